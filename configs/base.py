@@ -1,0 +1,90 @@
+"""The schema: every key, its default and its unit. Every other config starts from this one and states what differs.
+
+An open key (a placeholder) is filled in by the place that its comment names, so `--config.model.family=flash_quad` alone
+turns any config into another family of the same size.
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+
+def get_config() -> ConfigDict:
+    open_int = lambda: config_dict.placeholder(int)
+    open_str = lambda: config_dict.placeholder(str)
+    open_bool = lambda: config_dict.placeholder(bool)
+
+    config = ConfigDict()
+    config.task = "causal_lm"
+    config.seed = 0
+
+    config.model = model = ConfigDict()
+    model.family = "flash"  # a row of flash_lm/models/families.py
+    model.num_layers = 4  # one layer = attention + feed-forward, or two GAUs
+    model.model_dim = 128  # D
+    model.num_heads = 4  # H; the GAU families have one head
+    model.mlp_dim = open_int()  # open: 4 D for an MLP, 8 D / 3 rounded up to a multiple of 8 for a GLU
+    model.expanded_dim = open_int()  # E of a GAU; open: 2 D
+    model.shared_dim = 64  # S, width of the queries and keys of a GAU
+    model.chunk_size = 128  # C, tokens
+    model.max_length = 512  # tokens; bounds learned positions and the decode cache
+    model.vocab_size = open_int()  # open: from the tokenizer
+    model.causal = open_bool()  # open: from the task; a bare model is causal
+    model.tie_embeddings = True
+    model.init = "normal"  # normal (standard deviation 0.02) | lecun (1 / sqrt(fan in))
+    model.norm = open_str()  # layer | rms | scale; open: from the family
+    model.absolute_positions = open_str()  # none | learned | sinusoid | scaled_sinusoid; open: from the family
+    model.rotary = open_bool()  # rotary position embedding of queries and keys; open: from the family
+    model.relative_bias = open_str()  # none | t5 | toeplitz | rope, of a GAU; open: from the family
+    model.attention_function = "relu2"  # relu2 | softmax | laplace, of a GAU
+    model.normalizer = open_str()  # count | length | paper | an integer; open: count if causal, else data.length
+    model.local_attention = True  # attention inside the chunk
+    model.global_attention = True  # linear attention over the chunks
+    model.attention_implementation = "blocked"  # plain | blocked, of quadratic attention
+    model.dropout = 0.0  # of the embedding and of each sublayer's output
+    model.dtype = "float32"  # of the computation; sums and states are float32 always
+    model.param_dtype = "float32"
+    model.scan_layers = True  # one compiled layer, scanned; false unrolls: longer to compile, on CPU often faster
+    model.remat = "none"  # none | products (keep matrix products) | full (keep only each layer's input)
+
+    config.data = data = ConfigDict()
+    data.corpus = "stdlib"  # stdlib | text
+    data.path = open_str()  # of corpus text: a file or a glob
+    data.tokenizer = "sentencepiece"  # bytes | sentencepiece
+    data.tokenizer_path = open_str()  # a SentencePiece model; open: trained on the corpus
+    data.vocab_size = 8192  # of the SentencePiece model to train
+    data.length = open_int()  # L, tokens a row; open: model.max_length
+    data.tokens_per_batch = 2048  # B x L
+    data.pack = "stream"  # stream (documents joined and cut) | documents (isolated segments)
+    data.cache_dir = "~/.cache/flash_lm"  # tokenised corpora
+
+    config.train = train = ConfigDict()
+    train.steps = 300
+    train.optimizer = "adamw"
+    train.learning_rate = 3e-3  # peak
+    train.end_learning_rate = 0.0  # of linear and cosine, at the last step
+    train.warmup_steps = 30
+    train.schedule = "linear"  # linear | cosine | constant, after the warm-up
+    train.b1 = 0.9
+    train.b2 = 0.999
+    train.eps = 1e-6
+    train.weight_decay = 0.01  # of matrices; not of gains, offsets and biases
+    train.clip = 1.0  # largest global norm of the gradient; 0 = off
+    train.accumulate = 1  # microbatches a step
+    train.loss_chunk = 1024  # tokens whose logits exist at the same time
+    train.log_every = 10  # steps
+    train.eval_every = 100  # steps; 0 = only at the end
+    train.eval_steps = 0  # batches an evaluation during training; 0 = the whole split
+    train.checkpoint_every = 100  # steps; 0 = only at the end
+    train.keep = 2  # newest checkpoints kept, beside the best
+    train.best_metric = "loss"  # of the validation split; the lowest is the best
+
+    config.mesh = mesh = ConfigDict()
+    mesh.shape = (-1, 1, 1)  # devices along (data, fsdp, tensor); one may be -1: the rest
+    # First rule whose regex is found in the parameter's path. The spec names the mesh axis of each dimension, the stacked
+    # layer dimension excepted.
+    mesh.rules = (
+        ("embedding", ("tensor", "fsdp")),
+        ("(query|key|value|gate|up|shared)/kernel", ("fsdp", "tensor")),
+        ("(output|down)/kernel", ("tensor", "fsdp")),
+        (".*", ()),
+    )
+    return config

@@ -1,0 +1,5 @@
+"""Efficient-attention language models in JAX and Flax NNX: train, measure, ablate, decode."""
+
+from flash_lm.models.language_model import LanguageModel, build_model
+
+__all__ = ["LanguageModel", "build_model"]

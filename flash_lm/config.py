@@ -1,0 +1,290 @@
+"""ConfigDict -> frozen dataclasses. Each rule stands beside its key; all problems of a config are reported at once."""
+
+import dataclasses
+import difflib
+import math
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from flash_lm.errors import InputError
+
+# A rule returns what was expected, or None when the value is good.
+Rule = Callable[[Any], str | None]
+
+
+def _ruled(*rules: Rule) -> Any:
+    return dataclasses.field(metadata={"rules": rules})
+
+
+def _one_of(*values: str) -> Any:
+    return _ruled(lambda x: None if x in values else "one of " + ", ".join(values))
+
+
+def _at_least(low: float) -> Any:
+    return _ruled(lambda x: None if math.isfinite(x) and x >= low else f"{low} or more")
+
+
+def _above(low: float) -> Any:
+    return _ruled(lambda x: None if math.isfinite(x) and x > low else f"more than {low}")
+
+
+def _fraction() -> Any:
+    return _ruled(lambda x: None if 0 <= x < 1 else "at least 0 and less than 1")
+
+
+def _open(field: Any = None) -> Any:
+    """May be None in the schema; whoever the schema names fills it in before anyone reads it, hence the plain type."""
+    metadata = dict(field.metadata) if field is not None else {}
+    return dataclasses.field(metadata=metadata | {"open": True})
+
+
+def _normalizer() -> Any:
+    def rule(x: str) -> str | None:
+        good = x in ("count", "length", "paper") or (x.isdecimal() and int(x) > 0)
+        return None if good else "count, length, paper or a positive integer"
+
+    return _ruled(rule)
+
+
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """`config.model`; see configs/base.py for units. models/families.py fills in the keys left open."""
+
+    family: str
+    num_layers: int = _at_least(1)
+    model_dim: int = _at_least(1)
+    num_heads: int = _at_least(1)
+    mlp_dim: int = _open(_at_least(1))
+    expanded_dim: int = _open(_at_least(1))
+    shared_dim: int = _at_least(1)
+    chunk_size: int = _at_least(1)
+    max_length: int = _at_least(1)
+    vocab_size: int = _open(_at_least(2))
+    causal: bool = _open()
+    tie_embeddings: bool
+    init: str = _one_of("normal", "lecun")
+    norm: str = _open(_one_of("layer", "rms", "scale"))
+    absolute_positions: str = _open(_one_of("none", "learned", "sinusoid", "scaled_sinusoid"))
+    rotary: bool = _open()
+    relative_bias: str = _open(_one_of("none", "t5", "toeplitz", "rope"))
+    attention_function: str = _one_of("relu2", "softmax", "laplace")
+    normalizer: str = _open(_normalizer())
+    local_attention: bool
+    global_attention: bool
+    attention_implementation: str = _one_of("plain", "blocked")
+    dropout: float = _fraction()
+    dtype: str = _one_of(*DTYPES)
+    param_dtype: str = _one_of(*DTYPES)
+    scan_layers: bool
+    remat: str = _one_of("none", "products", "full")
+
+    def problems(self) -> list[str]:
+        """Sentences on keys that do not go together."""
+        found = []
+        if self.model_dim % self.num_heads:
+            found.append(f"model.model_dim={self.model_dim} must be a multiple of model.num_heads={self.num_heads}")
+        elif self.rotary is not False and (self.model_dim // self.num_heads % 2 or self.shared_dim % 2):
+            found.append(
+                f"rotary positions pair up dimensions: the head width model_dim / num_heads = "
+                f"{self.model_dim // self.num_heads} and shared_dim={self.shared_dim} must be even"
+            )
+        if not (self.local_attention or self.global_attention):
+            found.append("model.local_attention and model.global_attention are both false: switch one on")
+        return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """`config.data`; see configs/base.py for units."""
+
+    corpus: str = _one_of("stdlib", "text")
+    path: str = _open()
+    tokenizer: str = _one_of("bytes", "sentencepiece")
+    tokenizer_path: str = _open()
+    vocab_size: int = _at_least(300)  # SentencePiece needs its 256 bytes and the special tokens
+    length: int = _at_least(1)
+    tokens_per_batch: int = _at_least(1)
+    pack: str = _one_of("stream", "documents")
+    cache_dir: str
+
+    @property
+    def batch_size(self) -> int:
+        """Rows a batch, over all devices."""
+        return self.tokens_per_batch // self.length
+
+    def problems(self) -> list[str]:
+        """Sentences on keys that do not go together."""
+        found = []
+        if self.tokens_per_batch % self.length:
+            found.append(
+                f"data.tokens_per_batch={self.tokens_per_batch} must be a multiple of data.length={self.length}"
+            )
+        if self.corpus == "text" and not self.path:
+            found.append("data.corpus=text needs data.path, a file or a glob: set --config.data.path")
+        return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """`config.train`; see configs/base.py for units."""
+
+    steps: int = _at_least(1)
+    optimizer: str = _one_of("adamw")
+    learning_rate: float = _above(0)
+    end_learning_rate: float = _at_least(0)
+    warmup_steps: int = _at_least(0)
+    schedule: str = _one_of("linear", "cosine", "constant")
+    b1: float = _fraction()
+    b2: float = _fraction()
+    eps: float = _above(0)
+    weight_decay: float = _at_least(0)
+    clip: float = _at_least(0)
+    accumulate: int = _at_least(1)
+    loss_chunk: int = _at_least(1)
+    log_every: int = _at_least(1)
+    eval_every: int = _at_least(0)
+    eval_steps: int = _at_least(0)
+    checkpoint_every: int = _at_least(0)
+    keep: int = _at_least(1)
+    best_metric: str = _one_of("loss", "bits_per_byte")
+
+    def problems(self) -> list[str]:
+        """Sentences on keys that do not go together."""
+        if self.warmup_steps >= self.steps and self.schedule != "constant":
+            return [f"train.warmup_steps={self.warmup_steps} must be less than train.steps={self.steps}"]
+        return []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """`config.mesh`; see configs/base.py."""
+
+    shape: tuple = _ruled(
+        lambda x: (
+            None
+            if len(x) == 3 and all(isinstance(n, int) and (n > 0 or n == -1) for n in x) and x.count(-1) <= 1
+            else "three sizes (data, fsdp, tensor), each positive, or one of them -1"
+        )
+    )
+    rules: tuple
+
+    def problems(self) -> list[str]:
+        """Sentences on keys that do not go together."""
+        return []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole experiment, complete: only `model` may still have open keys that its family fills in."""
+
+    task: str = _one_of("causal_lm")
+    seed: int = _at_least(0)
+    model: ModelConfig
+    data: DataConfig
+    train: TrainConfig
+    mesh: MeshConfig
+
+    def problems(self) -> list[str]:
+        """Sentences on keys that do not go together."""
+        found = []
+        if self.data.length > self.model.max_length:
+            found.append(
+                f"data.length={self.data.length} is over model.max_length={self.model.max_length}: "
+                f"set --config.model.max_length={self.data.length} or shorten the rows"
+            )
+        if self.data.batch_size and self.data.batch_size % self.train.accumulate:
+            found.append(
+                f"the batch of {self.data.batch_size} rows (data.tokens_per_batch / data.length) does not divide into "
+                f"train.accumulate={self.train.accumulate} microbatches"
+            )
+        return found
+
+
+def parse(config: ConfigDict) -> Config:
+    """Validates a whole experiment.
+
+    Args:
+        config: in the schema of configs/base.py.
+
+    Returns:
+        The frozen config, its open data keys filled in.
+
+    Raises:
+        InputError: with every problem found, one a line.
+    """
+    plain = config.to_dict()
+    model, data = plain.get("model", {}), plain.get("data", {})
+    if model.get("causal") is None:
+        model["causal"] = True
+    if data.get("length") is None:
+        data["length"] = model.get("max_length")
+    if model.get("normalizer") is None and not model["causal"]:
+        model["normalizer"] = str(data["length"])
+    return _parse(Config, plain)
+
+
+def parse_model(config: ConfigDict) -> ModelConfig:
+    """Validates `config.model` alone.
+
+    Raises:
+        InputError: with every problem found, one a line.
+    """
+    return _parse(ModelConfig, config.to_dict(), prefix="model.")
+
+
+def _parse(cls: type, values: dict[str, Any], prefix: str = "") -> Any:
+    problems: list[str] = []
+    parsed = _build(cls, values, prefix, problems)
+    if problems:
+        raise InputError("\n".join(problems))
+    return parsed
+
+
+def _build(cls: type, values: dict[str, Any], prefix: str, problems: list[str]) -> Any:
+    """Collects the problems of one level; returns None when it has any, since its cross-checks would then mislead."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
+    problems.extend(unknown_key(prefix, name, list(fields)) for name in sorted(values.keys() - fields.keys()))
+    before = len(problems)
+    arguments = {}
+    for name, field in fields.items():
+        kind = hints[name]
+        if name not in values:
+            problems.append(f"{prefix}{name} is missing: start the config from configs/base.py")
+        elif dataclasses.is_dataclass(kind):
+            arguments[name] = _build(typing.cast(type, kind), values[name], f"{prefix}{name}.", problems)
+        else:
+            arguments[name] = _checked(prefix + name, values[name], kind, field.metadata, problems)
+    if len(problems) > before:
+        return None
+    built = cls(**arguments)
+    problems.extend(built.problems())
+    return built
+
+
+def _checked(key: str, value: Any, kind: type, metadata: Mapping[str, Any], problems: list[str]) -> Any:
+    if value is None and metadata.get("open"):
+        return None
+    if kind is float and type(value) is int:
+        value = float(value)
+    # type() and not isinstance(): a bool is an int, yet no substitute for one.
+    if type(value) is not kind:
+        problems.append(f"{key}={value!r} must be of type {kind.__name__}")
+        return value
+    for rule in metadata.get("rules", ()):
+        if expected := rule(value):
+            problems.append(f"{key}={value} must be {expected}")
+    return value
+
+
+def unknown_key(prefix: str, name: str, known: list[str]) -> str:
+    """The sentence for a key that the schema lacks, with the nearest one that it has."""
+    near = difflib.get_close_matches(name, known, n=1)
+    advice = f"did you mean {prefix}{near[0]}?" if near else "configs/base.py lists the keys"
+    return f"unknown key {prefix}{name}: {advice}"

@@ -1,0 +1,164 @@
+"""The two projections around an attention core: multi-head attention and the gated attention unit."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from flash_lm.config import ModelConfig
+from flash_lm.layers.context import Context
+from flash_lm.layers.dense import SCALE_INITS, Dense
+from flash_lm.layers.sublayer import State, Sublayer
+from flash_lm.ops.positions import rotate
+
+# A core is called with the pairs of queries and keys that it asks for, each B×H×L×K, and B×H×L×E values.
+Core = Any
+Pairs = tuple[tuple[jax.Array, jax.Array], ...]
+
+
+class ScaleOffsets(nnx.Module):
+    """n copies of x, each with its own scale γ and offset β per dimension (FLASH, eq. 3: Q and K from one Z)."""
+
+    def __init__(self, copies: int, width: tuple[int, ...], init: Callable, config: ModelConfig, *, rngs: nnx.Rngs):
+        """β starts at 0; `width` are the last dimensions of x that have parameters of their own."""
+        dtype = jnp.dtype(config.param_dtype)
+        self.copies = copies
+        self.scale = nnx.Param(init(rngs.params(), (copies, *width), dtype))
+        self.offset = nnx.Param(jnp.zeros((copies, *width), dtype))
+
+    def __call__(self, x_BxHxLxK: jax.Array) -> list[jax.Array]:
+        """N arrays of x's shape; parameters are (K) or (H, K)."""
+        scale, offset = (p[...].astype(x_BxHxLxK.dtype) for p in (self.scale, self.offset))
+        heads = 1 if scale.ndim == 2 else scale.shape[1]
+        shape = (1, heads, 1, scale.shape[-1])
+        return [x_BxHxLxK * scale[i].reshape(shape) + offset[i].reshape(shape) for i in range(self.copies)]
+
+
+class AttentionSublayer(Sublayer):
+    """Projects, mixes with the core, projects back; subclasses define the projections."""
+
+    core: Core
+    heads: int
+    key_width: int
+    value_width: int
+    projection_weights: int  # of all linear maps
+
+    def project(self, x_BxLxD: jax.Array, context: Context) -> tuple[Pairs, jax.Array, Any]:
+        """Pairs of queries and keys, values, and what `finish` needs beside the core's output."""
+        raise TypeError(f"{type(self).__name__} must define project")
+
+    def finish(self, mixed_BxHxLxE: jax.Array, rest: Any) -> jax.Array:
+        """From the core's output to B×L×D."""
+        raise TypeError(f"{type(self).__name__} must define finish")
+
+    def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
+        """B×L×D."""
+        pairs, v, rest = self.project(x_BxLxD, context)
+        return self.finish(self.core(pairs, v, context), rest)
+
+    def init_state(self, batch_size: int, capacity: int) -> State:
+        """The core's state."""
+        return self.core.init_state(batch_size, self.heads, self.key_width, self.value_width, capacity)
+
+    def prefill(self, x_BxLxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
+        """Any number of tokens a row, also none."""
+        if x_BxLxD.shape[1] == 0:
+            return x_BxLxD, state
+        return self._decode(self.core.prefill, x_BxLxD, context, state)
+
+    def step(self, x_BxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
+        """One token a row."""
+        y_Bx1xD, state = self._decode(self.core.step, x_BxD[:, None], context, state)
+        return y_Bx1xD[:, 0], state
+
+    def flops_per_token(self, length: int, causal: bool) -> float:
+        """Projections and core."""
+        core = self.core.flops_per_token(length, causal, self.heads, self.key_width, self.value_width)
+        return 2 * self.projection_weights + core
+
+    def _decode(self, mix: Callable, x_BxLxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
+        pairs, v, rest = self.project(x_BxLxD, context)
+        mixed_BxHxLxE, state = mix(pairs, v, context, state)
+        return self.finish(mixed_BxHxLxE, rest), state
+
+
+class MultiHeadAttention(AttentionSublayer):
+    """softmax(q kᵀ / √K) v in H heads, then W_o ("Attention Is All You Need", section 3.2.2).
+
+    With a core that needs several pairs, each is a scale-offset of the heads' queries and keys, so that the size stays
+    that of the Transformer (MC-TFM).
+    """
+
+    def __init__(self, core: Core, config: ModelConfig, *, rngs: nnx.Rngs, scale_offsets: bool = False):
+        """H heads of width D / H."""
+        dim = config.model_dim
+        self.core = core
+        self.heads = config.num_heads
+        self.key_width = self.value_width = dim // config.num_heads
+        self.projection_weights = 4 * dim * dim
+        self.query = Dense(dim, dim, config, rngs=rngs)
+        self.key = Dense(dim, dim, config, rngs=rngs)
+        self.value = Dense(dim, dim, config, rngs=rngs)
+        self.output = Dense(dim, dim, config, rngs=rngs)
+        width = (self.heads, self.key_width)
+
+        def variants() -> ScaleOffsets | None:
+            # Queries and keys are projections already, so their scales start at 1 rather than at a GAU's small values.
+            return (
+                ScaleOffsets(core.pairs, width, jax.nn.initializers.ones, config, rngs=rngs) if scale_offsets else None
+            )
+
+        self.query_variants, self.key_variants = variants(), variants()
+
+    def project(self, x_BxLxD: jax.Array, context: Context) -> tuple[Pairs, jax.Array, Any]:
+        """Heads of queries, keys and values."""
+        q, k, v = (self._split(dense(x_BxLxD)) for dense in (self.query, self.key, self.value))
+        queries = self.query_variants(q) if self.query_variants else [q]
+        keys = self.key_variants(k) if self.key_variants else [k]
+        return _rotated_pairs(queries, keys, context), v, None
+
+    def finish(self, mixed_BxHxLxE: jax.Array, rest: Any) -> jax.Array:
+        """Joins the heads."""
+        mixed_BxLxHxE = jnp.swapaxes(mixed_BxHxLxE, 1, 2)
+        return self.output(mixed_BxLxHxE.reshape(*mixed_BxLxHxE.shape[:2], -1))
+
+    def _split(self, x_BxLxD: jax.Array) -> jax.Array:
+        x_BxLxHxK = x_BxLxD.reshape(*x_BxLxD.shape[:2], self.heads, -1)
+        return jnp.swapaxes(x_BxLxHxK, 1, 2)
+
+
+class GatedAttentionUnit(AttentionSublayer):
+    """(U ⊙ A V) W_o with U = silu(x W_u), V = silu(x W_v), Z = silu(x W_z), one head (FLASH, section 2, eq. 3–5)."""
+
+    heads = 1
+
+    def __init__(self, core: Core, config: ModelConfig, *, rngs: nnx.Rngs):
+        """Expanded width E, shared width S."""
+        dim, expanded, shared = config.model_dim, config.expanded_dim, config.shared_dim
+        self.core = core
+        self.key_width, self.value_width = shared, expanded
+        self.projection_weights = 3 * dim * expanded + dim * shared
+        self.gate = Dense(dim, expanded, config, rngs=rngs)
+        self.value = Dense(dim, expanded, config, rngs=rngs)
+        self.shared = Dense(dim, shared, config, rngs=rngs)
+        self.output = Dense(expanded, dim, config, rngs=rngs)
+        self.variants = ScaleOffsets(2 * core.pairs, (shared,), SCALE_INITS[config.init], config, rngs=rngs)
+
+    def project(self, x_BxLxD: jax.Array, context: Context) -> tuple[Pairs, jax.Array, Any]:
+        """All queries and keys are scale-offsets of the same Z."""
+        gate, v, z = (jax.nn.silu(dense(x_BxLxD)) for dense in (self.gate, self.value, self.shared))
+        variants = self.variants(z[:, None])
+        return _rotated_pairs(variants[::2], variants[1::2], context), v[:, None], gate
+
+    def finish(self, mixed_BxHxLxE: jax.Array, rest: Any) -> jax.Array:
+        """Gates with U."""
+        return self.output(rest * mixed_BxHxLxE[:, 0])
+
+
+def _rotated_pairs(queries: list[jax.Array], keys: list[jax.Array], context: Context) -> Pairs:
+    table = context.rotary
+    if table is not None:
+        queries, keys = ([rotate(x, table) for x in xs] for xs in (queries, keys))
+    return tuple(zip(queries, keys, strict=True))

@@ -1,0 +1,31 @@
+"""What a sublayer must know of its tokens beside their vectors."""
+
+import dataclasses
+
+import jax
+
+from flash_lm.ops.segments import Segments
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Context:
+    """Where the tokens of one call stand.
+
+    Attributes:
+        positions_BxL: position of each token in its document, (B or 1)×L int32.
+        rotary: cosines and sines for `ops.positions.rotate`, or None for a family without it.
+        segments: the documents of each row; None in prefill and step, where a row is one document.
+        lengths_B: prefill and step: tokens that each row consumes; the rest is right padding.
+        dropout_key: of this call; None switches dropout off.
+        causal: static.
+        packed: static: the rows hold several documents, or padding.
+    """
+
+    positions_BxL: jax.Array
+    rotary: tuple[jax.Array, jax.Array] | None = None
+    segments: Segments | None = None
+    lengths_B: jax.Array | None = None
+    dropout_key: jax.Array | None = None
+    causal: bool = dataclasses.field(default=True, metadata={"static": True})
+    packed: bool = dataclasses.field(default=False, metadata={"static": True})

@@ -1,0 +1,28 @@
+"""The linear map and the initialisers of all parameters."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from flash_lm.config import ModelConfig
+
+_NORMAL = jax.nn.initializers.normal(0.02)
+
+# model.init -> initialiser of kernels and embeddings, whose second to last dimension is the fan in
+KERNEL_INITS = {"normal": _NORMAL, "lecun": jax.nn.initializers.lecun_normal()}
+
+# model.init -> initialiser of the scales of a GAU's queries and keys; the paper has the first
+SCALE_INITS = {"normal": _NORMAL, "lecun": jax.nn.initializers.ones}
+
+
+class Dense(nnx.Module):
+    """x W without bias, in the computation's dtype."""
+
+    def __init__(self, inputs: int, outputs: int, config: ModelConfig, *, rngs: nnx.Rngs):
+        """Draws W, (inputs, outputs), as config.init says."""
+        init = KERNEL_INITS[config.init]
+        self.kernel = nnx.Param(init(rngs.params(), (inputs, outputs), jnp.dtype(config.param_dtype)))
+
+    def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
+        """Maps the last dimension."""
+        return x_BxLxD @ self.kernel[...].astype(x_BxLxD.dtype)

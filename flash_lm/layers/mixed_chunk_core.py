@@ -1,0 +1,139 @@
+"""Attention core that mixes chunks: quadratic inside each, linear over them; decodes from a state of constant size."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from flash_lm.config import ModelConfig
+from flash_lm.layers.context import Context
+from flash_lm.layers.normalizer import constant, divisor, scale
+from flash_lm.layers.positions import RELATIVE_BIASES
+from flash_lm.ops import mixed_chunk_attention as ops
+from flash_lm.ops.mixed_chunk_decode import (
+    ChunkState,
+    Projections,
+    fold,
+    init_chunk_state,
+    prefill_chunks,
+    step_chunks,
+)
+from flash_lm.ops.segments import tokens_in_earlier_chunks, visible_keys_in_chunk
+
+
+class MixedChunkCore(nnx.Module):
+    """FLASH's mixed chunk attention (section 3.2): V̂ = V̂_local + V̂_global, each of which can be switched off."""
+
+    def __init__(self, function: str, relative_bias: str, config: ModelConfig, *, rngs: nnx.Rngs):
+        """Core of a family whose local attention function is `function` and whose local bias is `relative_bias`."""
+        self.function = function
+        self.normalizer = config.normalizer
+        self.chunk_size = config.chunk_size
+        self.local, self.global_ = config.local_attention, config.global_attention
+        self.pairs = self.local + self.global_
+        self.dtype = config.dtype
+        has_bias = relative_bias != "none" and self.local
+        self.bias = RELATIVE_BIASES[relative_bias](config.chunk_size, config, rngs=rngs) if has_bias else None
+
+    def __call__(self, qk: tuple[tuple[jax.Array, jax.Array], ...], v: jax.Array, context: Context) -> jax.Array:
+        """A pair of B×H×L×K queries and keys for each part that is on, B×H×L×E values -> B×H×L×E."""
+        x, out = self._named(qk, v), jnp.zeros_like(v)
+        if x.local_q_BxHxLxK is not None:
+            out += self._local(x, context).reshape(v.shape)
+        if x.global_q_BxHxLxK is not None:
+            out += self._global(x, context).reshape(v.shape)
+        return out
+
+    def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> ChunkState:
+        """An empty chunk and a zero sum; `capacity` bounds nothing here."""
+        return init_chunk_state(batch, heads, self.chunk_size, key_width, value_width, jnp.dtype(self.dtype))
+
+    def prefill(self, qk, v: jax.Array, context: Context, state: ChunkState) -> tuple[jax.Array, ChunkState]:
+        """From anywhere in a chunk, row by row."""
+        assert context.lengths_B is not None
+        start_B = context.positions_BxL[:, 0]
+        x = self._named(qk, v)
+        return prefill_chunks(x, state, start_B, context.lengths_B, **self._decode_settings(v, x))
+
+    def step(self, qk, v: jax.Array, context: Context, state: ChunkState) -> tuple[jax.Array, ChunkState]:
+        """One token a row."""
+        x = self._named(qk, v)
+        return step_chunks(x, state, context.positions_BxL[:, 0], **self._decode_settings(v, x))
+
+    def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
+        """Local pairs in each chunk, and two products with the K×E sum where there is one to make or to read."""
+        total = 0.0
+        if self.local:
+            full, rest = divmod(length, self.chunk_size)
+            pairs = sum(n * (n + 1) / 2 if causal else n * n for n in [self.chunk_size] * full + [rest])
+            total += 2 * heads * pairs / length * (key_width + value_width)
+        if self.global_:
+            crossing = (length - 1) // self.chunk_size * self.chunk_size  # tokens in chunks before the last
+            reading = max(length - self.chunk_size, 0)  # tokens after the first chunk
+            products = crossing + reading if causal else 2 * length
+            total += 2 * heads * products / length * key_width * value_width
+        return total
+
+    def _named(self, qk, v: jax.Array) -> Projections:
+        pairs = iter(qk)
+        none = (None, None)
+        return Projections(*(next(pairs) if self.local else none), *(next(pairs) if self.global_ else none), v)
+
+    def _bias(self) -> jax.Array | None:
+        if self.bias is None:
+            return None
+        index_C = jnp.arange(self.chunk_size, dtype=jnp.int32)
+        return self.bias(index_C[None, :, None], index_C[None, None, :])[0]
+
+    def _local_settings(self, width: int) -> dict:
+        return {
+            "function": self.function,
+            "scale": scale(self.normalizer, width, self.chunk_size, self.function),
+            "bias_CxC": self._bias(),
+        }
+
+    def _local_constant(self) -> int | None:
+        """N of the local part; see layers/normalizer.py."""
+        n = constant(self.normalizer, self.chunk_size)
+        return self.chunk_size if self.normalizer.isdecimal() else n
+
+    def _decode_settings(self, v: jax.Array, x: Projections) -> dict:
+        return {
+            "chunk_size": self.chunk_size,
+            "local": self._local_settings(x.local_q_BxHxLxK.shape[-1]) if x.local_q_BxHxLxK is not None else {},
+            "local_divisor": self._local_constant(),
+            "global_divisor": constant(self.normalizer, 0),
+        }
+
+    def _local(self, x: Projections, context: Context) -> jax.Array:
+        assert context.segments is not None and x.local_q_BxHxLxK is not None and x.local_k_BxHxLxK is not None
+        n = self._local_constant()
+        count_BxL = visible_keys_in_chunk(context.segments, self.chunk_size, context.causal)
+        return ops.local_attention(
+            fold(x.local_q_BxHxLxK),
+            fold(x.local_k_BxHxLxK),
+            fold(x.v_BxHxLxE),
+            context.segments.runs_BxL,
+            chunk_size=self.chunk_size,
+            causal=context.causal,
+            divisor_BxL=(count_BxL if n is None else jnp.full_like(count_BxL, n)).astype(jnp.float32),
+            **self._local_settings(x.local_q_BxHxLxK.shape[-1]),
+        )
+
+    def _global(self, x: Projections, context: Context) -> jax.Array:
+        segments = context.segments
+        assert segments is not None and x.global_q_BxHxLxK is not None and x.global_k_BxHxLxK is not None
+        q, k, v = fold(x.global_q_BxHxLxK), fold(x.global_k_BxHxLxK), fold(x.v_BxHxLxE)
+        length = q.shape[1]
+        # The linear part has no function f, so the paper's scale of the scores becomes its divisor.
+        normalizer = "length" if self.normalizer == "paper" else self.normalizer
+        if context.causal:
+            earlier_BxL = tokens_in_earlier_chunks(segments, self.chunk_size)
+            weight_BxL = jnp.where(earlier_BxL > 0, 1 / divisor(normalizer, earlier_BxL, length), 0)
+            runs_BxL = segments.runs_BxL
+            return ops.global_attention(q, k, v, runs_BxL, chunk_size=self.chunk_size, weight_BxL=weight_BxL)[0]
+        weight_BxL = 1 / divisor(normalizer, segments.lengths_BxL, length)
+        if context.packed:
+            return ops.global_attention_in_segments(
+                q, k, v, segments, chunk_size=self.chunk_size, weight_BxL=weight_BxL
+            )
+        return ops.global_attention_both_ways(q, k, v, weight_BxL=weight_BxL)

@@ -1,0 +1,62 @@
+"""Norms over the model dimension, computed in float32."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from flash_lm.config import ModelConfig
+
+_EPSILON = 1e-6
+
+
+class LayerNorm(nnx.Module):
+    """(x − mean) / √(variance + ε) · scale + bias ("Layer Normalization", Ba et al. 2016)."""
+
+    def __init__(self, config: ModelConfig):
+        """Starts as the plain normalisation."""
+        self.scale = nnx.Param(jnp.ones(config.model_dim, jnp.dtype(config.param_dtype)))
+        self.bias = nnx.Param(jnp.zeros(config.model_dim, jnp.dtype(config.param_dtype)))
+
+    def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
+        """Normalises the last dimension; dtype of x."""
+        x = x_BxLxD.astype(jnp.float32)
+        centred = x - x.mean(axis=-1, keepdims=True)
+        normal = centred * jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + _EPSILON)
+        scale, bias = self.scale[...].astype(jnp.float32), self.bias[...].astype(jnp.float32)
+        return (normal * _last(scale, x) + _last(bias, x)).astype(x_BxLxD.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """x / √(mean of x² + ε) · scale ("Root Mean Square Layer Normalization", Zhang and Sennrich 2019)."""
+
+    def __init__(self, config: ModelConfig):
+        """Starts as the plain normalisation."""
+        self.scale = nnx.Param(jnp.ones(config.model_dim, jnp.dtype(config.param_dtype)))
+
+    def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
+        """Normalises the last dimension; dtype of x."""
+        x = x_BxLxD.astype(jnp.float32)
+        normal = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + _EPSILON)
+        return (normal * _last(self.scale[...].astype(jnp.float32), x)).astype(x_BxLxD.dtype)
+
+
+class ScaleNorm(nnx.Module):
+    """g · x / max(‖x‖ / √D, ε), g one scalar (FLASH, appendix; "Transformers without Tears", section 2.2)."""
+
+    def __init__(self, config: ModelConfig):
+        """Starts with g = 1."""
+        self.scale = nnx.Param(jnp.ones((), jnp.dtype(config.param_dtype)))
+
+    def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
+        """Normalises the last dimension; dtype of x."""
+        x = x_BxLxD.astype(jnp.float32)
+        # The bound is inside the root: the gradient of the root of 0 would be infinite.
+        normal = x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).mean(axis=-1, keepdims=True), _EPSILON**2))
+        return (self.scale[...].astype(jnp.float32) * normal).astype(x_BxLxD.dtype)
+
+
+def _last(vector_D: jax.Array, like: jax.Array) -> jax.Array:
+    return vector_D.reshape((1,) * (like.ndim - 1) + (-1,))
+
+
+NORMS = {"layer": LayerNorm, "rms": RMSNorm, "scale": ScaleNorm}

@@ -1,0 +1,94 @@
+"""Attention core over all pairs of tokens, with a key-value cache for decoding."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from flash_lm.config import ModelConfig
+from flash_lm.layers.context import Context
+from flash_lm.layers.normalizer import divisor, scale
+from flash_lm.layers.positions import RELATIVE_BIASES
+from flash_lm.ops.quadratic_attention import Tokens, quadratic_attention
+from flash_lm.ops.segments import visible_keys
+
+
+class KeyValueCache(NamedTuple):
+    """Keys and values of all tokens so far, at their positions."""
+
+    key_BxHxMxK: jax.Array
+    value_BxHxMxE: jax.Array
+
+
+class QuadraticCore(nnx.Module):
+    """f(q kᵀ scale + b) / N · v over the visible pairs (see `ops.quadratic_attention`)."""
+
+    pairs = 1  # of queries and keys that the projection must give
+
+    def __init__(self, function: str, relative_bias: str, config: ModelConfig, *, rngs: nnx.Rngs):
+        """Core of a family whose attention function is `function` and whose bias is `relative_bias`."""
+        self.function = function
+        self.normalizer = config.normalizer
+        self.blocked = config.attention_implementation == "blocked"
+        self.dtype = config.dtype
+        has_bias = relative_bias != "none"
+        self.bias = RELATIVE_BIASES[relative_bias](config.max_length, config, rngs=rngs) if has_bias else None
+
+    def __call__(self, qk: tuple[tuple[jax.Array, jax.Array], ...], v: jax.Array, context: Context) -> jax.Array:
+        """One pair of B×H×L×K queries and keys, B×H×L×E values -> B×H×L×E."""
+        assert context.segments is not None
+        ((q, k),) = qk
+        length = q.shape[2]
+        index_1xL = jnp.arange(length, dtype=jnp.int32)[None]
+        tokens = Tokens(index_1xL, context.segments.runs_BxL)
+        count_BxL = visible_keys(context.segments, context.causal)
+        return self._attend(q, k, v, tokens, tokens, count_BxL, length, context.causal, self.blocked)
+
+    def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> KeyValueCache:
+        """An empty cache for `capacity` tokens a row."""
+        shapes = ((batch, heads, capacity, width) for width in (key_width, value_width))
+        return KeyValueCache(*(jnp.zeros(shape, jnp.dtype(self.dtype)) for shape in shapes))
+
+    def prefill(self, qk, v: jax.Array, context: Context, state: KeyValueCache) -> tuple[jax.Array, KeyValueCache]:
+        """Writes the new keys and values at their positions, then attends to all up to the query's own."""
+        ((q, k),) = qk
+        assert context.lengths_B is not None
+        batch, _, length, _ = q.shape
+        capacity = state.key_BxHxMxK.shape[2]
+        real_BxL = jnp.arange(length)[None] < context.lengths_B[:, None]
+        slot_BxL = jnp.where(real_BxL, context.positions_BxL, capacity)  # padding falls outside and is dropped
+        rows_Bx1 = jnp.arange(batch)[:, None]
+
+        def write(cache_BxHxMx: jax.Array, new_BxHxLx: jax.Array) -> jax.Array:
+            new_BxLxHx = jnp.swapaxes(new_BxHxLx, 1, 2).astype(cache_BxHxMx.dtype)
+            return cache_BxHxMx.at[rows_Bx1, :, slot_BxL].set(new_BxLxHx, mode="drop")
+
+        state = KeyValueCache(write(state.key_BxHxMxK, k), write(state.value_BxHxMxE, v))
+        queries = Tokens(context.positions_BxL, jnp.ones((1, length), jnp.int32))
+        keys = Tokens(jnp.arange(capacity, dtype=jnp.int32)[None], jnp.ones((1, capacity), jnp.int32))
+        count_BxL = context.positions_BxL + 1
+        out = self._attend(q, *state, queries, keys, count_BxL, capacity, True, self.blocked)
+        return out, state
+
+    step = prefill
+
+    def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
+        """Scores and weighted values of the visible pairs."""
+        visible = (length + 1) / 2 if causal else length
+        return 2 * heads * visible * (key_width + value_width)
+
+    def _attend(self, q, k, v, queries, keys, count_BxL, length, causal, blocked) -> jax.Array:
+        return quadratic_attention(
+            q,
+            k,
+            v,
+            queries,
+            keys,
+            causal=causal,
+            function=self.function,
+            scale=scale(self.normalizer, q.shape[-1], length, self.function),
+            divisor_BxL=divisor(self.normalizer, count_BxL, length),
+            bias=self.bias,
+            blocked=blocked,
+        )

@@ -1,0 +1,41 @@
+"""The contract of every mixer and every feed-forward, and what they share."""
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from flash_lm.layers.context import Context
+
+State = Any  # a pytree of arrays with the batch in front
+
+
+class Sublayer(nnx.Module):
+    """What a layer's pattern is made of. Residual, norm and dropout are outside."""
+
+    def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
+        """The parallel form, for training: B×L×D."""
+        raise TypeError(f"{type(self).__name__} must define __call__")
+
+    def init_state(self, batch_size: int, capacity: int) -> State:
+        """The decode state before the first token.
+
+        Args:
+            batch_size: B.
+            capacity: largest number of tokens; bounds states that grow, and nothing else.
+        """
+        del batch_size, capacity
+        return ()
+
+    def prefill(self, x_BxLxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
+        """Consumes context.lengths_B tokens of each row, in parallel, from wherever the row stands."""
+        return self(x_BxLxD, context), state
+
+    def step(self, x_BxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
+        """Consumes one token a row; the context's arrays have L = 1."""
+        y_Bx1xD, state = self.prefill(x_BxD[:, None], context, state)
+        return y_Bx1xD[:, 0], state
+
+    def flops_per_token(self, length: int, causal: bool) -> float:
+        """Model FLOPs of the forward pass a token: 2mnk a matrix product, pairs of tokens only where visible."""
+        raise TypeError(f"{type(self).__name__} must define flops_per_token")

@@ -1,0 +1,1 @@
+"""The language model, the table of families and the count of FLOPs."""

@@ -1,0 +1,138 @@
+"""The table of families: what one layer is made of, and what the keys left open become.
+
+To add a family: write its mathematics in ops/, wrap it in layers/, add a row here and a file in configs/.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flax import nnx
+
+from flash_lm.config import ModelConfig
+from flash_lm.errors import InputError
+from flash_lm.layers.attention import GatedAttentionUnit, MultiHeadAttention
+from flash_lm.layers.feed_forward import GLU, MLP
+from flash_lm.layers.mixed_chunk_core import MixedChunkCore
+from flash_lm.layers.quadratic_core import QuadraticCore
+from flash_lm.layers.sublayer import Sublayer
+
+_log = logging.getLogger(__name__)
+
+
+def softmax_attention(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
+    """Multi-head softmax attention."""
+    return MultiHeadAttention(QuadraticCore("softmax", "none", config, rngs=rngs), config, rngs=rngs)
+
+
+def gau_quadratic(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
+    """Gated attention unit over all pairs of tokens."""
+    core = QuadraticCore(config.attention_function, config.relative_bias, config, rngs=rngs)
+    return GatedAttentionUnit(core, config, rngs=rngs)
+
+
+def gau_mixed_chunk(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
+    """Gated attention unit over mixed chunks."""
+    core = MixedChunkCore(config.attention_function, config.relative_bias, config, rngs=rngs)
+    return GatedAttentionUnit(core, config, rngs=rngs)
+
+
+def softmax_mixed_chunk(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
+    """Multi-head mixed chunk attention, softmax inside the chunk."""
+    core = MixedChunkCore("softmax", "none", config, rngs=rngs)
+    return MultiHeadAttention(core, config, rngs=rngs, scale_offsets=True)
+
+
+# An open key's value, or what gives it from the config.
+Default = Any | Callable[[ModelConfig], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One row: the sublayers of a layer, the defaults of its open keys, and the keys that only some families use."""
+
+    pattern: tuple[Callable[..., Sublayer], ...]
+    defaults: Mapping[str, Default]
+    keys: frozenset[str]
+
+
+_COMMON = {
+    "causal": True,
+    "rotary": False,
+    "norm": "layer",
+    "relative_bias": "none",
+    "normalizer": lambda config: "count" if config.causal else str(config.max_length),
+    "expanded_dim": lambda config: 2 * config.model_dim,
+    "mlp_dim": lambda config: 4 * config.model_dim,
+}
+_ROTARY = _COMMON | {"rotary": True, "absolute_positions": "none"}
+# Two thirds of an MLP's width, so that three matrices have the parameters of two.
+_GLU = _ROTARY | {"mlp_dim": lambda config: -(-8 * config.model_dim // 3 // 8) * 8}
+_GAU = _ROTARY | {
+    "absolute_positions": "scaled_sinusoid",
+    "norm": lambda config: "layer" if config.causal else "scale",
+}
+_TOEPLITZ_REACH = 512  # the paper's: a learned w up to here, rope(a)·rope(b)ᵀ above
+
+_HEADS = frozenset({"num_heads", "mlp_dim"})
+_UNITS = frozenset({"expanded_dim", "shared_dim", "relative_bias", "attention_function", "normalizer"})
+_QUADRATIC = frozenset({"attention_implementation"})
+_CHUNKS = frozenset({"chunk_size", "local_attention", "global_attention", "normalizer"})
+_SOME_USE = _HEADS | _UNITS | _QUADRATIC | _CHUNKS
+
+FAMILIES = {
+    "transformer": Family((softmax_attention, MLP), _COMMON | {"absolute_positions": "learned"}, _HEADS | _QUADRATIC),
+    "transformer_plus": Family((softmax_attention, MLP), _ROTARY, _HEADS | _QUADRATIC),
+    "transformer_plus_plus": Family((softmax_attention, GLU), _GLU, _HEADS | _QUADRATIC),
+    "flash_quad": Family(
+        (gau_quadratic, gau_quadratic),
+        _GAU | {"relative_bias": lambda config: "toeplitz" if config.max_length <= _TOEPLITZ_REACH else "rope"},
+        _UNITS | _QUADRATIC,
+    ),
+    "flash": Family((gau_mixed_chunk, gau_mixed_chunk), _GAU | {"relative_bias": "toeplitz"}, _UNITS | _CHUNKS),
+    "mc_tfm": Family((softmax_mixed_chunk, GLU), _GLU, _HEADS | _CHUNKS),
+}
+
+
+def complete(config: ModelConfig) -> ModelConfig:
+    """Fills in the open keys with the family's defaults.
+
+    Args:
+        config: validated, with open keys.
+
+    Returns:
+        The config with nothing left open.
+
+    Raises:
+        InputError: unknown family, or a vocabulary that nobody has given.
+    """
+    if config.family not in FAMILIES:
+        raise InputError(f"model.family={config.family} must be one of {', '.join(FAMILIES)}")
+    if config.vocab_size is None:
+        raise InputError("model.vocab_size is open: set it, or let the tokenizer of a training run give it")
+    family = FAMILIES[config.family]
+    for key, default in family.defaults.items():
+        if getattr(config, key) is None:
+            value = default(config) if callable(default) else default
+            config = dataclasses.replace(config, **{key: value})
+    ignored = sorted(_SOME_USE - family.keys)
+    _log.info("family %s does not use model.%s", config.family, ", model.".join(ignored))
+    return config
+
+
+def key_width(config: ModelConfig) -> int:
+    """Width of the queries and keys that rotary positions rotate."""
+    return config.shared_dim if "shared_dim" in FAMILIES[config.family].keys else config.model_dim // config.num_heads
+
+
+def longest_row(config: ModelConfig) -> int | None:
+    """Largest row length that the positions allow; None: any."""
+    learned = config.absolute_positions == "learned"
+    quadratic = FAMILIES[config.family].pattern[0] is gau_quadratic
+    return config.max_length if learned or (quadratic and config.relative_bias == "toeplitz") else None
+
+
+def state_grows(config: ModelConfig) -> bool:
+    """Whether decoding keeps the keys and values of all tokens."""
+    return FAMILIES[config.family].keys >= _QUADRATIC

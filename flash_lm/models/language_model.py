@@ -1,0 +1,314 @@
+"""The language model: embedding, a stack of residual sublayers, norm, logits."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from ml_collections import ConfigDict
+
+from flash_lm.config import ModelConfig, parse_model
+from flash_lm.errors import InputError
+from flash_lm.layers.context import Context
+from flash_lm.layers.dense import KERNEL_INITS
+from flash_lm.layers.normalizer import NOT_DECODABLE
+from flash_lm.layers.norms import NORMS
+from flash_lm.layers.positions import ABSOLUTE_POSITIONS
+from flash_lm.layers.sublayer import State
+from flash_lm.models.families import FAMILIES, complete, key_width, longest_row, state_grows
+from flash_lm.ops.positions import rotary_table
+from flash_lm.ops.segments import find_segments, whole_row
+
+REMAT_POLICIES = {
+    "products": jax.checkpoint_policies.dots_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DecodeState:
+    """What decoding carries from token to token.
+
+    Attributes:
+        positions_B: tokens that each row has consumed.
+        layers: the sublayers' states, one tuple entry a sublayer of the pattern, stacked over the layers.
+        capacity: static: largest number of tokens of a state that grows.
+    """
+
+    positions_B: jax.Array
+    layers: Any
+    capacity: int = dataclasses.field(metadata={"static": True})
+
+
+class Layer(nnx.Module):
+    """The family's pattern of sublayers, each x + dropout(sublayer(norm(x)))."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        """Builds each sublayer of the pattern with a norm of its own."""
+        self.dropout = config.dropout
+        pattern = FAMILIES[config.family].pattern
+        self.names = tuple(f"sublayer_{i}" for i in range(len(pattern)))
+        for name, build in zip(self.names, pattern, strict=True):
+            setattr(self, f"norm_{name}", NORMS[config.norm](config))
+            setattr(self, name, build(config, rngs=rngs))
+
+    def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
+        """The parallel form."""
+        for i, (norm, sublayer) in enumerate(self._sublayers()):
+            key = None if context.dropout_key is None else jax.random.fold_in(context.dropout_key, i)
+            x_BxLxD += drop(sublayer(norm(x_BxLxD), context), self.dropout, key)
+            x_BxLxD = constrain_residual(x_BxLxD)
+        return x_BxLxD
+
+    def init_state(self, batch_size: int, capacity: int) -> tuple[State, ...]:
+        """The sublayers' states."""
+        return tuple(sublayer.init_state(batch_size, capacity) for _, sublayer in self._sublayers())
+
+    def decode(self, method: str, x: jax.Array, context: Context, states: tuple[State, ...]):
+        """`prefill` of B×L×D or `step` of B×D."""
+        after = []
+        for (norm, sublayer), state in zip(self._sublayers(), states, strict=True):
+            y, state = getattr(sublayer, method)(norm(x), context, state)
+            x, after = x + y, [*after, state]
+        return x, tuple(after)
+
+    def flops_per_token(self, length: int, causal: bool) -> float:
+        """Forward model FLOPs of the sublayers."""
+        return sum(sublayer.flops_per_token(length, causal) for _, sublayer in self._sublayers())
+
+    def _sublayers(self):
+        return [(getattr(self, f"norm_{name}"), getattr(self, name)) for name in self.names]
+
+
+class LanguageModel(nnx.Module):
+    """A family's language model; `flash_lm.build_model` makes one from a ConfigDict."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        """Builds from a completed config; the layers' parameters are stacked along a first dimension."""
+        self.config = config
+        init = KERNEL_INITS["normal"]
+        shape = (config.vocab_size, config.model_dim)
+        self.embedding = nnx.Param(init(rngs.params(), shape, jnp.dtype(config.param_dtype)))
+        has_positions = config.absolute_positions != "none"
+        self.positions = ABSOLUTE_POSITIONS[config.absolute_positions](config, rngs=rngs) if has_positions else None
+
+        @nnx.split_rngs(splits=config.num_layers)
+        @nnx.vmap(in_axes=(0,), out_axes=0)
+        def stack(rngs: nnx.Rngs) -> Layer:
+            return Layer(config, rngs=rngs)
+
+        self.layers = stack(rngs)
+        self.norm = NORMS[config.norm](config)
+        if not config.tie_embeddings:
+            self.output_embedding = nnx.Param(init(rngs.params(), shape, jnp.dtype(config.param_dtype)))
+
+    def __call__(
+        self,
+        inputs_BxL: jax.Array,
+        segment_ids: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Logits of all tokens at once.
+
+        Args:
+            inputs_BxL: token ids.
+            segment_ids: B×L, 0 = padding, each document one contiguous run; None: one document a row.
+            positions: B×L, position of each token in its document; None: counted from the document's start.
+            dropout_key: None: deterministic.
+
+        Returns:
+            B×L×V float32.
+
+        Raises:
+            ValueError: rows longer than the family's positions allow.
+        """
+        return self.logits(self.features(inputs_BxL, segment_ids, positions, dropout_key))
+
+    def features(
+        self,
+        inputs_BxL: jax.Array,
+        segment_ids: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> jax.Array:
+        """As `__call__`, up to the last norm: B×L×D in the computation's dtype."""
+        length = inputs_BxL.shape[1]
+        self._check_length(length)
+        segments = whole_row(length) if segment_ids is None else find_segments(segment_ids)
+        context = Context(
+            positions_BxL=segments.offsets_BxL if positions is None else positions,
+            segments=segments,
+            dropout_key=dropout_key,
+            causal=self.config.causal,
+            packed=segment_ids is not None,
+        )
+        x_BxLxD, context = self._embed(inputs_BxL, context)
+        if dropout_key is not None:
+            x_BxLxD = drop(x_BxLxD, self.config.dropout, jax.random.fold_in(dropout_key, self.config.num_layers))
+
+        def layer(module: Layer, x_BxLxD: jax.Array, index: jax.Array):
+            key = None if dropout_key is None else jax.random.fold_in(dropout_key, index)
+            return module(x_BxLxD, dataclasses.replace(context, dropout_key=key)), None
+
+        x_BxLxD, _ = self._scan(layer, constrain_residual(x_BxLxD), jnp.arange(self.config.num_layers))
+        return self.norm(x_BxLxD)
+
+    def logits(self, features_BxLxD: jax.Array) -> jax.Array:
+        """B×L×V float32."""
+        table_VxD = self.unembedding().astype(features_BxLxD.dtype)
+        return jnp.einsum("...d,vd->...v", features_BxLxD, table_VxD, preferred_element_type=jnp.float32)
+
+    def unembedding(self) -> jax.Array:
+        """The V×D matrix that turns features into logits."""
+        return (self.embedding if self.config.tie_embeddings else self.output_embedding)[...]
+
+    def init_state(self, batch_size: int, capacity: int | None = None) -> DecodeState:
+        """The decode state before the first token.
+
+        Args:
+            batch_size: B.
+            capacity: largest number of tokens of a row; bounds states that grow. None: max_length.
+
+        Raises:
+            ValueError: the model is bidirectional, its normalizer needs the whole row, or its positions end before
+                `capacity`.
+        """
+        if not self.config.causal:
+            raise ValueError("prefill and step need a causal model, and this one has model.causal=False")
+        if self.config.normalizer in NOT_DECODABLE and "normalizer" in FAMILIES[self.config.family].keys:
+            raise ValueError(
+                f"model.normalizer={self.config.normalizer} depends on the whole row and cannot be decoded: "
+                "use count or an integer"
+            )
+        capacity = self.config.max_length if capacity is None else capacity
+        self._check_length(capacity)
+
+        def layer(module: Layer, _, index):
+            return None, module.init_state(batch_size, capacity)
+
+        _, states = self._scan(layer, None, jnp.arange(self.config.num_layers))
+        return DecodeState(jnp.zeros(batch_size, jnp.int32), states, capacity)
+
+    def prefill(
+        self, inputs_BxL: jax.Array, state: DecodeState, lengths_B: jax.Array | None = None
+    ) -> tuple[jax.Array, DecodeState]:
+        """Consumes tokens in parallel, from wherever each row stands.
+
+        Args:
+            inputs_BxL: token ids, padded on the right; L may be 0.
+            state: before them.
+            lengths_B: tokens that each row consumes, 0 … L; None: all.
+
+        Returns:
+            B×L×V float32, of no meaning at the padding; and the state after the tokens.
+
+        Raises:
+            ValueError: bidirectional model, or, outside jit, a row beyond the capacity. Inside jit its logits are NaN.
+        """
+        batch, length = inputs_BxL.shape
+        if lengths_B is None:
+            lengths_B = jnp.full(batch, length, jnp.int32)
+        positions_BxL = state.positions_B[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
+        return self._decode("prefill", inputs_BxL, positions_BxL, lengths_B, state)
+
+    def step(self, tokens_B: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
+        """Consumes one token a row: B×V float32 and the state after it; raises as `prefill` does."""
+        lengths_B = jnp.ones_like(state.positions_B)
+        logits_Bx1xV, state = self._decode("step", tokens_B[:, None], state.positions_B[:, None], lengths_B, state)
+        return logits_Bx1xV[:, 0], state
+
+    def flops_per_token(self, length: int) -> float:
+        """Forward model FLOPs a token of a row of `length` tokens, logits included."""
+        graph, stacked = nnx.split(self.layers)
+        layer = nnx.merge(graph, jax.tree.map(lambda x: x[0], stacked))
+        stack = self.config.num_layers * layer.flops_per_token(length, self.config.causal)
+        return stack + 2 * self.config.model_dim * self.config.vocab_size
+
+    def _decode(self, method: str, inputs_BxL, positions_BxL, lengths_B, state: DecodeState):
+        end_B = state.positions_B + lengths_B
+        beyond_B = end_B > state.capacity if self._limited() else jnp.zeros_like(end_B, bool)
+        if not isinstance(beyond_B, jax.core.Tracer) and beyond_B.any():
+            raise ValueError(
+                f"row {int(beyond_B.argmax())} would reach {int(end_B.max())} tokens, over the state's capacity of "
+                f"{state.capacity}: give init_state a larger capacity"
+            )
+        context = Context(positions_BxL=positions_BxL, lengths_B=lengths_B, causal=True)
+        x, context = self._embed(inputs_BxL, context)
+        if method == "step":
+            x = x[:, 0]
+
+        def layer(module: Layer, x, states):
+            return module.decode(method, x, context, states)
+
+        x, states = self._scan(layer, x, state.layers)
+        logits = self.logits(self.norm(x if method == "prefill" else x[:, None]))
+        logits = jnp.where(beyond_B[:, None, None], jnp.nan, logits)
+        return logits, DecodeState(end_B, states, state.capacity)
+
+    def _embed(self, inputs_BxL: jax.Array, context: Context) -> tuple[jax.Array, Context]:
+        """Embeds, adds absolute positions, and makes the rotary table once for all layers."""
+        # A token outside the vocabulary gives NaN; clamping it would give a wrong and silent answer.
+        x_BxLxD = self.embedding[...].at[inputs_BxL].get(mode="fill", fill_value=jnp.nan)
+        if self.positions is not None:
+            x_BxLxD = x_BxLxD + self.positions(context.positions_BxL)
+        if self.config.rotary:
+            table = rotary_table(context.positions_BxL, key_width(self.config))
+            context = dataclasses.replace(context, rotary=table)
+        return x_BxLxD.astype(jnp.dtype(self.config.dtype)), context
+
+    def _scan(self, layer: Callable, carry: Any, per_layer: Any) -> tuple[Any, Any]:
+        """Folds `carry` through the layers: layer(module, carry, per_layer[i]) -> carry, output[i]."""
+        graph, stacked = nnx.split(self.layers)
+
+        def body(carry, xs):
+            parameters, each = xs
+            return layer(nnx.merge(graph, parameters), carry, each)
+
+        if self.config.remat != "none":
+            body = jax.checkpoint(body, policy=REMAT_POLICIES[self.config.remat], prevent_cse=False)
+        unroll = 1 if self.config.scan_layers else self.config.num_layers
+        return jax.lax.scan(body, carry, (stacked, per_layer), unroll=unroll)
+
+    def _limited(self) -> bool:
+        """Whether the capacity bounds the number of tokens: the state grows, or the positions end."""
+        return longest_row(self.config) is not None or state_grows(self.config)
+
+    def _check_length(self, length: int) -> None:
+        longest = longest_row(self.config)
+        if longest is not None and length > longest:
+            raise InputError(
+                f"{length} tokens are over model.max_length={longest}, where the positions of family "
+                f"{self.config.family} end: raise --config.model.max_length and train again, or shorten the rows"
+            )
+
+
+def build_model(config: ConfigDict, *, rngs: nnx.Rngs) -> LanguageModel:
+    """Builds a model from `config.model` of any config file.
+
+    Args:
+        config: a ConfigDict in the schema of configs/base.py's `model`; `causal` open means True.
+        rngs: draws the parameters.
+
+    Raises:
+        InputError: with every problem of the config, one a line.
+    """
+    return LanguageModel(complete(parse_model(config)), rngs=rngs)
+
+
+def drop(x_BxLxD: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+    """Dropout: zeroes a share `rate` of the entries and scales the others up; the identity without a key."""
+    if key is None or rate == 0:
+        return x_BxLxD
+    kept = jax.random.bernoulli(key, 1 - rate, x_BxLxD.shape)
+    return jnp.where(kept, x_BxLxD / (1 - rate), 0).astype(x_BxLxD.dtype)
+
+
+def constrain_residual(x_BxLxD: jax.Array) -> jax.Array:
+    """Shards the batch of the residual stream over the mesh's data and fsdp axes, when there is a mesh."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return x_BxLxD
+    return jax.lax.with_sharding_constraint(x_BxLxD, jax.sharding.PartitionSpec(("data", "fsdp"), None, None))

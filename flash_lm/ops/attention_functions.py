@@ -1,0 +1,53 @@
+"""From scores to attention weights: f(scores) / N over the visible keys.
+
+relu² is FLASH's ("Transformer Quality in Linear Time", eq. 4), Laplace is Mega's ("Moving Average Equipped Gated
+Attention", eq. 16): a smooth step fitted to relu² at √½. Softmax brings its own denominator and ignores N.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+_LAPLACE_MEAN = math.sqrt(0.5)
+_LAPLACE_WIDTH = math.sqrt(0.25 / math.pi) * math.sqrt(2)
+
+# Low enough that exp gives 0 and finite, so that a row without a visible key has no NaN in its gradient.
+_HIDDEN = -1e30
+
+
+def relu2(x: jax.Array) -> jax.Array:
+    """max(x, 0)²."""
+    return jnp.square(jnp.maximum(x, 0))
+
+
+def laplace(x: jax.Array) -> jax.Array:
+    """½ (1 + erf((x − √½) / (√(1/4π) √2)))."""
+    return 0.5 * (1 + jax.lax.erf((x - _LAPLACE_MEAN) / _LAPLACE_WIDTH))
+
+
+def _elementwise(function: Callable[[jax.Array], jax.Array]):
+    def weights(scores: jax.Array, visible: jax.Array, divisor: jax.Array) -> jax.Array:
+        return jnp.where(visible, function(scores) / divisor, 0)
+
+    return weights
+
+
+def masked_softmax(scores: jax.Array, visible: jax.Array, divisor: jax.Array) -> jax.Array:
+    """Softmax over the last dimension's visible entries; all zero where none is visible."""
+    del divisor
+    hidden_scores = jnp.where(visible, scores, _HIDDEN)
+    top = jax.lax.stop_gradient(hidden_scores.max(axis=-1, keepdims=True))
+    exponentials = jnp.where(visible, jnp.exp(hidden_scores - top), 0)
+    # The largest visible term is exp(0) = 1, so only an all-hidden row meets this bound.
+    return exponentials / jnp.maximum(exponentials.sum(axis=-1, keepdims=True), 1)
+
+
+# name -> (scores (..., L, M) float32, visible (..., L, M), divisor (..., L, 1)) -> weights (..., L, M) float32
+ATTENTION_FUNCTIONS = {
+    "relu2": _elementwise(relu2),
+    "laplace": _elementwise(laplace),
+    "softmax": masked_softmax,
+    "identity": _elementwise(lambda x: x),  # of linear attention inside a chunk
+}

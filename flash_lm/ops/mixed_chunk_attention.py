@@ -1,0 +1,206 @@
+"""FLASH's mixed chunk attention ("Transformer Quality in Linear Time", section 3.2): quadratic attention inside each
+chunk and linear attention over the chunks. The two parts are functions of their own, and a layer adds them.
+
+The chunk grid is anchored at the row's start. Heads are folded into the batch dimension N, where `runs_BxL` has B rows
+and N = B·H.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from flash_lm.ops.attention_functions import ATTENTION_FUNCTIONS
+from flash_lm.ops.products import matmul
+from flash_lm.ops.segments import Segments, tokens_in_earlier_chunks, visible_keys_in_chunk
+
+
+def to_chunks(x_BxLx: jax.Array, chunk_size: int) -> jax.Array:
+    """B×L×… -> B×G×C×…, the last chunk padded with zeros."""
+    missing = -x_BxLx.shape[1] % chunk_size
+    padded = jnp.pad(x_BxLx, [(0, 0), (0, missing)] + [(0, 0)] * (x_BxLx.ndim - 2)) if missing else x_BxLx
+    return padded.reshape(x_BxLx.shape[0], -1, chunk_size, *x_BxLx.shape[2:])
+
+
+def from_chunks(x_BxGxCx: jax.Array, length: int) -> jax.Array:
+    """B×G×C×… -> B×L×…, without the padding of the last chunk."""
+    batch, chunks, size = x_BxGxCx.shape[:3]
+    return x_BxGxCx.reshape(batch, chunks * size, *x_BxGxCx.shape[3:])[:, :length]
+
+
+def local_attention(
+    q_NxLxK: jax.Array,
+    k_NxLxK: jax.Array,
+    v_NxLxE: jax.Array,
+    runs_BxL: jax.Array,
+    *,
+    chunk_size: int,
+    causal: bool,
+    function: str,
+    scale: float,
+    divisor_BxL: jax.Array,
+    bias_CxC: jax.Array | None = None,
+) -> jax.Array:
+    """f(scale · q kᵀ + b) / N · v over the keys of the query's own chunk and document.
+
+    Args:
+        q_NxLxK: queries.
+        k_NxLxK: keys.
+        v_NxLxE: values.
+        runs_BxL: run of each token (see `Segments`), (B or 1)×L.
+        chunk_size: C.
+        causal: hide keys after the query.
+        function: a name of `ATTENTION_FUNCTIONS`.
+        scale: factor of q kᵀ.
+        divisor_BxL: N of each query, (B or 1)×L float32, not zero.
+        bias_CxC: added to the scores; row: query's place in the chunk, column: key's.
+
+    Returns:
+        N×L×E, dtype of v.
+    """
+    length, chunk_size = q_NxLxK.shape[1], min(chunk_size, q_NxLxK.shape[1])
+    q_NxGxCxK, k_NxGxCxK, v_NxGxCxE = (to_chunks(x, chunk_size) for x in (q_NxLxK, k_NxLxK, v_NxLxE))
+    scores_NxGxCxC = matmul(q_NxGxCxK, k_NxGxCxK, transpose_b=True) * scale
+    if bias_CxC is not None:
+        scores_NxGxCxC += bias_CxC[None, None, :chunk_size, :chunk_size]
+    runs_BxGxC = to_chunks(runs_BxL, chunk_size)
+    visible_BxGxCxC = (runs_BxGxC[..., None] == runs_BxGxC[:, :, None, :]) & (runs_BxGxC[:, :, None, :] > 0)
+    if causal:
+        visible_BxGxCxC &= jnp.tri(chunk_size, dtype=bool)[None, None]
+    divisor_BxGxC = to_chunks(divisor_BxL, chunk_size)
+    # The padding of the last chunk sees nothing, but its divisor would be 0.
+    divisor_BxGxCx1 = jnp.where(divisor_BxGxC > 0, divisor_BxGxC, 1)[..., None]
+    visible_NxGxCxC, divisor_NxGxCx1 = (_for_heads(x, q_NxLxK) for x in (visible_BxGxCxC, divisor_BxGxCx1))
+    weights_NxGxCxC = ATTENTION_FUNCTIONS[function](scores_NxGxCxC, visible_NxGxCxC, divisor_NxGxCx1)
+    out_NxGxCxE = matmul(weights_NxGxCxC.astype(v_NxLxE.dtype), v_NxGxCxE)
+    return from_chunks(out_NxGxCxE.astype(v_NxLxE.dtype), length)
+
+
+def global_attention(
+    q_NxLxK: jax.Array,
+    k_NxLxK: jax.Array,
+    v_NxLxE: jax.Array,
+    runs_BxL: jax.Array,
+    *,
+    chunk_size: int,
+    weight_BxL: jax.Array,
+    initial_NxKxE: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Causal: q · Σ kᵀv / N over the chunks before the query's own that belong to its document.
+
+    Args:
+        q_NxLxK: queries.
+        k_NxLxK: keys.
+        v_NxLxE: values.
+        runs_BxL: run of each token (see `Segments`), (B or 1)×L.
+        chunk_size: C.
+        weight_BxL: 1 / N of each query, (B or 1)×L float32, and zero where its document has no earlier chunk.
+        initial_NxKxE: Σ kᵀv of the chunks before this row, when the row's first document goes on from there.
+
+    Returns:
+        N×L×E, dtype of v; and the sum that enters each chunk, N×G×K×E float32.
+    """
+    q_NxGxCxK = to_chunks(q_NxLxK * _for_heads(weight_BxL, q_NxLxK)[..., None].astype(q_NxLxK.dtype), chunk_size)
+    entering_NxGxKxE = _entering_sums(k_NxLxK, v_NxLxE, runs_BxL, chunk_size, initial_NxKxE)
+    out_NxGxCxE = matmul(q_NxGxCxK, entering_NxGxKxE.astype(v_NxLxE.dtype))
+    return from_chunks(out_NxGxCxE.astype(v_NxLxE.dtype), q_NxLxK.shape[1]), entering_NxGxKxE
+
+
+def global_attention_both_ways(
+    q_NxLxK: jax.Array, k_NxLxK: jax.Array, v_NxLxE: jax.Array, *, weight_BxL: jax.Array
+) -> jax.Array:
+    """Bidirectional, one document a row: q · Σ kᵀv / N over the whole row.
+
+    Args:
+        q_NxLxK: queries.
+        k_NxLxK: keys.
+        v_NxLxE: values.
+        weight_BxL: 1 / N of each query, (B or 1)×L float32.
+
+    Returns:
+        N×L×E, dtype of v.
+    """
+    sum_NxKxE = matmul(k_NxLxK, v_NxLxE, transpose_a=True).astype(v_NxLxE.dtype)
+    weighted_NxLxK = q_NxLxK * _for_heads(weight_BxL, q_NxLxK)[..., None].astype(q_NxLxK.dtype)
+    return matmul(weighted_NxLxK, sum_NxKxE).astype(v_NxLxE.dtype)
+
+
+def global_attention_in_segments(
+    q_NxLxK: jax.Array,
+    k_NxLxK: jax.Array,
+    v_NxLxE: jax.Array,
+    segments: Segments,
+    *,
+    chunk_size: int,
+    weight_BxL: jax.Array,
+) -> jax.Array:
+    """Bidirectional, several documents a row: q · Σ kᵀv / N over the query's own document.
+
+    The sum falls into the chunks before the query's, those after it, and the rest of its own chunk.
+
+    Args:
+        q_NxLxK: queries.
+        k_NxLxK: keys.
+        v_NxLxE: values.
+        segments: the documents of each row.
+        chunk_size: C.
+        weight_BxL: 1 / N of each query, (B or 1)×L float32.
+
+    Returns:
+        N×L×E, dtype of v.
+    """
+    length = q_NxLxK.shape[1]
+    missing = -length % chunk_size
+    # Reversing keeps the chunk grid only when the last chunk is full.
+    q, k, v, runs, weight = (
+        jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
+        for x in (q_NxLxK, k_NxLxK, v_NxLxE, segments.runs_BxL, weight_BxL)
+    )
+    before_BxL = tokens_in_earlier_chunks(segments, chunk_size)
+    inside_BxL = visible_keys_in_chunk(segments, chunk_size, causal=False)
+    after_BxL = segments.lengths_BxL - before_BxL - inside_BxL
+    before, after = (jnp.pad(x, ((0, 0), (0, missing))) for x in (before_BxL, after_BxL))
+    out_before, _ = global_attention(q, k, v, runs, chunk_size=chunk_size, weight_BxL=jnp.where(before > 0, weight, 0))
+    reversed_ = [jnp.flip(x, axis=1) for x in (q, k, v, runs, jnp.where(after > 0, weight, 0))]
+    out_after, _ = global_attention(*reversed_[:4], chunk_size=chunk_size, weight_BxL=reversed_[4])
+    out_inside = local_attention(
+        q * _for_heads(weight, q)[..., None].astype(q.dtype),
+        k,
+        v,
+        runs,
+        chunk_size=chunk_size,
+        causal=False,
+        function="identity",
+        scale=1.0,
+        divisor_BxL=jnp.ones_like(weight),
+    )
+    return (out_before + jnp.flip(out_after, axis=1) + out_inside)[:, :length]
+
+
+def _entering_sums(
+    k_NxLxK: jax.Array, v_NxLxE: jax.Array, runs_BxL: jax.Array, chunk_size: int, initial_NxKxE: jax.Array | None
+) -> jax.Array:
+    """Σ kᵀv over the earlier chunks of the document that crosses into each chunk, N×G×K×E float32.
+
+    Runs are contiguous, so at most one document crosses a chunk's border: the one of the last token before it.
+    """
+    runs_BxGxC = to_chunks(runs_BxL, chunk_size)
+    last_BxG = runs_BxGxC[:, :, -1]
+    crosses_BxGxC = (runs_BxGxC == last_BxG[:, :, None]) & (runs_BxGxC > 0)
+    goes_on_BxG = jnp.pad(last_BxG[:, 1:] == last_BxG[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    k_NxGxCxK = jnp.where(_for_heads(crosses_BxGxC, k_NxLxK)[..., None], to_chunks(k_NxLxK, chunk_size), 0)
+    sums_NxGxKxE = matmul(k_NxGxCxK, to_chunks(v_NxLxE, chunk_size), transpose_a=True)
+    goes_on_NxG = jnp.broadcast_to(_for_heads(goes_on_BxG, k_NxLxK), sums_NxGxKxE.shape[:2])
+
+    def next_chunk(entering_NxKxE, chunk):
+        sum_NxKxE, goes_on_N = chunk
+        return jnp.where(goes_on_N[:, None, None], entering_NxKxE, 0) + sum_NxKxE, entering_NxKxE
+
+    initial = jnp.zeros_like(sums_NxGxKxE[:, 0]) if initial_NxKxE is None else initial_NxKxE
+    by_chunk = (jnp.moveaxis(sums_NxGxKxE, 1, 0), goes_on_NxG.T)
+    _, entering_GxNxKxE = jax.lax.scan(next_chunk, initial, by_chunk)
+    return jnp.moveaxis(entering_GxNxKxE, 0, 1)
+
+
+def _for_heads(x_Bx: jax.Array, like_Nx: jax.Array) -> jax.Array:
+    """Repeats each row for its heads; a single row broadcasts by itself."""
+    rows, folded = x_Bx.shape[0], like_Nx.shape[0]
+    return x_Bx if rows in (1, folded) else jnp.repeat(x_Bx, folded // rows, axis=0)

@@ -1,0 +1,62 @@
+"""Position encodings as functions of positions: rotary, sinusoid, T5's buckets. All tables are float32."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_BASE = 10000.0
+
+
+def _angles(positions_BxL: jax.Array, width: int) -> jax.Array:
+    """Position · 10000^(−2i/width) for i < width/2: B×L×(width/2) float32."""
+    frequencies = (_BASE ** (-np.arange(0, width, 2, dtype=np.float64) / width)).astype(np.float32)
+    return positions_BxL[..., None].astype(jnp.float32) * frequencies[None, None]
+
+
+def rotary_table(positions_BxL: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines for `rotate`, each B×L×(width/2) ("RoFormer", section 3.2.2)."""
+    angles = _angles(positions_BxL, width)
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x_BxHxLxK: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Rotates dimension i with dimension i + K/2 (half-split form) by the table's angle, in float32."""
+    cosines, sines = (t[:, None] for t in table)
+    first, second = jnp.split(x_BxHxLxK.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cosines - second * sines, second * cosines + first * sines], axis=-1)
+    return rotated.astype(x_BxHxLxK.dtype)
+
+
+def sinusoid(positions_BxL: jax.Array, width: int) -> jax.Array:
+    """Sines in the first half, cosines in the second: B×L×width float32 ("Attention Is All You Need", 3.5)."""
+    angles = _angles(positions_BxL, width)
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+
+
+def t5_bucket(distance: jax.Array, *, causal: bool, buckets: int, max_distance: int) -> jax.Array:
+    """T5's bucket of a key's distance from its query ("Exploring the Limits of Transfer Learning", section 2.1).
+
+    Half of a direction's buckets hold one distance each, the other half grow logarithmically up to `max_distance`.
+
+    Args:
+        distance: index of the key minus index of the query, int32.
+        causal: all buckets look back; else half of them look ahead.
+        buckets: how many there are.
+        max_distance: all distances from here on share the last bucket.
+
+    Returns:
+        0 … buckets − 1, int32.
+    """
+    ahead = 0
+    if causal:
+        back = jnp.maximum(-distance, 0)
+    else:
+        buckets //= 2
+        ahead = jnp.where(distance > 0, buckets, 0)
+        back = jnp.abs(distance)
+    exact = buckets // 2
+    ratio = jnp.log(jnp.maximum(back, exact).astype(jnp.float32) / exact) / math.log(max_distance / exact)
+    logarithmic = exact + (ratio * (buckets - exact)).astype(jnp.int32)
+    return ahead + jnp.where(back < exact, back, jnp.minimum(logarithmic, buckets - 1))
