@@ -1,0 +1,110 @@
+"""Rows of `length` tokens from a token store, in the two ways of `data.pack`. No row is written: each is cut when asked for.
+
+A row is a dict of arrays of length L: inputs, targets, segment_ids and positions int32, loss_mask float32. In both ways
+every token but begin-of-text is a target exactly once.
+"""
+
+import bisect
+
+import numpy as np
+
+from flash_lm.data.token_cache import TokenStore
+
+Row = dict[str, np.ndarray]
+
+_OPEN_ROWS = 64  # that the packer keeps open at a time
+
+
+class StreamRows:
+    """Documents joined and cut to length, one segment a row: the papers' way. Only the last row may have padding."""
+
+    def __init__(self, store: TokenStore, length: int, begin: int):
+        """Rows over a whole split; `begin` is the id of begin-of-text, which is never a target."""
+        self._tokens, self._length, self._begin = store.tokens, length, begin
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return -(-(len(self._tokens) - 1) // self._length)
+
+    def __getitem__(self, row: int) -> Row:
+        """The row-th row."""
+        window = np.asarray(self._tokens[row * self._length : (row + 1) * self._length + 1], np.int32)
+        count = len(window) - 1
+        arrays = empty_row(self._length)
+        arrays["inputs_BxL"][:count] = window[:-1]
+        arrays["targets_BxL"][:count] = window[1:]
+        # A new document is announced by the end of the one before; to predict its begin-of-text would be no feat.
+        arrays["loss_mask_BxL"][:count] = window[1:] != self._begin
+        arrays["segment_ids_BxL"][:count] = 1
+        arrays["positions_BxL"][:count] = np.arange(count)
+        return arrays
+
+
+class DocumentRows:
+    """Isolated documents, several a row; one longer than a row goes on in a segment of another row."""
+
+    def __init__(self, store: TokenStore, length: int, begin: int):
+        """Packs a whole split; `begin` is not needed, since no segment crosses a document's start."""
+        del begin
+        self._tokens, self._length = store.tokens, length
+        starts, sizes = _segments(store.starts, length)
+        rows = _best_fit(sizes, length)
+        order = np.argsort(rows, kind="stable")
+        self._starts, self._sizes = starts[order], sizes[order]
+        self._bounds = np.searchsorted(rows[order], np.arange(rows.max() + 2))
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._bounds) - 1
+
+    def __getitem__(self, row: int) -> Row:
+        """The row-th row."""
+        arrays, place = empty_row(self._length), 0
+        for number, i in enumerate(range(self._bounds[row], self._bounds[row + 1]), start=1):
+            start, size = self._starts[i], self._sizes[i]
+            here = slice(place, place + size)
+            arrays["inputs_BxL"][here] = self._tokens[start : start + size]
+            arrays["targets_BxL"][here] = self._tokens[start + 1 : start + size + 1]
+            arrays["loss_mask_BxL"][here] = 1
+            arrays["segment_ids_BxL"][here] = number
+            arrays["positions_BxL"][here] = np.arange(size)
+            place += size
+        return arrays
+
+
+PACKERS = {"stream": StreamRows, "documents": DocumentRows}
+
+
+def empty_row(length: int) -> Row:
+    """A row of padding."""
+    names = ("inputs_BxL", "targets_BxL", "segment_ids_BxL", "positions_BxL")
+    return {name: np.zeros(length, np.int32) for name in names} | {"loss_mask_BxL": np.zeros(length, np.float32)}
+
+
+def _segments(document_starts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Start and size of each segment: a document of n tokens has n − 1 predictions, cut to `length`."""
+    first, predictions = document_starts[:-1], np.diff(document_starts) - 1
+    counts = -(-predictions // length)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = np.repeat(first, counts) + within * length
+    sizes = np.minimum(np.repeat(predictions, counts) - within * length, length)
+    return starts, sizes
+
+
+def _best_fit(sizes: np.ndarray, length: int) -> np.ndarray:
+    """The row of each segment: the open row that it fills best, else a new one; in order, so that it never changes."""
+    rows = np.empty(len(sizes), np.int64)
+    open_rows: list[tuple[int, int]] = []  # (room, row), sorted
+    count = 0
+    for i, size in enumerate(sizes.tolist()):
+        place = bisect.bisect_left(open_rows, (size, -1))
+        if place < len(open_rows):
+            room, row = open_rows.pop(place)
+        else:
+            room, row, count = length, count, count + 1
+        rows[i] = row
+        if room > size:
+            bisect.insort(open_rows, (room - size, row))
+            if len(open_rows) > _OPEN_ROWS:
+                open_rows.pop(0)
+    return rows

@@ -1,0 +1,167 @@
+"""A corpus as tokens on disk: each split one memory-mapped array, tokenised once, keyed by content, written whole or not."""
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import numpy as np
+from tqdm import tqdm
+
+from flash_lm.config import DataConfig
+from flash_lm.data.corpora import SPLITS, FileCorpus, load_corpus
+from flash_lm.data.tokenizers import (
+    ByteTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    save_tokenizer,
+    train_sentencepiece,
+)
+from flash_lm.errors import InputError
+
+_FORMAT = "1"  # raise it when the files' meaning changes
+_BATCH_BYTES = 4 << 20  # of text, tokenised at a time
+_TRAINING_BYTES = 32 << 20  # of text, to train a tokenizer on
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenStore:
+    """The tokens of one split.
+
+    Attributes:
+        tokens: memory-mapped; each document is begin-of-text, its tokens, end-of-text.
+        starts: where each document begins, and the number of all tokens at the end, int64.
+    """
+
+    tokens: np.ndarray
+    starts: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizedCorpus:
+    """All splits with their tokenizer.
+
+    Attributes:
+        name: of the corpus.
+        fingerprint: hash of the corpus's content.
+        tokenizer: made or given.
+        splits: by name.
+    """
+
+    name: str
+    fingerprint: str
+    tokenizer: Tokenizer
+    splits: dict[str, TokenStore]
+
+
+def load_tokenized(config: DataConfig) -> TokenizedCorpus:
+    """The corpus of `config.data` as tokens, from the cache, or made now.
+
+    Raises:
+        InputError: the corpus or the tokenizer cannot be had, or a split has no text.
+    """
+    corpus = load_corpus(config)
+    for split in SPLITS:
+        if not corpus.size(split):
+            raise InputError(
+                f"corpus {corpus.name} is too small: its {split} split has no text; give more or longer files"
+            )
+    cache = pathlib.Path(config.cache_dir).expanduser()
+    tokenizer = _tokenizer(config, corpus, cache)
+    key = hashlib.sha256(f"{_FORMAT} {corpus.fingerprint} {tokenizer.fingerprint}".encode()).hexdigest()[:16]
+    folder = cache / f"{corpus.name}-{key}"
+    if not folder.exists():
+        with _whole(folder) as partial:
+            for split in SPLITS:
+                _tokenize(corpus, split, tokenizer, partial)
+            info = {"corpus": corpus.name, "fingerprint": corpus.fingerprint, "tokenizer": tokenizer.fingerprint}
+            (partial / "info.json").write_text(json.dumps(info) + "\n")
+    splits = {}
+    for split in SPLITS:
+        tokens = np.memmap(folder / f"{split}.tokens", _dtype(tokenizer), mode="r")
+        splits[split] = TokenStore(tokens, np.load(folder / f"{split}.starts.npy"))
+    return TokenizedCorpus(corpus.name, corpus.fingerprint, tokenizer, splits)
+
+
+def _dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger]:
+    return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+
+
+def _tokenizer(config: DataConfig, corpus: FileCorpus, cache: pathlib.Path) -> Tokenizer:
+    if config.tokenizer == "bytes":
+        return ByteTokenizer()
+    if config.tokenizer_path:
+        try:
+            return SentencePieceTokenizer(pathlib.Path(config.tokenizer_path).expanduser().read_bytes())
+        except OSError as error:
+            path = config.tokenizer_path
+            raise InputError(f"cannot read data.tokenizer_path={path}: {error.strerror}: give a .model file") from None
+    key = hashlib.sha256(f"{_FORMAT} {corpus.fingerprint} {config.vocab_size}".encode()).hexdigest()[:16]
+    folder = cache / f"tokenizer-{corpus.name}-{key}"
+    if not folder.exists():
+        with _whole(folder) as partial:
+            save_tokenizer(train_sentencepiece(_training_lines(corpus), config.vocab_size), partial)
+    return load_tokenizer(folder)
+
+
+def _training_lines(corpus: FileCorpus) -> Iterator[str]:
+    """Lines spread evenly over the training split."""
+    every = -(-corpus.size("train") // _TRAINING_BYTES)
+    lines = itertools.chain.from_iterable(piece.text.splitlines(keepends=True) for piece in corpus.pieces("train"))
+    return itertools.islice(lines, 0, None, every)
+
+
+def _tokenize(corpus: FileCorpus, split: str, tokenizer: Tokenizer, folder: pathlib.Path) -> None:
+    """Streams a split through the tokenizer into two files."""
+    dtype = _dtype(tokenizer)
+    written, starts = 0, []
+    bar = tqdm(desc=f"tokenise {corpus.name} {split}", total=corpus.size(split), unit="B", unit_scale=True, leave=False)
+    with open(folder / f"{split}.tokens", "wb") as file, bar:
+        for batch in _batches(corpus, split):
+            for piece, ids in zip(batch, tokenizer.encode([piece.text for piece in batch]), strict=True):
+                if piece.begins_document:
+                    parts = [[tokenizer.end]] if starts else []
+                    parts.append([tokenizer.begin])
+                    starts.append(written + len(parts) - 1)
+                    ids = np.concatenate([*parts, ids])
+                file.write(ids.astype(dtype).tobytes())
+                written += len(ids)
+                bar.update(len(piece.text.encode()))
+        file.write(np.array([tokenizer.end], dtype).tobytes())
+    np.save(folder / f"{split}.starts.npy", np.array([*starts, written + 1], np.int64))
+
+
+def _batches(corpus: FileCorpus, split: str) -> Iterator[list]:
+    batch, size = [], 0
+    for piece in corpus.pieces(split):
+        batch.append(piece)
+        size += len(piece.text)
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+@contextlib.contextmanager
+def _whole(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A temporary folder that becomes `folder` at the end, or vanishes when something fails."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        yield partial
+        try:
+            os.replace(partial, folder)
+        except OSError:
+            # Another process made the same folder meanwhile; the key is of the content, so either will do.
+            if not folder.exists():
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

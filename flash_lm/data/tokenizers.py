@@ -1,0 +1,153 @@
+"""Tokenizers: bytes, and SentencePiece trained on the corpus or given. Both restore the text exactly when trained here."""
+
+import hashlib
+import io
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import sentencepiece
+
+from flash_lm.errors import InputError
+
+# The first ids of every tokenizer made here, so that they stand at the same place in all of them.
+SPECIALS = ("<pad>", "<s>", "</s>", "[MASK]")
+_MODEL_FILE, _INFO_FILE = "sentencepiece.model", "tokenizer.json"
+
+
+class ByteTokenizer:
+    """One token a byte of UTF-8, after the special tokens."""
+
+    kind = "bytes"
+    fingerprint = "bytes"
+    begin, end = SPECIALS.index("<s>"), SPECIALS.index("</s>")
+    vocab_size = len(SPECIALS) + 256
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Token ids of each text, without special tokens."""
+        return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) + len(SPECIALS) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text; special tokens are left out, broken characters replaced."""
+        return bytes(i - len(SPECIALS) for i in ids if i >= len(SPECIALS)).decode(errors="replace")
+
+    def bytes_per_token(self) -> np.ndarray:
+        """Bytes of text that each id stands for, (V,) int32; 0 for special tokens."""
+        return np.array([0] * len(SPECIALS) + [1] * 256, np.int32)
+
+    def model_bytes(self) -> bytes:
+        """What `load_tokenizer` needs beside the kind."""
+        return b""
+
+
+class SentencePieceTokenizer:
+    """A SentencePiece model."""
+
+    kind = "sentencepiece"
+
+    def __init__(self, model: bytes):
+        """Loads a serialised model.
+
+        Raises:
+            InputError: not a SentencePiece model, or one without begin- and end-of-text.
+        """
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError:
+            raise InputError("not a SentencePiece model: give a .model file in --config.data.tokenizer_path") from None
+        self._model = model
+        self.fingerprint = hashlib.sha256(model).hexdigest()
+        self.begin, self.end = self._processor.bos_id(), self._processor.eos_id()
+        self.vocab_size = self._processor.get_piece_size()
+        if self.begin < 0 or self.end < 0:
+            raise InputError("the SentencePiece model lacks begin- or end-of-text: train it with bos_id and eos_id")
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Token ids of each text, without special tokens."""
+        ids = self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
+        return [np.asarray(x, np.int32) for x in ids]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text; special tokens are left out."""
+        return self._processor.decode([int(i) for i in ids])
+
+    def bytes_per_token(self) -> np.ndarray:
+        """Bytes of text that each id stands for, (V,) int32; 0 for special tokens."""
+        return np.array([self._bytes(i) for i in range(self.vocab_size)], np.int32)
+
+    def model_bytes(self) -> bytes:
+        """What `load_tokenizer` needs beside the kind."""
+        return self._model
+
+    def _bytes(self, i: int) -> int:
+        if self._processor.is_control(i) or self._processor.is_unknown(i):
+            return 0
+        # ▁ stands for a space.
+        return 1 if self._processor.is_byte(i) else len(self._processor.id_to_piece(i).replace("▁", " ").encode())
+
+
+Tokenizer = ByteTokenizer | SentencePieceTokenizer
+
+
+def train_sentencepiece(lines: Iterable[str], vocab_size: int) -> SentencePieceTokenizer:
+    """Trains byte-pair encoding that restores any text exactly: no normalisation, and bytes for rare characters.
+
+    Args:
+        lines: with their line ends.
+        vocab_size: of the model, special tokens included.
+
+    Raises:
+        InputError: the text has too few different pieces for this vocabulary.
+    """
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            vocab_size=vocab_size,
+            model_type="bpe",
+            normalization_rule_name="identity",
+            byte_fallback=True,
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            allow_whitespace_only_pieces=True,
+            max_sentence_length=1 << 16,
+            num_threads=os.cpu_count() or 1,
+            pad_id=0,
+            bos_id=1,
+            eos_id=2,
+            unk_id=4,
+            control_symbols=["[MASK]"],
+            user_defined_symbols=["\n"],
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise InputError(
+            f"the corpus is too small for data.vocab_size={vocab_size}: lower --config.data.vocab_size or set "
+            f"--config.data.tokenizer=bytes ({str(error).splitlines()[0][-120:]})"
+        ) from None
+    return SentencePieceTokenizer(model.getvalue())
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: pathlib.Path) -> None:
+    """Writes a folder that `load_tokenizer` reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _MODEL_FILE).write_bytes(tokenizer.model_bytes())
+    (folder / _INFO_FILE).write_text(json.dumps({"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size}) + "\n")
+
+
+def load_tokenizer(folder: pathlib.Path) -> Tokenizer:
+    """Reads what `save_tokenizer` wrote.
+
+    Raises:
+        InputError: the folder holds no tokenizer.
+    """
+    try:
+        info = json.loads((folder / _INFO_FILE).read_text())
+        return (
+            ByteTokenizer() if info["kind"] == "bytes" else SentencePieceTokenizer((folder / _MODEL_FILE).read_bytes())
+        )
+    except (OSError, ValueError, KeyError):
+        raise InputError(f"{folder} holds no tokenizer: train into a new --workdir") from None
