@@ -1,5 +1,9 @@
-"""Bad input: one clear line for the user, instead of a traceback."""
+"""What ends a command with a clear line instead of a traceback."""
 
 
 class InputError(ValueError):
-    """What was wrong, what was expected and what to change. Commands print it and end with exit code 2."""
+    """Bad input: what was wrong, what was expected, what to change. Exit code 2; one line a problem."""
+
+
+class RunError(RuntimeError):
+    """A run that cannot go on although its input was good. Exit code 1."""

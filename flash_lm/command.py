@@ -1,0 +1,85 @@
+"""What the commands share: config files with overrides, and one clear line for an error."""
+
+import ast
+import importlib.util
+import logging
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from flash_lm.config import unknown_key
+from flash_lm.errors import InputError, RunError
+
+
+def run(main: Callable[[list[str]], None]) -> None:
+    """Runs a command; an InputError ends it with exit code 2, a RunError with 1, and a line a problem."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("flash_lm").setLevel(logging.INFO)
+    try:
+        main(sys.argv[1:])
+    except (InputError, RunError) as error:
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, InputError) else 1)
+
+
+def load_config(path: str, overrides: list[str]) -> ConfigDict:
+    """Reads a config file and applies overrides.
+
+    Args:
+        path: of a Python file that defines get_config().
+        overrides: command-line words such as --config.model.num_layers=4.
+
+    Raises:
+        InputError: no such file, or with every override that does not fit, one a line.
+    """
+    file = pathlib.Path(path)
+    if not file.is_file():
+        raise InputError(f"no config file {path}: configs/ holds those of the project")
+    spec = importlib.util.spec_from_file_location(f"flash_lm_config_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} is no Python file: give one that defines get_config()")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise InputError(f"{path} defines no get_config(): start from configs/base.py")
+    config = module.get_config()
+    problems = [problem for word in overrides if (problem := _override(config, word))]
+    if problems:
+        raise InputError("\n".join(problems))
+    return config
+
+
+def _override(config: ConfigDict, word: str) -> str | None:
+    """Applies one --config.key=value; returns what is wrong with it, if anything."""
+    name, equals, text = word.partition("=")
+    if not name.startswith("--config.") or not equals:
+        return f"unknown argument {word}: overrides look like --config.model.num_layers=4, other flags are in --help"
+    *parents, key = name.removeprefix("--config.").split(".")
+    prefix, node = "", config
+    for parent in parents:
+        if not isinstance(node.get(parent), ConfigDict):
+            return unknown_key(prefix, parent, list(node))
+        prefix, node = f"{prefix}{parent}.", node[parent]
+    if key not in node:
+        return unknown_key(prefix, key, list(node))
+    kind = node.get_type(key)
+    if kind is ConfigDict:
+        return f"config.{prefix}{key} is a group of keys: set one of them, such as --config.{prefix}{key}.{next(iter(node[key]))}"
+    try:
+        node[key] = _PARSERS.get(kind, kind)(text)
+    except (ValueError, SyntaxError, KeyError):
+        return f"{prefix}{key}={text} must be of type {kind.__name__}"
+    return None
+
+
+def _tuple(text: str) -> tuple[Any, ...]:
+    value = ast.literal_eval(text)
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+_BOOLS = {"true": True, "1": True, "false": False, "0": False}
+_PARSERS: dict[type, Callable[[str], Any]] = {bool: lambda text: _BOOLS[text.lower()], tuple: _tuple}

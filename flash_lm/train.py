@@ -1,0 +1,24 @@
+"""python -m flash_lm.train --config=configs/quickstart.py [--workdir=runs/x] [--config.model.num_layers=4 …]."""
+
+import argparse
+import pathlib
+
+from flash_lm.command import load_config, run
+from flash_lm.training.interrupt import stop_on_signal
+from flash_lm.training.loop import train
+
+
+def main(argv: list[str]) -> None:
+    """Trains a config, or resumes its run; running the same command again goes on where it stopped."""
+    parser = argparse.ArgumentParser(prog="python -m flash_lm.train", description=main.__doc__)
+    parser.add_argument("--config", required=True, help="a file of configs/; --config.KEY=VALUE overrides a key of it")
+    parser.add_argument("--workdir", help="folder of the run; default: runs/<name of the config file>")
+    arguments, overrides = parser.parse_known_args(argv)
+    config = load_config(arguments.config, overrides)
+    workdir = pathlib.Path(arguments.workdir or f"runs/{pathlib.Path(arguments.config).stem}")
+    with stop_on_signal() as should_stop:
+        train(config, workdir, should_stop)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,1 @@
+"""The sharded training loop: state, step, optimizer, checkpoints, evaluation, metrics and the clock."""

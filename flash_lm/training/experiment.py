@@ -1,0 +1,64 @@
+"""All that a config stands for: corpus, model, optimizer, mesh, and the shapes and shardings of the train state."""
+
+import dataclasses
+
+import jax
+import optax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from flash_lm.config import Config, parse
+from flash_lm.data.loader import Rows
+from flash_lm.data.packing import PACKERS
+from flash_lm.data.token_cache import TokenizedCorpus, load_tokenized
+from flash_lm.errors import InputError
+from flash_lm.models.families import complete, longest_row
+from flash_lm.training.checkpoint import with_shardings
+from flash_lm.training.optimizer import make_optimizer
+from flash_lm.training.sharding import check_batch, make_mesh, state_shardings
+from flash_lm.training.state import ModelFunction, TrainState, init_state
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """A config with what it names. `abstract` has shapes, dtypes and shardings of the train state."""
+
+    config: Config
+    corpus: TokenizedCorpus
+    model: ModelFunction
+    optimizer: optax.GradientTransformation
+    mesh: Mesh
+    abstract: TrainState
+
+    def rows(self, split: str, length: int | None = None) -> Rows:
+        """The packed rows of a split, of `length` tokens (None: data.length)."""
+        store = self.corpus.splits[split]
+        return PACKERS[self.config.data.pack](store, length or self.config.data.length, self.corpus.tokenizer.begin)
+
+
+def build_experiment(config: ConfigDict) -> Experiment:
+    """Checks a config, tokenises its corpus if need be, and sets up model, optimizer and mesh.
+
+    Raises:
+        InputError: with every problem found.
+    """
+    parsed = parse(config)
+    # All that can be wrong without the corpus comes before the work of tokenising it.
+    model_config = dataclasses.replace(parsed.model, vocab_size=parsed.model.vocab_size or parsed.data.vocab_size)
+    longest = longest_row(complete(model_config))
+    if longest is not None and parsed.data.length > longest:
+        raise InputError(f"data.length={parsed.data.length} is over the {longest} positions of the model")
+    mesh = make_mesh(parsed.mesh)
+    check_batch(mesh, parsed.data.batch_size, parsed.train.accumulate)
+    corpus = load_tokenized(parsed.data)
+    if parsed.model.vocab_size is not None and parsed.model.vocab_size < corpus.tokenizer.vocab_size:
+        raise InputError(
+            f"model.vocab_size={parsed.model.vocab_size} is smaller than the tokenizer's {corpus.tokenizer.vocab_size}: "
+            f"leave it open"
+        )
+    vocab_size = parsed.model.vocab_size or corpus.tokenizer.vocab_size
+    parsed = dataclasses.replace(parsed, model=complete(dataclasses.replace(parsed.model, vocab_size=vocab_size)))
+    model, optimizer = ModelFunction(parsed.model), make_optimizer(parsed.train)
+    abstract = jax.eval_shape(lambda: init_state(model, optimizer, parsed.seed))
+    shardings = state_shardings(abstract, optimizer, parsed.mesh, mesh)
+    return Experiment(parsed, corpus, model, optimizer, mesh, with_shardings(abstract, shardings))

@@ -1,0 +1,185 @@
+"""The training loop: start or resume, step, log, evaluate, save."""
+
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from flash_lm.data.loader import training_batches
+from flash_lm.errors import InputError, RunError
+from flash_lm.training import workdir as run_folder
+from flash_lm.training.checkpoint import Checkpoints
+from flash_lm.training.clock import Clock
+from flash_lm.training.evaluation import Evaluator
+from flash_lm.training.experiment import Experiment, build_experiment
+from flash_lm.training.metrics import MetricsWriter
+from flash_lm.training.sharding import batch_sharding, place
+from flash_lm.training.state import TrainState, init_state
+from flash_lm.training.step import make_train_step
+
+
+def train(config: ConfigDict, workdir: pathlib.Path, should_stop: Callable[[], bool] = lambda: False) -> None:
+    """Trains to config.train.steps, from the newest checkpoint in `workdir` if there is one.
+
+    Args:
+        config: in the schema of configs/base.py.
+        workdir: of the run; made if need be.
+        should_stop: asked after every step; when true, the run is saved and ends early.
+
+    Raises:
+        InputError: bad config, data or workdir; nothing has been written then.
+        RunError: the loss became non-finite.
+    """
+    run_folder.check_config(workdir, config)
+    experiment = build_experiment(config)
+    workdir.mkdir(parents=True, exist_ok=True)
+    run_folder.write(workdir, config, experiment.corpus.tokenizer)
+    checkpoints = Checkpoints(
+        workdir, keep=experiment.config.train.keep, best_metric=experiment.config.train.best_metric
+    )
+    try:
+        if checkpoints.newest() == experiment.config.train.steps:
+            print(f"{workdir}: all {experiment.config.train.steps} steps are done")
+            return
+        with jax.set_mesh(experiment.mesh):
+            _Loop(experiment, workdir, checkpoints).run(should_stop)
+    finally:
+        checkpoints.close()
+
+
+class _Loop:
+    """One run in progress."""
+
+    def __init__(self, experiment: Experiment, workdir: pathlib.Path, checkpoints: Checkpoints):
+        self.experiment, self.config, self.checkpoints = experiment, experiment.config, checkpoints
+        self.facts: dict[str, Any] = {
+            "corpus": experiment.corpus.fingerprint,
+            "tokenizer": experiment.corpus.tokenizer.fingerprint,
+        }
+        self.state, self.clock = self._start_or_resume()
+        self.step = int(self.state.step)
+        self.evaluator = Evaluator(experiment)
+        self.compiled_step = compile_step(experiment)
+        self.writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
+        self.logged_step, self.logged_seconds = self.step, self.clock.seconds
+
+    def run(self, should_stop: Callable[[], bool]) -> None:
+        config = self.config.train
+        sharding = batch_sharding(self.experiment.mesh)
+        batches = training_batches(
+            self.experiment.rows("train"),
+            self.config.data.batch_size,
+            seed=self.config.seed,
+            start_step=self.step,
+            host=jax.process_index(),
+            hosts=jax.process_count(),
+        )
+        self._announce()
+        pending = None
+        stopping = False
+        try:
+            self.clock.start()
+            while self.step < config.steps and not stopping:
+                self.state, metrics = self.compiled_step(self.state, place(next(batches), sharding))
+                self.step += 1
+                # The device works on this step while the last one's metrics are read.
+                if pending is not None:
+                    self._log(*pending)
+                pending = (self.step, metrics)
+                stopping = should_stop()
+                last = self.step == config.steps
+                evaluates, saves = (last or _due(self.step, n) for n in (config.eval_every, config.checkpoint_every))
+                if evaluates or saves or stopping:
+                    self._log(*pending)
+                    pending = None
+                    jax.block_until_ready(self.state)
+                    self.clock.pause()
+                    scores = self._evaluate() if evaluates else None
+                    if saves or stopping:
+                        self._save(scores)
+                    self.clock.start()
+            self.clock.pause()
+            if stopping and self.step < config.steps:
+                self.writer.say(f"stopped and saved at step {self.step}: the same command goes on from there")
+        finally:
+            self.writer.close()
+
+    def _start_or_resume(self) -> tuple[TrainState, Clock]:
+        newest = self.checkpoints.newest()
+        if newest is None:
+            return new_state(self.experiment), Clock()
+        state, facts = self.checkpoints.restore(newest, self.experiment.abstract)
+        if facts["corpus"] != self.facts["corpus"]:
+            raise InputError("the corpus has changed since the run began: restore it, or choose another --workdir")
+        return state, Clock(facts["train_seconds"])
+
+    def _announce(self) -> None:
+        model, data = self.config.model, self.config.data
+        corpus = self.experiment.corpus
+        self.writer.say(
+            f"{model.family}: {self.experiment.model.parameter_count():,} parameters, {data.batch_size} x {data.length} "
+            f"tokens a step on {jax.device_count()} {jax.devices()[0].platform} device(s); corpus {corpus.name} "
+            f"{corpus.fingerprint[:12]}, step {self.step} of {self.config.train.steps}"
+        )
+
+    def _log(self, step: int, metrics: dict[str, jax.Array]) -> None:
+        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
+            raise RunError(
+                f"loss {values['loss']} and gradient norm {values['grad_norm']} at step {step}: not saved; lower "
+                f"--config.train.learning_rate and start in another --workdir"
+            )
+        if step % self.config.train.log_every == 0:
+            seconds = self.clock.seconds
+            a_step = (seconds - self.logged_seconds) / (step - self.logged_step)
+            self.logged_step, self.logged_seconds = step, seconds
+            values |= {"train_seconds": seconds, "step_ms": 1000 * a_step}
+            values["tokens_per_second"] = self.config.data.batch_size * self.config.data.length / a_step
+            self.writer.write(step, "train", values)
+            self.writer.progress(step, loss=values["loss"], tokens_per_s=values["tokens_per_second"])
+        self.writer.progress(step)
+
+    def _evaluate(self) -> dict[str, float]:
+        config = self.config
+        rows = self.experiment.rows("validation")
+        scores = self.evaluator(self.state.params, rows, config.data.batch_size, config.train.eval_steps)
+        self.writer.write(self.step, "validation", scores | {"train_seconds": self.clock.seconds})
+        self.writer.say(
+            f"step {self.step}: validation loss {scores['loss']:.4f}, perplexity {scores['perplexity']:.2f}"
+        )
+        return scores
+
+    def _save(self, scores: dict[str, float] | None) -> None:
+        self.writer.flush()
+        self.checkpoints.save(self.step, self.state, self.facts | {"train_seconds": self.clock.seconds}, scores)
+
+
+def new_state(experiment: Experiment) -> TrainState:
+    """The state before the first step, each array born with its sharding."""
+    shardings = jax.tree.map(lambda x: x.sharding, experiment.abstract)
+
+    def init() -> TrainState:
+        return init_state(experiment.model, experiment.optimizer, experiment.config.seed)
+
+    return jax.jit(init, out_shardings=shardings)()
+
+
+def compile_step(experiment: Experiment) -> Callable:
+    """The train step, compiled for the experiment's shapes and shardings; the state is donated."""
+    config = experiment.config
+    step = make_train_step(experiment.model, experiment.optimizer, config.train, config.seed)
+    sharding = batch_sharding(experiment.mesh)
+    rows = (config.data.batch_size, config.data.length)
+    batch = {
+        name: jax.ShapeDtypeStruct(rows, x.dtype, sharding=sharding) for name, x in experiment.rows("train")[0].items()
+    }
+    state_shardings = jax.tree.map(lambda x: x.sharding, experiment.abstract)
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, None))
+    return jitted.lower(experiment.abstract, batch).compile()
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

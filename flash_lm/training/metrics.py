@@ -1,0 +1,69 @@
+"""Where metrics go: metrics.jsonl (the record), TensorBoard, and a live progress line."""
+
+import json
+import os
+import pathlib
+from typing import Any
+
+from tensorboardX import SummaryWriter
+from tqdm import tqdm
+
+
+class MetricsWriter:
+    """Writes each metric line to metrics.jsonl and TensorBoard, and keeps the progress line up to date."""
+
+    def __init__(self, workdir: pathlib.Path, *, step: int, steps: int):
+        """Opens the files to go on after `step`; lines of later steps, or cut in the middle, are removed.
+
+        Args:
+            workdir: of the run.
+            step: that the run resumes from.
+            steps: of the whole run.
+        """
+        path = workdir / "metrics.jsonl"
+        _truncate(path, step)
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1)
+        self._bar = tqdm(total=steps, initial=step, unit="step", dynamic_ncols=True)
+
+    def write(self, step: int, split: str, values: dict[str, Any]) -> None:
+        """Writes one line: {"step", "split", **values}."""
+        self._file.write(json.dumps({"step": step, "split": split, **values}) + "\n")
+        for name, value in values.items():
+            self._tensorboard.add_scalar(f"{split}/{name}", value, step)
+
+    def progress(self, step: int, **shown: float) -> None:
+        """Moves the progress line to `step`; `shown` replaces the figures on it."""
+        if shown:
+            self._bar.set_postfix({name: f"{value:.4g}" for name, value in shown.items()}, refresh=False)
+        self._bar.update(step - self._bar.n)
+
+    def say(self, text: str) -> None:
+        """Prints a line above the progress line."""
+        self._bar.write(text)
+
+    def flush(self) -> None:
+        """Puts all lines on the disk: called before a checkpoint that stands for them is committed."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._tensorboard.flush()
+
+    def close(self) -> None:
+        """Flushes and closes."""
+        self.flush()
+        self._file.close()
+        self._tensorboard.close()
+        self._bar.close()
+
+
+def _truncate(path: pathlib.Path, step: int) -> None:
+    """Keeps the whole lines up to `step`; the file is written anew and renamed."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n") and json.loads(line)["step"] <= step:
+            kept.append(line)
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(kept), encoding="utf-8")
+    os.replace(partial, path)

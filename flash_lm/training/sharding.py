@@ -1,0 +1,101 @@
+"""The whole sharding policy: one mesh, and for each parameter the first rule that fits its path."""
+
+import math
+import re
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from flash_lm.config import MeshConfig
+from flash_lm.errors import InputError
+from flash_lm.training.state import TrainState
+
+AXES = ("data", "fsdp", "tensor")
+BATCH = PartitionSpec(("data", "fsdp"))
+
+
+def make_mesh(config: MeshConfig) -> Mesh:
+    """The mesh of config.shape over all devices.
+
+    Raises:
+        InputError: the shape does not divide the devices.
+    """
+    devices = jax.device_count()
+    known = math.prod(n for n in config.shape if n > 0)
+    shape = tuple(devices // known if n == -1 else n for n in config.shape)
+    if math.prod(shape) != devices:
+        raise InputError(
+            f"mesh.shape={config.shape} must make {devices}, the number of devices: change a size, or set one to -1"
+        )
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def check_batch(mesh: Mesh, batch_size: int, accumulate: int) -> None:
+    """Checks that each microbatch divides over the devices.
+
+    Raises:
+        InputError: it does not.
+    """
+    parts = mesh.shape["data"] * mesh.shape["fsdp"] * accumulate
+    if batch_size % parts:
+        raise InputError(
+            f"a batch of {batch_size} rows (data.tokens_per_batch / data.length) must be a multiple of data x fsdp x "
+            f"train.accumulate = {parts}: raise --config.data.tokens_per_batch or change --config.mesh.shape"
+        )
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows over data and fsdp."""
+    return NamedSharding(mesh, BATCH)
+
+
+def state_shardings(
+    abstract: TrainState, optimizer: optax.GradientTransformation, config: MeshConfig, mesh: Mesh
+) -> TrainState:
+    """The sharding of each array of the state; an optimizer's moments follow their parameters.
+
+    Args:
+        abstract: shapes of the state.
+        optimizer: whose state it holds.
+        config: the rules.
+        mesh: of `make_mesh`.
+
+    Raises:
+        InputError: with every parameter that a rule does not fit, one a line.
+    """
+    problems: list[str] = []
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, x: NamedSharding(mesh, _spec(path, x.shape, config, mesh, problems)), abstract.params
+    )
+    if problems:
+        raise InputError("\n".join(problems))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    opt_state = optax.tree_map_params(
+        optimizer, lambda _, s: s, abstract.opt_state, params, transform_non_params=lambda _: everywhere
+    )
+    return TrainState(everywhere, params, opt_state)  # type: ignore[arg-type]
+
+
+def _spec(path: Any, shape: tuple[int, ...], config: MeshConfig, mesh: Mesh, problems: list[str]) -> PartitionSpec:
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    rule = next((spec for regex, spec in config.rules if re.search(regex, name)), ())
+    # The stacked layers' first dimension is the layer, which lax.scan slices.
+    spec = ((None,) if name.startswith("layers/") else ()) + tuple(rule)
+    if len(spec) > len(shape):
+        problems.append(f"mesh.rules: {rule} has more dimensions than the parameter {name} of shape {shape}")
+        return PartitionSpec()
+    for size, axis in zip(shape, spec, strict=False):
+        parts = mesh.shape[axis] if axis else 1
+        if size % parts:
+            problems.append(
+                f"mesh axis {axis}={parts} does not divide a dimension of {size} of {name}: change --config.mesh.shape or rules"
+            )
+    return PartitionSpec(*spec)
+
+
+def place(batch: dict[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
+    """This host's rows of a batch, as global arrays on the devices."""
+    return {name: jax.make_array_from_process_local_data(sharding, x) for name, x in batch.items()}

@@ -1,0 +1,98 @@
+"""The training step and the evaluation step: plain functions of explicit state, to be compiled once."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from flash_lm.config import TrainConfig
+from flash_lm.ops.cross_entropy import cross_entropy
+from flash_lm.training.optimizer import learning_rate
+from flash_lm.training.state import ModelFunction, Params, TrainState
+
+Batch = dict[str, jax.Array]
+Metrics = dict[str, jax.Array]
+
+
+def make_train_step(
+    model: ModelFunction, optimizer: optax.GradientTransformation, config: TrainConfig, seed: int
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """One update: the mean loss over the batch's targets, its gradient, clipping, the optimizer.
+
+    All randomness is fold_in(seed, step), so a resumed run draws what an uninterrupted one would.
+
+    Args:
+        model: to be trained.
+        optimizer: of `make_optimizer`.
+        config: number of microbatches, tokens of a slice of the loss, learning rate.
+        seed: of dropout.
+
+    Returns:
+        A function (state, batch) -> (state, metrics); metrics are loss (nats a target), grad_norm, learning_rate and
+        tokens (targets in the batch).
+    """
+    rate = learning_rate(config)
+
+    def loss_sum(params: Params, batch: Batch, key: jax.Array) -> jax.Array:
+        return _loss_sum(model, params, batch, config.loss_chunk, key)
+
+    def sum_and_gradients(params: Params, batch: Batch, key: jax.Array) -> tuple[jax.Array, Params]:
+        if config.accumulate == 1:
+            return jax.value_and_grad(loss_sum)(params, batch, key)
+
+        def add(total, part):
+            microbatch, i = part
+            here = jax.value_and_grad(loss_sum)(params, microbatch, jax.random.fold_in(key, i))
+            return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, here), None
+
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
+        parts = (jax.tree.map(lambda x: _microbatches(x, config.accumulate), batch), jnp.arange(config.accumulate))
+        return jax.lax.scan(add, (jnp.zeros((), jnp.float32), zeros), parts)[0]
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        total, gradients = sum_and_gradients(state.params, batch, key)
+        tokens = jnp.maximum(batch["loss_mask_BxL"].sum(), 1)
+        gradients = jax.tree.map(lambda g, p: (g / tokens).astype(p.dtype), gradients, state.params)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        metrics = {
+            "loss": total / tokens,
+            "grad_norm": optax.global_norm(gradients),
+            "learning_rate": jnp.asarray(rate(state.step), jnp.float32),
+            "tokens": tokens,
+        }
+        return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state), metrics
+
+    return step
+
+
+def make_evaluation_step(
+    model: ModelFunction, loss_chunk: int
+) -> Callable[[Params, Batch, jax.Array], dict[str, jax.Array]]:
+    """Sums over one batch, to be added over batches, so that no figure depends on the batch size.
+
+    Returns:
+        A function (params, batch, bytes_per_token_V) -> nll (nats), tokens and bytes of the batch's targets.
+    """
+
+    def step(params: Params, batch: Batch, bytes_per_token_V: jax.Array) -> dict[str, jax.Array]:
+        mask_BxL = batch["loss_mask_BxL"]
+        bytes_BxL = bytes_per_token_V[batch["targets_BxL"]].astype(jnp.float32) * mask_BxL
+        nll = _loss_sum(model, params, batch, loss_chunk, None)
+        return {"nll": nll, "tokens": mask_BxL.sum(), "bytes": bytes_BxL.sum()}
+
+    return step
+
+
+def _loss_sum(model: ModelFunction, params: Params, batch: Batch, loss_chunk: int, key: jax.Array | None) -> jax.Array:
+    bound = model.bind(params)
+    features_BxLxD = bound.features(
+        batch["inputs_BxL"], batch["segment_ids_BxL"], batch["positions_BxL"], dropout_key=key
+    )
+    return cross_entropy(features_BxLxD, bound.unembedding(), batch["targets_BxL"], batch["loss_mask_BxL"], loss_chunk)
+
+
+def _microbatches(x_BxL: jax.Array, count: int) -> jax.Array:
+    """Every count-th row goes into the same microbatch, so that each stays spread over the devices."""
+    return jnp.swapaxes(x_BxL.reshape(-1, count, *x_BxL.shape[1:]), 0, 1)

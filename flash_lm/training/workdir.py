@@ -1,0 +1,88 @@
+"""The folder of a run: config.json and tokenizer/, written once and checked at every resume."""
+
+import json
+import os
+import pathlib
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
+from flash_lm.errors import InputError
+
+# Keys that may differ when a run is resumed: they change neither the model nor what it is trained on.
+_FREE = ("mesh.", "data.cache_dir", "train.log_every", "train.eval_", "train.checkpoint_every", "train.keep")
+
+
+def check_config(workdir: pathlib.Path, config: ConfigDict) -> None:
+    """Checks that a run in `workdir`, if there is one, was started with this config.
+
+    Raises:
+        InputError: it was another; or something that is no run is there.
+    """
+    if not workdir.exists():
+        return
+    if not workdir.is_dir() or (any(workdir.iterdir()) and not (workdir / "config.json").exists()):
+        raise InputError(f"{workdir} exists and is no run of flash_lm: choose another --workdir")
+    if not any(workdir.iterdir()):
+        return
+    before, now = _flat(read_config(workdir).to_dict()), _flat(config.to_dict())
+    differing = [
+        f"{key}={before.get(key)} there, {now.get(key)} here"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key) and not key.startswith(_FREE)
+    ]
+    if differing:
+        raise InputError(f"{workdir} holds a run of another config ({'; '.join(differing)}): choose another --workdir")
+
+
+def write(workdir: pathlib.Path, config: ConfigDict, tokenizer: Tokenizer) -> None:
+    """Writes config and tokenizer, or checks that the tokenizer there is the same.
+
+    Raises:
+        InputError: the tokenizer is another.
+    """
+    if (workdir / "tokenizer").exists():
+        there = load_tokenizer(workdir / "tokenizer")
+        if there.fingerprint != tokenizer.fingerprint:
+            raise InputError(
+                f"the tokenizer of data.tokenizer ({tokenizer.vocab_size} tokens) is not the one that {workdir} was trained "
+                f"with ({there.vocab_size} tokens): give that one in --config.data.tokenizer_path or choose another --workdir"
+            )
+    else:
+        partial = workdir / "tokenizer.partial"
+        save_tokenizer(tokenizer, partial)
+        os.replace(partial, workdir / "tokenizer")
+    partial = workdir / "config.json.partial"
+    partial.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+    os.replace(partial, workdir / "config.json")
+
+
+def read_config(workdir: pathlib.Path) -> ConfigDict:
+    """The config of the run in `workdir`.
+
+    Raises:
+        InputError: there is no run.
+    """
+    try:
+        return ConfigDict(_tuples(json.loads((workdir / "config.json").read_text())))
+    except OSError:
+        raise InputError(
+            f"{workdir} holds no run: train one there with python -m flash_lm.train --workdir={workdir}"
+        ) from None
+    except ValueError:
+        raise InputError(f"{workdir}/config.json is damaged: restore it, or train into another --workdir") from None
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _tuples(value: Any) -> Any:
+    """JSON has no tuples, and configs have no lists."""
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -1,0 +1,93 @@
+"""Attention over pairs, and the quadratic mixers: multi-head softmax attention and FLASH-Quad's gated attention unit."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from oracles import normalizers
+from oracles.attention_functions import weights
+from oracles.positions import relative_bias, rope
+
+
+class Row(NamedTuple):
+    """What a mixer knows of the tokens of one row: who sees whom, and the position of each in its document."""
+
+    sees: Callable[[int, int], bool]
+    positions: list[int]
+
+
+def attend(q_LxK, k_LxK, v_LxE, sees, *, function, factor, divisor, bias) -> np.ndarray:
+    """Σ_u f(factor · q_t·k_u + bias(t, u)) / N · v_u over the keys u that t sees; divisor(number of them) = N."""
+    out_LxE = np.zeros((len(q_LxK), v_LxE.shape[1]))
+    for t, q_K in enumerate(q_LxK):
+        keys = [u for u in range(len(k_LxK)) if sees(t, u)]
+        if not keys:
+            continue
+        scores = [factor * (q_K @ k_LxK[u]) + bias(t, u) for u in keys]
+        for u, weight in zip(keys, weights(function, scores, divisor(len(keys))), strict=True):
+            out_LxE[t] += weight * v_LxE[u]
+    return out_LxE
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    """x σ(x)."""
+    return x / (1 + np.exp(-x))
+
+
+def rotated(x_LxK: np.ndarray, row: Row, settings) -> np.ndarray:
+    """Rotary positions, where the model has them."""
+    if not settings.rotary:
+        return x_LxK
+    return np.stack([rope(x_K, position) for x_K, position in zip(x_LxK, row.positions, strict=True)])
+
+
+def heads(x_LxD: np.ndarray, count: int) -> list[np.ndarray]:
+    """The columns of each head."""
+    width = x_LxD.shape[1] // count
+    return [x_LxD[:, h * width : (h + 1) * width] for h in range(count)]
+
+
+def softmax_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
+    """Concat(head_h) W_o, head_h = softmax(q kᵀ / √K) v."""
+    q, k, v = (heads(x_LxD @ p[name]["kernel"], settings.num_heads) for name in ("query", "key", "value"))
+    outs = []
+    for h in range(settings.num_heads):
+        outs.append(
+            attend(
+                rotated(q[h], row, settings),
+                rotated(k[h], row, settings),
+                v[h],
+                row.sees,
+                function="softmax",
+                factor=1 / math.sqrt(q[h].shape[1]),
+                divisor=lambda visible: 1,
+                bias=lambda t, u: 0.0,
+            )
+        )
+    return np.concatenate(outs, axis=1) @ p["output"]["kernel"]
+
+
+def gau_parts(x_LxD: np.ndarray, p: dict, row: Row, settings) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """U, V, and the queries and keys Z ⊙ γ_i + β_i in the order q, k of the first part, q, k of the second."""
+    u_LxE, v_LxE, z_LxS = (silu(x_LxD @ p[name]["kernel"]) for name in ("gate", "value", "shared"))
+    variants = zip(p["variants"]["scale"], p["variants"]["offset"], strict=True)
+    return u_LxE, v_LxE, [rotated(z_LxS * scale + offset, row, settings) for scale, offset in variants]
+
+
+def gau_quadratic(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
+    """(U ⊙ f(q kᵀ / √S + b) / N · V) W_o."""
+    u_LxE, v_LxE, (q, k) = gau_parts(x_LxD, p, row, settings)
+    length, normalizer, function = len(x_LxD), settings.normalizer, settings.attention_function
+    mixed = attend(
+        q,
+        k,
+        v_LxE,
+        row.sees,
+        function=function,
+        factor=normalizers.score_factor(normalizer, function, q.shape[1], length),
+        divisor=lambda visible: normalizers.quadratic(normalizer, visible, length),
+        bias=relative_bias(settings.relative_bias, settings.max_length, settings.causal, p["core"].get("bias")),
+    )
+    return (u_LxE * mixed) @ p["output"]["kernel"]

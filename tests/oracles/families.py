@@ -1,0 +1,69 @@
+"""The families as the design document has them; a family of the library without a row here fails its tests."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import NamedTuple
+
+from oracles.attention import gau_quadratic, softmax_attention
+from oracles.feed_forward import glu, mlp
+from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
+
+
+class Family(NamedTuple):
+    """One row.
+
+    Attributes:
+        pattern: sublayers of a layer: (x_LxD, parameters, row, settings) -> y_LxD.
+        absolute: the default of absolute_positions.
+        rotary: the default of rotary.
+        bias: whether there is a relative bias by default.
+        constant_state: whether decoding takes the same memory whatever the length.
+        normalizes: whether a part without softmax needs `normalizer`.
+    """
+
+    pattern: tuple[Callable, ...]
+    absolute: str
+    rotary: bool
+    bias: bool = False
+    constant_state: bool = False
+    normalizes: bool = False
+
+
+FAMILIES = {
+    "transformer": Family((softmax_attention, mlp), "learned", False),
+    "transformer_plus": Family((softmax_attention, mlp), "none", True),
+    "transformer_plus_plus": Family((softmax_attention, glu), "none", True),
+    "flash_quad": Family((gau_quadratic, gau_quadratic), "scaled_sinusoid", True, bias=True, normalizes=True),
+    "flash": Family(
+        (gau_mixed_chunk, gau_mixed_chunk), "scaled_sinusoid", True, bias=True, constant_state=True, normalizes=True
+    ),
+    "mc_tfm": Family((softmax_mixed_chunk, glu), "none", True, constant_state=True, normalizes=True),
+}
+
+
+def complete(model: dict) -> SimpleNamespace:
+    """The settings of `config.model` with every open key (None) at its family's default.
+
+    Toeplitz biases reach max_length in FLASH-Quad, where above 512 rope takes over, and C in FLASH. Layer norm for
+    language models, scale norm for bidirectional GAUs. N counts for causal models and is the length for others.
+    """
+    s = SimpleNamespace(**model)
+    family = FAMILIES[s.family]
+    gau = family.pattern[0] in (gau_quadratic, gau_mixed_chunk)
+    quadratic_gau = family.pattern[0] is gau_quadratic
+    toeplitz = "rope" if quadratic_gau and s.max_length > 512 else "toeplitz"
+    # 8D/3 rounded up to a multiple of 8
+    glu_width = next(width for width in range(8, 8 * s.model_dim, 8) if 3 * width >= 8 * s.model_dim)
+    defaults = {
+        "mlp_dim": glu_width if family.pattern[1] is glu else 4 * s.model_dim,
+        "expanded_dim": 2 * s.model_dim,
+        "norm": "scale" if gau and not s.causal else "layer",
+        "absolute_positions": family.absolute,
+        "rotary": family.rotary,
+        "relative_bias": toeplitz if family.bias else "none",
+        "normalizer": "count" if s.causal else str(s.max_length),
+    }
+    for key, value in defaults.items():
+        if getattr(s, key) is None:
+            setattr(s, key, value)
+    return s

@@ -1,0 +1,71 @@
+"""The whole model: embed → [norm → sublayer → +] × pattern × num_layers → norm → logits."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from oracles.attention import Row
+from oracles.families import FAMILIES
+from oracles.norms import normalise
+from oracles.positions import absolute
+from oracles.segments import offsets, visibility
+
+
+def language_model(
+    params: dict,
+    settings: SimpleNamespace,
+    inputs: np.ndarray,
+    segment_ids: np.ndarray | None = None,
+    positions: np.ndarray | None = None,
+) -> np.ndarray:
+    """B×L×V logits.
+
+    Args:
+        params: nested dict of float64 arrays in the model's names, layers stacked along the first dimension.
+        settings: from `oracles.families.complete`.
+        inputs: B×L token ids.
+        segment_ids: B×L; None: one document a row.
+        positions: B×L; None: each token's place in its document.
+
+    Returns:
+        Logits; those of padding have no meaning.
+    """
+    if segment_ids is None:
+        segment_ids = np.ones_like(inputs)
+    table = params["embedding" if settings.tie_embeddings else "output_embedding"]
+    rows = []
+    for b in range(len(inputs)):
+        ids = segment_ids[b].tolist()
+        places = offsets(ids) if positions is None else positions[b].tolist()
+        features = _features(params, settings, inputs[b], Row(visibility(ids, settings.causal), places))
+        rows.append(features @ table.T)
+    return np.stack(rows)
+
+
+def cross_entropy(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> float:
+    """Σ weight · −log softmax(logits)[target]."""
+    loss = 0.0
+    for place in np.ndindex(targets.shape):
+        shifted = logits[place] - logits[place].max()
+        loss += weights[place] * (np.log(np.exp(shifted).sum()) - shifted[targets[place]])
+    return loss
+
+
+def _features(params: dict, s: SimpleNamespace, inputs_L: np.ndarray, row: Row) -> np.ndarray:
+    x = np.stack(
+        [
+            params["embedding"][token] + absolute(s.absolute_positions, position, s.model_dim, params.get("positions"))
+            for token, position in zip(inputs_L, row.positions, strict=True)
+        ]
+    )
+    for n in range(s.num_layers):
+        layer = select(params["layers"], n)
+        for i, sublayer in enumerate(FAMILIES[s.family].pattern):
+            normal = normalise(s.norm, x, layer[f"norm_sublayer_{i}"])
+            x = x + sublayer(normal, {"core": {}} | layer[f"sublayer_{i}"], row, s)
+    return normalise(s.norm, x, params["norm"])
+
+
+def select(stacked: dict, n: int) -> dict:
+    """The parameters of layer n."""
+    return {name: select(value, n) if isinstance(value, dict) else value[n] for name, value in stacked.items()}

@@ -1,0 +1,37 @@
+"""Documents of a row: runs of equal segment ids."""
+
+from collections.abc import Callable, Sequence
+
+PADDING = -1
+
+
+def documents(segment_ids_L: Sequence[int]) -> list[int]:
+    """Number of each token's document, counted along the row, and PADDING where the id is 0.
+
+    A run ends where the id changes, so an id used again after another one is a new document.
+    """
+    numbers, before, number = [], None, 0
+    for segment_id in segment_ids_L:
+        number += segment_id != before
+        before = segment_id
+        numbers.append(PADDING if segment_id == 0 else number)
+    return numbers
+
+
+def offsets(segment_ids_L: Sequence[int]) -> list[int]:
+    """Place of each token in its run."""
+    places, before = [], None
+    for segment_id in segment_ids_L:
+        places.append(places[-1] + 1 if segment_id == before else 0)
+        before = segment_id
+    return places
+
+
+def visibility(segment_ids_L: Sequence[int], causal: bool) -> Callable[[int, int], bool]:
+    """sees(t, u): whether query t may look at key u."""
+    document = documents(segment_ids_L)
+
+    def sees(t: int, u: int) -> bool:
+        return document[t] == document[u] != PADDING and (u <= t or not causal)
+
+    return sees

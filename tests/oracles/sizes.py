@@ -1,0 +1,69 @@
+"""Closed forms: parameters, and forward FLOPs by counting the pairs that are visible."""
+
+from types import SimpleNamespace
+
+from oracles.attention import gau_quadratic, softmax_attention
+from oracles.families import FAMILIES
+from oracles.feed_forward import glu, mlp
+from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
+from oracles.positions import T5_BUCKETS
+
+
+def parameters(s: SimpleNamespace) -> int:
+    """Of the whole model."""
+    embeddings = s.vocab_size * s.model_dim * (1 if s.tie_embeddings else 2)
+    positions = {"learned": s.max_length * s.model_dim, "scaled_sinusoid": 1}.get(s.absolute_positions, 0)
+    norm = {"layer": 2 * s.model_dim, "rms": s.model_dim, "scale": 1}[s.norm]
+    layer = sum(norm + _sublayer(s, sublayer) for sublayer in FAMILIES[s.family].pattern)
+    return embeddings + positions + s.num_layers * layer + norm
+
+
+def _sublayer(s: SimpleNamespace, sublayer) -> int:
+    d, e = s.model_dim, s.expanded_dim
+    parts = s.local_attention + s.global_attention  # each with a q and a k, each of which has a scale and an offset
+    unit = 3 * d * e + d * s.shared_dim
+    return {
+        softmax_attention: 4 * d * d,
+        mlp: 2 * d * s.mlp_dim,
+        glu: 3 * d * s.mlp_dim,
+        gau_quadratic: unit + 4 * s.shared_dim + _bias(s, s.max_length),
+        gau_mixed_chunk: unit + 4 * s.shared_dim * parts + (_bias(s, s.chunk_size) if s.local_attention else 0),
+        softmax_mixed_chunk: 4 * d * d + 4 * d * parts,
+    }[sublayer]
+
+
+def _bias(s: SimpleNamespace, reach: int) -> int:
+    return {"none": 0, "toeplitz": 2 * reach - 1, "t5": T5_BUCKETS, "rope": 2 * s.shared_dim}[s.relative_bias]
+
+
+def flops(s: SimpleNamespace, length: int) -> float:
+    """Forward model FLOPs of one row: 2 for each multiply-add of a product, pairs of tokens only where visible."""
+    layer = sum(_sublayer_flops(s, sublayer, length) for sublayer in FAMILIES[s.family].pattern)
+    return s.num_layers * layer + 2 * length * s.model_dim * s.vocab_size
+
+
+def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
+    d, e, k = s.model_dim, s.expanded_dim, s.shared_dim
+    chunk = lambda t: t // s.chunk_size
+    pairs = [(t, u) for t in range(length) for u in range(length) if u <= t or not s.causal]
+    unit = 2 * length * (3 * d * e + d * k)
+    if sublayer is softmax_attention:
+        return 2 * length * 4 * d * d + 2 * len(pairs) * 2 * d
+    if sublayer is mlp:
+        return 2 * length * 2 * d * s.mlp_dim
+    if sublayer is glu:
+        return 2 * length * 3 * d * s.mlp_dim
+    if sublayer is gau_quadratic:
+        return unit + 2 * len(pairs) * (k + e)
+    inside = sum(chunk(t) == chunk(u) for t, u in pairs)
+    # A token enters a sum if another chunk reads it, and reads one if another chunk is before it.
+    if s.causal:
+        products = sum(chunk(t) < chunk(length - 1) for t in range(length)) + sum(chunk(t) > 0 for t in range(length))
+    else:
+        products = 2 * length
+    local, global_ = s.local_attention, s.global_attention
+    if sublayer is gau_mixed_chunk:
+        return unit + 2 * (local * inside * (k + e) + global_ * products * k * e)
+    assert sublayer is softmax_mixed_chunk
+    width = d // s.num_heads
+    return 2 * length * 4 * d * d + 2 * (local * inside * 2 * d + global_ * products * s.num_heads * width * width)
