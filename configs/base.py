@@ -1,7 +1,7 @@
-"""The schema: every key, its default and its unit. Every other config starts from this one and states what differs.
+"""The schema: every key, its default and its unit. Every other config starts from it and states what differs.
 
-An open key (a placeholder) is filled in by the place that its comment names, so `--config.model.family=flash_quad` alone
-turns any config into another family of the same size.
+An open key (a placeholder) is filled in by the place that its comment names, so `--config.model.family=flash_quad`
+alone turns any config into another family of the same size.
 """
 
 from ml_collections import ConfigDict, config_dict
@@ -79,8 +79,8 @@ def get_config() -> ConfigDict:
 
     config.mesh = mesh = ConfigDict()
     mesh.shape = (-1, 1, 1)  # devices along (data, fsdp, tensor); one may be -1: the rest
-    # First rule whose regex is found in the parameter's path. The spec names the mesh axis of each dimension, the stacked
-    # layer dimension excepted.
+    # The first rule whose regex is found in the parameter's path. The spec names the mesh axis of each dimension, the
+    # stacked layers' dimension excepted.
     mesh.rules = (
         ("embedding", ("tensor", "fsdp")),
         ("(query|key|value|gate|up|shared)/kernel", ("fsdp", "tensor")),

@@ -5,6 +5,7 @@ import importlib.util
 import logging
 import pathlib
 import sys
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +60,7 @@ def _override(config: ConfigDict, word: str) -> str | None:
     if not name.startswith("--config.") or not equals:
         return f"unknown argument {word}: overrides look like --config.model.num_layers=4, other flags are in --help"
     *parents, key = name.removeprefix("--config.").split(".")
-    prefix, node = "", config
+    prefix, node = "", typing.cast(Any, config)
     for parent in parents:
         if not isinstance(node.get(parent), ConfigDict):
             return unknown_key(prefix, parent, list(node))
@@ -68,7 +69,7 @@ def _override(config: ConfigDict, word: str) -> str | None:
         return unknown_key(prefix, key, list(node))
     kind = node.get_type(key)
     if kind is ConfigDict:
-        return f"config.{prefix}{key} is a group of keys: set one of them, such as --config.{prefix}{key}.{next(iter(node[key]))}"
+        return f"{prefix}{key} is a group of keys: set one of them, such as {prefix}{key}.{next(iter(node[key]))}"
     try:
         node[key] = _PARSERS.get(kind, kind)(text)
     except (ValueError, SyntaxError, KeyError):

@@ -1,1 +1,1 @@
-"""From corpora to batches: text -> tokens in a memory-mapped cache -> packed rows -> batches, a pure function of the step."""
+"""From corpora to batches: text -> tokens in a memory-mapped cache -> packed rows -> batches."""

@@ -39,8 +39,8 @@ class Span(NamedTuple):
 class FileCorpus:
     """UTF-8 text files.
 
-    From three files on, each is a document, and the splits are disjoint by document (files of equal content count as one).
-    One or two files are cut into contiguous blocks, the first 90 % for training.
+    From three files on, each is a document, and the splits are disjoint by document, where files of equal content count
+    as one. One or two files are cut into contiguous blocks, the first 90 % for training.
     """
 
     def __init__(self, name: str, paths: list[str]):
@@ -176,8 +176,8 @@ def _read(span: Span) -> Iterator[str]:
                 text = rest + decoder.decode(block, final=position + len(block) == span.end)
             except UnicodeDecodeError as error:
                 raise InputError(
-                    f"{span.path} is not UTF-8 at byte {position - pending + error.start}: convert it, for example with "
-                    f"iconv -t utf-8"
+                    f"{span.path} is not UTF-8 at byte {position - pending + error.start}: convert it, for example "
+                    f"with iconv -t utf-8"
                 ) from None
             position += len(block)
             cut = text.rfind("\n") + 1 if position < span.end else len(text)

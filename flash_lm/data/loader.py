@@ -1,6 +1,7 @@
 """Batches of rows. The training order is a pure function of (seed, step), whatever the number of hosts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 import grain
 import numpy as np
@@ -32,7 +33,7 @@ def training_batches(
     Yields:
         Dicts of (B / hosts)×L arrays.
     """
-    order = grain.MapDataset.source(rows).seed(seed).shuffle().repeat()
+    order = grain.MapDataset.source(cast(Sequence[Row], rows)).seed(seed).shuffle().repeat()
     mine = order[host::hosts].batch(batch_size // hosts, batch_fn=_stack)
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCH)
     yield from mine[start_step:].to_iter_dataset(options)
@@ -60,5 +61,5 @@ def evaluation_batches(
         yield _stack([rows[n] if n < len(rows) else padding for n in numbers])
 
 
-def _stack(rows: list[Row]) -> Batch:
+def _stack(rows: Sequence[Row]) -> Batch:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}

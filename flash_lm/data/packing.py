@@ -1,4 +1,4 @@
-"""Rows of `length` tokens from a token store, in the two ways of `data.pack`. No row is written: each is cut when asked for.
+"""Rows of `length` tokens from a token store, in the two ways of `data.pack`; each is cut when it is asked for.
 
 A row is a dict of arrays of length L: inputs, targets, segment_ids and positions int32, loss_mask float32. In both ways
 every token but begin-of-text is a target exactly once.

@@ -1,4 +1,4 @@
-"""A corpus as tokens on disk: each split one memory-mapped array, tokenised once, keyed by content, written whole or not."""
+"""A corpus as tokens on disk: a memory-mapped array a split, keyed by content, written whole or not at all."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ from flash_lm.data.tokenizers import (
 )
 from flash_lm.errors import InputError
 
-_FORMAT = "1"  # raise it when the files' meaning changes
+_FORMAT = "2"  # raise it when the files' meaning changes
 _BATCH_BYTES = 4 << 20  # of text, tokenised at a time
 _TRAINING_BYTES = 32 << 20  # of text, to train a tokenizer on
 
@@ -38,10 +38,12 @@ class TokenStore:
     Attributes:
         tokens: memory-mapped; each document is begin-of-text, its tokens, end-of-text.
         starts: where each document begins, and the number of all tokens at the end, int64.
+        words: of the text, separated by white space.
     """
 
     tokens: np.ndarray
     starts: np.ndarray
+    words: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,14 +81,14 @@ def load_tokenized(config: DataConfig) -> TokenizedCorpus:
     folder = cache / f"{corpus.name}-{key}"
     if not folder.exists():
         with _whole(folder) as partial:
-            for split in SPLITS:
-                _tokenize(corpus, split, tokenizer, partial)
-            info = {"corpus": corpus.name, "fingerprint": corpus.fingerprint, "tokenizer": tokenizer.fingerprint}
+            words = {split: _tokenize(corpus, split, tokenizer, partial) for split in SPLITS}
+            info = {"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint, "words": words}
             (partial / "info.json").write_text(json.dumps(info) + "\n")
+    words = json.loads((folder / "info.json").read_text())["words"]
     splits = {}
     for split in SPLITS:
         tokens = np.memmap(folder / f"{split}.tokens", _dtype(tokenizer), mode="r")
-        splits[split] = TokenStore(tokens, np.load(folder / f"{split}.starts.npy"))
+        splits[split] = TokenStore(tokens, np.load(folder / f"{split}.starts.npy"), words[split])
     return TokenizedCorpus(corpus.name, corpus.fingerprint, tokenizer, splits)
 
 
@@ -118,10 +120,10 @@ def _training_lines(corpus: FileCorpus) -> Iterator[str]:
     return itertools.islice(lines, 0, None, every)
 
 
-def _tokenize(corpus: FileCorpus, split: str, tokenizer: Tokenizer, folder: pathlib.Path) -> None:
-    """Streams a split through the tokenizer into two files."""
+def _tokenize(corpus: FileCorpus, split: str, tokenizer: Tokenizer, folder: pathlib.Path) -> int:
+    """Streams a split through the tokenizer into two files; returns the number of words."""
     dtype = _dtype(tokenizer)
-    written, starts = 0, []
+    written, words, starts = 0, 0, []
     bar = tqdm(desc=f"tokenise {corpus.name} {split}", total=corpus.size(split), unit="B", unit_scale=True, leave=False)
     with open(folder / f"{split}.tokens", "wb") as file, bar:
         for batch in _batches(corpus, split):
@@ -133,9 +135,11 @@ def _tokenize(corpus: FileCorpus, split: str, tokenizer: Tokenizer, folder: path
                     ids = np.concatenate([*parts, ids])
                 file.write(ids.astype(dtype).tobytes())
                 written += len(ids)
+                words += len(piece.text.split())
                 bar.update(len(piece.text.encode()))
         file.write(np.array([tokenizer.end], dtype).tobytes())
     np.save(folder / f"{split}.starts.npy", np.array([*starts, written + 1], np.int64))
+    return words
 
 
 def _batches(corpus: FileCorpus, split: str) -> Iterator[list]:

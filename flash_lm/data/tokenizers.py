@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, and SentencePiece trained on the corpus or given. Both restore the text exactly when trained here."""
+"""Tokenizers: bytes, and SentencePiece trained on the corpus or given. Those made here restore a text exactly."""
 
 import hashlib
 import io

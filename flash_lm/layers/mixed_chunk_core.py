@@ -12,6 +12,7 @@ from flash_lm.ops import mixed_chunk_attention as ops
 from flash_lm.ops.mixed_chunk_decode import (
     ChunkState,
     Projections,
+    Settings,
     fold,
     init_chunk_state,
     prefill_chunks,
@@ -37,10 +38,10 @@ class MixedChunkCore(nnx.Module):
     def __call__(self, qk: tuple[tuple[jax.Array, jax.Array], ...], v: jax.Array, context: Context) -> jax.Array:
         """A pair of B×H×L×K queries and keys for each part that is on, B×H×L×E values -> B×H×L×E."""
         x, out = self._named(qk, v), jnp.zeros_like(v)
-        if x.local_q_BxHxLxK is not None:
-            out += self._local(x, context).reshape(v.shape)
-        if x.global_q_BxHxLxK is not None:
-            out += self._global(x, context).reshape(v.shape)
+        if x.local is not None:
+            out += self._attend_locally(*x.local, v, context)
+        if x.global_ is not None:
+            out += self._attend_globally(*x.global_, v, context)
         return out
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> ChunkState:
@@ -51,13 +52,11 @@ class MixedChunkCore(nnx.Module):
         """From anywhere in a chunk, row by row."""
         assert context.lengths_B is not None
         start_B = context.positions_BxL[:, 0]
-        x = self._named(qk, v)
-        return prefill_chunks(x, state, start_B, context.lengths_B, **self._decode_settings(v, x))
+        return prefill_chunks(self._named(qk, v), state, start_B, context.lengths_B, self._settings(qk))
 
     def step(self, qk, v: jax.Array, context: Context, state: ChunkState) -> tuple[jax.Array, ChunkState]:
         """One token a row."""
-        x = self._named(qk, v)
-        return step_chunks(x, state, context.positions_BxL[:, 0], **self._decode_settings(v, x))
+        return step_chunks(self._named(qk, v), state, context.positions_BxL[:, 0], self._settings(qk))
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
         """Local pairs in each chunk, and two products with the K×E sum where there is one to make or to read."""
@@ -75,8 +74,17 @@ class MixedChunkCore(nnx.Module):
 
     def _named(self, qk, v: jax.Array) -> Projections:
         pairs = iter(qk)
-        none = (None, None)
-        return Projections(*(next(pairs) if self.local else none), *(next(pairs) if self.global_ else none), v)
+        return Projections(next(pairs) if self.local else None, next(pairs) if self.global_ else None, v)
+
+    def _settings(self, qk) -> Settings:
+        return Settings(
+            chunk_size=self.chunk_size,
+            function=self.function,
+            scale=scale(self.normalizer, qk[0][0].shape[-1], self.chunk_size, self.function),
+            bias_CxC=self._bias(),
+            local_divisor=self._local_divisor(),
+            global_divisor=constant(self.normalizer, 0),
+        )
 
     def _bias(self) -> jax.Array | None:
         if self.bias is None:
@@ -84,56 +92,43 @@ class MixedChunkCore(nnx.Module):
         index_C = jnp.arange(self.chunk_size, dtype=jnp.int32)
         return self.bias(index_C[None, :, None], index_C[None, None, :])[0]
 
-    def _local_settings(self, width: int) -> dict:
-        return {
-            "function": self.function,
-            "scale": scale(self.normalizer, width, self.chunk_size, self.function),
-            "bias_CxC": self._bias(),
-        }
-
-    def _local_constant(self) -> int | None:
+    def _local_divisor(self) -> int | None:
         """N of the local part; see layers/normalizer.py."""
-        n = constant(self.normalizer, self.chunk_size)
-        return self.chunk_size if self.normalizer.isdecimal() else n
+        return self.chunk_size if self.normalizer.isdecimal() else constant(self.normalizer, self.chunk_size)
 
-    def _decode_settings(self, v: jax.Array, x: Projections) -> dict:
-        return {
-            "chunk_size": self.chunk_size,
-            "local": self._local_settings(x.local_q_BxHxLxK.shape[-1]) if x.local_q_BxHxLxK is not None else {},
-            "local_divisor": self._local_constant(),
-            "global_divisor": constant(self.normalizer, 0),
-        }
-
-    def _local(self, x: Projections, context: Context) -> jax.Array:
-        assert context.segments is not None and x.local_q_BxHxLxK is not None and x.local_k_BxHxLxK is not None
-        n = self._local_constant()
+    def _attend_locally(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
+        assert context.segments is not None
+        settings = self._settings(((q, k),))
         count_BxL = visible_keys_in_chunk(context.segments, self.chunk_size, context.causal)
+        if settings.local_divisor is not None:
+            count_BxL = jnp.full_like(count_BxL, settings.local_divisor)
         return ops.local_attention(
-            fold(x.local_q_BxHxLxK),
-            fold(x.local_k_BxHxLxK),
-            fold(x.v_BxHxLxE),
+            fold(q),
+            fold(k),
+            fold(v),
             context.segments.runs_BxL,
             chunk_size=self.chunk_size,
             causal=context.causal,
-            divisor_BxL=(count_BxL if n is None else jnp.full_like(count_BxL, n)).astype(jnp.float32),
-            **self._local_settings(x.local_q_BxHxLxK.shape[-1]),
-        )
+            function=settings.function,
+            scale=settings.scale,
+            divisor_BxL=count_BxL.astype(jnp.float32),
+            bias_CxC=settings.bias_CxC,
+        ).reshape(v.shape)
 
-    def _global(self, x: Projections, context: Context) -> jax.Array:
+    def _attend_globally(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
         segments = context.segments
-        assert segments is not None and x.global_q_BxHxLxK is not None and x.global_k_BxHxLxK is not None
-        q, k, v = fold(x.global_q_BxHxLxK), fold(x.global_k_BxHxLxK), fold(x.v_BxHxLxE)
-        length = q.shape[1]
+        assert segments is not None
         # The linear part has no function f, so the paper's scale of the scores becomes its divisor.
         normalizer = "length" if self.normalizer == "paper" else self.normalizer
+        length, size, arrays = q.shape[2], self.chunk_size, (fold(q), fold(k), fold(v))
         if context.causal:
-            earlier_BxL = tokens_in_earlier_chunks(segments, self.chunk_size)
+            earlier_BxL = tokens_in_earlier_chunks(segments, size)
             weight_BxL = jnp.where(earlier_BxL > 0, 1 / divisor(normalizer, earlier_BxL, length), 0)
-            runs_BxL = segments.runs_BxL
-            return ops.global_attention(q, k, v, runs_BxL, chunk_size=self.chunk_size, weight_BxL=weight_BxL)[0]
-        weight_BxL = 1 / divisor(normalizer, segments.lengths_BxL, length)
-        if context.packed:
-            return ops.global_attention_in_segments(
-                q, k, v, segments, chunk_size=self.chunk_size, weight_BxL=weight_BxL
-            )
-        return ops.global_attention_both_ways(q, k, v, weight_BxL=weight_BxL)
+            out, _ = ops.global_attention(*arrays, segments.runs_BxL, chunk_size=size, weight_BxL=weight_BxL)
+        else:
+            weight_BxL = 1 / divisor(normalizer, segments.lengths_BxL, length)
+            if context.packed:
+                out = ops.global_attention_in_segments(*arrays, segments, chunk_size=size, weight_BxL=weight_BxL)
+            else:
+                out = ops.global_attention_both_ways(*arrays, weight_BxL=weight_BxL)
+        return out.reshape(v.shape)

@@ -1,7 +1,10 @@
 """The scale of the scores and the divisor N of the unsoftmaxed attentions, from `model.normalizer`.
 
-count: N is the number of visible keys, hence exact under padding, packing and decoding · an integer: N is that constant ·
-length: N is the row's length, as the published codes have it · paper: relu²(q kᵀ / n + b), as FLASH's appendix has it.
+count: N is the number of visible keys, hence exact under padding, packing and decoding.
+An integer: N is that constant.
+length: N is the row's length, as the published codes have it.
+paper: relu²(q kᵀ / n + b), as FLASH's appendix has it.
+
 Inside a chunk all but count take the chunk's length for n. The last two depend on the length of the whole row, so they
 cannot be decoded.
 """

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.core import Tracer
 from ml_collections import ConfigDict
 
 from flash_lm.config import ModelConfig, parse_model
@@ -231,7 +232,7 @@ class LanguageModel(nnx.Module):
     def _decode(self, method: str, inputs_BxL, positions_BxL, lengths_B, state: DecodeState):
         end_B = state.positions_B + lengths_B
         beyond_B = end_B > state.capacity if self._limited() else jnp.zeros_like(end_B, bool)
-        if not isinstance(beyond_B, jax.core.Tracer) and beyond_B.any():
+        if not isinstance(beyond_B, Tracer) and beyond_B.any():
             raise ValueError(
                 f"row {int(beyond_B.argmax())} would reach {int(end_B.max())} tokens, over the state's capacity of "
                 f"{state.capacity}: give init_state a larger capacity"

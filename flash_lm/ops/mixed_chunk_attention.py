@@ -1,7 +1,7 @@
-"""FLASH's mixed chunk attention ("Transformer Quality in Linear Time", section 3.2): quadratic attention inside each
-chunk and linear attention over the chunks. The two parts are functions of their own, and a layer adds them.
+"""FLASH's mixed chunk attention ("Transformer Quality in Linear Time", section 3.2).
 
-The chunk grid is anchored at the row's start. Heads are folded into the batch dimension N, where `runs_BxL` has B rows
+Quadratic attention inside each chunk and linear attention over the chunks are functions of their own; a layer adds
+them. The chunk grid is anchored at the row's start. Heads are folded into the batch dimension N, where `runs_BxL` has B rows
 and N = B·H.
 """
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from flash_lm.ops.attention_functions import ATTENTION_FUNCTIONS
-from flash_lm.ops.mixed_chunk_attention import global_attention, local_attention, to_chunks
+from flash_lm.ops.mixed_chunk_attention import global_attention, local_attention
 from flash_lm.ops.products import matmul
 
 
@@ -24,13 +24,22 @@ class ChunkState(NamedTuple):
 
 
 class Projections(NamedTuple):
-    """What mixed chunk attention mixes; the local or the global pair is None when that part is switched off."""
+    """What mixed chunk attention mixes: queries and keys, B×H×L×K each, of the parts that are on; values B×H×L×E."""
 
-    local_q_BxHxLxK: jax.Array | None
-    local_k_BxHxLxK: jax.Array | None
-    global_q_BxHxLxK: jax.Array | None
-    global_k_BxHxLxK: jax.Array | None
+    local: tuple[jax.Array, jax.Array] | None
+    global_: tuple[jax.Array, jax.Array] | None
     v_BxHxLxE: jax.Array
+
+
+class Settings(NamedTuple):
+    """How chunks are mixed; the divisors are the constants N of the two parts, None: the number of visible keys."""
+
+    chunk_size: int
+    function: str
+    scale: float
+    bias_CxC: jax.Array | None
+    local_divisor: int | None
+    global_divisor: int | None
 
 
 def init_chunk_state(batch: int, heads: int, chunk_size: int, key_width: int, value_width: int, dtype) -> ChunkState:
@@ -46,153 +55,129 @@ def fold(x_BxHx: jax.Array) -> jax.Array:
 
 
 def prefill_chunks(
-    x: Projections,
-    state: ChunkState,
-    start_B: jax.Array,
-    lengths_B: jax.Array,
-    *,
-    chunk_size: int,
-    local: dict,
-    local_divisor: int | None,
-    global_divisor: int | None,
+    x: Projections, state: ChunkState, start_B: jax.Array, lengths_B: jax.Array, settings: Settings
 ) -> tuple[jax.Array, ChunkState]:
     """Consumes lengths[b] tokens of each row, from anywhere in a chunk.
 
-    Each row is shifted to its place in the chunk grid, after what its buffers hold; then the parallel form does the rest.
+    Each row is shifted to its place in the chunk grid, after what its buffers hold; the parallel form does the rest.
 
     Args:
         x: of the new tokens; those at lengths[b] and after are ignored.
         state: before them.
         start_B: position of each row's first new token.
         lengths_B: number of new tokens, 0 … L.
-        chunk_size: C.
-        local: arguments of `local_attention`: function, scale, bias_CxC.
-        local_divisor: constant N of the local part; None: the number of visible keys.
-        global_divisor: constant N of the global part; None: the number of tokens in earlier chunks.
+        settings: of the layer.
 
     Returns:
         B×H×L×E, and the state after the new tokens.
     """
     batch, heads, length = x.v_BxHxLxE.shape[:3]
+    chunk_size = settings.chunk_size
     grid = chunk_size * (1 + -(-length // chunk_size))
     place_B = start_B % chunk_size
     index_1xT = jnp.arange(grid, dtype=jnp.int32)[None]
     source_BxT = index_1xT - place_B[:, None]
     old_BxT, new_BxT = source_BxT < 0, (source_BxT >= 0) & (source_BxT < lengths_B[:, None])
-    runs_BxT = (old_BxT | new_BxT).astype(jnp.int32)
-
-    def on_grid(new_BxHxLx: jax.Array | None, old_BxHxCx: jax.Array | None = None) -> jax.Array | None:
-        if new_BxHxLx is None:
-            return None
-        taken = jnp.take_along_axis(new_BxHxLx, source_BxT.clip(0, length - 1)[:, None, :, None], axis=2)
-        taken = jnp.where(new_BxT[:, None, :, None], taken, 0)
-        if old_BxHxCx is None:
-            return taken
-        old = jnp.pad(old_BxHxCx, ((0, 0), (0, 0), (0, grid - chunk_size), (0, 0)))
-        return jnp.where(old_BxT[:, None, :, None], old.astype(taken.dtype), taken)
-
-    v_BxHxTxE = on_grid(x.v_BxHxLxE, state.value_BxHxCxE)
-    runs_NxT = jnp.repeat(runs_BxT, heads, axis=0)
-    out_BxHxTxE = jnp.zeros_like(v_BxHxTxE)
+    runs_NxT = jnp.repeat((old_BxT | new_BxT).astype(jnp.int32), heads, axis=0)
     chunk_B = (place_B + lengths_B) // chunk_size  # on the grid, the chunk in which each row ends up
+    rows_B = jnp.arange(batch)
 
-    def current_chunk(x_BxHxTx: jax.Array | None, old_BxHxCx: jax.Array) -> jax.Array:
-        if x_BxHxTx is None:
-            return old_BxHxCx
-        chunks_BxHxGxCx = to_chunks(fold(x_BxHxTx), chunk_size).reshape(batch, heads, -1, *old_BxHxCx.shape[2:])
-        return chunks_BxHxGxCx[jnp.arange(batch), :, chunk_B].astype(old_BxHxCx.dtype)
+    def on_grid(new_BxHxLx: jax.Array) -> jax.Array:
+        taken_BxHxTx = jnp.take_along_axis(new_BxHxLx, source_BxT.clip(0, length - 1)[:, None, :, None], axis=2)
+        return jnp.where(new_BxT[:, None, :, None], taken_BxHxTx, 0)
 
-    local_k = on_grid(x.local_k_BxHxLxK, state.local_key_BxHxCxK)
-    if local_k is not None:
-        count_1xT = jnp.full_like(index_1xT, local_divisor) if local_divisor else index_1xT % chunk_size + 1
+    def after_old(new_BxHxLx: jax.Array, old_BxHxCx: jax.Array) -> jax.Array:
+        old_BxHxTx = jnp.pad(old_BxHxCx, ((0, 0), (0, 0), (0, grid - chunk_size), (0, 0)))
+        return jnp.where(old_BxT[:, None, :, None], old_BxHxTx.astype(new_BxHxLx.dtype), on_grid(new_BxHxLx))
+
+    def current_chunk(x_BxHxTx: jax.Array, old_BxHxCx: jax.Array) -> jax.Array:
+        chunks_BxHxGxCx = x_BxHxTx.reshape(batch, heads, -1, *old_BxHxCx.shape[2:])
+        return chunks_BxHxGxCx[rows_B, :, chunk_B].astype(old_BxHxCx.dtype)
+
+    local_key, global_key, value, total = state
+    v_BxHxTxE = after_old(x.v_BxHxLxE, value)
+    out_BxHxTxE = jnp.zeros_like(v_BxHxTxE)
+    if x.local is not None:
+        q_BxHxLxK, k_BxHxLxK = x.local
+        k_BxHxTxK = after_old(k_BxHxLxK, local_key)
+        count_1xT = index_1xT % chunk_size + 1
+        if settings.local_divisor is not None:
+            count_1xT = jnp.full_like(count_1xT, settings.local_divisor)
         out_BxHxTxE += local_attention(
-            fold(on_grid(x.local_q_BxHxLxK)),
-            fold(local_k),
+            fold(on_grid(q_BxHxLxK)),
+            fold(k_BxHxTxK),
             fold(v_BxHxTxE),
             runs_NxT,
             chunk_size=chunk_size,
             causal=True,
+            function=settings.function,
+            scale=settings.scale,
             divisor_BxL=count_1xT.astype(jnp.float32),
-            **local,
+            bias_CxC=settings.bias_CxC,
         ).reshape(out_BxHxTxE.shape)
-    global_k, sum_BxHxKxE = on_grid(x.global_k_BxHxLxK, state.global_key_BxHxCxK), state.sum_BxHxKxE
-    if global_k is not None:
+        local_key = current_chunk(k_BxHxTxK, local_key)
+    if x.global_ is not None:
+        q_BxHxLxK, k_BxHxLxK = x.global_
+        k_BxHxTxK = after_old(k_BxHxLxK, global_key)
         earlier_BxT = (start_B - place_B)[:, None] + index_1xT - index_1xT % chunk_size
         out_NxTxE, entering_NxGxKxE = global_attention(
-            fold(on_grid(x.global_q_BxHxLxK)),
-            fold(global_k),
+            fold(on_grid(q_BxHxLxK)),
+            fold(k_BxHxTxK),
             fold(v_BxHxTxE),
             runs_NxT,
             chunk_size=chunk_size,
-            weight_BxL=_weight(earlier_BxT, global_divisor),
-            initial_NxKxE=fold(state.sum_BxHxKxE),
+            weight_BxL=jnp.repeat(_weight(earlier_BxT, settings.global_divisor), heads, axis=0),
+            initial_NxKxE=fold(total),
         )
         out_BxHxTxE += out_NxTxE.reshape(out_BxHxTxE.shape)
-        entering_BxHxGxKxE = entering_NxGxKxE.reshape(batch, heads, *entering_NxGxKxE.shape[1:])
-        sum_BxHxKxE = entering_BxHxGxKxE[jnp.arange(batch), :, chunk_B]
+        global_key = current_chunk(k_BxHxTxK, global_key)
+        total = entering_NxGxKxE.reshape(batch, heads, *entering_NxGxKxE.shape[1:])[rows_B, :, chunk_B]
     target_BxL = place_B[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
     out_BxHxLxE = jnp.take_along_axis(out_BxHxTxE, target_BxL[:, None, :, None], axis=2)
-    after = ChunkState(
-        current_chunk(local_k, state.local_key_BxHxCxK),
-        current_chunk(global_k, state.global_key_BxHxCxK),
-        current_chunk(v_BxHxTxE, state.value_BxHxCxE),
-        sum_BxHxKxE,
-    )
-    return out_BxHxLxE, after
+    return out_BxHxLxE, ChunkState(local_key, global_key, current_chunk(v_BxHxTxE, value), total)
 
 
 def step_chunks(
-    x: Projections,
-    state: ChunkState,
-    position_B: jax.Array,
-    *,
-    chunk_size: int,
-    local: dict,
-    local_divisor: int | None,
-    global_divisor: int | None,
+    x: Projections, state: ChunkState, position_B: jax.Array, settings: Settings
 ) -> tuple[jax.Array, ChunkState]:
     """One token a row, at L = 1; arguments and results as in `prefill_chunks`."""
-    batch, heads = x.v_BxHxLxE.shape[:2]
-    place_B = position_B % chunk_size
-    rows = jnp.arange(batch)
+    place_B = position_B % settings.chunk_size
+    rows_B = jnp.arange(place_B.size)
 
-    def write(buffer_BxHxCx: jax.Array, new_BxHx1x: jax.Array | None) -> jax.Array:
-        if new_BxHx1x is None:
-            return buffer_BxHxCx
-        return buffer_BxHxCx.at[rows, :, place_B].set(new_BxHx1x[:, :, 0].astype(buffer_BxHxCx.dtype))
+    def write(buffer_BxHxCx: jax.Array, new_BxHx1x: jax.Array) -> jax.Array:
+        return buffer_BxHxCx.at[rows_B, :, place_B].set(new_BxHx1x[:, :, 0].astype(buffer_BxHxCx.dtype))
 
-    local_key = write(state.local_key_BxHxCxK, x.local_k_BxHxLxK)
-    global_key = write(state.global_key_BxHxCxK, x.global_k_BxHxLxK)
-    value = write(state.value_BxHxCxE, x.v_BxHxLxE)
+    local_key, global_key, value, total = state
+    value = write(value, x.v_BxHxLxE)
     out_BxHx1xE = jnp.zeros_like(x.v_BxHxLxE)
-    if x.local_q_BxHxLxK is not None:
-        out_BxHx1xE += _attend_buffer(
-            x.local_q_BxHxLxK, local_key, value, place_B, divisor=local_divisor, chunk_size=chunk_size, **local
-        )
-    if x.global_q_BxHxLxK is not None:
-        weight_Bx1 = _weight((position_B - place_B)[:, None], global_divisor)
-        query = x.global_q_BxHxLxK * weight_Bx1[:, None, :, None].astype(x.global_q_BxHxLxK.dtype)
-        out_BxHx1xE += matmul(query, state.sum_BxHxKxE.astype(value.dtype)).astype(value.dtype)
-    full_B = place_B == chunk_size - 1
+    if x.local is not None:
+        q_BxHx1xK, k_BxHx1xK = x.local
+        local_key = write(local_key, k_BxHx1xK)
+        out_BxHx1xE += _attend_buffer(q_BxHx1xK, local_key, value, place_B, settings)
+    if x.global_ is not None:
+        q_BxHx1xK, k_BxHx1xK = x.global_
+        global_key = write(global_key, k_BxHx1xK)
+        weight_Bx1 = _weight((position_B - place_B)[:, None], settings.global_divisor)
+        query = q_BxHx1xK * weight_Bx1[:, None, :, None].astype(q_BxHx1xK.dtype)
+        out_BxHx1xE += matmul(query, total.astype(value.dtype)).astype(value.dtype)
+        full_B = place_B == settings.chunk_size - 1
 
-    def fold_chunk() -> jax.Array:
-        chunk_BxHxKxE = matmul(global_key, value, transpose_a=True)
-        return state.sum_BxHxKxE + jnp.where(full_B[:, None, None, None], chunk_BxHxKxE, 0)
+        def fold_chunk(total: jax.Array) -> jax.Array:
+            chunk_BxHxKxE = matmul(global_key, value, transpose_a=True)
+            return total + jnp.where(full_B[:, None, None, None], chunk_BxHxKxE, 0)
 
-    total = state.sum_BxHxKxE
-    if x.global_k_BxHxLxK is not None:
-        total = jax.lax.cond(full_B.any(), fold_chunk, lambda: state.sum_BxHxKxE)
+        total = jax.lax.cond(full_B.any(), fold_chunk, lambda total: total, total)
     return out_BxHx1xE, ChunkState(local_key, global_key, value, total)
 
 
-def _attend_buffer(q_BxHx1xK, key_BxHxCxK, value_BxHxCxE, place_B, *, divisor, chunk_size, function, scale, bias_CxC):
+def _attend_buffer(q_BxHx1xK, key_BxHxCxK, value_BxHxCxE, place_B, settings: Settings) -> jax.Array:
     """Local attention of one query a row over the tokens of its chunk up to its place."""
-    scores_BxHx1xC = matmul(q_BxHx1xK, key_BxHxCxK.astype(q_BxHx1xK.dtype), transpose_b=True) * scale
-    if bias_CxC is not None:
-        scores_BxHx1xC += bias_CxC[place_B][:, None, None, :]
-    visible_BxC = jnp.arange(chunk_size)[None] <= place_B[:, None]
-    count_B = jnp.full_like(place_B, divisor) if divisor else place_B + 1
-    weights_BxHx1xC = ATTENTION_FUNCTIONS[function](
+    scores_BxHx1xC = matmul(q_BxHx1xK, key_BxHxCxK.astype(q_BxHx1xK.dtype), transpose_b=True) * settings.scale
+    if settings.bias_CxC is not None:
+        scores_BxHx1xC += settings.bias_CxC[place_B][:, None, None, :]
+    visible_BxC = jnp.arange(settings.chunk_size)[None] <= place_B[:, None]
+    count_B = place_B + 1 if settings.local_divisor is None else jnp.full_like(place_B, settings.local_divisor)
+    weights_BxHx1xC = ATTENTION_FUNCTIONS[settings.function](
         scores_BxHx1xC, visible_BxC[:, None, None], count_B.astype(jnp.float32)[:, None, None, None]
     )
     return matmul(weights_BxHx1xC.astype(value_BxHxCxE.dtype), value_BxHxCxE).astype(value_BxHxCxE.dtype)

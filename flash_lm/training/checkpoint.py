@@ -60,7 +60,7 @@ class Checkpoints:
         except (ValueError, KeyError) as error:
             reason = str(error).splitlines()[0][:200]
             raise InputError(f"checkpoint {step} does not fit this config: {reason}") from None
-        return restored.state, restored.facts
+        return restored["state"], restored["facts"]
 
     def close(self) -> None:
         """Waits for what is being written."""

@@ -1,12 +1,19 @@
 """Perplexity of a split: sums weighted by tokens, so that no figure depends on the batch size."""
 
+import json
 import math
+import pathlib
+import statistics
+from typing import Any
 
 import jax
 import numpy as np
 
 from flash_lm.data.loader import Rows, evaluation_batches
-from flash_lm.training.experiment import Experiment
+from flash_lm.errors import InputError
+from flash_lm.training import workdir as run_folder
+from flash_lm.training.checkpoint import Checkpoints
+from flash_lm.training.experiment import Experiment, build_experiment
 from flash_lm.training.sharding import batch_sharding, place
 from flash_lm.training.state import Params
 from flash_lm.training.step import make_evaluation_step
@@ -34,8 +41,8 @@ class Evaluator:
             limit: number of batches; 0 = all.
 
         Returns:
-            loss (nats a token), perplexity (a token), bits_per_byte, and nll (nats), tokens and bytes, the sums over all
-            targets.
+            loss (nats a token), perplexity (a token), bits_per_byte; and nll (nats), tokens and bytes, the sums over
+            all targets.
         """
         mesh = self._experiment.mesh
         parts = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -43,9 +50,67 @@ class Evaluator:
         sums = {"nll": 0.0, "tokens": 0.0, "bytes": 0.0}
         batches = evaluation_batches(rows, batch_size, limit=limit, host=jax.process_index(), hosts=jax.process_count())
         for batch in batches:
-            parts_ = jax.device_get(self._step(params, place(batch, batch_sharding(mesh)), self._bytes_per_token))
+            here = jax.device_get(self._step(params, place(batch, batch_sharding(mesh)), self._bytes_per_token))
             # Python floats: a float32 sum over a long split would lose the last tokens.
-            sums = {name: sums[name] + float(parts_[name]) for name in sums}
+            sums = {name: sums[name] + float(here[name]) for name in sums}
         loss = sums["nll"] / sums["tokens"]
         bits_per_byte = sums["nll"] / math.log(2) / sums["bytes"] if sums["bytes"] else math.nan
         return {"loss": loss, "perplexity": math.exp(loss), "bits_per_byte": bits_per_byte, **sums}
+
+
+def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict[str, Any]]:
+    """Scores the newest checkpoint of a run on a whole split.
+
+    Args:
+        workdir: of the run.
+        split: train, validation or test.
+        lengths: of the rows; empty: the length that the run trained with.
+
+    Returns:
+        One flat result a length: what was evaluated, how it was trained, and its scores.
+
+    Raises:
+        InputError: no run, no such split, or a length that the model's positions do not reach.
+    """
+    config = run_folder.read_config(workdir)
+    experiment = build_experiment(config)
+    run_folder.check_tokenizer(workdir, experiment.corpus.tokenizer)
+    if split not in experiment.corpus.splits:
+        raise InputError(f"no split {split}: --split is one of {', '.join(experiment.corpus.splits)}")
+    checkpoints = Checkpoints(workdir)
+    newest = checkpoints.newest()
+    if newest is None:
+        raise InputError(f"{workdir} has no checkpoint yet: train it first")
+    state, facts = checkpoints.restore(newest, experiment.abstract)
+    checkpoints.close()
+    run_folder.check_corpus(facts["corpus"], experiment.corpus)
+    data, results, evaluator = experiment.config.data, [], Evaluator(experiment)
+    for length in lengths or [data.length]:
+        rows = experiment.rows(split, length)
+        with jax.set_mesh(experiment.mesh):
+            scores = evaluator(state.params, rows, max(1, data.tokens_per_batch // length))
+        words = experiment.corpus.splits[split].words
+        results.append(
+            {
+                "run": workdir.name,
+                "family": experiment.config.model.family,
+                "parameters": experiment.model.parameter_count(),
+                "corpus": experiment.corpus.name,
+                "split": split,
+                "length": length,
+                "step": newest,
+                "train_seconds": facts["train_seconds"],
+                **_speed(workdir / "metrics.jsonl"),
+                **scores,
+                "word_perplexity": math.exp(scores["nll"] / words),
+            }
+        )
+    return results
+
+
+def _speed(metrics: pathlib.Path) -> dict[str, float]:
+    """Medians over the train lines of a run."""
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    train = [line for line in lines if line["split"] == "train"]
+    names = ("step_ms", "tokens_per_second")
+    return {f"train_{name}": statistics.median(line[name] for line in train) for name in names} if train else {}

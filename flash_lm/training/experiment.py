@@ -51,12 +51,12 @@ def build_experiment(config: ConfigDict) -> Experiment:
     mesh = make_mesh(parsed.mesh)
     check_batch(mesh, parsed.data.batch_size, parsed.train.accumulate)
     corpus = load_tokenized(parsed.data)
-    if parsed.model.vocab_size is not None and parsed.model.vocab_size < corpus.tokenizer.vocab_size:
+    needed = corpus.tokenizer.vocab_size
+    if parsed.model.vocab_size is not None and parsed.model.vocab_size < needed:
         raise InputError(
-            f"model.vocab_size={parsed.model.vocab_size} is smaller than the tokenizer's {corpus.tokenizer.vocab_size}: "
-            f"leave it open"
+            f"model.vocab_size={parsed.model.vocab_size} is smaller than the tokenizer's {needed}: leave it open"
         )
-    vocab_size = parsed.model.vocab_size or corpus.tokenizer.vocab_size
+    vocab_size = parsed.model.vocab_size or needed
     parsed = dataclasses.replace(parsed, model=complete(dataclasses.replace(parsed.model, vocab_size=vocab_size)))
     model, optimizer = ModelFunction(parsed.model), make_optimizer(parsed.train)
     abstract = jax.eval_shape(lambda: init_state(model, optimizer, parsed.seed))

@@ -3,13 +3,12 @@
 import math
 import pathlib
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
 from flash_lm.data.loader import training_batches
-from flash_lm.errors import InputError, RunError
+from flash_lm.errors import RunError
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.clock import Clock
@@ -35,14 +34,13 @@ def train(config: ConfigDict, workdir: pathlib.Path, should_stop: Callable[[], b
     """
     run_folder.check_config(workdir, config)
     experiment = build_experiment(config)
-    workdir.mkdir(parents=True, exist_ok=True)
+    run_folder.check_tokenizer(workdir, experiment.corpus.tokenizer)
     run_folder.write(workdir, config, experiment.corpus.tokenizer)
-    checkpoints = Checkpoints(
-        workdir, keep=experiment.config.train.keep, best_metric=experiment.config.train.best_metric
-    )
+    settings = experiment.config.train
+    checkpoints = Checkpoints(workdir, keep=settings.keep, best_metric=settings.best_metric)
     try:
-        if checkpoints.newest() == experiment.config.train.steps:
-            print(f"{workdir}: all {experiment.config.train.steps} steps are done")
+        if checkpoints.newest() == settings.steps:
+            print(f"{workdir}: all {settings.steps} steps are done")
             return
         with jax.set_mesh(experiment.mesh):
             _Loop(experiment, workdir, checkpoints).run(should_stop)
@@ -55,10 +53,6 @@ class _Loop:
 
     def __init__(self, experiment: Experiment, workdir: pathlib.Path, checkpoints: Checkpoints):
         self.experiment, self.config, self.checkpoints = experiment, experiment.config, checkpoints
-        self.facts: dict[str, Any] = {
-            "corpus": experiment.corpus.fingerprint,
-            "tokenizer": experiment.corpus.tokenizer.fingerprint,
-        }
         self.state, self.clock = self._start_or_resume()
         self.step = int(self.state.step)
         self.evaluator = Evaluator(experiment)
@@ -112,17 +106,17 @@ class _Loop:
         if newest is None:
             return new_state(self.experiment), Clock()
         state, facts = self.checkpoints.restore(newest, self.experiment.abstract)
-        if facts["corpus"] != self.facts["corpus"]:
-            raise InputError("the corpus has changed since the run began: restore it, or choose another --workdir")
+        run_folder.check_corpus(facts["corpus"], self.experiment.corpus)
         return state, Clock(facts["train_seconds"])
 
     def _announce(self) -> None:
         model, data = self.config.model, self.config.data
         corpus = self.experiment.corpus
+        count, devices = self.experiment.model.parameter_count(), jax.devices()
         self.writer.say(
-            f"{model.family}: {self.experiment.model.parameter_count():,} parameters, {data.batch_size} x {data.length} "
-            f"tokens a step on {jax.device_count()} {jax.devices()[0].platform} device(s); corpus {corpus.name} "
-            f"{corpus.fingerprint[:12]}, step {self.step} of {self.config.train.steps}"
+            f"{model.family}: {count:,} parameters, {data.batch_size} x {data.length} tokens a step on {len(devices)} "
+            f"{devices[0].platform} device(s); corpus {corpus.name} {corpus.fingerprint[:12]}, step {self.step} of "
+            f"{self.config.train.steps}"
         )
 
     def _log(self, step: int, metrics: dict[str, jax.Array]) -> None:
@@ -154,7 +148,8 @@ class _Loop:
 
     def _save(self, scores: dict[str, float] | None) -> None:
         self.writer.flush()
-        self.checkpoints.save(self.step, self.state, self.facts | {"train_seconds": self.clock.seconds}, scores)
+        facts = {"corpus": self.experiment.corpus.fingerprint, "train_seconds": self.clock.seconds}
+        self.checkpoints.save(self.step, self.state, facts, scores)
 
 
 def new_state(experiment: Experiment) -> TrainState:

@@ -91,7 +91,8 @@ def _spec(path: Any, shape: tuple[int, ...], config: MeshConfig, mesh: Mesh, pro
         parts = mesh.shape[axis] if axis else 1
         if size % parts:
             problems.append(
-                f"mesh axis {axis}={parts} does not divide a dimension of {size} of {name}: change --config.mesh.shape or rules"
+                f"mesh axis {axis}={parts} does not divide a dimension of {size} of {name}: change --config.mesh.shape "
+                f"or --config.mesh.rules"
             )
     return PartitionSpec(*spec)
 

@@ -1,6 +1,7 @@
 """The training step and the evaluation step: plain functions of explicit state, to be compiled once."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +63,8 @@ def make_train_step(
             "learning_rate": jnp.asarray(rate(state.step), jnp.float32),
             "tokens": tokens,
         }
-        return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state), metrics
+        params: Any = optax.apply_updates(state.params, updates)
+        return TrainState(state.step + 1, params, opt_state), metrics
 
     return step
 

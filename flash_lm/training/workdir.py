@@ -7,6 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from flash_lm.data.token_cache import TokenizedCorpus
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError
 
@@ -36,20 +37,39 @@ def check_config(workdir: pathlib.Path, config: ConfigDict) -> None:
         raise InputError(f"{workdir} holds a run of another config ({'; '.join(differing)}): choose another --workdir")
 
 
-def write(workdir: pathlib.Path, config: ConfigDict, tokenizer: Tokenizer) -> None:
-    """Writes config and tokenizer, or checks that the tokenizer there is the same.
+def check_tokenizer(workdir: pathlib.Path, tokenizer: Tokenizer) -> None:
+    """Checks that the run in `workdir`, if there is one, was trained with this tokenizer.
 
     Raises:
         InputError: the tokenizer is another.
     """
-    if (workdir / "tokenizer").exists():
-        there = load_tokenizer(workdir / "tokenizer")
-        if there.fingerprint != tokenizer.fingerprint:
-            raise InputError(
-                f"the tokenizer of data.tokenizer ({tokenizer.vocab_size} tokens) is not the one that {workdir} was trained "
-                f"with ({there.vocab_size} tokens): give that one in --config.data.tokenizer_path or choose another --workdir"
-            )
-    else:
+    if not (workdir / "tokenizer").exists():
+        return
+    there = load_tokenizer(workdir / "tokenizer")
+    if there.fingerprint != tokenizer.fingerprint:
+        raise InputError(
+            f"{workdir} was trained with another tokenizer ({there.vocab_size} tokens) than that of config.data "
+            f"({tokenizer.vocab_size} tokens): restore the corpus or data.tokenizer_path, or choose another --workdir"
+        )
+
+
+def check_corpus(trained_on: str, corpus: TokenizedCorpus) -> None:
+    """Checks a checkpoint's fingerprint of its corpus.
+
+    Raises:
+        InputError: the corpus has changed.
+    """
+    if corpus.fingerprint != trained_on:
+        raise InputError(
+            f"corpus {corpus.name} is not the one that the run began with, its content has changed: restore it, or "
+            f"choose another --workdir"
+        )
+
+
+def write(workdir: pathlib.Path, config: ConfigDict, tokenizer: Tokenizer) -> None:
+    """Writes config and tokenizer; what is there already has been checked to be the same."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    if not (workdir / "tokenizer").exists():
         partial = workdir / "tokenizer.partial"
         save_tokenizer(tokenizer, partial)
         os.replace(partial, workdir / "tokenizer")

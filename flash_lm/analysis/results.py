@@ -1,0 +1,27 @@
+"""Reads what runs leave behind."""
+
+import json
+import pathlib
+from typing import Any
+
+Line = dict[str, Any]
+
+
+def read_jsonl(path: pathlib.Path) -> list[Line]:
+    """The whole lines of a JSONL file; a cut last line is left out."""
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line.strip()]
+
+
+def newest_results(workdirs: list[pathlib.Path], split: str) -> list[Line]:
+    """The last result of each run on a split."""
+    found = []
+    for workdir in workdirs:
+        lines = [line for line in read_jsonl(workdir / "results.jsonl") if line["split"] == split]
+        found.extend(lines[-1:])
+    return found
+
+
+def validation_curve(workdir: pathlib.Path) -> list[Line]:
+    """The validation lines of a run's metrics, in order."""
+    return [line for line in read_jsonl(workdir / "metrics.jsonl") if line["split"] == "validation"]

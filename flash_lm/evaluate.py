@@ -1,0 +1,38 @@
+"""python -m flash_lm.evaluate --workdir=runs/x [--split=test] [--lengths=512,1024] [--out=results.jsonl]."""
+
+import argparse
+import json
+import pathlib
+
+from flash_lm.command import run
+from flash_lm.errors import InputError
+from flash_lm.training.evaluation import evaluate
+
+
+def main(argv: list[str]) -> None:
+    """Scores the newest checkpoint of a run on a split and appends the results to a JSONL file."""
+    parser = argparse.ArgumentParser(prog="python -m flash_lm.evaluate", description=main.__doc__)
+    parser.add_argument("--workdir", required=True, type=pathlib.Path, help="folder of the run")
+    parser.add_argument("--split", default="test", help="train, validation or test")
+    parser.add_argument("--lengths", default="", help="row lengths, such as 512,1024; default: the trained one")
+    parser.add_argument("--out", type=pathlib.Path, help="default: results.jsonl of the workdir")
+    arguments = parser.parse_args(argv)
+    try:
+        lengths = [int(word) for word in arguments.lengths.split(",") if word]
+    except ValueError:
+        lengths = [0]
+    if any(length < 1 for length in lengths):
+        raise InputError(f"--lengths={arguments.lengths} must be positive whole numbers, such as 512,1024")
+    results = evaluate(arguments.workdir, arguments.split, lengths)
+    with open(arguments.out or arguments.workdir / "results.jsonl", "a", encoding="utf-8") as file:
+        file.writelines(json.dumps(result) + "\n" for result in results)
+    for result in results:
+        print(
+            f"{result['family']} {result['split']} at length {result['length']}, step {result['step']}: "
+            f"perplexity {result['perplexity']:.3f} a token, {result['word_perplexity']:.1f} a word, "
+            f"{result['bits_per_byte']:.4f} bits a byte over {result['tokens']:.0f} tokens"
+        )
+
+
+if __name__ == "__main__":
+    run(main)
