@@ -17,7 +17,7 @@ from flash_lm.errors import InputError, RunError
 
 def run(main: Callable[[list[str]], None]) -> None:
     """Runs a command; an InputError ends it with exit code 2, a RunError with 1, and a line a problem."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)  # absl has set it up
     logging.getLogger("flash_lm").setLevel(logging.INFO)
     try:
         main(sys.argv[1:])
@@ -71,7 +71,7 @@ def _override(config: ConfigDict, word: str) -> str | None:
     if kind is ConfigDict:
         return f"{prefix}{key} is a group of keys: set one of them, such as {prefix}{key}.{next(iter(node[key]))}"
     try:
-        node[key] = _PARSERS.get(kind, kind)(text)
+        node[key] = (_PARSERS.get(kind) or kind)(text)
     except (ValueError, SyntaxError, KeyError):
         return f"{prefix}{key}={text} must be of type {kind.__name__}"
     return None

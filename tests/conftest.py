@@ -10,6 +10,7 @@ if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=8".strip()
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 _CACHE = pathlib.Path(__file__).resolve().parent.parent / ".cache" / "jax-tests"
 jax.config.update("jax_compilation_cache_dir", str(_CACHE))
@@ -19,3 +20,13 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 # So that silent broadcasting and silent widening cannot hide a mistake.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="module")
+def usual_promotion():
+    """Optax mixes integers and floats, so the tests of training run under jax's usual promotion."""
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+    jax.config.update("jax_numpy_rank_promotion", "allow")
+    yield
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_numpy_rank_promotion", "raise")

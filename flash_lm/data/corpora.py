@@ -144,7 +144,7 @@ def _blocks(paths: list[str]) -> dict[str, list[Span]]:
             _line_start(path, int(size * (1 - _HELD_OUT))),
             size,
         ]
-        for split, start, end in zip(SPLITS, cuts, cuts[1:], strict=True):
+        for split, start, end in zip(SPLITS, cuts[:-1], cuts[1:], strict=True):
             if start < end:
                 spans[split].append(Span(path, start, end))
     return spans

@@ -136,3 +136,17 @@ def longest_row(config: ModelConfig) -> int | None:
 def state_grows(config: ModelConfig) -> bool:
     """Whether decoding keeps the keys and values of all tokens."""
     return FAMILIES[config.family].keys >= _QUADRATIC
+
+
+def check_length(config: ModelConfig, length: int) -> None:
+    """Checks that the positions reach rows of this length.
+
+    Raises:
+        InputError: they do not.
+    """
+    longest = longest_row(config)
+    if longest is not None and length > longest:
+        raise InputError(
+            f"{length} tokens are over model.max_length={longest}, where the positions of family {config.family} end: "
+            f"raise --config.model.max_length and train again, or shorten the rows"
+        )

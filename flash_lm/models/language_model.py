@@ -11,14 +11,13 @@ from jax.core import Tracer
 from ml_collections import ConfigDict
 
 from flash_lm.config import ModelConfig, parse_model
-from flash_lm.errors import InputError
 from flash_lm.layers.context import Context
 from flash_lm.layers.dense import KERNEL_INITS
 from flash_lm.layers.normalizer import NOT_DECODABLE
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.positions import ABSOLUTE_POSITIONS
 from flash_lm.layers.sublayer import State
-from flash_lm.models.families import FAMILIES, complete, key_width, longest_row, state_grows
+from flash_lm.models.families import FAMILIES, check_length, complete, key_width, longest_row, state_grows
 from flash_lm.ops.positions import rotary_table
 from flash_lm.ops.segments import find_segments, whole_row
 
@@ -138,7 +137,7 @@ class LanguageModel(nnx.Module):
     ) -> jax.Array:
         """As `__call__`, up to the last norm: B×L×D in the computation's dtype."""
         length = inputs_BxL.shape[1]
-        self._check_length(length)
+        check_length(self.config, length)
         segments = whole_row(length) if segment_ids is None else find_segments(segment_ids)
         context = Context(
             positions_BxL=segments.offsets_BxL if positions is None else positions,
@@ -186,7 +185,7 @@ class LanguageModel(nnx.Module):
                 "use count or an integer"
             )
         capacity = self.config.max_length if capacity is None else capacity
-        self._check_length(capacity)
+        check_length(self.config, capacity)
 
         def layer(module: Layer, _, index):
             return None, module.init_state(batch_size, capacity)
@@ -277,14 +276,6 @@ class LanguageModel(nnx.Module):
     def _limited(self) -> bool:
         """Whether the capacity bounds the number of tokens: the state grows, or the positions end."""
         return longest_row(self.config) is not None or state_grows(self.config)
-
-    def _check_length(self, length: int) -> None:
-        longest = longest_row(self.config)
-        if longest is not None and length > longest:
-            raise InputError(
-                f"{length} tokens are over model.max_length={longest}, where the positions of family "
-                f"{self.config.family} end: raise --config.model.max_length and train again, or shorten the rows"
-            )
 
 
 def build_model(config: ConfigDict, *, rngs: nnx.Rngs) -> LanguageModel:

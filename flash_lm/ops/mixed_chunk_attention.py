@@ -1,8 +1,8 @@
 """FLASH's mixed chunk attention ("Transformer Quality in Linear Time", section 3.2).
 
 Quadratic attention inside each chunk and linear attention over the chunks are functions of their own; a layer adds
-them. The chunk grid is anchored at the row's start. Heads are folded into the batch dimension N, where `runs_BxL` has B rows
-and N = B·H.
+them. The chunk grid is anchored at the row's start. Heads are folded into the batch dimension N = B·H, while `runs_BxL`
+has B rows.
 """
 
 import jax

@@ -11,6 +11,7 @@ import numpy as np
 
 from flash_lm.data.loader import Rows, evaluation_batches
 from flash_lm.errors import InputError
+from flash_lm.models.families import check_length
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.experiment import Experiment, build_experiment
@@ -77,6 +78,10 @@ def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict
     run_folder.check_tokenizer(workdir, experiment.corpus.tokenizer)
     if split not in experiment.corpus.splits:
         raise InputError(f"no split {split}: --split is one of {', '.join(experiment.corpus.splits)}")
+    data = experiment.config.data
+    lengths = lengths or [data.length]
+    for length in lengths:
+        check_length(experiment.config.model, length)
     checkpoints = Checkpoints(workdir)
     newest = checkpoints.newest()
     if newest is None:
@@ -84,8 +89,8 @@ def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict
     state, facts = checkpoints.restore(newest, experiment.abstract)
     checkpoints.close()
     run_folder.check_corpus(facts["corpus"], experiment.corpus)
-    data, results, evaluator = experiment.config.data, [], Evaluator(experiment)
-    for length in lengths or [data.length]:
+    results, evaluator = [], Evaluator(experiment)
+    for length in lengths:
         rows = experiment.rows(split, length)
         with jax.set_mesh(experiment.mesh):
             scores = evaluator(state.params, rows, max(1, data.tokens_per_batch // length))

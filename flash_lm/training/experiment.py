@@ -12,7 +12,7 @@ from flash_lm.data.loader import Rows
 from flash_lm.data.packing import PACKERS
 from flash_lm.data.token_cache import TokenizedCorpus, load_tokenized
 from flash_lm.errors import InputError
-from flash_lm.models.families import complete, longest_row
+from flash_lm.models.families import complete
 from flash_lm.training.checkpoint import with_shardings
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.sharding import check_batch, make_mesh, state_shardings
@@ -44,20 +44,15 @@ def build_experiment(config: ConfigDict) -> Experiment:
     """
     parsed = parse(config)
     # All that can be wrong without the corpus comes before the work of tokenising it.
-    model_config = dataclasses.replace(parsed.model, vocab_size=parsed.model.vocab_size or parsed.data.vocab_size)
-    longest = longest_row(complete(model_config))
-    if longest is not None and parsed.data.length > longest:
-        raise InputError(f"data.length={parsed.data.length} is over the {longest} positions of the model")
+    model_config = complete(dataclasses.replace(parsed.model, vocab_size=parsed.model.vocab_size or 2))
     mesh = make_mesh(parsed.mesh)
     check_batch(mesh, parsed.data.batch_size, parsed.train.accumulate)
     corpus = load_tokenized(parsed.data)
-    needed = corpus.tokenizer.vocab_size
-    if parsed.model.vocab_size is not None and parsed.model.vocab_size < needed:
-        raise InputError(
-            f"model.vocab_size={parsed.model.vocab_size} is smaller than the tokenizer's {needed}: leave it open"
-        )
-    vocab_size = parsed.model.vocab_size or needed
-    parsed = dataclasses.replace(parsed, model=complete(dataclasses.replace(parsed.model, vocab_size=vocab_size)))
+    vocab_size = parsed.model.vocab_size or corpus.tokenizer.vocab_size
+    if vocab_size < corpus.tokenizer.vocab_size:
+        needed = corpus.tokenizer.vocab_size
+        raise InputError(f"model.vocab_size={vocab_size} is smaller than the tokenizer's {needed}: leave it open")
+    parsed = dataclasses.replace(parsed, model=dataclasses.replace(model_config, vocab_size=vocab_size))
     model, optimizer = ModelFunction(parsed.model), make_optimizer(parsed.train)
     abstract = jax.eval_shape(lambda: init_state(model, optimizer, parsed.seed))
     shardings = state_shardings(abstract, optimizer, parsed.mesh, mesh)

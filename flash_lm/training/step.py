@@ -59,7 +59,7 @@ def make_train_step(
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         metrics = {
             "loss": total / tokens,
-            "grad_norm": optax.global_norm(gradients),
+            "grad_norm": optax.tree.norm(gradients),
             "learning_rate": jnp.asarray(rate(state.step), jnp.float32),
             "tokens": tokens,
         }

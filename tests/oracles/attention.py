@@ -1,4 +1,4 @@
-"""Attention over pairs, and the quadratic mixers: multi-head softmax attention and FLASH-Quad's gated attention unit."""
+"""Attention over pairs, and the quadratic mixers: multi-head softmax attention and FLASH-Quad's unit."""
 
 import math
 from collections.abc import Callable

@@ -1,0 +1,39 @@
+"""FLASH at 110M parameters, causal LM: "Transformer Quality in Linear Time", section 4.
+
+    python -m flash_lm.train --config=configs/flash_base.py --config.data.corpus=text --config.data.path='books/*.txt'
+
+The paper trains for 125K steps of 2^18 tokens; AdamW's settings and the clipping are those remembered of its appendix.
+The other families of the paper's tables start from this file, so that all see the same tokens.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config()
+    config.model.update(
+        family="flash",
+        num_layers=12,  # 12 attention + feed-forward layers, or 24 GAUs
+        model_dim=768,
+        num_heads=12,
+        shared_dim=128,
+        chunk_size=256,
+        max_length=1024,
+        dtype="bfloat16",
+        remat="products",
+    )
+    config.data.update(vocab_size=32000, tokens_per_batch=2**18)
+    config.train.update(
+        steps=125_000,
+        learning_rate=7e-4,
+        warmup_steps=10_000,
+        clip=0.1,
+        accumulate=8,
+        log_every=100,
+        eval_every=5_000,
+        eval_steps=100,
+        checkpoint_every=5_000,
+    )
+    return config

@@ -1,0 +1,14 @@
+"""FLASH-Quad at 110M parameters, GAUs over all pairs of tokens; beside configs/flash_base.py.
+
+python -m flash_lm.train --config=configs/flash_quad_base.py
+"""
+
+from ml_collections import ConfigDict
+
+from configs import flash_base
+
+
+def get_config() -> ConfigDict:
+    config = flash_base.get_config()
+    config.model.family = "flash_quad"
+    return config

@@ -1,0 +1,44 @@
+"""Tables and curves from result files."""
+
+import json
+
+from flash_lm.analysis.curves import plot_curves
+from flash_lm.analysis.results import newest_results, read_jsonl, validation_curve
+from flash_lm.analysis.table import COLUMNS, markdown_table
+
+
+def test_a_cut_last_line_is_left_out(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"a": 1}\n\n{"a": 2}\n{"a": ')
+    assert read_jsonl(tmp_path / "x.jsonl") == [{"a": 1}, {"a": 2}]
+
+
+def test_the_newest_result_of_each_run_on_the_split(tmp_path):
+    for name, values in {"one": [1, 2], "two": [3]}.items():
+        (tmp_path / name).mkdir()
+        lines = [{"split": split, "value": value} for value in values for split in ("test", "validation")]
+        (tmp_path / name / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = newest_results([tmp_path / "one", tmp_path / "two"], "test")
+    assert [line["value"] for line in found] == [2, 3]
+
+
+def test_the_table_is_aligned_markdown():
+    result = {"family": "flash", "parameters": 1234567, "step": 300, "perplexity": 12.346, "train_step_ms": 99.6}
+    table = markdown_table([result, result | {"family": "a_long_family_name", "perplexity": 1000.0}])
+    lines = table.splitlines()
+    assert len({len(line) for line in lines}) == 1
+    cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
+    assert cells == ["flash", "1,234,567", "300", "12.35", "", "100", "", ""]
+    assert len(cells) == len(COLUMNS)
+
+
+def test_curves_are_drawn_from_validation_lines(tmp_path):
+    lines = [
+        {"step": 1, "split": "train", "loss": 3.0},
+        {"step": 1, "split": "validation", "train_seconds": 2.0, "perplexity": 20.0},
+        {"step": 2, "split": "validation", "train_seconds": 4.0, "perplexity": 10.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    curve = validation_curve(tmp_path)
+    assert [line["step"] for line in curve] == [1, 2]
+    plot_curves({"flash": curve}, tmp_path / "curves.png", "title")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,63 @@
+"""The order of the data is a pure function of (seed, step), and no row is lost or repeated."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from flash_lm.data.loader import evaluation_batches, training_batches
+
+
+class Numbers:
+    """Rows that hold their number."""
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int):
+        if not 0 <= i < self.count:
+            raise IndexError(i)
+        return {"x": np.full(3, i + 1)}
+
+
+def rows(batches, count) -> list[list[int]]:
+    return [batch["x"][:, 0].tolist() for batch in itertools.islice(batches, count)]
+
+
+def test_each_epoch_has_each_row_once_in_another_order():
+    # 10 rows in batches of 4: an epoch ends in the middle of a batch.
+    flat = sum(rows(training_batches(Numbers(10), 4, seed=0, start_step=0), 5), [])
+    assert sorted(flat[:10]) == sorted(flat[10:]) == list(range(1, 11))
+    assert flat[:10] != flat[10:]
+    assert flat[:10] != list(range(1, 11))
+
+
+def test_resuming_needs_a_step_alone():
+    whole = rows(training_batches(Numbers(10), 4, seed=3, start_step=0), 12)
+    for start in range(8):
+        assert rows(training_batches(Numbers(10), 4, seed=3, start_step=start), 4) == whole[start : start + 4]
+    assert rows(training_batches(Numbers(10), 4, seed=4, start_step=0), 12) != whole
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_hosts_share_each_batch(hosts):
+    whole = rows(training_batches(Numbers(10), 4, seed=3, start_step=2), 6)
+    shares = [
+        rows(training_batches(Numbers(10), 4, seed=3, start_step=2, host=h, hosts=hosts), 6) for h in range(hosts)
+    ]
+    for step, batch in enumerate(whole):
+        assert sorted(sum((share[step] for share in shares), [])) == sorted(batch)
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_evaluation_has_each_row_once_and_pads_the_last_batch(hosts):
+    flat = []
+    for host in range(hosts):
+        batches = list(evaluation_batches(Numbers(10), 4, host=host, hosts=hosts))
+        assert all(batch["x"].shape == (4 // hosts, 3) for batch in batches)
+        flat += sum(rows(batches, 99), [])
+    assert sorted(flat) == [0, 0, *range(1, 11)]
+    assert len(list(evaluation_batches(Numbers(10), 4, limit=2))) == 2

@@ -1,0 +1,68 @@
+"""Tokenizers restore texts exactly, count bytes exactly, and refuse what they cannot use."""
+
+import random
+
+import pytest
+
+from flash_lm.data.tokenizers import (
+    SPECIALS,
+    ByteTokenizer,
+    SentencePieceTokenizer,
+    load_tokenizer,
+    save_tokenizer,
+    train_sentencepiece,
+)
+from flash_lm.errors import InputError
+
+LINES = ["def f(x):\n", "    return x + 1\n", "\tüber 猫  two  spaces\n", "\n"] * 50
+
+
+@pytest.fixture(scope="module", params=["bytes", "sentencepiece"])
+def tokenizer(request):
+    return ByteTokenizer() if request.param == "bytes" else train_sentencepiece(LINES, 320)
+
+
+def texts() -> list[str]:
+    draw = random.Random(0)
+    characters = "ab \t\n\r  üé猫\u200b🙂\x00<s>[MASK]▁"
+    return ["", " ", "\n\n", "▁", "<s>", *("".join(draw.choices(characters, k=40)) for _ in range(50))]
+
+
+def test_any_text_is_restored(tokenizer):
+    for text in texts():
+        # ▁ is how SentencePiece writes a space, so it is the one character that does not survive.
+        text = text.replace("▁", "_")
+        (ids,) = tokenizer.encode([text])
+        assert tokenizer.decode(ids.tolist()) == text
+
+
+def test_bytes_per_token_add_up_to_the_text(tokenizer):
+    counts = tokenizer.bytes_per_token()
+    assert counts.shape == (tokenizer.vocab_size,)
+    for text in texts():
+        text = text.replace("▁", "_")
+        (ids,) = tokenizer.encode([text])
+        assert counts[ids].sum() == len(text.encode())
+    assert not counts[[tokenizer.begin, tokenizer.end]].any()
+
+
+def test_special_tokens_stand_at_the_same_ids_and_never_come_from_text(tokenizer):
+    assert (tokenizer.begin, tokenizer.end) == (SPECIALS.index("<s>"), SPECIALS.index("</s>"))
+    for ids in tokenizer.encode(["<s></s>[MASK]<pad>"]):
+        assert min(ids) >= len(SPECIALS)
+
+
+def test_save_and_load(tokenizer, tmp_path):
+    save_tokenizer(tokenizer, tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.fingerprint == tokenizer.fingerprint
+    assert loaded.encode(LINES)[1].tolist() == tokenizer.encode(LINES)[1].tolist()
+
+
+def test_no_tokenizer_ends_in_a_clear_line(tmp_path):
+    with pytest.raises(InputError, match="holds no tokenizer"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(InputError, match="not a SentencePiece model"):
+        SentencePieceTokenizer(b"nonsense")
+    with pytest.raises(InputError, match="too small for data.vocab_size=5000"):
+        train_sentencepiece(LINES, 5000)

@@ -1,0 +1,110 @@
+"""Dropout: its rate, where it acts, and where its randomness comes from."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from models.cases import assert_close, case, model_config, randomised, tokens
+
+from flash_lm.config import parse_model
+from flash_lm.layers.context import Context
+from flash_lm.models.families import complete
+from flash_lm.models.language_model import Layer, drop
+from flash_lm.ops.segments import whole_row
+
+RATE = 0.3
+KEY = jax.random.key(3)
+
+
+def assert_rate(dropped: np.ndarray) -> None:
+    """Within five standard deviations."""
+    assert dropped.mean() == pytest.approx(RATE, abs=5 * np.sqrt(RATE * (1 - RATE) / dropped.size))
+
+
+def test_drop():
+    kept = np.asarray(drop(jnp.ones((20, 30, 40)), RATE, KEY))
+    assert_rate(kept == 0)
+    np.testing.assert_allclose(kept[kept != 0], 1 / (1 - RATE), rtol=1e-6)
+    # Every entry by itself: neither whole tokens nor whole channels.
+    for axis in range(3):
+        assert (kept == 0).mean(axis=axis).std() > 0
+        assert (kept == 0).all(axis=axis).sum() < 5
+
+
+def test_drop_of_nothing():
+    x = jnp.arange(6.0).reshape(1, 2, 3)
+    assert drop(x, RATE, None) is x
+    assert drop(x, 0.0, KEY) is x
+    assert drop(x.astype(jnp.bfloat16), RATE, KEY).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("family", ["transformer", "flash"])
+def test_keys(family):
+    """The same key, the same logits; another key, others; no key, those of the model without dropout."""
+    model, plain = case(family, True, dropout=RATE), case(family, True)
+    run = lambda key: np.asarray(model.logits(model.params, tokens(), None, None, key))
+    np.testing.assert_array_equal(run(KEY), run(KEY))
+    assert np.abs(run(KEY) - run(jax.random.key(4))).max() > 0.1
+    assert_close(model.logits(model.params, tokens()), plain.logits(plain.params, tokens()), 1e-6)
+
+
+def test_the_embedding_is_dropped():
+    """Layers that give zeros leave the embedding alone, and an RMS norm keeps its zeros."""
+    model = case("transformer_plus", True, dropout=RATE, norm="rms")
+    params = jax.tree.map(np.copy, model.params)
+    for name in ("sublayer_0", "sublayer_1"):
+        params["layers"][name]["output" if name == "sublayer_0" else "down"]["kernel"][:] = 0
+    features = model.model(params).features(jnp.asarray(tokens()), dropout_key=KEY)
+    assert_rate(np.asarray(features) == 0)
+
+
+@pytest.mark.parametrize("family", ["transformer", "flash"])
+def test_each_sublayers_output_is_dropped(family):
+    """With the other sublayer silent the residual's change is one output, and the two have masks of their own."""
+    config = complete(parse_model(model_config(family, True, dropout=RATE, model_dim=64)))
+    layer = Layer(config, rngs=nnx.Rngs(0))
+    values = randomised(nnx.to_pure_dict(nnx.state(layer)))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 29, 64)), jnp.float32)
+    segments = whole_row(29)
+    context = Context(positions_BxL=segments.offsets_BxL, segments=segments, dropout_key=KEY)
+    masks = []
+    for silent in ("sublayer_1", "sublayer_0"):
+        own = jax.tree.map(np.copy, values)
+        own[silent]["output" if "output" in own[silent] else "down"]["kernel"][:] = 0
+        nnx.update(layer, jax.tree.map(jnp.asarray, own))
+        dropped = np.asarray(layer(x, context) == x)
+        assert_rate(dropped)
+        masks.append(dropped)
+    assert (masks[0] != masks[1]).mean() == pytest.approx(2 * RATE * (1 - RATE), abs=0.05)
+
+
+def test_layers_have_masks_of_their_own():
+    """Two layers of the same parameters: were their masks the same, the model's would be one mask applied twice."""
+    model = case("transformer_plus", True, dropout=RATE, num_layers=2)
+    calls = []
+    original = jax.random.bernoulli
+
+    def spy(key, p, shape):
+        calls.append(original(key, p, shape))
+        return calls[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.random, "bernoulli", spy)
+        patch.setattr(jax.lax, "scan", unrolled)
+        model.model(model.params).features(jnp.asarray(tokens()), dropout_key=KEY)
+    masks = [np.asarray(mask) for mask in calls]
+    assert len(masks) == 1 + 2 * 2
+    for i, mask in enumerate(masks):
+        assert_rate(~mask)
+        for other in masks[:i]:
+            assert (mask != other).mean() > RATE * (1 - RATE)
+
+
+def unrolled(body, carry, xs, unroll=1):
+    """lax.scan in Python, so that what the body computes can be looked at."""
+    outputs = []
+    for n in range(jax.tree.leaves(xs)[0].shape[0]):
+        carry, output = body(carry, jax.tree.map(lambda x, n=n: x[n], xs))
+        outputs.append(output)
+    return carry, None if outputs[0] is None else jax.tree.map(lambda *y: jnp.stack(y), *outputs)

@@ -1,0 +1,53 @@
+"""Norms against the oracle."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from oracles import norms as oracle
+
+from flash_lm.layers.norms import NORMS
+
+WIDTH = 12
+CONFIG = types.SimpleNamespace(model_dim=WIDTH, param_dtype="float32")
+
+
+def build(name):
+    """A norm with parameters that are not its first ones, and those in float64."""
+    norm = NORMS[name](CONFIG)
+    rng = np.random.default_rng(0)
+    p = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), nnx.to_pure_dict(nnx.state(norm)))
+    nnx.update(norm, jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), p))
+    return norm, p
+
+
+@pytest.mark.parametrize("size", [1e-5, 1, 30, 1e4])
+@pytest.mark.parametrize("name", NORMS)
+def test_norm(name, size):
+    """Also where ε shows."""
+    norm, p = build(name)
+    x = (np.random.default_rng(1).normal(size=(2, 3, WIDTH)) * size + 0.3 * size).astype(np.float32)
+    for b in range(2):
+        expected = oracle.normalise(name, x[b].astype(np.float64), p)
+        np.testing.assert_allclose(norm(jnp.asarray(x))[b], expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_zeros_have_finite_gradients(name):
+    """A padded or dropped row is all zeros."""
+    norm, _ = build(name)
+    grad = jax.grad(lambda x: norm(x).sum())(jnp.zeros((1, 2, WIDTH)))
+    assert np.isfinite(grad).all()
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_bfloat16_is_normalised_in_float32(name):
+    """The rounding of the input and of the output, and none between."""
+    norm, _ = build(name)
+    x = jnp.asarray(np.random.default_rng(2).normal(size=(1, 3, WIDTH)), jnp.bfloat16)
+    found = norm(x)
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(found, norm(x.astype(jnp.float32)).astype(jnp.bfloat16))

@@ -1,0 +1,118 @@
+"""Each sublayer of the table by itself: its oracle at ordinary and at large inputs, bfloat16, long rows, no NaN."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from models.cases import CASES, PACKED, assert_close, model_config, randomised, real
+from oracles import families as oracle_families
+from oracles.attention import Row
+from oracles.segments import offsets, visibility
+
+from flash_lm.config import parse_model
+from flash_lm.layers.context import Context
+from flash_lm.models.families import FAMILIES, complete, key_width
+from flash_lm.ops.positions import rotary_table
+from flash_lm.ops.segments import find_segments
+
+
+class Sublayer:
+    """One sublayer with parameters of order 1, as a jitted function of B×L×D, and its oracle."""
+
+    def __init__(self, family: str, causal: bool, which: int, dtype: str, max_length: int):
+        raw = model_config(family, causal, dtype=dtype, max_length=max_length)
+        config = complete(parse_model(raw))
+        self.settings = oracle_families.complete(raw.to_dict())
+        self._mix = oracle_families.FAMILIES[family].pattern[which]
+        abstract = nnx.eval_shape(lambda: FAMILIES[family].pattern[which](config, rngs=nnx.Rngs(0)))
+        graph, state, rest = nnx.split(abstract, nnx.Param, ...)
+        self.params = randomised(nnx.to_pure_dict(state))
+
+        def forward(params, x_BxLxD, segment_ids):
+            copy = jax.tree.map(lambda leaf: leaf, state)
+            nnx.replace_by_pure_dict(copy, jax.tree.map(jnp.asarray, params))
+            segments = find_segments(segment_ids)
+            rotary = rotary_table(segments.offsets_BxL, key_width(config)) if config.rotary else None
+            context = Context(
+                positions_BxL=segments.offsets_BxL, rotary=rotary, segments=segments, causal=causal, packed=True
+            )
+            return nnx.merge(graph, copy, rest)(x_BxLxD.astype(dtype), context).astype(jnp.float32)
+
+        def loss(params, x_BxLxD, segment_ids):
+            y = forward(params, x_BxLxD, segment_ids)
+            return jnp.square(y).mean(), y
+
+        self._run = jax.jit(forward)
+        self._differentiate = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+
+    def __call__(self, x_BxLxD, segment_ids=PACKED):
+        return np.asarray(self._run(self.params, jnp.asarray(x_BxLxD), segment_ids))
+
+    def gradients(self, x_BxLxD, segment_ids=PACKED):
+        (_, y), grads = self._differentiate(self.params, jnp.asarray(x_BxLxD), segment_ids)
+        return np.asarray(y), grads
+
+    def oracle(self, x_BxLxD):
+        params = {"core": {}} | jax.tree.map(lambda leaf: leaf.astype(np.float64), self.params)
+        rows = []
+        for b, ids in enumerate(PACKED.tolist()):
+            row = Row(visibility(ids, self.settings.causal), offsets(ids))
+            rows.append(self._mix(x_BxLxD[b].astype(np.float64), params, row, self.settings))
+        return np.stack(rows)
+
+
+@functools.cache
+def sublayer(family: str, causal: bool, which: int, dtype: str = "float32", max_length: int = 32) -> Sublayer:
+    return Sublayer(family, causal, which, dtype, max_length)
+
+
+def normal(length: int, batch: int = 2) -> np.ndarray:
+    """What a norm gives."""
+    return np.random.default_rng(4).normal(size=(batch, length, 32)).astype(np.float32)
+
+
+def distance(x: np.ndarray, y: np.ndarray) -> float:
+    """Relative L2."""
+    return float(np.linalg.norm(x - y) / np.linalg.norm(y))
+
+
+def is_repeated(family: str, which: int) -> bool:
+    pattern = FAMILIES[family].pattern
+    return which == 1 and pattern[0] is pattern[1]
+
+
+UNIQUE = [(f, c, w) for f, c in CASES for w in (0, 1) if not is_repeated(f, w)]
+
+
+@pytest.mark.parametrize(("family", "causal", "which"), UNIQUE)
+def test_inputs_30_times_as_large(family, causal, which):
+    """Where the scores are 900 times as large, there are no NaNs, and still the oracle's values."""
+    one, x, keep = sublayer(family, causal, which), normal(PACKED.shape[1]) * 30, real(PACKED)
+    assert_close(one(x)[keep], one.oracle(x)[keep], 1e-5)
+    y, grads = sublayer(family, causal, which, "bfloat16").gradients(x)
+    assert np.isfinite(y).all()
+    assert jax.tree.all(jax.tree.map(lambda g: bool(np.isfinite(g).all()), grads))
+
+
+@pytest.mark.parametrize(("family", "causal", "which"), UNIQUE)
+def test_bfloat16(family, causal, which):
+    x, keep = normal(PACKED.shape[1]), real(PACKED)
+    y, _ = sublayer(family, causal, which, "bfloat16").gradients(x)
+    assert distance(y[keep], sublayer(family, causal, which)(x)[keep]) < 2e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "causal", "which"), UNIQUE)
+def test_long_rows(family, causal, which):
+    """8192 tokens: finite values and gradients in both dtypes, which stay as near as they are in short rows."""
+    if FAMILIES[family].pattern[which].__name__ in ("MLP", "GLU"):
+        pytest.skip("mixes no tokens")
+    x, segment_ids = normal(8192, batch=1), np.ones((1, 8192), np.int32)
+    y, grads = sublayer(family, causal, which, "float32", 8192).gradients(x, segment_ids)
+    rounded, rounded_grads = sublayer(family, causal, which, "bfloat16", 8192).gradients(x, segment_ids)
+    for tree in (y, grads, rounded, rounded_grads):
+        assert jax.tree.all(jax.tree.map(lambda g: bool(np.isfinite(g).all()), tree))
+    assert distance(rounded, y) < 2e-2

@@ -1,0 +1,179 @@
+"""The matrix of the model tests: every family of the table, causal and bidirectional, in one small shape.
+
+Models and their jitted functions are kept for the session, so that each is compiled once for all the tests that use it.
+"""
+
+import dataclasses
+import functools
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from oracles import families as oracle_families
+from oracles.language_model import language_model
+
+from configs.base import get_config
+from flash_lm import build_model
+from flash_lm.models.families import FAMILIES
+
+BATCH, LENGTH = 2, 29  # three chunks and five tokens
+SHAPE = {
+    "num_layers": 2,
+    "model_dim": 32,
+    "num_heads": 2,
+    "shared_dim": 8,
+    "chunk_size": 8,
+    "max_length": 32,
+    "vocab_size": 61,
+    "init": "lecun",
+    "tie_embeddings": False,  # so that the gradient of an embedding is that of an input alone
+}
+
+CASES = [(family, causal) for family in FAMILIES for causal in (True, False)]
+CASE_IDS = [f"{family}-{'causal' if causal else 'bidirectional'}" for family, causal in CASES]
+
+# Documents across chunk borders and inside a chunk, padding between them and at the end, an id that comes again.
+PACKED = np.array([[5] * 10 + [0] * 3 + [5] * 9 + [2] * 4 + [0] * 3, [1] * 17 + [3] * 12], np.int32)
+# Documents that start on chunk borders.
+ALIGNED = np.array([[1] * 8 + [2] * 13 + [0] * 3 + [3] * 5, [4] * 21 + [0] * 3 + [4] * 5], np.int32)
+
+
+def tokens() -> np.ndarray:
+    """B×L ids, no two the same: the gradient of each embedding is that of one token's input."""
+    return np.random.default_rng(0).permutation(SHAPE["vocab_size"])[: BATCH * LENGTH].reshape(BATCH, LENGTH)
+
+
+def targets() -> np.ndarray:
+    """B×L ids."""
+    return np.random.default_rng(1).integers(SHAPE["vocab_size"], size=(BATCH, LENGTH))
+
+
+def real(segment_ids: np.ndarray | None) -> np.ndarray:
+    """B×L: where a token is no padding."""
+    return np.ones((BATCH, LENGTH), bool) if segment_ids is None else segment_ids > 0
+
+
+def randomised(shapes: dict, seed: int = 0) -> dict:
+    """Float32 parameters of order 1 in all places, so that no scale of 1, no offset of 0, no small bias hides a term.
+
+    A parameter's values depend on its path and shape alone, so models of the same shape share them.
+    """
+
+    def draw(path, leaf) -> np.ndarray:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        normal = np.random.default_rng((seed, zlib.crc32(name.encode()))).normal(size=leaf.shape)
+        if name.endswith("kernel"):
+            normal /= np.sqrt(leaf.shape[-2])
+        elif name.endswith("scale"):
+            normal = 1 + 0.3 * normal
+        else:  # embeddings, offsets, biases, positions
+            normal *= 0.5
+        return normal.astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def model_config(family: str, causal: bool, **overrides):
+    """A ConfigDict of the small shape."""
+    config = get_config().model
+    config.update({**SHAPE, "family": family, "causal": causal, **overrides})
+    return config
+
+
+class Case:
+    """One model: its parameters as a nested dict, its jitted functions and its oracle."""
+
+    def __init__(self, family: str, causal: bool, overrides: dict):
+        config = model_config(family, causal, **overrides)
+        self.family, self.causal = family, causal
+        self.settings = oracle_families.complete(config.to_dict())
+        abstract = nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
+        self._graph, self._state, self._constants = nnx.split(abstract, nnx.Param, ...)
+        if jax.tree.leaves(self._constants):  # untrained constants need their values
+            self._constants = nnx.split(build_model(config, rngs=nnx.Rngs(0)), nnx.Param, ...)[2]
+        self.params = randomised(nnx.to_pure_dict(self._state))
+        self.config = abstract.config
+        self.logits = jax.jit(lambda params, *args: self.model(params)(*args))
+        self.prefill = jax.jit(lambda params, *args: self.model(params).prefill(*args))
+        self.step = jax.jit(lambda params, *args: self.model(params).step(*args))
+        self.loss_and_grads = jax.jit(jax.value_and_grad(self._loss, has_aux=True))
+
+    def model(self, params: dict):
+        """The module with these parameters."""
+        state = jax.tree.map(lambda leaf: leaf, self._state)
+        nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, params))
+        return nnx.merge(self._graph, state, self._constants)
+
+    def init_state(self, batch: int = BATCH, capacity: int | None = None):
+        """A decode state."""
+        return self.model(self.params).init_state(batch, capacity)
+
+    def run(self, segment_ids: np.ndarray | None, inputs=None, weights=None, targets_=None):
+        """Logits, loss, and gradients of the standard batch, or of one that differs as the arguments say."""
+        inputs = tokens() if inputs is None else inputs
+        weights = real(segment_ids).astype(np.float32) if weights is None else weights.astype(np.float32)
+        targets_ = targets() if targets_ is None else targets_
+        (loss, logits), grads = self.loss_and_grads(self.params, inputs, targets_, weights, segment_ids)
+        return np.asarray(logits), float(loss), jax.tree.map(np.asarray, grads)
+
+    def oracle(self, segment_ids: np.ndarray | None, inputs=None, params=None, positions=None) -> np.ndarray:
+        """Logits in float64."""
+        params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self.params if params is None else params)
+        inputs = tokens() if inputs is None else inputs
+        return language_model(params, self.settings, inputs, segment_ids, positions)
+
+    def influence(self, segment_ids: np.ndarray | None) -> np.ndarray:
+        """B×L×L: size of the derivative of the loss of token t by the embedded input u."""
+        by_token = []
+        for t in range(LENGTH):
+            weights = np.zeros((BATCH, LENGTH))
+            weights[:, t] = 1
+            _, _, grads = self.run(segment_ids, weights=weights)
+            by_token.append(np.abs(grads["embedding"]).sum(axis=-1)[tokens()])
+        return np.stack(by_token, axis=1)
+
+    def _loss(self, params, inputs, targets_, weights, segment_ids):
+        logits = self.model(params)(inputs, segment_ids)
+        return (weights * optax.softmax_cross_entropy_with_integer_labels(logits, targets_)).sum(), logits
+
+
+@functools.cache
+def _case(family: str, causal: bool, overrides: tuple) -> Case:
+    return Case(family, causal, dict(overrides))
+
+
+def case(family: str, causal: bool, **overrides) -> Case:
+    """The case of this session."""
+    return _case(family, causal, tuple(sorted(overrides.items())))
+
+
+@functools.cache
+def standard(family: str, causal: bool):
+    """Logits, loss and gradients of the standard batch, packed; computed once."""
+    return case(family, causal).run(PACKED)
+
+
+def assert_close(actual, expected, rtol: float, what: str = "") -> None:
+    """Within rtol of the largest expected entry: what matters is an error that can be seen beside the signal."""
+    expected = np.asarray(expected, np.float64)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=rtol * np.abs(expected).max(), err_msg=what)
+
+
+def assert_trees_close(actual: dict, expected: dict, rtol: float) -> None:
+    """`assert_close` for each parameter."""
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for (path, a), e in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
+        assert_close(a, e, rtol, jax.tree_util.keystr(path))
+
+
+def state_bytes(state) -> int:
+    """Bytes of all arrays of a decode state; takes shapes too."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+
+
+def at(state, positions: np.ndarray):
+    """The state as if its rows had consumed so many tokens."""
+    return dataclasses.replace(state, positions_B=jnp.asarray(positions, jnp.int32))

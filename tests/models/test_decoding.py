@@ -1,0 +1,202 @@
+"""prefill and step give what the parallel form gives, and the state has the size it should."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles import families as oracle_families
+
+from flash_lm.models.families import FAMILIES
+from models.cases import BATCH, LENGTH, SHAPE, assert_close, at, case, state_bytes, tokens
+
+RTOL = 1e-5
+NORMALIZED = [name for name, row in oracle_families.FAMILIES.items() if row.normalizes]
+CONSTANT = [name for name, row in oracle_families.FAMILIES.items() if row.constant_state]
+each_family = pytest.mark.parametrize("family", FAMILIES)
+# Tokens that the two rows have consumed: none, a whole chunk, more and less than one, all.
+SPLITS = [(0, 13), (8, 7), (16, 23), (29, 1)]
+
+
+@functools.cache
+def parallel(family: str) -> np.ndarray:
+    model = case(family, True)
+    return np.asarray(model.logits(model.params, tokens()))
+
+
+def padded(starts, lengths) -> np.ndarray:
+    """B×LENGTH: lengths[b] tokens from starts[b] on, then garbage."""
+    inputs = np.random.default_rng(7).integers(SHAPE["vocab_size"], size=(BATCH, LENGTH))
+    for b, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        inputs[b, :length] = tokens()[b, start : start + length]
+    return inputs
+
+
+def assert_prefilled(family, logits, starts, lengths):
+    for b, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        if length:
+            assert_close(logits[b, :length], parallel(family)[b, start : start + length], RTOL)
+
+
+def assert_steps_follow(model, family, state, positions):
+    """Steps both rows to their ends; a row at its end gets garbage and is not looked at."""
+    positions = np.array(positions)
+    for _ in range(LENGTH - positions.min()):
+        now = np.minimum(positions, LENGTH - 1)
+        logits, state = model.step(model.params, tokens()[np.arange(BATCH), now], state)
+        for b in np.flatnonzero(positions < LENGTH):
+            assert_close(logits[b], parallel(family)[b, positions[b]], RTOL, f"row {b}, position {positions[b]}")
+        positions += 1
+    np.testing.assert_array_equal(state.positions_B, positions)
+    return state
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@each_family
+def test_prefill_then_steps(family, split):
+    model = case(family, True)
+    logits, state = model.prefill(model.params, padded((0, 0), split), model.init_state(), np.array(split))
+    assert_prefilled(family, logits, (0, 0), split)
+    assert_steps_follow(model, family, state, split)
+
+
+@each_family
+def test_prefill_goes_on_from_anywhere(family):
+    """Each row from its own place inside a chunk, also over several borders, and also by no token at all."""
+    model, state = case(family, True), case(family, True).init_state()
+    starts = np.zeros(BATCH, int)
+    for lengths in ((5, 3), (9, 0), (0, 16), (10, 9)):
+        logits, state = model.prefill(model.params, padded(starts, lengths), state, np.array(lengths))
+        assert_prefilled(family, logits, starts, lengths)
+        starts += lengths
+        np.testing.assert_array_equal(state.positions_B, starts)
+    assert_steps_follow(model, family, state, starts)
+
+
+@each_family
+def test_prefill_in_whole_chunks_without_lengths(family):
+    model, state = case(family, True), case(family, True).init_state()
+    for start in (0, 8, 16):
+        logits, state = model.prefill(model.params, tokens()[:, start : start + 8], state)
+        assert_close(logits, parallel(family)[:, start : start + 8], RTOL)
+    assert_steps_follow(model, family, state, (24, 24))
+
+
+@each_family
+def test_prefill_of_no_tokens_changes_nothing(family):
+    model = case(family, True)
+    _, state = model.prefill(model.params, padded((0, 0), (13, 6)), model.init_state(), np.array((13, 6)))
+    logits, after = model.prefill(model.params, tokens()[:, :0], state)
+    assert logits.shape == (BATCH, 0, SHAPE["vocab_size"])
+    jax.tree.map(np.testing.assert_array_equal, after, state)
+
+
+@each_family
+def test_padding_of_a_prefill_leaves_no_trace(family):
+    """Two prefills that differ in the padding alone: the same state up to what nobody reads, hence the same steps."""
+    model, lengths = case(family, True), np.array((13, 6))
+    inputs = padded((0, 0), lengths)
+    other = np.where(np.arange(LENGTH)[None] < lengths[:, None], inputs, (inputs + 1) % SHAPE["vocab_size"])
+    both = [model.prefill(model.params, x, model.init_state(), lengths) for x in (inputs, other)]
+    for b, length in enumerate(lengths):
+        np.testing.assert_array_equal(both[0][0][b, :length], both[1][0][b, :length])
+    states = [state for _, state in both]
+    for now in range(12):
+        token = tokens()[:, now]
+        results = [model.step(model.params, token, state) for state in states]
+        np.testing.assert_array_equal(results[0][0], results[1][0])
+        states = [state for _, state in results]
+
+
+@each_family
+def test_state_bytes(family):
+    model, longer = case(family, True), case(family, True, max_length=64)
+    shapes = lambda model, capacity: jax.eval_shape(lambda: model.init_state(BATCH, capacity))
+    sizes = [state_bytes(shapes(*of)) for of in ((model, 8), (model, 16), (model, None), (longer, None))]
+    if family in CONSTANT:
+        assert len(set(sizes)) == 1
+    else:  # twice the capacity, twice the cache
+        positions = 4 * BATCH
+        assert [size - positions for size in sizes] == [(sizes[0] - positions) * n for n in (1, 2, 4, 8)]
+    state = model.init_state()
+    layout = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state)
+    _, state = model.prefill(model.params, tokens(), state, np.array((20, 3)))
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state) == layout
+    _, state = model.step(model.params, tokens()[:, 0], state)
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state) == layout
+
+
+@pytest.mark.parametrize("family", CONSTANT)
+def test_constant_states_have_no_end(family):
+    """`capacity` bounds growing states only."""
+    model = case(family, True)
+    state = model.init_state(capacity=4)
+    _, state = model.prefill(model.params, tokens()[:, :8], state)
+    assert_steps_follow(model, family, state, (8, 8))
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in CONSTANT])
+def test_capacity_ends_growing_states(family):
+    """An error outside jit; inside, where nothing can be raised, no number, and only in the row that is over."""
+    model = case(family, True)
+    near_end = at(model.init_state(), np.array([31, 2]))
+    logits, at_end = model.step(model.params, tokens()[:, 0], near_end)
+    assert np.isfinite(logits).all()
+    logits, _ = model.step(model.params, tokens()[:, 0], at_end)
+    assert np.isnan(logits[0]).all() and np.isfinite(logits[1]).all()
+    logits, _ = model.prefill(model.params, tokens(), near_end, np.array((2, 3)))
+    assert np.isnan(logits[0]).all() and np.isfinite(logits[1, :3]).all()
+    outside_jit = model.model(model.params)
+    with pytest.raises(ValueError, match=r"row 0 .*33.*capacity of 32"):
+        outside_jit.step(jnp.asarray(tokens()[:, 0]), at(near_end, np.array([32, 3])))
+    with pytest.raises(ValueError, match=r"row 1 .*capacity of 32"):
+        outside_jit.prefill(jnp.asarray(tokens()), at(near_end, np.array([0, 4])))
+
+
+@each_family
+def test_bidirectional_models_do_not_decode(family):
+    with pytest.raises(ValueError, match="causal"):
+        case(family, False).init_state()
+
+
+@pytest.mark.parametrize("normalizer", ["length", "paper"])
+@pytest.mark.parametrize("family", NORMALIZED)
+def test_normalizers_that_need_the_whole_row_do_not_decode(family, normalizer):
+    with pytest.raises(ValueError, match="normalizer"):
+        case(family, True, normalizer=normalizer).init_state()
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in NORMALIZED])
+def test_other_families_ignore_the_normalizer(family):
+    case(family, True, normalizer="length").init_state()
+
+
+OPTIONS = [
+    ("flash", {"normalizer": "7", "relative_bias": "rope", "attention_function": "laplace"}),
+    ("flash", {"local_attention": False, "absolute_positions": "learned"}),
+    ("flash", {"global_attention": False, "relative_bias": "t5", "attention_function": "softmax"}),
+    ("mc_tfm", {"normalizer": "7", "local_attention": False}),
+    ("mc_tfm", {"global_attention": False}),
+    ("flash_quad", {"normalizer": "7", "relative_bias": "rope", "attention_function": "softmax"}),
+]
+
+
+@pytest.mark.parametrize(("family", "options"), OPTIONS, ids=lambda x: x if isinstance(x, str) else "-".join(x))
+def test_options_decode(family, options):
+    model, split = case(family, True, **options), (13, 6)
+    expected = np.asarray(model.logits(model.params, tokens()))
+    logits, state = model.prefill(model.params, padded((0, 0), split), model.init_state(), np.array(split))
+    for b, length in enumerate(split):
+        assert_close(logits[b, :length], expected[b, :length], RTOL)
+    for n in range(16):
+        now = np.array(split) + n
+        logits, state = model.step(model.params, tokens()[np.arange(BATCH), now], state)
+        assert_close(logits, expected[np.arange(BATCH), now], RTOL)
+
+
+@pytest.mark.parametrize("family", ["flash", "mc_tfm"])
+def test_sums_of_a_bfloat16_model_are_float32(family):
+    """A running sum in bfloat16 would stop growing after some hundred tokens."""
+    state = case(family, True, dtype="bfloat16").init_state()
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.layers)} == {jnp.dtype("bfloat16"), jnp.dtype("float32")}

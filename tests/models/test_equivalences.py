@@ -1,0 +1,140 @@
+"""The same numbers by other routes: unrolled layers, recomputation, blocks, dropout off, and one family as another."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flash_lm.models.families import FAMILIES
+from flash_lm.ops import quadratic_attention
+from models.cases import (
+    LENGTH,
+    PACKED,
+    assert_close,
+    assert_trees_close,
+    case,
+    real,
+    standard,
+    targets,
+    tokens,
+)
+
+QUADRATIC = ("transformer", "flash_quad")
+each_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def assert_same(model, family, causal, rtol=1e-5):
+    """Logits, loss and gradients of the standard batch."""
+    logits, loss, grads = model.run(PACKED)
+    expected_logits, expected_loss, expected_grads = standard(family, causal)
+    keep = real(PACKED)
+    assert_close(logits[keep], expected_logits[keep], rtol)
+    assert loss == pytest.approx(expected_loss, rel=rtol)
+    assert_trees_close(grads, expected_grads, rtol)
+
+
+def primitives(model, rule=lambda equation: True) -> collections.Counter:
+    """How often each primitive stands in the program of loss and gradients, loop bodies included."""
+    arguments = (tokens(), targets(), real(PACKED).astype(np.float32), PACKED)
+    program = jax.make_jaxpr(model.loss_and_grads.__wrapped__)(model.params, *arguments)
+    found = collections.Counter()
+
+    def walk(jaxpr):
+        for equation in jaxpr.eqns:
+            found[equation.primitive.name] += 1
+            for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+                inner = getattr(value, "jaxpr", value)
+                if hasattr(inner, "eqns"):
+                    walk(inner)
+
+    walk(program.jaxpr)
+    return found
+
+
+@each_family
+def test_unrolled_layers(family):
+    model = case(family, True, scan_layers=False)
+    logits, keep = model.logits(model.params, tokens(), PACKED), real(PACKED)
+    assert_close(np.asarray(logits)[keep], standard(family, True)[0][keep], 1e-5)
+
+
+@pytest.mark.slow
+@each_family
+def test_gradients_of_unrolled_layers(family):
+    assert_same(case(family, True, scan_layers=False), family, True)
+
+
+def test_unrolled_layers_are_unrolled():
+    """So that the comparison above is not of a thing with itself."""
+    for scan_layers in (True, False):
+        model = case("transformer", True, scan_layers=scan_layers)
+        text = model.logits.lower(model.params, tokens()).compile().as_text()
+        assert ("while(" in text) == scan_layers
+
+
+@each_family
+def test_full_recomputation(family):
+    assert_same(case(family, True, remat="full"), family, True)
+
+
+@pytest.mark.parametrize(
+    "family", [name if name == "flash" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+)
+def test_recomputation_between_products(family):
+    assert_same(case(family, True, remat="products"), family, True)
+
+
+@each_family
+def test_recomputation_recomputes(family):
+    """full repeats matrix products in the backward pass; products repeats none of them, but what is between."""
+    none, products, full = (primitives(case(family, True, remat=remat)) for remat in ("none", "products", "full"))
+    assert full["dot_general"] > none["dot_general"] == products["dot_general"]
+    elementwise = [sum(c[name] for name in ("mul", "rsqrt", "logistic", "exp")) for c in (none, products, full)]
+    assert elementwise[0] < elementwise[1]
+    assert elementwise[0] < elementwise[2]
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("family", QUADRATIC)
+def test_blocked_is_plain(family, causal, monkeypatch):
+    """In blocks of 8 queries, the last of them part full; with packing, which needs the right rows of the mask."""
+    monkeypatch.setattr(quadratic_attention, "QUERY_BLOCK", 8)
+    model = case(family, causal, attention_implementation="blocked", dropout=0.5)  # a case that no other test compiled
+    assert primitives(model)["scan"] > primitives(case(family, causal, attention_implementation="plain"))["scan"]
+    assert_same(model, family, causal)
+
+
+@pytest.mark.parametrize("family", QUADRATIC)
+def test_blocked_prefill_is_plain(family, monkeypatch):
+    monkeypatch.setattr(quadratic_attention, "QUERY_BLOCK", 8)
+    model = case(family, True, dropout=0.25)
+    lengths = np.array((17, 26))
+    logits, _ = model.prefill(model.params, tokens(), model.init_state(), lengths)
+    plain = case(family, True, attention_implementation="plain")
+    expected = plain.logits(plain.params, tokens())
+    for b, length in enumerate(lengths):
+        assert_close(logits[b, :length], np.asarray(expected)[b, :length], 1e-5)
+
+
+@pytest.mark.parametrize("normalizer", ["count", str(LENGTH)])
+def test_flash_in_one_chunk_is_flash_quad(normalizer):
+    """The local part, bidirectional. Both biases are Toeplitz over the row, so the parameters are the same."""
+    shape = {"max_length": LENGTH, "chunk_size": LENGTH, "normalizer": normalizer}
+    quad = case("flash_quad", False, **shape)
+    flash = case("flash", False, global_attention=False, **shape)
+    assert_close(flash.logits(quad.params, tokens()), quad.logits(quad.params, tokens()), 1e-5)
+
+
+@pytest.mark.parametrize("family", ["flash", "mc_tfm"])
+def test_one_causal_chunk_has_no_global_part(family):
+    """There is no chunk before it; so the parameters of the global part have no say."""
+    model = case(family, True, chunk_size=LENGTH)
+    params = jax.tree.map(jnp.asarray, model.params)
+    for layer in params["layers"].values():
+        for name in ("variants", "query_variants", "key_variants"):
+            if name in layer:
+                pairs = layer[name]["scale"].shape[1] // 2
+                layer[name]["scale"] = layer[name]["scale"].at[:, pairs:].multiply(3)
+    assert_close(model.logits(params, tokens()), model.logits(model.params, tokens()), 1e-6)

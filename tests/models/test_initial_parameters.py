@@ -1,0 +1,61 @@
+"""What `build_model` draws."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from flash_lm import build_model
+from flash_lm.models.families import FAMILIES
+from models.cases import model_config
+
+WIDE = {"model_dim": 128, "shared_dim": 64, "num_heads": 2}
+
+
+def parameters(seed=0, **overrides) -> dict[str, np.ndarray]:
+    config = model_config(**{"family": "flash", "causal": True, **WIDE, **overrides})
+    state = nnx.to_pure_dict(nnx.state(build_model(config, rngs=nnx.Rngs(seed)), nnx.Param))
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+
+
+@pytest.mark.parametrize("init", ["normal", "lecun"])
+def test_spread(init):
+    for name, value in parameters(init=init).items():
+        if name.endswith("kernel"):
+            expected = 0.02 if init == "normal" else value.shape[-2] ** -0.5
+        elif name.endswith(("embedding", "weight")):  # whatever the kernels are
+            expected = 0.02
+        else:
+            continue
+        tolerance = 5 / np.sqrt(2 * value.size)
+        assert value.std() == pytest.approx(expected, rel=tolerance), name
+        assert abs(value.mean()) < 5 * expected / np.sqrt(value.size), name
+
+
+def test_starting_values():
+    for name, value in parameters(init="normal").items():
+        if name.endswith(("offset", "bias")):
+            assert (value == 0).all(), name
+        elif name.startswith("positions"):
+            assert value == pytest.approx(WIDE["model_dim"] ** -0.5)
+        elif "norm" in name:
+            assert (value == 1).all(), name
+        elif "variants/scale" in name:  # FLASH: γ ~ N(0, 0.02)
+            assert value.std() == pytest.approx(0.02, rel=0.3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_draws_are_independent_and_repeatable(family):
+    one, again, other = (parameters(seed, family=family) for seed in (0, 0, 1))
+    drawn = {name: value for name, value in one.items() if value.std() > 0}
+    assert len({value.tobytes() for value in drawn.values()}) == len(drawn), "two parameters are the same"
+    for name, value in drawn.items():
+        np.testing.assert_array_equal(value, again[name])
+        assert (value != other[name]).any(), name
+        if name.startswith("layers"):
+            assert (value[0] != value[1]).any(), f"{name}: the layers are the same"
+
+
+def test_parameter_dtype():
+    assert {value.dtype.name for value in parameters(param_dtype="bfloat16").values()} == {"bfloat16"}

@@ -1,0 +1,59 @@
+"""Any length: one token, less than a chunk, no multiple of a chunk, more than max_length where positions allow."""
+
+import numpy as np
+import pytest
+
+from models.cases import CASES, SHAPE, assert_close, case
+
+ENDS = ("transformer", "flash_quad")  # learned positions; a Toeplitz bias over the row
+ROWS = {
+    "one": np.ones((1, 1), np.int32),
+    "below-a-chunk": np.array([[1, 1, 0, 2, 2]], np.int32),
+    "above-max-length": np.array([[1] * 22 + [0] + [2] * 18], np.int32),
+}
+
+
+def inputs_for(segment_ids: np.ndarray) -> np.ndarray:
+    return np.random.default_rng(3).integers(SHAPE["vocab_size"], size=segment_ids.shape)
+
+
+# Without segment ids the bidirectional families of chunks have a function of their own.
+@pytest.mark.parametrize(
+    ("family", "causal", "packed"),
+    [(*one, True) for one in CASES] + [("flash", False, False), ("mc_tfm", False, False)],
+)
+@pytest.mark.parametrize("row", ROWS)
+def test_length(family, causal, packed, row):
+    model, segment_ids = case(family, causal), ROWS[row]
+    inputs = inputs_for(segment_ids)
+    keep = segment_ids > 0 if packed else np.ones_like(segment_ids, bool)
+    segment_ids = segment_ids if packed else None
+    if inputs.shape[1] > SHAPE["max_length"] and family in ENDS:
+        with pytest.raises(ValueError, match="max_length"):
+            model.logits(model.params, inputs, segment_ids)
+        return
+    expected = model.oracle(segment_ids, inputs)[keep]
+    assert_close(np.asarray(model.logits(model.params, inputs, segment_ids))[keep], expected, 1e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("family", ENDS)
+def test_the_longest_row_fits(family, causal):
+    """The bound is max_length and not one less."""
+    model = case(family, causal, max_length=29)
+    inputs = inputs_for(np.ones((1, 29)))
+    assert_close(model.logits(model.params, inputs), model.oracle(None, inputs), 1e-5)
+
+
+@pytest.mark.parametrize("family", ENDS)
+def test_a_capacity_beyond_the_positions_is_refused(family):
+    with pytest.raises(ValueError, match="max_length"):
+        case(family, True).init_state(capacity=SHAPE["max_length"] + 1)
+
+
+def test_options_move_the_end():
+    """It belongs to the positions, not to the family."""
+    with pytest.raises(ValueError, match="max_length"):
+        case("flash", True, absolute_positions="learned").init_state(capacity=33)
+    case("transformer", True, absolute_positions="sinusoid").init_state(capacity=33)
+    case("flash_quad", True, relative_bias="rope").init_state(capacity=33)

@@ -1,0 +1,157 @@
+"""Every family equals its float64 oracle: logits, and gradients against central differences of the oracle's loss."""
+
+import jax
+import numpy as np
+import pytest
+from oracles import families as oracle_families
+from oracles.language_model import cross_entropy
+
+from flash_lm.models.families import FAMILIES
+from models.cases import (
+    CASE_IDS,
+    CASES,
+    LENGTH,
+    PACKED,
+    assert_close,
+    case,
+    model_config,
+    real,
+    standard,
+    targets,
+    tokens,
+)
+
+RTOL = 1e-5
+
+
+def assert_logits_equal(model, segment_ids, logits, positions=None):
+    keep = real(segment_ids)
+    assert_close(np.asarray(logits)[keep], model.oracle(segment_ids, positions=positions)[keep], RTOL)
+
+
+@pytest.mark.parametrize(("family", "causal"), CASES, ids=CASE_IDS)
+def test_logits_of_whole_rows(family, causal):
+    model = case(family, causal)
+    assert_logits_equal(model, None, model.logits(model.params, tokens()))
+
+
+@pytest.mark.parametrize(("family", "causal"), CASES, ids=CASE_IDS)
+def test_logits_and_loss_of_packed_rows(family, causal):
+    model, (logits, loss, _) = case(family, causal), standard(family, causal)
+    expected, keep = model.oracle(PACKED), real(PACKED)
+    assert np.abs(expected).max() > 1, "the comparison needs logits that are not tiny"
+    assert_close(logits[keep], expected[keep], RTOL)
+    np.testing.assert_allclose(loss, cross_entropy(expected, targets(), keep), rtol=RTOL)
+
+
+# Without segment ids the bidirectional global part is another function; all else is the same code as with them.
+@pytest.mark.parametrize(
+    ("family", "causal", "packed"),
+    [(*one, True) for one in CASES] + [("flash", False, False), ("mc_tfm", False, False)],
+)
+def test_gradients(family, causal, packed):
+    """Along random directions in all parameters; the embeddings of these tokens are the inputs, each used once."""
+    model = case(family, causal)
+    _, _, grads = standard(family, causal) if packed else model.run(None)
+    rng = np.random.default_rng(2)
+    segment_ids = PACKED if packed else None
+    params = jax.tree.map(lambda leaf: leaf.astype(np.float64), model.params)
+
+    def loss(direction, step):
+        moved = jax.tree.map(lambda p, d: p + step * d, params, direction)
+        return cross_entropy(model.oracle(segment_ids, params=moved), targets(), real(segment_ids))
+
+    for path, grad in jax.tree_util.tree_leaves_with_path(grads):
+        assert np.linalg.norm(grad) > 1e-3, f"no gradient at {jax.tree_util.keystr(path)}"
+    for _ in range(2):
+        # Each parameter's share of the derivative is of order 1, so that none hides behind a large one. But a gradient
+        # much below 1 is what large terms have left of each other, and dividing by it would magnify their rounding.
+        direction = jax.tree.map(lambda g: rng.normal(size=g.shape) / max(np.linalg.norm(g), 1), grads)
+        shares = jax.tree.leaves(jax.tree.map(lambda g, d: (g.astype(np.float64) * d).sum(), grads, direction))
+        step = 1e-6
+        slope = (loss(direction, step) - loss(direction, -step)) / (2 * step)
+        np.testing.assert_allclose(sum(shares), slope, rtol=0, atol=1e-5 * len(shares))
+
+
+@pytest.mark.parametrize(("family", "causal"), CASES, ids=CASE_IDS)
+def test_defaults_of_the_open_keys(family, causal):
+    for max_length in (512, 513):
+        model = case(family, causal, max_length=max_length)
+        for key, value in vars(model.settings).items():
+            assert getattr(model.config, key) == value, key
+
+
+def test_an_open_objective_means_causal():
+    config = model_config("flash", True)
+    config.causal = None
+    assert case("flash", None).config.causal is True
+
+
+def test_the_oracles_know_every_family():
+    assert set(FAMILIES) == set(oracle_families.FAMILIES)
+
+
+# Each value of each option at least once in both directions, for both gated attention units.
+OPTIONS = {
+    "t5-softmax": {"relative_bias": "t5", "attention_function": "softmax", "norm": "rms", "absolute_positions": "none"},
+    "plain-laplace": {
+        "relative_bias": "none",
+        "attention_function": "laplace",
+        "norm": "scale",
+        "absolute_positions": "learned",
+        "rotary": False,
+        "normalizer": "7",
+    },
+    "rope-length": {
+        "relative_bias": "rope",
+        "norm": "layer",
+        "absolute_positions": "sinusoid",
+        "normalizer": "length",
+        "tie_embeddings": True,
+    },
+    "paper-relu2": {"normalizer": "paper"},
+    "paper-softmax": {"normalizer": "paper", "attention_function": "softmax"},
+    "count": {"normalizer": "count"},
+}
+ONE_WAY = {("paper-softmax", False), ("count", True)}  # the other direction has nothing new
+
+
+@pytest.mark.parametrize(
+    ("option", "causal"), [(o, c) for o in OPTIONS for c in (True, False) if (o, c) not in ONE_WAY]
+)
+@pytest.mark.parametrize("family", ["flash", "flash_quad"])
+def test_options(family, causal, option):
+    model = case(family, causal, **OPTIONS[option])
+    assert_logits_equal(model, PACKED, model.logits(model.params, tokens(), PACKED))
+
+
+@pytest.mark.parametrize("off", ["local_attention", "global_attention"])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("family", ["flash", "mc_tfm"])
+def test_without_a_part(family, causal, off):
+    model = case(family, causal, **{off: False})
+    assert_logits_equal(model, PACKED, model.logits(model.params, tokens(), PACKED))
+
+
+@pytest.mark.parametrize("option", ["norm", "positions"])
+def test_options_of_the_transformer(option):
+    overrides = {
+        "norm": {"norm": "rms", "absolute_positions": "sinusoid", "tie_embeddings": True, "mlp_dim": 48},
+        "positions": {"rotary": True, "absolute_positions": "scaled_sinusoid", "norm": "scale"},
+    }[option]
+    model = case("transformer", True, **overrides)
+    assert_logits_equal(model, None, model.logits(model.params, tokens()))
+
+
+@pytest.mark.parametrize("family", ["transformer", "flash"])
+def test_given_positions(family):
+    """Positions of the caller replace those counted from the segment ids."""
+    model = case(family, True, rotary=True)
+    positions = np.stack([np.arange(LENGTH) // 2, (np.arange(LENGTH) * 7) % 31])
+    assert_logits_equal(model, None, model.logits(model.params, tokens(), None, positions), positions)
+
+
+@pytest.mark.parametrize("family", ["flash", "flash_quad"])
+def test_widths_that_are_set(family):
+    model = case(family, True, expanded_dim=24, shared_dim=4, num_layers=1)
+    assert_logits_equal(model, None, model.logits(model.params, tokens()))

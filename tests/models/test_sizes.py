@@ -1,0 +1,77 @@
+"""Parameters and FLOPs against closed forms, the papers' figures, and XLA's count."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from oracles import families as oracle_families
+from oracles import sizes
+
+from flash_lm import build_model
+from flash_lm.models.families import FAMILIES
+from models.cases import CASE_IDS, CASES, case, model_config
+
+BASE = {
+    "num_layers": 12,
+    "model_dim": 768,
+    "num_heads": 12,
+    "shared_dim": 128,
+    "chunk_size": 256,
+    "max_length": 512,
+    "vocab_size": 32000,
+}
+OPTIONS = [
+    {},
+    {"tie_embeddings": False, "norm": "rms", "absolute_positions": "learned"},
+    {"relative_bias": "t5", "global_attention": False, "absolute_positions": "none"},
+    {"relative_bias": "rope", "local_attention": False, "norm": "scale", "mlp_dim": 72, "expanded_dim": 40},
+]
+
+
+def count(config) -> int:
+    abstract = nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(abstract, nnx.Param)))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "defaults")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameter_count(family, options):
+    config = model_config(family, True, **options)
+    assert count(config) == sizes.parameters(oracle_families.complete(config.to_dict()))
+
+
+@pytest.mark.parametrize(("family", "millions"), [("flash", 112.0), ("flash_quad", 112.0), ("transformer", 109.5)])
+def test_parameter_count_of_the_papers(family, millions):
+    config = model_config(family, True, **BASE)
+    assert count(config) == pytest.approx(millions * 1e6, rel=5e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_have_about_the_same_size(family):
+    """num_layers means the same size in every family."""
+    assert count(model_config(family, True, **BASE)) == pytest.approx(110e6, rel=0.03)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 3, "local_attention": False}, {"global_attention": False}])
+@pytest.mark.parametrize("length", [1, 8, 9, 29])
+@pytest.mark.parametrize(("family", "causal"), CASES, ids=CASE_IDS)
+def test_flops_count_the_visible_pairs(family, causal, length, options):
+    model = case(family, causal, **options)
+    flops = model.model(model.params).flops_per_token(length) * length
+    assert flops == pytest.approx(sizes.flops(model.settings, length), rel=1e-9)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_flops_are_those_that_xla_counts(family):
+    """One layer without loops, where XLA counts each product once, and so wide that there is little else to count."""
+    shape = {"num_layers": 1, "model_dim": 256, "num_heads": 2, "shared_dim": 128, "chunk_size": 128}
+    plain = {"attention_implementation": "plain", "scan_layers": False, "max_length": 512}
+    model, length = case(family, False, **shape, **plain), 512
+    params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model.params)
+    compiled = model.logits.lower(params, jax.ShapeDtypeStruct((1, length), jnp.int32)).compile()
+    assert "while(" not in compiled.as_text()
+    flops = model.model(model.params).flops_per_token(length) * length
+    np.testing.assert_allclose(flops, compiled.cost_analysis()["flops"], rtol=0.02)

@@ -1,0 +1,58 @@
+"""Runs of segment ids and the counts of visible keys, against loops."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles.segments import PADDING, documents, offsets, visibility
+
+from flash_lm.ops import segments
+
+LENGTH, CHUNK = 23, 5
+
+
+def random_ids(seed: int) -> np.ndarray:
+    """Rows of runs of random length and id; ids come again and 0 is among them."""
+    rng = np.random.default_rng(seed)
+    rows = [np.repeat(rng.integers(4, size=LENGTH), rng.integers(1, 9, size=LENGTH))[:LENGTH] for _ in range(4)]
+    return np.stack(rows).astype(np.int32)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_find_segments(seed):
+    ids = random_ids(seed)
+    found = jax.jit(segments.find_segments)(ids)
+    for b, row in enumerate(ids.tolist()):
+        document = documents(row)
+        for t in range(LENGTH):
+            assert found.offsets_BxL[b, t] == offsets(row)[t]
+            assert (found.runs_BxL[b, t] == 0) == (document[t] == PADDING)
+            for u in range(LENGTH):
+                together = found.runs_BxL[b, t] == found.runs_BxL[b, u]
+                assert bool(together) == (document[t] == document[u])
+            if document[t] != PADDING:
+                assert found.lengths_BxL[b, t] == document.count(document[t])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("seed", range(10))
+def test_counts(seed, causal):
+    ids = random_ids(seed)
+    found = segments.find_segments(jnp.asarray(ids))
+    visible = np.asarray(segments.visible_keys(found, causal))
+    inside = np.asarray(segments.visible_keys_in_chunk(found, CHUNK, causal))
+    earlier = np.asarray(segments.tokens_in_earlier_chunks(found, CHUNK))
+    for b, row in enumerate(ids.tolist()):
+        sees, whole = visibility(row, causal), visibility(row, False)
+        for t in np.flatnonzero(ids[b]):
+            keys = [u for u in range(LENGTH) if sees(t, u)]
+            assert visible[b, t] == len(keys)
+            assert inside[b, t] == sum(u // CHUNK == t // CHUNK for u in keys)
+            assert earlier[b, t] == sum(u // CHUNK < t // CHUNK for u in range(LENGTH) if whole(t, u))
+
+
+@pytest.mark.parametrize("length", [1, 7])
+def test_whole_row_is_one_document(length):
+    whole = segments.whole_row(length)
+    found = segments.find_segments(jnp.ones((1, length), jnp.int32))
+    jax.tree.map(np.testing.assert_array_equal, whole, found)

@@ -1,0 +1,50 @@
+"""A corpus and a run small enough for every test that trains."""
+
+import pathlib
+import random
+
+from ml_collections import ConfigDict
+
+from configs.base import get_config
+
+_WORDS = [
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "sees",
+    "hears",
+    "ünder",
+    "naïve",
+    "猫",
+    "quick",
+    "tree",
+    "12",
+    "def",
+    "(x)",
+    ",",
+    ".",
+]
+
+
+def write_corpus(folder: pathlib.Path, documents: int = 12, lines: int = 30, seed: int = 0) -> str:
+    """Writes text files of random lines; returns the glob that matches them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = random.Random(seed)
+    for i in range(documents):
+        text = "\n".join(" ".join(draw.choices(_WORDS, k=draw.randint(1, 12))) for _ in range(draw.randint(1, lines)))
+        (folder / f"{i:02}.txt").write_text(text + "\n", encoding="utf-8")
+    return str(folder / "*.txt")
+
+
+def small_config(path: str, cache: pathlib.Path) -> ConfigDict:
+    """A flash model of one layer on bytes; eight rows a batch, one for each fake device."""
+    config = get_config()
+    config.model.update(
+        num_layers=1, model_dim=16, num_heads=2, shared_dim=8, chunk_size=8, max_length=32, init="lecun", dropout=0.1
+    )
+    config.data.update(corpus="text", path=path, tokenizer="bytes", tokens_per_batch=256, cache_dir=str(cache))
+    config.train.update(
+        steps=12, warmup_steps=2, log_every=1, eval_every=4, checkpoint_every=3, loss_chunk=64, learning_rate=1e-2
+    )
+    return config

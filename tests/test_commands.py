@@ -1,0 +1,140 @@
+"""The commands as a user types them: train, resume, evaluate, compare; and what bad input ends in."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from small import small_config, write_corpus
+
+from flash_lm import evaluate, train
+from flash_lm.analysis.results import read_jsonl
+from flash_lm.command import run
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture
+def words(corpus, tmp_path):
+    """Overrides that make the quickstart as small as the other tests' run, on one device."""
+    small = small_config(corpus, tmp_path / "cache").to_dict()
+    sections = {group: small[group] for group in ("model", "data", "train")}
+    pairs = [(f"{group}.{key}", value) for group, keys in sections.items() for key, value in keys.items()]
+    return [f"--config.{key}={value}" for key, value in pairs if value is not None]
+
+
+def command(module: str, *arguments: str, **popen) -> subprocess.Popen:
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment |= {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax-tests")}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-m", module, *arguments], cwd=ROOT, env=environment, **pipes, **popen)
+
+
+def finish(process: subprocess.Popen) -> tuple[str, str]:
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return out, err
+
+
+def test_train_stop_resume_evaluate_compare(words, tmp_path):
+    workdir = tmp_path / "runs" / "flash"
+    arguments = ("--config=configs/quickstart.py", f"--workdir={workdir}", *words, "--config.train.steps=3000")
+    arguments += ("--config.train.checkpoint_every=1000", "--config.train.eval_every=1000")
+    first = command("flash_lm.train", *arguments)
+    metrics = workdir / "metrics.jsonl"
+    deadline = time.monotonic() + 240
+    while not list((workdir / "checkpoints").glob("1000")):
+        assert time.monotonic() < deadline and first.poll() is None, first.communicate()
+        time.sleep(0.1)
+    first.send_signal(signal.SIGTERM)
+    out, err = finish(first)
+    assert "the same command goes on from there" in out + err
+    stopped = read_jsonl(metrics)[-1]["step"]
+    assert 1000 < stopped < 3000
+    finish(command("flash_lm.train", *arguments))
+    lines = read_jsonl(metrics)
+    assert [line["step"] for line in lines if line["split"] == "train"] == list(range(1, 3001))
+    assert [line["step"] for line in lines if line["split"] == "validation"] == [1000, 2000, 3000]
+
+    out, _ = finish(command("flash_lm.evaluate", f"--workdir={workdir}", "--lengths=16,32"))
+    assert len(out.splitlines()) == 2 and "perplexity" in out
+    results = read_jsonl(workdir / "results.jsonl")
+    assert [result["length"] for result in results] == [16, 32]
+    assert results[0]["family"] == "flash" and results[0]["step"] == 3000
+    # A model that has learned nothing has a perplexity of 260.
+    assert results[1]["perplexity"] < 30
+
+    script = [sys.executable, "scripts/compare.py", str(workdir), f"--out={tmp_path / 'out'}"]
+    out = subprocess.run(script, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "| flash " in out and "3,000" in out
+    assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "out" / "table.md").read_text().strip().splitlines()[-1] in out
+
+
+def failure(main, argv: list[str], monkeypatch, capsys) -> list[str]:
+    """The lines with which a command ends, after checking that it ends as bad input does."""
+    monkeypatch.setattr(sys, "argv", ["command", *argv])
+    with pytest.raises(SystemExit) as stop:
+        run(main)
+    assert stop.value.code == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert lines
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (["--config.data.path=/nowhere/*.txt"], "no file matches data.path=/nowhere/*.txt"),
+        (["--config.data.path={tmp}/empty.txt"], "is empty"),
+        (["--config.data.path={tmp}/broken.txt"], "broken.txt is not UTF-8 at byte 3"),
+        (["--config.data.length=64"], "data.length=64 is over model.max_length=32"),
+        (["--config.model.family=flush"], "model.family=flush must be one of transformer, "),
+        (["--config.model.famly=flash"], "unknown key model.famly: did you mean model.family?"),
+        (["--config.data.tokens_per_batch=96"], "must be a multiple of data x fsdp"),
+        (["--config.data.tokenizer=sentencepiece", "--config.data.tokenizer_path={tmp}/broken.txt"], "SentencePiece"),
+        (["--config.data.tokenizer=sentencepiece", "--config.data.vocab_size=9999"], "too small for data.vocab_size"),
+    ],
+)
+def test_bad_input_ends_in_one_line_and_writes_nothing(words, changes, expected, tmp_path, monkeypatch, capsys):
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "broken.txt").write_bytes(b"abc\xff" + b"def\n" * 100)
+    changes = [change.replace("{tmp}", str(tmp_path)) for change in changes]
+    workdir = tmp_path / "run"
+    argv = ["--config=configs/quickstart.py", f"--workdir={workdir}", *words, *changes]
+    lines = failure(train.main, argv, monkeypatch, capsys)
+    assert len(lines) == 1 and expected in lines[0]
+    assert not workdir.exists()
+
+
+def test_evaluating_what_is_not_there(tmp_path, monkeypatch, capsys):
+    (line,) = failure(evaluate.main, [f"--workdir={tmp_path}"], monkeypatch, capsys)
+    assert "holds no run: train one there" in line
+    (line,) = failure(evaluate.main, [f"--workdir={tmp_path}", "--lengths=0"], monkeypatch, capsys)
+    assert "--lengths=0 must be positive" in line
+    (tmp_path / "config.json").write_text(json.dumps({})[:1])
+    (line,) = failure(evaluate.main, [f"--workdir={tmp_path}"], monkeypatch, capsys)
+    assert "config.json is damaged" in line
+
+
+def test_evaluating_a_split_or_a_length_that_does_not_exist(words, tmp_path, monkeypatch, capsys):
+    workdir = tmp_path / "run"
+    argv = ["--config=configs/quickstart.py", f"--workdir={workdir}", *words, "--config.train.steps=3"]
+    monkeypatch.setattr(sys, "argv", ["command", *argv, "--config.model.family=transformer"])
+    run(train.main)
+    (line,) = failure(evaluate.main, [f"--workdir={workdir}", "--split=dev"], monkeypatch, capsys)
+    assert "--split is one of train, validation, test" in line
+    (line,) = failure(evaluate.main, [f"--workdir={workdir}", "--lengths=16,64"], monkeypatch, capsys)
+    assert "64 tokens are over model.max_length=32" in line
+    assert not (workdir / "results.jsonl").exists()

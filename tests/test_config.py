@@ -1,0 +1,129 @@
+"""The schema, its rules, and the overrides of the command line."""
+
+import pathlib
+
+import pytest
+
+from configs.base import get_config
+from flash_lm.command import load_config
+from flash_lm.config import parse, parse_model
+from flash_lm.errors import InputError
+
+CONFIGS = sorted((pathlib.Path(__file__).parent.parent / "configs").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_file_is_valid(path):
+    parse(load_config(str(path), []))
+
+
+@pytest.mark.parametrize(
+    ("word", "group", "key", "value"),
+    [
+        ("--config.model.num_layers=7", "model", "num_layers", 7),
+        ("--config.model.mlp_dim=96", "model", "mlp_dim", 96),
+        ("--config.model.rotary=false", "model", "rotary", False),
+        ("--config.model.norm=rms", "model", "norm", "rms"),
+        ("--config.train.learning_rate=1", "train", "learning_rate", 1.0),
+        ("--config.mesh.shape=(2,-1,1)", "mesh", "shape", (2, -1, 1)),
+        ("--config.mesh.shape=2,-1,1", "mesh", "shape", (2, -1, 1)),
+        ("--config.data.path=a=b.txt", "data", "path", "a=b.txt"),
+    ],
+)
+def test_an_override_takes_the_type_of_its_key(word, group, key, value):
+    config = load_config("configs/base.py", [word])
+    assert getattr(getattr(parse(config), group), key) == value
+
+
+def test_all_bad_overrides_are_reported_at_once():
+    words = [
+        "--config.model.num_layer=3",
+        "--config.train.steps=many",
+        "--config.modle.family=flash",
+        "--config.model=3",
+        "--verbose",
+    ]
+    with pytest.raises(InputError) as error:
+        load_config("configs/base.py", words)
+    lines = str(error.value).splitlines()
+    assert len(lines) == len(words)
+    assert "did you mean model.num_layers?" in lines[0]
+    assert lines[1] == "train.steps=many must be of type int"
+    assert "did you mean model?" in lines[2]
+    assert "group of keys" in lines[3]
+    assert "unknown argument --verbose" in lines[4]
+
+
+def test_all_impossible_values_are_reported_at_once():
+    config = get_config()
+    config.model.num_layers = 0
+    config.model.norm = "batch"
+    config.data.length = 500
+    config.train.b1 = 1.0
+    config.train.learning_rate = float("nan")
+    config.mesh.shape = (-1, -1, 1)
+    config.seed = -1
+    with pytest.raises(InputError) as error:
+        parse(config)
+    text = str(error.value)
+    for key in ("model.num_layers=0", "model.norm=batch", "train.b1=1.0", "train.learning_rate=nan", "mesh.shape"):
+        assert key in text
+    assert "seed=-1" in text
+    assert "data.tokens_per_batch=2048 must be a multiple of data.length=500" in text
+
+
+@pytest.mark.parametrize(
+    ("group", "values", "expected"),
+    [
+        ("model", {"num_heads": 3}, "must be a multiple of model.num_heads=3"),
+        ("model", {"shared_dim": 7}, "must be even"),
+        ("model", {"local_attention": False, "global_attention": False}, "switch one on"),
+        ("model", {"normalizer": "0"}, "count, length, paper or a positive integer"),
+        ("model", {"max_length": 256}, None),
+        ("data", {"length": 1024}, "over model.max_length=512"),
+        ("data", {"corpus": "text"}, "needs data.path"),
+        ("train", {"accumulate": 3}, "does not divide"),
+        ("train", {"warmup_steps": 300}, "less than train.steps=300"),
+    ],
+)
+def test_keys_that_do_not_go_together(group, values, expected):
+    config = get_config()
+    config[group].update(values)
+    if expected is None:
+        assert parse(config).data.length == 256
+        return
+    with pytest.raises(InputError, match=expected):
+        parse(config)
+
+
+def test_a_missing_key_and_an_unknown_one():
+    config = get_config()
+    with config.unlocked():
+        del config.train.clip
+        config.train.clipping = 1.0
+    with pytest.raises(InputError) as error:
+        parse(config)
+    assert "unknown key train.clipping: did you mean train.clip?" in str(error.value)
+    assert "train.clip is missing" in str(error.value)
+
+
+def test_a_bool_is_no_integer():
+    config = get_config().model
+    config.causal = True
+    values = config.to_dict() | {"num_layers": True}
+    with pytest.raises(InputError, match="num_layers=True must be of type int"):
+        parse_model(type(config)(values))
+
+
+def test_bidirectional_models_take_the_row_length_for_normalizer():
+    config = get_config()
+    config.model.causal = False
+    assert parse(config).model.normalizer == "512"
+
+
+def test_a_config_file_must_exist_and_define_get_config(tmp_path):
+    with pytest.raises(InputError, match="no config file"):
+        load_config(str(tmp_path / "none.py"), [])
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(InputError, match="defines no get_config"):
+        load_config(str(tmp_path / "empty.py"), [])

@@ -1,0 +1,197 @@
+"""A run in one go equals a run stopped and resumed: the same losses to the bit, the same files."""
+
+import itertools
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from small import small_config, write_corpus
+
+from flash_lm.analysis.results import read_jsonl
+from flash_lm.errors import InputError, RunError
+from flash_lm.training import loop
+from flash_lm.training.checkpoint import Checkpoints
+from flash_lm.training.clock import Clock
+from flash_lm.training.evaluation import evaluate
+from flash_lm.training.experiment import build_experiment
+from flash_lm.training.loop import train
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+TIMES = ("train_seconds", "step_ms", "tokens_per_second")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    return small_config(write_corpus(folder / "text"), folder / "cache")
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory) -> pathlib.Path:
+    """The run in one go."""
+    workdir = tmp_path_factory.mktemp("runs") / "whole"
+    train(config, workdir)
+    return workdir
+
+
+def figures(workdir: pathlib.Path) -> list[dict]:
+    """The metric lines without the times."""
+    lines = read_jsonl(workdir / "metrics.jsonl")
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+
+
+def parameters(config, workdir: pathlib.Path):
+    checkpoints = Checkpoints(workdir)
+    state, _ = checkpoints.restore(checkpoints.newest(), build_experiment(config).abstract)
+    checkpoints.close()
+    return jax.tree.leaves(state)
+
+
+def test_the_run_is_recorded(config, finished):
+    lines = figures(finished)
+    steps = {split: [line["step"] for line in lines if line["split"] == split] for split in ("train", "validation")}
+    assert steps == {"train": list(range(1, 13)), "validation": [4, 8, 12]}
+    losses = [line["loss"] for line in lines if line["split"] == "validation"]
+    assert losses[-1] < losses[0] < np.log(260) + 0.5
+    assert {path.name for path in finished.iterdir()} == {
+        "config.json", "tokenizer", "checkpoints", "metrics.jsonl", "tensorboard",
+    }  # fmt: skip
+    assert list((finished / "tensorboard").glob("events*"))
+    # The newest two, and the best of the two that have an evaluation.
+    kept = {int(path.name) for path in (finished / "checkpoints").iterdir()}
+    assert kept == {9, 12}
+
+
+@pytest.mark.parametrize("stops", [[1], [4], [3, 4, 11]], ids=str)
+def test_stopped_and_resumed_equals_one_go(config, finished, tmp_path, stops):
+    for stop in stops:
+        counter = itertools.count(1 + (int(max(stops[: stops.index(stop)], default=0))))
+        train(config, tmp_path / "run", should_stop=lambda counter=counter, stop=stop: next(counter) == stop)
+    train(config, tmp_path / "run")
+    assert figures(tmp_path / "run") == figures(finished)
+    for a, b in zip(parameters(config, tmp_path / "run"), parameters(config, finished), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint(config, finished, tmp_path, monkeypatch):
+    def crash():
+        raise KeyboardInterrupt
+
+    counter = itertools.count(1)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", should_stop=lambda: crash() if next(counter) == 8 else False)
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 7, "split": "tr')
+    train(config, tmp_path / "run")
+    assert figures(tmp_path / "run") == figures(finished)
+
+
+def test_a_finished_run_does_nothing(config, finished, capsys):
+    before = (finished / "metrics.jsonl").read_text()
+    train(config, finished)
+    assert "all 12 steps are done" in capsys.readouterr().out
+    assert (finished / "metrics.jsonl").read_text() == before
+
+
+def test_the_best_checkpoint_outlives_the_newest(config, tmp_path):
+    config = config.copy_and_resolve_references()
+    # A rate that ruins the model after the first evaluation.
+    config.train.update(checkpoint_every=4, learning_rate=3.0, clip=0.0, keep=1, warmup_steps=11)
+    train(config, tmp_path)
+    scores = {line["step"]: line["loss"] for line in figures(tmp_path) if line["split"] == "validation"}
+    best = min(scores, key=scores.__getitem__)
+    assert best != 12
+    assert {int(path.name) for path in (tmp_path / "checkpoints").iterdir()} == {best, 12}
+
+
+def test_evaluation_is_that_of_training(config, finished):
+    (result,) = evaluate(finished, "validation", [])
+    line = figures(finished)[-1]
+    assert result["step"] == 12
+    for name in ("loss", "perplexity", "bits_per_byte", "tokens", "bytes"):
+        assert np.isclose(result[name], line[name], rtol=1e-6)
+    (other,) = evaluate(finished, "validation", [16])
+    assert other["tokens"] == result["tokens"] and other["loss"] != result["loss"]
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value", "expected"),
+    [
+        ("model", "num_layers", 2, "model.num_layers=1 there, 2 here"),
+        ("train", "learning_rate", 0.5, "train.learning_rate=0.01 there, 0.5 here"),
+    ],
+)
+def test_a_workdir_of_another_config_is_refused(config, finished, group, key, value, expected):
+    other = config.copy_and_resolve_references()
+    other[group][key] = value
+    before = sorted((path, path.stat().st_mtime) for path in finished.rglob("*"))
+    with pytest.raises(InputError, match=expected):
+        train(other, finished)
+    assert sorted((path, path.stat().st_mtime) for path in finished.rglob("*")) == before
+
+
+def test_intervals_may_change_at_a_resume(config, finished, tmp_path):
+    counter = itertools.count(1)
+    train(config, tmp_path / "run", should_stop=lambda: next(counter) == 5)
+    other = config.copy_and_resolve_references()
+    other.train.update(log_every=2, eval_every=0, checkpoint_every=0)
+    train(other, tmp_path / "run")
+    assert figures(tmp_path / "run")[-1] == figures(finished)[-1]
+
+
+def test_a_folder_that_is_no_run_is_refused(config, tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(InputError, match="is no run of flash_lm"):
+        train(config, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_another_tokenizer_or_corpus_is_refused(config, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / "tokenizer" / "tokenizer.json").write_text(json.dumps({"kind": "sentencepiece"}))
+    with pytest.raises(InputError, match="SentencePiece|tokenizer"):
+        train(config, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    other = small_config(write_corpus(tmp_path / "text", seed=5), tmp_path / "cache")
+    other.data.path = str(tmp_path / "text" / "*.txt")
+    counter = itertools.count(1)
+    train(other, tmp_path / "run", should_stop=lambda: next(counter) == 2)
+    write_corpus(tmp_path / "text", seed=6)
+    with pytest.raises(InputError, match="its content has changed"):
+        train(other, tmp_path / "run")
+
+
+def test_a_non_finite_loss_ends_the_run_and_is_not_saved(config, tmp_path, monkeypatch):
+    compile_step = loop.compile_step
+
+    def poisoned(experiment):
+        step = compile_step(experiment)
+
+        def run(state, batch):
+            here = int(state.step)
+            state, metrics = step(state, batch)
+            return state, metrics | ({"loss": np.float32(np.nan)} if here == 5 else {})
+
+        return run
+
+    monkeypatch.setattr(loop, "compile_step", poisoned)
+    with pytest.raises(RunError, match="loss nan .* at step 6"):
+        train(config, tmp_path)
+    assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == 3
+
+
+def test_the_clock_counts_between_start_and_pause(monkeypatch):
+    now = iter([10.0, 13.0, 50.0, 51.0, 54.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    clock = Clock(100.0)
+    clock.start()
+    clock.pause()
+    assert clock.seconds == 103.0
+    clock.start()
+    assert clock.seconds == 104.0
+    clock.pause()
+    assert clock.seconds == 107.0

@@ -1,0 +1,159 @@
+"""The training step, on eight fake devices: loss, accumulation, clipping, schedule, decay."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from configs.base import get_config
+from flash_lm.config import parse
+from flash_lm.models.families import complete
+from flash_lm.training.optimizer import learning_rate, make_optimizer
+from flash_lm.training.state import ModelFunction, init_state
+from flash_lm.training.step import make_evaluation_step, make_train_step
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+VOCAB, B, L = 50, 8, 16
+
+
+@functools.cache
+def parts(**model_keys):
+    config = get_config()
+    config.model.update(
+        num_layers=1,
+        model_dim=16,
+        num_heads=2,
+        shared_dim=8,
+        chunk_size=8,
+        max_length=L,
+        vocab_size=VOCAB,
+        init="lecun",
+    )
+    config.model.update(model_keys)
+    config.data.tokens_per_batch = B * L
+    parsed = parse(config)
+    return ModelFunction(complete(parsed.model)), parsed.train
+
+
+def batch():
+    draw = np.random.default_rng(0)
+    mask = (draw.random((B, L)) < 0.8).astype(np.float32)
+    return {
+        "inputs_BxL": draw.integers(VOCAB, size=(B, L), dtype=np.int32),
+        "targets_BxL": draw.integers(VOCAB, size=(B, L), dtype=np.int32),
+        "loss_mask_BxL": mask,
+        "segment_ids_BxL": np.ones((B, L), np.int32),
+        "positions_BxL": np.tile(np.arange(L, dtype=np.int32), (B, 1)),
+    }
+
+
+def one_step(train_keys=(), steps=1, **model_keys):
+    model, config = parts(**model_keys)
+    config = dataclasses.replace(config, **dict(train_keys))
+    optimizer = make_optimizer(config)
+    state = init_state(model, optimizer, seed=0)
+    step = jax.jit(make_train_step(model, optimizer, config, seed=0))
+    for _ in range(steps):
+        state, metrics = step(state, batch())
+    return state, metrics
+
+
+def test_the_loss_is_the_mean_over_targets():
+    model, _ = parts()
+    state, metrics = one_step()
+    data = batch()
+    logits = np.asarray(model.bind(model.init(0))(data["inputs_BxL"]), np.float64)
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    nll = -np.take_along_axis(log_p, data["targets_BxL"][..., None], -1)[..., 0]
+    assert np.allclose(metrics["loss"], (nll * data["loss_mask_BxL"]).sum() / data["loss_mask_BxL"].sum(), rtol=1e-5)
+    assert metrics["tokens"] == data["loss_mask_BxL"].sum()
+    assert state.step == 1
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_accumulated_microbatches_are_one_big_batch(count):
+    (one, metrics_one), (many, metrics_many) = (one_step((("accumulate", n), ("eps", 1e-3))) for n in (1, count))
+    for name in ("loss", "grad_norm"):
+        assert np.allclose(metrics_one[name], metrics_many[name], rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(many.params), strict=True):
+        assert np.abs(a - b).max() <= 1e-5 * max(1.0, np.abs(a).max())
+
+
+@pytest.mark.parametrize("chunk", [8, 40])
+def test_slices_of_the_loss_change_nothing(chunk):
+    losses = [one_step((("loss_chunk", n),), steps=2)[1]["loss"] for n in (chunk, 10_000)]
+    assert np.allclose(*losses, rtol=1e-6)
+
+
+def test_clipping_bounds_the_update():
+    # With one step of plain Adam the update hides the gradient's size, so look at the first moment.
+    def first_moment(clip):
+        state, metrics = one_step((("clip", clip),))
+        moments = optax.tree_utils.tree_get(state.opt_state, "mu")
+        return float(optax.tree.norm(moments)) / (1 - 0.9), float(metrics["grad_norm"])
+
+    free, norm = first_moment(0.0)
+    assert np.allclose(free, norm, rtol=1e-4)
+    assert np.allclose(first_moment(norm / 4)[0], norm / 4, rtol=1e-4)
+
+
+def test_weight_decay_is_of_matrices_alone():
+    with_decay, without = (one_step((("weight_decay", w),))[0].params for w in (0.5, 0.0))
+    start = parts()[0].init(0)
+    rate = float(learning_rate(parts()[1])(0))
+    differing = set()
+    for (path, a), b, p in zip(
+        jax.tree_util.tree_leaves_with_path(with_decay), jax.tree.leaves(without), jax.tree.leaves(start), strict=True
+    ):
+        if not np.allclose(a, b, atol=1e-9):
+            differing.add(path[-1].key)
+            assert np.allclose(b - a, 0.5 * rate * p, atol=1e-7)
+    assert differing == {"kernel", "embedding"}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("linear", [0.25, 0.5, 0.75, 1.0, 1.0, 0.85, 0.7]),
+        ("constant", [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0]),
+        ("cosine", [0.25, 0.5, 0.75, 1.0, 1.0, 0.1 + 0.9 * (1 + np.cos(np.pi / 6)) / 2, 0.1 + 0.9 * 0.75]),
+    ],
+)
+def test_schedules(schedule, expected):
+    _, config = parts()
+    config = dataclasses.replace(
+        config, steps=10, warmup_steps=4, schedule=schedule, learning_rate=1.0, end_learning_rate=0.1
+    )
+    rate = learning_rate(config)
+    assert np.allclose([rate(i) for i in range(7)], expected)
+    assert np.allclose(rate(10), 1.0 if schedule == "constant" else 0.1)
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters():
+    state, metrics = one_step(dtype="bfloat16")
+    assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
+    assert np.allclose(metrics["loss"], one_step()[1]["loss"], rtol=2e-2)
+    assert metrics["loss"] != one_step()[1]["loss"]
+
+
+def test_dropout_follows_seed_and_step():
+    losses = [float(one_step(steps=n, dropout=0.3)[1]["loss"]) for n in (1, 1, 2)]
+    assert losses[0] == losses[1] != losses[2]
+    assert losses[0] != float(one_step()[1]["loss"])
+
+
+def test_evaluation_sums_do_not_depend_on_the_batch():
+    model, config = parts()
+    step = jax.jit(make_evaluation_step(model, config.loss_chunk))
+    params, data = model.init(0), batch()
+    sizes = jnp.arange(VOCAB, dtype=jnp.int32)
+    whole = step(params, data, sizes)
+    halves = [step(params, {k: v[i : i + 4] for k, v in data.items()}, sizes) for i in (0, 4)]
+    for name, value in whole.items():
+        assert np.allclose(value, sum(half[name] for half in halves), rtol=1e-6)
+    assert whole["bytes"] == (data["targets_BxL"] * data["loss_mask_BxL"]).sum()
