@@ -45,6 +45,21 @@ class AttentionSublayer(Sublayer):
     value_width: int
     projection_weights: int  # of all linear maps
 
+    @property
+    def state_grows(self) -> bool:  # type: ignore[override]
+        """As the core's does."""
+        return self.core.state_grows
+
+    @property
+    def longest(self) -> int | None:  # type: ignore[override]
+        """What the core's bias reaches."""
+        return self.core.longest
+
+    @property
+    def rotary_width(self) -> int:  # type: ignore[override]
+        """Of the queries and keys."""
+        return self.key_width
+
     def project(self, x_BxLxD: jax.Array, context: Context) -> tuple[Pairs, jax.Array, Any]:
         """Pairs of queries and keys, values, and what `finish` needs beside the core's output."""
         raise TypeError(f"{type(self).__name__} must define project")

@@ -24,6 +24,9 @@ from flash_lm.ops.segments import tokens_in_earlier_chunks, visible_keys_in_chun
 class MixedChunkCore(nnx.Module):
     """FLASH's mixed chunk attention (section 3.2): V̂ = V̂_local + V̂_global, each of which can be switched off."""
 
+    state_grows = False
+    longest = None
+
     def __init__(self, function: str, relative_bias: str, config: ModelConfig, *, rngs: nnx.Rngs):
         """Core of a family whose local attention function is `function` and whose local bias is `relative_bias`."""
         self.function = function

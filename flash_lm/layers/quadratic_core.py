@@ -25,6 +25,7 @@ class QuadraticCore(nnx.Module):
     """f(q kᵀ scale + b) / N · v over the visible pairs (see `ops.quadratic_attention`)."""
 
     pairs = 1  # of queries and keys that the projection must give
+    state_grows = True
 
     def __init__(self, function: str, relative_bias: str, config: ModelConfig, *, rngs: nnx.Rngs):
         """Core of a family whose attention function is `function` and whose bias is `relative_bias`."""
@@ -33,6 +34,7 @@ class QuadraticCore(nnx.Module):
         self.blocked = config.attention_implementation == "blocked"
         self.dtype = config.dtype
         has_bias = relative_bias != "none"
+        self.longest = config.max_length if relative_bias == "toeplitz" else None
         self.bias = RELATIVE_BIASES[relative_bias](config.max_length, config, rngs=rngs) if has_bias else None
 
     def __call__(self, qk: tuple[tuple[jax.Array, jax.Array], ...], v: jax.Array, context: Context) -> jax.Array:

@@ -11,7 +11,17 @@ State = Any  # a pytree of arrays with the batch in front
 
 
 class Sublayer(nnx.Module):
-    """What a layer's pattern is made of. Residual, norm and dropout are outside."""
+    """What a layer's pattern is made of. Residual, norm and dropout are outside.
+
+    Attributes:
+        state_grows: whether the decode state holds something of every token, so that its capacity bounds their number.
+        longest: largest number of tokens in a row; None: any.
+        rotary_width: width of the queries and keys that rotary positions rotate; None: there are none.
+    """
+
+    state_grows: bool = False
+    longest: int | None = None
+    rotary_width: int | None = None
 
     def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
         """The parallel form, for training: B×L×D."""

@@ -119,34 +119,3 @@ def complete(config: ModelConfig) -> ModelConfig:
     ignored = sorted(_SOME_USE - family.keys)
     _log.info("family %s does not use model.%s", config.family, ", model.".join(ignored))
     return config
-
-
-def key_width(config: ModelConfig) -> int:
-    """Width of the queries and keys that rotary positions rotate."""
-    return config.shared_dim if "shared_dim" in FAMILIES[config.family].keys else config.model_dim // config.num_heads
-
-
-def longest_row(config: ModelConfig) -> int | None:
-    """Largest row length that the positions allow; None: any."""
-    learned = config.absolute_positions == "learned"
-    quadratic = FAMILIES[config.family].pattern[0] is gau_quadratic
-    return config.max_length if learned or (quadratic and config.relative_bias == "toeplitz") else None
-
-
-def state_grows(config: ModelConfig) -> bool:
-    """Whether decoding keeps the keys and values of all tokens."""
-    return FAMILIES[config.family].keys >= _QUADRATIC
-
-
-def check_length(config: ModelConfig, length: int) -> None:
-    """Checks that the positions reach rows of this length.
-
-    Raises:
-        InputError: they do not.
-    """
-    longest = longest_row(config)
-    if longest is not None and length > longest:
-        raise InputError(
-            f"{length} tokens are over model.max_length={longest}, where the positions of family {config.family} end: "
-            f"raise --config.model.max_length and train again, or shorten the rows"
-        )

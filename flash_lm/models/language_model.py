@@ -11,13 +11,14 @@ from jax.core import Tracer
 from ml_collections import ConfigDict
 
 from flash_lm.config import ModelConfig, parse_model
+from flash_lm.errors import InputError
 from flash_lm.layers.context import Context
 from flash_lm.layers.dense import KERNEL_INITS
 from flash_lm.layers.normalizer import NOT_DECODABLE
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.positions import ABSOLUTE_POSITIONS
-from flash_lm.layers.sublayer import State
-from flash_lm.models.families import FAMILIES, check_length, complete, key_width, longest_row, state_grows
+from flash_lm.models.families import FAMILIES, complete
+from flash_lm.models.layer import Layer, constrain_residual, drop
 from flash_lm.ops.positions import rotary_table
 from flash_lm.ops.segments import find_segments, whole_row
 
@@ -41,46 +42,6 @@ class DecodeState:
     positions_B: jax.Array
     layers: Any
     capacity: int = dataclasses.field(metadata={"static": True})
-
-
-class Layer(nnx.Module):
-    """The family's pattern of sublayers, each x + dropout(sublayer(norm(x)))."""
-
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Builds each sublayer of the pattern with a norm of its own."""
-        self.dropout = config.dropout
-        pattern = FAMILIES[config.family].pattern
-        self.names = tuple(f"sublayer_{i}" for i in range(len(pattern)))
-        for name, build in zip(self.names, pattern, strict=True):
-            setattr(self, f"norm_{name}", NORMS[config.norm](config))
-            setattr(self, name, build(config, rngs=rngs))
-
-    def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
-        """The parallel form."""
-        for i, (norm, sublayer) in enumerate(self._sublayers()):
-            key = None if context.dropout_key is None else jax.random.fold_in(context.dropout_key, i)
-            x_BxLxD += drop(sublayer(norm(x_BxLxD), context), self.dropout, key)
-            x_BxLxD = constrain_residual(x_BxLxD)
-        return x_BxLxD
-
-    def init_state(self, batch_size: int, capacity: int) -> tuple[State, ...]:
-        """The sublayers' states."""
-        return tuple(sublayer.init_state(batch_size, capacity) for _, sublayer in self._sublayers())
-
-    def decode(self, method: str, x: jax.Array, context: Context, states: tuple[State, ...]):
-        """`prefill` of B×L×D or `step` of B×D."""
-        after = []
-        for (norm, sublayer), state in zip(self._sublayers(), states, strict=True):
-            y, state = getattr(sublayer, method)(norm(x), context, state)
-            x, after = x + y, [*after, state]
-        return x, tuple(after)
-
-    def flops_per_token(self, length: int, causal: bool) -> float:
-        """Forward model FLOPs of the sublayers."""
-        return sum(sublayer.flops_per_token(length, causal) for _, sublayer in self._sublayers())
-
-    def _sublayers(self):
-        return [(getattr(self, f"norm_{name}"), getattr(self, name)) for name in self.names]
 
 
 class LanguageModel(nnx.Module):
@@ -137,7 +98,7 @@ class LanguageModel(nnx.Module):
     ) -> jax.Array:
         """As `__call__`, up to the last norm: B×L×D in the computation's dtype."""
         length = inputs_BxL.shape[1]
-        check_length(self.config, length)
+        self.check_length(length)
         segments = whole_row(length) if segment_ids is None else find_segments(segment_ids)
         context = Context(
             positions_BxL=segments.offsets_BxL if positions is None else positions,
@@ -166,6 +127,25 @@ class LanguageModel(nnx.Module):
         """The V×D matrix that turns features into logits."""
         return (self.embedding if self.config.tie_embeddings else self.output_embedding)[...]
 
+    @property
+    def longest(self) -> int | None:
+        """Largest number of tokens in a row that the positions allow; None: any."""
+        learned = [self.config.max_length] if self.config.absolute_positions == "learned" else []
+        bounds = [*learned, *(sublayer.longest for sublayer in self.layers.sublayers if sublayer.longest is not None)]
+        return min(bounds, default=None)
+
+    def check_length(self, length: int) -> None:
+        """Checks that the positions reach rows of this length.
+
+        Raises:
+            InputError: they do not.
+        """
+        if self.longest is not None and length > self.longest:
+            raise InputError(
+                f"{length} tokens are over model.max_length={self.longest}, where the positions of family "
+                f"{self.config.family} end: raise --config.model.max_length and train again, or shorten the rows"
+            )
+
     def init_state(self, batch_size: int, capacity: int | None = None) -> DecodeState:
         """The decode state before the first token.
 
@@ -185,7 +165,7 @@ class LanguageModel(nnx.Module):
                 "use count or an integer"
             )
         capacity = self.config.max_length if capacity is None else capacity
-        check_length(self.config, capacity)
+        self.check_length(capacity)
 
         def layer(module: Layer, _, index):
             return None, module.init_state(batch_size, capacity)
@@ -223,14 +203,13 @@ class LanguageModel(nnx.Module):
 
     def flops_per_token(self, length: int) -> float:
         """Forward model FLOPs a token of a row of `length` tokens, logits included."""
-        graph, stacked = nnx.split(self.layers)
-        layer = nnx.merge(graph, jax.tree.map(lambda x: x[0], stacked))
-        stack = self.config.num_layers * layer.flops_per_token(length, self.config.causal)
+        stack = self.config.num_layers * self.layers.flops_per_token(length, self.config.causal)
         return stack + 2 * self.config.model_dim * self.config.vocab_size
 
     def _decode(self, method: str, inputs_BxL, positions_BxL, lengths_B, state: DecodeState):
         end_B = state.positions_B + lengths_B
-        beyond_B = end_B > state.capacity if self._limited() else jnp.zeros_like(end_B, bool)
+        limited = self.longest is not None or any(sublayer.state_grows for sublayer in self.layers.sublayers)
+        beyond_B = end_B > state.capacity if limited else jnp.zeros_like(end_B, bool)
         if not isinstance(beyond_B, Tracer) and beyond_B.any():
             raise ValueError(
                 f"row {int(beyond_B.argmax())} would reach {int(end_B.max())} tokens, over the state's capacity of "
@@ -256,8 +235,8 @@ class LanguageModel(nnx.Module):
         if self.positions is not None:
             x_BxLxD = x_BxLxD + self.positions(context.positions_BxL)
         if self.config.rotary:
-            table = rotary_table(context.positions_BxL, key_width(self.config))
-            context = dataclasses.replace(context, rotary=table)
+            (width,) = {w for sublayer in self.layers.sublayers if (w := sublayer.rotary_width) is not None}
+            context = dataclasses.replace(context, rotary=rotary_table(context.positions_BxL, width))
         return x_BxLxD.astype(jnp.dtype(self.config.dtype)), context
 
     def _scan(self, layer: Callable, carry: Any, per_layer: Any) -> tuple[Any, Any]:
@@ -273,10 +252,6 @@ class LanguageModel(nnx.Module):
         unroll = 1 if self.config.scan_layers else self.config.num_layers
         return jax.lax.scan(body, carry, (stacked, per_layer), unroll=unroll)
 
-    def _limited(self) -> bool:
-        """Whether the capacity bounds the number of tokens: the state grows, or the positions end."""
-        return longest_row(self.config) is not None or state_grows(self.config)
-
 
 def build_model(config: ConfigDict, *, rngs: nnx.Rngs) -> LanguageModel:
     """Builds a model from `config.model` of any config file.
@@ -289,18 +264,3 @@ def build_model(config: ConfigDict, *, rngs: nnx.Rngs) -> LanguageModel:
         InputError: with every problem of the config, one a line.
     """
     return LanguageModel(complete(parse_model(config)), rngs=rngs)
-
-
-def drop(x_BxLxD: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Dropout: zeroes a share `rate` of the entries and scales the others up; the identity without a key."""
-    if key is None or rate == 0:
-        return x_BxLxD
-    kept = jax.random.bernoulli(key, 1 - rate, x_BxLxD.shape)
-    return jnp.where(kept, x_BxLxD / (1 - rate), 0).astype(x_BxLxD.dtype)
-
-
-def constrain_residual(x_BxLxD: jax.Array) -> jax.Array:
-    """Shards the batch of the residual stream over the mesh's data and fsdp axes, when there is a mesh."""
-    if jax.sharding.get_abstract_mesh().empty:
-        return x_BxLxD
-    return jax.lax.with_sharding_constraint(x_BxLxD, jax.sharding.PartitionSpec(("data", "fsdp"), None, None))

@@ -11,7 +11,6 @@ import numpy as np
 
 from flash_lm.data.loader import Rows, evaluation_batches
 from flash_lm.errors import InputError
-from flash_lm.models.families import check_length
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.experiment import Experiment, build_experiment
@@ -81,7 +80,7 @@ def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict
     data = experiment.config.data
     lengths = lengths or [data.length]
     for length in lengths:
-        check_length(experiment.config.model, length)
+        experiment.model.abstract.check_length(length)
     checkpoints = Checkpoints(workdir)
     newest = checkpoints.newest()
     if newest is None:

@@ -25,13 +25,18 @@ class TrainState:
 
 
 class ModelFunction:
-    """A LanguageModel apart from its parameters, so that the step is a function of one plain pytree."""
+    """A LanguageModel apart from its parameters, so that the step is a function of one plain pytree.
+
+    Attributes:
+        config: of the model.
+        abstract: the model with shapes in place of arrays.
+    """
 
     def __init__(self, config: ModelConfig):
         """Traces the model of a completed config without computing anything."""
         self.config = config
-        self._abstract = nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
-        self._graph = nnx.graphdef(self._abstract)
+        self.abstract = nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
+        self._graph = nnx.graphdef(self.abstract)
 
     def init(self, seed: int) -> Params:
         """Draws the parameters."""
@@ -39,13 +44,13 @@ class ModelFunction:
 
     def bind(self, params: Params) -> LanguageModel:
         """The model with these parameters."""
-        state = nnx.state(self._abstract, nnx.Param)
+        state = nnx.state(self.abstract, nnx.Param)
         nnx.replace_by_pure_dict(state, params)
         return nnx.merge(self._graph, state)
 
     def parameter_count(self) -> int:
         """Number of scalars in the parameters."""
-        return sum(x.size for x in jax.tree.leaves(nnx.state(self._abstract, nnx.Param)))
+        return sum(x.size for x in jax.tree.leaves(nnx.state(self.abstract, nnx.Param)))
 
 
 def init_state(model: ModelFunction, optimizer: optax.GradientTransformation, seed: int) -> TrainState:

@@ -22,10 +22,11 @@ BASE = {
     "chunk_size": 256,
     "max_length": 512,
     "vocab_size": 32000,
+    "tie_embeddings": True,
 }
 OPTIONS = [
     {},
-    {"tie_embeddings": False, "norm": "rms", "absolute_positions": "learned"},
+    {"tie_embeddings": True, "norm": "rms", "absolute_positions": "learned"},
     {"relative_bias": "t5", "global_attention": False, "absolute_positions": "none"},
     {"relative_bias": "rope", "local_attention": False, "norm": "scale", "mlp_dim": 72, "expanded_dim": 40},
 ]

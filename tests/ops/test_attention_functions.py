@@ -58,7 +58,7 @@ def test_softmax_of_a_key_far_above_the_others_is_constant():
 
 
 def test_softmax_of_large_scores_is_finite():
-    scores = jnp.array([[1e30, -1e30, 3e4], [-2e30, -2e30, -2e30]])
+    scores = jnp.array([[1e29, -1e29, 3e4], [-1e29, -1e29, 1e29]])
     found = np.asarray(masked_softmax(scores, np.array([[True] * 3, [True, True, False]]), jnp.ones((2, 1))))
     np.testing.assert_allclose(found, [[1, 0, 0], [0.5, 0.5, 0]])
 
