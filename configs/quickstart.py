@@ -1,6 +1,6 @@
-"""A small model on the interpreter's own sources: about a minute on a laptop.
+"""A small model on the interpreter's own sources: about a minute on two cores.
 
-python -m flash_lm.train --config=configs/quickstart.py --config.model.family=flash_quad
+    python -m flash_lm.train --config=configs/quickstart.py --config.model.family=flash_quad
 """
 
 from ml_collections import ConfigDict
@@ -10,4 +10,8 @@ from configs import base
 
 def get_config() -> ConfigDict:
     config = base.get_config()
+    # The paper's standard deviation of 0.02 is meant for wide models; at this width it slows the first thousand steps.
+    config.model.init = "lecun"
+    config.train.eval_every = 50
+    config.train.eval_steps = 20
     return config

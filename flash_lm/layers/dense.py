@@ -8,8 +8,11 @@ from flash_lm.config import ModelConfig
 
 _NORMAL = jax.nn.initializers.normal(0.02)
 
-# model.init -> initialiser of kernels and embeddings, whose second to last dimension is the fan in
+# model.init -> initialiser of kernels, (inputs, outputs)
 KERNEL_INITS = {"normal": _NORMAL, "lecun": jax.nn.initializers.lecun_normal()}
+
+# model.init -> initialiser of embeddings, (V, D); as an unembedding, D is the fan in
+EMBEDDING_INITS = {"normal": _NORMAL, "lecun": jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")}
 
 # model.init -> initialiser of the scales of a GAU's queries and keys; the paper has the first
 SCALE_INITS = {"normal": _NORMAL, "lecun": jax.nn.initializers.ones}

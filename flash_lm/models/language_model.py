@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from flash_lm.config import ModelConfig, parse_model
 from flash_lm.errors import InputError
 from flash_lm.layers.context import Context
-from flash_lm.layers.dense import KERNEL_INITS
+from flash_lm.layers.dense import EMBEDDING_INITS
 from flash_lm.layers.normalizer import NOT_DECODABLE
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.positions import ABSOLUTE_POSITIONS
@@ -50,7 +50,7 @@ class LanguageModel(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """Builds from a completed config; the layers' parameters are stacked along a first dimension."""
         self.config = config
-        init = KERNEL_INITS["normal"]
+        init = EMBEDDING_INITS[config.init]
         shape = (config.vocab_size, config.model_dim)
         self.embedding = nnx.Param(init(rngs.params(), shape, jnp.dtype(config.param_dtype)))
         has_positions = config.absolute_positions != "none"

@@ -24,7 +24,9 @@ def test_spread(init):
     for name, value in parameters(init=init).items():
         if name.endswith("kernel"):
             expected = 0.02 if init == "normal" else value.shape[-2] ** -0.5
-        elif name.endswith(("embedding", "weight")):  # whatever the kernels are
+        elif name.endswith("embedding"):
+            expected = 0.02 if init == "normal" else value.shape[-1] ** -0.5
+        elif name.endswith("weight"):  # of the relative bias, whatever the kernels are
             expected = 0.02
         else:
             continue
