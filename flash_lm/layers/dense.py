@@ -30,5 +30,6 @@ class Dense(nnx.Module):
         """Maps the last dimension."""
         # Folded to two dimensions: XLA's CPU backend runs the kernel's gradient, a sum over B and L, many times slower
         # when it has two dimensions to sum over.
-        x_NxD = x_BxLxD.reshape(-1, x_BxLxD.shape[-1])
-        return (x_NxD @ self.kernel[...].astype(x_NxD.dtype)).reshape(*x_BxLxD.shape[:-1], -1)
+        kernel = self.kernel[...].astype(x_BxLxD.dtype)
+        y_NxM = x_BxLxD.reshape(-1, kernel.shape[0]) @ kernel
+        return y_NxM.reshape(*x_BxLxD.shape[:-1], kernel.shape[1])

@@ -40,8 +40,9 @@ def masked_softmax(scores: jax.Array, visible: jax.Array, divisor: jax.Array) ->
     hidden_scores = jnp.where(visible, scores, _HIDDEN)
     top = jax.lax.stop_gradient(hidden_scores.max(axis=-1, keepdims=True))
     exponentials = jnp.where(visible, jnp.exp(hidden_scores - top), 0)
-    # The largest visible term is exp(0) = 1, so only an all-hidden row meets this bound.
-    return exponentials / jnp.maximum(exponentials.sum(axis=-1, keepdims=True), 1)
+    total = exponentials.sum(axis=-1, keepdims=True)
+    # Not maximum(total, 1): a row with one visible key has a total of 1, and at a tie maximum halves the gradient.
+    return exponentials / jnp.where(total > 0, total, 1)
 
 
 # name -> (scores (..., L, M) float32, visible (..., L, M), divisor (..., L, 1)) -> weights (..., L, M) float32
