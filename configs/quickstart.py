@@ -12,6 +12,5 @@ def get_config() -> ConfigDict:
     config = base.get_config()
     # The paper's standard deviation of 0.02 is meant for wide models; at this width it slows the first thousand steps.
     config.model.init = "lecun"
-    config.train.eval_every = 50
-    config.train.eval_steps = 20
+    config.train.update(steps=240, eval_every=40, eval_steps=10)
     return config
