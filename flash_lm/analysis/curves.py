@@ -31,6 +31,8 @@ def plot_curves(curves: dict[str, list[Line]], path: pathlib.Path, title: str) -
             va="center",
             color=curve.get_color(),
         )
+    axes.margins(x=0.1)
+    axes.set_xlim(left=0)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}")
