@@ -1,6 +1,8 @@
 """A small model on the interpreter's own sources: about a minute on two cores.
 
     python -m flash_lm.train --config=configs/quickstart.py --config.model.family=flash_quad
+
+`make demo` trains three families with it.
 """
 
 from ml_collections import ConfigDict
