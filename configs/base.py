@@ -27,7 +27,7 @@ def get_config() -> ConfigDict:
     model.chunk_size = 128  # C, tokens
     model.max_length = 512  # tokens; bounds learned positions and the decode cache
     model.vocab_size = open_int()  # open: from the tokenizer
-    model.causal = open_bool()  # open: from the task; a bare model is causal
+    model.causal = open_bool()  # open: true
     model.tie_embeddings = True
     model.init = "normal"  # normal (standard deviation 0.02) | lecun (1 / sqrt(fan in))
     model.norm = open_str()  # layer | rms | scale; open: from the family
@@ -35,7 +35,7 @@ def get_config() -> ConfigDict:
     model.rotary = open_bool()  # rotary position embedding of queries and keys; open: from the family
     model.relative_bias = open_str()  # none | t5 | toeplitz | rope, of a GAU; open: from the family
     model.attention_function = "relu2"  # relu2 | softmax | laplace, of a GAU
-    model.normalizer = open_str()  # count | length | paper | an integer; open: count if causal, else data.length
+    model.normalizer = open_str()  # count | length | paper | an integer; open: count if causal, else max_length
     model.local_attention = True  # attention inside the chunk
     model.global_attention = True  # linear attention over the chunks
     model.attention_implementation = "blocked"  # plain | blocked, of quadratic attention
@@ -60,7 +60,7 @@ def get_config() -> ConfigDict:
     train.steps = 300
     train.optimizer = "adamw"
     train.learning_rate = 3e-3  # peak
-    train.end_learning_rate = 0.0  # of linear and cosine, at the last step
+    train.end_learning_rate = 0.0  # of linear and cosine, after the last step
     train.warmup_steps = 30
     train.schedule = "linear"  # linear | cosine | constant, after the warm-up
     train.b1 = 0.9

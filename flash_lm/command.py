@@ -16,11 +16,14 @@ from flash_lm.errors import InputError, RunError
 
 
 def run(main: Callable[[list[str]], None]) -> None:
-    """Runs a command; an InputError ends it with exit code 2, a RunError with 1, and a line a problem."""
+    """Runs a command; bad input ends it with exit code 2, a RunError with 1, and a line a problem."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)  # absl has set it up
     logging.getLogger("flash_lm").setLevel(logging.INFO)
     try:
         main(sys.argv[1:])
+    except PermissionError as error:
+        print(f"error: no permission for {error.filename}: choose another folder", file=sys.stderr)
+        sys.exit(2)
     except (InputError, RunError) as error:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)

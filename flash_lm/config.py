@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import math
+import re
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -49,6 +50,23 @@ def _normalizer() -> Any:
     return _ruled(rule)
 
 
+def _sharding_rules(rules: tuple) -> str | None:
+    """Rule of `mesh.rules`."""
+    for rule in rules:
+        try:
+            regex, spec = rule
+            re.compile(regex)
+            named = [axis for axis in spec if axis is not None]
+            good = isinstance(spec, tuple) and set(named) <= set(MESH_AXES) and len(set(named)) == len(named)
+        except (TypeError, ValueError, re.error):
+            good = False
+        if not good:
+            axes = ", ".join(MESH_AXES)
+            return f"pairs of a regex and a tuple of different mesh axes ({axes}) or None, and {rule!r} is not"
+    return None
+
+
+MESH_AXES = ("data", "fsdp", "tensor")
 DTYPES = ("float32", "bfloat16")
 
 
@@ -86,17 +104,9 @@ class ModelConfig:
 
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""
-        found = []
-        if self.model_dim % self.num_heads:
-            found.append(f"model.model_dim={self.model_dim} must be a multiple of model.num_heads={self.num_heads}")
-        elif self.rotary is not False and (self.model_dim // self.num_heads % 2 or self.shared_dim % 2):
-            found.append(
-                f"rotary positions pair up dimensions: the head width model_dim / num_heads = "
-                f"{self.model_dim // self.num_heads} and shared_dim={self.shared_dim} must be even"
-            )
         if not (self.local_attention or self.global_attention):
-            found.append("model.local_attention and model.global_attention are both false: switch one on")
-        return found
+            return ["model.local_attention and model.global_attention are both false: switch one on"]
+        return []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,7 +182,7 @@ class MeshConfig:
             else "three sizes (data, fsdp, tensor), each positive, or one of them -1"
         )
     )
-    rules: tuple
+    rules: tuple = _ruled(_sharding_rules)
 
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""
@@ -193,6 +203,8 @@ class Config:
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""
         found = []
+        if not self.model.causal:
+            found.append(f"task={self.task} needs a causal model: leave model.causal open")
         if self.data.length > self.model.max_length:
             found.append(
                 f"data.length={self.data.length} is over model.max_length={self.model.max_length}: "
@@ -224,8 +236,6 @@ def parse(config: ConfigDict) -> Config:
         model["causal"] = True
     if data.get("length") is None:
         data["length"] = model.get("max_length")
-    if model.get("normalizer") is None and not model["causal"]:
-        model["normalizer"] = str(data["length"])
     return _parse(Config, plain)
 
 

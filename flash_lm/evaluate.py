@@ -23,8 +23,11 @@ def main(argv: list[str]) -> None:
         lengths = [0]
     if any(length < 1 for length in lengths):
         raise InputError(f"--lengths={arguments.lengths} must be positive whole numbers, such as 512,1024")
+    out = arguments.out or arguments.workdir / "results.jsonl"
+    if not out.parent.is_dir():
+        raise InputError(f"--out={out}: there is no folder {out.parent}; make it first")
     results = evaluate(arguments.workdir, arguments.split, lengths)
-    with open(arguments.out or arguments.workdir / "results.jsonl", "a", encoding="utf-8") as file:
+    with open(out, "a", encoding="utf-8") as file:
         file.writelines(json.dumps(result) + "\n" for result in results)
     for result in results:
         print(

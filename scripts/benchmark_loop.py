@@ -83,6 +83,7 @@ def main() -> None:
         "family": parse(config).model.family,
         "loop_step_ms": loop,
         "bare_step_ms": bare,
+        "turns_ms": turns,
         "ratio": statistics.median(a / b for a, b in turns),
         "tokenise_mb_per_s": tokenise_mb_per_s(config),
         "device": jax.devices()[0].device_kind,

@@ -99,6 +99,10 @@ def failure(main, argv: list[str], monkeypatch, capsys) -> list[str]:
         (["--config.data.path=/nowhere/*.txt"], "no file matches data.path=/nowhere/*.txt"),
         (["--config.data.path={tmp}/empty.txt"], "is empty"),
         (["--config.data.path={tmp}/broken.txt"], "broken.txt is not UTF-8 at byte 3"),
+        (
+            ["--config.data.path={tmp}/broken.txt", "--config.data.tokenizer=sentencepiece"],
+            "broken.txt is not UTF-8 at byte 3",
+        ),
         (["--config.data.length=64"], "data.length=64 is over model.max_length=32"),
         (["--config.model.family=flush"], "model.family=flush must be one of transformer, "),
         (["--config.model.famly=flash"], "unknown key model.famly: did you mean model.family?"),

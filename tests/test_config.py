@@ -3,11 +3,15 @@
 import pathlib
 
 import pytest
+from oracles import families
+from oracles.sizes import parameters
 
 from configs.base import get_config
 from flash_lm.command import load_config
 from flash_lm.config import parse, parse_model
 from flash_lm.errors import InputError
+from flash_lm.models.families import complete
+from flash_lm.training.state import ModelFunction
 
 CONFIGS = sorted((pathlib.Path(__file__).parent.parent / "configs").glob("*.py"))
 
@@ -75,8 +79,11 @@ def test_all_impossible_values_are_reported_at_once():
 @pytest.mark.parametrize(
     ("group", "values", "expected"),
     [
-        ("model", {"num_heads": 3}, "must be a multiple of model.num_heads=3"),
-        ("model", {"shared_dim": 7}, "must be even"),
+        ("model", {"causal": False}, "needs a causal model"),
+        ("mesh", {"rules": (("kernel", ("fsdp", "model")),)}, "mesh axes"),
+        ("mesh", {"rules": (("kernel", ("fsdp", "fsdp")),)}, "different mesh axes"),
+        ("mesh", {"rules": (("(", ("fsdp",)),)}, "pairs of a regex"),
+        ("mesh", {"rules": ("kernel",)}, "pairs of a regex"),
         ("model", {"local_attention": False, "global_attention": False}, "switch one on"),
         ("model", {"normalizer": "0"}, "count, length, paper or a positive integer"),
         ("model", {"max_length": 256}, None),
@@ -115,10 +122,47 @@ def test_a_bool_is_no_integer():
         parse_model(type(config)(values))
 
 
-def test_bidirectional_models_take_the_row_length_for_normalizer():
-    config = get_config()
-    config.model.causal = False
-    assert parse(config).model.normalizer == "512"
+def test_bidirectional_models_take_the_longest_row_for_normalizer():
+    config = get_config().model
+    config.update(causal=False, vocab_size=10)
+    assert complete(parse_model(config)).normalizer == "512"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"family": "transformer", "num_heads": 3}, "must be a multiple of model.num_heads=3"),
+        ({"family": "transformer_plus", "model_dim": 12}, "the head width 12 / 4 must be even"),
+        ({"family": "flash", "shared_dim": 7}, "model.shared_dim=7 must be even"),
+        ({"family": "flash_quad", "shared_dim": 7, "rotary": False, "relative_bias": "rope"}, "must be even"),
+        ({"family": "flash", "model_dim": 15}, "model.model_dim=15 must be even"),
+        ({"family": "flash", "num_heads": 3}, None),  # a GAU has no heads
+    ],
+)
+def test_widths_that_a_family_cannot_split(values, expected):
+    config = get_config().model
+    config.update(vocab_size=10, **values)
+    if expected is None:
+        complete(parse_model(config))
+        return
+    with pytest.raises(InputError, match=expected):
+        complete(parse_model(config))
+
+
+def test_the_papers_configs_are_of_one_size():
+    counts = {}
+    for path in CONFIGS:
+        if path.stem.endswith("_base"):
+            config = load_config(str(path), []).model
+            config.vocab_size = 32000
+            model = ModelFunction(complete(parse_model(config)))
+            learned = config.max_length * config.model_dim if config.family == "transformer" else 0
+            settings = families.complete(config.to_dict() | {"causal": True})
+            assert model.parameter_count() == parameters(settings), path.stem
+            counts[path.stem] = model.parameter_count() - learned
+    assert len(counts) == 6
+    assert max(counts.values()) / min(counts.values()) < 1.03
+    assert all(abs(count / 110e6 - 1) < 0.03 for count in counts.values())
 
 
 def test_a_config_file_must_exist_and_define_get_config(tmp_path):

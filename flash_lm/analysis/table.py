@@ -4,6 +4,7 @@ from flash_lm.analysis.results import Line
 
 # heading -> (key of a result, how it is written)
 COLUMNS = {
+    "run": ("run", "{}"),
     "family": ("family", "{}"),
     "parameters": ("parameters", "{:,}"),
     "steps": ("step", "{:,}"),
@@ -20,11 +21,11 @@ def markdown_table(results: list[Line]) -> str:
     cells = [[form.format(line[key]) if key in line else "" for key, form in COLUMNS.values()] for line in results]
     rows = [list(COLUMNS), *cells]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    # The first column is text, the others are numbers.
-    rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
+    # The first two columns are text, the others are numbers.
+    rule = [":" + "-" * (w - 1) if i < 2 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
 
     def line(row: list[str]) -> str:
-        padded = [row[0].ljust(widths[0]), *(x.rjust(width) for x, width in zip(row[1:], widths[1:], strict=True))]
+        padded = [x.ljust(w) if i < 2 else x.rjust(w) for i, (x, w) in enumerate(zip(row, widths, strict=True))]
         return "| " + " | ".join(padded) + " |"
 
     return "\n".join([line(rows[0]), line(rule), *(line(row) for row in cells)])

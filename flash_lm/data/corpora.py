@@ -120,10 +120,10 @@ def load_corpus(config: DataConfig) -> FileCorpus:
 
 
 def _is_utf8(path: pathlib.Path) -> bool:
-    """Some sources of the standard library declare another encoding; they are left out."""
+    """Whether a source can be read; some of the standard library declare another encoding."""
     try:
         path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, OSError):
         return False
     return True
 

@@ -29,6 +29,7 @@ from flash_lm.errors import InputError
 _FORMAT = "2"  # raise it when the files' meaning changes
 _BATCH_BYTES = 4 << 20  # of text, tokenised at a time
 _TRAINING_BYTES = 32 << 20  # of text, to train a tokenizer on
+_LONGEST_LINE = 4096  # characters of a line, to train a tokenizer on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +40,13 @@ class TokenStore:
         tokens: memory-mapped; each document is begin-of-text, its tokens, end-of-text.
         starts: where each document begins, and the number of all tokens at the end, int64.
         words: of the text, separated by white space.
+        bytes: of the text.
     """
 
     tokens: np.ndarray
     starts: np.ndarray
     words: int
+    bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +91,7 @@ def load_tokenized(config: DataConfig) -> TokenizedCorpus:
     splits = {}
     for split in SPLITS:
         tokens = np.memmap(folder / f"{split}.tokens", _dtype(tokenizer), mode="r")
-        splits[split] = TokenStore(tokens, np.load(folder / f"{split}.starts.npy"), words[split])
+        splits[split] = TokenStore(tokens, np.load(folder / f"{split}.starts.npy"), words[split], corpus.size(split))
     return TokenizedCorpus(corpus.name, corpus.fingerprint, tokenizer, splits)
 
 
@@ -117,7 +120,9 @@ def _training_lines(corpus: FileCorpus) -> Iterator[str]:
     """Lines spread evenly over the training split."""
     every = -(-corpus.size("train") // _TRAINING_BYTES)
     lines = itertools.chain.from_iterable(piece.text.splitlines(keepends=True) for piece in corpus.pieces("train"))
-    return itertools.islice(lines, 0, None, every)
+    for line in itertools.islice(lines, 0, None, every):
+        # SentencePiece leaves out longer lines without a word.
+        yield from (line[i : i + _LONGEST_LINE] for i in range(0, len(line), _LONGEST_LINE))
 
 
 def _tokenize(corpus: FileCorpus, split: str, tokenizer: Tokenizer, folder: pathlib.Path) -> int:
@@ -159,6 +164,7 @@ def _whole(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """A temporary folder that becomes `folder` at the end, or vanishes when something fails."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    partial.chmod(0o755)  # the cache may be shared
     try:
         yield partial
         try:

@@ -5,7 +5,7 @@ import io
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import sentencepiece
@@ -102,9 +102,18 @@ def train_sentencepiece(lines: Iterable[str], vocab_size: int) -> SentencePieceT
         InputError: the text has too few different pieces for this vocabulary.
     """
     model = io.BytesIO()
+    broken: list[InputError] = []
+
+    def until_broken() -> Iterator[str]:
+        # An exception inside the trainer's iterator would come out as an unrelated one.
+        try:
+            yield from lines
+        except InputError as error:
+            broken.append(error)
+
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
+            sentence_iterator=until_broken(),
             model_writer=model,
             vocab_size=vocab_size,
             model_type="bpe",
@@ -124,10 +133,14 @@ def train_sentencepiece(lines: Iterable[str], vocab_size: int) -> SentencePieceT
             minloglevel=2,
         )
     except RuntimeError as error:
+        if broken:
+            raise broken[0] from None
         raise InputError(
             f"the corpus is too small for data.vocab_size={vocab_size}: lower --config.data.vocab_size or set "
             f"--config.data.tokenizer=bytes ({str(error).splitlines()[0][-120:]})"
         ) from None
+    if broken:
+        raise broken[0]
     return SentencePieceTokenizer(model.getvalue())
 
 

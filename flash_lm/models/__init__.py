@@ -1,1 +1,1 @@
-"""The language model, the table of families and the count of FLOPs."""
+"""The language model and the table of families."""

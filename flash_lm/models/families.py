@@ -105,7 +105,7 @@ def complete(config: ModelConfig) -> ModelConfig:
         The config with nothing left open.
 
     Raises:
-        InputError: unknown family, or a vocabulary that nobody has given.
+        InputError: unknown family, a vocabulary that nobody has given, or widths that do not go together.
     """
     if config.family not in FAMILIES:
         raise InputError(f"model.family={config.family} must be one of {', '.join(FAMILIES)}")
@@ -116,6 +116,23 @@ def complete(config: ModelConfig) -> ModelConfig:
         if getattr(config, key) is None:
             value = default(config) if callable(default) else default
             config = dataclasses.replace(config, **{key: value})
+    if problems := _width_problems(config, family):
+        raise InputError("\n".join(problems))
     ignored = sorted(_SOME_USE - family.keys)
     _log.info("family %s does not use model.%s", config.family, ", model.".join(ignored))
     return config
+
+
+def _width_problems(config: ModelConfig, family: Family) -> list[str]:
+    """Sentences on widths that cannot be split as this family needs."""
+    found, dim, heads = [], config.model_dim, config.num_heads
+    if "num_heads" in family.keys:
+        if dim % heads:
+            found.append(f"model.model_dim={dim} must be a multiple of model.num_heads={heads}")
+        elif config.rotary and dim // heads % 2:
+            found.append(f"model.rotary pairs up dimensions: the head width {dim} / {heads} must be even")
+    if "shared_dim" in family.keys and (config.rotary or config.relative_bias == "rope") and config.shared_dim % 2:
+        found.append(f"rotary positions pair up dimensions: model.shared_dim={config.shared_dim} must be even")
+    if "sinusoid" in config.absolute_positions and dim % 2:
+        found.append(f"sinusoids come in pairs: model.model_dim={dim} must be even")
+    return found

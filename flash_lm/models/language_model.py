@@ -248,7 +248,9 @@ class LanguageModel(nnx.Module):
             return layer(nnx.merge(graph, parameters), carry, each)
 
         if self.config.remat != "none":
-            body = jax.checkpoint(body, policy=REMAT_POLICIES[self.config.remat], prevent_cse=False)
+            # Inside a loop nothing can merge the recomputation with the first computation; unrolled, XLA would.
+            policy, unrolled = REMAT_POLICIES[self.config.remat], not self.config.scan_layers
+            body = jax.checkpoint(body, policy=policy, prevent_cse=unrolled)
         unroll = 1 if self.config.scan_layers else self.config.num_layers
         return jax.lax.scan(body, carry, (stacked, per_layer), unroll=unroll)
 

@@ -14,13 +14,14 @@ from flash_lm.training.state import TrainState
 class Checkpoints:
     """The checkpoints of one run: the train state, and a small dict of facts about the run (the clock, hashes)."""
 
-    def __init__(self, workdir: pathlib.Path, *, keep: int = 1, best_metric: str = "loss"):
+    def __init__(self, workdir: pathlib.Path, *, keep: int = 1, best_metric: str = "loss", read_only: bool = False):
         """Opens workdir/checkpoints.
 
         Args:
             workdir: of the run.
             keep: number of the newest that are kept.
             best_metric: name of the metric whose lowest value is kept too.
+            read_only: touch nothing, so that a run that is writing at this moment is not disturbed.
         """
 
         def rank(metrics: dict[str, float]) -> float:
@@ -29,7 +30,11 @@ class Checkpoints:
         policy = AnyPreservationPolicy(
             [LatestN(keep), BestN(get_metric_fn=rank, n=1, keep_checkpoints_without_metrics=False)]
         )
-        options = ocp.CheckpointManagerOptions(preservation_policy=policy, cleanup_tmp_directories=True)
+        options = (
+            ocp.CheckpointManagerOptions(read_only=True)
+            if read_only
+            else ocp.CheckpointManagerOptions(preservation_policy=policy, cleanup_tmp_directories=True)
+        )
         self._manager = ocp.CheckpointManager((workdir / "checkpoints").absolute(), options=options)
 
     def newest(self) -> int | None:

@@ -1,6 +1,5 @@
 """Perplexity of a split: sums weighted by tokens, so that no figure depends on the batch size."""
 
-import json
 import math
 import pathlib
 import statistics
@@ -14,9 +13,12 @@ from flash_lm.errors import InputError
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.experiment import Experiment, build_experiment
+from flash_lm.training.metrics import read_lines
 from flash_lm.training.sharding import batch_sharding, place
 from flash_lm.training.state import Params
 from flash_lm.training.step import make_evaluation_step
+
+_LARGEST_EXPONENT = 709  # exp overflows above it
 
 
 class Evaluator:
@@ -55,7 +57,12 @@ class Evaluator:
             sums = {name: sums[name] + float(here[name]) for name in sums}
         loss = sums["nll"] / sums["tokens"]
         bits_per_byte = sums["nll"] / math.log(2) / sums["bytes"] if sums["bytes"] else math.nan
-        return {"loss": loss, "perplexity": math.exp(loss), "bits_per_byte": bits_per_byte, **sums}
+        return {
+            "loss": loss,
+            "perplexity": perplexity(sums["nll"], sums["tokens"]),
+            "bits_per_byte": bits_per_byte,
+            **sums,
+        }
 
 
 def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict[str, Any]]:
@@ -73,27 +80,37 @@ def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict
         InputError: no run, no such split, or a length that the model's positions do not reach.
     """
     config = run_folder.read_config(workdir)
+    config.update_from_flattened_dict(
+        {"mesh.shape": (-1, 1, 1)}
+    )  # the devices that are here now, whatever it was trained on
     experiment = build_experiment(config)
     run_folder.check_tokenizer(workdir, experiment.corpus.tokenizer)
     if split not in experiment.corpus.splits:
         raise InputError(f"no split {split}: --split is one of {', '.join(experiment.corpus.splits)}")
-    data = experiment.config.data
+    data, accumulate = experiment.config.data, experiment.config.train.accumulate
     lengths = lengths or [data.length]
     for length in lengths:
         experiment.model.abstract.check_length(length)
-    checkpoints = Checkpoints(workdir)
-    newest = checkpoints.newest()
-    if newest is None:
+    if not (workdir / "checkpoints").is_dir():
         raise InputError(f"{workdir} has no checkpoint yet: train it first")
-    state, facts = checkpoints.restore(newest, experiment.abstract)
-    checkpoints.close()
+    checkpoints = Checkpoints(workdir, read_only=True)
+    try:
+        newest = checkpoints.newest()
+        if newest is None:
+            raise InputError(f"{workdir} has no checkpoint yet: train it first")
+        state, facts = checkpoints.restore(newest, experiment.abstract)
+    finally:
+        checkpoints.close()
     run_folder.check_corpus(facts["corpus"], experiment.corpus)
     results, evaluator = [], Evaluator(experiment)
     for length in lengths:
         rows = experiment.rows(split, length)
         with jax.set_mesh(experiment.mesh):
-            scores = evaluator(state.params, rows, max(1, data.tokens_per_batch // length))
-        words = experiment.corpus.splits[split].words
+            scores = evaluator(state.params, rows, max(1, data.tokens_per_batch // accumulate // length))
+        store = experiment.corpus.splits[split]
+        # A tokenizer that was given may change the text, so the bytes are those of the split itself.
+        scores["bytes"] = float(store.bytes)
+        scores["bits_per_byte"] = scores["nll"] / math.log(2) / store.bytes
         results.append(
             {
                 "run": workdir.name,
@@ -106,15 +123,21 @@ def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict
                 "train_seconds": facts["train_seconds"],
                 **_speed(workdir / "metrics.jsonl"),
                 **scores,
-                "word_perplexity": math.exp(scores["nll"] / words),
+                "word_perplexity": perplexity(scores["nll"], store.words),
             }
         )
     return results
 
 
+def perplexity(nll: float, count: float) -> float:
+    """exp(nll / count); infinite where that overflows, NaN without anything to count."""
+    if not count:
+        return math.nan
+    return math.exp(nll / count) if nll / count < _LARGEST_EXPONENT else math.inf
+
+
 def _speed(metrics: pathlib.Path) -> dict[str, float]:
     """Medians over the train lines of a run."""
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    train = [line for line in lines if line["split"] == "train"]
+    train = [line for line in read_lines(metrics) if line["split"] == "train"]
     names = ("step_ms", "tokens_per_second")
     return {f"train_{name}": statistics.median(line[name] for line in train) for name in names} if train else {}

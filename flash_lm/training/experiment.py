@@ -15,7 +15,7 @@ from flash_lm.errors import InputError
 from flash_lm.models.families import complete
 from flash_lm.training.checkpoint import with_shardings
 from flash_lm.training.optimizer import make_optimizer
-from flash_lm.training.sharding import check_batch, make_mesh, state_shardings
+from flash_lm.training.sharding import make_mesh, state_shardings
 from flash_lm.training.state import ModelFunction, TrainState, init_state
 
 
@@ -46,7 +46,6 @@ def build_experiment(config: ConfigDict) -> Experiment:
     # All that can be wrong without the corpus comes before the work of tokenising it.
     model_config = complete(dataclasses.replace(parsed.model, vocab_size=parsed.model.vocab_size or 2))
     mesh = make_mesh(parsed.mesh)
-    check_batch(mesh, parsed.data.batch_size, parsed.train.accumulate)
     corpus = load_tokenized(parsed.data)
     vocab_size = parsed.model.vocab_size or corpus.tokenizer.vocab_size
     if vocab_size < corpus.tokenizer.vocab_size:

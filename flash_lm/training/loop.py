@@ -8,6 +8,7 @@ import jax
 from ml_collections import ConfigDict
 
 from flash_lm.data.loader import training_batches
+from flash_lm.data.packing import empty_row
 from flash_lm.errors import RunError
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import Checkpoints
@@ -15,7 +16,7 @@ from flash_lm.training.clock import Clock
 from flash_lm.training.evaluation import Evaluator
 from flash_lm.training.experiment import Experiment, build_experiment
 from flash_lm.training.metrics import MetricsWriter
-from flash_lm.training.sharding import batch_sharding, place
+from flash_lm.training.sharding import batch_sharding, check_batch, place
 from flash_lm.training.state import TrainState, init_state
 from flash_lm.training.step import make_train_step
 
@@ -34,6 +35,7 @@ def train(config: ConfigDict, workdir: pathlib.Path, should_stop: Callable[[], b
     """
     run_folder.check_config(workdir, config)
     experiment = build_experiment(config)
+    check_batch(experiment.mesh, experiment.config.data.batch_size, experiment.config.train.accumulate)
     run_folder.check_tokenizer(workdir, experiment.corpus.tokenizer)
     run_folder.write(workdir, config, experiment.corpus.tokenizer)
     settings = experiment.config.train
@@ -56,6 +58,7 @@ class _Loop:
         self.state, self.clock = self._start_or_resume()
         self.step = int(self.state.step)
         self.evaluator = Evaluator(experiment)
+        self.validation_rows = experiment.rows("validation")
         self.compiled_step = compile_step(experiment)
         self.writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
         self.logged_step, self.logged_seconds = self.step, self.clock.seconds
@@ -138,8 +141,8 @@ class _Loop:
 
     def _evaluate(self) -> dict[str, float]:
         config = self.config
-        rows = self.experiment.rows("validation")
-        scores = self.evaluator(self.state.params, rows, config.data.batch_size, config.train.eval_steps)
+        batch_size = config.data.batch_size // config.train.accumulate
+        scores = self.evaluator(self.state.params, self.validation_rows, batch_size, config.train.eval_steps)
         self.writer.write(self.step, "validation", scores | {"train_seconds": self.clock.seconds})
         self.writer.say(
             f"step {self.step}: validation loss {scores['loss']:.4f}, perplexity {scores['perplexity']:.2f}"
@@ -167,10 +170,9 @@ def compile_step(experiment: Experiment) -> Callable:
     config = experiment.config
     step = make_train_step(experiment.model, experiment.optimizer, config.train, config.seed)
     sharding = batch_sharding(experiment.mesh)
-    rows = (config.data.batch_size, config.data.length)
-    batch = {
-        name: jax.ShapeDtypeStruct(rows, x.dtype, sharding=sharding) for name, x in experiment.rows("train")[0].items()
-    }
+    shape = (config.data.batch_size, config.data.length)
+    row = empty_row(config.data.length)
+    batch = {name: jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding) for name, x in row.items()}
     state_shardings = jax.tree.map(lambda x: x.sharding, experiment.abstract)
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, None))
     return jitted.lower(experiment.abstract, batch).compile()

@@ -22,7 +22,7 @@ class MetricsWriter:
         """
         path = workdir / "metrics.jsonl"
         _truncate(path, step)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed by close)
         self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1)
         self._bar = tqdm(total=steps, initial=step, unit="step", dynamic_ncols=True)
 
@@ -56,14 +56,15 @@ class MetricsWriter:
         self._bar.close()
 
 
+def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The whole lines of metrics.jsonl; a cut last line is left out, and without a file there are none."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
 def _truncate(path: pathlib.Path, step: int) -> None:
     """Keeps the whole lines up to `step`; the file is written anew and renamed."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n") and json.loads(line)["step"] <= step:
-            kept.append(line)
     partial = path.with_suffix(".partial")
-    partial.write_text("".join(kept), encoding="utf-8")
+    kept = [line for line in read_lines(path) if line["step"] <= step]
+    partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
     os.replace(partial, path)

@@ -9,11 +9,10 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from flash_lm.config import MeshConfig
+from flash_lm.config import MESH_AXES, MeshConfig
 from flash_lm.errors import InputError
 from flash_lm.training.state import TrainState
 
-AXES = ("data", "fsdp", "tensor")
 BATCH = PartitionSpec(("data", "fsdp"))
 
 
@@ -30,7 +29,7 @@ def make_mesh(config: MeshConfig) -> Mesh:
         raise InputError(
             f"mesh.shape={config.shape} must make {devices}, the number of devices: change a size, or set one to -1"
         )
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def check_batch(mesh: Mesh, batch_size: int, accumulate: int) -> None:

@@ -11,6 +11,8 @@ from flash_lm.data.token_cache import TokenizedCorpus
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError
 
+_PARTIAL = "config.json.partial"
+
 # Keys that may differ when a run is resumed: they change neither the model nor what it is trained on.
 _FREE = ("mesh.", "data.cache_dir", "train.log_every", "train.eval_", "train.checkpoint_every", "train.keep")
 
@@ -23,10 +25,12 @@ def check_config(workdir: pathlib.Path, config: ConfigDict) -> None:
     """
     if not workdir.exists():
         return
-    if not workdir.is_dir() or (any(workdir.iterdir()) and not (workdir / "config.json").exists()):
-        raise InputError(f"{workdir} exists and is no run of flash_lm: choose another --workdir")
-    if not any(workdir.iterdir()):
+    # A run that was killed in its first moments leaves nothing but a partial file.
+    names = [path.name for path in workdir.iterdir() if path.name != _PARTIAL] if workdir.is_dir() else [workdir.name]
+    if not names:
         return
+    if "config.json" not in names:
+        raise InputError(f"{workdir} exists and is no run of flash_lm: choose another --workdir")
     before, now = _flat(read_config(workdir).to_dict()), _flat(config.to_dict())
     differing = [
         f"{key}={before.get(key)} there, {now.get(key)} here"
@@ -67,15 +71,15 @@ def check_corpus(trained_on: str, corpus: TokenizedCorpus) -> None:
 
 
 def write(workdir: pathlib.Path, config: ConfigDict, tokenizer: Tokenizer) -> None:
-    """Writes config and tokenizer; what is there already has been checked to be the same."""
+    """Writes config and tokenizer, unless they are there; then they have been checked to be the same."""
     workdir.mkdir(parents=True, exist_ok=True)
+    if not (workdir / "config.json").exists():
+        (workdir / _PARTIAL).write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+        os.replace(workdir / _PARTIAL, workdir / "config.json")
     if not (workdir / "tokenizer").exists():
         partial = workdir / "tokenizer.partial"
         save_tokenizer(tokenizer, partial)
         os.replace(partial, workdir / "tokenizer")
-    partial = workdir / "config.json.partial"
-    partial.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
-    os.replace(partial, workdir / "config.json")
 
 
 def read_config(workdir: pathlib.Path) -> ConfigDict:

@@ -31,6 +31,7 @@ def test_the_tokens_are_the_documents(config, monkeypatch):
         assert all(store.tokens[store.starts[:-1]] == tokenizer.begin)
         assert all(store.tokens[store.starts[1:] - 1] == tokenizer.end)
         assert store.starts[-1] == len(store.tokens)
+        assert store.bytes == sum(len(text.encode()) for text in texts)
         assert store.words == sum(len(text.split()) for text in texts)
 
 
