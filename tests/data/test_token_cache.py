@@ -85,3 +85,11 @@ def test_a_given_tokenizer_is_used_and_a_missing_one_reported(config, tmp_path):
     settings.data.tokenizer_path = str(tmp_path / "missing.model")
     with pytest.raises(InputError, match=r"cannot read data.tokenizer_path=.*missing.model"):
         load_tokenized(parse(settings).data)
+
+
+def test_a_tokenizer_is_trained_on_text_without_line_ends(tmp_path):
+    (tmp_path / "one.txt").write_text("all of this is one long line " * 20_000)
+    config = small_config(str(tmp_path / "one.txt"), tmp_path / "cache")
+    config.data.update(tokenizer="sentencepiece", vocab_size=300)
+    tokenized = load_tokenized(parse(config).data)
+    assert len(tokenized.splits["train"].tokens) < 0.5 * tokenized.splits["train"].bytes

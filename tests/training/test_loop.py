@@ -195,3 +195,36 @@ def test_the_clock_counts_between_start_and_pause(monkeypatch):
     assert clock.seconds == 104.0
     clock.pause()
     assert clock.seconds == 107.0
+
+
+def test_a_refused_resume_leaves_the_config_alone(config, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    other = config.copy_and_resolve_references()
+    other.train.update(keep=5)
+    before = (tmp_path / "run" / "config.json").read_text()
+    train(other, tmp_path / "run")
+    assert (tmp_path / "run" / "config.json").read_text() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(1, 8, 1), (2, 2, 2)], ids=str)
+def test_a_run_moved_to_another_mesh_keeps_its_losses(config, finished, tmp_path, shape):
+    counter = itertools.count(1)
+    train(config, tmp_path / "run", should_stop=lambda: next(counter) == 6)
+    other = config.copy_and_resolve_references()
+    other.mesh.shape = shape
+    train(other, tmp_path / "run")
+    for a, b in zip(figures(tmp_path / "run"), figures(finished), strict=True):
+        assert a["step"] == b["step"] and np.isclose(a["loss"], b["loss"], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_documents_accumulation_and_sentencepiece_train_and_resume(config, tmp_path):
+    other = config.copy_and_resolve_references()
+    other.data.update(pack="documents", tokenizer="sentencepiece", vocab_size=300, tokens_per_batch=512)
+    other.train.update(accumulate=2)
+    train(other, tmp_path / "whole")
+    counter = itertools.count(1)
+    train(other, tmp_path / "run", should_stop=lambda: next(counter) == 5)
+    train(other, tmp_path / "run")
+    assert figures(tmp_path / "run") == figures(tmp_path / "whole")

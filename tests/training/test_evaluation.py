@@ -1,0 +1,60 @@
+"""Evaluation as a command sees it: numbers at their edges, and runs that are still going on."""
+
+import math
+import shutil
+
+import pytest
+from small import small_config, write_corpus
+
+from flash_lm.errors import InputError
+from flash_lm.training.evaluation import evaluate, perplexity
+from flash_lm.training.loop import train
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    config = small_config(write_corpus(folder / "text"), folder / "cache")
+    config.train.steps = 3
+    train(config, folder / "run")
+    return folder / "run"
+
+
+def test_perplexity_at_its_edges():
+    assert perplexity(2.0, 4) == math.exp(0.5)
+    assert perplexity(1e6, 10) == math.inf
+    assert math.isnan(perplexity(1.0, 0))
+
+
+def test_a_run_that_is_being_written_is_left_alone(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    writing = tmp_path / "run" / "checkpoints" / "6.orbax-checkpoint-tmp"
+    writing.mkdir()
+    (writing / "half").write_text("written")
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 4, "spl')
+    before = sorted(path for path in (tmp_path / "run").rglob("*"))
+    (result,) = evaluate(tmp_path / "run", "test", [])
+    assert result["step"] == 3 and result["train_step_ms"] > 0
+    assert sorted(path for path in (tmp_path / "run").rglob("*")) == before
+
+
+def test_figures_do_not_depend_on_the_batch(run, tmp_path):
+    (one,) = evaluate(run, "test", [])
+    shutil.copytree(run, tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    path.write_text(path.read_text().replace('"tokens_per_batch": 256', '"tokens_per_batch": 1024'))
+    (other,) = evaluate(tmp_path / "run", "test", [])
+    for name in ("loss", "perplexity", "word_perplexity", "bits_per_byte"):
+        assert math.isclose(one[name], other[name], rel_tol=1e-6)
+    assert one["tokens"] == other["tokens"]
+
+
+def test_a_run_without_a_checkpoint(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(InputError, match="has no checkpoint yet"):
+        evaluate(tmp_path / "run", "test", [])
+    assert not (tmp_path / "run" / "checkpoints").exists()
