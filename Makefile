@@ -1,4 +1,5 @@
-# Every target makes the environment if it is missing. PYTHON chooses the interpreter, DEMO_STEPS the length of the demo.
+# Every target makes the environment if it is missing. PYTHON chooses the interpreter; DEMO_STEPS the length of the demo,
+# and RUNS its folder, which a demo of another length needs anew.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

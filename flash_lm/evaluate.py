@@ -1,9 +1,9 @@
 """python -m flash_lm.evaluate --workdir=runs/x [--split=test] [--lengths=512,1024] [--out=results.jsonl]."""
 
 import argparse
-import json
 import pathlib
 
+from flash_lm.analysis.results import append_jsonl
 from flash_lm.command import run
 from flash_lm.errors import InputError
 from flash_lm.training.evaluation import evaluate
@@ -24,11 +24,8 @@ def main(argv: list[str]) -> None:
     if any(length < 1 for length in lengths):
         raise InputError(f"--lengths={arguments.lengths} must be positive whole numbers, such as 512,1024")
     out = arguments.out or arguments.workdir / "results.jsonl"
-    if not out.parent.is_dir():
-        raise InputError(f"--out={out}: there is no folder {out.parent}; make it first")
     results = evaluate(arguments.workdir, arguments.split, lengths)
-    with open(out, "a", encoding="utf-8") as file:
-        file.writelines(json.dumps(result) + "\n" for result in results)
+    append_jsonl(out, results)
     for result in results:
         print(
             f"{result['family']} {result['split']} at length {result['length']}, step {result['step']}: "

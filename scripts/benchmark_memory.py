@@ -17,6 +17,7 @@ import time
 import jax
 import jax.numpy as jnp
 
+from flash_lm.analysis.results import append_jsonl
 from flash_lm.command import load_config
 from flash_lm.config import parse
 from flash_lm.models.families import complete
@@ -68,9 +69,7 @@ def main() -> None:
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
     }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    with open(arguments.out, "a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    append_jsonl(arguments.out, [line])
     print(json.dumps(line, indent=2))
 
 

@@ -1,4 +1,4 @@
-"""Reads what runs leave behind."""
+"""Reads what runs leave behind, and appends results."""
 
 import json
 import pathlib
@@ -11,6 +11,13 @@ def read_jsonl(path: pathlib.Path) -> list[Line]:
     """The whole lines of a JSONL file; a cut last line is left out."""
     text = path.read_text(encoding="utf-8")
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line.strip()]
+
+
+def append_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
+    """Appends lines to a JSONL file; its folder is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 def newest_results(workdirs: list[pathlib.Path], split: str) -> list[Line]:

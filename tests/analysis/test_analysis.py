@@ -3,13 +3,19 @@
 import json
 
 from flash_lm.analysis.curves import plot_curves
-from flash_lm.analysis.results import newest_results, read_jsonl, validation_curve
+from flash_lm.analysis.results import append_jsonl, newest_results, read_jsonl, validation_curve
 from flash_lm.analysis.table import COLUMNS, markdown_table
 
 
 def test_a_cut_last_line_is_left_out(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"a": 1}\n\n{"a": 2}\n{"a": ')
     assert read_jsonl(tmp_path / "x.jsonl") == [{"a": 1}, {"a": 2}]
+
+
+def test_lines_are_appended_in_a_new_folder(tmp_path):
+    for value in (1, 2):
+        append_jsonl(tmp_path / "new" / "x.jsonl", [{"a": value}])
+    assert read_jsonl(tmp_path / "new" / "x.jsonl") == [{"a": 1}, {"a": 2}]
 
 
 def test_the_newest_result_of_each_run_on_the_split(tmp_path):
