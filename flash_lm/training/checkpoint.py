@@ -31,7 +31,7 @@ class Checkpoints:
             [LatestN(keep), BestN(get_metric_fn=rank, n=1, keep_checkpoints_without_metrics=False)]
         )
         options = (
-            ocp.CheckpointManagerOptions(read_only=True)
+            ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0, create=False)
             if read_only
             else ocp.CheckpointManagerOptions(preservation_policy=policy, cleanup_tmp_directories=True)
         )
