@@ -45,7 +45,7 @@ class QuadraticCore(nnx.Module):
         index_1xL = jnp.arange(length, dtype=jnp.int32)[None]
         tokens = Tokens(index_1xL, context.segments.runs_BxL)
         count_BxL = visible_keys(context.segments, context.causal)
-        return self._attend(q, k, v, tokens, tokens, count_BxL, length, context.causal, self.blocked)
+        return self._attend(q, k, v, tokens, tokens, count_BxL, length, context.causal)
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> KeyValueCache:
         """An empty cache for `capacity` tokens a row."""
@@ -70,7 +70,7 @@ class QuadraticCore(nnx.Module):
         queries = Tokens(context.positions_BxL, jnp.ones((1, length), jnp.int32))
         keys = Tokens(jnp.arange(capacity, dtype=jnp.int32)[None], jnp.ones((1, capacity), jnp.int32))
         count_BxL = context.positions_BxL + 1
-        out = self._attend(q, *state, queries, keys, count_BxL, capacity, True, self.blocked)
+        out = self._attend(q, *state, queries, keys, count_BxL, capacity, True)
         return out, state
 
     step = prefill
@@ -80,7 +80,7 @@ class QuadraticCore(nnx.Module):
         visible = (length + 1) / 2 if causal else length
         return 2 * heads * visible * (key_width + value_width)
 
-    def _attend(self, q, k, v, queries, keys, count_BxL, length, causal, blocked) -> jax.Array:
+    def _attend(self, q, k, v, queries, keys, count_BxL, length, causal) -> jax.Array:
         return quadratic_attention(
             q,
             k,
@@ -92,5 +92,5 @@ class QuadraticCore(nnx.Module):
             scale=scale(self.normalizer, q.shape[-1], length, self.function),
             divisor_BxL=divisor(self.normalizer, count_BxL, length),
             bias=self.bias,
-            blocked=blocked,
+            blocked=self.blocked,
         )

@@ -80,9 +80,8 @@ def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict
         InputError: no run, no such split, or a length that the model's positions do not reach.
     """
     config = run_folder.read_config(workdir)
-    config.update_from_flattened_dict(
-        {"mesh.shape": (-1, 1, 1)}
-    )  # the devices that are here now, whatever it was trained on
+    # The devices that are here now, whatever it was trained on.
+    config.update_from_flattened_dict({"mesh.shape": (-1, 1, 1)})
     experiment = build_experiment(config)
     run_folder.check_tokenizer(workdir, experiment.corpus.tokenizer)
     if split not in experiment.corpus.splits:
