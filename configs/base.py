@@ -13,7 +13,7 @@ def get_config() -> ConfigDict:
     open_bool = lambda: config_dict.placeholder(bool)
 
     config = ConfigDict()
-    config.task = "causal_lm"
+    config.task = "causal_lm"  # causal_lm | masked_lm
     config.seed = 0
 
     config.model = model = ConfigDict()
@@ -27,7 +27,7 @@ def get_config() -> ConfigDict:
     model.chunk_size = 128  # C, tokens
     model.max_length = 512  # tokens; bounds learned positions and the decode cache
     model.vocab_size = open_int()  # open: from the tokenizer
-    model.causal = open_bool()  # open: true
+    model.causal = open_bool()  # open: from the task
     model.tie_embeddings = True
     model.init = "normal"  # normal (standard deviation 0.02) | lecun (1 / sqrt(fan in))
     model.norm = open_str()  # layer | rms | scale; open: from the family
@@ -35,7 +35,7 @@ def get_config() -> ConfigDict:
     model.rotary = open_bool()  # rotary position embedding of queries and keys; open: from the family
     model.relative_bias = open_str()  # none | t5 | toeplitz | rope, of a GAU; open: from the family
     model.attention_function = "relu2"  # relu2 | softmax | laplace, of a GAU
-    model.normalizer = open_str()  # count | length | paper | an integer; open: count if causal, else max_length
+    model.normalizer = open_str()  # count | length | paper | an integer; open: count if causal, else data.length
     model.local_attention = True  # attention inside the chunk
     model.global_attention = True  # linear attention over the chunks
     model.attention_implementation = "blocked"  # plain | blocked, of quadratic attention
@@ -46,28 +46,36 @@ def get_config() -> ConfigDict:
     model.remat = "none"  # none | products (keep matrix products) | full (keep only each layer's input)
 
     config.data = data = ConfigDict()
-    data.corpus = "stdlib"  # stdlib | text
-    data.path = open_str()  # of corpus text: a file or a glob
+    data.corpus = "stdlib"  # stdlib | text | hf (Hugging Face datasets)
+    data.path = open_str()  # text: a file or a glob; hf: a folder, file or glob of parquet, arrow or json
+    data.name = open_str()  # hf: a data set on the hub, in place of a path
+    data.config = open_str()  # hf: one of the configs of that data set; open: its only one
+    data.split = "train"  # hf: trained on; validation and test are its own, or else held out of this one
+    data.text_column = "text"  # hf
+    data.streaming = False  # hf: read while training, with nothing of the training split on the disk
     data.tokenizer = "sentencepiece"  # bytes | sentencepiece
     data.tokenizer_path = open_str()  # a SentencePiece model; open: trained on the corpus
     data.vocab_size = 8192  # of the SentencePiece model to train
     data.length = open_int()  # L, tokens a row; open: model.max_length
     data.tokens_per_batch = 2048  # B x L
     data.pack = "stream"  # stream (documents joined and cut) | documents (isolated segments)
+    data.mask_rate = 0.15  # of masked_lm: share of the tokens that are to be predicted
     data.cache_dir = "~/.cache/flash_lm"  # tokenised corpora
 
     config.train = train = ConfigDict()
     train.steps = 300
-    train.optimizer = "adamw"
+    train.optimizer = "adamw"  # adamw | radam | lion | adafactor | lamb
     train.learning_rate = 3e-3  # peak
     train.end_learning_rate = 0.0  # of linear and cosine, after the last step
     train.warmup_steps = 30
-    train.schedule = "linear"  # linear | cosine | constant, after the warm-up
+    train.schedule = "linear"  # linear | cosine | step | constant, after the warm-up
+    train.boundaries = ()  # of step: the steps from which on the rate is a tenth of what it was
     train.b1 = 0.9
     train.b2 = 0.999
     train.eps = 1e-6
     train.weight_decay = 0.01  # of matrices; not of gains, offsets and biases
-    train.clip = 1.0  # largest global norm of the gradient; 0 = off
+    train.clip = 1.0  # largest norm of the gradient; 0 = off
+    train.clip_mode = "global"  # global (the norm of all) | parameter (of each parameter of each layer)
     train.accumulate = 1  # microbatches a step
     train.loss_chunk = 1024  # tokens whose logits exist at the same time
     train.log_every = 10  # steps

@@ -42,6 +42,12 @@ def _open(field: Any = None) -> Any:
     return dataclasses.field(metadata=metadata | {"open": True})
 
 
+def _added(before: Any, field: Any = None) -> Any:
+    """A key younger than the oldest runs; `before` is what they did, and what `upgrade` fills in for them."""
+    metadata = dict(field.metadata) if field is not None else {}
+    return dataclasses.field(metadata=metadata | {"before": before})
+
+
 def _normalizer() -> Any:
     def rule(x: str) -> str | None:
         good = x in ("count", "length", "paper") or (x.isdecimal() and int(x) > 0)
@@ -66,8 +72,15 @@ def _sharding_rules(rules: tuple) -> str | None:
     return None
 
 
+def _boundaries(steps: tuple) -> str | None:
+    """Rule of `train.boundaries`."""
+    good = all(type(x) is int and x > 0 for x in steps) and list(steps) == sorted(set(steps))
+    return None if good else "a tuple of positive, increasing steps, such as (3000,)"
+
+
 MESH_AXES = ("data", "fsdp", "tensor")
 DTYPES = ("float32", "bfloat16")
+TASKS = {"causal_lm": True, "masked_lm": False}  # whether the model is causal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,14 +126,20 @@ class ModelConfig:
 class DataConfig:
     """`config.data`; see configs/base.py for units."""
 
-    corpus: str = _one_of("stdlib", "text")
+    corpus: str = _one_of("stdlib", "text", "hf")
     path: str = _open()
+    name: str = _added(None, _open())
+    config: str = _added(None, _open())
+    split: str = _added("train")
+    text_column: str = _added("text")
+    streaming: bool = _added(False)
     tokenizer: str = _one_of("bytes", "sentencepiece")
     tokenizer_path: str = _open()
     vocab_size: int = _at_least(300)  # SentencePiece needs its 256 bytes and the special tokens
     length: int = _at_least(1)
     tokens_per_batch: int = _at_least(1)
     pack: str = _one_of("stream", "documents")
+    mask_rate: float = _added(0.15, _ruled(lambda x: None if 0 < x < 1 else "more than 0 and less than 1"))
     cache_dir: str
 
     @property
@@ -137,6 +156,11 @@ class DataConfig:
             )
         if self.corpus == "text" and not self.path:
             found.append("data.corpus=text needs data.path, a file or a glob: set --config.data.path")
+        if self.corpus == "hf" and bool(self.path) == bool(self.name):
+            found.append(
+                f"data.corpus=hf needs either data.name, a data set on the hub, or data.path, local files, and here are "
+                f"data.name={self.name} and data.path={self.path}: set one, and leave the other empty"
+            )
         return found
 
 
@@ -145,16 +169,18 @@ class TrainConfig:
     """`config.train`; see configs/base.py for units."""
 
     steps: int = _at_least(1)
-    optimizer: str = _one_of("adamw")
+    optimizer: str = _one_of("adamw", "radam", "lion", "adafactor", "lamb")
     learning_rate: float = _above(0)
     end_learning_rate: float = _at_least(0)
     warmup_steps: int = _at_least(0)
-    schedule: str = _one_of("linear", "cosine", "constant")
+    schedule: str = _one_of("linear", "cosine", "step", "constant")
+    boundaries: tuple = _added((), _ruled(_boundaries))
     b1: float = _fraction()
     b2: float = _fraction()
     eps: float = _above(0)
     weight_decay: float = _at_least(0)
     clip: float = _at_least(0)
+    clip_mode: str = _added("global", _one_of("global", "parameter"))
     accumulate: int = _at_least(1)
     loss_chunk: int = _at_least(1)
     log_every: int = _at_least(1)
@@ -166,9 +192,17 @@ class TrainConfig:
 
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""
+        found = []
         if self.warmup_steps >= self.steps and self.schedule != "constant":
-            return [f"train.warmup_steps={self.warmup_steps} must be less than train.steps={self.steps}"]
-        return []
+            found.append(f"train.warmup_steps={self.warmup_steps} must be less than train.steps={self.steps}")
+        if bool(self.boundaries) != (self.schedule == "step"):
+            found.append(
+                f"train.schedule=step and train.boundaries go together, and here are {self.schedule} and "
+                f"{self.boundaries}: set both, or neither"
+            )
+        elif any(boundary <= self.warmup_steps for boundary in self.boundaries):
+            found.append(f"train.boundaries={self.boundaries} must lie after train.warmup_steps={self.warmup_steps}")
+        return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,7 +227,7 @@ class MeshConfig:
 class Config:
     """A whole experiment, complete: only `model` may still have open keys that its family fills in."""
 
-    task: str = _one_of("causal_lm")
+    task: str = _one_of(*TASKS)
     seed: int = _at_least(0)
     model: ModelConfig
     data: DataConfig
@@ -203,8 +237,11 @@ class Config:
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""
         found = []
-        if not self.model.causal:
-            found.append(f"task={self.task} needs a causal model: leave model.causal open")
+        if self.model.causal != TASKS[self.task]:
+            kind = "causal" if TASKS[self.task] else "bidirectional"
+            found.append(
+                f"task={self.task} needs a {kind} model, and model.causal={self.model.causal}: leave model.causal open"
+            )
         if self.data.length > self.model.max_length:
             found.append(
                 f"data.length={self.data.length} is over model.max_length={self.model.max_length}: "
@@ -233,10 +270,29 @@ def parse(config: ConfigDict) -> Config:
     plain = config.to_dict()
     model, data = plain.get("model", {}), plain.get("data", {})
     if model.get("causal") is None:
-        model["causal"] = True
+        model["causal"] = TASKS.get(plain.get("task", ""), True)
     if data.get("length") is None:
         data["length"] = model.get("max_length")
+    if model.get("normalizer") is None and not model["causal"]:
+        model["normalizer"] = str(data["length"])
     return _parse(Config, plain)
+
+
+def upgrade(values: dict[str, Any], cls: type = Config) -> dict[str, Any]:
+    """A config that an older version wrote, with what its run did for each key that has been added since.
+
+    Args:
+        values: nested dict of plain values.
+        cls: dataclass of this level.
+    """
+    upgraded = dict(values)
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if field.name not in upgraded and "before" in field.metadata:
+            upgraded[field.name] = field.metadata["before"]
+        elif dataclasses.is_dataclass(kind := hints[field.name]) and isinstance(upgraded.get(field.name), dict):
+            upgraded[field.name] = upgrade(upgraded[field.name], typing.cast(type, kind))
+    return upgraded
 
 
 def parse_model(config: ConfigDict) -> ModelConfig:

@@ -15,7 +15,8 @@ import numpy as np
 from tqdm import tqdm
 
 from flash_lm.config import DataConfig
-from flash_lm.data.corpora import SPLITS, FileCorpus, load_corpus
+from flash_lm.data.corpora import load_corpus
+from flash_lm.data.corpus import SPLITS, Corpus
 from flash_lm.data.tokenizers import (
     ByteTokenizer,
     SentencePieceTokenizer,
@@ -26,7 +27,7 @@ from flash_lm.data.tokenizers import (
 )
 from flash_lm.errors import InputError
 
-_FORMAT = "2"  # raise it when the files' meaning changes
+_FORMAT = "3"  # raise it when the files' meaning changes
 _BATCH_BYTES = 4 << 20  # of text, tokenised at a time
 _TRAINING_BYTES = 32 << 20  # of text, to train a tokenizer on
 _LONGEST_LINE = 4096  # characters of a line, to train a tokenizer on
@@ -73,25 +74,20 @@ def load_tokenized(config: DataConfig) -> TokenizedCorpus:
         InputError: the corpus or the tokenizer cannot be had, or a split has no text.
     """
     corpus = load_corpus(config)
-    for split in SPLITS:
-        if not corpus.size(split):
-            raise InputError(
-                f"corpus {corpus.name} is too small: its {split} split has no text; give more or longer files"
-            )
     cache = pathlib.Path(config.cache_dir).expanduser()
     tokenizer = _tokenizer(config, corpus, cache)
     key = hashlib.sha256(f"{_FORMAT} {corpus.fingerprint} {tokenizer.fingerprint}".encode()).hexdigest()[:16]
     folder = cache / f"{corpus.name}-{key}"
     if not folder.exists():
         with _whole(folder) as partial:
-            words = {split: _tokenize(corpus, split, tokenizer, partial) for split in SPLITS}
-            info = {"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint, "words": words}
+            counts = {split: _tokenize(corpus, split, tokenizer, partial) for split in SPLITS}
+            info = {"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint, "counts": counts}
             (partial / "info.json").write_text(json.dumps(info) + "\n")
-    words = json.loads((folder / "info.json").read_text())["words"]
+    counts = json.loads((folder / "info.json").read_text())["counts"]
     splits = {}
     for split in SPLITS:
         tokens = np.memmap(folder / f"{split}.tokens", _dtype(tokenizer), mode="r")
-        splits[split] = TokenStore(tokens, np.load(folder / f"{split}.starts.npy"), words[split], corpus.size(split))
+        splits[split] = TokenStore(tokens, np.load(folder / f"{split}.starts.npy"), **counts[split])
     return TokenizedCorpus(corpus.name, corpus.fingerprint, tokenizer, splits)
 
 
@@ -99,7 +95,7 @@ def _dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger]:
     return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
 
 
-def _tokenizer(config: DataConfig, corpus: FileCorpus, cache: pathlib.Path) -> Tokenizer:
+def _tokenizer(config: DataConfig, corpus: Corpus, cache: pathlib.Path) -> Tokenizer:
     if config.tokenizer == "bytes":
         return ByteTokenizer()
     if config.tokenizer_path:
@@ -116,19 +112,23 @@ def _tokenizer(config: DataConfig, corpus: FileCorpus, cache: pathlib.Path) -> T
     return load_tokenizer(folder)
 
 
-def _training_lines(corpus: FileCorpus) -> Iterator[str]:
-    """Lines spread evenly over the training split."""
-    every = -(-corpus.size("train") // _TRAINING_BYTES)
+def _training_lines(corpus: Corpus) -> Iterator[str]:
+    """Lines spread evenly over the training split, or the first ones of a stream."""
+    every = -(-(corpus.size("train") or 1) // _TRAINING_BYTES)
     lines = itertools.chain.from_iterable(piece.text.splitlines(keepends=True) for piece in corpus.pieces("train"))
+    taken = 0
     for line in itertools.islice(lines, 0, None, every):
+        taken += len(line)
+        if taken > 2 * _TRAINING_BYTES:
+            return
         # SentencePiece leaves out longer lines without a word.
         yield from (line[i : i + _LONGEST_LINE] for i in range(0, len(line), _LONGEST_LINE))
 
 
-def _tokenize(corpus: FileCorpus, split: str, tokenizer: Tokenizer, folder: pathlib.Path) -> int:
-    """Streams a split through the tokenizer into two files; returns the number of words."""
+def _tokenize(corpus: Corpus, split: str, tokenizer: Tokenizer, folder: pathlib.Path) -> dict[str, int]:
+    """Streams a split through the tokenizer into two files; returns the numbers of words and bytes."""
     dtype = _dtype(tokenizer)
-    written, words, starts = 0, 0, []
+    written, words, size, starts = 0, 0, 0, []
     bar = tqdm(desc=f"tokenise {corpus.name} {split}", total=corpus.size(split), unit="B", unit_scale=True, leave=False)
     with open(folder / f"{split}.tokens", "wb") as file, bar:
         for batch in _batches(corpus, split):
@@ -141,13 +141,17 @@ def _tokenize(corpus: FileCorpus, split: str, tokenizer: Tokenizer, folder: path
                 file.write(ids.astype(dtype).tobytes())
                 written += len(ids)
                 words += len(piece.text.split())
-                bar.update(len(piece.text.encode()))
+                here = len(piece.text.encode())
+                size += here
+                bar.update(here)
         file.write(np.array([tokenizer.end], dtype).tobytes())
+    if not starts:
+        raise InputError(f"corpus {corpus.name} is too small: its {split} split has no text; give more or longer files")
     np.save(folder / f"{split}.starts.npy", np.array([*starts, written + 1], np.int64))
-    return words
+    return {"words": words, "bytes": size}
 
 
-def _batches(corpus: FileCorpus, split: str) -> Iterator[list]:
+def _batches(corpus: Corpus, split: str) -> Iterator[list]:
     batch, size = [], 0
     for piece in corpus.pieces(split):
         batch.append(piece)

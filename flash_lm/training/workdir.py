@@ -7,6 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from flash_lm.config import upgrade
 from flash_lm.data.token_cache import TokenizedCorpus
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError
@@ -89,7 +90,7 @@ def read_config(workdir: pathlib.Path) -> ConfigDict:
         InputError: there is no run.
     """
     try:
-        return ConfigDict(_tuples(json.loads((workdir / "config.json").read_text())))
+        return ConfigDict(upgrade(_tuples(json.loads((workdir / "config.json").read_text()))))
     except OSError:
         raise InputError(
             f"{workdir} holds no run: train one there with python -m flash_lm.train --workdir={workdir}"

@@ -4,8 +4,9 @@ import pytest
 
 from configs.base import get_config
 from flash_lm.config import DataConfig, parse
-from flash_lm.data import corpora
-from flash_lm.data.corpora import SPLITS, load_corpus
+from flash_lm.data import text_files
+from flash_lm.data.corpora import load_corpus
+from flash_lm.data.corpus import SPLITS
 from flash_lm.errors import InputError
 
 
@@ -47,7 +48,7 @@ def test_equal_files_fall_into_the_same_split(tmp_path):
 
 @pytest.mark.parametrize("text", ["".join(f"line {i} ünd\n" for i in range(999)), "猫" * 5000, "x" * 100])
 def test_a_single_file_is_cut_into_contiguous_blocks(tmp_path, text, monkeypatch):
-    monkeypatch.setattr(corpora, "_BLOCK", 64)  # so that lines and characters cross what is read at a time
+    monkeypatch.setattr(text_files, "_BLOCK", 64)  # so that lines and characters cross what is read at a time
     path = tmp_path / "one.txt"
     path.write_text(text, encoding="utf-8")
     corpus = load_corpus(text_config(path))
@@ -60,7 +61,7 @@ def test_a_single_file_is_cut_into_contiguous_blocks(tmp_path, text, monkeypatch
 
 
 def test_pieces_are_small_and_end_at_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora, "_BLOCK", 64)
+    monkeypatch.setattr(text_files, "_BLOCK", 64)
     for i in range(3):
         (tmp_path / f"{i}.txt").write_text("".join(f"line {i}-{j}\n" for j in range(100)))
     pieces = list(load_corpus(text_config(tmp_path / "*.txt")).pieces("train"))
@@ -106,7 +107,7 @@ def test_bad_files_end_in_one_line(tmp_path, content, expected):
 
 
 def test_the_place_of_a_broken_byte_is_counted_over_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora, "_BLOCK", 64)
+    monkeypatch.setattr(text_files, "_BLOCK", 64)
     path = tmp_path / "one.txt"
     path.write_bytes("ü\n".encode() * 200 + b"\xff" + b"z\n" * 2000)
     with pytest.raises(InputError, match="at byte 600:"):

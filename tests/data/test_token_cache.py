@@ -8,7 +8,7 @@ import pytest
 from small import small_config, write_corpus
 
 from flash_lm.config import parse
-from flash_lm.data import corpora, token_cache
+from flash_lm.data import corpora, text_files, token_cache
 from flash_lm.data.token_cache import load_tokenized
 from flash_lm.errors import InputError
 
@@ -19,7 +19,7 @@ def config(tmp_path):
 
 
 def test_the_tokens_are_the_documents(config, monkeypatch):
-    monkeypatch.setattr(corpora, "_BLOCK", 64)  # documents of several pieces
+    monkeypatch.setattr(text_files, "_BLOCK", 64)  # documents of several pieces
     monkeypatch.setattr(token_cache, "_BATCH_BYTES", 200)
     tokenized = load_tokenized(config)
     corpus, tokenizer = corpora.load_corpus(config), tokenized.tokenizer

@@ -1,0 +1,202 @@
+"""Corpora of Hugging Face datasets: of the hub by name, or local parquet, arrow and json files. A row is a document."""
+
+import contextlib
+import glob
+import hashlib
+import os
+import pathlib
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flash_lm.config import DataConfig
+from flash_lm.data.corpus import SPLITS, Piece
+from flash_lm.data.text_files import file_hash
+from flash_lm.errors import InputError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetBuilder, IterableDataset
+
+    Rows = Dataset | IterableDataset
+
+_PIECE = 1 << 20  # characters
+_ROWS = 64  # read at a time; a row may be a book
+_HELD_OUT, _MOST_HELD_OUT = 0.05, 5000  # share and number of the documents in a split that has to be held out
+_STREAMED_HELD_OUT = 500  # documents at the beginning of a stream, for each such split
+_HUB_TIMEOUT = 5  # seconds
+_BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json", ".gz": "json"}
+
+
+class DatasetCorpus:
+    """A column of text; rows of white space alone are left out."""
+
+    def __init__(self, name: str, fingerprint: str, splits: "dict[str, Rows]", column: str):
+        """Reads nothing yet.
+
+        Args:
+            name: of the corpus.
+            fingerprint: of its content.
+            splits: train, validation and test.
+            column: that holds the text.
+        """
+        self.name, self.fingerprint = name, fingerprint
+        self._splits = {split: rows.select_columns([column]) for split, rows in splits.items()}
+        self._column = column
+
+    def size(self, split: str) -> int | None:
+        """Bytes of a split; None for a stream."""
+        import pyarrow.compute  # noqa: PLC0415 (comes with datasets, and is slow to import)
+
+        rows = self._splits[split]
+        if not hasattr(rows, "__len__"):
+            return None
+        lengths = pyarrow.compute.binary_length
+        batches = rows.with_format("arrow").iter(_ROWS)
+        return sum(pyarrow.compute.sum(lengths(batch[self._column])).as_py() or 0 for batch in batches)
+
+    def pieces(self, split: str) -> Iterator[Piece]:
+        """The text of a split, document by document."""
+        for batch in self._splits[split].iter(_ROWS):
+            for text in batch[self._column]:
+                yield from cut(text)
+
+    def stream(self, split: str) -> "IterableDataset":
+        """The rows of a streamed split, whose iterator has a state."""
+        return self._splits[split]  # type: ignore[return-value]
+
+
+def cut(text: str | None) -> Iterator[Piece]:
+    """A document in pieces; none if there is nothing but white space."""
+    if not text or text.isspace():
+        return
+    start = 0
+    while start < len(text):
+        end = len(text)
+        if end - start > _PIECE:
+            end = text.rfind("\n", start, start + _PIECE) + 1 or start + _PIECE
+        yield Piece(text[start:end], begins_document=start == 0)
+        start = end
+
+
+def hugging_face(config: DataConfig) -> DatasetCorpus:
+    """The data set of `data.name` and `data.config`, or of the local files of `data.path`.
+
+    Validation and test are the data set's own splits of these names; one that it lacks is held out of the training
+    split, document by document.
+
+    Raises:
+        InputError: no such data set, file, config, split or column; no network; or files that cannot be read.
+    """
+    if config.name and not _hub_is_reachable():
+        # Before the import, which reads it: else half a minute of retries come before the error.
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    with _explained(config):
+        builder = _builder(config)
+        if config.streaming:
+            found = builder.as_streaming_dataset()
+        else:
+            builder.download_and_prepare()
+            found = builder.as_dataset()
+        splits = _splits(config, dict(found))  # type: ignore[arg-type]
+        _check_column(config, splits["train"])
+    name = f"{config.name}-{config.config}" if config.config else config.name or pathlib.Path(config.path).stem
+    identity = [_content(config, builder), config.split, config.text_column]
+    fingerprint = hashlib.sha256(repr(identity).encode()).hexdigest()
+    return DatasetCorpus(name.replace("/", "--"), fingerprint, splits, config.text_column)
+
+
+def _builder(config: DataConfig) -> "DatasetBuilder":
+    from datasets import load_dataset_builder  # noqa: PLC0415 (slow to import, and only this corpus needs it)
+
+    if config.name:
+        return load_dataset_builder(config.name, config.config)
+    path = os.path.expanduser(config.path)
+    if os.path.isdir(path):
+        return load_dataset_builder(path)
+    files = sorted(glob.glob(path, recursive=True))
+    if not files:
+        raise InputError(f"no file matches data.path={config.path}: give an existing folder, file or glob")
+    suffix = pathlib.Path(files[0]).suffix
+    if suffix not in _BUILDERS:
+        raise InputError(
+            f"data.path={config.path} is {suffix or 'of no known kind'}: give one of {', '.join(_BUILDERS)}"
+        )
+    return load_dataset_builder(_BUILDERS[suffix], data_files=files)
+
+
+def _content(config: DataConfig, builder: "DatasetBuilder") -> Any:
+    """What stands for the content: hashes of local files; of the hub its data set, config, version and commit."""
+    if config.name:
+        return pathlib.Path(builder.cache_dir).parts[-4:]
+    return {str(split): [file_hash(path) for path in paths] for split, paths in builder.config.data_files.items()}
+
+
+def _splits(config: DataConfig, found: "dict[str, Rows]") -> "dict[str, Rows]":
+    if config.split not in found:
+        raise InputError(f"no split {config.split} in the data set: --config.data.split is one of {', '.join(found)}")
+    splits = {"train": found[config.split]}
+    splits |= {name: found[name] for name in SPLITS[1:] if name in found and name != config.split}
+    missing = [name for name in SPLITS if name not in splits]
+    return _hold_out(splits, missing) if missing else splits
+
+
+def _hold_out(splits: "dict[str, Rows]", missing: list[str]) -> "dict[str, Rows]":
+    """Documents of the training split for each missing one: spread evenly, or the first ones of a stream."""
+    rows: Any = splits["train"]
+    if not hasattr(rows, "__len__"):
+        held: dict[str, Any] = {
+            name: rows.skip(i * _STREAMED_HELD_OUT).take(_STREAMED_HELD_OUT) for i, name in enumerate(missing)
+        }
+        return splits | held | {"train": rows.skip(len(missing) * _STREAMED_HELD_OUT)}
+    each = min(max(1, round(_HELD_OUT * len(rows))), _MOST_HELD_OUT)
+    if len(rows) <= len(missing) * each:
+        raise InputError(f"the data set has {len(rows)} rows, too few to hold out {' and '.join(missing)}")
+    places = np.linspace(0, len(rows) - 1, each * len(missing)).astype(np.int64)
+    held = {name: rows.select(places[i :: len(missing)]) for i, name in enumerate(missing)}
+    return splits | held | {"train": rows.select(np.delete(np.arange(len(rows)), places))}
+
+
+def _check_column(config: DataConfig, rows: "Rows") -> None:
+    first: Any = next(iter(rows), None)
+    if first is None:
+        raise InputError(f"split {config.split} of the data set is empty: choose another --config.data.split")
+    texts = [name for name, value in first.items() if isinstance(value, str)]
+    if not isinstance(first.get(config.text_column, 0), str | None):
+        raise InputError(
+            f"no column {config.text_column} of text in the data set: --config.data.text_column is one of "
+            f"{', '.join(texts)}"
+        )
+
+
+@contextlib.contextmanager
+def _explained(config: DataConfig) -> Iterator[None]:
+    """Turns what the library raises into one line that says what to change."""
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError  # noqa: PLC0415
+
+    source = f"data.name={config.name}" if config.name else f"data.path={config.path}"
+    try:
+        yield
+    except DatasetNotFoundError:
+        raise InputError(f"{source}: no such data set on the hub, or no access to it: check the name") from None
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        if config.name and os.environ.get("HF_HUB_OFFLINE") == "1" and isinstance(error, OSError):
+            raise InputError(
+                f"{source} is not on this machine and the hub cannot be reached: connect, set --config.data.path to local "
+                f"files, or take the text that every machine has with --config.data.corpus=stdlib"
+            ) from None
+        cause = error.__cause__ or error
+        raise InputError(f"cannot load {source}: {str(cause).splitlines()[0][:300]}") from None
+
+
+def _hub_is_reachable() -> bool:
+    request = urllib.request.Request(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), method="HEAD")
+    try:
+        urllib.request.urlopen(request, timeout=_HUB_TIMEOUT).close()
+    except urllib.error.HTTPError:
+        return True  # it answers
+    except OSError:
+        return False
+    return True
