@@ -158,8 +158,8 @@ class DataConfig:
             found.append("data.corpus=text needs data.path, a file or a glob: set --config.data.path")
         if self.corpus == "hf" and bool(self.path) == bool(self.name):
             found.append(
-                f"data.corpus=hf needs either data.name, a data set on the hub, or data.path, local files, and here are "
-                f"data.name={self.name} and data.path={self.path}: set one, and leave the other empty"
+                f"data.corpus=hf needs either data.name, a data set on the hub, or data.path, local files, and here "
+                f"are data.name={self.name} and data.path={self.path}: set one, and leave the other empty"
             )
         return found
 

@@ -27,10 +27,12 @@ def main(argv: list[str]) -> None:
     results = evaluate(arguments.workdir, arguments.split, lengths)
     append_jsonl(out, results)
     for result in results:
+        word = f" {result['word_perplexity']:.1f} a word," if "word_perplexity" in result else ""
+        masked = " masked" if result["task"] == "masked_lm" else ""
         print(
             f"{result['family']} {result['split']} at length {result['length']}, step {result['step']}: "
-            f"perplexity {result['perplexity']:.3f} a token, {result['word_perplexity']:.1f} a word, "
-            f"{result['bits_per_byte']:.4f} bits a byte over {result['tokens']:.0f} tokens"
+            f"perplexity {result['perplexity']:.3f} a{masked} token,{word} {result['bits_per_byte']:.4f} bits a byte "
+            f"over {result['tokens']:.0f}{masked} tokens"
         )
 
 

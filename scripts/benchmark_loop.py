@@ -19,7 +19,6 @@ from ml_collections import ConfigDict
 from flash_lm.analysis.results import append_jsonl, read_jsonl
 from flash_lm.command import load_config
 from flash_lm.config import parse
-from flash_lm.data.loader import training_batches
 from flash_lm.data.token_cache import load_tokenized
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.loop import compile_step, new_state, train
@@ -39,9 +38,7 @@ def bare_step_ms(config: ConfigDict) -> float:
     experiment = build_experiment(config)
     with jax.set_mesh(experiment.mesh):
         step, state = compile_step(experiment), new_state(experiment)
-        rows = experiment.rows("train")
-        host_batch = next(training_batches(rows, experiment.config.data.batch_size, seed=0, start_step=0))
-        batch = place(host_batch, batch_sharding(experiment.mesh))
+        batch = place(next(experiment.training_batches(0, None)), batch_sharding(experiment.mesh))
         every, times = experiment.config.train.log_every, []
         for _ in range(experiment.config.train.steps // every):
             start = time.perf_counter()

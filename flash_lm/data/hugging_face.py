@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flash_lm.config import DataConfig
-from flash_lm.data.corpus import SPLITS, Piece
+from flash_lm.data.corpus import SPLITS, Piece, cut
 from flash_lm.data.text_files import file_hash
 from flash_lm.errors import InputError
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     Rows = Dataset | IterableDataset
 
-_PIECE = 1 << 20  # characters
 _ROWS = 64  # read at a time; a row may be a book
 _HELD_OUT, _MOST_HELD_OUT = 0.05, 5000  # share and number of the documents in a split that has to be held out
 _STREAMED_HELD_OUT = 500  # documents at the beginning of a stream, for each such split
@@ -45,13 +44,14 @@ class DatasetCorpus:
         self.name, self.fingerprint = name, fingerprint
         self._splits = {split: rows.select_columns([column]) for split, rows in splits.items()}
         self._column = column
+        self.stream = None if _sized(splits["train"]) else DatasetStream(splits["train"], column)  # type: ignore[arg-type]
 
     def size(self, split: str) -> int | None:
         """Bytes of a split; None for a stream."""
         import pyarrow.compute  # noqa: PLC0415 (comes with datasets, and is slow to import)
 
         rows = self._splits[split]
-        if not hasattr(rows, "__len__"):
+        if not _sized(rows):
             return None
         lengths = pyarrow.compute.binary_length
         batches = rows.with_format("arrow").iter(_ROWS)
@@ -61,24 +61,35 @@ class DatasetCorpus:
         """The text of a split, document by document."""
         for batch in self._splits[split].iter(_ROWS):
             for text in batch[self._column]:
-                yield from cut(text)
-
-    def stream(self, split: str) -> "IterableDataset":
-        """The rows of a streamed split, whose iterator has a state."""
-        return self._splits[split]  # type: ignore[return-value]
+                yield from cut(text or "")
 
 
-def cut(text: str | None) -> Iterator[Piece]:
-    """A document in pieces; none if there is nothing but white space."""
-    if not text or text.isspace():
-        return
-    start = 0
-    while start < len(text):
-        end = len(text)
-        if end - start > _PIECE:
-            end = text.rfind("\n", start, start + _PIECE) + 1 or start + _PIECE
-        yield Piece(text[start:end], begins_document=start == 0)
-        start = end
+class DatasetStream:
+    """The rows of a streamed data set, one after the other."""
+
+    def __init__(self, rows: "IterableDataset", column: str):
+        """Reads nothing yet."""
+        self._rows, self._column = rows.select_columns([column]), column
+
+    def share(self, host: int, hosts: int) -> "DatasetStream":
+        """The documents of one host: whole files where they divide evenly, else every hosts-th row."""
+        from datasets.distributed import split_dataset_by_node  # noqa: PLC0415
+
+        return DatasetStream(split_dataset_by_node(self._rows, host, hosts), self._column)
+
+    def documents(self, epoch: int) -> Iterator[str]:
+        """All documents once; in the epoch of a place that was restored, from there on."""
+        self._rows.set_epoch(epoch)
+        for row in self._rows:
+            yield row[self._column] or ""
+
+    def state(self) -> dict[str, Any]:
+        """The place after the last document, as JSON."""
+        return self._rows.state_dict()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes to a place that `state` gave."""
+        self._rows.load_state_dict(state)
 
 
 def hugging_face(config: DataConfig) -> DatasetCorpus:
@@ -103,9 +114,13 @@ def hugging_face(config: DataConfig) -> DatasetCorpus:
         splits = _splits(config, dict(found))  # type: ignore[arg-type]
         _check_column(config, splits["train"])
     name = f"{config.name}-{config.config}" if config.config else config.name or pathlib.Path(config.path).stem
-    identity = [_content(config, builder), config.split, config.text_column]
+    identity = [_content(config, builder), config.split, config.text_column, config.streaming]
     fingerprint = hashlib.sha256(repr(identity).encode()).hexdigest()
     return DatasetCorpus(name.replace("/", "--"), fingerprint, splits, config.text_column)
+
+
+def _sized(rows: "Rows") -> bool:
+    return hasattr(rows, "__len__")
 
 
 def _builder(config: DataConfig) -> "DatasetBuilder":
@@ -146,7 +161,7 @@ def _splits(config: DataConfig, found: "dict[str, Rows]") -> "dict[str, Rows]":
 def _hold_out(splits: "dict[str, Rows]", missing: list[str]) -> "dict[str, Rows]":
     """Documents of the training split for each missing one: spread evenly, or the first ones of a stream."""
     rows: Any = splits["train"]
-    if not hasattr(rows, "__len__"):
+    if not _sized(rows):
         held: dict[str, Any] = {
             name: rows.skip(i * _STREAMED_HELD_OUT).take(_STREAMED_HELD_OUT) for i, name in enumerate(missing)
         }
@@ -184,8 +199,8 @@ def _explained(config: DataConfig) -> Iterator[None]:
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         if config.name and os.environ.get("HF_HUB_OFFLINE") == "1" and isinstance(error, OSError):
             raise InputError(
-                f"{source} is not on this machine and the hub cannot be reached: connect, set --config.data.path to local "
-                f"files, or take the text that every machine has with --config.data.corpus=stdlib"
+                f"{source} is not on this machine and the hub cannot be reached: connect, set --config.data.path to "
+                f"local files, or take the text that every machine has with --config.data.corpus=stdlib"
             ) from None
         cause = error.__cause__ or error
         raise InputError(f"cannot load {source}: {str(cause).splitlines()[0][:300]}") from None

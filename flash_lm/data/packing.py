@@ -5,12 +5,29 @@ every token but begin-of-text is a target exactly once.
 """
 
 import bisect
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
-from flash_lm.data.token_cache import TokenStore
+from flash_lm.data.token_store import TokenStore
 
 Row = dict[str, np.ndarray]
+
+
+class Rows(Protocol):
+    """Rows by number."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        ...
+
+    def __getitem__(self, row: int) -> Row:
+        """The row-th row."""
+        ...
+
+
+Packer = Callable[[TokenStore, int, int], Rows]  # of a store, a length and the id of begin-of-text
 
 _OPEN_ROWS = 64  # that the packer keeps open at a time
 
@@ -72,7 +89,7 @@ class DocumentRows:
         return arrays
 
 
-PACKERS = {"stream": StreamRows, "documents": DocumentRows}
+PACKERS: dict[str, Packer] = {"stream": StreamRows, "documents": DocumentRows}
 
 
 def empty_row(length: int) -> Row:

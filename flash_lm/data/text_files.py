@@ -43,7 +43,7 @@ class FileCorpus:
         Raises:
             InputError: a file cannot be read, or there is no text at all.
         """
-        self.name = name
+        self.name, self.stream = name, None
         try:
             files = [(path, file_hash(path)) for path in sorted(paths) if os.path.getsize(path)]
         except OSError as error:

@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from flash_lm.config import DataConfig
 from flash_lm.data.corpora import load_corpus
-from flash_lm.data.corpus import SPLITS, Corpus
+from flash_lm.data.corpus import SPLITS, Corpus, DocumentStream, Piece
+from flash_lm.data.token_store import TokenStore, encode
 from flash_lm.data.tokenizers import (
     ByteTokenizer,
     SentencePieceTokenizer,
@@ -34,23 +35,6 @@ _LONGEST_LINE = 4096  # characters of a line, to train a tokenizer on
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenStore:
-    """The tokens of one split.
-
-    Attributes:
-        tokens: memory-mapped; each document is begin-of-text, its tokens, end-of-text.
-        starts: where each document begins, and the number of all tokens at the end, int64.
-        words: of the text, separated by white space.
-        bytes: of the text.
-    """
-
-    tokens: np.ndarray
-    starts: np.ndarray
-    words: int
-    bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
 class TokenizedCorpus:
     """All splits with their tokenizer.
 
@@ -58,13 +42,15 @@ class TokenizedCorpus:
         name: of the corpus.
         fingerprint: hash of the corpus's content.
         tokenizer: made or given.
-        splits: by name.
+        splits: by name; of a streamed corpus all but the training split.
+        stream: the rows of a streamed training split.
     """
 
     name: str
     fingerprint: str
     tokenizer: Tokenizer
     splits: dict[str, TokenStore]
+    stream: DocumentStream | None
 
 
 def load_tokenized(config: DataConfig) -> TokenizedCorpus:
@@ -74,21 +60,22 @@ def load_tokenized(config: DataConfig) -> TokenizedCorpus:
         InputError: the corpus or the tokenizer cannot be had, or a split has no text.
     """
     corpus = load_corpus(config)
+    names = SPLITS if corpus.stream is None else SPLITS[1:]
     cache = pathlib.Path(config.cache_dir).expanduser()
     tokenizer = _tokenizer(config, corpus, cache)
     key = hashlib.sha256(f"{_FORMAT} {corpus.fingerprint} {tokenizer.fingerprint}".encode()).hexdigest()[:16]
     folder = cache / f"{corpus.name}-{key}"
     if not folder.exists():
         with _whole(folder) as partial:
-            counts = {split: _tokenize(corpus, split, tokenizer, partial) for split in SPLITS}
+            counts = {split: _tokenize(corpus, split, tokenizer, partial) for split in names}
             info = {"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint, "counts": counts}
             (partial / "info.json").write_text(json.dumps(info) + "\n")
     counts = json.loads((folder / "info.json").read_text())["counts"]
     splits = {}
-    for split in SPLITS:
+    for split in names:
         tokens = np.memmap(folder / f"{split}.tokens", _dtype(tokenizer), mode="r")
         splits[split] = TokenStore(tokens, np.load(folder / f"{split}.starts.npy"), **counts[split])
-    return TokenizedCorpus(corpus.name, corpus.fingerprint, tokenizer, splits)
+    return TokenizedCorpus(corpus.name, corpus.fingerprint, tokenizer, splits, corpus.stream)
 
 
 def _dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger]:
@@ -128,39 +115,28 @@ def _training_lines(corpus: Corpus) -> Iterator[str]:
 def _tokenize(corpus: Corpus, split: str, tokenizer: Tokenizer, folder: pathlib.Path) -> dict[str, int]:
     """Streams a split through the tokenizer into two files; returns the numbers of words and bytes."""
     dtype = _dtype(tokenizer)
-    written, words, size, starts = 0, 0, 0, []
-    bar = tqdm(desc=f"tokenise {corpus.name} {split}", total=corpus.size(split), unit="B", unit_scale=True, leave=False)
-    with open(folder / f"{split}.tokens", "wb") as file, bar:
-        for batch in _batches(corpus, split):
-            for piece, ids in zip(batch, tokenizer.encode([piece.text for piece in batch]), strict=True):
-                if piece.begins_document:
-                    parts = [[tokenizer.end]] if starts else []
-                    parts.append([tokenizer.begin])
-                    starts.append(written + len(parts) - 1)
-                    ids = np.concatenate([*parts, ids])
-                file.write(ids.astype(dtype).tobytes())
-                written += len(ids)
-                words += len(piece.text.split())
-                here = len(piece.text.encode())
-                size += here
-                bar.update(here)
-        file.write(np.array([tokenizer.end], dtype).tobytes())
-    if not starts:
+    with open(folder / f"{split}.tokens", "wb") as file:
+        starts, counts = encode(_batches(corpus, split), tokenizer, lambda ids: file.write(ids.astype(dtype).tobytes()))
+    if len(starts) == 1:
         raise InputError(f"corpus {corpus.name} is too small: its {split} split has no text; give more or longer files")
-    np.save(folder / f"{split}.starts.npy", np.array([*starts, written + 1], np.int64))
-    return {"words": words, "bytes": size}
+    np.save(folder / f"{split}.starts.npy", starts)
+    return counts
 
 
-def _batches(corpus: Corpus, split: str) -> Iterator[list]:
+def _batches(corpus: Corpus, split: str) -> Iterator[list[Piece]]:
+    bar = tqdm(desc=f"tokenise {corpus.name} {split}", total=corpus.size(split), unit="B", unit_scale=True, leave=False)
     batch, size = [], 0
-    for piece in corpus.pieces(split):
-        batch.append(piece)
-        size += len(piece.text)
-        if size >= _BATCH_BYTES:
+    with bar:
+        for piece in corpus.pieces(split):
+            batch.append(piece)
+            here = len(piece.text.encode())
+            size += here
+            bar.update(here)
+            if size >= _BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+        if batch:
             yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 @contextlib.contextmanager

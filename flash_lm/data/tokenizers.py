@@ -13,7 +13,8 @@ import sentencepiece
 from flash_lm.errors import InputError
 
 # The first ids of every tokenizer made here, so that they stand at the same place in all of them.
-SPECIALS = ("<pad>", "<s>", "</s>", "[MASK]")
+_MASK = "[MASK]"
+SPECIALS = ("<pad>", "<s>", "</s>", _MASK)
 _MODEL_FILE, _INFO_FILE = "sentencepiece.model", "tokenizer.json"
 
 
@@ -22,7 +23,7 @@ class ByteTokenizer:
 
     kind = "bytes"
     fingerprint = "bytes"
-    begin, end = SPECIALS.index("<s>"), SPECIALS.index("</s>")
+    begin, end, mask = (SPECIALS.index(name) for name in ("<s>", "</s>", _MASK))
     vocab_size = len(SPECIALS) + 256
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -61,6 +62,9 @@ class SentencePieceTokenizer:
         self.fingerprint = hashlib.sha256(model).hexdigest()
         self.begin, self.end = self._processor.bos_id(), self._processor.eos_id()
         self.vocab_size = self._processor.get_piece_size()
+        self.mask = self._processor.piece_to_id(_MASK)
+        if not self._processor.is_control(self.mask):  # a model that was not made here: one more id
+            self.mask, self.vocab_size = self.vocab_size, self.vocab_size + 1
         if self.begin < 0 or self.end < 0:
             raise InputError("the SentencePiece model lacks begin- or end-of-text: train it with bos_id and eos_id")
 
@@ -71,11 +75,12 @@ class SentencePieceTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text; special tokens are left out."""
-        return self._processor.decode([int(i) for i in ids])
+        return self._processor.decode([int(i) for i in ids if i < self._processor.get_piece_size()])
 
     def bytes_per_token(self) -> np.ndarray:
         """Bytes of text that each id stands for, (V,) int32; 0 for special tokens."""
-        return np.array([self._bytes(i) for i in range(self.vocab_size)], np.int32)
+        sizes = [self._bytes(i) for i in range(self._processor.get_piece_size())]
+        return np.array(sizes + [0] * (self.vocab_size - len(sizes)), np.int32)
 
     def model_bytes(self) -> bytes:
         """What `load_tokenizer` needs beside the kind."""
@@ -128,7 +133,7 @@ def train_sentencepiece(lines: Iterable[str], vocab_size: int) -> SentencePieceT
             bos_id=1,
             eos_id=2,
             unk_id=4,
-            control_symbols=["[MASK]"],
+            control_symbols=[_MASK],
             user_defined_symbols=["\n"],
             minloglevel=2,
         )

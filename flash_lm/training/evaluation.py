@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from flash_lm.data.loader import Rows, evaluation_batches
+from flash_lm.data.loader import evaluation_batches
+from flash_lm.data.packing import Rows
 from flash_lm.errors import InputError
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import Checkpoints
@@ -74,7 +75,8 @@ def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict
         lengths: of the rows; empty: the length that the run trained with.
 
     Returns:
-        One flat result a length: what was evaluated, how it was trained, and its scores.
+        One flat result a length: what was evaluated, how it was trained, and its scores. Those of a masked model are
+        of the masked tokens alone; only a causal one has a perplexity a word.
 
     Raises:
         InputError: no run, no such split, or a length that the model's positions do not reach.
@@ -103,16 +105,19 @@ def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict
     run_folder.check_corpus(facts["corpus"], experiment.corpus)
     results, evaluator = [], Evaluator(experiment)
     for length in lengths:
-        rows = experiment.rows(split, length)
+        rows = experiment.evaluation_rows(split, length)
         with jax.set_mesh(experiment.mesh):
             scores = evaluator(state.params, rows, max(1, data.tokens_per_batch // accumulate // length))
-        store = experiment.corpus.splits[split]
-        # A tokenizer that was given may change the text, so the bytes are those of the split itself.
-        scores["bytes"] = float(store.bytes)
-        scores["bits_per_byte"] = scores["nll"] / math.log(2) / store.bytes
+        if experiment.config.task == "causal_lm":
+            store = experiment.corpus.splits[split]
+            # A tokenizer that was given may change the text, so the bytes are those of the split itself.
+            scores["bytes"] = float(store.bytes)
+            scores["bits_per_byte"] = scores["nll"] / math.log(2) / store.bytes
+            scores["word_perplexity"] = perplexity(scores["nll"], store.words)
         results.append(
             {
                 "run": workdir.name,
+                "task": experiment.config.task,
                 "family": experiment.config.model.family,
                 "parameters": experiment.model.parameter_count(),
                 "corpus": experiment.corpus.name,
@@ -122,7 +127,6 @@ def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict
                 "train_seconds": facts["train_seconds"],
                 **_speed(workdir / "metrics.jsonl"),
                 **scores,
-                "word_perplexity": perplexity(scores["nll"], store.words),
             }
         )
     return results

@@ -1,6 +1,7 @@
 """All that a config stands for: corpus, model, optimizer, mesh, and the shapes and shardings of the train state."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import optax
@@ -8,8 +9,10 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from flash_lm.config import Config, parse
-from flash_lm.data.loader import Rows
-from flash_lm.data.packing import PACKERS
+from flash_lm.data.loader import IndexedBatches
+from flash_lm.data.masking import MaskedRows, Masking
+from flash_lm.data.packing import PACKERS, Packer, Rows
+from flash_lm.data.streaming import StreamedBatches
 from flash_lm.data.token_cache import TokenizedCorpus, load_tokenized
 from flash_lm.errors import InputError
 from flash_lm.models.families import complete
@@ -30,10 +33,40 @@ class Experiment:
     mesh: Mesh
     abstract: TrainState
 
-    def rows(self, split: str, length: int | None = None) -> Rows:
-        """The packed rows of a split, of `length` tokens (None: data.length)."""
-        store = self.corpus.splits[split]
-        return PACKERS[self.config.data.pack](store, length or self.config.data.length, self.corpus.tokenizer.begin)
+    def evaluation_rows(self, split: str, length: int | None = None) -> Rows:
+        """The packed rows of a split, of `length` tokens (None: data.length); masked ones have fixed masks."""
+        rows = self._packer(self.corpus.splits[split], length or self.config.data.length, self.corpus.tokenizer.begin)
+        return MaskedRows(rows, self._masking) if self._masking else rows
+
+    def training_batches(self, start_step: int, place: dict[str, Any] | None) -> IndexedBatches | StreamedBatches:
+        """This host's batches from a step on.
+
+        Args:
+            start_step: of the first batch.
+            place: where a streamed corpus goes on, from the state of its batches; None: at the beginning.
+        """
+        data, corpus = self.config.data, self.corpus
+        settings: dict[str, Any] = {
+            "seed": self.config.seed,
+            "transform": self._masking,
+            "host": jax.process_index(),
+            "hosts": jax.process_count(),
+        }
+        if corpus.stream:
+            return StreamedBatches(
+                corpus.stream, corpus.tokenizer, self._packer, data.length, data.batch_size, place=place, **settings
+            )
+        rows = self._packer(corpus.splits["train"], data.length, corpus.tokenizer.begin)
+        return IndexedBatches(rows, data.batch_size, start_step=start_step, **settings)
+
+    @property
+    def _packer(self) -> Packer:
+        return PACKERS[self.config.data.pack]
+
+    @property
+    def _masking(self) -> Masking | None:
+        masked = self.config.task == "masked_lm"
+        return Masking(self.corpus.tokenizer, self.config.data.mask_rate) if masked else None
 
 
 def build_experiment(config: ConfigDict) -> Experiment:

@@ -3,18 +3,19 @@
 import math
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
-from flash_lm.data.loader import training_batches
 from flash_lm.data.packing import empty_row
-from flash_lm.errors import RunError
+from flash_lm.errors import InputError, RunError
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.clock import Clock
 from flash_lm.training.evaluation import Evaluator
 from flash_lm.training.experiment import Experiment, build_experiment
+from flash_lm.training.hosts import of_all_hosts
 from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.sharding import batch_sharding, check_batch, place
 from flash_lm.training.state import TrainState, init_state
@@ -55,10 +56,11 @@ class _Loop:
 
     def __init__(self, experiment: Experiment, workdir: pathlib.Path, checkpoints: Checkpoints):
         self.experiment, self.config, self.checkpoints = experiment, experiment.config, checkpoints
-        self.state, self.clock = self._start_or_resume()
+        self.state, self.clock, places = self._start_or_resume()
         self.step = int(self.state.step)
+        self.batches = experiment.training_batches(self.step, places[jax.process_index()])
         self.evaluator = Evaluator(experiment)
-        self.validation_rows = experiment.rows("validation")
+        self.validation_rows = experiment.evaluation_rows("validation")
         self.compiled_step = compile_step(experiment)
         self.writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
         self.logged_step, self.logged_seconds = self.step, self.clock.seconds
@@ -66,21 +68,13 @@ class _Loop:
     def run(self, should_stop: Callable[[], bool]) -> None:
         config = self.config.train
         sharding = batch_sharding(self.experiment.mesh)
-        batches = training_batches(
-            self.experiment.rows("train"),
-            self.config.data.batch_size,
-            seed=self.config.seed,
-            start_step=self.step,
-            host=jax.process_index(),
-            hosts=jax.process_count(),
-        )
         self._announce()
         pending = None
         stopping = False
         try:
             self.clock.start()
             while self.step < config.steps and not stopping:
-                self.state, metrics = self.compiled_step(self.state, place(next(batches), sharding))
+                self.state, metrics = self.compiled_step(self.state, place(next(self.batches), sharding))
                 self.step += 1
                 # The device works on this step while the last one's metrics are read.
                 if pending is not None:
@@ -104,13 +98,20 @@ class _Loop:
         finally:
             self.writer.close()
 
-    def _start_or_resume(self) -> tuple[TrainState, Clock]:
-        newest = self.checkpoints.newest()
+    def _start_or_resume(self) -> tuple[TrainState, Clock, list[Any]]:
+        """State, clock, and each host's place in the data."""
+        newest, hosts = self.checkpoints.newest(), jax.process_count()
         if newest is None:
-            return new_state(self.experiment), Clock()
+            return new_state(self.experiment), Clock(), [None] * hosts
         state, facts = self.checkpoints.restore(newest, self.experiment.abstract)
         run_folder.check_corpus(facts["corpus"], self.experiment.corpus)
-        return state, Clock(facts["train_seconds"])
+        places = facts.get("places") or [None] * hosts
+        if len(places) != hosts:
+            raise InputError(
+                f"the run streams its corpus on {len(places)} hosts, and here are {hosts}: resume on as many, or set "
+                f"--config.data.streaming=false and choose another --workdir"
+            )
+        return state, Clock(facts["train_seconds"]), places
 
     def _announce(self) -> None:
         model, data = self.config.model, self.config.data
@@ -152,6 +153,8 @@ class _Loop:
     def _save(self, scores: dict[str, float] | None) -> None:
         self.writer.flush()
         facts = {"corpus": self.experiment.corpus.fingerprint, "train_seconds": self.clock.seconds}
+        if self.experiment.corpus.stream:
+            facts["places"] = of_all_hosts(self.batches.state())
         self.checkpoints.save(self.step, self.state, facts, scores)
 
 

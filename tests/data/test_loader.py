@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from flash_lm.data.loader import evaluation_batches, training_batches
+from flash_lm.data.loader import IndexedBatches, evaluation_batches
 
 
 class Numbers:
@@ -29,25 +29,23 @@ def rows(batches, count) -> list[list[int]]:
 
 def test_each_epoch_has_each_row_once_in_another_order():
     # 10 rows in batches of 4: an epoch ends in the middle of a batch.
-    flat = sum(rows(training_batches(Numbers(10), 4, seed=0, start_step=0), 5), [])
+    flat = sum(rows(IndexedBatches(Numbers(10), 4, seed=0, start_step=0), 5), [])
     assert sorted(flat[:10]) == sorted(flat[10:]) == list(range(1, 11))
     assert flat[:10] != flat[10:]
     assert flat[:10] != list(range(1, 11))
 
 
 def test_resuming_needs_a_step_alone():
-    whole = rows(training_batches(Numbers(10), 4, seed=3, start_step=0), 12)
+    whole = rows(IndexedBatches(Numbers(10), 4, seed=3, start_step=0), 12)
     for start in range(8):
-        assert rows(training_batches(Numbers(10), 4, seed=3, start_step=start), 4) == whole[start : start + 4]
-    assert rows(training_batches(Numbers(10), 4, seed=4, start_step=0), 12) != whole
+        assert rows(IndexedBatches(Numbers(10), 4, seed=3, start_step=start), 4) == whole[start : start + 4]
+    assert rows(IndexedBatches(Numbers(10), 4, seed=4, start_step=0), 12) != whole
 
 
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_hosts_share_each_batch(hosts):
-    whole = rows(training_batches(Numbers(10), 4, seed=3, start_step=2), 6)
-    shares = [
-        rows(training_batches(Numbers(10), 4, seed=3, start_step=2, host=h, hosts=hosts), 6) for h in range(hosts)
-    ]
+    whole = rows(IndexedBatches(Numbers(10), 4, seed=3, start_step=2), 6)
+    shares = [rows(IndexedBatches(Numbers(10), 4, seed=3, start_step=2, host=h, hosts=hosts), 6) for h in range(hosts)]
     for step, batch in enumerate(whole):
         assert sorted(sum((share[step] for share in shares), [])) == sorted(batch)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flash_lm.data.packing import PACKERS, empty_row
-from flash_lm.data.token_cache import TokenStore
+from flash_lm.data.token_store import TokenStore
 
 BEGIN, END = 1, 2
 

@@ -1,0 +1,63 @@
+"""Text as tokens: each document is begin-of-text, its tokens, end-of-text."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from flash_lm.data.corpus import Piece
+from flash_lm.data.tokenizers import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenStore:
+    """The tokens of one split, or of a part of it.
+
+    Attributes:
+        tokens: of all documents, in an array that may be memory-mapped.
+        starts: where each document begins, and the number of all tokens at the end, int64.
+        words: of the text, separated by white space.
+        bytes: of the text.
+    """
+
+    tokens: np.ndarray
+    starts: np.ndarray
+    words: int
+    bytes: int
+
+
+def encode(
+    batches: Iterable[list[Piece]], tokenizer: Tokenizer, write: Callable[[np.ndarray], object]
+) -> tuple[np.ndarray, dict[str, int]]:
+    """Streams text through a tokenizer.
+
+    Args:
+        batches: of pieces, each small enough to be held in memory.
+        tokenizer: to use.
+        write: takes the tokens, (n,) int32, part after part.
+
+    Returns:
+        Starts, as in a TokenStore, and the numbers of words and bytes by name.
+    """
+    written, starts, counts = 0, [], {"words": 0, "bytes": 0}
+    for batch in batches:
+        for piece, ids in zip(batch, tokenizer.encode([piece.text for piece in batch]), strict=True):
+            if piece.begins_document:
+                specials = [tokenizer.end, tokenizer.begin] if starts else [tokenizer.begin]
+                starts.append(written + len(specials) - 1)
+                ids = np.concatenate([np.array(specials, np.int32), ids])
+            write(ids)
+            written += len(ids)
+            counts["words"] += len(piece.text.split())
+            counts["bytes"] += len(piece.text.encode())
+    if starts:
+        write(np.array([tokenizer.end], np.int32))
+        written += 1
+    return np.array([*starts, written], np.int64), counts
+
+
+def encode_in_memory(pieces: list[Piece], tokenizer: Tokenizer) -> TokenStore:
+    """The tokens of some documents."""
+    parts: list[np.ndarray] = []
+    starts, counts = encode([pieces], tokenizer, parts.append)
+    return TokenStore(np.concatenate(parts), starts, **counts)

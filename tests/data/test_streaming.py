@@ -1,0 +1,100 @@
+"""Batches of a stream: each document once an epoch, any place resumed exactly, hosts disjoint, errors of the thread."""
+
+import itertools
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import load_dataset
+
+from flash_lm.data import streaming
+from flash_lm.data.hugging_face import DatasetStream
+from flash_lm.data.masking import Masking
+from flash_lm.data.packing import PACKERS
+from flash_lm.data.streaming import StreamedBatches
+from flash_lm.data.tokenizers import ByteTokenizer
+from flash_lm.errors import InputError
+
+ROWS = [f"<{i:03}>" + "abcdefgh"[: i % 9] for i in range(100)]
+BYTES = ByteTokenizer()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("stream")
+    pq.write_table(pa.table({"text": ROWS}), path / "train.parquet", row_group_size=7)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _small_windows(monkeypatch):
+    monkeypatch.setattr(streaming, "_WINDOW", 90)
+
+
+def batches(folder, pack="documents", **settings):
+    rows = load_dataset("parquet", data_files=str(folder / "train.parquet"), streaming=True)["train"]
+    stream = DatasetStream(rows, "text")
+    return StreamedBatches(stream, BYTES, PACKERS[pack], 16, 4, **{"seed": 0} | settings)
+
+
+def texts(found) -> list[str]:
+    """The documents of batches packed as documents, in order; each is shorter than a row."""
+    texts = []
+    for batch in found:
+        for tokens, segments in zip(batch["inputs_BxL"], batch["segment_ids_BxL"], strict=True):
+            texts += [BYTES.decode(tokens[segments == i]) for i in range(1, segments.max() + 1)]
+    return texts
+
+
+def epoch(folder, **settings):
+    """The batches that begin in the first epoch."""
+    found, source = [], batches(folder, **settings)
+    while source.state()["epoch"] == 0:
+        found.append(next(source))
+    return found
+
+
+def test_an_epoch_has_each_document_once(folder):
+    found = texts(epoch(folder))
+    # The last batch may reach into the next epoch.
+    assert set(found) == set(ROWS)
+    assert len(ROWS) <= len(found) <= len(ROWS) + 12
+    assert found[: len(ROWS)] != ROWS
+
+
+@pytest.mark.parametrize("pack", PACKERS)
+def test_any_place_is_resumed_exactly(folder, pack):
+    masking = Masking(BYTES, 0.3)
+    source = batches(folder, pack, transform=masking)
+    whole, places = [], [source.state()]
+    for _ in range(40):  # more than an epoch
+        whole.append(next(source))
+        places.append(json.loads(json.dumps(source.state())))
+    assert places[-1]["epoch"] > 0
+    for start in range(34):
+        again = batches(folder, pack, transform=masking, place=places[start])
+        for expected, batch in zip(whole[start : start + 6], again, strict=False):
+            for name, x in expected.items():
+                assert np.array_equal(x, batch[name])
+
+
+def test_the_order_follows_the_seed_and_the_epoch(folder):
+    first, again, other = (texts(epoch(folder, seed=seed)) for seed in (1, 1, 2))
+    assert first == again != other
+    source = batches(folder, seed=1)
+    second = texts(itertools.islice((b for b in source if source.state()["epoch"] == 1), 12))
+    assert second[:40] != first[:40]
+
+
+def test_hosts_share_the_documents(folder):
+    shares = [texts(epoch(folder, host=h, hosts=2)) for h in range(2)]
+    assert set(shares[0]) | set(shares[1]) == set(ROWS)
+    assert not set(shares[0]) & set(shares[1])
+
+
+def test_a_stream_without_text_ends_in_a_clear_line(tmp_path):
+    pq.write_table(pa.table({"text": ["", " ", None]}), tmp_path / "train.parquet")
+    with pytest.raises(InputError, match="no text in its training split"):
+        next(batches(tmp_path))
