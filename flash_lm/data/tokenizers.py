@@ -62,11 +62,11 @@ class SentencePieceTokenizer:
         self.fingerprint = hashlib.sha256(model).hexdigest()
         self.begin, self.end = self._processor.bos_id(), self._processor.eos_id()
         self.vocab_size = self._processor.get_piece_size()
+        if self.begin < 0 or self.end < 0:
+            raise InputError("the SentencePiece model lacks begin- or end-of-text: train it with bos_id and eos_id")
         self.mask = self._processor.piece_to_id(_MASK)
         if not self._processor.is_control(self.mask):  # a model that was not made here: one more id
             self.mask, self.vocab_size = self.vocab_size, self.vocab_size + 1
-        if self.begin < 0 or self.end < 0:
-            raise InputError("the SentencePiece model lacks begin- or end-of-text: train it with bos_id and eos_id")
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token ids of each text, without special tokens."""

@@ -1,4 +1,11 @@
-"""Learning-rate schedule, clipping and optimizer, from optax."""
+"""Learning-rate schedule, clipping and optimizer, from optax.
+
+Parameters of stacked layers have the layer as their first dimension. What is reckoned over one parameter (its norm, its
+root mean square) is reckoned for each layer apart, so that stacking changes nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import optax
@@ -6,15 +13,20 @@ import optax
 from flash_lm.config import TrainConfig
 
 _DECAYED = ("kernel", "embedding", "output_embedding", "table")  # names of the matrices among the parameters
+_STEP_DECAY = 0.1  # factor of the learning rate at each boundary
+_ADAFACTOR_DECAY = 0.8  # β₂ of step t is 1 − t^−0.8 (Shazeer and Stern 2018, section 7.2)
+_ADAFACTOR_EPS = 1e-30  # ε₁ there
 
 
 def learning_rate(config: TrainConfig) -> optax.Schedule:
-    """Linear warm-up from zero to the peak, then the decay that config.schedule names, over the steps that are left."""
+    """Linear warm-up from zero to the peak, then what config.schedule names, over the steps that are left."""
     left = max(config.steps - config.warmup_steps, 1)
     peak, end = config.learning_rate, config.end_learning_rate
+    drops = {boundary - config.warmup_steps: _STEP_DECAY for boundary in config.boundaries}
     decays = {
         "linear": lambda: optax.linear_schedule(peak, end, left),
         "cosine": lambda: optax.cosine_decay_schedule(peak, left, alpha=end / peak),
+        "step": lambda: optax.piecewise_constant_schedule(peak, drops),
         "constant": lambda: optax.constant_schedule(peak),
     }
     decay = decays[config.schedule]()
@@ -25,25 +37,63 @@ def learning_rate(config: TrainConfig) -> optax.Schedule:
     return optax.join_schedules([warmup, decay], [config.warmup_steps])
 
 
-def _decayed(params) -> object:
-    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in _DECAYED, params)
+def _adamw(config: TrainConfig) -> list[optax.GradientTransformation]:
+    return [optax.scale_by_adam(config.b1, config.b2, config.eps), _weight_decay(config)]
 
 
-def _adamw(config: TrainConfig) -> optax.GradientTransformation:
-    return optax.adamw(
-        learning_rate(config),
-        b1=config.b1,
-        b2=config.b2,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        mask=_decayed,
-    )
+def _radam(config: TrainConfig) -> list[optax.GradientTransformation]:
+    return [optax.scale_by_radam(config.b1, config.b2, config.eps), _weight_decay(config)]
 
 
-OPTIMIZERS = {"adamw": _adamw}
+def _lion(config: TrainConfig) -> list[optax.GradientTransformation]:
+    return [optax.scale_by_lion(config.b1, config.b2), _weight_decay(config)]
+
+
+def _adafactor(config: TrainConfig) -> list[optax.GradientTransformation]:
+    """Without momentum, and with updates relative to the parameter's size; b1, b2 and eps have no say."""
+    return [
+        optax.scale_by_factored_rms(decay_rate=_ADAFACTOR_DECAY, epsilon=_ADAFACTOR_EPS),
+        _by_parameter(optax.clip_by_block_rms(1.0)),
+        _by_parameter(optax.scale_by_param_block_rms()),
+        _weight_decay(config),
+    ]
+
+
+def _lamb(config: TrainConfig) -> list[optax.GradientTransformation]:
+    return [*_adamw(config), _by_parameter(optax.scale_by_trust_ratio())]
+
+
+OPTIMIZERS: dict[str, Callable[[TrainConfig], list[optax.GradientTransformation]]] = {
+    "adamw": _adamw,
+    "radam": _radam,
+    "lion": _lion,
+    "adafactor": _adafactor,
+    "lamb": _lamb,
+}
 
 
 def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
-    """Clipping, then the optimizer of config.optimizer; weight decay is of matrices alone."""
-    optimizer = OPTIMIZERS[config.optimizer](config)
-    return optax.chain(optax.clip_by_global_norm(config.clip), optimizer) if config.clip else optimizer
+    """Clipping, then the optimizer of config.optimizer; decoupled weight decay, of matrices alone."""
+    rule = optax.chain(*OPTIMIZERS[config.optimizer](config), optax.scale_by_learning_rate(learning_rate(config)))
+    clip = optax.clip_by_global_norm(config.clip)
+    clips = {"global": clip, "parameter": _by_parameter(clip)}
+    return optax.chain(clips[config.clip_mode], rule) if config.clip else rule
+
+
+def _weight_decay(config: TrainConfig) -> optax.GradientTransformation:
+    def decayed(params: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in _DECAYED, params)
+
+    return optax.add_decayed_weights(config.weight_decay, mask=decayed)
+
+
+def _by_parameter(transform: optax.GradientTransformation) -> optax.GradientTransformation:
+    """A stateless transformation of each parameter apart, and of each layer of a stacked one."""
+
+    def one(update: jax.Array, param: jax.Array) -> jax.Array:
+        return transform.update(update, optax.EmptyState(), param)[0]  # type: ignore[return-value]
+
+    def apply(path: Any, update: jax.Array, param: jax.Array) -> jax.Array:
+        return (jax.vmap(one) if path[0].key == "layers" else one)(update, param)
+
+    return optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(apply, updates, params))

@@ -72,8 +72,10 @@ def state_shardings(
     if problems:
         raise InputError("\n".join(problems))
     everywhere = NamedSharding(mesh, PartitionSpec())
+    # A factored moment has one dimension less than its parameter, and is small.
+    follow = lambda moment, param, sharding: sharding if moment.shape == param.shape else everywhere
     opt_state = optax.tree_map_params(
-        optimizer, lambda _, s: s, abstract.opt_state, params, transform_non_params=lambda _: everywhere
+        optimizer, follow, abstract.opt_state, abstract.params, params, transform_non_params=lambda _: everywhere
     )
     return TrainState(everywhere, params, opt_state)  # type: ignore[arg-type]
 

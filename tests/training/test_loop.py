@@ -11,6 +11,7 @@ import pytest
 from small import small_config, write_corpus
 
 from flash_lm.analysis.results import read_jsonl
+from flash_lm.data import hugging_face, streaming
 from flash_lm.errors import InputError, RunError
 from flash_lm.training import loop
 from flash_lm.training.checkpoint import Checkpoints
@@ -228,3 +229,71 @@ def test_documents_accumulation_and_sentencepiece_train_and_resume(config, tmp_p
     train(other, tmp_path / "run", should_stop=lambda: next(counter) == 5)
     train(other, tmp_path / "run")
     assert figures(tmp_path / "run") == figures(tmp_path / "whole")
+
+
+def stop_at(step: int):
+    """A should_stop that stops a run from its beginning at a step."""
+    counter = itertools.count(1)
+    return lambda: next(counter) == step
+
+
+def test_a_masked_run_resumes_to_the_bit_and_is_scored_by_its_masked_tokens(config, tmp_path):
+    config = config.copy_and_resolve_references()
+    config.task = "masked_lm"
+    train(config, tmp_path / "whole")
+    train(config, tmp_path / "run", should_stop=stop_at(5))
+    train(config, tmp_path / "run")
+    lines = figures(tmp_path / "whole")
+    assert figures(tmp_path / "run") == lines
+    losses = [line["loss"] for line in lines if line["split"] == "validation"]
+    assert losses[-1] < losses[0] < np.log(260) + 0.5
+    # Eight rows of 32 tokens, some of them special or padding; the masks change from step to step.
+    targets = [line["tokens"] for line in lines if line["split"] == "train"]
+    assert len(set(targets)) > 3 and 0.08 < np.mean(targets) / 256 < 0.2
+    first, again = (evaluate(tmp_path / "whole", "validation", [])[0] for _ in range(2))
+    assert first == again
+    assert first["task"] == "masked_lm" and "word_perplexity" not in first
+    for name in ("loss", "tokens", "bytes", "bits_per_byte"):
+        assert np.isclose(first[name], lines[-1][name], rtol=1e-6)
+    # One byte a token, so a bit a byte is a bit a masked token.
+    assert np.isclose(first["bits_per_byte"], first["loss"] / np.log(2))
+
+
+def test_a_streamed_run_resumes_to_the_bit(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(streaming, "_WINDOW", 1500)
+    draw = np.random.default_rng(0)
+    rows = [" ".join(map(str, draw.integers(1000, size=draw.integers(1, 40)))) for _ in range(120)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"body": row}) + "\n" for row in rows))
+    config = config.copy_and_resolve_references()
+    config.data.update(corpus="hf", path=str(tmp_path / "train.jsonl"), text_column="body", streaming=True)
+    monkeypatch.setattr(hugging_face, "_STREAMED_HELD_OUT", 5)
+    train(config, tmp_path / "whole")
+    train(config, tmp_path / "run", should_stop=stop_at(5))
+    train(config, tmp_path / "run", should_stop=stop_at(2))
+    train(config, tmp_path / "run")
+    assert figures(tmp_path / "run") == figures(tmp_path / "whole")
+    for a, b in zip(parameters(config, tmp_path / "run"), parameters(config, tmp_path / "whole"), strict=True):
+        assert np.array_equal(a, b)
+    with pytest.raises(InputError, match="--split is one of validation, test"):
+        evaluate(tmp_path / "run", "train", [])
+    monkeypatch.setattr(loop, "of_all_hosts", lambda value: [value, value])
+    train(config, tmp_path / "two hosts", should_stop=stop_at(2))
+    with pytest.raises(InputError, match="streams its corpus on 2 hosts, and here are 1"):
+        train(config, tmp_path / "two hosts")
+
+
+def test_a_run_of_an_older_version_goes_on(config, finished, tmp_path):
+    train(config, tmp_path / "run", should_stop=stop_at(5))
+    path = tmp_path / "run" / "config.json"
+    values = json.loads(path.read_text())
+    for group, key in [("data", "name"), ("data", "mask_rate"), ("train", "clip_mode"), ("train", "boundaries")]:
+        del values[group][key]
+    path.write_text(json.dumps(values))
+    train(config, tmp_path / "run")
+    assert figures(tmp_path / "run") == figures(finished)
+    (result,) = evaluate(tmp_path / "run", "validation", [])
+    assert result["step"] == 12
+    other = config.copy_and_resolve_references()
+    other.train.clip_mode = "parameter"
+    with pytest.raises(InputError, match="train.clip_mode=global there, parameter here"):
+        train(other, tmp_path / "run")

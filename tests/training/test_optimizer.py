@@ -1,0 +1,175 @@
+"""Optimizers, schedules and clipping against their papers' update rules in float64 NumPy, layer by layer."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from configs.base import get_config
+from flash_lm.config import TrainConfig, parse
+from flash_lm.training.optimizer import OPTIMIZERS, learning_rate, make_optimizer
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+LAYERS, STEPS = 3, 8
+
+
+def settings(**keys) -> TrainConfig:
+    defaults = {"learning_rate": 0.05, "warmup_steps": 0, "schedule": "constant", "clip": 0.0, "weight_decay": 0.1}
+    return dataclasses.replace(parse(get_config()).train, **defaults | {"b1": 0.8, "b2": 0.95, "eps": 1e-6} | keys)
+
+
+def parameters() -> dict:
+    draw = np.random.default_rng(0)
+    sizes = {"embedding": (140, 130), "layers/kernel": (LAYERS, 130, 140), "layers/scale": (LAYERS, 5)}
+    arrays = {name: draw.normal(size=size) * 10.0 ** draw.integers(-2, 2) for name, size in sizes.items()}
+    # Layers of very different sizes: what is reckoned over all of them would be seen.
+    for name in ("layers/kernel", "layers/scale"):
+        arrays[name] *= np.array([0.1, 1.0, 30.0]).reshape(-1, *[1] * (arrays[name].ndim - 1))
+    return arrays
+
+
+def gradients(step: int) -> dict:
+    draw = np.random.default_rng(step + 1)
+    scale = np.array([1e-3, 1.0, 20.0])
+    found = {name: draw.normal(size=x.shape) for name, x in parameters().items()}
+    for name in ("layers/kernel", "layers/scale"):
+        found[name] *= scale.reshape(-1, *[1] * (found[name].ndim - 1))
+    return found
+
+
+def nested(flat: dict) -> dict:
+    layers = {name.split("/")[1]: x for name, x in flat.items() if "/" in name}
+    return {"embedding": flat["embedding"], "layers": layers}
+
+
+def by_layer(flat: dict) -> dict:
+    """Each layer's part as a parameter of its own."""
+    stacked = {(name, i): x[i] for name, x in flat.items() if "/" in name for i in range(LAYERS)}
+    return {(name, None): x for name, x in flat.items() if "/" not in name} | stacked
+
+
+def run_ours(config: TrainConfig) -> dict:
+    optimizer = make_optimizer(config)
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), nested(parameters()))
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    for step in range(STEPS):
+        grads = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), nested(gradients(step)))
+        updates, state = update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    return by_layer({"embedding": params["embedding"]} | {f"layers/{k}": x for k, x in params["layers"].items()})
+
+
+# Update rules of one parameter: (gradient, its memory, step from 1, config, parameter) -> direction.
+
+
+def adamw(g, memory, t, c, p):
+    m = memory["m"] = c.b1 * memory.get("m", 0) + (1 - c.b1) * g
+    v = memory["v"] = c.b2 * memory.get("v", 0) + (1 - c.b2) * g**2
+    return m / (1 - c.b1**t) / (np.sqrt(v / (1 - c.b2**t)) + c.eps)
+
+
+def radam(g, memory, t, c, p):
+    """Liu et al. 2020, algorithm 2; the rectified step from ρ_t ≥ 5 on, as in the paper's own code."""
+    m = memory["m"] = c.b1 * memory.get("m", 0) + (1 - c.b1) * g
+    v = memory["v"] = c.b2 * memory.get("v", 0) + (1 - c.b2) * g**2
+    longest = 2 / (1 - c.b2) - 1
+    rho = longest - 2 * t * c.b2**t / (1 - c.b2**t)
+    m_hat = m / (1 - c.b1**t)
+    if rho < 5:
+        return m_hat
+    r = np.sqrt((rho - 4) * (rho - 2) * longest / ((longest - 4) * (longest - 2) * rho))
+    return r * m_hat / (np.sqrt(v / (1 - c.b2**t)) + c.eps)
+
+
+def lion(g, memory, t, c, p):
+    """Chen et al. 2023, algorithm 2."""
+    m = memory.get("m", np.zeros_like(g))
+    memory["m"] = c.b2 * m + (1 - c.b2) * g
+    return np.sign(c.b1 * m + (1 - c.b1) * g)
+
+
+def adafactor(g, memory, t, c, p):
+    """Shazeer and Stern 2018, algorithms 4 and 5, without momentum; vectors and small matrices are not factored."""
+    beta = 1 - t**-0.8
+    square = g**2 + 1e-30
+    if g.ndim == 2 and min(g.shape) >= 128:
+        rows = memory["r"] = beta * memory.get("r", 0) + (1 - beta) * square.mean(1)
+        columns = memory["c"] = beta * memory.get("c", 0) + (1 - beta) * square.mean(0)
+        v = np.outer(rows, columns) / rows.mean()
+    else:
+        v = memory["v"] = beta * memory.get("v", 0) + (1 - beta) * square
+    u = g / np.sqrt(v)
+    u /= max(1, np.sqrt((u**2).mean()))
+    return max(1e-3, np.sqrt((p**2).mean())) * u
+
+
+RULES = {"adamw": adamw, "radam": radam, "lion": lion, "adafactor": adafactor, "lamb": adamw}
+
+
+def run_oracle(config: TrainConfig, rates=None) -> dict:
+    rule, params = RULES[config.optimizer], by_layer(parameters())
+    memories = {name: {} for name in params}
+    for step in range(STEPS):
+        grads = by_layer(gradients(step))
+        if config.clip:
+            norms = {name: np.sqrt((g**2).sum()) for name, g in grads.items()}
+            whole = np.sqrt(sum(n**2 for n in norms.values()))
+            for name in grads:
+                norm = whole if config.clip_mode == "global" else norms[name]
+                grads[name] = grads[name] * min(1, config.clip / norm)
+        for name, p in params.items():
+            direction = rule(grads[name], memories[name], step + 1, config, p)
+            if not name[0].endswith("scale"):
+                direction = direction + config.weight_decay * p
+            if config.optimizer == "lamb":  # You et al. 2020, algorithm 2, φ the identity
+                direction *= np.sqrt((p**2).sum()) / np.sqrt((direction**2).sum())
+            params[name] = p - config.learning_rate * direction
+    return params
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_update_rule(name):
+    config = settings(optimizer=name)
+    expected, start = run_oracle(config), by_layer(parameters())
+    for key, x in run_ours(config).items():
+        moved = np.abs(expected[key] - start[key]).max()
+        assert moved > 0
+        assert (
+            np.abs(np.asarray(x, np.float64) - expected[key]).max() < 1e-4 * moved + 1e-6 * np.abs(start[key]).max()
+        ), key
+
+
+@pytest.mark.parametrize("mode", ["global", "parameter"])
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_clipping(name, mode):
+    config = settings(optimizer=name, clip=0.5, clip_mode=mode, eps=1e-3)
+    assert_follows_the_oracle(config)
+    clipped, free = run_oracle(config), run_oracle(dataclasses.replace(config, clip=0.0))
+    assert any(np.abs(free[key] - x).max() > 1e-2 * np.abs(x).max() for key, x in clipped.items())
+
+
+def test_adafactor_keeps_rows_and_columns_alone():
+    params = jax.tree.map(jnp.asarray, nested(parameters()))
+    state = make_optimizer(settings(optimizer="adafactor")).init(params)
+    kept = sum(x.size for x in jax.tree.leaves(state))
+    assert kept < 0.03 * sum(x.size for x in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"schedule": "constant", "warmup_steps": 4}, [0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1, 1]),
+        ({"schedule": "step", "boundaries": (3, 7)}, [1, 1, 1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.01]),
+        ({"schedule": "step", "boundaries": (6,), "warmup_steps": 2}, [0.5, 1, 1, 1, 1, 1, 0.1, 0.1, 0.1, 0.1]),
+        ({"schedule": "linear", "end_learning_rate": 0.5}, [1 - 0.05 * i for i in range(10)]),
+        ({"schedule": "cosine"}, [0.5 * (1 + np.cos(np.pi * i / 10)) for i in range(10)]),
+    ],
+    ids=lambda x: x["schedule"] if isinstance(x, dict) else "",
+)
+def test_the_learning_rate_of_each_step(keys, expected):
+    rate = learning_rate(settings(learning_rate=1.0, steps=10, **keys))
+    assert np.allclose([rate(i) for i in range(10)], expected, rtol=1e-5)
