@@ -91,7 +91,8 @@ def get_config() -> ConfigDict:
     # stacked layers' dimension excepted.
     mesh.rules = (
         ("embedding", ("tensor", "fsdp")),
-        ("(query|key|value|gate|up|shared)/kernel", ("fsdp", "tensor")),
+        ("shared/kernel", ("fsdp", None)),  # one head: to cut it would send scores instead of values
+        ("(query|key|value|gate|up)/kernel", ("fsdp", "tensor")),
         ("(output|down)/kernel", ("tensor", "fsdp")),
         (".*", ()),
     )

@@ -16,20 +16,20 @@ from flash_lm.training.state import TrainState
 BATCH = PartitionSpec(("data", "fsdp"))
 
 
-def make_mesh(config: MeshConfig) -> Mesh:
-    """The mesh of config.shape over all devices.
+def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+    """The mesh of config.shape over `devices` (None: all).
 
     Raises:
         InputError: the shape does not divide the devices.
     """
-    devices = jax.device_count()
+    count = len(devices or jax.devices())
     known = math.prod(n for n in config.shape if n > 0)
-    shape = tuple(devices // known if n == -1 else n for n in config.shape)
-    if math.prod(shape) != devices:
+    shape = tuple(count // known if n == -1 else n for n in config.shape)
+    if math.prod(shape) != count:
         raise InputError(
-            f"mesh.shape={config.shape} must make {devices}, the number of devices: change a size, or set one to -1"
+            f"mesh.shape={config.shape} must make {count}, the number of devices: change a size, or set one to -1"
         )
-    return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+    return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES), devices=devices)
 
 
 def check_batch(mesh: Mesh, batch_size: int, accumulate: int) -> None:

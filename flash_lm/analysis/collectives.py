@@ -1,0 +1,115 @@
+"""What a compiled program sends between devices: its collective operations, counted over the loops that hold them."""
+
+import re
+from typing import NamedTuple
+
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+
+_TYPE = re.compile(r"\b([a-z]+)(\d+)?(?:e\w+)?\[([\d,]*)\]")
+_NAME = re.compile(r"%([\w.\-]+)")
+_TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
+_CALLED = re.compile(r"(?:to_apply|body|condition|calls|(?:branch|called)_computations)=\{?((?:%[\w.\-]+(?:, )?)+)")
+
+
+class Traffic(NamedTuple):
+    """Of one kind of collective, for one run of the program on one device.
+
+    Attributes:
+        count: operations.
+        bytes: of the operands or of the result, whichever is larger.
+    """
+
+    count: int
+    bytes: int
+
+
+class _Instruction(NamedTuple):
+    operation: str
+    bytes: int  # of the result
+    operands: list[str]
+    called: list[str]
+    trips: int | None  # of a while loop
+
+
+def collectives(program: str) -> dict[str, Traffic]:
+    """Sums the collectives of an HLO program.
+
+    Args:
+        program: of `compiled.as_text()`.
+
+    Returns:
+        Traffic of each kind that occurs.
+
+    Raises:
+        ValueError: a collective stands in a loop whose number of turns is not known.
+    """
+    computations, entry = _parse(program)
+    found: dict[str, Traffic] = {}
+
+    def visit(name: str, times: int | None) -> None:
+        instructions = computations[name]
+        for one in instructions.values():
+            kind = one.operation.removesuffix("-start")
+            if kind in KINDS:
+                if times is None:
+                    raise ValueError(f"an {kind} stands in a loop whose number of turns is not known")
+                size = max(one.bytes, sum(instructions[x].bytes for x in one.operands if x in instructions))
+                count, total = found.get(kind, (0, 0))
+                found[kind] = Traffic(count + times, total + times * size)
+            for called in one.called if kind not in KINDS else ():
+                turns = one.trips if one.operation == "while" else 1
+                visit(called, None if turns is None or times is None else times * turns)
+
+    visit(entry, 1)
+    return found
+
+
+def _parse(program: str) -> tuple[dict[str, dict[str, _Instruction]], str]:
+    """The instructions of each computation by name, and the name of the entry."""
+    computations: dict[str, dict[str, _Instruction]] = {}
+    entry, current = "", ""
+    for line in program.splitlines():
+        stripped = line.strip()
+        if line.endswith("{") and "->" in line:
+            current = _NAME.search(line).group(1)  # type: ignore[union-attr]
+            entry = current if line.startswith("ENTRY") else entry
+            computations[current] = {}
+        elif current and " = " in stripped:
+            left, right = stripped.split(" = ", 1)
+            name = _NAME.search(left)
+            if name:
+                computations[current][name.group(1)] = _instruction(right)
+    return computations, entry
+
+
+def _instruction(text: str) -> _Instruction:
+    """From `type operation(operands), attributes`; a tuple's type is in parentheses of its own."""
+    end = _closing(text) + 1 if text.startswith("(") else text.index(" ")
+    kind, rest = text[:end], text[end:].lstrip()
+    operation, _, rest = rest.partition("(")
+    close = _closing("(" + rest) - 1
+    called = [name for group in _CALLED.findall(rest[close:]) for name in _NAME.findall(group)]
+    trips = _TRIPS.search(rest)
+    return _Instruction(
+        operation, _bytes(kind), _NAME.findall(rest[:close]), called, int(trips.group(1)) if trips else None
+    )
+
+
+def _closing(text: str) -> int:
+    """Place of the parenthesis that closes the first one."""
+    depth = 0
+    for i, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if not depth:
+            return i
+    return len(text)
+
+
+def _bytes(kind: str) -> int:
+    total = 0
+    for letters, bits, sizes in _TYPE.findall(kind):
+        count = 1
+        for size in sizes.split(","):
+            count *= int(size or 1)
+        total += count * (int(bits) // 8 if bits else 1 if letters == "pred" else 0)
+    return total
