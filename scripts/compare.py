@@ -30,7 +30,8 @@ def main() -> None:
     title = f"{first['corpus']}, rows of {first['length']} tokens"
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "table.md").write_text(f"{title}, {arguments.split} split\n\n{table}\n")
-    plot_curves({path.name: validation_curve(path) for path in workdirs}, arguments.out / "curves.png", title)
+    curves = {path.name: curve for path in workdirs if (curve := validation_curve(path))}
+    plot_curves(curves, arguments.out / "curves.png", title)
     print(f"\n{title}, {arguments.split} split\n\n{table}\n\ncurves: {arguments.out / 'curves.png'}")
 
 

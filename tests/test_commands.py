@@ -103,6 +103,24 @@ def failure(main, argv: list[str], monkeypatch, capsys) -> list[str]:
             ["--config.data.path={tmp}/broken.txt", "--config.data.tokenizer=sentencepiece"],
             "broken.txt is not UTF-8 at byte 3",
         ),
+        (
+            ["--config.data.corpus=hf", "--config.data.path="],
+            "needs either data.name, a data set on the hub, or data.path",
+        ),
+        (
+            ["--config.data.corpus=hf", "--config.data.path=", "--config.data.name=google/wiki40b"],
+            "data.name=google/wiki40b is not on this machine and the hub cannot be reached",
+        ),
+        (["--config.data.corpus=hf", "--config.data.path={tmp}/rows.jsonl", "--config.data.split=dev"], "no split dev"),
+        (
+            ["--config.data.corpus=hf", "--config.data.path={tmp}/rows.jsonl", "--config.data.text_column=body"],
+            "no column body of text in the data set: --config.data.text_column is one of text",
+        ),
+        (["--config.mesh.shape=(3,-1,1)"], "mesh.shape=(3, -1, 1) must make 8, the number of devices"),
+        (["--config.task=masked_lm", "--config.model.causal=true"], "task=masked_lm needs a bidirectional model"),
+        (["--config.task=masked"], "task=masked must be one of causal_lm, masked_lm"),
+        (["--config.train.schedule=step"], "train.schedule=step and train.boundaries go together"),
+        (["--config.train.optimizer=adam"], "must be one of adamw, radam, lion, adafactor, lamb"),
         (["--config.data.length=64"], "data.length=64 is over model.max_length=32"),
         (["--config.model.family=flush"], "model.family=flush must be one of transformer, "),
         (["--config.model.famly=flash"], "unknown key model.famly: did you mean model.family?"),
@@ -113,6 +131,7 @@ def failure(main, argv: list[str], monkeypatch, capsys) -> list[str]:
 )
 def test_bad_input_ends_in_one_line_and_writes_nothing(words, changes, expected, tmp_path, monkeypatch, capsys):
     (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "rows.jsonl").write_text('{"text": "here"}\n' * 100)
     (tmp_path / "broken.txt").write_bytes(b"abc\xff" + b"def\n" * 100)
     changes = [change.replace("{tmp}", str(tmp_path)) for change in changes]
     workdir = tmp_path / "run"
@@ -142,3 +161,9 @@ def test_evaluating_a_split_or_a_length_that_does_not_exist(words, tmp_path, mon
     (line,) = failure(evaluate.main, [f"--workdir={workdir}", "--lengths=16,64"], monkeypatch, capsys)
     assert "64 tokens are over model.max_length=32" in line
     assert not (workdir / "results.jsonl").exists()
+
+
+def test_the_papers_config_without_a_network_names_the_corpus_that_needs_none(tmp_path, monkeypatch, capsys):
+    workdir = tmp_path / "run"
+    (line,) = failure(train.main, ["--config=configs/flash_base.py", f"--workdir={workdir}"], monkeypatch, capsys)
+    assert "--config.data.corpus=stdlib" in line and not workdir.exists()

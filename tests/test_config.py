@@ -1,5 +1,6 @@
 """The schema, its rules, and the overrides of the command line."""
 
+import dataclasses
 import pathlib
 
 import pytest
@@ -8,7 +9,7 @@ from oracles.sizes import parameters
 
 from configs.base import get_config
 from flash_lm.command import load_config
-from flash_lm.config import parse, parse_model
+from flash_lm.config import parse, parse_model, upgrade
 from flash_lm.errors import InputError
 from flash_lm.models.families import complete
 from flash_lm.training.state import ModelFunction
@@ -80,6 +81,13 @@ def test_all_impossible_values_are_reported_at_once():
     ("group", "values", "expected"),
     [
         ("model", {"causal": False}, "needs a causal model"),
+        ("data", {"corpus": "hf"}, "needs either data.name"),
+        ("data", {"corpus": "hf", "name": "a/b", "path": "c"}, "data.name=a/b and data.path=c"),
+        ("data", {"mask_rate": 1.0}, "more than 0 and less than 1"),
+        ("train", {"schedule": "step"}, "go together"),
+        ("train", {"boundaries": (3,)}, "go together"),
+        ("train", {"schedule": "step", "boundaries": (200, 100)}, "positive, increasing steps"),
+        ("train", {"schedule": "step", "boundaries": (20,)}, "must lie after train.warmup_steps=30"),
         ("mesh", {"rules": (("kernel", ("fsdp", "model")),)}, "mesh axes"),
         ("mesh", {"rules": (("kernel", ("fsdp", "fsdp")),)}, "different mesh axes"),
         ("mesh", {"rules": (("(", ("fsdp",)),)}, "pairs of a regex"),
@@ -101,6 +109,25 @@ def test_keys_that_do_not_go_together(group, values, expected):
         return
     with pytest.raises(InputError, match=expected):
         parse(config)
+
+
+def test_a_masked_model_is_bidirectional_and_divides_by_the_rows_length():
+    config = get_config()
+    config.task, config.data.length = "masked_lm", 256
+    parsed = parse(config)
+    assert parsed.model.causal is False
+    assert complete(dataclasses.replace(parsed.model, vocab_size=10)).normalizer == "256"
+
+
+def test_a_config_of_an_older_version_gets_what_its_run_did():
+    values = get_config().to_dict()
+    old = {group: dict(keys) if isinstance(keys, dict) else keys for group, keys in values.items()}
+    for key in ("name", "config", "split", "text_column", "streaming", "mask_rate"):
+        del old["data"][key]
+    del old["train"]["boundaries"], old["train"]["clip_mode"], old["model"]["remat"]
+    upgraded = upgrade(old)
+    assert "remat" not in upgraded["model"]  # which was there from the beginning
+    assert upgraded["data"] == values["data"] and upgraded["train"] == values["train"]
 
 
 def test_a_missing_key_and_an_unknown_one():

@@ -1,12 +1,15 @@
-"""Validation perplexity against training seconds."""
+"""Validation perplexity against steps and against training seconds."""
 
 import pathlib
 
 from flash_lm.analysis.results import Line
 
+# key of a validation line -> what it is
+_AXES = {"step": "steps", "train_seconds": "training seconds (without compilation, evaluation and saving)"}
+
 
 def plot_curves(curves: dict[str, list[Line]], path: pathlib.Path, title: str) -> None:
-    """Draws one curve a run.
+    """Draws one curve a run, in two panels: quality for the same data, and quality for the same time.
 
     Args:
         curves: name of the run -> its validation lines.
@@ -19,30 +22,22 @@ def plot_curves(curves: dict[str, list[Line]], path: pathlib.Path, title: str) -
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt  # noqa: PLC0415
 
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    for name, lines in curves.items():
-        seconds, perplexity = ([line[key] for line in lines] for key in ("train_seconds", "perplexity"))
-        (curve,) = axes.plot(seconds, perplexity, marker="o", markersize=4, label=name)
-        axes.annotate(
-            f"{perplexity[-1]:.1f}",
-            (seconds[-1], perplexity[-1]),
-            (6, 0),
-            textcoords="offset points",
-            va="center",
-            color=curve.get_color(),
-        )
-    axes.margins(x=0.1)
-    axes.set_xlim(left=0)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
-    axes.set(
-        xlabel="training seconds (without compilation, evaluation and saving)",
-        ylabel="validation perplexity (a token)",
-        title=title,
-    )
-    axes.grid(visible=True, which="both", alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    figure, panels = plt.subplots(ncols=2, sharey=True, figsize=(11, 5), layout="constrained")
+    for axes, (key, label) in zip(panels, _AXES.items(), strict=True):
+        for name, lines in curves.items():
+            x, perplexity = ([line[field] for line in lines] for field in (key, "perplexity"))
+            axes.plot(x, perplexity, marker="o", markersize=4, label=f"{name}: {perplexity[-1]:.1f}")
+        axes.margins(x=0.03)
+        axes.set_xlim(left=0)
+        axes.set_xlabel(label)
+        axes.grid(visible=True, which="both", alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    first = panels[0]
+    first.set_yscale("log")
+    first.yaxis.set_major_formatter("{x:g}")
+    first.yaxis.set_minor_formatter("{x:g}")
+    first.set_ylabel("validation perplexity (a token)")
+    first.legend(frameon=False, title="at the end")
+    figure.suptitle(title)
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -8,7 +8,7 @@ import pathlib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +17,7 @@ from flash_lm.data.corpus import SPLITS, Piece, cut
 from flash_lm.data.text_files import file_hash
 from flash_lm.errors import InputError
 
-if TYPE_CHECKING:
-    from datasets import Dataset, DatasetBuilder, IterableDataset
-
-    Rows = Dataset | IterableDataset
+Rows = Any  # a datasets.Dataset, or a datasets.IterableDataset, which has no length
 
 _ROWS = 64  # read at a time; a row may be a book
 _HELD_OUT, _MOST_HELD_OUT = 0.05, 5000  # share and number of the documents in a split that has to be held out
@@ -32,7 +29,7 @@ _BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl"
 class DatasetCorpus:
     """A column of text; rows of white space alone are left out."""
 
-    def __init__(self, name: str, fingerprint: str, splits: "dict[str, Rows]", column: str):
+    def __init__(self, name: str, fingerprint: str, splits: dict[str, Rows], column: str):
         """Reads nothing yet.
 
         Args:
@@ -44,18 +41,13 @@ class DatasetCorpus:
         self.name, self.fingerprint = name, fingerprint
         self._splits = {split: rows.select_columns([column]) for split, rows in splits.items()}
         self._column = column
-        self.stream = None if _sized(splits["train"]) else DatasetStream(splits["train"], column)  # type: ignore[arg-type]
+        self.stream = None if _sized(splits["train"]) else DatasetStream(splits["train"], column)
 
     def size(self, split: str) -> int | None:
         """Bytes of a split; None for a stream."""
-        import pyarrow.compute  # noqa: PLC0415 (comes with datasets, and is slow to import)
-
-        rows = self._splits[split]
-        if not _sized(rows):
+        if not _sized(self._splits[split]):
             return None
-        lengths = pyarrow.compute.binary_length
-        batches = rows.with_format("arrow").iter(_ROWS)
-        return sum(pyarrow.compute.sum(lengths(batch[self._column])).as_py() or 0 for batch in batches)
+        return sum(len(piece.text.encode()) for piece in self.pieces(split))
 
     def pieces(self, split: str) -> Iterator[Piece]:
         """The text of a split, document by document."""
@@ -67,7 +59,7 @@ class DatasetCorpus:
 class DatasetStream:
     """The rows of a streamed data set, one after the other."""
 
-    def __init__(self, rows: "IterableDataset", column: str):
+    def __init__(self, rows: Rows, column: str):
         """Reads nothing yet."""
         self._rows, self._column = rows.select_columns([column]), column
 
@@ -101,7 +93,7 @@ def hugging_face(config: DataConfig) -> DatasetCorpus:
     Raises:
         InputError: no such data set, file, config, split or column; no network; or files that cannot be read.
     """
-    if config.name and not _hub_is_reachable():
+    if config.name and not _offline() and not _hub_is_reachable():
         # Before the import, which reads it: else half a minute of retries come before the error.
         os.environ["HF_HUB_OFFLINE"] = "1"
     with _explained(config):
@@ -111,19 +103,26 @@ def hugging_face(config: DataConfig) -> DatasetCorpus:
         else:
             builder.download_and_prepare()
             found = builder.as_dataset()
-        splits = _splits(config, dict(found))  # type: ignore[arg-type]
+        splits = _splits(config, dict(found))
         _check_column(config, splits["train"])
-    name = f"{config.name}-{config.config}" if config.config else config.name or pathlib.Path(config.path).stem
     identity = [_content(config, builder), config.split, config.text_column, config.streaming]
     fingerprint = hashlib.sha256(repr(identity).encode()).hexdigest()
-    return DatasetCorpus(name.replace("/", "--"), fingerprint, splits, config.text_column)
+    return DatasetCorpus(_name(config), fingerprint, splits, config.text_column)
 
 
-def _sized(rows: "Rows") -> bool:
+def _name(config: DataConfig) -> str:
+    """For messages and folders."""
+    if config.name:
+        return "-".join(part for part in (config.name.replace("/", "--"), config.config) if part)
+    path = pathlib.Path(config.path)
+    return path.parent.name if glob.has_magic(path.name) else path.stem
+
+
+def _sized(rows: Rows) -> bool:
     return hasattr(rows, "__len__")
 
 
-def _builder(config: DataConfig) -> "DatasetBuilder":
+def _builder(config: DataConfig) -> Any:
     from datasets import load_dataset_builder  # noqa: PLC0415 (slow to import, and only this corpus needs it)
 
     if config.name:
@@ -142,14 +141,14 @@ def _builder(config: DataConfig) -> "DatasetBuilder":
     return load_dataset_builder(_BUILDERS[suffix], data_files=files)
 
 
-def _content(config: DataConfig, builder: "DatasetBuilder") -> Any:
+def _content(config: DataConfig, builder: Any) -> Any:
     """What stands for the content: hashes of local files; of the hub its data set, config, version and commit."""
     if config.name:
         return pathlib.Path(builder.cache_dir).parts[-4:]
     return {str(split): [file_hash(path) for path in paths] for split, paths in builder.config.data_files.items()}
 
 
-def _splits(config: DataConfig, found: "dict[str, Rows]") -> "dict[str, Rows]":
+def _splits(config: DataConfig, found: dict[str, Rows]) -> dict[str, Rows]:
     if config.split not in found:
         raise InputError(f"no split {config.split} in the data set: --config.data.split is one of {', '.join(found)}")
     splits = {"train": found[config.split]}
@@ -158,13 +157,11 @@ def _splits(config: DataConfig, found: "dict[str, Rows]") -> "dict[str, Rows]":
     return _hold_out(splits, missing) if missing else splits
 
 
-def _hold_out(splits: "dict[str, Rows]", missing: list[str]) -> "dict[str, Rows]":
+def _hold_out(splits: dict[str, Rows], missing: list[str]) -> dict[str, Rows]:
     """Documents of the training split for each missing one: spread evenly, or the first ones of a stream."""
-    rows: Any = splits["train"]
+    rows = splits["train"]
     if not _sized(rows):
-        held: dict[str, Any] = {
-            name: rows.skip(i * _STREAMED_HELD_OUT).take(_STREAMED_HELD_OUT) for i, name in enumerate(missing)
-        }
+        held = {name: rows.skip(i * _STREAMED_HELD_OUT).take(_STREAMED_HELD_OUT) for i, name in enumerate(missing)}
         return splits | held | {"train": rows.skip(len(missing) * _STREAMED_HELD_OUT)}
     each = min(max(1, round(_HELD_OUT * len(rows))), _MOST_HELD_OUT)
     if len(rows) <= len(missing) * each:
@@ -174,8 +171,8 @@ def _hold_out(splits: "dict[str, Rows]", missing: list[str]) -> "dict[str, Rows]
     return splits | held | {"train": rows.select(np.delete(np.arange(len(rows)), places))}
 
 
-def _check_column(config: DataConfig, rows: "Rows") -> None:
-    first: Any = next(iter(rows), None)
+def _check_column(config: DataConfig, rows: Rows) -> None:
+    first = next(iter(rows), None)
     if first is None:
         raise InputError(f"split {config.split} of the data set is empty: choose another --config.data.split")
     texts = [name for name, value in first.items() if isinstance(value, str)]
@@ -197,13 +194,17 @@ def _explained(config: DataConfig) -> Iterator[None]:
     except DatasetNotFoundError:
         raise InputError(f"{source}: no such data set on the hub, or no access to it: check the name") from None
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
-        if config.name and os.environ.get("HF_HUB_OFFLINE") == "1" and isinstance(error, OSError):
+        if config.name and _offline() and isinstance(error, OSError):
             raise InputError(
                 f"{source} is not on this machine and the hub cannot be reached: connect, set --config.data.path to "
                 f"local files, or take the text that every machine has with --config.data.corpus=stdlib"
             ) from None
         cause = error.__cause__ or error
-        raise InputError(f"cannot load {source}: {str(cause).splitlines()[0][:300]}") from None
+        raise InputError(f"cannot load {source}: {' '.join(str(cause).split())[:300]}") from None
+
+
+def _offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE") == "1"
 
 
 def _hub_is_reachable() -> bool:

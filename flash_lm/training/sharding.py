@@ -16,7 +16,7 @@ from flash_lm.training.state import TrainState
 BATCH = PartitionSpec(("data", "fsdp"))
 
 
-def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
     """The mesh of config.shape over `devices` (None: all).
 
     Raises:

@@ -1,6 +1,10 @@
 """Corpora of Hugging Face datasets: local files of three kinds, splits that exist or are held out, and bad input."""
 
+import http.server
 import json
+import pathlib
+import shutil
+import threading
 import time
 
 import datasets
@@ -123,6 +127,51 @@ def test_counts_are_of_the_text(tmp_path):
     assert sum(store.bytes for store in stores) == sum(len(row.encode()) for row in ROWS)
     assert sum(store.words for store in stores) == sum(len(row.split()) for row in ROWS)
     assert sum(len(store.starts) - 1 for store in stores) == len(ROWS)
+
+
+@pytest.fixture
+def downloaded(tmp_path):
+    """A data set of the hub that an earlier run has downloaded, with a config en."""
+    cache = pathlib.Path(datasets.config.HF_DATASETS_CACHE)
+    (tmp_path / "something").mkdir()
+    for split, rows in {"train": ROWS[:50], "test": ROWS[50:]}.items():
+        write_parquet(tmp_path / "something" / f"{split}.parquet", rows)
+    builder = datasets.load_dataset_builder(str(tmp_path / "something"))
+    builder.download_and_prepare()
+    folder = cache / "someone___something" / "en" / "0.0.0" / "0123abcd"
+    shutil.copytree(builder.cache_dir, folder)
+    info = json.loads((folder / "dataset_info.json").read_text())
+    (folder / "dataset_info.json").write_text(json.dumps(info | {"config_name": "en"}))
+    yield "someone/something"
+    shutil.rmtree(cache / "someone___something")
+
+
+def test_a_downloaded_data_set_needs_no_network(tmp_path, downloaded):
+    corpus = load_corpus(data_config("", tmp_path / "cache", name=downloaded, config="en"))
+    assert documents(corpus, "test") == ROWS[50:]
+    assert sorted(documents(corpus, "train") + documents(corpus, "validation")) == sorted(ROWS[:50])
+    assert corpus.name == "someone--something-en"
+    again = load_corpus(data_config("", tmp_path / "cache", name=downloaded))
+    assert again.fingerprint == corpus.fingerprint  # its only config
+    with pytest.raises(InputError, match="cannot load data.name=.* for config 'de' .*'en'"):
+        load_corpus(data_config("", tmp_path / "cache", name=downloaded, config="de"))
+
+
+def test_whether_the_hub_answers(monkeypatch):
+    class Refuses(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_error(404)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Refuses) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        assert hugging_face._hub_is_reachable()
+        thread.join()
+    assert not hugging_face._hub_is_reachable()
 
 
 @pytest.mark.parametrize(
