@@ -79,6 +79,8 @@ def test_train_stop_resume_evaluate_compare(words, tmp_path):
     out = subprocess.run(script, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert "| flash " in out and "3,000" in out
     assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert len(read_jsonl(tmp_path / "out" / "validation.jsonl")) == 3
+    assert read_jsonl(tmp_path / "out" / "results.jsonl")[0]["length"] == 32
     assert (tmp_path / "out" / "table.md").read_text().strip().splitlines()[-1] in out
 
 

@@ -1,4 +1,4 @@
-"""Reads what runs leave behind, and appends results."""
+"""Reads what runs leave behind, and writes results."""
 
 import json
 import pathlib
@@ -11,6 +11,11 @@ def read_jsonl(path: pathlib.Path) -> list[Line]:
     """The whole lines of a JSONL file; a cut last line is left out."""
     text = path.read_text(encoding="utf-8")
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line.strip()]
+
+
+def write_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
+    """Writes a JSONL file, in place of one that may be there."""
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
 def append_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
