@@ -10,8 +10,6 @@ from flash_lm.data.packing import Row, Rows
 from flash_lm.data.tokenizers import Tokenizer
 
 _MASKED, _RANDOM = 0.8, 0.1
-# Keys of evaluation have another length than those of training, so the two never meet.
-_EVALUATION = 0x5EED
 
 
 class Masking:
@@ -35,7 +33,8 @@ class Masking:
             row: of a packer.
             key: non-negative numbers that the choice depends on, such as seed, epoch, example.
         """
-        draw = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+        # With the key's length, since a seed sequence ends in zeros: (5, 1) and (5, 1, 0) would be the same.
+        draw = np.random.Generator(np.random.Philox(np.random.SeedSequence((len(key), *key))))
         targets = row["inputs_BxL"]
         choice, fate = draw.random((2, len(targets)))
         chosen = (choice < self._rate) & (row["segment_ids_BxL"] > 0) & self._ordinary[targets]
@@ -58,4 +57,4 @@ class MaskedRows:
 
     def __getitem__(self, row: int) -> Row:
         """The row-th row, masked."""
-        return self._masking(self._rows[row], _EVALUATION, row)
+        return self._masking(self._rows[row], row)
