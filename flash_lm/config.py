@@ -200,8 +200,11 @@ class TrainConfig:
                 f"train.schedule=step and train.boundaries go together, and here are {self.schedule} and "
                 f"{self.boundaries}: set both, or neither"
             )
-        elif any(boundary <= self.warmup_steps for boundary in self.boundaries):
-            found.append(f"train.boundaries={self.boundaries} must lie after train.warmup_steps={self.warmup_steps}")
+        elif not all(self.warmup_steps < boundary < self.steps for boundary in self.boundaries):
+            found.append(
+                f"train.boundaries={self.boundaries} must lie between train.warmup_steps={self.warmup_steps} and "
+                f"train.steps={self.steps}"
+            )
         return found
 
 

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from flash_lm.analysis.collectives import collectives
 from flash_lm.analysis.results import append_jsonl
-from flash_lm.command import load_config
+from flash_lm.command import load_config, run
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.loop import compile_step, new_state
 from flash_lm.training.sharding import batch_sharding, check_batch, place
@@ -56,7 +56,7 @@ def measure(config: ConfigDict, steps: int) -> dict:
     }
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
     """Appends one JSON line a mesh to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/quickstart.py")
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--shapes", default="8,1,1 1,8,1 2,2,2", help="meshes (data, fsdp, tensor), between blanks")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--out", required=True, type=pathlib.Path)
-    arguments, overrides = parser.parse_known_args()
+    arguments, overrides = parser.parse_known_args(argv)
     jax.config.update("jax_num_cpu_devices", arguments.devices)
     lines = []
     for shape in arguments.shapes.split():
@@ -80,4 +80,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -8,7 +8,10 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective
 _TYPE = re.compile(r"\b([a-z]+)(\d+)?(?:e\w+)?\[([\d,]*)\]")
 _NAME = re.compile(r"%([\w.\-]+)")
 _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
-_CALLED = re.compile(r"(?:to_apply|body|condition|calls|(?:branch|called)_computations)=\{?((?:%[\w.\-]+(?:, )?)+)")
+_CALLED = re.compile(
+    r"(?:to_apply|body|condition|calls|(?:branch|called)_computations|(?:true|false)_computation)="
+    r"\{?((?:%[\w.\-]+(?:, )?)+)"
+)
 
 
 class Traffic(NamedTuple):
@@ -32,7 +35,7 @@ class _Instruction(NamedTuple):
 
 
 def collectives(program: str) -> dict[str, Traffic]:
-    """Sums the collectives of an HLO program.
+    """Sums the collectives of an HLO program; of a conditional, those of all branches.
 
     Args:
         program: of `compiled.as_text()`.
@@ -49,11 +52,14 @@ def collectives(program: str) -> dict[str, Traffic]:
     def visit(name: str, times: int | None) -> None:
         instructions = computations[name]
         for one in instructions.values():
-            kind = one.operation.removesuffix("-start")
+            # Of an asynchronous pair the second has the result; the first has buffers of both ends.
+            kind = one.operation.removesuffix("-done")
             if kind in KINDS:
                 if times is None:
                     raise ValueError(f"an {kind} stands in a loop whose number of turns is not known")
-                size = max(one.bytes, sum(instructions[x].bytes for x in one.operands if x in instructions))
+                operands = [instructions[x] for x in one.operands if x in instructions]
+                sent = [x.bytes for x in operands if not x.operation.endswith("-start")]
+                size = max(one.bytes, sum(sent))
                 count, total = found.get(kind, (0, 0))
                 found[kind] = Traffic(count + times, total + times * size)
             for called in one.called if kind not in KINDS else ():

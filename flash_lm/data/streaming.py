@@ -83,7 +83,8 @@ class StreamedBatches:
     def _all_rows(self, place: dict[str, Any]) -> Iterator[tuple[Row, dict[str, Any]]]:
         """Each row with the place after it."""
         windows, first = self._windows(place), place["row"]
-        with ThreadPoolExecutor(1) as pool:
+        pool = ThreadPoolExecutor(1)
+        try:
             coming = pool.submit(next, windows)
             while True:
                 window, coming = coming.result(), pool.submit(next, windows)
@@ -94,6 +95,9 @@ class StreamedBatches:
                     row = self._transform(row, *key, number) if self._transform else row
                     yield row, {"epoch": window.epoch, "window": window.number, "row": i, "stream": window.place}
                 first = 0
+        finally:
+            # Without waiting: this may run anywhere, when the iterator is collected as garbage.
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _windows(self, place: dict[str, Any]) -> Iterator[_Window]:
         epoch, number, before = place["epoch"], place["window"], place["stream"]

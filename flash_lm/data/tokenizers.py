@@ -64,9 +64,9 @@ class SentencePieceTokenizer:
         self.vocab_size = self._processor.get_piece_size()
         if self.begin < 0 or self.end < 0:
             raise InputError("the SentencePiece model lacks begin- or end-of-text: train it with bos_id and eos_id")
-        self.mask = self._processor.piece_to_id(_MASK)
-        if not self._processor.is_control(self.mask):  # a model that was not made here: one more id
-            self.mask, self.vocab_size = self.vocab_size, self.vocab_size + 1
+        mask = self._processor.piece_to_id(_MASK)
+        # A model that was not made here has none; then it is the id after the last.
+        self.mask = mask if self._processor.is_control(mask) else self.vocab_size
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token ids of each text, without special tokens."""
@@ -75,12 +75,11 @@ class SentencePieceTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text; special tokens are left out."""
-        return self._processor.decode([int(i) for i in ids if i < self._processor.get_piece_size()])
+        return self._processor.decode([int(i) for i in ids if i < self.vocab_size])
 
     def bytes_per_token(self) -> np.ndarray:
         """Bytes of text that each id stands for, (V,) int32; 0 for special tokens."""
-        sizes = [self._bytes(i) for i in range(self._processor.get_piece_size())]
-        return np.array(sizes + [0] * (self.vocab_size - len(sizes)), np.int32)
+        return np.array([self._bytes(i) for i in range(self.vocab_size)], np.int32)
 
     def model_bytes(self) -> bytes:
         """What `load_tokenizer` needs beside the kind."""

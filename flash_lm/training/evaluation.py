@@ -56,7 +56,7 @@ class Evaluator:
             here = jax.device_get(self._step(params, place(batch, batch_sharding(mesh)), self._bytes_per_token))
             # Python floats: a float32 sum over a long split would lose the last tokens.
             sums = {name: sums[name] + float(here[name]) for name in sums}
-        loss = sums["nll"] / sums["tokens"]
+        loss = sums["nll"] / sums["tokens"] if sums["tokens"] else math.nan
         bits_per_byte = sums["nll"] / math.log(2) / sums["bytes"] if sums["bytes"] else math.nan
         return {
             "loss": loss,

@@ -80,9 +80,11 @@ def build_experiment(config: ConfigDict) -> Experiment:
     model_config = complete(dataclasses.replace(parsed.model, vocab_size=parsed.model.vocab_size or 2))
     mesh = make_mesh(parsed.mesh)
     corpus = load_tokenized(parsed.data)
-    vocab_size = parsed.model.vocab_size or corpus.tokenizer.vocab_size
-    if vocab_size < corpus.tokenizer.vocab_size:
-        needed = corpus.tokenizer.vocab_size
+    needed = corpus.tokenizer.vocab_size
+    if parsed.task == "masked_lm":
+        needed = max(needed, corpus.tokenizer.mask + 1)
+    vocab_size = parsed.model.vocab_size or needed
+    if vocab_size < needed:
         raise InputError(f"model.vocab_size={vocab_size} is smaller than the tokenizer's {needed}: leave it open")
     parsed = dataclasses.replace(parsed, model=dataclasses.replace(model_config, vocab_size=vocab_size))
     model, optimizer = ModelFunction(parsed.model), make_optimizer(parsed.train)

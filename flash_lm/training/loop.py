@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from flash_lm.data.loader import Batch
 from flash_lm.data.packing import empty_row
 from flash_lm.errors import InputError, RunError
 from flash_lm.training import workdir as run_folder
@@ -38,6 +39,9 @@ def train(config: ConfigDict, workdir: pathlib.Path, should_stop: Callable[[], b
     experiment = build_experiment(config)
     check_batch(experiment.mesh, experiment.config.data.batch_size, experiment.config.train.accumulate)
     run_folder.check_tokenizer(workdir, experiment.corpus.tokenizer)
+    validation = experiment.evaluation_rows("validation")
+    if not any(validation[i]["loss_mask_BxL"].any() for i in range(len(validation))):
+        raise InputError("no token of the validation split is to be predicted: give more text, or raise data.mask_rate")
     run_folder.write(workdir, config, experiment.corpus.tokenizer)
     settings = experiment.config.train
     checkpoints = Checkpoints(workdir, keep=settings.keep, best_metric=settings.best_metric)
@@ -74,7 +78,7 @@ class _Loop:
         try:
             self.clock.start()
             while self.step < config.steps and not stopping:
-                self.state, metrics = self.compiled_step(self.state, place(next(self.batches), sharding))
+                self.state, metrics = self.compiled_step(self.state, place(self._next_batch(), sharding))
                 self.step += 1
                 # The device works on this step while the last one's metrics are read.
                 if pending is not None:
@@ -112,6 +116,16 @@ class _Loop:
                 f"--config.data.streaming=false and choose another --workdir"
             )
         return state, Clock(facts["train_seconds"]), places
+
+    def _next_batch(self) -> Batch:
+        """A streamed corpus may fail at any time; what has been learned until then is kept."""
+        try:
+            return next(self.batches)
+        except InputError as error:
+            jax.block_until_ready(self.state)
+            self.clock.pause()
+            self._save(None)
+            raise RunError(f"{error}\nsaved at step {self.step}: the same command goes on from there") from None
 
     def _announce(self) -> None:
         model, data = self.config.model, self.config.data

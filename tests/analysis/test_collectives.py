@@ -53,3 +53,44 @@ def test_a_loop_without_a_known_end_is_an_error(mesh):
 
 def test_one_device_sends_nothing():
     assert collectives(jax.jit(lambda x: x @ x).lower(jnp.zeros((4, 4))).compile().as_text()) == {}
+
+
+ASYNCHRONOUS = """HloModule step, is_scheduled=true
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %add = f32[] add(%a, %b)
+}
+
+%quiet (q: f32[64]) -> f32[64] {
+  ROOT %q = f32[64]{0} parameter(0)
+}
+
+%loud (x: f32[64]) -> f32[64] {
+  %x = f32[64]{0} parameter(0)
+  ROOT %reduced = f32[64]{0} all-reduce(%x), channel_id=3, to_apply=%sum
+}
+
+ENTRY %main (p: f32[64], flag: pred[]) -> (f32[512], f32[64], f32[64]) {
+  %p = f32[64]{0} parameter(0)
+  %flag = pred[] parameter(1)
+  %start = (f32[64]{0}, f32[512]{0}) all-gather-start(%p), channel_id=1, dimensions={0}
+  %send = (f32[64]{0}, f32[64]{0}, u32[], u32[]) collective-permute-start(%p), source_target_pairs={{0,1},{1,0}}
+  %gathered = f32[512]{0} all-gather-done(%start)
+  %received = f32[64]{0} collective-permute-done(%send)
+  %scattered = f32[8]{0} reduce-scatter(%p), channel_id=2, dimensions={0}, to_apply=%sum
+  %choice = f32[64]{0} conditional(%flag, %p, %p), true_computation=%loud, false_computation=%quiet
+  ROOT %out = (f32[512]{0}, f32[64]{0}, f32[64]{0}) tuple(%gathered, %received, %choice)
+}
+"""
+
+
+def test_asynchronous_pairs_count_once_and_conditionals_count():
+    """As GPUs and TPUs have them."""
+    assert collectives(ASYNCHRONOUS) == {
+        "all-gather": Traffic(1, 512 * 4),
+        "collective-permute": Traffic(1, 64 * 4),
+        "reduce-scatter": Traffic(1, 64 * 4),
+        "all-reduce": Traffic(1, 64 * 4),
+    }

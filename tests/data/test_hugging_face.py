@@ -14,7 +14,7 @@ import pytest
 from small import small_config
 
 from flash_lm.config import parse
-from flash_lm.data import hugging_face
+from flash_lm.data import hub, hugging_face
 from flash_lm.data.corpora import load_corpus
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.token_cache import load_tokenized
@@ -78,15 +78,35 @@ def test_a_folder_of_splits(tmp_path, suffix, write, streaming):
     assert (corpus.stream is not None) == streaming
 
 
-@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streaming"])
-def test_missing_splits_are_held_out_by_document(tmp_path, streaming, monkeypatch):
-    monkeypatch.setattr(hugging_face, "_STREAMED_HELD_OUT", 4)
+def test_missing_splits_are_held_out_by_document(tmp_path):
     write_parquet(tmp_path / "all.parquet", ROWS)
-    corpus = load_corpus(data_config(tmp_path / "*.parquet", tmp_path / "cache", streaming=streaming))
+    corpus = load_corpus(data_config(tmp_path / "*.parquet", tmp_path / "cache"))
     parts = [documents(corpus, split) for split in SPLITS]
     assert sorted(sum(parts, [])) == sorted(ROWS)
-    assert [len(part) for part in parts] == ([52, 4, 4] if streaming else [54, 3, 3])
+    assert [len(part) for part in parts] == [54, 3, 3]
     assert parts[0] == [row for row in ROWS if row in parts[0]]
+
+
+@pytest.mark.parametrize(("files", "hosts"), [(1, 1), (2, 2), (2, 4), (3, 2)])
+def test_what_a_stream_holds_out_no_host_trains_on(tmp_path, files, hosts):
+    """Whole files go to a host where they divide evenly, so a hold-out by place would be another on each."""
+    rows = [f"document {i}" for i in range(900)]
+    for i in range(files):
+        write_json(tmp_path / f"part-{i}.jsonl", [*rows[i::files], rows[0]])
+    corpus = load_corpus(data_config(tmp_path / "*.jsonl", tmp_path / "cache", streaming=True))
+    trained = [set(corpus.stream.share(h, hosts).documents(0)) for h in range(hosts)]
+    validation, test = (documents(corpus, split) for split in SPLITS[1:])
+    assert 3 < len(validation) < 30 and 3 < len(test) < 30
+    assert set.union(*trained) | set(validation) | set(test) == set(rows)
+    assert not set.union(*trained) & set(validation + test) and not set(validation) & set(test)
+    assert set(documents(corpus, "train")) == set.union(*trained)
+
+
+def test_a_long_stream_holds_out_no_more_than_it_needs(tmp_path, monkeypatch):
+    monkeypatch.setattr(hugging_face, "_STREAM_HELD_OUT", 4)
+    write_json(tmp_path / "all.jsonl", [f"document {i}" for i in range(2000)])
+    corpus = load_corpus(data_config(tmp_path / "all.jsonl", tmp_path / "cache", streaming=True))
+    assert [len(documents(corpus, split)) for split in SPLITS[1:]] == [4, 4]
 
 
 def test_only_the_missing_split_is_held_out(tmp_path):
@@ -169,32 +189,47 @@ def test_whether_the_hub_answers(monkeypatch):
         thread = threading.Thread(target=server.handle_request)
         thread.start()
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        assert hugging_face._hub_is_reachable()
+        assert hub.is_reachable()
         thread.join()
-    assert not hugging_face._hub_is_reachable()
+    assert not hub.is_reachable()
 
 
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({"split": "dev"}, "no split dev in the data set: --config.data.split is one of train"),
-        ({"text_column": "body"}, "no column body of text in the data set: --config.data.text_column is one of text"),
+        ({"split": "dev"}, "^no split dev in the data set: --config.data.split is one of train"),
+        ({"text_column": "body"}, "^no column body of text in the train split of the data set: .* is one of text$"),
         ({"text_column": "number"}, "no column number of text"),
         ({"path": "{tmp}/none*.parquet"}, "no file matches data.path="),
         ({"path": "{tmp}/notes.md"}, "is .md: give one of .parquet, .arrow"),
         ({"path": "{tmp}/broken.parquet"}, "cannot load data.path="),
         ({"path": "{tmp}/empty"}, "cannot load data.path="),
+        ({"path": "{tmp}/late.parquet"}, "column text holds int 1: choose one of text"),
+        ({"path": "{tmp}/blank.parquet", "streaming": True}, "^the train split has no text in column text"),
+        (
+            {"path": "{tmp}/two.parquet", "streaming": True},
+            "^corpus two is too small: its validation split",
+        ),
+        ({"path": "{tmp}/splits/*.parquet"}, "would train on files of train and test alike: give their folder"),
+        ({"path": "{tmp}/uneven"}, "cannot load data.path=.*column names"),
         ({"path": "{tmp}/two.parquet"}, "has 2 rows, too few to hold out validation and test"),
         ({"path": "", "name": "someone/something"}, "--config.data.corpus=stdlib"),
         ({"path": "", "name": "someone/something", "streaming": True}, "the hub cannot be reached"),
     ],
 )
-def test_bad_input_ends_in_one_line_at_once(tmp_path, keys, expected):
+def test_bad_input_ends_in_one_line_at_once(tmp_path, keys, expected, capfd):
     write_parquet(tmp_path / "all.parquet", ROWS)
     write_parquet(tmp_path / "two.parquet", ROWS[:2])
     (tmp_path / "notes.md").write_text("notes")
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 and no more")
-    (tmp_path / "empty").mkdir()
+    for name in ("empty", "splits", "uneven"):
+        (tmp_path / name).mkdir()
+    pq.write_table(pa.table({"text": pa.array([None, 1, *range(60)], pa.int64())}), tmp_path / "late.parquet")
+    write_parquet(tmp_path / "blank.parquet", ["", None, " "])
+    for split in ("train", "test"):
+        write_parquet(tmp_path / "splits" / f"{split}.parquet", ROWS)
+        column = {"train": "text", "test": "body"}[split]
+        (tmp_path / "uneven" / f"{split}.jsonl").write_text(json.dumps({column: "x"}) + "\n")
     keys = {"path": str(tmp_path / "all.parquet")} | keys
     config = data_config(cache=tmp_path / "cache", **keys | {"path": keys["path"].replace("{tmp}", str(tmp_path))})
     start = time.monotonic()
@@ -202,4 +237,7 @@ def test_bad_input_ends_in_one_line_at_once(tmp_path, keys, expected):
         load_tokenized(config)
     assert time.monotonic() - start < 10
     assert "\n" not in str(error.value)
-    assert not (tmp_path / "cache").exists()
+    # Nothing beside it but our own progress line, which is wiped away.
+    others = [part for part in capfd.readouterr().err.split("\r") if part.strip() and "tokenise" not in part]
+    assert not others
+    assert not list((tmp_path / "cache").glob("*"))

@@ -123,9 +123,11 @@ def test_the_mask_token_of_a_tokenizer(tmp_path):
     own = train_sentencepiece(lines, 320)
     assert own.mask == BYTES.mask == 3
     assert own.bytes_per_token()[own.mask] == 0
-    # A model of someone else's has no [MASK]: it gets one more id.
+    # A model of someone else's has no [MASK]: it is the id after the last, which only masked models need.
     foreign = SentencePieceTokenizer(own.model_bytes().replace(b"[MASK]", b"[KASM]"))
-    assert foreign.vocab_size == own.vocab_size + 1 and foreign.mask == own.vocab_size
-    assert len(foreign.bytes_per_token()) == foreign.vocab_size and foreign.bytes_per_token()[foreign.mask] == 0
+    assert foreign.vocab_size == own.vocab_size == foreign.mask
+    assert len(foreign.bytes_per_token()) == foreign.vocab_size
+    masked = Masking(foreign, 0.5)(row() | {"inputs_BxL": np.full(LENGTH, 300, np.int32)}, 0)
+    assert masked["inputs_BxL"].max() == foreign.mask and masked["targets_BxL"].max() == 300
     ids = foreign.encode(["the cat sees"])[0]
     assert foreign.decode([*ids, foreign.mask]) == "the cat sees"

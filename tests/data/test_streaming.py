@@ -9,6 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import load_dataset
 
+from configs.base import get_config
+from flash_lm.config import parse
 from flash_lm.data import streaming
 from flash_lm.data.hugging_face import DatasetStream
 from flash_lm.data.masking import Masking
@@ -35,7 +37,9 @@ def _small_windows(monkeypatch):
 
 def batches(folder, pack="documents", **settings):
     rows = load_dataset("parquet", data_files=str(folder / "train.parquet"), streaming=True)["train"]
-    stream = DatasetStream(rows, "text")
+    config = get_config()
+    config.data.update(corpus="hf", path=str(folder), tokens_per_batch=512)
+    stream = DatasetStream(parse(config).data, rows, held_out=0)
     return StreamedBatches(stream, BYTES, PACKERS[pack], 16, 4, **{"seed": 0} | settings)
 
 

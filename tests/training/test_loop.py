@@ -266,7 +266,7 @@ def test_a_streamed_run_resumes_to_the_bit(config, tmp_path, monkeypatch):
     (tmp_path / "train.jsonl").write_text("".join(json.dumps({"body": row}) + "\n" for row in rows))
     config = config.copy_and_resolve_references()
     config.data.update(corpus="hf", path=str(tmp_path / "train.jsonl"), text_column="body", streaming=True)
-    monkeypatch.setattr(hugging_face, "_STREAMED_HELD_OUT", 5)
+    monkeypatch.setattr(hugging_face, "_STREAM_SHARE", 10)
     train(config, tmp_path / "whole")
     train(config, tmp_path / "run", should_stop=stop_at(5))
     train(config, tmp_path / "run", should_stop=stop_at(2))
@@ -280,6 +280,32 @@ def test_a_streamed_run_resumes_to_the_bit(config, tmp_path, monkeypatch):
     train(config, tmp_path / "two hosts", should_stop=stop_at(2))
     with pytest.raises(InputError, match="streams its corpus on 2 hosts, and here are 1"):
         train(config, tmp_path / "two hosts")
+
+
+def test_a_stream_that_breaks_loses_nothing(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(streaming, "_WINDOW", 300)
+    good = "".join(json.dumps({"text": f"document {i} and its text"}) + "\n" for i in range(150))
+    for split, text in {"train-0": good, "train-1": good.replace("}", ""), "validation": good, "test": good}.items():
+        (tmp_path / f"{split}.jsonl").write_text(text)
+    config = config.copy_and_resolve_references()
+    config.data.update(corpus="hf", path=str(tmp_path), streaming=True)
+    config.train.update(steps=500, checkpoint_every=0, eval_every=0, warmup_steps=0)
+    with pytest.raises(RunError, match="cannot load data.path=.*\nsaved at step .*: the same command goes on") as error:
+        train(config, tmp_path / "run")
+    saved = int(str(error.value).split("saved at step ")[1].split(":")[0])
+    assert saved > 3 and [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [str(saved)]
+    assert figures(tmp_path / "run")[-1]["step"] in (saved - 1, saved)
+
+
+def test_a_masked_validation_split_without_a_mask_is_refused(config, tmp_path):
+    for split, text in {"train": "some text " * 99, "validation": "a", "test": "a"}.items():
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    config = config.copy_and_resolve_references()
+    config.task = "masked_lm"
+    config.data.update(corpus="hf", path=str(tmp_path), mask_rate=0.01)
+    with pytest.raises(InputError, match="no token of the validation split is to be predicted"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_of_an_older_version_goes_on(config, finished, tmp_path):

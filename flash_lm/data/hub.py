@@ -1,0 +1,76 @@
+"""The Hugging Face hub: whether it can be reached, and the library's errors in one line."""
+
+import contextlib
+import http.client
+import logging
+import os
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+from flash_lm.config import DataConfig
+from flash_lm.errors import InputError
+
+_HUB_TIMEOUT = 5  # seconds
+
+
+@contextlib.contextmanager
+def explained(config: DataConfig) -> Iterator[None]:
+    """Turns what the library raises into one line that says what to change, and silences what it logs beside it.
+
+    Raises:
+        InputError: in place of the library's exceptions.
+    """
+    import datasets  # noqa: PLC0415 (slow to import)
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError  # noqa: PLC0415
+
+    source = f"data.name={config.name}" if config.name else f"data.path={config.path}"
+    datasets.logging.set_verbosity(logging.CRITICAL + 1)
+    if not config.name:  # a download's progress is worth its lines
+        datasets.disable_progress_bars()
+    try:
+        yield
+    except InputError:
+        raise
+    except DatasetNotFoundError:
+        raise InputError(f"{source}: no such data set on the hub, or no access to it: check the name") from None
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        if config.name and is_offline() and isinstance(error, OSError):
+            raise InputError(
+                f"{source} is not on this machine and the hub cannot be reached: connect, set --config.data.path to "
+                f"local files, or take the text that every machine has with --config.data.corpus=stdlib"
+            ) from None
+        cause = error.__cause__ or error
+        raise InputError(f"cannot load {source}: {' '.join(str(cause).split())[:300]}") from None
+
+
+def is_offline() -> bool:
+    """Whether the library has been told to ask nobody."""
+    return os.environ.get("HF_HUB_OFFLINE") == "1"
+
+
+def is_reachable() -> bool:
+    """Whether the hub gives any answer within seconds."""
+    # In a thread, since looking up an address has no timeout of its own, and a name may have many of them.
+    answers = []
+
+    def ask() -> None:
+        endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+        try:
+            urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=_HUB_TIMEOUT).close()
+        except urllib.error.URLError as error:
+            # A refusal, or a certificate that is not known here, comes from someone who answers.
+            if not isinstance(error, urllib.error.HTTPError) and not isinstance(error.reason, ssl.SSLError):
+                return
+        except (TimeoutError, ConnectionError):
+            return
+        except (ValueError, http.client.HTTPException):
+            pass  # an odd endpoint: the library has its own words for it
+        answers.append(True)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_HUB_TIMEOUT)
+    return bool(answers)
