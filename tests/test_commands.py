@@ -116,7 +116,7 @@ def failure(main, argv: list[str], monkeypatch, capsys) -> list[str]:
         (["--config.data.corpus=hf", "--config.data.path={tmp}/rows.jsonl", "--config.data.split=dev"], "no split dev"),
         (
             ["--config.data.corpus=hf", "--config.data.path={tmp}/rows.jsonl", "--config.data.text_column=body"],
-            "no column body of text in the data set: --config.data.text_column is one of text",
+            "no column body of text in the train split of the data set: --config.data.text_column is one of text",
         ),
         (["--config.mesh.shape=(3,-1,1)"], "mesh.shape=(3, -1, 1) must make 8, the number of devices"),
         (["--config.task=masked_lm", "--config.model.causal=true"], "task=masked_lm needs a bidirectional model"),
