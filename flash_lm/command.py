@@ -19,6 +19,7 @@ def run(main: Callable[[list[str]], None]) -> None:
     """Runs a command; bad input ends it with exit code 2, a RunError with 1, and a line a problem."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)  # absl has set it up
     logging.getLogger("flash_lm").setLevel(logging.INFO)
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells which folders it opens
     try:
         main(sys.argv[1:])
     except PermissionError as error:
