@@ -25,6 +25,8 @@ def get_config() -> ConfigDict:
     model.expanded_dim = open_int()  # E of a GAU; open: 2 D
     model.shared_dim = 64  # S, width of the queries and keys of a GAU
     model.chunk_size = 128  # C, tokens
+    model.window_size = 32  # tokens that are nearer than this have a position bias, of aft_local and aft_conv
+    model.bias_dim = 64  # width of the factors of AFT's position bias
     model.max_length = 512  # tokens; bounds learned positions and the decode cache
     model.vocab_size = open_int()  # open: from the tokenizer
     model.causal = open_bool()  # open: from the task

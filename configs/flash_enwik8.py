@@ -1,39 +1,14 @@
-"""FLASH at 40M parameters on the bytes of enwik8, in the protocol of "An Attention Free Transformer", section 5.2.
+"""FLASH at 40M parameters on the bytes of enwik8; beside configs/transformer_enwik8.py.
 
-    python -m flash_lm.train --config=configs/flash_enwik8.py --config.data.path=enwik8
-
-The file comes from mattmahoney.net/dc/enwik8.zip; its first 90 % are for training, then 5 % and 5 %, cut at the end
-of a line. 100 epochs of rows of 1024 bytes, 128 a batch. The table's bits a character are `bits_per_byte`.
+python -m flash_lm.train --config=configs/flash_enwik8.py --config.data.path=enwik8
 """
 
 from ml_collections import ConfigDict
 
-from configs import base
+from configs import transformer_enwik8
 
 
 def get_config() -> ConfigDict:
-    config = base.get_config()
-    config.model.update(
-        family="flash",
-        num_layers=12,
-        model_dim=512,
-        num_heads=8,
-        shared_dim=128,
-        max_length=1024,
-        dropout=0.1,
-        dtype="bfloat16",
-        remat="products",
-    )
-    config.data.update(corpus="text", path="enwik8", tokenizer="bytes", tokens_per_batch=128 * 1024)
-    config.train.update(
-        steps=68_700,
-        learning_rate=3e-3,
-        warmup_steps=4_000,
-        weight_decay=0.5,
-        accumulate=4,
-        log_every=100,
-        eval_every=2_000,
-        eval_steps=100,
-        checkpoint_every=2_000,
-    )
+    config = transformer_enwik8.get_config()
+    config.model.update(family="flash", shared_dim=128)
     return config

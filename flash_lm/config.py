@@ -95,6 +95,8 @@ class ModelConfig:
     expanded_dim: int = _open(_at_least(1))
     shared_dim: int = _at_least(1)
     chunk_size: int = _at_least(1)
+    window_size: int = _added(32, _at_least(0))
+    bias_dim: int = _added(64, _at_least(1))
     max_length: int = _at_least(1)
     vocab_size: int = _open(_at_least(2))
     causal: bool = _open()

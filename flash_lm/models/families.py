@@ -12,11 +12,14 @@ from flax import nnx
 
 from flash_lm.config import ModelConfig
 from flash_lm.errors import InputError
+from flash_lm.layers.aft import AFTCore, AttentionFreeUnit, ConvCore, FactorisedCore
 from flash_lm.layers.attention import GatedAttentionUnit, MultiHeadAttention
 from flash_lm.layers.feed_forward import GLU, MLP
+from flash_lm.layers.linear_core import LinearCore
 from flash_lm.layers.mixed_chunk_core import MixedChunkCore
 from flash_lm.layers.quadratic_core import QuadraticCore
 from flash_lm.layers.sublayer import Sublayer
+from flash_lm.ops.linear_attention import elu_plus_one
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +47,31 @@ def softmax_mixed_chunk(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
     return MultiHeadAttention(core, config, rngs=rngs, scale_offsets=True)
 
 
+def linear_attention(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
+    """Multi-head linear attention with the features elu(x) + 1."""
+    return MultiHeadAttention(LinearCore(elu_plus_one, config, rngs=rngs), config, rngs=rngs)
+
+
+def aft_full(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
+    """Attention-free unit with a position bias for all pairs."""
+    return AttentionFreeUnit(FactorisedCore(None, config, rngs=rngs), config, rngs=rngs)
+
+
+def aft_local(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
+    """Attention-free unit with a position bias inside a window."""
+    return AttentionFreeUnit(FactorisedCore(config.window_size, config, rngs=rngs), config, rngs=rngs)
+
+
+def aft_simple(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
+    """Attention-free unit without a position bias."""
+    return AttentionFreeUnit(AFTCore(config, rngs=rngs), config, rngs=rngs)
+
+
+def aft_conv(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
+    """Attention-free unit with a filter a head."""
+    return AttentionFreeUnit(ConvCore(config, rngs=rngs), config, rngs=rngs)
+
+
 # An open key's value, or what gives it from the config.
 Default = Any | Callable[[ModelConfig], Any]
 
@@ -66,23 +94,30 @@ _COMMON = {
     "expanded_dim": lambda config: 2 * config.model_dim,
     "mlp_dim": lambda config: 4 * config.model_dim,
 }
+_LEARNED = _COMMON | {"absolute_positions": "learned"}
 _ROTARY = _COMMON | {"rotary": True, "absolute_positions": "none"}
 # Two thirds of an MLP's width, so that three matrices have the parameters of two.
 _GLU = _ROTARY | {"mlp_dim": lambda config: -(-8 * config.model_dim // 3 // 8) * 8}
+# A key a head and not one a channel leaves D² parameters for the MLP, so that num_layers means the same size.
+_FILTERS = _LEARNED | {"mlp_dim": lambda config: -(-9 * config.model_dim // 2 // 8) * 8}
 _GAU = _ROTARY | {
     "absolute_positions": "scaled_sinusoid",
     "norm": lambda config: "layer" if config.causal else "scale",
 }
 _TOEPLITZ_REACH = 512  # the paper's: a learned w up to here, rope(a)·rope(b)ᵀ above
 
-_HEADS = frozenset({"num_heads", "mlp_dim"})
-_UNITS = frozenset({"expanded_dim", "shared_dim", "relative_bias", "attention_function", "normalizer"})
+_MLP = frozenset({"mlp_dim"})
+_HEADS = _MLP | {"num_heads", "rotary"}
+_FACTORS = frozenset({"bias_dim"})
+_WINDOW = frozenset({"window_size"})
+_UNITS = frozenset({"rotary", "expanded_dim", "shared_dim", "relative_bias", "attention_function", "normalizer"})
 _QUADRATIC = frozenset({"attention_implementation"})
-_CHUNKS = frozenset({"chunk_size", "local_attention", "global_attention", "normalizer"})
-_SOME_USE = _HEADS | _UNITS | _QUADRATIC | _CHUNKS
+_CHUNK = frozenset({"chunk_size"})
+_CHUNKS = _CHUNK | {"local_attention", "global_attention", "normalizer"}
+_SOME_USE = _HEADS | _UNITS | _QUADRATIC | _CHUNKS | _FACTORS | _WINDOW
 
 FAMILIES = {
-    "transformer": Family((softmax_attention, MLP), _COMMON | {"absolute_positions": "learned"}, _HEADS | _QUADRATIC),
+    "transformer": Family((softmax_attention, MLP), _LEARNED, _HEADS | _QUADRATIC),
     "transformer_plus": Family((softmax_attention, MLP), _ROTARY, _HEADS | _QUADRATIC),
     "transformer_plus_plus": Family((softmax_attention, GLU), _GLU, _HEADS | _QUADRATIC),
     "flash_quad": Family(
@@ -92,6 +127,11 @@ FAMILIES = {
     ),
     "flash": Family((gau_mixed_chunk, gau_mixed_chunk), _GAU | {"relative_bias": "toeplitz"}, _UNITS | _CHUNKS),
     "mc_tfm": Family((softmax_mixed_chunk, GLU), _GLU, _HEADS | _CHUNKS),
+    "aft_full": Family((aft_full, MLP), _LEARNED, _MLP | _FACTORS),
+    "aft_local": Family((aft_local, MLP), _LEARNED, _MLP | _FACTORS | _WINDOW),
+    "aft_simple": Family((aft_simple, MLP), _LEARNED, _MLP),
+    "aft_conv": Family((aft_conv, MLP), _FILTERS, _MLP | {"num_heads"} | _WINDOW),
+    "linear_transformer": Family((linear_attention, MLP), _LEARNED, _HEADS | _CHUNK),
 }
 
 
@@ -129,10 +169,12 @@ def _width_problems(config: ModelConfig, family: Family) -> list[str]:
     if "num_heads" in family.keys:
         if dim % heads:
             found.append(f"model.model_dim={dim} must be a multiple of model.num_heads={heads}")
-        elif config.rotary and dim // heads % 2:
+        elif config.rotary and "rotary" in family.keys and dim // heads % 2:
             found.append(f"model.rotary pairs up dimensions: the head width {dim} / {heads} must be even")
     if "shared_dim" in family.keys and (config.rotary or config.relative_bias == "rope") and config.shared_dim % 2:
         found.append(f"rotary positions pair up dimensions: model.shared_dim={config.shared_dim} must be even")
     if "sinusoid" in config.absolute_positions and dim % 2:
         found.append(f"sinusoids come in pairs: model.model_dim={dim} must be even")
+    if config.family == "aft_conv" and not config.window_size:
+        found.append("model.family=aft_conv needs a filter of one tap or more: raise --config.model.window_size")
     return found

@@ -208,12 +208,14 @@ class LanguageModel(nnx.Module):
 
     def _decode(self, method: str, inputs_BxL, positions_BxL, lengths_B, state: DecodeState):
         end_B = state.positions_B + lengths_B
-        limited = self.longest is not None or any(sublayer.state_grows for sublayer in self.layers.sublayers)
-        beyond_B = end_B > state.capacity if limited else jnp.zeros_like(end_B, bool)
+        grows = any(sublayer.state_grows for sublayer in self.layers.sublayers)
+        limit = state.capacity if grows else self.longest
+        beyond_B = jnp.zeros_like(end_B, bool) if limit is None else end_B > limit
         if not isinstance(beyond_B, Tracer) and beyond_B.any():
+            advice = "give init_state a larger capacity" if grows else "positions end there (model.max_length)"
             raise ValueError(
                 f"row {int(beyond_B.argmax())} would reach {int(end_B.max())} tokens, over the state's capacity of "
-                f"{state.capacity}: give init_state a larger capacity"
+                f"{limit}: {advice}"
             )
         context = Context(positions_BxL=positions_BxL, lengths_B=lengths_B, causal=True)
         x, context = self._embed(inputs_BxL, context)
@@ -234,8 +236,9 @@ class LanguageModel(nnx.Module):
         x_BxLxD = gather_table(self.embedding[...]).at[inputs_BxL].get(mode="fill", fill_value=jnp.nan)
         if self.positions is not None:
             x_BxLxD = x_BxLxD + self.positions(context.positions_BxL)
-        if self.config.rotary:
-            (width,) = {w for sublayer in self.layers.sublayers if (w := sublayer.rotary_width) is not None}
+        widths = {w for sublayer in self.layers.sublayers if (w := sublayer.rotary_width) is not None}
+        if self.config.rotary and widths:
+            (width,) = widths
             context = dataclasses.replace(context, rotary=rotary_table(context.positions_BxL, width))
         return x_BxLxD.astype(jnp.dtype(self.config.dtype)), context
 

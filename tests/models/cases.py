@@ -31,6 +31,8 @@ SHAPE = {
     "num_heads": 2,
     "shared_dim": 8,
     "chunk_size": 8,
+    "window_size": 5,
+    "bias_dim": 6,
     "max_length": 32,
     "vocab_size": 61,
     "init": "lecun",
@@ -93,7 +95,7 @@ class Case:
 
     def __init__(self, family: str, causal: bool, overrides: dict):
         config = model_config(family, causal, **overrides)
-        self.family, self.causal = family, causal
+        self.family, self.causal, self.config_dict = family, causal, config
         self.settings = oracle_families.complete(config.to_dict())
         abstract = nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
         self._graph, self._state, self._constants = nnx.split(abstract, nnx.Param, ...)

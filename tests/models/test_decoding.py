@@ -129,7 +129,7 @@ def test_state_bytes(family):
 
 @pytest.mark.parametrize("family", CONSTANT)
 def test_constant_states_have_no_end(family):
-    """`capacity` bounds growing states only."""
+    """`capacity` bounds growing states only; learned positions would end before the state does."""
     model = case(family, True)
     state = model.init_state(capacity=4)
     _, state = model.prefill(model.params, tokens()[:, :8], state)

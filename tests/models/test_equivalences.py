@@ -6,12 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+from flash_lm import build_model
 from flash_lm.models.families import FAMILIES
 from flash_lm.ops import quadratic_attention
 from models.cases import (
     LENGTH,
     PACKED,
+    SHAPE,
     assert_close,
     assert_trees_close,
     case,
@@ -88,9 +91,13 @@ def test_recomputation_between_products(family):
 
 @each_family
 def test_recomputation_recomputes(family):
-    """full repeats matrix products in the backward pass; products repeats none of them, but what is between."""
+    """full repeats matrix products in the backward pass; products repeats none of them, but what is between.
+
+    An AFT recomputes its own even with none.
+    """
     none, products, full = (primitives(case(family, True, remat=remat)) for remat in ("none", "products", "full"))
-    assert full["dot_general"] > none["dot_general"] == products["dot_general"]
+    assert full["dot_general"] > none["dot_general"] >= products["dot_general"]
+    assert none["dot_general"] == products["dot_general"] or family.startswith("aft")
     elementwise = [sum(c[name] for name in ("mul", "rsqrt", "logistic", "exp")) for c in (none, products, full)]
     assert elementwise[0] < elementwise[1]
     assert elementwise[0] < elementwise[2]
@@ -126,6 +133,37 @@ def test_flash_in_one_chunk_is_flash_quad(normalizer):
     quad = case("flash_quad", False, **shape)
     flash = case("flash", False, global_attention=False, **shape)
     assert_close(flash.logits(quad.params, tokens()), quad.logits(quad.params, tokens()), 1e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_aft_local_that_reaches_everywhere_is_aft_full(causal):
+    full, local = case("aft_full", causal), case("aft_local", causal, window_size=LENGTH)
+    assert_close(local.logits(full.params, tokens(), PACKED), full.logits(full.params, tokens(), PACKED), 1e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_aft_local_that_reaches_nowhere_is_aft_simple(causal):
+    simple, local = case("aft_simple", causal), case("aft_local", causal, window_size=0)
+    params = jax.tree.map(lambda leaf: leaf, local.params)
+    for name, layer in simple.params["layers"].items():
+        params["layers"][name] = layer | ({"core": params["layers"][name]["core"]} if "key" in layer else {})
+    params = {name: x for name, x in simple.params.items() if name != "layers"} | {"layers": params["layers"]}
+    assert_close(local.logits(params, tokens(), PACKED), simple.logits(simple.params, tokens(), PACKED), 1e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_aft_conv_starts_as_aft_simple(causal):
+    """With one key a channel, and its filter's gain and offset at their first values."""
+    shape = {"num_heads": SHAPE["model_dim"], "mlp_dim": 48}
+    simple, conv = case("aft_simple", causal, **shape), case("aft_conv", causal, **shape)
+    first = nnx.to_pure_dict(nnx.state(build_model(conv.config_dict, rngs=nnx.Rngs(0)), nnx.Param))
+    params = dict(simple.params)
+    params["layers"] = {
+        name: layer | ({"core": first["layers"][name]["core"]} if "key" in layer else {})
+        for name, layer in simple.params["layers"].items()
+    }
+    assert not np.asarray(first["layers"]["sublayer_0"]["core"]["gain"]).any()
+    assert_close(conv.logits(params, tokens(), PACKED), simple.logits(simple.params, tokens(), PACKED), 1e-5)
 
 
 @pytest.mark.parametrize("family", ["flash", "mc_tfm"])

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import NamedTuple
 
+from oracles.aft import aft_conv, aft_full, aft_local, aft_simple
 from oracles.attention import gau_quadratic, softmax_attention
 from oracles.feed_forward import glu, mlp
+from oracles.linear import linear_attention
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 
 
@@ -38,6 +40,11 @@ FAMILIES = {
         (gau_mixed_chunk, gau_mixed_chunk), "scaled_sinusoid", True, bias=True, constant_state=True, normalizes=True
     ),
     "mc_tfm": Family((softmax_mixed_chunk, glu), "none", True, constant_state=True, normalizes=True),
+    "aft_full": Family((aft_full, mlp), "learned", False),
+    "aft_local": Family((aft_local, mlp), "learned", False, constant_state=True),
+    "aft_simple": Family((aft_simple, mlp), "learned", False, constant_state=True),
+    "aft_conv": Family((aft_conv, mlp), "learned", False, constant_state=True),
+    "linear_transformer": Family((linear_attention, mlp), "learned", False, constant_state=True),
 }
 
 
@@ -54,8 +61,11 @@ def complete(model: dict) -> SimpleNamespace:
     toeplitz = "rope" if quadratic_gau and s.max_length > 512 else "toeplitz"
     # 8D/3 rounded up to a multiple of 8
     glu_width = next(width for width in range(8, 8 * s.model_dim, 8) if 3 * width >= 8 * s.model_dim)
+    mlp_width = 4 * s.model_dim
+    if family.pattern[0] is aft_conv:  # 4.5 D, since its keys take no D² parameters
+        mlp_width = next(width for width in range(8, 8 * s.model_dim, 8) if 2 * width >= 9 * s.model_dim)
     defaults = {
-        "mlp_dim": glu_width if family.pattern[1] is glu else 4 * s.model_dim,
+        "mlp_dim": glu_width if family.pattern[1] is glu else mlp_width,
         "expanded_dim": 2 * s.model_dim,
         "norm": "scale" if gau and not s.causal else "layer",
         "absolute_positions": family.absolute,

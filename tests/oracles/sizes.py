@@ -2,9 +2,11 @@
 
 from types import SimpleNamespace
 
+from oracles.aft import aft_conv, aft_full, aft_local, aft_simple
 from oracles.attention import gau_quadratic, softmax_attention
 from oracles.families import FAMILIES
 from oracles.feed_forward import glu, mlp
+from oracles.linear import linear_attention
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.positions import T5_BUCKETS
 
@@ -24,6 +26,11 @@ def _sublayer(s: SimpleNamespace, sublayer) -> int:
     unit = 3 * d * e + d * s.shared_dim
     return {
         softmax_attention: 4 * d * d,
+        linear_attention: 4 * d * d,
+        aft_full: 4 * d * d + 2 * s.max_length * s.bias_dim,
+        aft_local: 4 * d * d + 2 * s.max_length * s.bias_dim,
+        aft_simple: 4 * d * d,
+        aft_conv: 3 * d * d + s.num_heads * (d + (s.window_size if s.causal else 2 * s.window_size - 1) + 2),
         mlp: 2 * d * s.mlp_dim,
         glu: 3 * d * s.mlp_dim,
         gau_quadratic: unit + 4 * s.shared_dim + _bias(s, s.max_length),
@@ -61,6 +68,18 @@ def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
         products = sum(chunk(t) < chunk(length - 1) for t in range(length)) + sum(chunk(t) > 0 for t in range(length))
     else:
         products = 2 * length
+    if sublayer is aft_simple:
+        return 2 * length * 4 * d * d
+    if sublayer in (aft_full, aft_local):  # numerator and denominator of each channel, and w itself
+        near = sum(abs(t - u) < s.window_size or sublayer is aft_full for t, u in pairs)
+        return 2 * length * 4 * d * d + 2 * near * (2 * d + s.bias_dim)
+    if sublayer is aft_conv:
+        near = sum(abs(t - u) < s.window_size for t, u in pairs)
+        return 2 * length * (3 * d * d + d * s.num_heads) + 2 * near * (d + s.num_heads)
+    if sublayer is linear_attention:
+        width = d // s.num_heads  # and the denominator is one more value
+        inside = inside if s.causal else 0
+        return 2 * length * 4 * d * d + 2 * s.num_heads * (inside * (2 * width + 1) + products * width * (width + 1))
     local, global_ = s.local_attention, s.global_attention
     if sublayer is gau_mixed_chunk:
         return unit + 2 * (local * inside * (k + e) + global_ * products * k * e)

@@ -1,0 +1,165 @@
+"""The attention-free unit and its four kinds of position bias ("An Attention Free Transformer", Zhai et al. 2021)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from flash_lm.config import ModelConfig
+from flash_lm.layers.attention import AttentionSublayer
+from flash_lm.layers.context import Context
+from flash_lm.layers.dense import Dense
+from flash_lm.ops.aft import aft
+from flash_lm.ops.aft_bias import PairBias, PositionBias, TapBias
+from flash_lm.ops.aft_decode import (
+    FullState,
+    WindowState,
+    init_window,
+    prefill_full,
+    prefill_window,
+)
+
+_STD_EPS = 1e-5  # of AFT-conv's filters, which start as zero
+_POSITION_INIT = jax.nn.initializers.normal(0.01)  # of u and v (section 4)
+
+
+class AttentionFreeUnit(AttentionSublayer):
+    """σ(Q) ⊙ (Σ exp(K + w) ⊙ V / Σ exp(K + w)), then W_o (eq. 2); the core does the sums."""
+
+    def __init__(self, core: "AFTCore", config: ModelConfig, *, rngs: nnx.Rngs):
+        """One head whose channels have keys of their own, or H heads with one key each."""
+        dim = config.model_dim
+        self.core, self.heads = core, core.heads
+        self.key_width, self.value_width = core.key_width, dim // core.heads
+        keys = core.heads * core.key_width
+        self.projection_weights = 3 * dim * dim + dim * keys
+        self.query = Dense(dim, dim, config, rngs=rngs)
+        self.key = Dense(dim, keys, config, rngs=rngs)
+        self.value = Dense(dim, dim, config, rngs=rngs)
+        self.output = Dense(dim, dim, config, rngs=rngs)
+
+    @property
+    def rotary_width(self) -> None:  # type: ignore[override]
+        """There is nothing to rotate."""
+
+    def project(self, x_BxLxD: jax.Array, context: Context) -> tuple[Any, jax.Array, Any]:
+        """Keys and values for the core, and the gate."""
+        k, v = (self._split(dense(x_BxLxD)) for dense in (self.key, self.value))
+        return k, v, jax.nn.sigmoid(self.query(x_BxLxD))
+
+    def finish(self, mixed_BxHxLxE: jax.Array, rest: Any) -> jax.Array:
+        """Gates with σ(Q)."""
+        mixed_BxLxHxE = jnp.swapaxes(mixed_BxHxLxE, 1, 2)
+        return self.output(rest * mixed_BxLxHxE.reshape(rest.shape))
+
+    def _split(self, x_BxLxD: jax.Array) -> jax.Array:
+        x_BxLxHxE = x_BxLxD.reshape(*x_BxLxD.shape[:2], self.heads, -1)
+        return jnp.swapaxes(x_BxLxHxE, 1, 2)
+
+
+class AFTCore(nnx.Module):
+    """AFT-simple: no w. A subclass has one, and says how far it reaches.
+
+    Attributes:
+        heads: whose keys are shared by their channels; 1: each channel has its own.
+        key_width: of a head.
+        window: tokens that are nearer than this have a w; None: all.
+    """
+
+    window: int | None = 0
+    longest: int | None = None
+    width_of_w: int = 0  # of the product that makes w
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        """Has no parameters."""
+        del rngs
+        self.heads, self.key_width = 1, config.model_dim
+
+    @property
+    def state_grows(self) -> bool:
+        """Where all pairs have a w, all keys must be kept."""
+        return self.window is None
+
+    def bias(self, queries_BxL: jax.Array, keys_BxM: jax.Array) -> PairBias | None:
+        """The w for queries and keys at these positions."""
+        return None
+
+    def __call__(self, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
+        """B×H×L×M keys, B×H×L×E values -> B×H×L×E."""
+        assert context.segments is not None
+        positions = context.positions_BxL
+        return aft(k, v, context.segments.runs_BxL, self.bias(positions, positions), causal=context.causal)
+
+    def init_state(
+        self, batch: int, heads: int, key_width: int, value_width: int, capacity: int
+    ) -> WindowState | FullState:
+        """Nothing yet; `capacity` bounds the keys of AFT-full alone."""
+        if self.window is None:
+            key, value = (jnp.zeros((batch, heads, capacity, n), jnp.float32) for n in (key_width, value_width))
+            return FullState(key, value)
+        return init_window(batch, heads, max(self.window - 1, 0), key_width, value_width)
+
+    def prefill(self, k: jax.Array, v: jax.Array, context: Context, state: Any) -> tuple[jax.Array, Any]:
+        """From wherever the row stands."""
+        assert context.lengths_B is not None
+        consume = prefill_full if self.window is None else prefill_window
+        start_B = context.positions_BxL[:, 0]
+        k, v32 = k.astype(jnp.float32), v.astype(jnp.float32)
+        out, state = consume(k, v32, state, start_B, context.lengths_B, self.bias)
+        return out.astype(v.dtype), state
+
+    step = prefill
+
+    def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
+        """The products with exp(w) over the pairs that have one; what is done element by element is not counted."""
+        if self.window == 0:
+            return 0.0
+        reach = length if self.window is None else min(self.window, length)
+        before = reach * (reach + 1) / 2 + (length - reach) * reach  # pairs of a token and itself or one before
+        pairs = before if causal else 2 * before - length
+        return 2 * pairs / length * heads * (key_width + value_width + self.width_of_w)
+
+
+class FactorisedCore(AFTCore):
+    """AFT-full, and AFT-local inside a window: w = u_t · v_t′ with u, v ∈ R^(T×R) (section 3.1)."""
+
+    def __init__(self, window: int | None, config: ModelConfig, *, rngs: nnx.Rngs):
+        """Draws u and v for max_length positions."""
+        super().__init__(config, rngs=rngs)
+        self.window, self.longest, self.width_of_w = window, config.max_length, config.bias_dim
+        shape, dtype = (config.max_length, config.bias_dim), jnp.dtype(config.param_dtype)
+        self.query_position = nnx.Param(_POSITION_INIT(rngs.params(), shape, dtype))
+        self.key_position = nnx.Param(_POSITION_INIT(rngs.params(), shape, dtype))
+
+    def bias(self, queries_BxL: jax.Array, keys_BxM: jax.Array) -> PositionBias | None:
+        """Rows of u and v; in a document a distance of positions is one of places."""
+        if self.window == 0:
+            return None
+        # Out of range is padding, or a row whose logits are no number anyway.
+        u, v = (
+            table[...].astype(jnp.float32).at[positions].get(mode="clip")
+            for table, positions in ((self.query_position, queries_BxL), (self.key_position, keys_BxM))
+        )
+        return PositionBias(queries_BxL, keys_BxM, self.window, u, v)
+
+
+class ConvCore(AFTCore):
+    """AFT-conv: one key and one filter a head (section 3.2); w = γ (w − mean) / std + β, γ = β = 0 at the start."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        """Draws a filter of `window_size` taps a head, causal, or of 2·window_size − 1."""
+        super().__init__(config, rngs=rngs)
+        self.heads, self.key_width, self.window = config.num_heads, 1, config.window_size
+        dtype = jnp.dtype(config.param_dtype)
+        count = config.window_size if config.causal else 2 * config.window_size - 1
+        self.taps = nnx.Param(jax.nn.initializers.normal(1.0)(rngs.params(), (self.heads, count), dtype))
+        self.gain = nnx.Param(jnp.zeros((self.heads, 1), dtype))
+        self.offset = nnx.Param(jnp.zeros((self.heads, 1), dtype))
+
+    def bias(self, queries_BxL: jax.Array, keys_BxM: jax.Array) -> TapBias:
+        """The normalised filters."""
+        taps, gain, offset = (p[...].astype(jnp.float32) for p in (self.taps, self.gain, self.offset))
+        centred = taps - taps.mean(axis=1, keepdims=True)
+        std = jnp.sqrt(jnp.square(centred).mean(axis=1, keepdims=True) + _STD_EPS)
+        return TapBias(queries_BxL, keys_BxM, self.window, gain * centred / std + offset)

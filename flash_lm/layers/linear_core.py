@@ -1,0 +1,69 @@
+"""Attention core whose softmax is replaced by features: linear in the length, and decoded from one sum a head."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from flash_lm.config import ModelConfig
+from flash_lm.layers.context import Context
+from flash_lm.ops.linear_attention import linear_attention, prefill_linear
+from flash_lm.ops.mixed_chunk_decode import fold
+
+
+class LinearCore(nnx.Module):
+    """φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) (see `ops.linear_attention`)."""
+
+    pairs = 1  # of queries and keys that the projection must give
+    state_grows = False
+    longest = None
+
+    def __init__(self, features: Callable[[jax.Array], jax.Array], config: ModelConfig, *, rngs: nnx.Rngs):
+        """Core with the feature map φ, which keeps the width."""
+        del rngs
+        self.features = features
+        self.chunk_size = config.chunk_size
+
+    def __call__(self, qk: tuple[tuple[jax.Array, jax.Array], ...], v: jax.Array, context: Context) -> jax.Array:
+        """One pair of B×H×L×K queries and keys, B×H×L×E values -> B×H×L×E."""
+        assert context.segments is not None
+        out = linear_attention(
+            *self._featured(qk),
+            fold(v),
+            context.segments,
+            chunk_size=self.chunk_size,
+            causal=context.causal,
+            packed=context.packed,
+        )
+        return out.reshape(v.shape)
+
+    def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> jax.Array:
+        """Σ φ(k) [v, 1]ᵀ of no tokens; `capacity` bounds nothing here."""
+        return jnp.zeros((batch, heads, key_width, value_width + 1), jnp.float32)
+
+    def prefill(self, qk, v: jax.Array, context: Context, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """In chunks from wherever the row stands: the sum needs no grid."""
+        assert context.lengths_B is not None
+        real_BxL = jnp.arange(v.shape[2])[None] < context.lengths_B[:, None]
+        real_NxL = jnp.repeat(real_BxL, v.shape[1], axis=0)
+        out, sums = prefill_linear(*self._featured(qk), fold(v), fold(state), real_NxL, chunk_size=self.chunk_size)
+        return out.reshape(v.shape), sums.reshape(state.shape)
+
+    step = prefill
+
+    def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
+        """Pairs inside the chunk, and two products with the K×(E+1) sum where there is one to make or to read."""
+        value_width += 1  # the denominator
+        if not causal:
+            return 2 * heads * 2 * key_width * value_width
+        full, rest = divmod(length, self.chunk_size)
+        pairs = sum(n * (n + 1) / 2 for n in [self.chunk_size] * full + [rest])
+        crossing = (length - 1) // self.chunk_size * self.chunk_size  # tokens in chunks before the last
+        reading = max(length - self.chunk_size, 0)  # tokens after the first chunk
+        products = (crossing + reading) * key_width * value_width
+        return 2 * heads * (pairs * (key_width + value_width) + products) / length
+
+    def _featured(self, qk) -> tuple[jax.Array, jax.Array]:
+        ((q, k),) = qk
+        return self.features(fold(q).astype(jnp.float32)), self.features(fold(k).astype(jnp.float32))

@@ -1,0 +1,268 @@
+"""Attention-free transformer: Σ exp(K + w) ⊙ V / Σ exp(K + w) ("An Attention Free Transformer", Zhai 2021, eq. 2).
+
+Each channel has its own keys, so a softmax over the keys of a query cannot be a matrix product of exp(K) unless a
+maximum is taken out of it first; and a maximum over keys that the query does not see can leave it with nothing but
+underflow. Therefore the visible keys are cut into rectangles, of which each query sees all keys: the second half of a
+block looks at the first half, in blocks of 1, 2, 4 … tokens. In a rectangle, exp(w)·(exp(K) ⊙ V) is a matrix product
+with the rectangle's own maxima, and rectangles are added with their maxima rescaled. Documents are contiguous, so that
+at most one of them crosses from the keys of a rectangle to its queries.
+
+Heads are those of AFT-conv, whose keys have a width M of 1 that all E channels of the head share; elsewhere there is
+one head and M = E. Sums are float32.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from flash_lm.ops.aft_bias import PairBias, Rectangles, halves, neighbours
+from flash_lm.ops.products import matmul
+
+_NOTHING = -1e30  # a maximum over no keys: finite, so that differences of two are no NaN
+_SMALL = 8  # keys from which on a matrix product is faster than a sum of products
+_SIMPLE_BLOCK = 64  # tokens of a block where there is no w
+QUERY_BLOCK = 256  # queries of a large rectangle that are looked at together
+
+
+class Sums(NamedTuple):
+    """Σ exp(K + w − max) ⊙ V, Σ exp(K + w − max) and max, over some keys; the maxima have no derivative."""
+
+    numerator_BxHxLxE: jax.Array
+    denominator_BxHxLxM: jax.Array
+    max_BxHxLxM: jax.Array
+
+
+def add(a: Sums, b: Sums) -> Sums:
+    """Of disjoint keys."""
+    top = jnp.maximum(a.max_BxHxLxM, b.max_BxHxLxM)
+    scale_a, scale_b = jnp.exp(a.max_BxHxLxM - top), jnp.exp(b.max_BxHxLxM - top)
+    return Sums(
+        a.numerator_BxHxLxE * scale_a + b.numerator_BxHxLxE * scale_b,
+        a.denominator_BxHxLxM * scale_a + b.denominator_BxHxLxM * scale_b,
+        top,
+    )
+
+
+def ratio(sums: Sums) -> jax.Array:
+    """B×H×L×E; a query without a visible key gets zeros."""
+    seen = sums.max_BxHxLxM > _NOTHING / 2
+    return jnp.where(seen, sums.numerator_BxHxLxE / jnp.where(seen, sums.denominator_BxHxLxM, 1), 0)
+
+
+def nothing(v: jax.Array, k: jax.Array) -> Sums:
+    """The sums over no keys, of the shapes of values and keys."""
+    return Sums(
+        jnp.zeros(v.shape, jnp.float32), jnp.zeros(k.shape, jnp.float32), jnp.full(k.shape, _NOTHING, jnp.float32)
+    )
+
+
+def each_alone(k: jax.Array, v: jax.Array, w: jax.Array | float, visible: jax.Array) -> Sums:
+    """The sums over one key a query.
+
+    Args:
+        k: (…, M) float32.
+        v: (…, E) float32.
+        w: (…, 1), added to the keys.
+        visible: (…, 1).
+    """
+    shifted = jnp.where(visible, k + w, _NOTHING)
+    top = jax.lax.stop_gradient(shifted)
+    weight = jnp.where(visible, jnp.exp(shifted - top), 0)
+    return Sums(weight * v, weight, top)
+
+
+def over_keys(k: jax.Array, v: jax.Array, visible: jax.Array) -> Sums:
+    """The sums over the keys of axis −2, which becomes 1; w is zero.
+
+    Args:
+        k: (…, L, M) float32.
+        v: (…, L, E) float32.
+        visible: (…, L, 1).
+    """
+    weight, top = _exponentials(k, visible)
+    total = lambda x: x.sum(axis=-2, keepdims=True)
+    return Sums(total(weight * v), total(weight), top)
+
+
+def rectangle_sums(
+    k: jax.Array, v: jax.Array, visible_keys: jax.Array, bias: PairBias | None, where: Rectangles
+) -> Sums:
+    """The sums of each query over all visible keys of its rectangle.
+
+    Args:
+        k: B×H×L×M float32.
+        v: B×H×L×E float32.
+        visible_keys: (B or 1)×G×C: those of the rectangle that all its queries see.
+        bias: w of the pairs; None: zero.
+        where: the rectangles.
+
+    Returns:
+        B×H×G×C×…, or ×1×… without a bias, for then all queries have the same.
+    """
+    visible = visible_keys[:, None, :, :, None]
+    k, v = where.keys(k, 2), where.keys(v, 2)
+    if bias is None:
+        return over_keys(k, v, visible)
+    weight, top = _exponentials(k, visible)
+    weighted = weight * v
+    visible_row = visible_keys[:, None, :, None, :]
+
+    def look(queries: Callable[[jax.Array, int], jax.Array]) -> Sums:
+        w = jnp.where(visible_row, bias.tile(Rectangles(where.keys, queries)), _NOTHING)
+        top_w = jax.lax.stop_gradient(w.max(axis=-1, keepdims=True))
+        a = jnp.where(visible_row, jnp.exp(w - top_w), 0)
+        return Sums(_mix(a, weighted), _mix(a, weight), top + top_w)
+
+    queries = where.queries(bias.query_index_BxL, 1).shape[-1]
+    if queries <= QUERY_BLOCK:
+        return look(where.queries)
+
+    def part(start: jax.Array) -> Sums:
+        cut = lambda x, axis: jax.lax.dynamic_slice_in_dim(where.queries(x, axis), start, QUERY_BLOCK, axis + 1)
+        return look(cut)
+
+    parts = jax.lax.map(jax.checkpoint(part), jnp.arange(0, queries, QUERY_BLOCK))
+    return Sums(*(jnp.moveaxis(x, 0, 3).reshape(*x.shape[1:4], queries, x.shape[-1]) for x in parts))
+
+
+def _exponentials(k: jax.Array, visible: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """exp(k − max) and the maximum over the keys of axis −2."""
+    hidden = jnp.where(visible, k, _NOTHING)
+    top = jax.lax.stop_gradient(hidden.max(axis=-2, keepdims=True))
+    return jnp.where(visible, jnp.exp(hidden - top), 0), top
+
+
+def _mix(a: jax.Array, x: jax.Array) -> jax.Array:
+    """The product over the keys; of so few that a call would cost more than it does, element by element."""
+    if a.shape[-1] < _SMALL:
+        return (a[..., None] * x[..., None, :, :]).sum(axis=-2)
+    leading = jnp.broadcast_shapes(a.shape[:-2], x.shape[:-2])
+    return matmul(*(jnp.broadcast_to(y, (*leading, *y.shape[-2:])) for y in (a, x)))
+
+
+def aft(
+    k_BxHxLxM: jax.Array, v_BxHxLxE: jax.Array, runs_BxL: jax.Array, bias: PairBias | None, *, causal: bool
+) -> jax.Array:
+    """Σ exp(K + w) ⊙ V / Σ exp(K + w) over the keys of the query's own document, and if causal none after it.
+
+    Args:
+        k_BxHxLxM: keys, M = E or 1.
+        v_BxHxLxE: values.
+        runs_BxL: run of each token (see `Segments`), (B or 1)×L.
+        bias: w; None: zero (AFT-simple).
+        causal: hide keys after the query.
+
+    Returns:
+        B×H×L×E, dtype of v. Padding gets zeros.
+    """
+
+    @jax.checkpoint
+    def mix(k: jax.Array, v: jax.Array, bias: PairBias | None) -> jax.Array:
+        sums = causal_sums(k, v, runs_BxL, bias)
+        if not causal:
+            flip = lambda x, axis: jnp.flip(x, axis)
+            backwards = bias.over_tokens(lambda x: flip(x, 1)) if bias is not None else None
+            later = causal_sums(flip(k, 2), flip(v, 2), flip(runs_BxL, 1), backwards, own=False)
+            sums = add(sums, jax.tree.map(lambda x: flip(x, 2), later))
+        return ratio(sums)
+
+    k, v = (x.astype(jnp.float32) for x in (k_BxHxLxM, v_BxHxLxE))
+    return mix(k, v, bias).astype(v_BxHxLxE.dtype)
+
+
+def causal_sums(
+    k: jax.Array,
+    v: jax.Array,
+    runs_BxL: jax.Array,
+    bias: PairBias | None,
+    *,
+    own: bool = True,
+    initial: Sums | None = None,
+) -> Sums:
+    """The sums of each token over the visible keys up to itself.
+
+    Args:
+        k: B×H×L×M float32.
+        v: B×H×L×E float32.
+        runs_BxL: run of each token, (B or 1)×L.
+        bias: w of all pairs.
+        own: whether a token sees itself.
+        initial: sums with w = 0 over keys before the row, of its run 1; B×H×1×….
+    """
+    length = k.shape[2]
+    block = _block(bias, length)
+    pad = lambda x, axis: jnp.pad(x, [(0, -length % block if i == axis else 0) for i in range(x.ndim)])
+    k, v, runs = pad(k, 2), pad(v, 2), pad(runs_BxL, 1)
+    bias = bias.over_tokens(lambda x: pad(x, 1)) if bias is not None else None
+    w = 0.0 if bias is None else bias.diagonal()
+    sums = each_alone(k, v, w, (runs > 0)[:, None, :, None]) if own else nothing(v, k)
+    size = 1
+    while size < block:
+        where = halves(size)
+        first, second = (jax.tree.map(lambda x, part=part: part(x, 2), sums) for part in where)
+        second = add(second, _across(k, v, runs, bias, where))
+        sums = jax.tree.map(lambda a, b: jnp.stack([a, b], 3).reshape(*a.shape[:2], -1, a.shape[-1]), first, second)
+        size *= 2
+    if bias is not None and bias.window is not None and block < k.shape[2]:
+        where = neighbours(block)
+        sums = _join(add(_blocks(sums, block), _across(k, v, runs, bias, where)))
+    if block < k.shape[2] or initial is not None:
+        sums = _join(add(_blocks(sums, block), _far(k, v, runs, block, 1 if bias is None else 2, initial)))
+    return jax.tree.map(lambda x: x[:, :, :length], sums)
+
+
+def _block(bias: PairBias | None, length: int) -> int:
+    """Tokens among which pairs are looked at one by one: a power of two, no smaller than the window."""
+    least = _SIMPLE_BLOCK if bias is None else bias.window
+    return 1 << (max(min(least or length, length), 1) - 1).bit_length()
+
+
+def _across(k: jax.Array, v: jax.Array, runs: jax.Array, bias: PairBias | None, where: Rectangles) -> Sums:
+    """Rectangles, each for the one document that crosses from its keys to its queries."""
+    keys, queries = where.keys(runs, 1), where.queries(runs, 1)
+    crossing = keys[..., -1:]
+    sums = rectangle_sums(k, v, (keys == crossing) & (crossing > 0), bias, where)
+    return _only(sums, (queries == crossing) & (crossing > 0))
+
+
+def _only(sums: Sums, visible: jax.Array) -> Sums:
+    """Nothing where a query is not visible; (B or 1)×G×C."""
+    seen = visible[:, None, :, :, None]
+    empty = Sums(jnp.float32(0), jnp.float32(0), jnp.float32(_NOTHING))
+    return Sums(*(jnp.where(seen, x, none) for x, none in zip(sums, empty, strict=True)))
+
+
+def _blocks(sums: Sums, size: int) -> Sums:
+    return jax.tree.map(lambda x: x.reshape(*x.shape[:2], -1, size, x.shape[-1]), sums)
+
+
+def _join(sums: Sums) -> Sums:
+    return jax.tree.map(lambda x: x.reshape(*x.shape[:2], -1, x.shape[-1]), sums)
+
+
+def _far(k: jax.Array, v: jax.Array, runs: jax.Array, size: int, back: int, initial: Sums | None) -> Sums:
+    """For each query the sums with w = 0 over its document in the blocks that are `back` or more before its own."""
+    where = neighbours(size)
+    blocks = where.queries(runs, 1)
+    last = blocks[..., -1]
+    visible = (blocks == last[..., None]) & (blocks > 0)
+    own = over_keys(where.queries(k, 2), where.queries(v, 2), visible[:, None, :, :, None])
+    start = nothing(v[:, :, :1], k[:, :, :1]) if initial is None else initial
+    first_run = jnp.full_like(last[:, :1], 0 if initial is None else 1)
+    before = jnp.concatenate([first_run, last[:, :-1]], axis=1)
+    goes_on = jnp.broadcast_to(before == last, (k.shape[0], last.shape[1]))
+
+    def next_block(entering: Sums, block: tuple[Sums, jax.Array]) -> tuple[Sums, Sums]:
+        here, goes_on_B = block
+        kept = _only(jax.tree.map(lambda x: x[:, :, None], entering), goes_on_B[:, None, None])
+        return add(jax.tree.map(lambda x: x[:, :, 0], kept), here), entering
+
+    by_block = (jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), own), goes_on.T)
+    _, entering = jax.lax.scan(next_block, start, by_block)
+    far = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 2), entering)
+    for _ in range(back - 1):
+        far = jax.tree.map(lambda x, s: jnp.concatenate([s[:, :, None], x[:, :, :-1]], axis=2), far, start)
+        before = jnp.concatenate([first_run, before[:, :-1]], axis=1)
+    return _only(far, (blocks == before[..., None]) & (blocks > 0))

@@ -1,0 +1,126 @@
+"""The position bias w of AFT, and the rectangles of keys and queries for which it is made, a part at a time."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from flash_lm.ops.products import matmul
+
+
+class Rectangles(NamedTuple):
+    """Keys and queries that look at each other: (array, its axis of tokens) -> the array with (G, C) in its place."""
+
+    keys: Callable[[jax.Array, int], jax.Array]
+    queries: Callable[[jax.Array, int], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class PairBias:
+    """The w of pairs of tokens; zero for those that are `window` or more apart.
+
+    Attributes:
+        query_index_BxL: place of each query in its row, (B or 1)×L.
+        key_index_BxM: place of each key.
+        window: static; None: all pairs have a w.
+    """
+
+    query_index_BxL: jax.Array
+    key_index_BxM: jax.Array
+    window: int | None = dataclasses.field(metadata={"static": True})
+
+    def tile(self, where: Rectangles) -> jax.Array:
+        """(B or 1)×(H or 1)×G×C×C float32, from queries to keys."""
+        query_index, key_index = where.queries(self.query_index_BxL, 1), where.keys(self.key_index_BxM, 1)
+        distance = query_index[..., :, None] - key_index[..., None, :]
+        w = self.weights(distance, where)
+        return w if self.window is None else jnp.where(jnp.abs(distance)[:, None] < self.window, w, 0)
+
+    def weights(self, distance: jax.Array, where: Rectangles) -> jax.Array:
+        """As `tile`, without regard to the window; `distance`: (B or 1)×G×C×C."""
+        raise TypeError(f"{type(self).__name__} must define weights")
+
+    def diagonal(self) -> jax.Array:
+        """Of each token with itself, (B or 1)×(H or 1)×L×1."""
+        alone = lambda x, axis: jnp.expand_dims(x, axis + 1)
+        return self.tile(Rectangles(keys=alone, queries=alone))[..., 0]
+
+    def over_tokens(self, change: Callable[[jax.Array], jax.Array]) -> "PairBias":
+        """With `change` applied to each array whose axis 1 is that of the tokens."""
+        raise TypeError(f"{type(self).__name__} must define over_tokens")
+
+
+def halves(size: int) -> Rectangles:
+    """In blocks of 2·size tokens the first half are keys and the second half queries."""
+
+    def half(place: int) -> Callable[[jax.Array, int], jax.Array]:
+        def select(x: jax.Array, axis: int) -> jax.Array:
+            blocks = x.reshape(*x.shape[:axis], -1, 2, size, *x.shape[axis + 1 :])
+            return jax.lax.index_in_dim(blocks, place, axis + 1, keepdims=False)
+
+        return select
+
+    return Rectangles(keys=half(0), queries=half(1))
+
+
+def neighbours(size: int) -> Rectangles:
+    """Each block of `size` tokens looks at the one before it."""
+
+    def blocks(x: jax.Array, axis: int) -> jax.Array:
+        return x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
+
+    def before(x: jax.Array, axis: int) -> jax.Array:
+        y = jax.lax.slice_in_dim(blocks(x, axis), 0, x.shape[axis] // size - 1, axis=axis)
+        return jnp.pad(y, [(1, 0) if i == axis else (0, 0) for i in range(y.ndim)])
+
+    return Rectangles(keys=before, queries=blocks)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PositionBias(PairBias):
+    """w = u_t · v_t′ (AFT, section 3.1: the factorised position bias).
+
+    Attributes:
+        query_BxLxR: u of each query's position, (B or 1)×L×R float32.
+        key_BxMxR: v of each key's position.
+    """
+
+    query_BxLxR: jax.Array
+    key_BxMxR: jax.Array
+
+    def weights(self, distance: jax.Array, where: Rectangles) -> jax.Array:
+        """By a matrix product, shared by all channels."""
+        query, key = where.queries(self.query_BxLxR, 1), where.keys(self.key_BxMxR, 1)
+        return matmul(query, key, transpose_b=True)[:, None]
+
+    def over_tokens(self, change: Callable[[jax.Array], jax.Array]) -> "PositionBias":
+        """All four arrays."""
+        names = ("query_index_BxL", "key_index_BxM", "query_BxLxR", "key_BxMxR")
+        return dataclasses.replace(self, **{name: change(getattr(self, name)) for name in names})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TapBias(PairBias):
+    """w depends on the distance alone, one filter a head (AFT-conv, section 3.2).
+
+    Attributes:
+        taps_HxT: for distances of query − key from T − window on, float32.
+    """
+
+    taps_HxT: jax.Array
+
+    def weights(self, distance: jax.Array, where: Rectangles) -> jax.Array:
+        """Looked up."""
+        count = self.taps_HxT.shape[1]
+        assert self.window is not None
+        place = (distance + count - self.window).clip(0, count - 1)
+        return jnp.moveaxis(self.taps_HxT[:, place], 0, 1)
+
+    def over_tokens(self, change: Callable[[jax.Array], jax.Array]) -> "TapBias":
+        """The indices; reversed, a distance keeps its sign, since it is that of the row."""
+        names = ("query_index_BxL", "key_index_BxM")
+        return dataclasses.replace(self, **{name: change(getattr(self, name)) for name in names})

@@ -1,0 +1,123 @@
+"""AFT from a state: the keys and values that still have a w, and the sums over those that are too far for one."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from flash_lm.ops.aft import (
+    QUERY_BLOCK,
+    Sums,
+    add,
+    causal_sums,
+    nothing,
+    over_keys,
+    ratio,
+    rectangle_sums,
+)
+from flash_lm.ops.aft_bias import PairBias, Rectangles
+
+# (positions of the queries, positions of the keys, each B×L) -> w; None: zero
+BiasOf = Callable[[jax.Array, jax.Array], PairBias | None]
+
+
+class WindowState(NamedTuple):
+    """Decode state of a window: its size depends on neither the position nor the longest length.
+
+    key_BxHxWxM, value_BxHxWxE: of the last W tokens, oldest first, W = window − 1; float32.
+    far: over all older ones.
+    """
+
+    key_BxHxWxM: jax.Array
+    value_BxHxWxE: jax.Array
+    far: Sums
+
+
+class FullState(NamedTuple):
+    """Keys and values of all tokens so far, at their positions, float32."""
+
+    key_BxHxMxM: jax.Array
+    value_BxHxMxE: jax.Array
+
+
+def init_window(batch: int, heads: int, kept: int, key_width: int, value_width: int) -> WindowState:
+    """The state before the first token; `kept`: W."""
+    key, value = (jnp.zeros((batch, heads, kept, width), jnp.float32) for width in (key_width, value_width))
+    one = lambda width: jnp.zeros((batch, heads, 1, width), jnp.float32)
+    return WindowState(key, value, nothing(one(value_width), one(key_width)))
+
+
+def prefill_window(
+    k: jax.Array, v: jax.Array, state: WindowState, start_B: jax.Array, lengths_B: jax.Array, bias_of: BiasOf
+) -> tuple[jax.Array, WindowState]:
+    """Consumes lengths[b] tokens of each row.
+
+    Args:
+        k: B×H×L×M float32.
+        v: B×H×L×E float32.
+        state: before them.
+        start_B: position of each row's first new token.
+        lengths_B: number of new tokens, 0 … L.
+        bias_of: w for the old and new tokens, B×(W + L) positions.
+
+    Returns:
+        B×H×L×E float32, and the state after the new tokens.
+    """
+    length, kept = k.shape[2], state.key_BxHxWxM.shape[2]
+    place_1xT = jnp.arange(kept + length, dtype=jnp.int32)[None]
+    position_BxT = start_B[:, None] - kept + place_1xT
+    real_BxT = (position_BxT >= 0) & (place_1xT < kept + lengths_B[:, None])
+
+    def joined(old: jax.Array, new: jax.Array) -> jax.Array:
+        # Beyond the last position padding may be no number, which times zero is none either.
+        return jnp.where(real_BxT[:, None, :, None], jnp.concatenate([old, new], axis=2), 0)
+
+    key, value = joined(state.key_BxHxWxM, k), joined(state.value_BxHxWxE, v)
+    bias = bias_of(position_BxT, position_BxT)
+    if length == 1 and bias is not None:
+        newest = lambda x, axis: jnp.expand_dims(jax.lax.slice_in_dim(x, kept, kept + 1, axis=axis), axis)
+        here = rectangle_sums(key, value, real_BxT[:, None], bias, Rectangles(_whole, newest))
+        out = ratio(add(jax.tree.map(lambda x: x[:, :, 0], here), state.far))
+    else:
+        runs_BxT = real_BxT.astype(jnp.int32)
+        sums = causal_sums(key, value, runs_BxT, bias, initial=state.far)
+        out = ratio(jax.tree.map(lambda x: x[:, :, kept:], sums))
+    leaving_BxT = real_BxT & (place_1xT < lengths_B[:, None])
+    far = add(state.far, over_keys(key, value, leaving_BxT[:, None, :, None]))
+    stays_BxW = lengths_B[:, None] + jnp.arange(kept, dtype=jnp.int32)[None]
+    newest_of = lambda x: jnp.take_along_axis(x, stays_BxW[:, None, :, None], axis=2)
+    return out, WindowState(newest_of(key), newest_of(value), far)
+
+
+def prefill_full(
+    k: jax.Array, v: jax.Array, state: FullState, start_B: jax.Array, lengths_B: jax.Array, bias_of: BiasOf
+) -> tuple[jax.Array, FullState]:
+    """As `prefill_window`, where all tokens have a w; new tokens look at those before the row and at each other."""
+    batch, _, length = k.shape[:3]
+    capacity = state.key_BxHxMxM.shape[2]
+    place_1xL, slot_1xM = (jnp.arange(n, dtype=jnp.int32)[None] for n in (length, capacity))
+    position_BxL, real_BxL = start_B[:, None] + place_1xL, place_1xL < lengths_B[:, None]
+    k, v = (jnp.where(real_BxL[:, None, :, None], x, 0) for x in (k, v))
+    slots_BxM = jnp.broadcast_to(slot_1xM, (batch, capacity))
+    # Many queries are looked at in whole blocks.
+    missing = -length % QUERY_BLOCK if length > QUERY_BLOCK else 0
+    queries_BxL = jnp.pad(position_BxL, ((0, 0), (0, missing)))
+    old = rectangle_sums(
+        state.key_BxHxMxM,
+        state.value_BxHxMxE,
+        (slots_BxM < start_B[:, None])[:, None],
+        bias_of(queries_BxL, slots_BxM),
+        Rectangles(_whole, _whole),
+    )
+    new = causal_sums(k, v, real_BxL.astype(jnp.int32), bias_of(position_BxL, position_BxL))
+    out = ratio(add(jax.tree.map(lambda x: x[:, :, 0, :length], old), new))
+    slot_BxL = jnp.where(real_BxL, position_BxL, capacity)  # padding falls outside and is dropped
+    rows_Bx1 = jnp.arange(batch)[:, None]
+    write = lambda cache, new: cache.at[rows_Bx1, :, slot_BxL].set(jnp.swapaxes(new, 1, 2), mode="drop")
+    return out, FullState(write(state.key_BxHxMxM, k), write(state.value_BxHxMxE, v))
+
+
+def _whole(x: jax.Array, axis: int) -> jax.Array:
+    """All tokens as one rectangle."""
+    return jnp.expand_dims(x, axis)

@@ -1,0 +1,125 @@
+"""Linear attention: φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) ("Transformers are RNNs", Katharopoulos et al. 2020, eq. 5–12).
+
+The sums are those of mixed chunks: over the chunks before the query's own, and pair by pair inside it. A column of ones
+beside the values makes the denominator one more value. Features, sums and denominators are float32.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from flash_lm.ops.mixed_chunk_attention import (
+    global_attention,
+    global_attention_both_ways,
+    global_attention_in_segments,
+    local_attention,
+)
+from flash_lm.ops.products import matmul
+from flash_lm.ops.segments import Segments, tokens_in_earlier_chunks
+
+
+def elu_plus_one(x: jax.Array) -> jax.Array:
+    """The paper's feature map φ(x) = elu(x) + 1 (eq. 7), positive everywhere."""
+    return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
+
+
+def linear_attention(
+    q_NxLxK: jax.Array,
+    k_NxLxK: jax.Array,
+    v_NxLxE: jax.Array,
+    segments: Segments,
+    *,
+    chunk_size: int,
+    causal: bool,
+    packed: bool,
+) -> jax.Array:
+    """Over the keys of the query's own document, and if causal none after it.
+
+    Args:
+        q_NxLxK: features φ(q), float32; heads are folded into the batch.
+        k_NxLxK: features φ(k), float32.
+        v_NxLxE: values.
+        segments: the documents of each row.
+        chunk_size: C.
+        causal: hide keys after the query.
+        packed: a row may hold several documents, or padding.
+
+    Returns:
+        N×L×E, dtype of v. Padding gets zeros.
+    """
+    values, ones = _with_ones(v_NxLxE), jnp.ones(segments.runs_BxL.shape, jnp.float32)
+    if causal:
+        weight_BxL = jnp.where(tokens_in_earlier_chunks(segments, chunk_size) > 0, ones, 0)
+        sums, _ = global_attention(
+            q_NxLxK, k_NxLxK, values, segments.runs_BxL, chunk_size=chunk_size, weight_BxL=weight_BxL
+        )
+        sums += _inside_chunks(q_NxLxK, k_NxLxK, values, segments.runs_BxL, chunk_size)
+    elif packed:
+        sums = global_attention_in_segments(q_NxLxK, k_NxLxK, values, segments, chunk_size=chunk_size, weight_BxL=ones)
+    else:
+        sums = global_attention_both_ways(q_NxLxK, k_NxLxK, values, weight_BxL=ones)
+    return _ratio(sums).astype(v_NxLxE.dtype)
+
+
+def prefill_linear(
+    q_NxLxK: jax.Array,
+    k_NxLxK: jax.Array,
+    v_NxLxE: jax.Array,
+    state_NxKxE: jax.Array,
+    real_NxL: jax.Array,
+    *,
+    chunk_size: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Causal, after the tokens that the state has summed.
+
+    Args:
+        q_NxLxK: features φ(q), float32.
+        k_NxLxK: features φ(k), float32.
+        v_NxLxE: values.
+        state_NxKxE: Σ φ(k) [v, 1]ᵀ so far, N×K×(E+1) float32.
+        real_NxL: which tokens are no padding; padding is at the end.
+        chunk_size: C.
+
+    Returns:
+        N×L×E, dtype of v; and the state after the real tokens.
+    """
+    # Beyond the last position padding may be no number, which times zero is none either.
+    q_NxLxK, k_NxLxK, v_NxLxE = (jnp.where(real_NxL[..., None], x, 0) for x in (q_NxLxK, k_NxLxK, v_NxLxE))
+    values, runs_NxL = _with_ones(v_NxLxE), real_NxL.astype(jnp.int32)
+    chunk_size = min(chunk_size, real_NxL.shape[1])
+    sums, _ = global_attention(
+        q_NxLxK,
+        k_NxLxK,
+        values,
+        runs_NxL,
+        chunk_size=chunk_size,
+        weight_BxL=real_NxL.astype(jnp.float32),
+        initial_NxKxE=state_NxKxE,
+    )
+    sums += _inside_chunks(q_NxLxK, k_NxLxK, values, runs_NxL, chunk_size)
+    state_NxKxE = state_NxKxE + matmul(k_NxLxK, values, transpose_a=True)
+    return _ratio(sums).astype(v_NxLxE.dtype), state_NxKxE
+
+
+def _inside_chunks(q_NxLxK, k_NxLxK, values_NxLxE, runs_BxL, chunk_size: int) -> jax.Array:
+    return local_attention(
+        q_NxLxK,
+        k_NxLxK,
+        values_NxLxE,
+        runs_BxL,
+        chunk_size=chunk_size,
+        causal=True,
+        function="identity",
+        scale=1.0,
+        divisor_BxL=jnp.ones(runs_BxL.shape, jnp.float32),
+    )
+
+
+def _with_ones(v_NxLxE: jax.Array) -> jax.Array:
+    v = v_NxLxE.astype(jnp.float32)
+    return jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
+
+
+def _ratio(sums_NxLxE: jax.Array) -> jax.Array:
+    """Numerator over denominator; without an ε, which would show where the features are small. Padding has 0 / 0."""
+    total = sums_NxLxE[..., -1:]
+    return sums_NxLxE[..., :-1] / jnp.where(total > 0, total, 1)

@@ -1,0 +1,111 @@
+"""AFT's sums against log-space loops in float64: keys thirty times as large, packed rows, windows of all sizes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles.aft import mix
+from oracles.attention import Row
+from oracles.segments import visibility
+
+from flash_lm.ops import aft, aft_decode
+from flash_lm.ops.aft_bias import PositionBias, TapBias
+from flash_lm.ops.segments import find_segments
+
+L, E, HEADS = 45, 6, 2
+IDS = np.array([[1] * 10 + [0] * 3 + [2] * 20 + [1] * 12, [3] * L], np.int32)
+INDEX = jnp.arange(L, dtype=jnp.int32)[None]
+
+
+def draw(*shape: int, scale: float = 1.0) -> np.ndarray:
+    normal = np.random.default_rng(shape).normal(size=shape) * scale
+    return normal.astype(np.float32)
+
+
+def factorised(window: int | None):
+    """w of a pair, as PositionBias and as a function of (row, head, t, u)."""
+    u, v = draw(2, L, 3, scale=2.0), draw(3, L, 3)[:2]
+    near = lambda t, other: window is None or abs(t - other) < window
+    return PositionBias(INDEX, INDEX, window, jnp.asarray(u), jnp.asarray(v)), (
+        lambda b, h, t, other: u[b, t].astype(float) @ v[b, other] if near(t, other) else 0.0
+    )
+
+
+def filters(window: int, causal: bool):
+    taps = draw(HEADS, window if causal else 2 * window - 1, scale=6.0)
+    first = 0 if causal else window - 1
+    return TapBias(INDEX, INDEX, window, jnp.asarray(taps)), (
+        lambda b, h, t, other: float(taps[h, t - other + first]) if abs(t - other) < window else 0.0
+    )
+
+
+KINDS = ["simple", "full", "conv", *(f"window {n}" for n in (1, 3, 8, 11, L, 60))]
+
+
+def setting(kind: str, causal: bool, scale: float):
+    """Keys, values, w for the library and w for the oracle."""
+    heads = HEADS if kind == "conv" else 1
+    k = draw(2, heads, L, 1 if kind == "conv" else E, scale=scale)
+    w = {"simple": lambda: (None, lambda b, h, t, u: 0.0), "full": lambda: factorised(None)}
+    w |= {"conv": lambda: filters(5, causal)}
+    bias, of_pair = w[kind]() if kind in w else factorised(int(kind.split()[1]))
+    return k, draw(2, heads, L, E), bias, of_pair
+
+
+@pytest.mark.parametrize("blocks", ["large", "small"])
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_values(kind, causal, scale, blocks, monkeypatch):
+    if blocks == "small":  # so that the blocks of large rectangles and of AFT-simple are several
+        monkeypatch.setattr(aft, "QUERY_BLOCK", 4)
+        monkeypatch.setattr(aft, "_SIMPLE_BLOCK", 4)
+    k, v, bias, w = setting(kind, causal, scale)
+    runs = find_segments(jnp.asarray(IDS)).runs_BxL
+    out = np.asarray(jax.jit(lambda k, v, bias: aft.aft(k, v, runs, bias, causal=causal))(k, v, bias))
+    for b, ids in enumerate(IDS.tolist()):
+        row = Row(visibility(ids, causal), list(range(L)))
+        for h in range(k.shape[1]):
+            expected = mix(k[b, h].astype(float), v[b, h].astype(float), row, lambda t, u, b=b, h=h: w(b, h, t, u))
+            np.testing.assert_allclose(out[b, h], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+@pytest.mark.parametrize("kind", ["simple", "full", "window 8", "conv"])
+def test_prefill_in_parts_is_the_parallel_form(kind, scale, monkeypatch):
+    """Rows at different places, parts of any length, also none; capacity beyond the row."""
+    for module in (aft, aft_decode):
+        monkeypatch.setattr(module, "QUERY_BLOCK", 8)
+    k, v, bias, _ = setting(kind, True, scale)
+    ones = jnp.ones((2, L), jnp.int32)
+    expected = np.asarray(aft.aft(jnp.asarray(k), jnp.asarray(v), ones, bias, causal=True))
+
+    def bias_of(queries, keys):
+        if bias is None:
+            return None
+        if isinstance(bias, TapBias):
+            return TapBias(queries, keys, bias.window, bias.taps_HxT)
+        rows = jnp.arange(2)[:, None]
+        u, v = (x[rows, p.clip(0, L - 1)] for x, p in ((bias.query_BxLxR, queries), (bias.key_BxMxR, keys)))
+        return PositionBias(queries, keys, bias.window, u, v)
+
+    heads, width = k.shape[1], k.shape[3]
+    if kind == "full":
+        empty = lambda n: jnp.zeros((2, heads, 64, n))
+        state, consume = aft_decode.FullState(empty(width), empty(E)), aft_decode.prefill_full
+    else:
+        kept = bias.window - 1 if bias is not None else 0
+        state, consume = aft_decode.init_window(2, heads, kept, width, E), aft_decode.prefill_window
+    start = np.zeros(2, np.int32)
+    consume = jax.jit(consume, static_argnums=5)
+    for parts in ((13, 2), (0, 7), (1, 1), (17, 20), (1, 0), (12, 14), (1, 1)):
+        lengths = np.array(parts, np.int32)
+        size = max(parts)
+        place = (start[:, None] + np.arange(size)).clip(0, L - 1)
+        take = lambda x, place=place: np.take_along_axis(x, place[:, None, :, None], axis=2)
+        out, state = consume(jnp.asarray(take(k)), jnp.asarray(take(v)), state, start, lengths, bias_of)
+        for b, n in enumerate(parts):
+            here = expected[b, :, start[b] : start[b] + n]
+            np.testing.assert_allclose(np.asarray(out)[b, :, :n], here, rtol=0, atol=1e-5)
+        start += lengths
+    assert start.tolist() == [45, 45]
