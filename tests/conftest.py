@@ -22,6 +22,18 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+_MAPS = pathlib.Path("/proc/self/maps")
+_MOST_MAPS = 35_000  # Linux allows a process 65530
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled_functions():
+    """Each kernel of a compiled function holds memory maps, and with too many of them the process crashes."""
+    yield
+    if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MOST_MAPS:
+        jax.clear_caches()
+
+
 @pytest.fixture(scope="module")
 def usual_promotion():
     """Optax mixes integers and floats, so the tests of training run under jax's usual promotion."""

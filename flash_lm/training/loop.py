@@ -78,7 +78,7 @@ class _Loop:
         try:
             self.clock.start()
             while self.step < config.steps and not stopping:
-                self.state, metrics = self.compiled_step(self.state, place(self._next_batch(), sharding))
+                self.state, metrics = self.compiled_step(self.state, place(self._next_batch(pending), sharding))
                 self.step += 1
                 # The device works on this step while the last one's metrics are read.
                 if pending is not None:
@@ -117,14 +117,17 @@ class _Loop:
             )
         return state, Clock(facts["train_seconds"]), places
 
-    def _next_batch(self) -> Batch:
-        """A streamed corpus may fail at any time; what has been learned until then is kept."""
+    def _next_batch(self, pending: tuple[int, dict[str, jax.Array]] | None) -> Batch:
+        """A streamed corpus may fail at any time; what has been learned until then is logged and kept."""
         try:
             return next(self.batches)
         except InputError as error:
+            if pending is not None:
+                self._log(*pending)
             jax.block_until_ready(self.state)
             self.clock.pause()
-            self._save(None)
+            if self.checkpoints.newest() != self.step:
+                self._save(None)
             raise RunError(f"{error}\nsaved at step {self.step}: the same command goes on from there") from None
 
     def _announce(self) -> None:

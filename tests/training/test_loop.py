@@ -294,7 +294,7 @@ def test_a_stream_that_breaks_loses_nothing(config, tmp_path, monkeypatch):
         train(config, tmp_path / "run")
     saved = int(str(error.value).split("saved at step ")[1].split(":")[0])
     assert saved > 3 and [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [str(saved)]
-    assert figures(tmp_path / "run")[-1]["step"] in (saved - 1, saved)
+    assert figures(tmp_path / "run")[-1]["step"] == saved
 
 
 def test_a_masked_validation_split_without_a_mask_is_refused(config, tmp_path):
