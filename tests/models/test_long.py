@@ -1,0 +1,98 @@
+"""What the linear families promise of long rows: time and memory in proportion, and no loss of precision."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flash_lm.ops.aft import aft
+from flash_lm.ops.aft_bias import PositionBias
+from flash_lm.ops.linear_attention import elu_plus_one, linear_attention
+from flash_lm.ops.segments import whole_row
+from models.cases import case
+
+pytestmark = pytest.mark.slow
+
+LINEAR = ("flash", "mc_tfm", "aft_local", "aft_simple", "aft_conv", "linear_transformer")
+BLOCKED = ("aft_full",)  # quadratic in time, yet without an array of all pairs
+L = 8192
+
+
+def compiled(family: str, length: int):
+    """Loss and gradients of one row."""
+    model = case(family, True, max_length=L, num_layers=1, chunk_size=128, window_size=32)
+    params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model.params)
+    ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
+    weights = jax.ShapeDtypeStruct((1, length), jnp.float32)
+    return model.loss_and_grads.lower(params, ids, ids, weights, None).compile()
+
+
+@pytest.mark.parametrize("family", LINEAR + BLOCKED)
+def test_memory_and_flops_grow_with_the_length(family):
+    """Twice the length, at most 2.2 times the temporary memory and the operations of forward and backward.
+
+    AFT-full holds one more level of rectangles, and no array of all pairs, which would be four times as large.
+    """
+    half, whole = (compiled(family, length) for length in (L // 2, L))
+    memory = [x.memory_analysis().temp_size_in_bytes for x in (half, whole)]
+    assert memory[1] <= (2.2 if family in LINEAR else 2.5) * memory[0]
+    assert f"{L},{L}]" not in whole.as_text()
+    if family in LINEAR:
+        flops = [x.cost_analysis()["flops"] for x in (half, whole)]
+        assert flops[1] <= 2.2 * flops[0]
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).normal(size=shape).astype(np.float32)
+
+
+def by_blocks(look, causal: bool) -> np.ndarray:
+    """look(queries, visible) for 256 queries at a time, over all keys; L×E."""
+    blocks = [np.arange(start, start + 256) for start in range(0, L, 256)]
+    visible = lambda t: np.arange(L)[None] <= (t[:, None] if causal else L)
+    return np.concatenate([look(t, np.broadcast_to(visible(t), (256, L))) for t in blocks])
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("kind", ["simple", "local", "full"])
+def test_aft_of_keys_thirty_times_as_large(kind, causal):
+    """Within 1e-4 of float64."""
+    k, v, u, w = numbers(L, 3) * 30, numbers(1, L, 3)[0], numbers(2, L, 4)[0], numbers(3, L, 4)[0]
+    window = {"simple": 0, "local": 32, "full": None}[kind]
+    index = jnp.arange(L, dtype=jnp.int32)[None]
+    bias = PositionBias(index, index, window, jnp.asarray(u)[None], jnp.asarray(w)[None]) if kind != "simple" else None
+    run = jax.jit(lambda k, v, bias: aft(k, v, jnp.ones((1, L), jnp.int32), bias, causal=causal))
+    out = np.asarray(run(k[None, None], v[None, None], bias))[0, 0]
+
+    def look(t, visible):
+        pair = u[t].astype(float) @ w.astype(float).T if kind != "simple" else np.zeros((len(t), L))
+        if window is not None:
+            pair = np.where(np.abs(t[:, None] - np.arange(L)[None]) < window, pair, 0)
+        rows = []
+        for channel in range(3):
+            logs = np.where(visible, k[None, :, channel] + pair, -np.inf)
+            weights = np.exp(logs - logs.max(axis=1, keepdims=True))
+            rows.append(weights @ v[:, channel].astype(float) / weights.sum(axis=1))
+        return np.stack(rows, axis=1)
+
+    expected = by_blocks(look, causal)
+    assert np.isfinite(out).all()
+    assert np.abs(out - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_linear_attention_of_keys_thirty_times_as_large(causal):
+    """Within 1e-4 of float64."""
+    q, k, v = numbers(L, 16), numbers(1, L, 16)[0] * 30, numbers(L, 3)
+    features = [elu_plus_one(jnp.asarray(x))[None] for x in (q, k)]
+    run = jax.jit(lambda q, k, v: linear_attention(q, k, v, whole_row(L), chunk_size=128, causal=causal, packed=False))
+    out = np.asarray(run(*features, v[None]))[0]
+    phi_q, phi_k = (np.where(x > 0, x + 1.0, np.exp(np.minimum(x, 0.0))) for x in (q.astype(float), k.astype(float)))
+
+    def look(t, visible):
+        weights = np.where(visible, phi_q[t] @ phi_k.T, 0)
+        return weights @ v.astype(float) / weights.sum(axis=1, keepdims=True)
+
+    expected = by_blocks(look, causal)
+    assert np.isfinite(out).all()
+    assert np.abs(out - expected).max() < 1e-4 * np.abs(expected).max()
