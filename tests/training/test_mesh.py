@@ -50,7 +50,8 @@ class Run:
         config.model.update(
             family=family, num_layers=2, model_dim=16, num_heads=2, shared_dim=8, mlp_dim=32, chunk_size=8, max_length=L
         )
-        config.model.update(vocab_size=VOCAB, init="lecun", dropout=0.1)
+        # A window over the whole row would leave AFT-conv's offset without a gradient.
+        config.model.update(vocab_size=VOCAB, init="lecun", dropout=0.1, window_size=5, bias_dim=8)
         config.data.tokens_per_batch = B * L
         # A large eps: where a gradient is rounding alone, Adam's direction would be too.
         config.train.update(warmup_steps=0, eps=1e-3, **train_keys)
