@@ -96,6 +96,7 @@ def get_config() -> ConfigDict:
         ("shared/kernel", ("fsdp", None)),  # one head: to cut it would send scores instead of values
         ("(query|key|value|gate|up)/kernel", ("fsdp", "tensor")),
         ("(output|down)/kernel", ("tensor", "fsdp")),
+        ("(query|key)_position", (None, "fsdp")),
         (".*", ()),
     )
     return config

@@ -10,6 +10,7 @@ from flash_lm.config import ModelConfig
 from flash_lm.layers.attention import AttentionSublayer
 from flash_lm.layers.context import Context
 from flash_lm.layers.dense import Dense
+from flash_lm.layers.table import whole
 from flash_lm.ops.aft import aft
 from flash_lm.ops.aft_bias import PairBias, PositionBias, TapBias
 from flash_lm.ops.aft_decode import (
@@ -138,7 +139,7 @@ class FactorisedCore(AFTCore):
             return None
         # Out of range is padding, or a row whose logits are no number anyway.
         u, v = (
-            table[...].astype(jnp.float32).at[positions].get(mode="clip")
+            whole(table[...]).astype(jnp.float32).at[positions].get(mode="clip")
             for table, positions in ((self.query_position, queries_BxL), (self.key_position, keys_BxM))
         )
         return PositionBias(queries_BxL, keys_BxM, self.window, u, v)

@@ -17,8 +17,9 @@ from flash_lm.layers.dense import EMBEDDING_INITS
 from flash_lm.layers.normalizer import NOT_DECODABLE
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.positions import ABSOLUTE_POSITIONS
+from flash_lm.layers.table import whole
 from flash_lm.models.families import FAMILIES, complete
-from flash_lm.models.layer import Layer, constrain_residual, drop, gather_table
+from flash_lm.models.layer import Layer, constrain_residual, drop
 from flash_lm.ops.positions import rotary_table
 from flash_lm.ops.segments import find_segments, whole_row
 
@@ -233,7 +234,7 @@ class LanguageModel(nnx.Module):
     def _embed(self, inputs_BxL: jax.Array, context: Context) -> tuple[jax.Array, Context]:
         """Embeds, adds absolute positions, and makes the rotary table once for all layers."""
         # A token outside the vocabulary gives NaN; clamping it would give a wrong and silent answer.
-        x_BxLxD = gather_table(self.embedding[...]).at[inputs_BxL].get(mode="fill", fill_value=jnp.nan)
+        x_BxLxD = whole(self.embedding[...]).at[inputs_BxL].get(mode="fill", fill_value=jnp.nan)
         if self.positions is not None:
             x_BxLxD = x_BxLxD + self.positions(context.positions_BxL)
         widths = {w for sublayer in self.layers.sublayers if (w := sublayer.rotary_width) is not None}

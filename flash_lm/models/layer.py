@@ -69,10 +69,3 @@ def constrain_residual(x_BxLxD: jax.Array) -> jax.Array:
     if jax.sharding.get_abstract_mesh().empty:
         return x_BxLxD
     return jax.lax.with_sharding_constraint(x_BxLxD, jax.sharding.PartitionSpec(("data", "fsdp"), None, None))
-
-
-def gather_table(table_VxD: jax.Array) -> jax.Array:
-    """The whole embedding table on each device: looking up rows of a table in parts would replicate the activations."""
-    if jax.sharding.get_abstract_mesh().empty:
-        return table_VxD
-    return jax.lax.with_sharding_constraint(table_VxD, jax.sharding.PartitionSpec())
