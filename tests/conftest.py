@@ -22,6 +22,21 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+# AFT's programs take long to compile, and aft_local has the code of all of them: the others are compared with their
+# oracles and decoded in `make test`, and do all the rest in `make test-all`.
+_ALIKE = ("aft_full", "aft_simple", "aft_conv")
+_ALWAYS = ("test_oracle", "test_decoding", "test_sizes", "test_config")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks what only `make test-all` runs of families that are alike."""
+    for item in items:
+        family = item.callspec.params.get("family") if hasattr(item, "callspec") else None
+        if family in _ALIKE and item.path.stem not in _ALWAYS:
+            item.add_marker(pytest.mark.slow)
+
+
 _MAPS = pathlib.Path("/proc/self/maps")
 _MOST_MAPS = 35_000  # Linux allows a process 65530
 

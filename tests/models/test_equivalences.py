@@ -26,10 +26,6 @@ from models.cases import (
 
 QUADRATIC = ("transformer", "flash_quad")
 each_family = pytest.mark.parametrize("family", FAMILIES)
-ALIKE = ("aft_full", "aft_simple", "aft_conv")  # as aft_local, and as long to compile
-each_family_quickly = pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in FAMILIES]
-)
 
 
 def assert_same(model, family, causal, rtol=1e-5):
@@ -60,7 +56,7 @@ def primitives(model, rule=lambda equation: True) -> collections.Counter:
     return found
 
 
-@each_family_quickly
+@each_family
 def test_unrolled_layers(family):
     model = case(family, True, scan_layers=False)
     logits, keep = model.logits(model.params, tokens(), PACKED), real(PACKED)
@@ -81,7 +77,7 @@ def test_unrolled_layers_are_unrolled():
         assert ("while(" in text) == scan_layers
 
 
-@each_family_quickly
+@each_family
 def test_full_recomputation(family):
     assert_same(case(family, True, remat="full"), family, True)
 

@@ -96,7 +96,8 @@ def assert_states_close(a, b):
 
 
 # Each family, causal, over all three axes at once, and one masked; the other pairs are in `make test-all`.
-ALIKE = ("aft_full", "aft_simple", "aft_conv")  # as aft_local, and as long to compile
+# As aft_local and transformer, and as long to compile.
+ALIKE = ("aft_full", "aft_simple", "aft_conv", "transformer_plus", "transformer_plus_plus")
 QUICK = [(family, "causal_lm", (2, 2, 2)) for family in FAMILIES if family not in ALIKE]
 QUICK += [("flash", "masked_lm", (2, 2, 2))]
 ALL = [(family, task, shape) for family in FAMILIES for task in TASKS for shape in MESHES]
