@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
-from flash_lm.layers.attention import AttentionSublayer
+from flash_lm.layers.attention import AttentionSublayer, join_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.dense import Dense
 from flash_lm.layers.table import whole
@@ -21,7 +21,7 @@ from flash_lm.ops.aft_decode import (
     prefill_window,
 )
 
-_STD_EPS = 1e-5  # of AFT-conv's filters, which start as zero
+_STD_EPS = 1e-5  # of AFT-conv's filters, of which one tap has no deviation
 _POSITION_INIT = jax.nn.initializers.normal(0.01)  # of u and v (section 4)
 
 
@@ -46,17 +46,12 @@ class AttentionFreeUnit(AttentionSublayer):
 
     def project(self, x_BxLxD: jax.Array, context: Context) -> tuple[Any, jax.Array, Any]:
         """Keys and values for the core, and the gate."""
-        k, v = (self._split(dense(x_BxLxD)) for dense in (self.key, self.value))
+        k, v = (self.split_heads(dense(x_BxLxD)) for dense in (self.key, self.value))
         return k, v, jax.nn.sigmoid(self.query(x_BxLxD))
 
     def finish(self, mixed_BxHxLxE: jax.Array, rest: Any) -> jax.Array:
         """Gates with σ(Q)."""
-        mixed_BxLxHxE = jnp.swapaxes(mixed_BxHxLxE, 1, 2)
-        return self.output(rest * mixed_BxLxHxE.reshape(rest.shape))
-
-    def _split(self, x_BxLxD: jax.Array) -> jax.Array:
-        x_BxLxHxE = x_BxLxD.reshape(*x_BxLxD.shape[:2], self.heads, -1)
-        return jnp.swapaxes(x_BxLxHxE, 1, 2)
+        return self.output(rest * join_heads(mixed_BxHxLxE))
 
 
 class AFTCore(nnx.Module):

@@ -68,6 +68,11 @@ class AttentionSublayer(Sublayer):
         """From the core's output to B×L×D."""
         raise TypeError(f"{type(self).__name__} must define finish")
 
+    def split_heads(self, x_BxLxD: jax.Array) -> jax.Array:
+        """B×L×(H·K) -> B×H×L×K."""
+        x_BxLxHxK = x_BxLxD.reshape(*x_BxLxD.shape[:2], self.heads, -1)
+        return jnp.swapaxes(x_BxLxHxK, 1, 2)
+
     def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
         """B×L×D."""
         pairs, v, rest = self.project(x_BxLxD, context)
@@ -129,19 +134,14 @@ class MultiHeadAttention(AttentionSublayer):
 
     def project(self, x_BxLxD: jax.Array, context: Context) -> tuple[Pairs, jax.Array, Any]:
         """Heads of queries, keys and values."""
-        q, k, v = (self._split(dense(x_BxLxD)) for dense in (self.query, self.key, self.value))
+        q, k, v = (self.split_heads(dense(x_BxLxD)) for dense in (self.query, self.key, self.value))
         queries = self.query_variants(q) if self.query_variants else [q]
         keys = self.key_variants(k) if self.key_variants else [k]
         return _rotated_pairs(queries, keys, context), v, None
 
     def finish(self, mixed_BxHxLxE: jax.Array, rest: Any) -> jax.Array:
         """Joins the heads."""
-        mixed_BxLxHxE = jnp.swapaxes(mixed_BxHxLxE, 1, 2)
-        return self.output(mixed_BxLxHxE.reshape(*mixed_BxLxHxE.shape[:2], -1))
-
-    def _split(self, x_BxLxD: jax.Array) -> jax.Array:
-        x_BxLxHxK = x_BxLxD.reshape(*x_BxLxD.shape[:2], self.heads, -1)
-        return jnp.swapaxes(x_BxLxHxK, 1, 2)
+        return self.output(join_heads(mixed_BxHxLxE))
 
 
 class GatedAttentionUnit(AttentionSublayer):
@@ -170,6 +170,12 @@ class GatedAttentionUnit(AttentionSublayer):
     def finish(self, mixed_BxHxLxE: jax.Array, rest: Any) -> jax.Array:
         """Gates with U."""
         return self.output(rest * mixed_BxHxLxE[:, 0])
+
+
+def join_heads(mixed_BxHxLxE: jax.Array) -> jax.Array:
+    """B×H×L×E -> B×L×(H·E)."""
+    mixed_BxLxHxE = jnp.swapaxes(mixed_BxHxLxE, 1, 2)
+    return mixed_BxLxHxE.reshape(*mixed_BxLxHxE.shape[:2], -1)
 
 
 def _rotated_pairs(queries: list[jax.Array], keys: list[jax.Array], context: Context) -> Pairs:
