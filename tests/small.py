@@ -37,6 +37,16 @@ def write_corpus(folder: pathlib.Path, documents: int = 12, lines: int = 30, see
     return str(folder / "*.txt")
 
 
+def documents(corpus, split: str) -> list[str]:
+    """The texts of a split, each joined from its pieces."""
+    found = []
+    for piece in corpus.pieces(split):
+        if piece.begins_document:
+            found.append("")
+        found[-1] += piece.text
+    return found
+
+
 def small_config(path: str, cache: pathlib.Path) -> ConfigDict:
     """A flash model of one layer on bytes; eight rows a batch, one for each fake device."""
     config = get_config()

@@ -9,7 +9,7 @@ import jax
 from ml_collections import ConfigDict
 
 from flash_lm.data.loader import Batch
-from flash_lm.data.packing import empty_row
+from flash_lm.data.packing import Rows, empty_row
 from flash_lm.errors import InputError, RunError
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import Checkpoints
@@ -50,7 +50,7 @@ def train(config: ConfigDict, workdir: pathlib.Path, should_stop: Callable[[], b
             print(f"{workdir}: all {settings.steps} steps are done")
             return
         with jax.set_mesh(experiment.mesh):
-            _Loop(experiment, workdir, checkpoints).run(should_stop)
+            _Loop(experiment, validation, workdir, checkpoints).run(should_stop)
     finally:
         checkpoints.close()
 
@@ -58,13 +58,13 @@ def train(config: ConfigDict, workdir: pathlib.Path, should_stop: Callable[[], b
 class _Loop:
     """One run in progress."""
 
-    def __init__(self, experiment: Experiment, workdir: pathlib.Path, checkpoints: Checkpoints):
+    def __init__(self, experiment: Experiment, validation_rows: Rows, workdir: pathlib.Path, checkpoints: Checkpoints):
         self.experiment, self.config, self.checkpoints = experiment, experiment.config, checkpoints
         self.state, self.clock, places = self._start_or_resume()
         self.step = int(self.state.step)
         self.batches = experiment.training_batches(self.step, places[jax.process_index()])
         self.evaluator = Evaluator(experiment)
-        self.validation_rows = experiment.evaluation_rows("validation")
+        self.validation_rows = validation_rows
         self.compiled_step = compile_step(experiment)
         self.writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
         self.logged_step, self.logged_seconds = self.step, self.clock.seconds

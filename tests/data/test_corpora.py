@@ -1,6 +1,7 @@
 """Corpora: what is read, how it is split, and what bad files end in."""
 
 import pytest
+from small import documents
 
 from configs.base import get_config
 from flash_lm.config import DataConfig, parse
@@ -14,15 +15,6 @@ def text_config(path) -> DataConfig:
     config = get_config()
     config.data.update(corpus="text", path=str(path))
     return parse(config).data
-
-
-def documents(corpus, split) -> list[str]:
-    found = []
-    for piece in corpus.pieces(split):
-        if piece.begins_document:
-            found.append("")
-        found[-1] += piece.text
-    return found
 
 
 def test_splits_are_disjoint_by_document_and_complete(tmp_path):

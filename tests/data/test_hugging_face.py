@@ -11,7 +11,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small import small_config
+from small import documents, small_config
 
 from flash_lm.config import parse
 from flash_lm.data import hub, hugging_face
@@ -51,15 +51,6 @@ def data_config(path, cache, **keys):
     config = small_config("", cache)
     config.data.update(corpus="hf", path=str(path), **keys)
     return parse(config).data
-
-
-def documents(corpus, split) -> list[str]:
-    found = []
-    for piece in corpus.pieces(split):
-        if piece.begins_document:
-            found.append("")
-        found[-1] += piece.text
-    return found
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streaming"])
