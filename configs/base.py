@@ -24,9 +24,11 @@ def get_config() -> ConfigDict:
     model.mlp_dim = open_int()  # open: 4 D for an MLP, 8 D / 3 rounded up to a multiple of 8 for a GLU
     model.expanded_dim = open_int()  # E of a GAU; open: 2 D
     model.shared_dim = 64  # S, width of the queries and keys of a GAU
-    model.chunk_size = 128  # C, tokens
+    model.chunk_size = 128  # C, tokens; performer takes the power of two below
     model.window_size = 32  # tokens that are nearer than this have a position bias, of aft_local and aft_conv
     model.bias_dim = 64  # width of the factors of AFT's position bias
+    model.num_features = open_int()  # random features a head of performer; open: K ln K of the head's width K
+    model.redraw_features = False  # new ones at each training step; false: one draw, also for evaluation and decoding
     model.max_length = 512  # tokens; bounds learned positions and the decode cache
     model.vocab_size = open_int()  # open: from the tokenizer
     model.causal = open_bool()  # open: from the task

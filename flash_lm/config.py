@@ -97,6 +97,8 @@ class ModelConfig:
     chunk_size: int = _at_least(1)
     window_size: int = _added(32, _at_least(0))
     bias_dim: int = _added(64, _at_least(1))
+    num_features: int = _added(None, _open(_at_least(1)))
+    redraw_features: bool = _added(False)
     max_length: int = _at_least(1)
     vocab_size: int = _open(_at_least(2))
     causal: bool = _open()

@@ -34,9 +34,9 @@ def main() -> None:
     arguments, overrides = parser.parse_known_args()
     config = parse(load_config(arguments.config, overrides))
     vocab_size = config.model.vocab_size or config.data.vocab_size
-    model = ModelFunction(complete(dataclasses.replace(config.model, vocab_size=vocab_size)))
+    model = ModelFunction(complete(dataclasses.replace(config.model, vocab_size=vocab_size)), config.seed)
     optimizer = make_optimizer(config.train)
-    abstract = jax.eval_shape(lambda: init_state(model, optimizer, config.seed))
+    abstract = jax.eval_shape(lambda: init_state(model, optimizer))
     shape = (config.data.batch_size, config.data.length)
     tokens = jax.random.randint(jax.random.key(0), shape, 0, vocab_size)
     batch = {
@@ -50,7 +50,7 @@ def main() -> None:
     compiled = step.lower(abstract, batch).compile()
     memory = compiled.memory_analysis()
     assert memory is not None, "this backend tells nothing of memory"
-    state = jax.jit(lambda: init_state(model, optimizer, config.seed))()
+    state = jax.jit(lambda: init_state(model, optimizer))()
     start = time.perf_counter()
     state, metrics = compiled(state, batch)
     loss = float(metrics["loss"])

@@ -184,7 +184,7 @@ def test_the_papers_configs_are_of_one_size():
         if path.stem.endswith("_base"):
             config = load_config(str(path), []).model
             config.vocab_size = 32000
-            model = ModelFunction(complete(parse_model(config)))
+            model = ModelFunction(complete(parse_model(config)), seed=0)
             settings = families.complete(config.to_dict() | {"causal": True})
             learned = config.max_length * config.model_dim if settings.absolute_positions == "learned" else 0
             if config.family in ("aft_full", "aft_local"):

@@ -17,7 +17,7 @@ class Context:
         rotary: cosines and sines for `ops.positions.rotate`, or None for a family without it.
         segments: the documents of each row; None in prefill and step, where a row is one document.
         lengths_B: prefill and step: tokens that each row consumes; the rest is right padding.
-        dropout_key: of this call; None switches dropout off.
+        dropout_key: of all randomness of this call; None: deterministic, without dropout.
         causal: static.
         packed: static: the rows hold several documents, or padding.
     """

@@ -53,17 +53,22 @@ class LinearCore(nnx.Module):
     step = prefill
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
-        """Pairs inside the chunk, and two products with the K×(E+1) sum where there is one to make or to read."""
-        value_width += 1  # the denominator
-        if not causal:
-            return 2 * heads * 2 * key_width * value_width
-        full, rest = divmod(length, self.chunk_size)
-        pairs = sum(n * (n + 1) / 2 for n in [self.chunk_size] * full + [rest])
-        crossing = (length - 1) // self.chunk_size * self.chunk_size  # tokens in chunks before the last
-        reading = max(length - self.chunk_size, 0)  # tokens after the first chunk
-        products = (crossing + reading) * key_width * value_width
-        return 2 * heads * (pairs * (key_width + value_width) + products) / length
+        """As `linear_flops`; the feature map is no product."""
+        return linear_flops(length, causal, self.chunk_size, heads, key_width, value_width)
 
     def _featured(self, qk) -> tuple[jax.Array, jax.Array]:
         ((q, k),) = qk
         return self.features(fold(q).astype(jnp.float32)), self.features(fold(k).astype(jnp.float32))
+
+
+def linear_flops(length: int, causal: bool, chunk_size: int, heads: int, features: int, value_width: int) -> float:
+    """A token: pairs inside the chunk, and two products with the F×(E+1) sum where there is one to make or to read."""
+    value_width += 1  # the denominator
+    if not causal:
+        return 2 * heads * 2 * features * value_width
+    full, rest = divmod(length, chunk_size)
+    pairs = sum(n * (n + 1) / 2 for n in [chunk_size] * full + [rest])
+    crossing = (length - 1) // chunk_size * chunk_size  # tokens in chunks before the last
+    reading = max(length - chunk_size, 0)  # tokens after the first chunk
+    products = (crossing + reading) * features * value_width
+    return 2 * heads * (pairs * (features + value_width) + products) / length

@@ -5,6 +5,7 @@ To add a family: write its mathematics in ops/, wrap it in layers/, add a row he
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from flash_lm.config import ModelConfig
 from flash_lm.errors import InputError
 from flash_lm.layers.aft import AFTCore, AttentionFreeUnit, ConvCore, FactorisedCore
 from flash_lm.layers.attention import GatedAttentionUnit, MultiHeadAttention
+from flash_lm.layers.favor_core import FavorCore
 from flash_lm.layers.feed_forward import GLU, MLP
 from flash_lm.layers.linear_core import LinearCore
 from flash_lm.layers.mixed_chunk_core import MixedChunkCore
@@ -52,6 +54,11 @@ def linear_attention(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
     return MultiHeadAttention(LinearCore(elu_plus_one, config, rngs=rngs), config, rngs=rngs)
 
 
+def favor_attention(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
+    """Multi-head attention whose softmax is estimated by random features."""
+    return MultiHeadAttention(FavorCore(config, rngs=rngs), config, rngs=rngs)
+
+
 def aft_full(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
     """Attention-free unit with a position bias for all pairs."""
     return AttentionFreeUnit(FactorisedCore(None, config, rngs=rngs), config, rngs=rngs)
@@ -70,6 +77,12 @@ def aft_simple(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
 def aft_conv(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
     """Attention-free unit with a filter a head."""
     return AttentionFreeUnit(ConvCore(config, rngs=rngs), config, rngs=rngs)
+
+
+def _num_features(config: ModelConfig) -> int:
+    """K ln K, which the estimate's error asks for (Performer, section 2.4), rounded up to a multiple of 8."""
+    width = max(config.model_dim // config.num_heads, 2)
+    return math.ceil(width * math.log(width) / 8) * 8
 
 
 # An open key's value, or what gives it from the config.
@@ -93,6 +106,7 @@ _COMMON = {
     "normalizer": lambda config: "count" if config.causal else str(config.max_length),
     "expanded_dim": lambda config: 2 * config.model_dim,
     "mlp_dim": lambda config: 4 * config.model_dim,
+    "num_features": _num_features,
 }
 _LEARNED = _COMMON | {"absolute_positions": "learned"}
 _ROTARY = _COMMON | {"rotary": True, "absolute_positions": "none"}
@@ -110,11 +124,12 @@ _MLP = frozenset({"mlp_dim"})
 _HEADS = _MLP | {"num_heads", "rotary"}
 _FACTORS = frozenset({"bias_dim"})
 _WINDOW = frozenset({"window_size"})
+_FEATURES = frozenset({"num_features", "redraw_features"})
 _UNITS = frozenset({"rotary", "expanded_dim", "shared_dim", "relative_bias", "attention_function", "normalizer"})
 _QUADRATIC = frozenset({"attention_implementation"})
 _CHUNK = frozenset({"chunk_size"})
 _CHUNKS = _CHUNK | {"local_attention", "global_attention", "normalizer"}
-_SOME_USE = _HEADS | _UNITS | _QUADRATIC | _CHUNKS | _FACTORS | _WINDOW
+_SOME_USE = _HEADS | _UNITS | _QUADRATIC | _CHUNKS | _FACTORS | _WINDOW | _FEATURES
 
 FAMILIES = {
     "transformer": Family((softmax_attention, MLP), _LEARNED, _HEADS | _QUADRATIC),
@@ -132,6 +147,7 @@ FAMILIES = {
     "aft_simple": Family((aft_simple, MLP), _LEARNED, _MLP),
     "aft_conv": Family((aft_conv, MLP), _FILTERS, _MLP | {"num_heads"} | _WINDOW),
     "linear_transformer": Family((linear_attention, MLP), _LEARNED, _HEADS | _CHUNK),
+    "performer": Family((favor_attention, MLP), _LEARNED, _HEADS | _CHUNK | _FEATURES),
 }
 
 

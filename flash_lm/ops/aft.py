@@ -1,61 +1,36 @@
 """Attention-free transformer: Σ exp(K + w) ⊙ V / Σ exp(K + w) ("An Attention Free Transformer", Zhai 2021, eq. 2).
 
 Each channel has its own keys, so a softmax over the keys of a query cannot be a matrix product of exp(K) unless a
-maximum is taken out of it first; and a maximum over keys that the query does not see can leave it with nothing but
-underflow. Therefore the visible keys are cut into rectangles, of which each query sees all keys: the second half of a
-block looks at the first half, in blocks of 1, 2, 4 … tokens. In a rectangle, exp(w)·(exp(K) ⊙ V) is a matrix product
-with the rectangle's own maxima, and rectangles are added with their maxima rescaled. Documents are contiguous, so that
-at most one of them crosses from the keys of a rectangle to its queries.
+maximum is taken out of it first. In a rectangle of pairs, exp(w)·(exp(K) ⊙ V) is a matrix product with the rectangle's
+own maxima (see `ops.stable_sums`).
 
 Heads are those of AFT-conv, whose keys have a width M of 1 that all E channels of the head share; elsewhere there is
-one head and M = E. Sums are float32.
+one head and M = E.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.aft_bias import PairBias, Rectangles, halves, neighbours
+from flash_lm.ops.aft_bias import PairBias
+from flash_lm.ops.blocks import Rectangles, carried, crossing, neighbours, of_last_run
 from flash_lm.ops.products import matmul
+from flash_lm.ops.stable_sums import (
+    NOTHING,
+    Sums,
+    add,
+    add_to_blocks,
+    exponentials,
+    in_blocks,
+    nothing,
+    only,
+    ratio,
+)
 
-_NOTHING = -1e30  # a maximum over no keys: finite, so that differences of two are no NaN
 _SMALL = 8  # keys from which on a matrix product is faster than a sum of products
 _SIMPLE_BLOCK = 64  # tokens of a block where there is no w
 QUERY_BLOCK = 256  # queries of a large rectangle that are looked at together
-
-
-class Sums(NamedTuple):
-    """Σ exp(K + w − max) ⊙ V, Σ exp(K + w − max) and max, over some keys; the maxima have no derivative."""
-
-    numerator_BxHxLxE: jax.Array
-    denominator_BxHxLxM: jax.Array
-    max_BxHxLxM: jax.Array
-
-
-def add(a: Sums, b: Sums) -> Sums:
-    """Of disjoint keys."""
-    top = jnp.maximum(a.max_BxHxLxM, b.max_BxHxLxM)
-    scale_a, scale_b = jnp.exp(a.max_BxHxLxM - top), jnp.exp(b.max_BxHxLxM - top)
-    return Sums(
-        a.numerator_BxHxLxE * scale_a + b.numerator_BxHxLxE * scale_b,
-        a.denominator_BxHxLxM * scale_a + b.denominator_BxHxLxM * scale_b,
-        top,
-    )
-
-
-def ratio(sums: Sums) -> jax.Array:
-    """B×H×L×E; a query without a visible key gets zeros."""
-    seen = sums.max_BxHxLxM > _NOTHING / 2
-    return jnp.where(seen, sums.numerator_BxHxLxE / jnp.where(seen, sums.denominator_BxHxLxM, 1), 0)
-
-
-def nothing(v: jax.Array, k: jax.Array) -> Sums:
-    """The sums over no keys, of the shapes of values and keys."""
-    return Sums(
-        jnp.zeros(v.shape, jnp.float32), jnp.zeros(k.shape, jnp.float32), jnp.full(k.shape, _NOTHING, jnp.float32)
-    )
 
 
 def each_alone(k: jax.Array, v: jax.Array, w: jax.Array | float, visible: jax.Array) -> Sums:
@@ -67,7 +42,7 @@ def each_alone(k: jax.Array, v: jax.Array, w: jax.Array | float, visible: jax.Ar
         w: (…, 1), added to the keys.
         visible: (…, 1).
     """
-    shifted = jnp.where(visible, k + w, _NOTHING)
+    shifted = jnp.where(visible, k + w, NOTHING)
     top = jax.lax.stop_gradient(shifted)
     weight = jnp.where(visible, jnp.exp(shifted - top), 0)
     return Sums(weight * v, weight, top)
@@ -81,7 +56,7 @@ def over_keys(k: jax.Array, v: jax.Array, visible: jax.Array) -> Sums:
         v: (…, L, E) float32.
         visible: (…, L, 1).
     """
-    weight, top = _exponentials(k, visible)
+    weight, top = exponentials(k, visible)
     total = lambda x: x.sum(axis=-2, keepdims=True)
     return Sums(total(weight * v), total(weight), top)
 
@@ -105,12 +80,12 @@ def rectangle_sums(
     k, v = where.keys(k, 2), where.keys(v, 2)
     if bias is None:
         return over_keys(k, v, visible)
-    weight, top = _exponentials(k, visible)
+    weight, top = exponentials(k, visible)
     weighted = weight * v
     visible_row = visible_keys[:, None, :, None, :]
 
     def look(queries: Callable[[jax.Array, int], jax.Array]) -> Sums:
-        w = jnp.where(visible_row, bias.tile(Rectangles(where.keys, queries)), _NOTHING)
+        w = jnp.where(visible_row, bias.tile(Rectangles(where.keys, queries)), NOTHING)
         top_w = jax.lax.stop_gradient(w.max(axis=-1, keepdims=True))
         a = jnp.where(visible_row, jnp.exp(w - top_w), 0)
         return Sums(_mix(a, weighted), _mix(a, weight), top + top_w)
@@ -125,13 +100,6 @@ def rectangle_sums(
 
     parts = jax.lax.map(jax.checkpoint(part), jnp.arange(0, queries, QUERY_BLOCK))
     return Sums(*(jnp.moveaxis(x, 0, 3).reshape(*x.shape[1:4], queries, x.shape[-1]) for x in parts))
-
-
-def _exponentials(k: jax.Array, visible: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """exp(k − max) and the maximum over the keys of axis −2."""
-    hidden = jnp.where(visible, k, _NOTHING)
-    top = jax.lax.stop_gradient(hidden.max(axis=-2, keepdims=True))
-    return jnp.where(visible, jnp.exp(hidden - top), 0), top
 
 
 def _mix(a: jax.Array, x: jax.Array) -> jax.Array:
@@ -197,19 +165,13 @@ def causal_sums(
     k, v, runs = pad(k, 2), pad(v, 2), pad(runs_BxL, 1)
     bias = bias.over_tokens(lambda x: pad(x, 1)) if bias is not None else None
     w = 0.0 if bias is None else bias.diagonal()
-    sums = each_alone(k, v, w, (runs > 0)[:, None, :, None]) if own else nothing(v, k)
-    size = 1
-    while size < block:
-        where = halves(size)
-        first, second = (jax.tree.map(lambda x, part=part: part(x, 2), sums) for part in where)
-        second = add(second, _across(k, v, runs, bias, where))
-        sums = jax.tree.map(lambda a, b: jnp.stack([a, b], 3).reshape(*a.shape[:2], -1, a.shape[-1]), first, second)
-        size *= 2
+    sums = each_alone(k, v, w, (runs > 0)[:, None, :, None]) if own else nothing(v, k.shape[-1])
+    look = lambda where: _across(k, v, runs, bias, where)
+    sums = in_blocks(sums, block, look)
     if bias is not None and bias.window is not None and block < k.shape[2]:
-        where = neighbours(block)
-        sums = _join(add(_blocks(sums, block), _across(k, v, runs, bias, where)))
+        sums = add_to_blocks(sums, look(neighbours(block)))
     if block < k.shape[2] or initial is not None:
-        sums = _join(add(_blocks(sums, block), _far(k, v, runs, block, 1 if bias is None else 2, initial)))
+        sums = add_to_blocks(sums, _far(k, v, runs, block, 1 if bias is None else 2, initial))
     return jax.tree.map(lambda x: x[:, :, :length], sums)
 
 
@@ -221,48 +183,14 @@ def _block(bias: PairBias | None, length: int) -> int:
 
 def _across(k: jax.Array, v: jax.Array, runs: jax.Array, bias: PairBias | None, where: Rectangles) -> Sums:
     """Rectangles, each for the one document that crosses from its keys to its queries."""
-    keys, queries = where.keys(runs, 1), where.queries(runs, 1)
-    crossing = keys[..., -1:]
-    sums = rectangle_sums(k, v, (keys == crossing) & (crossing > 0), bias, where)
-    return _only(sums, (queries == crossing) & (crossing > 0))
-
-
-def _only(sums: Sums, visible: jax.Array) -> Sums:
-    """Nothing where a query is not visible; (B or 1)×G×C."""
-    seen = visible[:, None, :, :, None]
-    empty = Sums(jnp.float32(0), jnp.float32(0), jnp.float32(_NOTHING))
-    return Sums(*(jnp.where(seen, x, none) for x, none in zip(sums, empty, strict=True)))
-
-
-def _blocks(sums: Sums, size: int) -> Sums:
-    return jax.tree.map(lambda x: x.reshape(*x.shape[:2], -1, size, x.shape[-1]), sums)
-
-
-def _join(sums: Sums) -> Sums:
-    return jax.tree.map(lambda x: x.reshape(*x.shape[:2], -1, x.shape[-1]), sums)
+    visible_keys, visible_queries = crossing(runs, where)
+    return only(rectangle_sums(k, v, visible_keys, bias, where), visible_queries)
 
 
 def _far(k: jax.Array, v: jax.Array, runs: jax.Array, size: int, back: int, initial: Sums | None) -> Sums:
     """For each query the sums with w = 0 over its document in the blocks that are `back` or more before its own."""
-    where = neighbours(size)
-    blocks = where.queries(runs, 1)
-    last = blocks[..., -1]
-    visible = (blocks == last[..., None]) & (blocks > 0)
-    own = over_keys(where.queries(k, 2), where.queries(v, 2), visible[:, None, :, :, None])
-    start = nothing(v[:, :, :1], k[:, :, :1]) if initial is None else initial
-    first_run = jnp.full_like(last[:, :1], 0 if initial is None else 1)
-    before = jnp.concatenate([first_run, last[:, :-1]], axis=1)
-    goes_on = jnp.broadcast_to(before == last, (k.shape[0], last.shape[1]))
-
-    def next_block(entering: Sums, block: tuple[Sums, jax.Array]) -> tuple[Sums, Sums]:
-        here, goes_on_B = block
-        kept = _only(jax.tree.map(lambda x: x[:, :, None], entering), goes_on_B[:, None, None])
-        return add(jax.tree.map(lambda x: x[:, :, 0], kept), here), entering
-
-    by_block = (jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), own), goes_on.T)
-    _, entering = jax.lax.scan(next_block, start, by_block)
-    far = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 2), entering)
-    for _ in range(back - 1):
-        far = jax.tree.map(lambda x, s: jnp.concatenate([s[:, :, None], x[:, :, :-1]], axis=2), far, start)
-        before = jnp.concatenate([first_run, before[:, :-1]], axis=1)
-    return _only(far, (blocks == before[..., None]) & (blocks > 0))
+    blocks = neighbours(size).queries
+    runs_BxGxC = blocks(runs, 1)
+    own = over_keys(blocks(k, 2), blocks(v, 2), of_last_run(runs_BxGxC)[:, None, :, :, None])
+    far, visible = carried(own, runs_BxGxC, add, nothing(v[:, :, :1], k.shape[-1]), initial, back)
+    return only(far, visible)

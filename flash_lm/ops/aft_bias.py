@@ -1,20 +1,13 @@
-"""The position bias w of AFT, and the rectangles of keys and queries for which it is made, a part at a time."""
+"""The position bias w of AFT, made for a rectangle of keys and queries at a time."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from flash_lm.ops.blocks import Rectangles
 from flash_lm.ops.products import matmul
-
-
-class Rectangles(NamedTuple):
-    """Keys and queries that look at each other: (array, its axis of tokens) -> the array with (G, C) in its place."""
-
-    keys: Callable[[jax.Array, int], jax.Array]
-    queries: Callable[[jax.Array, int], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,32 +43,6 @@ class PairBias:
     def over_tokens(self, change: Callable[[jax.Array], jax.Array]) -> "PairBias":
         """With `change` applied to each array whose axis 1 is that of the tokens."""
         raise TypeError(f"{type(self).__name__} must define over_tokens")
-
-
-def halves(size: int) -> Rectangles:
-    """In blocks of 2·size tokens the first half are keys and the second half queries."""
-
-    def half(place: int) -> Callable[[jax.Array, int], jax.Array]:
-        def select(x: jax.Array, axis: int) -> jax.Array:
-            blocks = x.reshape(*x.shape[:axis], -1, 2, size, *x.shape[axis + 1 :])
-            return jax.lax.index_in_dim(blocks, place, axis + 1, keepdims=False)
-
-        return select
-
-    return Rectangles(keys=half(0), queries=half(1))
-
-
-def neighbours(size: int) -> Rectangles:
-    """Each block of `size` tokens looks at the one before it."""
-
-    def blocks(x: jax.Array, axis: int) -> jax.Array:
-        return x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
-
-    def before(x: jax.Array, axis: int) -> jax.Array:
-        y = jax.lax.slice_in_dim(blocks(x, axis), 0, x.shape[axis] // size - 1, axis=axis)
-        return jnp.pad(y, [(1, 0) if i == axis else (0, 0) for i in range(y.ndim)])
-
-    return Rectangles(keys=before, queries=blocks)
 
 
 @jax.tree_util.register_dataclass

@@ -6,17 +6,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.aft import (
-    QUERY_BLOCK,
-    Sums,
-    add,
-    causal_sums,
-    nothing,
-    over_keys,
-    ratio,
-    rectangle_sums,
-)
-from flash_lm.ops.aft_bias import PairBias, Rectangles
+from flash_lm.ops.aft import QUERY_BLOCK, causal_sums, over_keys, rectangle_sums
+from flash_lm.ops.aft_bias import PairBias
+from flash_lm.ops.blocks import Rectangles
+from flash_lm.ops.stable_sums import Sums, add, nothing, ratio
 
 # (positions of the queries, positions of the keys, each B×L) -> w; None: zero
 BiasOf = Callable[[jax.Array, jax.Array], PairBias | None]
@@ -44,8 +37,8 @@ class FullState(NamedTuple):
 def init_window(batch: int, heads: int, kept: int, key_width: int, value_width: int) -> WindowState:
     """The state before the first token; `kept`: W."""
     key, value = (jnp.zeros((batch, heads, kept, width), jnp.float32) for width in (key_width, value_width))
-    one = lambda width: jnp.zeros((batch, heads, 1, width), jnp.float32)
-    return WindowState(key, value, nothing(one(value_width), one(key_width)))
+    one = jnp.zeros((batch, heads, 1, value_width), jnp.float32)
+    return WindowState(key, value, nothing(one, key_width))
 
 
 def prefill_window(

@@ -87,7 +87,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
     if vocab_size < needed:
         raise InputError(f"model.vocab_size={vocab_size} is smaller than the tokenizer's {needed}: leave it open")
     parsed = dataclasses.replace(parsed, model=dataclasses.replace(model_config, vocab_size=vocab_size))
-    model, optimizer = ModelFunction(parsed.model), make_optimizer(parsed.train)
-    abstract = jax.eval_shape(lambda: init_state(model, optimizer, parsed.seed))
+    model, optimizer = ModelFunction(parsed.model, parsed.seed), make_optimizer(parsed.train)
+    abstract = jax.eval_shape(lambda: init_state(model, optimizer))
     shardings = state_shardings(abstract, optimizer, parsed.mesh, mesh)
     return Experiment(parsed, corpus, model, optimizer, mesh, with_shardings(abstract, shardings))

@@ -180,7 +180,7 @@ def new_state(experiment: Experiment) -> TrainState:
     shardings = jax.tree.map(lambda x: x.sharding, experiment.abstract)
 
     def init() -> TrainState:
-        return init_state(experiment.model, experiment.optimizer, experiment.config.seed)
+        return init_state(experiment.model, experiment.optimizer)
 
     return jax.jit(init, out_shardings=shardings)()
 

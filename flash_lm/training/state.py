@@ -29,31 +29,38 @@ class ModelFunction:
 
     Attributes:
         config: of the model.
+        seed: of its first parameters, and of what is drawn and never trained.
         abstract: the model with shapes in place of arrays.
     """
 
-    def __init__(self, config: ModelConfig):
-        """Traces the model of a completed config without computing anything."""
-        self.config = config
-        self.abstract = nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
-        self._graph = nnx.graphdef(self.abstract)
+    def __init__(self, config: ModelConfig, seed: int):
+        """Traces the model of a completed config; computes its untrained constants and nothing else."""
+        self.config, self.seed = config, seed
+        self.abstract = nnx.eval_shape(self._build)
+        self._graph, self._params, self._constants = nnx.split(self.abstract, nnx.Param, ...)
+        if jax.tree.leaves(self._constants):
+            # Under jit, so that parameters which nobody asks for are not made.
+            self._constants = jax.jit(lambda: nnx.split(self._build(), nnx.Param, ...)[2])()
 
-    def init(self, seed: int) -> Params:
+    def init(self) -> Params:
         """Draws the parameters."""
-        return nnx.to_pure_dict(nnx.state(LanguageModel(self.config, rngs=nnx.Rngs(seed)), nnx.Param))
+        return nnx.to_pure_dict(nnx.state(self._build(), nnx.Param))
 
     def bind(self, params: Params) -> LanguageModel:
         """The model with these parameters."""
-        state = nnx.state(self.abstract, nnx.Param)
+        state = jax.tree.map(lambda leaf: leaf, self._params)
         nnx.replace_by_pure_dict(state, params)
-        return nnx.merge(self._graph, state)
+        return nnx.merge(self._graph, state, self._constants)
 
     def parameter_count(self) -> int:
         """Number of scalars in the parameters."""
-        return sum(x.size for x in jax.tree.leaves(nnx.state(self.abstract, nnx.Param)))
+        return sum(x.size for x in jax.tree.leaves(self._params))
+
+    def _build(self) -> LanguageModel:
+        return LanguageModel(self.config, rngs=nnx.Rngs(self.seed))
 
 
-def init_state(model: ModelFunction, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
+def init_state(model: ModelFunction, optimizer: optax.GradientTransformation) -> TrainState:
     """The state before the first step."""
-    params = model.init(seed)
+    params = model.init()
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from models.cases import CASES, PACKED, assert_close, jit, model_config, randomised, real
+from models.cases import CASES, PACKED, assert_close, double, jit, model_config, randomised, real
 from oracles import families as oracle_families
 from oracles.attention import Row
 from oracles.segments import offsets, visibility
@@ -31,7 +31,10 @@ class Sublayer:
         self.settings = oracle_families.complete(raw.to_dict())
         self._mix = oracle_families.FAMILIES[family].pattern[which]
         abstract = nnx.eval_shape(lambda: FAMILIES[family].pattern[which](config, rngs=nnx.Rngs(0)))
-        graph, state, rest = nnx.split(abstract, nnx.Param, ...)
+        graph, state, self._constants = nnx.split(abstract, nnx.Param, ...)
+        if jax.tree.leaves(self._constants):  # untrained, but drawn
+            module = FAMILIES[family].pattern[which](config, rngs=nnx.Rngs(0))
+            self._constants = nnx.split(module, nnx.Param, ...)[2]
         self.params = randomised(nnx.to_pure_dict(state))
 
         def forward(params, x_BxLxD, segment_ids):
@@ -43,7 +46,7 @@ class Sublayer:
             context = Context(
                 positions_BxL=segments.offsets_BxL, rotary=rotary, segments=segments, causal=causal, packed=True
             )
-            return nnx.merge(graph, copy, rest)(x_BxLxD.astype(dtype), context).astype(jnp.float32)
+            return nnx.merge(graph, copy, self._constants)(x_BxLxD.astype(dtype), context).astype(jnp.float32)
 
         def loss(params, x_BxLxD, segment_ids):
             y = forward(params, x_BxLxD, segment_ids)
@@ -60,7 +63,7 @@ class Sublayer:
         return np.asarray(y), grads
 
     def oracle(self, x_BxLxD):
-        params = {"core": {}} | jax.tree.map(lambda leaf: leaf.astype(np.float64), self.params)
+        params = {"core": {}} | double(self.params, self._constants)
         rows = []
         for b, ids in enumerate(PACKED.tolist()):
             row = Row(visibility(ids, self.settings.causal), offsets(ids))
@@ -92,7 +95,8 @@ MIXERS = [(f, c, w) for f, c, w in UNIQUE if FAMILIES[f].pattern[w] not in (GLU,
 def test_inputs_30_times_as_large(family, causal, which):
     """Where the scores are 900 times as large, there are no NaNs, and still the oracle's values."""
     one, x, keep = sublayer(family, causal, which), normal(PACKED.shape[1]) * 30, real(PACKED)
-    assert_close(one(x)[keep], one.oracle(x)[keep], 1e-5)
+    # A Performer's exponents are some thousand there, and float32 has them to 1e-4.
+    assert_close(one(x)[keep], one.oracle(x)[keep], 1e-4 if family == "performer" else 1e-5)
     y, grads = sublayer(family, causal, which, "bfloat16").gradients(x)
     assert np.isfinite(y).all()
     assert jax.tree.all(jax.tree.map(lambda g: bool(np.isfinite(g).all()), grads))

@@ -128,7 +128,7 @@ class Case:
 
     def oracle(self, segment_ids: np.ndarray | None, inputs=None, params=None, positions=None) -> np.ndarray:
         """Logits in float64."""
-        params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self.params if params is None else params)
+        params = double(self.params if params is None else params, self._constants)
         inputs = tokens() if inputs is None else inputs
         return language_model(params, self.settings, inputs, segment_ids, positions)
 
@@ -145,6 +145,15 @@ class Case:
     def _loss(self, params, inputs, targets_, weights, segment_ids):
         logits = self.model(params)(inputs, segment_ids)
         return (weights * optax.softmax_cross_entropy_with_integer_labels(logits, targets_)).sum(), logits
+
+
+def double(params: dict, constants: nnx.State) -> dict:
+    """Parameters and untrained constants in one nested dict of float64 arrays."""
+
+    def joined(a: dict, b: dict) -> dict:
+        return a | {name: joined(a.get(name, {}), x) if isinstance(x, dict) else x for name, x in b.items()}
+
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), joined(params, nnx.to_pure_dict(constants)))
 
 
 @functools.cache

@@ -7,13 +7,14 @@ import pytest
 
 from flash_lm.ops.aft import aft
 from flash_lm.ops.aft_bias import PositionBias
+from flash_lm.ops.favor import favor, log_features, orthogonal_frequencies
 from flash_lm.ops.linear_attention import elu_plus_one, linear_attention
 from flash_lm.ops.segments import whole_row
 from models.cases import case
 
 pytestmark = pytest.mark.slow
 
-LINEAR = ("flash", "mc_tfm", "aft_local", "aft_simple", "aft_conv", "linear_transformer")
+LINEAR = ("flash", "mc_tfm", "aft_local", "aft_simple", "aft_conv", "linear_transformer", "performer")
 BLOCKED = ("aft_full",)  # quadratic in time, yet without an array of all pairs
 L = 8192
 
@@ -95,4 +96,33 @@ def test_linear_attention_of_keys_thirty_times_as_large(causal):
 
     expected = by_blocks(look, causal)
     assert np.isfinite(out).all()
+    assert np.abs(out - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("scale", [1, 30])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_performer(causal, scale):
+    """Within 1e-4 of float64, in the space of logarithms; with keys thirty times as large too, where it is in sight."""
+    q, k, v = numbers(L, 16), numbers(1, L, 16)[0] * scale, numbers(L, 3)
+    omega = orthogonal_frequencies(jax.random.key(0), 24, 16)
+
+    @jax.jit
+    def run(q, k, v):
+        features = (log_features(x[None, None], omega) for x in (q, k))
+        return favor(*features, v[None, None], whole_row(L).runs_BxL, block_size=128, causal=causal, packed=False)
+
+    out = np.asarray(run(q, k, v))[0, 0]
+    scaled = [x.astype(float) / 2 for x in (q, k)]  # 16 to the power of a fourth
+    log_q, log_k = (x @ np.asarray(omega, float).T - np.square(x).sum(axis=1, keepdims=True) / 2 for x in scaled)
+
+    def look(t, visible):
+        pairs = np.full((len(t), L), -np.inf)
+        for feature in range(24):
+            pairs = np.logaddexp(pairs, log_q[t, None, feature] + log_k[None, :, feature])
+        pairs = np.where(visible, pairs, -np.inf)
+        weights = np.exp(pairs - pairs.max(axis=1, keepdims=True))
+        return weights @ v.astype(float) / weights.sum(axis=1, keepdims=True)
+
+    assert np.isfinite(out).all()
+    expected = by_blocks(look, causal)
     assert np.abs(out - expected).max() < 1e-4 * np.abs(expected).max()

@@ -1,5 +1,6 @@
 """The families as the design document has them; a family of the library without a row here fails its tests."""
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -7,7 +8,7 @@ from typing import NamedTuple
 from oracles.aft import aft_conv, aft_full, aft_local, aft_simple
 from oracles.attention import gau_quadratic, softmax_attention
 from oracles.feed_forward import glu, mlp
-from oracles.linear import linear_attention
+from oracles.linear import favor_attention, linear_attention
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 
 
@@ -45,6 +46,7 @@ FAMILIES = {
     "aft_simple": Family((aft_simple, mlp), "learned", False, constant_state=True),
     "aft_conv": Family((aft_conv, mlp), "learned", False, constant_state=True),
     "linear_transformer": Family((linear_attention, mlp), "learned", False, constant_state=True),
+    "performer": Family((favor_attention, mlp), "learned", False, constant_state=True),
 }
 
 
@@ -64,9 +66,12 @@ def complete(model: dict) -> SimpleNamespace:
     mlp_width = 4 * s.model_dim
     if family.pattern[0] is aft_conv:  # 4.5 D, since its keys take no D² parameters
         mlp_width = next(width for width in range(8, 8 * s.model_dim, 8) if 2 * width >= 9 * s.model_dim)
+    width = s.model_dim // s.num_heads  # of a head, whose K ln K are rounded up to a multiple of 8
+    features = next(count for count in range(8, 10_000, 8) if count >= width * math.log(width))
     defaults = {
         "mlp_dim": glu_width if family.pattern[1] is glu else mlp_width,
         "expanded_dim": 2 * s.model_dim,
+        "num_features": features,
         "norm": "scale" if gau and not s.causal else "layer",
         "absolute_positions": family.absolute,
         "rotary": family.rotary,

@@ -1,5 +1,7 @@
 """Linear attention pair by pair ("Transformers are RNNs", eq. 4): Σ φ(q_t)·φ(k_u) v_u / Σ φ(q_t)·φ(k_u)."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from oracles.attention import Row, heads, rotated
@@ -10,17 +12,40 @@ def elu_plus_one(x: np.ndarray) -> np.ndarray:
     return np.array([x_i + 1 if x_i > 0 else np.exp(x_i) for x_i in x])
 
 
+def log_dot(log_x: np.ndarray, log_y: np.ndarray) -> float:
+    """log Σ_f x_f y_f from the logarithms of x and y."""
+    logs = log_x + log_y
+    return logs.max() + np.log(np.exp(logs - logs.max()).sum())
+
+
+def favor_logs(x: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
+    """log φ(x), φ(x) = exp(ω·x' − ‖x'‖²/2) with x' = x / K^¼ ("Rethinking Attention with Performers", lemma 1)."""
+    scaled = x / len(x) ** 0.25
+    return np.array([omega @ scaled - scaled @ scaled / 2 for omega in frequencies])
+
+
 def linear_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
-    """Concat(head_h) W_o."""
+    """Concat(head_h) W_o with φ = elu + 1."""
+    logs = lambda x: np.log(elu_plus_one(x))
+    return _attend(x_LxD, p, row, settings, logs)
+
+
+def favor_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
+    """Concat(head_h) W_o with the features of ω."""
+    return _attend(x_LxD, p, row, settings, lambda x: favor_logs(x, p["core"]["frequencies"]))
+
+
+def _attend(x_LxD: np.ndarray, p: dict, row: Row, settings, log_features: Callable) -> np.ndarray:
     q, k, v = (heads(x_LxD @ p[name]["kernel"], settings.num_heads) for name in ("query", "key", "value"))
     outs = []
     for h in range(settings.num_heads):
-        phi_q, phi_k = ([elu_plus_one(y) for y in rotated(x[h], row, settings)] for x in (q, k))
+        log_q, log_k = ([log_features(y) for y in rotated(x[h], row, settings)] for x in (q, k))
         out = np.zeros_like(v[h])
         for t in range(len(x_LxD)):
             seen = [u for u in range(len(x_LxD)) if row.sees(t, u)]
-            weights = [phi_q[t] @ phi_k[u] for u in seen]
             if seen:
-                out[t] = sum(w * v[h][u] for w, u in zip(weights, seen, strict=True)) / sum(weights)
+                logs = np.array([log_dot(log_q[t], log_k[u]) for u in seen])
+                weights = np.exp(logs - logs.max())
+                out[t] = sum(w * v[h][u] for w, u in zip(weights, seen, strict=True)) / weights.sum()
         outs.append(out)
     return np.concatenate(outs, axis=1) @ p["output"]["kernel"]

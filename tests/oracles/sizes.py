@@ -6,7 +6,7 @@ from oracles.aft import aft_conv, aft_full, aft_local, aft_simple
 from oracles.attention import gau_quadratic, softmax_attention
 from oracles.families import FAMILIES
 from oracles.feed_forward import glu, mlp
-from oracles.linear import linear_attention
+from oracles.linear import favor_attention, linear_attention
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.positions import T5_BUCKETS
 
@@ -27,6 +27,7 @@ def _sublayer(s: SimpleNamespace, sublayer) -> int:
     return {
         softmax_attention: 4 * d * d,
         linear_attention: 4 * d * d,
+        favor_attention: 4 * d * d,
         aft_full: 4 * d * d + 2 * s.max_length * s.bias_dim,
         aft_local: 4 * d * d + 2 * s.max_length * s.bias_dim,
         aft_simple: 4 * d * d,
@@ -76,10 +77,13 @@ def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
     if sublayer is aft_conv:
         near = sum(abs(t - u) < s.window_size for t, u in pairs)
         return 2 * length * (3 * d * d + d * s.num_heads) + 2 * near * (d + s.num_heads)
-    if sublayer is linear_attention:
+    if sublayer in (linear_attention, favor_attention):
         width = d // s.num_heads  # and the denominator is one more value
+        features = width if sublayer is linear_attention else s.num_features
         inside = inside if s.causal else 0
-        return 2 * length * 4 * d * d + 2 * s.num_heads * (inside * (2 * width + 1) + products * width * (width + 1))
+        sums = inside * (features + width + 1) + products * features * (width + 1)
+        making = 0 if sublayer is linear_attention else 2 * length * features * width
+        return 2 * length * 4 * d * d + 2 * s.num_heads * (making + sums)
     local, global_ = s.local_attention, s.global_attention
     if sublayer is gau_mixed_chunk:
         return unit + 2 * (local * inside * (k + e) + global_ * products * k * e)

@@ -57,9 +57,9 @@ class Run:
         config.train.update(warmup_steps=0, eps=1e-3, **train_keys)
         config.mesh.shape = shape
         parsed = parse(config)
-        self.model, self.optimizer = ModelFunction(complete(parsed.model)), make_optimizer(parsed.train)
+        self.model, self.optimizer = ModelFunction(complete(parsed.model), seed=0), make_optimizer(parsed.train)
         self.mesh = make_mesh(parsed.mesh, jax.devices()[:devices])
-        abstract = jax.eval_shape(lambda: init_state(self.model, self.optimizer, 0))
+        abstract = jax.eval_shape(lambda: init_state(self.model, self.optimizer))
         self.shardings = state_shardings(abstract, self.optimizer, parsed.mesh, self.mesh)
         self.abstract = with_shardings(abstract, self.shardings)
         self._step = make_train_step(self.model, self.optimizer, parsed.train, seed=0)
@@ -67,7 +67,7 @@ class Run:
 
     def start(self):
         with jax.set_mesh(self.mesh):
-            init = jit(lambda: init_state(self.model, self.optimizer, 0), out_shardings=self.shardings)
+            init = jit(lambda: init_state(self.model, self.optimizer), out_shardings=self.shardings)
             return init()
 
     def go(self, state):

@@ -37,7 +37,7 @@ def parts(**model_keys):
     config.model.update(model_keys)
     config.data.tokens_per_batch = B * L
     parsed = parse(config)
-    return ModelFunction(complete(parsed.model)), parsed.train
+    return ModelFunction(complete(parsed.model), seed=0), parsed.train
 
 
 def batch():
@@ -56,7 +56,7 @@ def one_step(train_keys=(), steps=1, **model_keys):
     model, config = parts(**model_keys)
     config = dataclasses.replace(config, **dict(train_keys))
     optimizer = make_optimizer(config)
-    state = init_state(model, optimizer, seed=0)
+    state = init_state(model, optimizer)
     step = jax.jit(make_train_step(model, optimizer, config, seed=0))
     for _ in range(steps):
         state, metrics = step(state, batch())
@@ -67,7 +67,7 @@ def test_the_loss_is_the_mean_over_targets():
     model, _ = parts()
     state, metrics = one_step()
     data = batch()
-    logits = np.asarray(model.bind(model.init(0))(data["inputs_BxL"]), np.float64)
+    logits = np.asarray(model.bind(model.init())(data["inputs_BxL"]), np.float64)
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     nll = -np.take_along_axis(log_p, data["targets_BxL"][..., None], -1)[..., 0]
     assert np.allclose(metrics["loss"], (nll * data["loss_mask_BxL"]).sum() / data["loss_mask_BxL"].sum(), rtol=1e-5)
@@ -104,7 +104,7 @@ def test_clipping_bounds_the_update():
 
 def test_weight_decay_is_of_matrices_alone():
     with_decay, without = (one_step((("weight_decay", w),))[0].params for w in (0.5, 0.0))
-    start = parts()[0].init(0)
+    start = parts()[0].init()
     rate = float(learning_rate(parts()[1])(0))
     differing = set()
     for (path, a), b, p in zip(
@@ -150,7 +150,7 @@ def test_dropout_follows_seed_and_step():
 def test_evaluation_sums_do_not_depend_on_the_batch():
     model, config = parts()
     step = jax.jit(make_evaluation_step(model, config.loss_chunk))
-    params, data = model.init(0), batch()
+    params, data = model.init(), batch()
     sizes = jnp.arange(VOCAB, dtype=jnp.int32)
     whole = step(params, data, sizes)
     halves = [step(params, {k: v[i : i + 4] for k, v in data.items()}, sizes) for i in (0, 4)]

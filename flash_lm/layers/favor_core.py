@@ -1,0 +1,77 @@
+"""Attention core of the Performer: softmax estimated by random features, decoded from one sum a head."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from flash_lm.config import ModelConfig
+from flash_lm.layers.context import Context
+from flash_lm.layers.linear_core import linear_flops
+from flash_lm.ops.favor import (
+    FeatureSums,
+    favor,
+    log_features,
+    no_features,
+    orthogonal_frequencies,
+    prefill_favor,
+)
+
+_REDRAW = 0x0FEA  # keeps the features' draw apart from that of the dropout
+
+
+class Frequencies(nnx.Variable):
+    """Drawn once and never trained."""
+
+
+class FavorCore(nnx.Module):
+    """φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) with positive orthogonal random features φ (see `ops.favor`)."""
+
+    pairs = 1  # of queries and keys that the projection must give
+    state_grows = False
+    longest = None
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        """Draws the features, the same for all heads of the layer."""
+        self.width = config.model_dim // config.num_heads
+        self.features, self.redraw = config.num_features, config.redraw_features
+        self.block_size = 1 << (config.chunk_size.bit_length() - 1)
+        self.frequencies = Frequencies(orthogonal_frequencies(rngs.params(), self.features, self.width))
+
+    def __call__(self, qk: tuple[tuple[jax.Array, jax.Array], ...], v: jax.Array, context: Context) -> jax.Array:
+        """One pair of B×H×L×K queries and keys, B×H×L×E values -> B×H×L×E."""
+        assert context.segments is not None
+        frequencies_FxK = self.frequencies[...]
+        if self.redraw and context.dropout_key is not None:
+            key = jax.random.fold_in(context.dropout_key, _REDRAW)
+            frequencies_FxK = orthogonal_frequencies(key, self.features, self.width)
+        return favor(
+            *_featured(qk, frequencies_FxK),
+            v,
+            context.segments.runs_BxL,
+            block_size=self.block_size,
+            causal=context.causal,
+            packed=context.packed,
+        )
+
+    def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> FeatureSums:
+        """Of no tokens; `capacity` bounds nothing here."""
+        return no_features(batch, heads, self.features, value_width)
+
+    def prefill(self, qk, v: jax.Array, context: Context, state: FeatureSums) -> tuple[jax.Array, FeatureSums]:
+        """In blocks from wherever the row stands: the sum needs no grid."""
+        assert context.lengths_B is not None
+        real_BxL = jnp.arange(v.shape[2])[None] < context.lengths_B[:, None]
+        featured = _featured(qk, self.frequencies[...])
+        return prefill_favor(*featured, v, state, real_BxL, block_size=self.block_size)
+
+    step = prefill
+
+    def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
+        """The logarithms of the features, and what linear attention does with them."""
+        logs = 2 * heads * 2 * self.features * key_width
+        return logs + linear_flops(length, causal, self.block_size, heads, self.features, value_width)
+
+
+def _featured(qk, frequencies_FxK: jax.Array) -> tuple[jax.Array, jax.Array]:
+    ((q, k),) = qk
+    return log_features(q, frequencies_FxK), log_features(k, frequencies_FxK)

@@ -1,0 +1,103 @@
+"""Which tokens look at which, a rectangle at a time: every query of a rectangle sees all of its keys.
+
+The visible pairs of a causal row are cut into rectangles by halves: in blocks of 2, 4, 8 … tokens the second half looks
+at the first. What a row of blocks carries onwards is of one document, since documents are contiguous: at most one of
+them crosses from the keys of a rectangle to its queries, or from a block to the next.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+Carried = TypeVar("Carried")  # a pytree of arrays
+
+
+class Rectangles(NamedTuple):
+    """Keys and queries that look at each other: (array, its axis of tokens) -> the array with (G, C) in its place."""
+
+    keys: Callable[[jax.Array, int], jax.Array]
+    queries: Callable[[jax.Array, int], jax.Array]
+
+
+def halves(size: int) -> Rectangles:
+    """In blocks of 2·size tokens the first half are keys and the second half queries."""
+
+    def half(place: int) -> Callable[[jax.Array, int], jax.Array]:
+        def select(x: jax.Array, axis: int) -> jax.Array:
+            blocks = x.reshape(*x.shape[:axis], -1, 2, size, *x.shape[axis + 1 :])
+            return jax.lax.index_in_dim(blocks, place, axis + 1, keepdims=False)
+
+        return select
+
+    return Rectangles(keys=half(0), queries=half(1))
+
+
+def neighbours(size: int) -> Rectangles:
+    """Each block of `size` tokens looks at the one before it."""
+
+    def blocks(x: jax.Array, axis: int) -> jax.Array:
+        return x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
+
+    def before(x: jax.Array, axis: int) -> jax.Array:
+        y = jax.lax.slice_in_dim(blocks(x, axis), 0, x.shape[axis] // size - 1, axis=axis)
+        return jnp.pad(y, [(1, 0) if i == axis else (0, 0) for i in range(y.ndim)])
+
+    return Rectangles(keys=before, queries=blocks)
+
+
+def crossing(runs_BxL: jax.Array, where: Rectangles) -> tuple[jax.Array, jax.Array]:
+    """The keys and the queries, B×G×C each, of the document that crosses from the keys to the queries."""
+    keys, queries = where.keys(runs_BxL, 1), where.queries(runs_BxL, 1)
+    last = keys[..., -1:]
+    return (keys == last) & (last > 0), (queries == last) & (last > 0)
+
+
+def of_last_run(runs_BxGxC: jax.Array) -> jax.Array:
+    """The tokens of the document with which each block ends, B×G×C: what it carries to the next."""
+    return (runs_BxGxC == runs_BxGxC[..., -1:]) & (runs_BxGxC > 0)
+
+
+def carried(
+    own: Carried,
+    runs_BxGxC: jax.Array,
+    add: Callable[[Carried, Carried], Carried],
+    nothing: Carried,
+    initial: Carried | None,
+    back: int = 1,
+) -> tuple[Carried, jax.Array]:
+    """What each block has from those that are `back` or more before it.
+
+    Args:
+        own: of each block's last document; arrays are B×H×G×….
+        runs_BxGxC: run of each token (see `Segments`), (B or 1)×….
+        add: of what disjoint tokens gave.
+        nothing: of no tokens; arrays are B×H×….
+        initial: of the tokens before the row, of its run 1; None: there are none.
+        back: 1 or more.
+
+    Returns:
+        B×H×G×…; and which tokens it is for, (B or 1)×G×C.
+    """
+    last_BxG = runs_BxGxC[..., -1]
+    first_Bx1 = jnp.full_like(last_BxG[:, :1], 0 if initial is None else 1)
+    before_BxG = jnp.concatenate([first_Bx1, last_BxG[:, :-1]], axis=1)
+    start = nothing if initial is None else initial
+    rows = jax.tree.leaves(start)[0].shape[0]
+    goes_on_BxG = jnp.broadcast_to(before_BxG == last_BxG, (rows, last_BxG.shape[1]))
+
+    def next_block(entering: Carried, block: tuple[Carried, jax.Array]) -> tuple[Carried, Carried]:
+        here, goes_on_B = block
+        kept = jax.tree.map(
+            lambda x, none: jnp.where(goes_on_B.reshape(-1, *[1] * (x.ndim - 1)), x, none), entering, nothing
+        )
+        return add(kept, here), entering
+
+    by_block = (jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), own), goes_on_BxG.T)
+    _, entering = jax.lax.scan(next_block, start, by_block)
+    entering = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 2), entering)
+    for _ in range(back - 1):
+        entering = jax.tree.map(lambda x, s: jnp.concatenate([s[:, :, None], x[:, :, :-1]], axis=2), entering, start)
+        before_BxG = jnp.concatenate([first_Bx1, before_BxG[:, :-1]], axis=1)
+    return entering, (runs_BxGxC == before_BxG[..., None]) & (runs_BxGxC > 0)

@@ -1,0 +1,234 @@
+"""FAVOR+, attention by positive orthogonal random features ("Rethinking Attention with Performers", Choromanski 2021).
+
+exp(q·k) is the mean over ω ~ N(0, I) of φ_ω(q) φ_ω(k) with φ_ω(x) = exp(ω·x − ‖x‖²/2) (lemma 1), so softmax
+attention is estimated by one that is linear in the features. They differ by factors beyond any float, so all is done
+with their logarithms: a sum over keys has a maximum of its own for each feature, and a query the maximum of what it
+sees (see `ops.stable_sums`). What a query sees has no later key in it, and so has its maximum.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from flash_lm.ops.blocks import Rectangles, carried, crossing, neighbours, of_last_run
+from flash_lm.ops.products import matmul
+from flash_lm.ops.stable_sums import (
+    NOTHING,
+    Sums,
+    add,
+    add_to_blocks,
+    exponentials,
+    in_blocks,
+    nothing,
+    only,
+    ratio,
+)
+
+
+def orthogonal_frequencies(key: jax.Array, count: int, width: int) -> jax.Array:
+    """Draws ω: each a Gaussian vector, any `width` of them in a row orthogonal (section 2.4).
+
+    Args:
+        key: of the draw.
+        count: number of features F.
+        width: K.
+
+    Returns:
+        F×K float32.
+    """
+    directions_key, norms_key = jax.random.split(key)
+    gaussian = jax.random.normal(directions_key, (-(-count // width), width, width), jnp.float32)
+    # A triangle with a positive diagonal makes the orthogonal factor uniform over all rotations.
+    orthogonal, triangle = jnp.linalg.qr(gaussian)
+    signs = jnp.sign(jnp.diagonal(triangle, axis1=-2, axis2=-1))
+    directions_FxK = (orthogonal * signs[:, None, :]).swapaxes(1, 2).reshape(-1, width)[:count]
+    norms = jnp.linalg.norm(jax.random.normal(norms_key, (count, width), jnp.float32), axis=-1, keepdims=True)
+    return directions_FxK * norms
+
+
+def log_features(x: jax.Array, frequencies_FxK: jax.Array) -> jax.Array:
+    """Logarithms log φ(x / K^¼) = ω·x / K^¼ − ‖x‖² / (2 √K), so that φ(q)·φ(k) estimates F exp(q·k / √K).
+
+    Args:
+        x: (…, K).
+        frequencies_FxK: ω.
+
+    Returns:
+        (…, F) float32.
+    """
+    scaled = x.astype(jnp.float32) * x.shape[-1] ** -0.25
+    # An exponent needs all its digits, also where products are of fewer by default.
+    products = jnp.einsum("...k,fk->...f", scaled, frequencies_FxK, precision="highest")
+    return products - jnp.square(scaled).sum(axis=-1, keepdims=True) / 2
+
+
+class FeatureSums(NamedTuple):
+    """max over keys of log φ(k), and Σ φ(k) [v, 1]ᵀ / exp(max), feature by feature; float32. G may be missing.
+
+    As a decode state its size depends on neither the position nor the longest length.
+    """
+
+    max_BxHxGxF: jax.Array
+    sum_BxHxGxFxE: jax.Array
+
+
+def no_features(batch: int, heads: int, features: int, value_width: int) -> FeatureSums:
+    """The sums over no keys, B×H×…; `value_width` without the denominator."""
+    top = jnp.full((batch, heads, features), NOTHING, jnp.float32)
+    return FeatureSums(top, jnp.zeros((*top.shape, value_width + 1), jnp.float32))
+
+
+def favor(
+    log_q_BxHxLxF: jax.Array,
+    log_k_BxHxLxF: jax.Array,
+    v_BxHxLxE: jax.Array,
+    runs_BxL: jax.Array,
+    *,
+    block_size: int,
+    causal: bool,
+    packed: bool,
+) -> jax.Array:
+    """φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) over the keys of the query's own document, and if causal none after it.
+
+    Args:
+        log_q_BxHxLxF: `log_features` of the queries.
+        log_k_BxHxLxF: of the keys.
+        v_BxHxLxE: values.
+        runs_BxL: run of each token (see `Segments`), (B or 1)×L.
+        block_size: tokens among which pairs are looked at one by one; a power of two.
+        causal: hide keys after the query.
+        packed: a row may hold several documents, or padding.
+
+    Returns:
+        B×H×L×E, dtype of v. Padding gets zeros.
+    """
+
+    @jax.checkpoint
+    def mix(log_q: jax.Array, log_k: jax.Array, v: jax.Array) -> jax.Array:
+        if not causal and not packed:
+            return ratio(_read(log_q, _of_keys(log_k, _with_ones(v), jnp.ones((1, 1, 1, 1), bool))))
+        sums = _causal_sums(log_q, log_k, v, runs_BxL, block_size)
+        if not causal:
+            log_q, log_k, v = (jnp.flip(x, 2) for x in (log_q, log_k, v))
+            later = _causal_sums(log_q, log_k, v, jnp.flip(runs_BxL, 1), block_size, own=False)
+            sums = add(sums, jax.tree.map(lambda x: jnp.flip(x, 2), later))
+        return ratio(sums)
+
+    return mix(log_q_BxHxLxF, log_k_BxHxLxF, v_BxHxLxE.astype(jnp.float32)).astype(v_BxHxLxE.dtype)
+
+
+def prefill_favor(
+    log_q_BxHxLxF: jax.Array,
+    log_k_BxHxLxF: jax.Array,
+    v_BxHxLxE: jax.Array,
+    state: FeatureSums,
+    real_BxL: jax.Array,
+    *,
+    block_size: int,
+) -> tuple[jax.Array, FeatureSums]:
+    """Causal, after the tokens that the state has summed.
+
+    Args:
+        log_q_BxHxLxF: `log_features` of the queries.
+        log_k_BxHxLxF: of the keys.
+        v_BxHxLxE: values.
+        state: B×H×….
+        real_BxL: which tokens are no padding; padding is at the end.
+        block_size: as of `favor`.
+
+    Returns:
+        B×H×L×E, dtype of v; and the state after the real tokens.
+    """
+    # Beyond the last position padding may be no number, which times zero is none either.
+    real = real_BxL[:, None, :, None]
+    log_q, log_k, v = (jnp.where(real, x, 0) for x in (log_q_BxHxLxF, log_k_BxHxLxF, v_BxHxLxE.astype(jnp.float32)))
+    sums = _causal_sums(log_q, log_k, v, real_BxL.astype(jnp.int32), block_size, initial=state)
+    state = _add_features(state, _of_keys(log_k, _with_ones(v), real))
+    return ratio(sums).astype(v_BxHxLxE.dtype), state
+
+
+def _causal_sums(
+    log_q: jax.Array,
+    log_k: jax.Array,
+    v: jax.Array,
+    runs_BxL: jax.Array,
+    block_size: int,
+    *,
+    own: bool = True,
+    initial: FeatureSums | None = None,
+) -> Sums:
+    """The sums of each token over the visible keys before it, and with `own` over itself."""
+    length = v.shape[2]
+    block = min(block_size, 1 << (length - 1).bit_length())
+    pad = lambda x, axis: jnp.pad(x, [(0, -length % block if i == axis else 0) for i in range(x.ndim)])
+    log_q, log_k, v, runs = pad(log_q, 2), pad(log_k, 2), pad(v, 2), pad(runs_BxL, 1)
+    sums = _each_alone(log_q, log_k, v, (runs > 0)[:, None, :, None]) if own else nothing(v, 1)
+
+    def look(where: Rectangles) -> Sums:
+        visible_keys, visible_queries = crossing(runs, where)
+        keys, values = where.keys(log_k, 2), where.keys(_with_ones(v), 2)
+        pairs = _of_pairs(where.queries(log_q, 2), keys, values, visible_keys[:, None, :, :, None])
+        return only(pairs, visible_queries)
+
+    sums = in_blocks(sums, block, look)
+    if block < log_q.shape[2] or initial is not None:
+        blocks = neighbours(block).queries
+        runs_BxGxC = blocks(runs, 1)
+        of_block = _of_keys(blocks(log_k, 2), blocks(_with_ones(v), 2), of_last_run(runs_BxGxC)[:, None, :, :, None])
+        empty = no_features(log_q.shape[0], log_q.shape[1], log_q.shape[3], v.shape[3])
+        entering, visible = carried(of_block, runs_BxGxC, _add_features, empty, initial)
+        sums = add_to_blocks(sums, only(_read(blocks(log_q, 2), entering), visible))
+    return jax.tree.map(lambda x: x[:, :, :length], sums)
+
+
+def _each_alone(log_q: jax.Array, log_k: jax.Array, v: jax.Array, visible: jax.Array) -> Sums:
+    """Each query with its own key."""
+    logs = log_q + log_k
+    top = jax.lax.stop_gradient(logs.max(axis=-1, keepdims=True))
+    weight = jnp.exp(logs - top).sum(axis=-1, keepdims=True)
+    alone = Sums(weight * v, weight, top)
+    return Sums(*(jnp.where(visible, x, none) for x, none in zip(alone, nothing(v, 1), strict=True)))
+
+
+def _of_pairs(log_q: jax.Array, log_k: jax.Array, values: jax.Array, visible: jax.Array) -> Sums:
+    """Queries (…, C, F) over keys (…, M, F) with values (…, M, E + 1), pair by pair; visible keys: (…, M, 1)."""
+    if log_k.shape[-2] == 1:  # for so little a matrix product costs more than it does
+        return _each_alone(log_q, log_k, values[..., :-1], visible)
+    phi_k, top_k = exponentials(log_k, visible)
+    phi_q, top = _scaled(log_q + top_k)
+    return _sums(matmul(matmul(phi_q, phi_k, transpose_b=True), values), top)
+
+
+def _of_keys(log_k: jax.Array, values: jax.Array, visible: jax.Array) -> FeatureSums:
+    """The sums over the keys of axis −2, which goes."""
+    phi_k, top = exponentials(log_k, visible)
+    return FeatureSums(top[..., 0, :], matmul(phi_k, values, transpose_a=True))
+
+
+def _read(log_q: jax.Array, of_keys: FeatureSums) -> Sums:
+    """Queries (…, C, F) over all the keys that were summed (…, F)."""
+    phi_q, top = _scaled(log_q + of_keys.max_BxHxGxF[..., None, :])
+    return _sums(matmul(phi_q, of_keys.sum_BxHxGxFxE), top)
+
+
+def _add_features(a: FeatureSums, b: FeatureSums) -> FeatureSums:
+    """Of disjoint keys."""
+    top = jnp.maximum(a.max_BxHxGxF, b.max_BxHxGxF)
+    scale_a, scale_b = (jnp.exp(x.max_BxHxGxF - top)[..., None] for x in (a, b))
+    return FeatureSums(top, a.sum_BxHxGxFxE * scale_a + b.sum_BxHxGxFxE * scale_b)
+
+
+def _scaled(logs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """exp(logs − max) and the maximum over the features."""
+    top = jax.lax.stop_gradient(logs.max(axis=-1, keepdims=True))
+    return jnp.exp(logs - top), top
+
+
+def _sums(values: jax.Array, top: jax.Array) -> Sums:
+    """Of values whose last column is the denominator."""
+    return Sums(values[..., :-1], values[..., -1:], top)
+
+
+def _with_ones(v: jax.Array) -> jax.Array:
+    return jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)

@@ -1,0 +1,88 @@
+"""Weighted means whose weights are exponentials of any size: numerator and denominator beside a maximum taken out.
+
+A maximum over keys that a query does not see can leave it with nothing but underflow. So sums are taken over rectangles
+of keys and queries that all see each other, and added with their maxima rescaled. Sums are float32.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from flash_lm.ops.blocks import Rectangles, halves
+
+NOTHING = -1e30  # a maximum over no keys: finite, so that differences of two are no NaN
+
+
+class Sums(NamedTuple):
+    """Σ weight ⊙ V / exp(max), Σ weight / exp(max) and max, over some keys; the maxima have no derivative.
+
+    The weights of a head have a width M: E, one a channel, or 1, which all of them share.
+    """
+
+    numerator_BxHxLxE: jax.Array
+    denominator_BxHxLxM: jax.Array
+    max_BxHxLxM: jax.Array
+
+
+def add(a: Sums, b: Sums) -> Sums:
+    """Of disjoint keys."""
+    top = jnp.maximum(a.max_BxHxLxM, b.max_BxHxLxM)
+    scale_a, scale_b = jnp.exp(a.max_BxHxLxM - top), jnp.exp(b.max_BxHxLxM - top)
+    return Sums(
+        a.numerator_BxHxLxE * scale_a + b.numerator_BxHxLxE * scale_b,
+        a.denominator_BxHxLxM * scale_a + b.denominator_BxHxLxM * scale_b,
+        top,
+    )
+
+
+def ratio(sums: Sums) -> jax.Array:
+    """B×H×L×E; a query without a visible key gets zeros."""
+    seen = sums.max_BxHxLxM > NOTHING / 2
+    return jnp.where(seen, sums.numerator_BxHxLxE / jnp.where(seen, sums.denominator_BxHxLxM, 1), 0)
+
+
+def nothing(v: jax.Array, width: int) -> Sums:
+    """The sums over no keys for values of this shape and weights of this width."""
+    top = jnp.full((*v.shape[:-1], width), NOTHING, jnp.float32)
+    return Sums(jnp.zeros(v.shape, jnp.float32), jnp.zeros_like(top), top)
+
+
+def only(sums: Sums, visible: jax.Array) -> Sums:
+    """Nothing where a query does not see the keys; (B or 1)×G×C beside B×H×G×C×… sums."""
+    seen = visible[:, None, :, :, None]
+    empty = Sums(jnp.float32(0), jnp.float32(0), jnp.float32(NOTHING))
+    return Sums(*(jnp.where(seen, x, none) for x, none in zip(sums, empty, strict=True)))
+
+
+def exponentials(x: jax.Array, visible: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """exp(x − max), zero where not visible, and the maximum over axis −2, which has no derivative."""
+    hidden = jnp.where(visible, x, NOTHING)
+    top = jax.lax.stop_gradient(hidden.max(axis=-2, keepdims=True))
+    return jnp.where(visible, jnp.exp(hidden - top), 0), top
+
+
+def in_blocks(sums: Sums, block: int, look: Callable[[Rectangles], Sums]) -> Sums:
+    """Adds to each token's sums those over the tokens before it in its block.
+
+    Args:
+        sums: of all tokens; the row is a multiple of `block`.
+        block: a power of two.
+        look: the sums of the queries of rectangles over their keys, B×H×G×C×….
+    """
+    size = 1
+    while size < block:
+        where = halves(size)
+        first, second = (jax.tree.map(lambda x, part=part: part(x, 2), sums) for part in where)
+        second = add(second, look(where))
+        sums = jax.tree.map(lambda a, b: jnp.stack([a, b], 3).reshape(*a.shape[:2], -1, a.shape[-1]), first, second)
+        size *= 2
+    return sums
+
+
+def add_to_blocks(sums: Sums, others: Sums) -> Sums:
+    """Sums of tokens, B×H×L×…, and of the same tokens in blocks, B×H×G×C×…."""
+    size = others.numerator_BxHxLxE.shape[3]
+    blocks = jax.tree.map(lambda x: x.reshape(*x.shape[:2], -1, size, x.shape[-1]), sums)
+    return jax.tree.map(lambda x: x.reshape(*x.shape[:2], -1, x.shape[-1]), add(blocks, others))

@@ -1,0 +1,177 @@
+"""FAVOR+ against log-space loops and against the softmax attention that it estimates; later keys are out of reach."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from models.cases import model_config
+from oracles.linear import favor_logs, log_dot
+from oracles.segments import visibility
+
+from flash_lm.config import parse_model
+from flash_lm.layers.context import Context
+from flash_lm.layers.favor_core import FavorCore
+from flash_lm.models.families import complete
+from flash_lm.ops.favor import favor, log_features, no_features, orthogonal_frequencies, prefill_favor
+from flash_lm.ops.segments import find_segments, whole_row
+
+L, K, E, F, HEADS = 45, 6, 5, 20, 2
+IDS = np.array([[1] * 10 + [0] * 3 + [2] * 20 + [1] * 12, [3] * L], np.int32)
+
+
+def draw(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).normal(size=shape).astype(np.float32)
+
+
+FREQUENCIES = orthogonal_frequencies(jax.random.key(0), F, K)
+V = draw(2, HEADS, L, E)
+
+
+def queries_and_keys(scale: float) -> tuple[np.ndarray, np.ndarray]:
+    return draw(2, HEADS, L, K) * scale, draw(3, HEADS, L, K)[:2] * scale
+
+
+@jax.jit
+def logs(q, k):
+    return log_features(q, FREQUENCIES), log_features(k, FREQUENCIES)
+
+
+def expected(q, k, v, ids: list[int], causal: bool) -> np.ndarray:
+    """One row of one head, pair by pair."""
+    sees, omega = visibility(ids, causal), np.asarray(FREQUENCIES, float)
+    log_q, log_k = ([favor_logs(y.astype(float), omega) for y in x] for x in (q, k))
+    out = np.zeros((L, E))
+    for t in range(L):
+        seen = [u for u in range(L) if sees(t, u)]
+        if seen:
+            pair = np.array([log_dot(log_q[t], log_k[u]) for u in seen])
+            weights = np.exp(pair - pair.max())
+            out[t] = weights @ v[seen].astype(float) / weights.sum()
+    return out
+
+
+# At thirty times the size the exponents are some thousand, and float32 has them to 1e-4.
+@pytest.mark.parametrize(("scale", "atol"), [(1.0, 1e-5), (30.0, 1e-3)])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("block_size", [1, 8, 64])
+def test_values(block_size, causal, scale, atol):
+    q, k = queries_and_keys(scale)
+    runs = find_segments(jnp.asarray(IDS)).runs_BxL
+    run = jax.jit(lambda *args: favor(*args, runs, block_size=block_size, causal=causal, packed=True))
+    out = np.asarray(run(*logs(q, k), V))
+    for b, ids in enumerate(IDS.tolist()):
+        for h in range(HEADS):
+            here = expected(q[b, h], k[b, h], V[b, h], ids, causal)
+            np.testing.assert_allclose(out[b, h], here, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_one_document_a_row_is_a_packed_row_of_one(scale):
+    q, k = queries_and_keys(scale)
+    run = lambda packed: favor(
+        *logs(q, k), jnp.asarray(V), whole_row(L).runs_BxL, block_size=8, causal=False, packed=packed
+    )
+    np.testing.assert_allclose(run(False), run(True), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_prefill_in_parts_is_the_parallel_form(scale):
+    """Rows at different places, parts of any length, also none."""
+    log_q, log_k = logs(*queries_and_keys(scale))
+    ones = jnp.ones((2, L), jnp.int32)
+    whole = np.asarray(favor(log_q, log_k, jnp.asarray(V), ones, block_size=8, causal=True, packed=False))
+    state, start = no_features(2, HEADS, F, E), np.zeros(2, np.int32)
+    consume = jax.jit(lambda *args: prefill_favor(*args, block_size=8))
+    for parts in ((13, 2), (0, 7), (1, 1), (17, 20), (1, 0), (12, 14), (1, 1)):
+        size = max(parts)
+        place = (start[:, None] + np.arange(size)).clip(0, L - 1)
+        take = lambda x, place=place: np.take_along_axis(np.asarray(x), place[:, None, :, None], axis=2)
+        real = np.arange(size)[None] < np.array(parts)[:, None]
+        garbage = [np.where(real[:, None, :, None], take(x), np.nan) for x in (log_q, log_k, V)]
+        out, state = consume(*garbage, state, real)
+        for b, n in enumerate(parts):
+            here = whole[b, :, start[b] : start[b] + n]
+            np.testing.assert_allclose(np.asarray(out)[b, :, :n], here, rtol=0, atol=1e-5)
+        start += np.array(parts, np.int32)
+    assert start.tolist() == [L, L]
+
+
+@pytest.mark.parametrize("block_size", [8, 64])
+def test_later_keys_are_out_of_reach(block_size):
+    """Not even through a maximum: with later keys a thousand times as large an output keeps all its bits."""
+    q, k = queries_and_keys(1.0)
+    run = jax.jit(
+        lambda log_q, log_k, v: favor(
+            log_q, log_k, v, whole_row(L).runs_BxL, block_size=block_size, causal=True, packed=False
+        )
+    )
+    log_q, log_k = logs(q, k)
+    before = np.asarray(run(log_q, log_k, V))
+    for t in (0, 7, 8, 30):
+        later = np.arange(L) > t
+        louder = jnp.where(later[:, None], 1000 * jnp.abs(log_k) + 1000, log_k)
+        after = np.asarray(run(log_q, louder, np.where(later[:, None], 1e6, V).astype(np.float32)))
+        np.testing.assert_array_equal(after[:, :, : t + 1], before[:, :, : t + 1])
+        assert not np.array_equal(after[:, :, t + 1], before[:, :, t + 1])
+
+
+def test_frequencies_are_orthogonal_and_as_long_as_gaussian_vectors():
+    keys = jax.random.split(jax.random.key(1), 400)
+    many = np.asarray(jax.vmap(lambda key: orthogonal_frequencies(key, 20, 8))(keys), np.float64)
+    for start in (0, 8, 16):
+        block = many[:, start : start + 8]
+        gram = block @ block.swapaxes(1, 2)
+        off = gram * (1 - np.eye(block.shape[1]))
+        assert np.abs(off).max() < 1e-4
+    squares = (many**2).sum(axis=-1)
+    assert squares.mean() == pytest.approx(8, rel=0.02)  # of a chi-squared with 8 degrees, whose variance is 16
+    assert squares.var() == pytest.approx(16, rel=0.1)
+    assert np.abs(many.mean(axis=0)).max() < 5 / np.sqrt(400)  # no direction is preferred
+    assert np.abs((many**2).mean(axis=0) - 1).max() < 5 * np.sqrt(2 / 400)
+
+
+def softmax_attention(q, k, v) -> np.ndarray:
+    scores = np.tril(np.exp(q.astype(float) @ k.astype(float).swapaxes(-1, -2) / np.sqrt(K)))
+    return scores @ v / scores.sum(axis=-1, keepdims=True)
+
+
+def test_the_error_falls_with_the_root_of_the_number_of_features():
+    """Root mean square over draws, against exact softmax attention: 16 times the features, a fourth of the error.
+
+    The estimate's variance grows as exp ‖q + k‖², so where those are large far more features are needed to see it.
+    """
+    q, k = queries_and_keys(0.3)
+    exact = softmax_attention(q, k, V)
+
+    def error(count: int) -> float:
+        @jax.jit
+        def once(key):
+            omega = orthogonal_frequencies(key, count, K)
+            features = log_features(q, omega), log_features(k, omega)
+            return favor(*features, jnp.asarray(V), whole_row(L).runs_BxL, block_size=16, causal=True, packed=False)
+
+        draws = [np.asarray(once(key)) - exact for key in jax.random.split(jax.random.key(count), 30)]
+        return float(np.sqrt(np.mean(np.square(draws))))
+
+    errors = {count: error(count) for count in (16, 64, 256, 1024)}
+    assert errors[1024] < 0.05 * np.std(exact)
+    slope = np.polyfit(np.log(list(errors)), np.log(list(errors.values())), 1)[0]
+    assert slope == pytest.approx(-0.5, abs=0.05), errors
+
+
+@pytest.mark.parametrize("redraw", [True, False])
+def test_features_are_redrawn_in_training_alone(redraw):
+    config = complete(parse_model(model_config("performer", True, redraw_features=redraw)))
+    core = FavorCore(config, rngs=nnx.Rngs(0))
+    q, k, v = (jnp.asarray(draw(i, 2, 29, 16)[:1]) for i in (4, 5, 6))
+
+    def run(seed: int | None) -> np.ndarray:
+        segments = whole_row(29)
+        key = None if seed is None else jax.random.key(seed)
+        return np.asarray(core(((q, k),), v, Context(positions_BxL=segments.offsets_BxL, segments=segments, dropout_key=key)))
+
+    np.testing.assert_array_equal(run(None), run(None))
+    np.testing.assert_array_equal(run(1), run(1))
+    assert np.array_equal(run(1), run(None)) == (not redraw)
+    assert np.array_equal(run(1), run(2)) == (not redraw)
