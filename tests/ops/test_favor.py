@@ -169,7 +169,9 @@ def test_features_are_redrawn_in_training_alone(redraw):
     def run(seed: int | None) -> np.ndarray:
         segments = whole_row(29)
         key = None if seed is None else jax.random.key(seed)
-        return np.asarray(core(((q, k),), v, Context(positions_BxL=segments.offsets_BxL, segments=segments, dropout_key=key)))
+        return np.asarray(
+            core(((q, k),), v, Context(positions_BxL=segments.offsets_BxL, segments=segments, dropout_key=key))
+        )
 
     np.testing.assert_array_equal(run(None), run(None))
     np.testing.assert_array_equal(run(1), run(1))
