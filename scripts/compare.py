@@ -1,4 +1,4 @@
-"""Compares finished runs: a table of their results and a plot of quality against steps and time.
+"""Compares finished runs: a table of their results, the best first, and a plot of quality against steps and time.
 
 python scripts/compare.py runs/demo/* --out=runs/demo
 """
@@ -25,6 +25,7 @@ def main() -> None:
         sys.exit(
             f"no run of {', '.join(map(str, arguments.workdirs))} has results on {arguments.split}: evaluate one first"
         )
+    results.sort(key=lambda line: line["bits_per_byte"])
     table = markdown_table(results)
     first = results[0]
     title = f"{first['corpus']}, {first.get('task', 'causal_lm')}, rows of {first['length']} tokens"

@@ -1,9 +1,12 @@
-"""Results as a Markdown table."""
+"""Lines of results as a Markdown table."""
+
+from collections.abc import Mapping
 
 from flash_lm.analysis.results import Line
 
-# heading -> (key of a result, how it is written)
-COLUMNS = {
+# heading -> (key of a line, how it is written); text is left-aligned, numbers are right-aligned
+Columns = Mapping[str, tuple[str, str]]
+RUNS: Columns = {
     "run": ("run", "{}"),
     "family": ("family", "{}"),
     "parameters": ("parameters", "{:,}"),
@@ -16,16 +19,16 @@ COLUMNS = {
 }
 
 
-def markdown_table(results: list[Line]) -> str:
-    """One row a result; columns are aligned, so that it reads well in a terminal too."""
-    cells = [[form.format(line[key]) if key in line else "" for key, form in COLUMNS.values()] for line in results]
-    rows = [list(COLUMNS), *cells]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    # The first two columns are text, the others are numbers.
-    rule = [":" + "-" * (w - 1) if i < 2 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
+def markdown_table(lines: list[Line], columns: Columns = RUNS) -> str:
+    """One row a line; columns are aligned, so that it reads well in a terminal too."""
+    cells = [[form.format(line[key]) if key in line else "" for key, form in columns.values()] for line in lines]
+    rows = [list(columns), *cells]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+    text = [form == "{}" for _, form in columns.values()]
+    rule = [":" + "-" * (w - 1) if left else "-" * (w - 1) + ":" for w, left in zip(widths, text, strict=True)]
 
     def line(row: list[str]) -> str:
-        padded = [x.ljust(w) if i < 2 else x.rjust(w) for i, (x, w) in enumerate(zip(row, widths, strict=True))]
+        padded = [x.ljust(w) if left else x.rjust(w) for x, w, left in zip(row, widths, text, strict=True)]
         return "| " + " | ".join(padded) + " |"
 
     return "\n".join([line(rows[0]), line(rule), *(line(row) for row in cells)])

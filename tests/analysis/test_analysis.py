@@ -4,7 +4,7 @@ import json
 
 from flash_lm.analysis.curves import plot_curves
 from flash_lm.analysis.results import append_jsonl, newest_results, read_jsonl, validation_curve
-from flash_lm.analysis.table import COLUMNS, markdown_table
+from flash_lm.analysis.table import RUNS, markdown_table
 
 
 def test_a_cut_last_line_is_left_out(tmp_path):
@@ -34,7 +34,7 @@ def test_the_table_is_aligned_markdown():
     assert len({len(line) for line in lines}) == 1
     cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
     assert cells == ["", "flash", "1,234,567", "300", "12.35", "", "100", "", ""]
-    assert len(cells) == len(COLUMNS)
+    assert len(cells) == len(RUNS)
 
 
 def test_curves_are_drawn_from_validation_lines(tmp_path):
