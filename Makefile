@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNS ?= runs/demo
 DEMO_STEPS ?= 240
+# Compiling, which takes most of the time of the tests, keeps one core busy at a time.
+PARALLEL := -n auto --dist loadgroup
 DEMO_FAMILIES := transformer_plus_plus flash_quad flash
 # Fewer page faults for the large buffers of a step on a CPU.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
@@ -28,10 +30,10 @@ demo: setup
 	$(BIN)/python scripts/compare.py $(addprefix $(RUNS)/,$(DEMO_FAMILIES)) --out=$(RUNS)
 
 test: setup
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 test-all: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 lint: setup
 	$(BIN)/ruff check .

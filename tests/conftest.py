@@ -12,7 +12,8 @@ if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-_CACHE = pathlib.Path(__file__).resolve().parent.parent / ".cache" / "jax-tests"
+# One a process: two that write the same entry would spoil it.
+_CACHE = pathlib.Path(__file__).parent.parent / ".cache" / "jax-tests" / os.environ.get("PYTEST_XDIST_WORKER", "one")
 jax.config.update("jax_compilation_cache_dir", str(_CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -30,11 +31,13 @@ _ALWAYS = ("test_oracle", "test_decoding", "test_sizes", "test_config")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks what only `make test-all` runs of families that are alike."""
+    """Marks what only `make test-all` runs of families that are alike, and what shares compiled functions."""
     for item in items:
         family = item.callspec.params.get("family") if hasattr(item, "callspec") else None
         if family in _ALIKE and item.path.stem not in _ALWAYS:
             item.add_marker(pytest.mark.slow)
+        # Models of a family are kept for the session of a process, so its tests run in the same one.
+        item.add_marker(pytest.mark.xdist_group(family or item.path.stem))
 
 
 _MAPS = pathlib.Path("/proc/self/maps")
