@@ -13,8 +13,8 @@ import sentencepiece
 from flash_lm.errors import InputError
 
 # The first ids of every tokenizer made here, so that they stand at the same place in all of them.
-_MASK = "[MASK]"
-SPECIALS = ("<pad>", "<s>", "</s>", _MASK)
+MASK = "[MASK]"
+SPECIALS = ("<pad>", "<s>", "</s>", MASK)
 _MODEL_FILE, _INFO_FILE = "sentencepiece.model", "tokenizer.json"
 
 
@@ -23,7 +23,7 @@ class ByteTokenizer:
 
     kind = "bytes"
     fingerprint = "bytes"
-    begin, end, mask = (SPECIALS.index(name) for name in ("<s>", "</s>", _MASK))
+    begin, end, mask = (SPECIALS.index(name) for name in ("<s>", "</s>", MASK))
     vocab_size = len(SPECIALS) + 256
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -33,6 +33,10 @@ class ByteTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text; special tokens are left out, broken characters replaced."""
         return bytes(i - len(SPECIALS) for i in ids if i >= len(SPECIALS)).decode(errors="replace")
+
+    def token_bytes(self, i: int) -> bytes:
+        """The bytes of text that an id stands for; none for special tokens."""
+        return bytes([i - len(SPECIALS)]) if i >= len(SPECIALS) else b""
 
     def bytes_per_token(self) -> np.ndarray:
         """Bytes of text that each id stands for, (V,) int32; 0 for special tokens."""
@@ -64,7 +68,7 @@ class SentencePieceTokenizer:
         self.vocab_size = self._processor.get_piece_size()
         if self.begin < 0 or self.end < 0:
             raise InputError("the SentencePiece model lacks begin- or end-of-text: train it with bos_id and eos_id")
-        mask = self._processor.piece_to_id(_MASK)
+        mask = self._processor.piece_to_id(MASK)
         # A model that was not made here has none; then it is the id after the last.
         self.mask = mask if self._processor.is_control(mask) else self.vocab_size
 
@@ -77,19 +81,22 @@ class SentencePieceTokenizer:
         """The text; special tokens are left out."""
         return self._processor.decode([int(i) for i in ids if i < self.vocab_size])
 
+    def token_bytes(self, i: int) -> bytes:
+        """The bytes of text that an id stands for; none for special tokens."""
+        if i >= self.vocab_size or self._processor.is_control(i) or self._processor.is_unknown(i):
+            return b""
+        piece = self._processor.id_to_piece(i)
+        if self._processor.is_byte(i):
+            return bytes([int(piece[1:-1], 16)])  # <0x41>
+        return piece.replace("▁", " ").encode()
+
     def bytes_per_token(self) -> np.ndarray:
         """Bytes of text that each id stands for, (V,) int32; 0 for special tokens."""
-        return np.array([self._bytes(i) for i in range(self.vocab_size)], np.int32)
+        return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], np.int32)
 
     def model_bytes(self) -> bytes:
         """What `load_tokenizer` needs beside the kind."""
         return self._model
-
-    def _bytes(self, i: int) -> int:
-        if self._processor.is_control(i) or self._processor.is_unknown(i):
-            return 0
-        # ▁ stands for a space.
-        return 1 if self._processor.is_byte(i) else len(self._processor.id_to_piece(i).replace("▁", " ").encode())
 
 
 Tokenizer = ByteTokenizer | SentencePieceTokenizer
@@ -132,7 +139,7 @@ def train_sentencepiece(lines: Iterable[str], vocab_size: int) -> SentencePieceT
             bos_id=1,
             eos_id=2,
             unk_id=4,
-            control_symbols=[_MASK],
+            control_symbols=[MASK],
             user_defined_symbols=["\n"],
             minloglevel=2,
         )

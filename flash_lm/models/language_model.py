@@ -147,6 +147,20 @@ class LanguageModel(nnx.Module):
                 f"{self.config.family} end: raise --config.model.max_length and train again, or shorten the rows"
             )
 
+    def check_decodable(self) -> None:
+        """Checks that the model can decode.
+
+        Raises:
+            ValueError: it is bidirectional, or its normalizer needs the whole row.
+        """
+        if not self.config.causal:
+            raise ValueError("prefill and step need a causal model, and this one has model.causal=False")
+        if self.config.normalizer in NOT_DECODABLE and "normalizer" in FAMILIES[self.config.family].keys:
+            raise ValueError(
+                f"model.normalizer={self.config.normalizer} depends on the whole row and cannot be decoded: "
+                "use count or an integer"
+            )
+
     def init_state(self, batch_size: int, capacity: int | None = None) -> DecodeState:
         """The decode state before the first token.
 
@@ -158,13 +172,7 @@ class LanguageModel(nnx.Module):
             ValueError: the model is bidirectional, its normalizer needs the whole row, or its positions end before
                 `capacity`.
         """
-        if not self.config.causal:
-            raise ValueError("prefill and step need a causal model, and this one has model.causal=False")
-        if self.config.normalizer in NOT_DECODABLE and "normalizer" in FAMILIES[self.config.family].keys:
-            raise ValueError(
-                f"model.normalizer={self.config.normalizer} depends on the whole row and cannot be decoded: "
-                "use count or an integer"
-            )
+        self.check_decodable()
         capacity = self.config.max_length if capacity is None else capacity
         self.check_length(capacity)
 
@@ -190,24 +198,36 @@ class LanguageModel(nnx.Module):
         Raises:
             ValueError: bidirectional model, or, outside jit, a row beyond the capacity. Inside jit its logits are NaN.
         """
-        batch, length = inputs_BxL.shape
         if lengths_B is None:
-            lengths_B = jnp.full(batch, length, jnp.int32)
-        positions_BxL = state.positions_B[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
-        return self._decode("prefill", inputs_BxL, positions_BxL, lengths_B, state)
+            lengths_B = jnp.full(inputs_BxL.shape[0], inputs_BxL.shape[1], jnp.int32)
+        features_BxLxD, state = self._prefill(inputs_BxL, state, lengths_B)
+        return self.logits(features_BxLxD), state
+
+    def prefill_last(
+        self, inputs_BxL: jax.Array, state: DecodeState, lengths_B: jax.Array
+    ) -> tuple[jax.Array, DecodeState]:
+        """As `prefill`, with the logits of each row's last token alone, B×V; of no meaning where it consumed none."""
+        features_BxLxD, state = self._prefill(inputs_BxL, state, lengths_B)
+        last_Bx1x1 = jnp.maximum(lengths_B - 1, 0)[:, None, None]
+        return self.logits(jnp.take_along_axis(features_BxLxD, last_Bx1x1, axis=1)[:, 0]), state
 
     def step(self, tokens_B: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
         """Consumes one token a row: B×V float32 and the state after it; raises as `prefill` does."""
         lengths_B = jnp.ones_like(state.positions_B)
-        logits_Bx1xV, state = self._decode("step", tokens_B[:, None], state.positions_B[:, None], lengths_B, state)
-        return logits_Bx1xV[:, 0], state
+        features_Bx1xD, state = self._decode("step", tokens_B[:, None], state.positions_B[:, None], lengths_B, state)
+        return self.logits(features_Bx1xD[:, 0]), state
 
     def flops_per_token(self, length: int) -> float:
         """Forward model FLOPs a token of a row of `length` tokens, logits included."""
         stack = self.config.num_layers * self.layers.flops_per_token(length, self.config.causal)
         return stack + 2 * self.config.model_dim * self.config.vocab_size
 
+    def _prefill(self, inputs_BxL: jax.Array, state: DecodeState, lengths_B: jax.Array):
+        positions_BxL = state.positions_B[:, None] + jnp.arange(inputs_BxL.shape[1], dtype=jnp.int32)[None]
+        return self._decode("prefill", inputs_BxL, positions_BxL, lengths_B, state)
+
     def _decode(self, method: str, inputs_BxL, positions_BxL, lengths_B, state: DecodeState):
+        """Features B×L×D after the last norm, NaN in rows that are beyond what the state or the positions hold."""
         end_B = state.positions_B + lengths_B
         grows = any(sublayer.state_grows for sublayer in self.layers.sublayers)
         limit = state.capacity if grows else self.longest
@@ -227,9 +247,9 @@ class LanguageModel(nnx.Module):
             return module.decode(method, x, context, states)
 
         x, states = self._scan(layer, x, state.layers)
-        logits = self.logits(self.norm(x if method == "prefill" else x[:, None]))
-        logits = jnp.where(beyond_B[:, None, None], jnp.nan, logits)
-        return logits, DecodeState(end_B, states, state.capacity)
+        features = self.norm(x if method == "prefill" else x[:, None])
+        features = jnp.where(beyond_B[:, None, None], jnp.nan, features)
+        return features, DecodeState(end_B, states, state.capacity)
 
     def _embed(self, inputs_BxL: jax.Array, context: Context) -> tuple[jax.Array, Context]:
         """Embeds, adds absolute positions, and makes the rotary table once for all layers."""

@@ -8,7 +8,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from flash_lm.errors import InputError
-from flash_lm.training.state import TrainState
+from flash_lm.training.state import Params, TrainState
 
 
 class Checkpoints:
@@ -60,17 +60,31 @@ class Checkpoints:
             InputError: the checkpoint is of another model or optimizer.
         """
         items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), facts=ocp.args.JsonRestore())
-        try:
-            restored = self._manager.restore(step, args=items)
-        except (ValueError, KeyError) as error:
-            reason = str(error).splitlines()[0][:200]
-            raise InputError(f"checkpoint {step} does not fit this config: {reason}") from None
+        restored = self._restore(step, items)
         return restored["state"], restored["facts"]
+
+    def restore_params(self, step: int, abstract: Params) -> Params:
+        """The parameters alone, with the shapes, dtypes and shardings of `abstract`.
+
+        Raises:
+            InputError: the checkpoint is of another model.
+        """
+        item = {"params": abstract}
+        restore_args = ocp.checkpoint_utils.construct_restore_args(item)
+        state = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
+        return self._restore(step, ocp.args.Composite(state=state))["state"]["params"]
 
     def close(self) -> None:
         """Waits for what is being written."""
         self._manager.wait_until_finished()
         self._manager.close()
+
+    def _restore(self, step: int, items: ocp.args.Composite) -> Any:
+        try:
+            return self._manager.restore(step, args=items)
+        except (ValueError, KeyError) as error:
+            reason = str(error).splitlines()[0][:200]
+            raise InputError(f"checkpoint {step} does not fit this config: {reason}") from None
 
 
 def with_shardings(abstract: TrainState, shardings: TrainState) -> TrainState:

@@ -14,6 +14,7 @@ from flash_lm.data.masking import MaskedRows, Masking
 from flash_lm.data.packing import PACKERS, Packer, Rows
 from flash_lm.data.streaming import StreamedBatches
 from flash_lm.data.token_cache import TokenizedCorpus, load_tokenized
+from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
 from flash_lm.models.families import complete
 from flash_lm.training.checkpoint import with_shardings
@@ -69,6 +70,21 @@ class Experiment:
         return Masking(self.corpus.tokenizer, self.config.data.mask_rate) if masked else None
 
 
+def vocabulary(config: Config, tokenizer: Tokenizer) -> int:
+    """The model's number of words: what is set, or else what the tokenizer needs.
+
+    Raises:
+        InputError: what is set is too few.
+    """
+    needed = tokenizer.vocab_size
+    if config.task == "masked_lm":
+        needed = max(needed, tokenizer.mask + 1)
+    vocab_size = config.model.vocab_size or needed
+    if vocab_size < needed:
+        raise InputError(f"model.vocab_size={vocab_size} is smaller than the tokenizer's {needed}: leave it open")
+    return vocab_size
+
+
 def build_experiment(config: ConfigDict) -> Experiment:
     """Checks a config, tokenises its corpus if need be, and sets up model, optimizer and mesh.
 
@@ -80,12 +96,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
     model_config = complete(dataclasses.replace(parsed.model, vocab_size=parsed.model.vocab_size or 2))
     mesh = make_mesh(parsed.mesh)
     corpus = load_tokenized(parsed.data)
-    needed = corpus.tokenizer.vocab_size
-    if parsed.task == "masked_lm":
-        needed = max(needed, corpus.tokenizer.mask + 1)
-    vocab_size = parsed.model.vocab_size or needed
-    if vocab_size < needed:
-        raise InputError(f"model.vocab_size={vocab_size} is smaller than the tokenizer's {needed}: leave it open")
+    vocab_size = vocabulary(parsed, corpus.tokenizer)
     parsed = dataclasses.replace(parsed, model=dataclasses.replace(model_config, vocab_size=vocab_size))
     model, optimizer = ModelFunction(parsed.model, parsed.seed), make_optimizer(parsed.train)
     abstract = jax.eval_shape(lambda: init_state(model, optimizer))

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from flash_lm.config import MESH_AXES, MeshConfig
 from flash_lm.errors import InputError
-from flash_lm.training.state import TrainState
+from flash_lm.training.state import Params, TrainState
 
 BATCH = PartitionSpec(("data", "fsdp"))
 
@@ -51,6 +51,26 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, BATCH)
 
 
+def param_shardings(abstract: Params, config: MeshConfig, mesh: Mesh) -> Params:
+    """The sharding of each parameter, by the first rule that fits its path.
+
+    Args:
+        abstract: shapes.
+        config: the rules.
+        mesh: of `make_mesh`.
+
+    Raises:
+        InputError: with every parameter that a rule does not fit, one a line.
+    """
+    problems: list[str] = []
+    shardings = jax.tree_util.tree_map_with_path(
+        lambda path, x: NamedSharding(mesh, _spec(path, x.shape, config, mesh, problems)), abstract
+    )
+    if problems:
+        raise InputError("\n".join(problems))
+    return shardings
+
+
 def state_shardings(
     abstract: TrainState, optimizer: optax.GradientTransformation, config: MeshConfig, mesh: Mesh
 ) -> TrainState:
@@ -65,12 +85,7 @@ def state_shardings(
     Raises:
         InputError: with every parameter that a rule does not fit, one a line.
     """
-    problems: list[str] = []
-    params = jax.tree_util.tree_map_with_path(
-        lambda path, x: NamedSharding(mesh, _spec(path, x.shape, config, mesh, problems)), abstract.params
-    )
-    if problems:
-        raise InputError("\n".join(problems))
+    params = param_shardings(abstract.params, config, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
     # A factored moment has one dimension less than its parameter, and is small.
     follow = lambda moment, param, sharding: sharding if moment.shape == param.shape else everywhere

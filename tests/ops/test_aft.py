@@ -1,9 +1,9 @@
 """AFT's sums against log-space loops in float64: keys thirty times as large, packed rows, windows of all sizes."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from models.cases import jit
 from oracles.aft import mix
 from oracles.attention import Row
 from oracles.segments import visibility
@@ -62,7 +62,7 @@ def test_values(kind, causal, scale, blocks, monkeypatch):
         monkeypatch.setattr(aft, "_SIMPLE_BLOCK", 4)
     k, v, bias, w = setting(kind, causal, scale)
     runs = find_segments(jnp.asarray(IDS)).runs_BxL
-    out = np.asarray(jax.jit(lambda k, v, bias: aft.aft(k, v, runs, bias, causal=causal))(k, v, bias))
+    out = np.asarray(jit(lambda k, v, bias: aft.aft(k, v, runs, bias, causal=causal))(k, v, bias))
     for b, ids in enumerate(IDS.tolist()):
         row = Row(visibility(ids, causal), list(range(L)))
         for h in range(k.shape[1]):
@@ -78,7 +78,7 @@ def test_prefill_in_parts_is_the_parallel_form(kind, scale, monkeypatch):
         monkeypatch.setattr(module, "QUERY_BLOCK", 8)
     k, v, bias, _ = setting(kind, True, scale)
     ones = jnp.ones((2, L), jnp.int32)
-    expected = np.asarray(aft.aft(jnp.asarray(k), jnp.asarray(v), ones, bias, causal=True))
+    expected = np.asarray(jit(lambda k, v, bias: aft.aft(k, v, ones, bias, causal=True))(k, v, bias))
 
     def bias_of(queries, keys):
         if bias is None:
@@ -97,7 +97,7 @@ def test_prefill_in_parts_is_the_parallel_form(kind, scale, monkeypatch):
         kept = bias.window - 1 if bias is not None else 0
         state, consume = aft_decode.init_window(2, heads, kept, width, E), aft_decode.prefill_window
     start = np.zeros(2, np.int32)
-    consume = jax.jit(consume, static_argnums=5)
+    consume = jit(consume, static_argnums=5)
     for parts in ((13, 2), (0, 7), (1, 1), (17, 20), (1, 0), (12, 14), (1, 1)):
         lengths = np.array(parts, np.int32)
         size = max(parts)

@@ -1,0 +1,1 @@
+"""Decoding: sampling, the decode loop, text in and text out."""

@@ -1,0 +1,239 @@
+"""The decode loop of all families: prompts prefilled in parallel, then one compiled loop over tokens.
+
+What is compiled depends on bucketed lengths alone, so other prompts and other numbers of tokens compile nothing anew.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from flash_lm.inference.sampling import SamplingArrays, choose
+from flash_lm.models.language_model import DecodeState
+from flash_lm.training.sharding import BATCH
+from flash_lm.training.state import ModelFunction, Params
+
+PIECE = 512  # tokens of a prompt that are prefilled at a time
+_SHORTEST = 16  # bucket
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+    """What the loop carries from token to token; donated.
+
+    Attributes:
+        state: of the model, after all tokens so far.
+        logits_BxV: of the next token.
+        seen_BxV: tokens that have been in the row.
+        count: tokens generated so far.
+        finished_B: rows that have ended.
+    """
+
+    state: DecodeState
+    logits_BxV: jax.Array
+    seen_BxV: jax.Array
+    count: jax.Array
+    finished_B: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """New tokens: row b has lengths_B[b] of them, end-of-text left out.
+
+    Attributes:
+        tokens_BxT: ids.
+        log_probs_BxT: log-probabilities of the tokens under the model, before temperature and filters.
+        lengths_B: number of tokens.
+        finished_B: rows that have come to end-of-text.
+    """
+
+    tokens_BxT: np.ndarray
+    log_probs_BxT: np.ndarray
+    lengths_B: np.ndarray
+    finished_B: np.ndarray
+
+
+class Engine:
+    """Generates and scores tokens with one set of parameters.
+
+    Attributes:
+        limit: tokens that a row may reach, prompt included; None: any number.
+    """
+
+    def __init__(self, model: ModelFunction, params: Params, mesh: Mesh, *, end: int, allowed_V: np.ndarray):
+        """Compiles nothing before the first call.
+
+        Args:
+            model: causal.
+            params: on the mesh.
+            mesh: the batch is spread over its data and fsdp axes.
+            end: id of end-of-text, after which a row has ended.
+            allowed_V: which ids may be generated.
+
+        Raises:
+            ValueError: the model cannot decode.
+        """
+        model.abstract.check_decodable()
+        self._model, self._params, self._mesh = model, params, mesh
+        self._end, self._never_V = end, ~allowed_V
+        grows = any(sublayer.state_grows for sublayer in model.abstract.layers.sublayers)
+        self.limit = model.config.max_length if grows else model.abstract.longest
+        self._grows = grows
+        self._start = jax.jit(self._start_rows, static_argnums=(1, 2))
+        self._prefill = jax.jit(self._prefill_piece, donate_argnums=1)
+        self._score = jax.jit(self._score_piece, donate_argnums=1)
+        self._advance = jax.jit(self._advance_rows, donate_argnums=1, static_argnums=5)
+
+    def start(self, rows: int, tokens: int) -> Decoding:
+        """Before the first token of so many rows, each to hold so many tokens."""
+        with jax.set_mesh(self._mesh):
+            return self._start(self._params, self._padded(rows), self._capacity(tokens))
+
+    def state_bytes(self, rows: int, tokens: int) -> int:
+        """Of the model's state for so many rows that hold so many tokens."""
+        with jax.set_mesh(self._mesh):
+            shapes = jax.eval_shape(lambda: self._start_rows(self._params, rows, self._capacity(tokens)).state)
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+
+    def prefill(self, prompts: list[np.ndarray], max_tokens: int) -> Decoding:
+        """Consumes prompts in parallel.
+
+        Args:
+            prompts: ids, one or more each, of any lengths.
+            max_tokens: that are to follow; bounds states that grow.
+        """
+        carry = self.start(len(prompts), max(len(prompt) for prompt in prompts) + max_tokens)
+        with jax.set_mesh(self._mesh):
+            for inputs_BxL, lengths_B in self._pieces(prompts):
+                carry = self._prefill(self._params, carry, inputs_BxL, lengths_B)
+        return carry
+
+    def advance(self, carry: Decoding, settings: SamplingArrays, seed: int, max_tokens: int) -> tuple[Decoding, Tokens]:
+        """Generates max_tokens tokens a row, or fewer where all rows come to their ends.
+
+        Token i of row b is drawn with the key fold_in(fold_in(seed, b), i), however many calls it takes to get there.
+
+        Args:
+            carry: of `prefill`, or of this; donated.
+            settings: of `Sampling`.
+            seed: of the draws.
+            max_tokens: 1 or more.
+        """
+        with jax.set_mesh(self._mesh):
+            key, budget = jax.random.key(seed), jnp.int32(max_tokens)
+            carry, new = self._advance(self._params, carry, settings, key, budget, bucket(max_tokens))
+        tokens_BxT, log_probs_BxT, lengths_B = (np.asarray(x) for x in new)
+        return carry, Tokens(tokens_BxT, log_probs_BxT, lengths_B, np.asarray(carry.finished_B))
+
+    def score(self, prompts: list[np.ndarray], continuations: list[np.ndarray]) -> list[np.ndarray]:
+        """Log-probability of each token of each continuation, after its prompt and the tokens before it."""
+        rows = [np.concatenate(pair) for pair in zip(prompts, continuations, strict=True)]
+        state, scored = self.start(len(rows), max(len(row) for row in rows)).state, []
+        with jax.set_mesh(self._mesh):
+            targets = self._pieces([row[1:] for row in rows])
+            for (inputs_BxL, lengths_B), (targets_BxL, _) in zip(
+                self._pieces([row[:-1] for row in rows]), targets, strict=True
+            ):
+                log_probs_BxL, state = self._score(self._params, state, inputs_BxL, targets_BxL, lengths_B)
+                scored.append(np.asarray(log_probs_BxL))
+        joined = np.concatenate(scored, axis=1)
+        return [joined[b, len(prompts[b]) - 1 : len(row) - 1] for b, row in enumerate(rows)]
+
+    def _capacity(self, tokens: int) -> int:
+        return min(bucket(tokens), self.limit) if self._grows and self.limit else 1
+
+    def _padded(self, rows: int) -> int:
+        """So that the rows divide over the devices."""
+        parts = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
+        return -(-rows // parts) * parts
+
+    def _pieces(self, rows: list[np.ndarray]) -> Iterator[tuple[jax.Array, jax.Array]]:
+        """The rows, padded on the right, a piece at a time; and the number of tokens of each row in it."""
+        longest, start = max(len(row) for row in rows), 0
+        spread = NamedSharding(self._mesh, BATCH)
+        while start < longest:
+            size = min(PIECE, bucket(longest - start))
+            inputs_BxL = np.zeros((self._padded(len(rows)), size), np.int32)
+            lengths_B = np.zeros(len(inputs_BxL), np.int32)
+            for b, row in enumerate(rows):
+                part = row[start : start + size]
+                inputs_BxL[b, : len(part)], lengths_B[b] = part, len(part)
+            yield jax.device_put(inputs_BxL, spread), jax.device_put(lengths_B, spread)
+            start += size
+
+    # What is compiled.
+
+    def _start_rows(self, params: Params, rows: int, capacity: int) -> Decoding:
+        logits_BxV = jnp.zeros((rows, self._model.config.vocab_size), jnp.float32)
+        state = self._model.bind(params).init_state(rows, capacity)
+        seen_BxV, finished_B = jnp.zeros(logits_BxV.shape, bool), jnp.zeros(rows, bool)
+        return self._spread(Decoding(state, logits_BxV, seen_BxV, jnp.int32(0), finished_B))
+
+    def _prefill_piece(self, params: Params, carry: Decoding, inputs_BxL: jax.Array, lengths_B: jax.Array) -> Decoding:
+        logits_BxV, state = self._model.bind(params).prefill_last(inputs_BxL, carry.state, lengths_B)
+        logits_BxV = jnp.where(lengths_B[:, None] > 0, logits_BxV, carry.logits_BxV)
+        real_BxL = jnp.arange(inputs_BxL.shape[1])[None] < lengths_B[:, None]
+        seen_BxV = jax.vmap(lambda seen, ids, real: seen.at[ids].max(real))(carry.seen_BxV, inputs_BxL, real_BxL)
+        return self._spread(dataclasses.replace(carry, state=state, logits_BxV=logits_BxV, seen_BxV=seen_BxV))
+
+    def _score_piece(self, params: Params, state: DecodeState, inputs_BxL, targets_BxL, lengths_B):
+        logits_BxLxV, state = self._model.bind(params).prefill(inputs_BxL, state, lengths_B)
+        return _log_prob(logits_BxLxV, targets_BxL), state
+
+    def _advance_rows(
+        self, params: Params, carry: Decoding, settings: SamplingArrays, key: jax.Array, budget: jax.Array, size: int
+    ):
+        bound, never_V = self._model.bind(params), jnp.asarray(self._never_V)
+        rows, start = carry.finished_B.shape[0], carry.count
+        fold_in = jax.vmap(jax.random.fold_in, in_axes=(0, None))
+        keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(rows))
+
+        def going(loop) -> jax.Array:
+            carry, _ = loop
+            return (carry.count - start < budget) & ~carry.finished_B.all()
+
+        def one_token(loop):
+            carry, (tokens_BxT, log_probs_BxT, lengths_B) = loop
+            possible_BxV = jnp.where(never_V[None], -jnp.inf, carry.logits_BxV)
+            tokens_B = choose(possible_BxV, carry.seen_BxV, fold_in(keys_B, carry.count), settings)
+            tokens_B = jnp.where(carry.finished_B, self._end, tokens_B)
+            finished_B = carry.finished_B | (tokens_B == self._end)
+            place = carry.count - start
+            new = (
+                tokens_BxT.at[:, place].set(tokens_B),
+                log_probs_BxT.at[:, place].set(_log_prob(carry.logits_BxV, tokens_B)),
+                lengths_B + (~finished_B).astype(jnp.int32),
+            )
+            logits_BxV, state = bound.step(tokens_B, carry.state)
+            seen_BxV = carry.seen_BxV.at[jnp.arange(rows), tokens_B].set(True)
+            return self._spread(Decoding(state, logits_BxV, seen_BxV, carry.count + 1, finished_B)), new
+
+        tokens_BxT = jnp.full((rows, size), self._end, jnp.int32)
+        new = (tokens_BxT, jnp.zeros((rows, size), jnp.float32), jnp.zeros(rows, jnp.int32))
+        return jax.lax.while_loop(going, one_token, (carry, new))
+
+    def _spread(self, carry: Decoding) -> Decoding:
+        """Over the data and fsdp axes: rows in front, but behind the layers in the layers' states."""
+
+        def over(*spec):
+            sharding = NamedSharding(self._mesh, PartitionSpec(*spec))
+            return lambda x: jax.lax.with_sharding_constraint(x, sharding)
+
+        rows = over(*BATCH)
+        layers = jax.tree.map(over(None, *BATCH), carry.state.layers)
+        state = dataclasses.replace(carry.state, positions_B=rows(carry.state.positions_B), layers=layers)
+        return Decoding(state, rows(carry.logits_BxV), rows(carry.seen_BxV), carry.count, rows(carry.finished_B))
+
+
+def bucket(n: int) -> int:
+    """The next power of two."""
+    return max(_SHORTEST, 1 << (int(n) - 1).bit_length())
+
+
+def _log_prob(logits_xV: jax.Array, ids_x: jax.Array) -> jax.Array:
+    chosen_x = jnp.take_along_axis(logits_xV, ids_x[..., None], axis=-1)[..., 0]
+    return chosen_x - jax.nn.logsumexp(logits_xV, axis=-1)

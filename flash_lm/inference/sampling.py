@@ -1,0 +1,112 @@
+"""How the next token is chosen from its logits."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from flash_lm.errors import InputError
+
+_COLDEST = 1e-6  # what a temperature of 0 divides by; the result is not used
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """Settings of `choose`; those that are left as they are do nothing.
+
+    Attributes:
+        temperature: logits are divided by it; 0: always the likeliest token.
+        top_k: only the k likeliest; 0: all.
+        top_p: only the likeliest that together have this probability (Holtzman et al. 2020).
+        min_p: only those that have at least this share of the likeliest one's probability.
+        repetition_penalty: logits of tokens of the prompt or the output are divided by it if positive, and multiplied
+            if not (CTRL, Keskar et al. 2019, section 4.1).
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self):
+        """Checks the ranges.
+
+        Raises:
+            InputError: with everything that is wrong, one a line.
+        """
+        good = {
+            "temperature": (0 <= self.temperature < math.inf, "0 (always the likeliest token) or more"),
+            "top_k": (self.top_k >= 0, "0 (all tokens) or more"),
+            "top_p": (0 < self.top_p <= 1, "more than 0 and at most 1 (all tokens)"),
+            "min_p": (0 <= self.min_p <= 1, "from 0 (all tokens) to 1"),
+            "repetition_penalty": (0 < self.repetition_penalty < math.inf, "more than 0; 1 is none"),
+        }
+        problems = [
+            f"{name}={getattr(self, name)} must be {wanted}" for name, (fine, wanted) in good.items() if not fine
+        ]
+        if problems:
+            raise InputError("\n".join(problems))
+
+    @property
+    def filters(self) -> bool:
+        """Whether tokens are left out, for which the logits must be sorted."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SamplingArrays:
+    """`Sampling` as arguments of a compiled function, which is the same for all values."""
+
+    temperature: jax.Array
+    top_k: jax.Array
+    top_p: jax.Array
+    min_p: jax.Array
+    repetition_penalty: jax.Array
+    filters: bool = dataclasses.field(metadata={"static": True})
+
+    @staticmethod
+    def of(sampling: Sampling) -> "SamplingArrays":
+        """Scalars."""
+        values = dataclasses.asdict(sampling)
+        top_k = jnp.asarray(values.pop("top_k"), jnp.int32)
+        floats = {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
+        return SamplingArrays(top_k=top_k, **floats, filters=sampling.filters)
+
+
+def choose(logits_BxV: jax.Array, seen_BxV: jax.Array, keys_B: jax.Array, settings: SamplingArrays) -> jax.Array:
+    """One token a row.
+
+    Args:
+        logits_BxV: float32; −∞ for tokens that may not come.
+        seen_BxV: tokens that have been in the row.
+        keys_B: a random key a row.
+        settings: of all rows.
+
+    Returns:
+        (B,) int32.
+    """
+    penalty = settings.repetition_penalty
+    repeated_BxV = jnp.where(logits_BxV > 0, logits_BxV / penalty, logits_BxV * penalty)
+    logits_BxV = jnp.where(seen_BxV, repeated_BxV, logits_BxV)
+    likeliest_B = jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
+    scaled_BxV = logits_BxV / jnp.maximum(settings.temperature, _COLDEST)
+    if settings.filters:
+        scaled_BxV = jnp.where(_kept(scaled_BxV, settings), scaled_BxV, -jnp.inf)
+    drawn_B = jax.vmap(jax.random.categorical)(keys_B, scaled_BxV).astype(jnp.int32)
+    return jnp.where(settings.temperature == 0, likeliest_B, drawn_B)
+
+
+def _kept(logits_BxV: jax.Array, settings: SamplingArrays) -> jax.Array:
+    """B×V: the tokens that no filter leaves out, the likeliest always. Each filter sees what the last one left."""
+    order_BxV = jnp.argsort(-logits_BxV, axis=-1)
+    sorted_BxV = jnp.take_along_axis(logits_BxV, order_BxV, axis=-1)
+    rank_1xV = jnp.arange(sorted_BxV.shape[1])[None]
+    kept_BxV = (rank_1xV < settings.top_k) | (settings.top_k == 0)
+    probability_BxV = jax.nn.softmax(jnp.where(kept_BxV, sorted_BxV, -jnp.inf), axis=-1)
+    before_BxV = jnp.cumsum(probability_BxV, axis=-1) - probability_BxV
+    kept_BxV &= (before_BxV < settings.top_p) | (settings.top_p >= 1)
+    kept_BxV &= probability_BxV >= settings.min_p * probability_BxV[:, :1]
+    return jax.vmap(lambda order, kept: jnp.zeros_like(kept).at[order].set(kept))(order_BxV, kept_BxV)

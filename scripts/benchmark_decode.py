@@ -1,0 +1,197 @@
+"""What a token costs after a context of 256 … 65536 tokens, for every family: milliseconds and bytes of state.
+
+    python scripts/benchmark_decode.py --out=results/decode [--config.model.num_layers=4 …]
+
+The state of a long context is made by setting its counter: what is in it does not change the work. Families take turns.
+Beside them, a Transformer++ that computes its whole prefix again for each token; and 8192 tokens prefilled against
+stepping through them.
+"""
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from flash_lm.analysis.decode_plot import plot_decoding
+from flash_lm.analysis.results import Line, write_jsonl
+from flash_lm.analysis.table import markdown_table
+from flash_lm.command import load_config, run
+from flash_lm.config import MeshConfig, parse_model
+from flash_lm.inference.engine import Engine
+from flash_lm.inference.sampling import Sampling, SamplingArrays
+from flash_lm.models.families import FAMILIES, complete
+from flash_lm.training.sharding import make_mesh
+from flash_lm.training.state import ModelFunction
+
+CACHED = "transformer_plus_plus"
+RECOMPUTED = "transformer_plus_plus, recomputed"
+RECOMPUTED_UP_TO = 4096
+PREFILLED = 8192
+GREEDY = SamplingArrays.of(Sampling(temperature=0))
+
+
+class Model:
+    """A family with random parameters that never ends a text."""
+
+    def __init__(self, config: ConfigDict, family: str, longest: int):
+        """Draws them; `longest`: tokens that the positions reach."""
+        raw: Any = config.copy_and_resolve_references()
+        raw.update(family=family, max_length=longest, causal=True)
+        self.family, self.function = family, ModelFunction(complete(parse_model(raw)), seed=0)
+        self.params = jax.jit(self.function.init)()
+        vocab_size = self.function.config.vocab_size
+        mesh = make_mesh(MeshConfig(shape=(1, 1, 1), rules=()), jax.devices()[:1])
+        never_ends = np.arange(vocab_size) != 0
+        self.engine = Engine(self.function, self.params, mesh, end=0, allowed_V=never_ends)
+        self.last = jax.jit(lambda params, inputs: self._last_token(params, inputs))
+
+    def stepper(self, rows: int, context: int, tokens: int) -> Callable[[], float]:
+        """Generates `tokens` tokens after a synthetic context; each call gives milliseconds a token."""
+        carry = self.engine.start(rows, context + tokens)
+
+        def turn() -> float:
+            nonlocal carry
+            positions_B = jnp.full(rows, context, jnp.int32)
+            carry = dataclasses.replace(carry, state=dataclasses.replace(carry.state, positions_B=positions_B))
+            jax.block_until_ready(carry)
+            start = time.perf_counter()
+            carry, _ = self.engine.advance(carry, GREEDY, 0, tokens)
+            jax.block_until_ready(carry)
+            return 1000 * (time.perf_counter() - start) / tokens
+
+        return turn
+
+    def recomputer(self, rows: int, context: int) -> Callable[[], float]:
+        """One token by the parallel form over the whole prefix; each call gives milliseconds."""
+        inputs_BxL = jnp.ones((rows, context), jnp.int32)
+
+        def turn() -> float:
+            start = time.perf_counter()
+            jax.block_until_ready(self.last(self.params, inputs_BxL))
+            return 1000 * (time.perf_counter() - start)
+
+        return turn
+
+    def _last_token(self, params, inputs_BxL):
+        bound = self.function.bind(params)
+        return bound.logits(bound.features(inputs_BxL)[:, -1]).argmax(axis=-1)
+
+
+def measure(models: list[Model], contexts: list[int], batches: list[int], tokens: int, rounds: int, room: int):
+    """Flat lines, one a model, context and batch; a state of more than `room` bytes is not made."""
+    lines = []
+    for rows in batches:
+        for context in contexts:
+            cells = []
+            for model in models:
+                line = {"family": model.family, "context": context, "batch": rows}
+                line["state_bytes"] = model.engine.state_bytes(rows, context + tokens)
+                # Where the compiler copies a donated state, there are two.
+                if 2 * line["state_bytes"] > room:
+                    lines.append(line | {"does_not_fit": f"{line['state_bytes'] / 1e9:.1f} GB of state"})
+                    continue
+                cells.append((line, model.stepper(rows, context, tokens)))
+                if model.family == CACHED and context <= RECOMPUTED_UP_TO:
+                    cells.append((line | {"family": RECOMPUTED, "state_bytes": 0}, model.recomputer(rows, context)))
+            lines += interleaved(cells, rounds, "ms_a_token")
+            print(f"batch {rows}, context {context}: done", flush=True)
+    return lines
+
+
+def interleaved(cells: list[tuple[Line, Callable[[], float]]], rounds: int, name: str) -> list[Line]:
+    """Each cell once to warm up, then all in turns; the median of each."""
+    for _, turn in cells:
+        turn()
+    times = [[turn() for _, turn in cells] for _ in range(rounds)]
+    return [
+        line | {name: statistics.median(mine), "rounds": rounds}
+        for (line, _), mine in zip(cells, zip(*times, strict=True), strict=True)
+    ]
+
+
+def measure_prefill(models: list[Model], rounds: int) -> list[Line]:
+    """8192 tokens of one row at once, and stepping through as many, measured over 128 tokens in their middle."""
+    prompt, lines = np.ones(PREFILLED, np.int32), []
+    for model in models:
+        step = model.stepper(1, PREFILLED // 2, 128)
+
+        def prefill(engine: Engine = model.engine) -> float:
+            start = time.perf_counter()
+            jax.block_until_ready(engine.prefill([prompt], 1))
+            return 1000 * (time.perf_counter() - start)
+
+        for turn in (step, prefill):
+            turn()
+        turns = [(prefill(), step() * PREFILLED) for _ in range(rounds)]
+        together, stepping = (statistics.median(x) for x in zip(*turns, strict=True))
+        lines.append(
+            {"family": model.family, "prefill_ms": together, "stepping_ms": stepping, "ratio": stepping / together}
+        )
+        print(f"prefill of {model.family}: {stepping / together:.0f} times as fast as stepping", flush=True)
+    return lines
+
+
+def tables(lines: list[Line], contexts: list[int], batches: list[int], prefills: list[Line]) -> str:
+    """Markdown."""
+    found = []
+    for title, key, form in (("ms a token", "ms_a_token", "{:.2f}"), ("MB of state", "state_bytes", "{:,.2f}")):
+        for rows in batches:
+            by_family: dict[str, Line] = {}
+            for line in (line for line in lines if line["batch"] == rows):
+                value = line.get(key)
+                if value is not None:
+                    value = value / 1e6 if key == "state_bytes" else value
+                    by_family.setdefault(line["family"], {"family": line["family"]})[str(line["context"])] = value
+            columns = {"family": ("family", "{}"), **{f"{n:,}": (str(n), form) for n in contexts}}
+            found += [f"{title}, batch {rows}, by context", markdown_table(list(by_family.values()), columns)]
+    columns = {
+        "family": ("family", "{}"),
+        "prefilled, ms": ("prefill_ms", "{:,.0f}"),
+        "stepped, ms": ("stepping_ms", "{:,.0f}"),
+        "ratio": ("ratio", "{:.1f}"),
+    }
+    return "\n\n".join([*found, f"{PREFILLED} tokens of one row", markdown_table(prefills, columns)])
+
+
+def main(argv: list[str]) -> None:
+    """Writes decode.jsonl, prefill.jsonl, table.md and decode.png to OUT."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--config", default="configs/small.py")
+    parser.add_argument("--families", default=" ".join(FAMILIES), help="between blanks")
+    parser.add_argument("--contexts", default="256 1024 4096 16384 65536", help="between blanks")
+    parser.add_argument("--batches", default="1 16", help="between blanks")
+    parser.add_argument("--tokens", type=int, default=16, help="generated a turn")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", required=True, type=pathlib.Path)
+    arguments, overrides = parser.parse_known_args(argv)
+    families = arguments.families.split()
+    contexts, batches = ([int(x) for x in words.split()] for words in (arguments.contexts, arguments.batches))
+    config: Any = load_config(arguments.config, overrides)
+    longest = max(*contexts, PREFILLED) + 2 * PREFILLED
+    models = [Model(config.model, family, longest) for family in families]
+    room = int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 0.7)
+    about = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
+    prefills = [line | about for line in measure_prefill(models, arguments.rounds)]
+    lines = measure(models, contexts, batches, arguments.tokens, arguments.rounds, room)
+    sizes = {model.family: sum(x.size for x in jax.tree.leaves(model.params)) for model in models}
+    lines = [line | {"parameters": sizes[line["family"].split(",")[0]], **about} for line in lines]
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    write_jsonl(arguments.out / "decode.jsonl", lines)
+    write_jsonl(arguments.out / "prefill.jsonl", prefills)
+    text = tables(lines, contexts, batches, prefills)
+    (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
+    plot_decoding(lines, arguments.out / "decode.png")
+    print(text)
+
+
+if __name__ == "__main__":
+    run(main)

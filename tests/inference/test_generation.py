@@ -1,0 +1,187 @@
+"""Text in, text out, with the model of a run that was trained on another mesh."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import small_config, write_corpus
+
+from flash_lm.data.tokenizers import ByteTokenizer, train_sentencepiece
+from flash_lm.errors import InputError
+from flash_lm.inference.fill_in import Filler
+from flash_lm.inference.generation import Generator, TextDecoder
+from flash_lm.inference.sampling import Sampling
+from flash_lm.inference.trained_model import load_model
+from flash_lm.training.checkpoint import Checkpoints
+from flash_lm.training.experiment import build_experiment
+from flash_lm.training.loop import train
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+GREEDY = Sampling(temperature=0)
+
+
+class Ascii(ByteTokenizer):
+    """A tokenizer without the bytes of rare characters."""
+
+    def bytes_per_token(self):
+        return super().bytes_per_token() * (np.arange(260, dtype=np.int32) < 132)
+
+
+def trained(folder, **changes):
+    config = small_config(write_corpus(folder / "text"), folder / "cache")
+    config.train.steps = 40
+    config.mesh.shape = (2, 2, 2)
+    config.update_from_flattened_dict(changes)
+    train(config, folder / "run")
+    return config, folder / "run"
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("causal"))
+
+
+@pytest.fixture(scope="module")
+def generator(causal):
+    return Generator(load_model(causal[1]))
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory):
+    return load_model(trained(tmp_path_factory.mktemp("masked"), task="masked_lm")[1])
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((-1, 1, 1), None), ((1, 1, 8), None), ((2, 2, 2), "bfloat16")], ids=str)
+def test_parameters_are_those_of_the_newest_checkpoint(causal, shape, dtype):
+    """On any mesh, in either precision; it was trained on (2, 2, 2)."""
+    config, workdir = causal
+    experiment = build_experiment(config)
+    checkpoints = Checkpoints(workdir, read_only=True)
+    state, _ = checkpoints.restore(40, experiment.abstract)
+    checkpoints.close()
+    loaded = load_model(workdir, dtype=dtype, mesh_shape=shape)
+    assert loaded.step == 40 and loaded.config.model.dtype == (dtype or "float32")
+
+    def check(there, here):
+        assert here.dtype == (dtype or "float32")
+        np.testing.assert_array_equal(np.asarray(here, np.float32), np.asarray(there.astype(here.dtype), np.float32))
+
+    jax.tree.map(check, state.params, loaded.params)
+    (found,) = Generator(loaded).generate(["the cat"], 6, GREEDY)
+    assert len(found.tokens) == 6 or found.finish_reason == "end"
+
+
+def test_prompts_together_are_prompts_alone(generator):
+    prompts = ["a", "the quick cat sees", "naïve 猫"]
+    together = generator.generate(prompts, 12, GREEDY)
+    assert together == [generator.generate([prompt], 12, GREEDY)[0] for prompt in prompts]
+    for found in together:
+        assert found.text == generator._trained.text_of(found.tokens)
+        assert len(found.log_probs) == len(found.tokens) and max(found.log_probs) <= 0
+
+
+def test_seeds_repeat(generator):
+    sample = lambda seed: generator.generate(["the"] * 4, 20, Sampling(temperature=1.3), seed)
+    assert sample(3) == sample(3)
+    assert sample(3) != sample(4)
+    assert len({found.text for found in sample(3)}) > 1, "rows of the same prompt are drawn apart"
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=2.0)])
+def test_streamed_text_is_the_text(generator, sampling):
+    """Also of broken characters, of which a hot model of bytes makes many."""
+    (whole,) = generator.generate(["the"], 50, sampling, seed=1)
+    pieces = list(generator.stream("the", 50, sampling, seed=1))
+    assert "".join(pieces) == whole.text and all(pieces)
+    assert len(pieces) > 2
+
+
+def test_scores_are_the_log_probabilities_of_generation(generator):
+    prompts = ["a", "the quick cat sees"]
+    # Plain characters, so that the text has these tokens again.
+    found = [x for x in generator.generate(prompts, 10, GREEDY) if x.text.isascii()]
+    assert found
+    scored = generator.score([x.prompt for x in found], [x.text for x in found])
+    for one, other in zip(scored, found, strict=True):
+        assert one.tokens == other.tokens
+        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
+def test_no_character_is_split(kind):
+    text = "naïve 猫 — 𝔘𝔫𝔦\n"
+    tokenizer = ByteTokenizer()
+    if kind == "sentencepiece":  # with few pieces, so that rare characters are bytes
+        tokenizer = train_sentencepiece(["the cat sees the dog\n"] * 50, 275)
+    (ids,) = tokenizer.encode([text])
+    decoder, pieces = TextDecoder(tokenizer), []
+    for i in ids.tolist():
+        pieces.append(decoder([i]))
+        assert "\ufffd" not in pieces[-1]
+    assert "".join(pieces) + decoder.close() == text
+    assert "" in pieces, "some tokens wait for the next"
+
+
+def test_a_character_that_never_ends():
+    decoder, tokenizer = TextDecoder(ByteTokenizer()), ByteTokenizer()
+    (ids,) = tokenizer.encode(["猫"])
+    assert decoder(ids[:2].tolist()) == ""
+    assert decoder.close() == "\ufffd"
+
+
+def test_bad_prompts(generator, causal):
+    for prompts, max_tokens, message in (
+        (["the", ""], 5, "prompt is empty"),
+        ([], 5, "no prompt"),
+        (["the"], 0, "max_tokens=0 must be 1 or more"),
+    ):
+        with pytest.raises(InputError, match=message):
+            generator.generate(prompts, max_tokens)
+    with pytest.raises(InputError, match="prompt is empty"):
+        generator.stream("", 5)
+    deaf = dataclasses.replace(generator._trained, tokenizer=Ascii())
+    assert len(deaf.encode("a cat")) == 6
+    with pytest.raises(InputError, match="does not know what stands at character 5 of the prompt: 'ïve cat'"):
+        deaf.encode("a naïve cat")
+
+
+@pytest.mark.slow
+def test_a_prompt_longer_than_the_positions(tmp_path):
+    _, workdir = trained(tmp_path, **{"model.family": "transformer", "train.steps": 3})
+    short = Generator(load_model(workdir))
+    assert len(short.generate(["the"], 28, GREEDY)[0].tokens) <= 28
+    with pytest.raises(InputError, match="a prompt of 4 tokens and 29 new ones are over 32"):
+        short.generate(["the"], 29)
+
+
+def test_filling_in(masked):
+    filler, text = Filler(masked), "the cat [MASK]ees the [MASK]og"
+    (found,) = filler([text])
+    assert len(found.masks) == 2 and all(len(mask) == 5 for mask in found.masks)
+    for mask in found.masks:
+        probabilities = [candidate.probability for candidate in mask]
+        assert probabilities == sorted(probabilities, reverse=True) and 0 < sum(probabilities) <= 1
+    best = [mask[0].text for mask in found.masks]
+    assert found.text == text.replace("[MASK]", "{}").format(*best)
+    # Against the model itself, and no matter what it is padded with or beside.
+    ids = filler._encode(text)
+    logits = np.asarray(masked.model.bind(masked.params)(jnp.asarray(ids)[None]), np.float64)[0]
+    for place, mask in zip(np.flatnonzero(ids == masked.tokenizer.mask), found.masks, strict=True):
+        weights = np.where(masked.text_ids(), np.exp(logits[place] - logits[place].max()), 0)
+        assert mask[0].token == weights.argmax()
+        assert mask[0].probability == pytest.approx(weights.max() / weights.sum(), rel=1e-3)
+    beside = filler(["a [MASK] that is quite a bit longer, so", text])[1]
+    assert [[c.token for c in mask] for mask in beside.masks] == [[c.token for c in mask] for mask in found.masks]
+
+
+def test_each_kind_of_model_refuses_what_the_other_does(masked, generator):
+    with pytest.raises(InputError, match="masked language model and cannot continue"):
+        Generator(masked)
+    with pytest.raises(InputError, match="causal language model and has no"):
+        Filler(generator._trained)
+    with pytest.raises(InputError, match="put .MASK. where"):
+        Filler(masked)(["the cat"])
+    with pytest.raises(InputError, match="ask for 1 or more"):
+        Filler(masked)(["the [MASK]"], 0)
