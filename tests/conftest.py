@@ -1,5 +1,6 @@
 """Settings of all tests; they must stand before the first import of jax."""
 
+import itertools
 import os
 import pathlib
 
@@ -23,18 +24,29 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
-# AFT's programs take long to compile, and aft_local has the code of all of them: the others are compared with their
-# oracles and decoded in `make test`, and do all the rest in `make test-all`.
-_ALIKE = ("aft_full", "aft_simple", "aft_conv")
-_ALWAYS = ("test_oracle", "test_decoding", "test_sizes", "test_config")
+# Nearly all the time of the matrix over the families is compilation. So `make test` compares each family with its
+# oracle and decodes it, and does the rest with those whose programs differ most; `make test-all` does all.
+_ALIKE = {"transformer", "transformer_plus", "aft_full", "aft_simple", "aft_conv"}
+_ALL_FAMILIES = {"test_oracle", "test_decoding", "test_sizes", "test_config", "test_known_defects"}
+_FEW_FAMILIES = {
+    "test_equivalences": {"transformer_plus_plus", "flash", "aft_local"},
+    "test_mesh": {"transformer_plus_plus", "flash"},
+    "test_engine": {"transformer_plus_plus", "flash"},
+}
+
+
+def _is_quick(module: str, family: str) -> bool:
+    if module in _FEW_FAMILIES:
+        return family in _FEW_FAMILIES[module]
+    return module in _ALL_FAMILIES or family not in _ALIKE
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks what only `make test-all` runs of families that are alike, and what shares compiled functions."""
+    """Marks what only `make test-all` runs of the families, and what shares compiled functions."""
     for item in items:
         family = item.callspec.params.get("family") if hasattr(item, "callspec") else None
-        if family in _ALIKE and item.path.stem not in _ALWAYS:
+        if family and not _is_quick(item.path.stem, family):
             item.add_marker(pytest.mark.slow)
         # Models of a family are kept for the session of a process, so its tests run in the same one.
         item.add_marker(pytest.mark.xdist_group(family or item.path.stem))
@@ -42,13 +54,15 @@ def pytest_collection_modifyitems(items):
 
 _MAPS = pathlib.Path("/proc/self/maps")
 _MOST_MAPS = 35_000  # Linux allows a process 65530
+_tests_done = itertools.count(1)
 
 
 @pytest.fixture(autouse=True)
 def _forget_compiled_functions():
     """Each kernel of a compiled function holds memory maps, and with too many of them the process crashes."""
     yield
-    if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MOST_MAPS:
+    # Counting them takes a while.
+    if next(_tests_done) % 10 == 0 and _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MOST_MAPS:
         jax.clear_caches()
 
 

@@ -16,11 +16,7 @@ END, VOCAB = 2, SHAPE["vocab_size"]
 GREEDY = SamplingArrays.of(Sampling(temperature=0))
 PROMPTS = [np.random.default_rng(i).integers(5, VOCAB, size=n).astype(np.int32) for i, n in enumerate((3, 17, 9))]
 MAX_TOKENS = 8
-# The other families decode through the same loop.
-QUICK = ("transformer_plus_plus", "flash", "aft_local", "performer")
-each_family = pytest.mark.parametrize(
-    "family", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
-)
+each_family = pytest.mark.parametrize("family", FAMILIES)
 
 
 def mesh(*shape: int):

@@ -97,9 +97,7 @@ def assert_states_close(a, b):
 
 # Each family, causal, over all three axes at once, and one masked; the other pairs are in `make test-all`.
 # As aft_local and transformer, and as long to compile.
-ALIKE = ("aft_full", "aft_simple", "aft_conv", "transformer_plus", "transformer_plus_plus")
-QUICK = [(family, "causal_lm", (2, 2, 2)) for family in FAMILIES if family not in ALIKE]
-QUICK += [("flash", "masked_lm", (2, 2, 2))]
+QUICK = [(family, task, (2, 2, 2)) for family in FAMILIES for task in TASKS]
 ALL = [(family, task, shape) for family in FAMILIES for task in TASKS for shape in MESHES]
 
 
