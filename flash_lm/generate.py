@@ -72,8 +72,9 @@ def generate(trained: TrainedModel, prompt: str, sampling: Sampling, arguments: 
         total = sum(scored.log_probs)
         print(json.dumps(dataclasses.asdict(scored)) if arguments.json else f"log-probability {total:.4f} nats")
     elif arguments.samples == 1 and not arguments.json:
+        texts = generator.stream(prompt, arguments.max_tokens, sampling, arguments.seed)
         print(prompt, end="", flush=True)
-        for text in generator.stream(prompt, arguments.max_tokens, sampling, arguments.seed):
+        for text in texts:
             print(text, end="", flush=True)
         print()
     else:

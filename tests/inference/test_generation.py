@@ -1,6 +1,10 @@
 """Text in, text out, with the model of a run that was trained on another mesh."""
 
 import dataclasses
+import io
+import json
+import shutil
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +12,8 @@ import numpy as np
 import pytest
 from small import small_config, write_corpus
 
+from flash_lm import generate
+from flash_lm.command import run
 from flash_lm.data.tokenizers import ByteTokenizer, train_sentencepiece
 from flash_lm.errors import InputError
 from flash_lm.inference.fill_in import Filler
@@ -49,8 +55,13 @@ def generator(causal):
 
 
 @pytest.fixture(scope="module")
-def masked(tmp_path_factory):
-    return load_model(trained(tmp_path_factory.mktemp("masked"), task="masked_lm")[1])
+def masked_run(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("masked"), task="masked_lm")[1]
+
+
+@pytest.fixture(scope="module")
+def masked(masked_run):
+    return load_model(masked_run)
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((-1, 1, 1), None), ((1, 2, 4), "bfloat16")], ids=str)
@@ -185,3 +196,77 @@ def test_each_kind_of_model_refuses_what_the_other_does(masked, generator):
         Filler(masked)(["the cat"])
     with pytest.raises(InputError, match="ask for 1 or more"):
         Filler(masked)(["the [MASK]"], 0)
+
+
+def command(argv: list[str], monkeypatch, capsys, stdin: bytes = b"") -> tuple[int, str, list[str]]:
+    """Exit code, what was printed, and the errors."""
+    monkeypatch.setattr(sys, "argv", ["generate", *argv])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+    code = 0
+    try:
+        run(generate.main)
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    return code, captured.out, [line for line in captured.err.splitlines() if line.startswith("error: ")]
+
+
+def test_the_command(generator, causal, tmp_path, monkeypatch, capsys):
+    """From an argument, a file and standard input; streamed, as JSON, several samples, a score."""
+    say = lambda *argv, stdin=b"": command([f"--workdir={causal[1]}", *argv], monkeypatch, capsys, stdin)
+    (expected,) = generator.generate(["the ünder"], 12, GREEDY)
+    (tmp_path / "prompt.txt").write_text("the ünder\n", encoding="utf-8")
+    greedy = ["--max_tokens=12", "--temperature=0"]
+    for source, stdin in (
+        (["--prompt=the ünder"], b""),
+        ([f"--prompt_file={tmp_path / 'prompt.txt'}"], b""),
+        ([], "the ünder\n".encode()),
+    ):
+        assert say(*source, *greedy, stdin=stdin) == (0, f"the ünder{expected.text}\n", [])
+    code, out, _ = say("--prompt=the ünder", *greedy, "--json")
+    assert (code, json.loads(out)) == (0, dataclasses.asdict(expected))
+    _, out, _ = say("--prompt=the", "--max_tokens=5", "--samples=3", "--json", "--seed=2")
+    assert [json.loads(line)["prompt"] for line in out.splitlines()] == ["the"] * 3
+    _, out, _ = say("--prompt=the", "--continuation= cat")
+    (scored,) = generator.score(["the"], [" cat"])
+    assert out == f"log-probability {sum(scored.log_probs):.4f} nats\n"
+
+
+def test_the_command_fills_in(masked_run, masked, monkeypatch, capsys):
+    argv = [f"--workdir={masked_run}", "--prompt=the [MASK]at", "--candidates=3"]
+    (expected,) = Filler(masked)(["the [MASK]at"], 3)
+    code, out, _ = command(argv, monkeypatch, capsys)
+    assert code == 0 and out.startswith(f"{expected.text}\nmask 1: {expected.masks[0][0].text!r} ")
+    _, out, _ = command([*argv, "--json"], monkeypatch, capsys)
+    assert json.loads(out)["masks"][0][0]["token"] == expected.masks[0][0].token
+
+
+BAD_ARGUMENTS = {
+    "--prompt=": "the prompt is empty",
+    "--prompt_file=/nowhere.txt": "cannot read the prompt from /nowhere.txt: No such file",
+    "--prompt=the --top_p=0": "top_p=0.0 must be more than 0",
+    "--prompt=the --max_tokens=0": "max_tokens=0 must be 1 or more",
+    "--prompt=the --samples=0": "--samples=0 must be 1 or more",
+    "--prompt=the --mesh=2,2": "mesh",
+    "--prompt=the --mesh=a": "--mesh=a must be three whole numbers",
+}
+
+
+@pytest.mark.parametrize("words", BAD_ARGUMENTS)
+def test_bad_input_ends_in_one_line(words, causal, monkeypatch, capsys):
+    code, out, errors = command([f"--workdir={causal[1]}", *words.split()], monkeypatch, capsys)
+    assert (code, out, len(errors)) == (2, "", 1)
+    assert BAD_ARGUMENTS[words] in errors[0]
+
+
+def test_what_is_no_text_or_no_run(causal, masked_run, tmp_path, monkeypatch, capsys):
+    code, _, errors = command([f"--workdir={causal[1]}"], monkeypatch, capsys, stdin=b"abc\xff")
+    assert code == 2 and "the prompt is no UTF-8 text: byte 3 is 0xff" in errors[0]
+    code, _, errors = command([f"--workdir={tmp_path}", "--prompt=a"], monkeypatch, capsys)
+    assert code == 2 and "holds no run" in errors[0]
+    code, _, errors = command([f"--workdir={masked_run}", "--prompt=a cat"], monkeypatch, capsys)
+    assert code == 2 and "masked language model and cannot continue" in errors[0]
+    shutil.copytree(causal[1], tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    code, _, errors = command([f"--workdir={tmp_path / 'run'}", "--prompt=a"], monkeypatch, capsys)
+    assert code == 2 and "has no checkpoint yet" in errors[0]
