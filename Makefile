@@ -28,6 +28,7 @@ demo: setup
 		$(BIN)/python -m flash_lm.evaluate --workdir=$(RUNS)/$$family --split=test; \
 	done
 	$(BIN)/python scripts/compare.py $(addprefix $(RUNS)/,$(DEMO_FAMILIES)) --out=$(RUNS)
+	$(BIN)/python -m flash_lm.generate --workdir=$(RUNS)/flash --prompt="import " --max_tokens=60 --temperature=0.7
 
 test: setup
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"

@@ -80,9 +80,8 @@ class Engine:
         model.abstract.check_decodable()
         self._model, self._params, self._mesh = model, params, mesh
         self._end, self._never_V = end, ~allowed_V
-        grows = any(sublayer.state_grows for sublayer in model.abstract.layers.sublayers)
-        self.limit = model.config.max_length if grows else model.abstract.longest
-        self._grows = grows
+        self.limit = model.abstract.longest
+        self._grows = any(sublayer.state_grows for sublayer in model.abstract.layers.sublayers)
         self._start = jax.jit(self._start_rows, static_argnums=(1, 2))
         self._prefill = jax.jit(self._prefill_piece, donate_argnums=1)
         self._score = jax.jit(self._score_piece, donate_argnums=1)
@@ -144,7 +143,8 @@ class Engine:
         return [joined[b, len(prompts[b]) - 1 : len(row) - 1] for b, row in enumerate(rows)]
 
     def _capacity(self, tokens: int) -> int:
-        return min(bucket(tokens), self.limit) if self._grows and self.limit else 1
+        """One where nothing grows, so that a longer row compiles nothing."""
+        return min(bucket(tokens), self.limit or bucket(tokens)) if self._grows else 1
 
     def _padded(self, rows: int) -> int:
         """So that the rows divide over the devices."""

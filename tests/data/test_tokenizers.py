@@ -36,12 +36,13 @@ def test_any_text_is_restored(tokenizer):
         assert tokenizer.decode(ids.tolist()) == text
 
 
-def test_bytes_per_token_add_up_to_the_text(tokenizer):
+def test_the_bytes_of_tokens_are_those_of_the_text(tokenizer):
     counts = tokenizer.bytes_per_token()
     assert counts.shape == (tokenizer.vocab_size,)
     for text in texts():
         text = text.replace("▁", "_")
         (ids,) = tokenizer.encode([text])
+        assert b"".join(tokenizer.token_bytes(int(i)) for i in ids) == text.encode()
         assert counts[ids].sum() == len(text.encode())
     assert not counts[[tokenizer.begin, tokenizer.end]].any()
 
