@@ -25,28 +25,31 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 # Nearly all the time of the matrix over the families is compilation. So `make test` compares each family with its
-# oracle and decodes it, and does the rest with those whose programs differ most; `make test-all` does all.
+# oracle and decodes it, and does the rest with those whose programs differ most; `make test-all` does all of it.
 _ALIKE = {"transformer", "transformer_plus", "aft_full", "aft_simple", "aft_conv"}
 _ALL_FAMILIES = {"test_oracle", "test_decoding", "test_sizes", "test_config", "test_known_defects"}
 _FEW_FAMILIES = {
+    "test_sublayers": {"transformer", "transformer_plus_plus", "flash_quad", "flash", "aft_local", "performer"},
+    "test_lengths": {"flash_quad", "flash", "aft_local", "performer"},
     "test_equivalences": {"transformer_plus_plus", "flash", "aft_local"},
     "test_mesh": {"transformer_plus_plus", "flash"},
     "test_engine": {"transformer_plus_plus", "flash"},
 }
 
 
-def _is_quick(module: str, family: str) -> bool:
+def _is_quick(module: str, family: str, causal: bool) -> bool:
     if module in _FEW_FAMILIES:
         return family in _FEW_FAMILIES[module]
-    return module in _ALL_FAMILIES or family not in _ALIKE
+    return family not in _ALIKE or (module in _ALL_FAMILIES and causal)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Marks what only `make test-all` runs of the families, and what shares compiled functions."""
     for item in items:
-        family = item.callspec.params.get("family") if hasattr(item, "callspec") else None
-        if family and not _is_quick(item.path.stem, family):
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        family = params.get("family")
+        if family and not _is_quick(item.path.stem, family, params.get("causal", True)):
             item.add_marker(pytest.mark.slow)
         # Models of a family are kept for the session of a process, so its tests run in the same one.
         item.add_marker(pytest.mark.xdist_group(family or item.path.stem))
