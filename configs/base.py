@@ -28,7 +28,7 @@ def get_config() -> ConfigDict:
     model.window_size = 32  # tokens that are nearer than this have a position bias, of aft_local and aft_conv
     model.bias_dim = 64  # width of the factors of AFT's position bias
     model.num_features = open_int()  # random features a head of performer; open: K ln K of the head's width K
-    model.redraw_features = False  # new ones at each training step; false: one draw, also for evaluation and decoding
+    model.redraw_features = False  # new ones for each microbatch of training; false: one draw for all
     model.max_length = 512  # tokens; bounds learned positions and the decode cache
     model.vocab_size = open_int()  # open: from the tokenizer
     model.causal = open_bool()  # open: from the task

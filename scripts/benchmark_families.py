@@ -22,6 +22,7 @@ from flash_lm.analysis.results import Line, write_jsonl
 from flash_lm.analysis.table import markdown_table
 from flash_lm.command import load_config, run
 from flash_lm.config import parse_model
+from flash_lm.errors import InputError
 from flash_lm.models.families import FAMILIES, complete
 from flash_lm.ops.cross_entropy import cross_entropy
 from flash_lm.training.state import ModelFunction
@@ -146,6 +147,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
     families, lengths = arguments.families.split(), [int(x) for x in arguments.lengths.split()]
+    if BASELINE not in families or any(arguments.tokens % length for length in lengths):
+        raise InputError(f"--families needs {BASELINE}, and each of --lengths must divide --tokens={arguments.tokens}")
     config: Any = load_config(arguments.config, overrides)
     model = config.model
     model.update(max_length=max(lengths), vocab_size=model.vocab_size or 256)

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flash_lm.inference.sampling import SamplingArrays, choose
 from flash_lm.models.language_model import DecodeState
-from flash_lm.training.sharding import BATCH
+from flash_lm.training.sharding import BATCH, rows_that_divide
 from flash_lm.training.state import ModelFunction, Params
 
 PIECE = 512  # tokens of a prompt that are prefilled at a time
@@ -62,6 +62,7 @@ class Engine:
 
     Attributes:
         limit: tokens that a row may reach, prompt included; None: any number.
+        grows: whether the state does, with the tokens that it may hold.
     """
 
     def __init__(self, model: ModelFunction, params: Params, mesh: Mesh, *, end: int, allowed_V: np.ndarray):
@@ -75,14 +76,14 @@ class Engine:
             allowed_V: which ids may be generated.
 
         Raises:
-            ValueError: the model cannot decode.
+            InputError: the model cannot decode.
         """
         model.abstract.check_decodable()
         self._model, self._params, self._mesh = model, params, mesh
         self._end, self._never_V = end, ~allowed_V
         self.limit = model.abstract.longest
-        self._grows = any(sublayer.state_grows for sublayer in model.abstract.layers.sublayers)
-        self._start = jax.jit(self._start_rows, static_argnums=(1, 2))
+        self.grows = any(sublayer.state_grows for sublayer in model.abstract.layers.sublayers)
+        self._start = jax.jit(self._start_rows, static_argnums=(2, 3))
         self._prefill = jax.jit(self._prefill_piece, donate_argnums=1)
         self._score = jax.jit(self._score_piece, donate_argnums=1)
         self._advance = jax.jit(self._advance_rows, donate_argnums=1, static_argnums=5)
@@ -90,12 +91,14 @@ class Engine:
     def start(self, rows: int, tokens: int) -> Decoding:
         """Before the first token of so many rows, each to hold so many tokens."""
         with jax.set_mesh(self._mesh):
-            return self._start(self._params, self._padded(rows), self._capacity(tokens))
+            filled = rows_that_divide(rows, self._mesh)
+            return self._start(self._params, jnp.int32(rows), filled, self._capacity(tokens))
 
     def state_bytes(self, rows: int, tokens: int) -> int:
         """Of the model's state for so many rows that hold so many tokens."""
         with jax.set_mesh(self._mesh):
-            shapes = jax.eval_shape(lambda: self._start_rows(self._params, rows, self._capacity(tokens)).state)
+            start = lambda: self._start_rows(self._params, jnp.int32(rows), rows, self._capacity(tokens))
+            shapes = jax.eval_shape(start).state
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
     def prefill(self, prompts: list[np.ndarray], max_tokens: int) -> Decoding:
@@ -103,7 +106,7 @@ class Engine:
 
         Args:
             prompts: ids, one or more each, of any lengths.
-            max_tokens: that are to follow; bounds states that grow.
+            max_tokens: that are to follow, 0 or more; bounds states that grow.
         """
         carry = self.start(len(prompts), max(len(prompt) for prompt in prompts) + max_tokens)
         with jax.set_mesh(self._mesh):
@@ -144,12 +147,7 @@ class Engine:
 
     def _capacity(self, tokens: int) -> int:
         """One where nothing grows, so that a longer row compiles nothing."""
-        return min(bucket(tokens), self.limit or bucket(tokens)) if self._grows else 1
-
-    def _padded(self, rows: int) -> int:
-        """So that the rows divide over the devices."""
-        parts = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
-        return -(-rows // parts) * parts
+        return min(bucket(tokens), self.limit or bucket(tokens)) if self.grows else 1
 
     def _pieces(self, rows: list[np.ndarray]) -> Iterator[tuple[jax.Array, jax.Array]]:
         """The rows, padded on the right, a piece at a time; and the number of tokens of each row in it."""
@@ -157,7 +155,7 @@ class Engine:
         spread = NamedSharding(self._mesh, BATCH)
         while start < longest:
             size = min(PIECE, bucket(longest - start))
-            inputs_BxL = np.zeros((self._padded(len(rows)), size), np.int32)
+            inputs_BxL = np.zeros((rows_that_divide(len(rows), self._mesh), size), np.int32)
             lengths_B = np.zeros(len(inputs_BxL), np.int32)
             for b, row in enumerate(rows):
                 part = row[start : start + size]
@@ -167,10 +165,11 @@ class Engine:
 
     # What is compiled.
 
-    def _start_rows(self, params: Params, rows: int, capacity: int) -> Decoding:
-        logits_BxV = jnp.zeros((rows, self._model.config.vocab_size), jnp.float32)
-        state = self._model.bind(params).init_state(rows, capacity)
-        seen_BxV, finished_B = jnp.zeros(logits_BxV.shape, bool), jnp.zeros(rows, bool)
+    def _start_rows(self, params: Params, rows: jax.Array, filled: int, capacity: int) -> Decoding:
+        logits_BxV = jnp.zeros((filled, self._model.config.vocab_size), jnp.float32)
+        state = self._model.bind(params).init_state(filled, capacity)
+        seen_BxV = jnp.zeros(logits_BxV.shape, bool)
+        finished_B = jnp.arange(filled) >= rows  # what fills up the batch keeps nobody waiting
         return self._spread(Decoding(state, logits_BxV, seen_BxV, jnp.int32(0), finished_B))
 
     def _prefill_piece(self, params: Params, carry: Decoding, inputs_BxL: jax.Array, lengths_B: jax.Array) -> Decoding:
@@ -220,8 +219,12 @@ class Engine:
         """Over the data and fsdp axes: rows in front, but behind the layers in the layers' states."""
 
         def over(*spec):
-            sharding = NamedSharding(self._mesh, PartitionSpec(*spec))
-            return lambda x: jax.lax.with_sharding_constraint(x, sharding)
+            def spread(x: jax.Array) -> jax.Array:
+                # Behind the rows the compiler decides, so that heads may stay apart over the tensor axis.
+                free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - len(spec))
+                return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, PartitionSpec(*spec, *free)))
+
+            return spread
 
         rows = over(*BATCH)
         layers = jax.tree.map(over(None, *BATCH), carry.state.layers)
@@ -230,7 +233,7 @@ class Engine:
 
 
 def bucket(n: int) -> int:
-    """The next power of two."""
+    """The next power of two, 16 or more: what is compiled for n is compiled for all n of the same bucket."""
     return max(_SHORTEST, 1 << (int(n) - 1).bit_length())
 
 

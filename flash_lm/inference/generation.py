@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from flash_lm.data.tokenizers import Tokenizer
+from flash_lm.data.tokenizers import MASK, Tokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.inference.trained_model import TrainedModel
 
 _STREAM_EVERY = 8  # tokens between two pieces of streamed text
+_MOST_TOKENS, _SEEDS = 2**20, 2**32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,16 @@ class Generation:
     finish_reason: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """What a model thinks of a given text after a prompt; `log_probs`: of each of its tokens."""
+
+    prompt: str
+    text: str
+    tokens: list[int]
+    log_probs: list[float]
+
+
 class Generator:
     """Generates with a causal model of a run."""
 
@@ -45,8 +56,8 @@ class Generator:
         """
         if trained.config.task != "causal_lm":
             raise InputError(
-                f"{trained.name} is a masked language model and cannot continue a text: put [MASK] where it shall fill "
-                f"in, or train one with --config.task=causal_lm"
+                f"{trained.name} is a masked language model and cannot continue a text: let it fill in {MASK}s, or "
+                f"train one with --config.task=causal_lm"
             )
         self._trained = trained
         allowed_V, end = trained.text_ids(), trained.tokenizer.end
@@ -65,9 +76,10 @@ class Generator:
             seed: of the draws; row b of the same prompts always gets the same.
 
         Raises:
-            InputError: an empty prompt, one that the tokenizer does not know, or one too long for the positions.
+            InputError: a prompt that is empty, that the tokenizer does not know or that is too long for the positions;
+                or a number out of range.
         """
-        rows = self._encode(prompts, max_tokens)
+        rows = self._check(prompts, max_tokens, seed)
         carry = self._engine.prefill(rows, max_tokens)
         _, new = self._engine.advance(carry, SamplingArrays.of(sampling or Sampling()), seed, max_tokens)
         found = []
@@ -80,7 +92,7 @@ class Generator:
 
     def stream(self, prompt: str, max_tokens: int, sampling: Sampling | None = None, seed: int = 0) -> Iterator[str]:
         """Yields the text of `generate` as it comes, never a part of a character; raises at once."""
-        rows = self._encode([prompt], max_tokens)
+        rows = self._check([prompt], max_tokens, seed)
         settings = SamplingArrays.of(sampling or Sampling())
 
         def pieces() -> Iterator[str]:
@@ -94,35 +106,44 @@ class Generator:
 
         return filter(None, pieces())
 
-    def score(self, prompts: Sequence[str], continuations: Sequence[str]) -> list[Generation]:
-        """The given continuations with the log-probabilities of their tokens.
-
-        Prompt and continuation are tokenised apart.
+    def score(self, prompts: Sequence[str], continuations: Sequence[str]) -> list[Score]:
+        """The log-probabilities of given continuations; each is tokenised apart from its prompt.
 
         Raises:
-            InputError: as `generate`, of either of them.
+            InputError: a text that is empty or that the tokenizer does not know, or two too long for the positions.
         """
-        after = [self._trained.encode(text)[1:] for text in continuations]
-        rows = self._encode(prompts, max(len(ids) for ids in after))
+        rows = self._encode(prompts)
+        after = [self._trained.encode(text, "continuation")[1:] for text in continuations]
+        for row, ids in zip(rows, after, strict=True):
+            self._check_length(len(row), len(ids), "shorten one of them")
         scored = self._engine.score(rows, after)
         return [
-            Generation(prompt, text, ids.tolist(), log_probs.tolist(), "length")
+            Score(prompt, text, ids.tolist(), log_probs.tolist())
             for prompt, text, ids, log_probs in zip(prompts, continuations, after, scored, strict=True)
         ]
 
-    def _encode(self, prompts: Sequence[str], max_tokens: int) -> list[np.ndarray]:
+    def _check(self, prompts: Sequence[str], max_tokens: int, seed: int) -> list[np.ndarray]:
+        """The prompts' tokens, when all is in range."""
+        if not 1 <= max_tokens <= _MOST_TOKENS:
+            raise InputError(f"max_tokens={max_tokens} must be from 1 to {_MOST_TOKENS}")
+        if not 0 <= seed < _SEEDS:
+            raise InputError(f"seed={seed} must be from 0 to {_SEEDS - 1}")
+        rows = self._encode(prompts)
+        self._check_length(max(len(row) for row in rows), max_tokens, "shorten the prompt or lower max_tokens")
+        return rows
+
+    def _encode(self, prompts: Sequence[str]) -> list[np.ndarray]:
         if not prompts:
             raise InputError("there is no prompt: give one or more")
-        if max_tokens < 1:
-            raise InputError(f"max_tokens={max_tokens} must be 1 or more")
-        rows, limit = [self._trained.encode(prompt) for prompt in prompts], self._engine.limit
-        longest = max(len(row) for row in rows)
-        if limit is not None and longest + max_tokens > limit:
+        return [self._trained.encode(prompt) for prompt in prompts]
+
+    def _check_length(self, prompt: int, after: int, advice: str) -> None:
+        limit = self._engine.limit
+        if limit is not None and prompt + after > limit:
             raise InputError(
-                f"a prompt of {longest} tokens and {max_tokens} new ones are over {limit}, where the positions of "
-                f"{self._trained.name} end: shorten the prompt or lower max_tokens"
+                f"a prompt of {prompt} tokens and {after} after it are over {limit}, where the positions of "
+                f"{self._trained.name} end: {advice}"
             )
-        return rows
 
 
 class TextDecoder:

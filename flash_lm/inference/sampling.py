@@ -1,14 +1,14 @@
 """How the next token is chosen from its logits."""
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
 
 from flash_lm.errors import InputError
 
-_COLDEST = 1e-6  # what a temperature of 0 divides by; the result is not used
+_COLDEST = 1e-4  # also what a temperature of 0 divides by, whose result is not used
+_TOP_K = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +37,14 @@ class Sampling:
             InputError: with everything that is wrong, one a line.
         """
         good = {
-            "temperature": (0 <= self.temperature < math.inf, "0 (always the likeliest token) or more"),
-            "top_k": (self.top_k >= 0, "0 (all tokens) or more"),
-            "top_p": (0 < self.top_p <= 1, "more than 0 and at most 1 (all tokens)"),
+            "temperature": (
+                self.temperature == 0 or _COLDEST <= self.temperature <= 1e4,
+                "0 (always the likeliest token), or from 0.0001 to 10000",
+            ),
+            "top_k": (0 <= self.top_k <= _TOP_K, f"from 0 (all tokens) to {_TOP_K}"),
+            "top_p": (1e-6 <= self.top_p <= 1, "from 0.000001 to 1 (all tokens)"),
             "min_p": (0 <= self.min_p <= 1, "from 0 (all tokens) to 1"),
-            "repetition_penalty": (0 < self.repetition_penalty < math.inf, "more than 0; 1 is none"),
+            "repetition_penalty": (1e-3 <= self.repetition_penalty <= 1e3, "from 0.001 to 1000; 1 is none"),
         }
         problems = [
             f"{name}={getattr(self, name)} must be {wanted}" for name, (fine, wanted) in good.items() if not fine
@@ -58,7 +61,7 @@ class Sampling:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SamplingArrays:
-    """`Sampling` as arguments of a compiled function, which is the same for all values."""
+    """`Sampling` as arguments of a compiled function: one for all values without a filter, and one for all with."""
 
     temperature: jax.Array
     top_k: jax.Array

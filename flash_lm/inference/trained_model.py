@@ -41,22 +41,28 @@ class TrainedModel:
         """The text of tokens; special ones have none, broken characters are replaced."""
         return b"".join(self.tokenizer.token_bytes(int(i)) for i in ids).decode(errors="replace")
 
-    def encode(self, text: str) -> np.ndarray:
+    def encode(self, text: str, what: str = "prompt") -> np.ndarray:
         """Begin-of-text and the tokens of a text.
+
+        Args:
+            text: of one character or more.
+            what: it is, for the error.
 
         Raises:
             InputError: no text, or a part of it that the tokenizer does not know.
         """
         if not text:
-            raise InputError("the prompt is empty: give it a word to begin with")
+            raise InputError(f"the {what} is empty: give it a word")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # a byte of the command line that is no UTF-8
+            raise InputError(f"the {what} is no UTF-8 text at character {error.start + 1}") from None
         (ids,) = self.tokenizer.encode([text])
-        known = self.tokenizer.bytes_per_token()[ids] > 0
-        if not known.all():
-            place = len(self.tokenizer.decode(ids[: int((~known).argmax())]))
-            raise InputError(
-                f"the tokenizer of {self.name} does not know what stands at character {place + 1} of the prompt: "
-                f"{text[place : place + 20]!r}"
-            )
+        known = [bool(self.tokenizer.token_bytes(int(i))) for i in ids]
+        if not all(known):
+            place = len(self.tokenizer.decode(ids[: known.index(False)]))
+            rest = text[place : place + 20]
+            raise InputError(f"the tokenizer of {self.name} does not know what begins with {rest!r} in the {what}")
         return np.concatenate([[self.tokenizer.begin], ids]).astype(np.int32)
 
 

@@ -151,12 +151,12 @@ class LanguageModel(nnx.Module):
         """Checks that the model can decode.
 
         Raises:
-            ValueError: it is bidirectional, or its normalizer needs the whole row.
+            InputError: it is bidirectional, or its normalizer needs the whole row.
         """
         if not self.config.causal:
-            raise ValueError("prefill and step need a causal model, and this one has model.causal=False")
+            raise InputError("prefill and step need a causal model, and this one has model.causal=False")
         if self.config.normalizer in NOT_DECODABLE and "normalizer" in FAMILIES[self.config.family].keys:
-            raise ValueError(
+            raise InputError(
                 f"model.normalizer={self.config.normalizer} depends on the whole row and cannot be decoded: "
                 "use count or an integer"
             )

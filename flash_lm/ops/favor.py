@@ -27,7 +27,7 @@ from flash_lm.ops.stable_sums import (
 
 
 def orthogonal_frequencies(key: jax.Array, count: int, width: int) -> jax.Array:
-    """Draws ω: each a Gaussian vector, any `width` of them in a row orthogonal (section 2.4).
+    """Draws ω: Gaussian vectors, which in blocks of `width` are orthogonal to each other (section 2.4).
 
     Args:
         key: of the draw.
@@ -64,9 +64,10 @@ def log_features(x: jax.Array, frequencies_FxK: jax.Array) -> jax.Array:
 
 
 class FeatureSums(NamedTuple):
-    """max over keys of log φ(k), and Σ φ(k) [v, 1]ᵀ / exp(max), feature by feature; float32. G may be missing.
+    """Maximum over keys of log φ(k), and Σ φ(k) [v, 1]ᵀ / exp(max), feature by feature; float32.
 
-    As a decode state its size depends on neither the position nor the longest length.
+    The sum has a last column for the denominator. A decode state, whose size depends on neither the position nor the
+    longest length, is of all keys so far and has no dimension G.
     """
 
     max_BxHxGxF: jax.Array

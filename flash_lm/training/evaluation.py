@@ -15,7 +15,7 @@ from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.experiment import Experiment, build_experiment
 from flash_lm.training.metrics import read_lines
-from flash_lm.training.sharding import batch_sharding, place
+from flash_lm.training.sharding import batch_sharding, place, rows_that_divide
 from flash_lm.training.state import Params
 from flash_lm.training.step import make_evaluation_step
 
@@ -48,8 +48,7 @@ class Evaluator:
             all targets.
         """
         mesh = self._experiment.mesh
-        parts = mesh.shape["data"] * mesh.shape["fsdp"]
-        batch_size = -(-batch_size // parts) * parts
+        batch_size = rows_that_divide(batch_size, mesh)
         sums = {"nll": 0.0, "tokens": 0.0, "bytes": 0.0}
         batches = evaluation_batches(rows, batch_size, limit=limit, host=jax.process_index(), hosts=jax.process_count())
         for batch in batches:

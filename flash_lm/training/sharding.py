@@ -71,6 +71,12 @@ def param_shardings(abstract: Params, config: MeshConfig, mesh: Mesh) -> Params:
     return shardings
 
 
+def rows_that_divide(rows: int, mesh: Mesh) -> int:
+    """The next number of rows that divides over the devices of the batch."""
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    return -(-rows // parts) * parts
+
+
 def state_shardings(
     abstract: TrainState, optimizer: optax.GradientTransformation, config: MeshConfig, mesh: Mesh
 ) -> TrainState:
@@ -107,8 +113,8 @@ def _spec(path: Any, shape: tuple[int, ...], config: MeshConfig, mesh: Mesh, pro
         parts = mesh.shape[axis] if axis else 1
         if size % parts:
             problems.append(
-                f"mesh axis {axis}={parts} does not divide a dimension of {size} of {name}: change --config.mesh.shape "
-                f"or --config.mesh.rules"
+                f"mesh axis {axis}={parts} does not divide a dimension of {size} of {name}: choose another mesh shape, "
+                f"or other mesh.rules"
             )
     return PartitionSpec(*spec)
 

@@ -1,18 +1,25 @@
 """The decode loop against the model's parallel form recomputed for every token, for every family."""
 
+import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from models.cases import LENGTH, SHAPE, case
 
+from configs.base import get_config
+from flash_lm.config import parse
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.models.families import FAMILIES
+from flash_lm.training.sharding import param_shardings
 from flash_lm.training.state import ModelFunction
 
 END, VOCAB = 2, SHAPE["vocab_size"]
+_MESH = parse(get_config()).mesh
+RULES = dataclasses.replace(_MESH, rules=_MESH.rules[1:])  # 61 words cannot be cut into two
 GREEDY = SamplingArrays.of(Sampling(temperature=0))
 PROMPTS = [np.random.default_rng(i).integers(5, VOCAB, size=n).astype(np.int32) for i, n in enumerate((3, 17, 9))]
 MAX_TOKENS = 8
@@ -25,15 +32,16 @@ def mesh(*shape: int):
     return jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * 3, devices=jax.devices()[:count])
 
 
-def allowed(*never: int) -> np.ndarray:
-    return ~np.isin(np.arange(VOCAB), (0, 1, 3, *never))
+ALLOWED = ~np.isin(np.arange(VOCAB), (0, 1, 3))
 
 
 @functools.cache
 def engine(family: str, shape: tuple[int, ...] = (1, 1, 1), end: int = END) -> Engine:
     model = ModelFunction(case(family, True).config, seed=0)
-    params = jax.tree.map(lambda x: jax.device_put(x), case(family, True).params)
-    return Engine(model, params, mesh(*shape), end=end, allowed_V=allowed())
+    devices = mesh(*shape)
+    shardings = param_shardings(jax.eval_shape(model.init), RULES, devices)
+    params = jax.device_put(case(family, True).params, shardings)
+    return Engine(model, params, devices, end=end, allowed_V=ALLOWED)
 
 
 @functools.cache
@@ -44,7 +52,7 @@ def recomputed(family: str, row: int, count: int = MAX_TOKENS) -> tuple[list[int
         padded = np.zeros((2, LENGTH), np.int32)
         padded[0, : len(ids)] = ids
         logits = np.asarray(model.logits(model.params, padded), np.float64)[0, len(ids) - 1]
-        token = int(np.where(allowed(), logits, -np.inf).argmax())
+        token = int(np.where(ALLOWED, logits, -np.inf).argmax())
         if token == END:
             break
         log_probs.append(logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max())
@@ -104,27 +112,66 @@ def test_many_short_calls_are_one_long_call():
     assert not np.array_equal(other.tokens_BxT, whole.tokens_BxT)
 
 
-def test_other_lengths_compile_nothing():
-    """Within a bucket: prompts of 1 to 16 tokens, 1 to 16 new ones, any settings."""
-    one = engine("flash")
-    sizes = lambda: (one._prefill._cache_size(), one._advance._cache_size(), one._score._cache_size())
+@pytest.mark.parametrize("family", ["flash", "transformer_plus_plus"])
+def test_other_lengths_compile_nothing(family):
+    """Within a bucket: prompts of 1 to 16 tokens, 1 to 16 new ones, in one call or two, at any temperature."""
+    one = engine(family)
+    compiled = (one._start, one._prefill, one._advance, one._score)
 
-    def work(length: int, max_tokens: int, settings: SamplingArrays) -> None:
+    def work(length: int, max_tokens: int, temperature: float) -> None:
         prompts = [np.arange(5, 5 + length, dtype=np.int32)] * 3
-        one.advance(one.prefill(prompts, max_tokens), settings, length, max_tokens)
+        settings = SamplingArrays.of(Sampling(temperature=temperature))
+        carry, _ = one.advance(one.prefill(prompts, max_tokens), settings, length, max_tokens)
+        one.advance(carry, settings, length, 1)
         one.score(prompts, [np.arange(5, 9, dtype=np.int32)] * 3)
 
-    work(12, 16, GREEDY)
-    before = sizes()
-    for length, max_tokens in ((1, 1), (7, 3), (11, 12), (9, 16)):
-        work(length, max_tokens, SamplingArrays.of(Sampling(temperature=0.1 * length)))
-    assert sizes() == before
+    work(8, 8, 0.0)
+    before = [function._cache_size() for function in compiled]
+    for length, max_tokens in ((1, 1), (7, 3), (5, 11), (6, 7)):
+        work(length, max_tokens, 0.1 * length)
+    assert [function._cache_size() for function in compiled] == before
+
+
+def test_the_state_is_donated_to_one_loop():
+    one = engine("transformer_plus_plus")
+    carry, key = one.prefill(PROMPTS, MAX_TOKENS), jax.random.key(0)
+    with jax.set_mesh(one._mesh):
+        text = one._advance.lower(one._params, carry, GREEDY, key, jnp.int32(3), 16).compile().as_text()
+    aliased = text.splitlines()[0].count("may-alias") + text.splitlines()[0].count("must-alias")
+    assert aliased == len(jax.tree.leaves(carry))
+    one.advance(carry, GREEDY, 0, 3)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(carry.state))
+
+
+def test_rows_that_fill_up_the_devices_keep_nobody_waiting():
+    tokens, _ = recomputed("flash", 1)
+    one = engine("flash", (8, 1, 1), end=tokens[1])
+    carry, new = one.advance(one.prefill(PROMPTS[1:2], MAX_TOKENS), GREEDY, 0, MAX_TOKENS)
+    assert new.lengths_B[0] == tokens.index(tokens[1])
+    assert int(carry.count) == new.lengths_B[0] + 1
+
+
+def test_the_penalty_is_for_tokens_of_prompt_and_output():
+    """Against a loop over the whole prefix."""
+    model, penalty, ids = case("flash", True), 5.0, PROMPTS[1].tolist()
+    for _ in range(MAX_TOKENS):
+        padded = np.zeros((2, LENGTH), np.int32)
+        padded[0, : len(ids)] = ids
+        logits = np.asarray(model.logits(model.params, padded), np.float64)[0, len(ids) - 1]
+        for token in set(ids):
+            logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+        ids.append(int(np.where(ALLOWED & (np.arange(VOCAB) != END), logits, -np.inf).argmax()))
+    one, settings = engine("flash", end=0), SamplingArrays.of(Sampling(temperature=0, repetition_penalty=penalty))
+    _, new = one.advance(one.prefill(PROMPTS[1:2], MAX_TOKENS), settings, 0, MAX_TOKENS)
+    expected = ids[len(PROMPTS[1]) :]
+    assert END not in new.tokens_BxT[0, : new.lengths_B[0]] and expected != recomputed("flash", 1)[0]
+    assert new.tokens_BxT[0, : new.lengths_B[0]].tolist() == expected
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 2), (1, 1, 2)], ids=str)
 @pytest.mark.parametrize("family", ["flash", "transformer_plus_plus"])
 def test_sharded(family, shape):
-    """Rows spread over the devices, filled up to a number that divides over them."""
+    """Parameters cut by the usual rules, rows spread over the devices and filled up to a number that divides."""
     one = engine(family, shape)
     _, new = one.advance(one.prefill(PROMPTS, MAX_TOKENS), GREEDY, 0, MAX_TOKENS)
     for row in range(len(PROMPTS)):
@@ -143,4 +190,4 @@ def test_pieces_of_a_long_prompt(monkeypatch):
 def test_a_bidirectional_model_is_refused():
     model = ModelFunction(case("flash", False).config, seed=0)
     with pytest.raises(ValueError, match="causal"):
-        Engine(model, {}, mesh(1, 1, 1), end=END, allowed_V=allowed())
+        Engine(model, {}, mesh(1, 1, 1), end=END, allowed_V=ALLOWED)

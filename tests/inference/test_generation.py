@@ -31,8 +31,8 @@ GREEDY = Sampling(temperature=0)
 class Ascii(ByteTokenizer):
     """A tokenizer without the bytes of rare characters."""
 
-    def bytes_per_token(self):
-        return super().bytes_per_token() * (np.arange(260, dtype=np.int32) < 132)
+    def token_bytes(self, i):
+        return super().token_bytes(i) if i < 132 else b""
 
 
 def trained(folder, **changes):
@@ -64,8 +64,8 @@ def masked(masked_run):
     return load_model(masked_run)
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [((-1, 1, 1), None), ((1, 2, 4), "bfloat16")], ids=str)
-def test_parameters_are_those_of_the_newest_checkpoint(causal, shape, dtype):
+@pytest.mark.parametrize(("shape", "dtype"), [((2, 2, 2), None), ((1, 2, 4), "bfloat16")], ids=str)
+def test_parameters_are_those_of_the_newest_checkpoint(causal, generator, shape, dtype):
     """On any mesh, in either precision; it was trained on (2, 2, 2)."""
     config, workdir = causal
     experiment = build_experiment(config)
@@ -80,8 +80,10 @@ def test_parameters_are_those_of_the_newest_checkpoint(causal, shape, dtype):
         np.testing.assert_array_equal(np.asarray(here, np.float32), np.asarray(there.astype(here.dtype), np.float32))
 
     jax.tree.map(check, state.params, loaded.params)
-    (found,) = Generator(loaded).generate(["the cat"], 6, GREEDY)
-    assert len(found.tokens) == 6 or found.finish_reason == "end"
+    texts = ["the cat", "a"], [" sees the dog", "naïve"]
+    for found, expected in zip(Generator(loaded).score(*texts), generator.score(*texts), strict=True):
+        np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=5e-2 if dtype else 1e-4)
+        assert not dtype or found.log_probs != expected.log_probs
 
 
 def test_prompts_together_are_prompts_alone(generator):
@@ -146,7 +148,9 @@ def test_bad_prompts(generator, causal):
     for prompts, max_tokens, message in (
         (["the", ""], 5, "prompt is empty"),
         ([], 5, "no prompt"),
-        (["the"], 0, "max_tokens=0 must be 1 or more"),
+        (["the"], 0, "max_tokens=0 must be from 1 to 1048576"),
+        (["the"], 10**12, "max_tokens=1000000000000 must be from 1 to"),
+        (["caf\udce9"], 5, "the prompt is no UTF-8 text at character 4"),
     ):
         with pytest.raises(InputError, match=message):
             generator.generate(prompts, max_tokens)
@@ -154,16 +158,33 @@ def test_bad_prompts(generator, causal):
         generator.stream("", 5)
     deaf = dataclasses.replace(generator._trained, tokenizer=Ascii())
     assert len(deaf.encode("a cat")) == 6
-    with pytest.raises(InputError, match="does not know what stands at character 5 of the prompt: 'ïve cat'"):
+    with pytest.raises(InputError, match="does not know what begins with 'ïve cat' in the prompt"):
         deaf.encode("a naïve cat")
+    with pytest.raises(InputError, match="seed=-1 must be from 0 to 4294967295"):
+        generator.generate(["the"], 5, seed=-1)
+    with pytest.raises(InputError, match="the continuation is empty"):
+        generator.score(["the"], [""])
+    with pytest.raises(InputError, match="there is no prompt"):
+        generator.score([], [])
+
+
+def test_positions_that_end(generator, monkeypatch):
+    """Pair by pair: the longest prompt need not have the longest continuation."""
+    monkeypatch.setattr(generator._engine, "limit", 12)
+    assert len(generator.score(["a" * 10, "a"], ["b", "b" * 10])) == 2
+    with pytest.raises(InputError, match="a prompt of 11 tokens and 2 after it are over 12.*shorten one of them"):
+        generator.score(["a" * 10], ["bb"])
+    with pytest.raises(InputError, match="a prompt of 11 tokens and 2 after it are over 12.*lower max_tokens"):
+        generator.stream("a" * 10, 2)
 
 
 @pytest.mark.slow
 def test_a_prompt_longer_than_the_positions(tmp_path):
     _, workdir = trained(tmp_path, **{"model.family": "transformer", "train.steps": 3})
     short = Generator(load_model(workdir))
-    assert len(short.generate(["the"], 28, GREEDY)[0].tokens) <= 28
-    with pytest.raises(InputError, match="a prompt of 4 tokens and 29 new ones are over 32"):
+    (found,) = short.generate(["the"], 28, GREEDY)
+    assert len(found.tokens) == 28 or found.finish_reason == "end"
+    with pytest.raises(InputError, match="a prompt of 4 tokens and 29 after it are over 32"):
         short.generate(["the"], 29)
 
 
@@ -183,6 +204,7 @@ def test_filling_in(masked):
         weights = np.where(masked.text_ids(), np.exp(logits[place] - logits[place].max()), 0)
         assert mask[0].token == weights.argmax()
         assert mask[0].probability == pytest.approx(weights.max() / weights.sum(), rel=1e-3)
+    assert len(filler([text], 10_000)[0].masks[0]) == 256, "no more than there are bytes"
     beside = filler(["a [MASK] that is quite a bit longer, so", text])[1]
     assert [[c.token for c in mask] for mask in beside.masks] == [[c.token for c in mask] for mask in found.masks]
 
@@ -244,10 +266,14 @@ def test_the_command_fills_in(masked_run, masked, monkeypatch, capsys):
 BAD_ARGUMENTS = {
     "--prompt=": "the prompt is empty",
     "--prompt_file=/nowhere.txt": "cannot read the prompt from /nowhere.txt: No such file",
-    "--prompt=the --top_p=0": "top_p=0.0 must be more than 0",
-    "--prompt=the --max_tokens=0": "max_tokens=0 must be 1 or more",
+    "--prompt=the --top_p=0": "top_p=0.0 must be from 0.000001 to 1",
+    "--prompt=the --max_tokens=0": "max_tokens=0 must be from 1 to",
+    "--prompt=the --seed=99999999999999999999": "must be from 0 to 4294967295",
+    "--prompt=the --continuation=": "the continuation is empty",
+    "--prompt=the --candidates=3": "is a causal language model, for which --candidates mean nothing",
     "--prompt=the --samples=0": "--samples=0 must be 1 or more",
-    "--prompt=the --mesh=2,2": "mesh",
+    "--prompt=the --mesh=2,2": "mesh.shape",
+    "--prompt=the --mesh=1,1,8": "does not divide a dimension of 260 of embedding: choose another mesh shape",
     "--prompt=the --mesh=a": "--mesh=a must be three whole numbers",
 }
 
@@ -265,7 +291,10 @@ def test_what_is_no_text_or_no_run(causal, masked_run, tmp_path, monkeypatch, ca
     code, _, errors = command([f"--workdir={tmp_path}", "--prompt=a"], monkeypatch, capsys)
     assert code == 2 and "holds no run" in errors[0]
     code, _, errors = command([f"--workdir={masked_run}", "--prompt=a cat"], monkeypatch, capsys)
-    assert code == 2 and "masked language model and cannot continue" in errors[0]
+    assert code == 2 and "masked language model, which cannot continue" in errors[0]
+    argv = [f"--workdir={masked_run}", "--prompt=a [MASK]", "--top_k=3", "--samples=2"]
+    code, _, errors = command(argv, monkeypatch, capsys)
+    assert code == 2 and "for which --samples, --top_k mean nothing" in errors[0]
     shutil.copytree(causal[1], tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     code, _, errors = command([f"--workdir={tmp_path / 'run'}", "--prompt=a"], monkeypatch, capsys)

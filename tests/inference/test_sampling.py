@@ -100,11 +100,11 @@ def test_values_are_arguments_of_one_compiled_function():
 
 
 BAD = {
-    "temperature": (-0.1, float("nan"), float("inf")),
-    "top_k": (-1,),
-    "top_p": (0.0, 1.1, float("nan")),
+    "temperature": (-0.1, 1e-9, 1e39, float("nan"), float("inf")),
+    "top_k": (-1, 3_000_000_000),
+    "top_p": (0.0, 1e-50, 1.1, float("nan")),
     "min_p": (-0.1, 1.5),
-    "repetition_penalty": (0.0, -1.0, float("nan")),
+    "repetition_penalty": (0.0, 1e-50, -1.0, float("nan")),
 }
 
 

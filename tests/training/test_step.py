@@ -150,6 +150,19 @@ def test_dropout_follows_seed_and_step():
     assert losses[0] != float(one_step()[1]["loss"])
 
 
+def test_redrawn_features_follow_seed_and_step():
+    """Without dropout: the same parameters, the same rows, other features at each step; recomputed, the same again."""
+    keys = {"family": "performer", "redraw_features": True}
+    still = (("learning_rate", 1e-30),)
+    first, second = (float(one_step(still, steps=n, **keys)[1]["loss"]) for n in (1, 2))
+    fixed = [float(one_step(still, steps=n, family="performer")[1]["loss"]) for n in (1, 2)]
+    assert fixed[0] == pytest.approx(fixed[1], rel=1e-6)
+    assert len({round(x, 5) for x in (first, second, fixed[0])}) == 3
+    recomputed = one_step(still, remat="full", **keys)[1]
+    assert float(recomputed["loss"]) == pytest.approx(first, rel=1e-6)
+    assert float(recomputed["grad_norm"]) == pytest.approx(float(one_step(still, **keys)[1]["grad_norm"]), rel=1e-4)
+
+
 def test_evaluation_sums_do_not_depend_on_the_batch():
     model, config = parts()
     step = jit(make_evaluation_step(model, config.loss_chunk))

@@ -1,0 +1,79 @@
+"""What the generate command does with its flags: a prompt and settings in, text or JSON out."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from flash_lm.errors import InputError
+from flash_lm.inference.fill_in import Filler
+from flash_lm.inference.generation import Generator
+from flash_lm.inference.sampling import Sampling
+from flash_lm.inference.trained_model import TrainedModel, load_model
+
+# flag -> its type, its default, and what it is
+Flags = dict[str, tuple[type, Any, str]]
+CAUSAL_ONLY: Flags = {
+    "max_tokens": (int, 200, "new tokens"),
+    "seed": (int, 0, "of the draws"),
+    "samples": (int, 1, "of the same prompt, all at once"),
+    "continuation": (str, None, "a text to score after the prompt instead of generating one"),
+}
+MASKED_ONLY: Flags = {"candidates": (int, 5, "a mask")}
+
+
+def answer(prompt: str, flags: dict[str, Any]) -> Iterator[str]:
+    """Yields what is to be printed, as it comes.
+
+    Args:
+        prompt: to be continued or filled in.
+        flags: of the command; None: its default.
+
+    Raises:
+        InputError: flags out of range or of the other kind of model, or as `load_model`, `Generator` and `Filler` do.
+    """
+    sampling = {field.name: flags[field.name] for field in dataclasses.fields(Sampling)}
+    sampling = Sampling(**{name: value for name, value in sampling.items() if value is not None})
+    numbers = CAUSAL_ONLY | MASKED_ONLY
+    set_ = {name: default if flags[name] is None else flags[name] for name, (_, default, _) in numbers.items()}
+    if set_["samples"] < 1:
+        raise InputError(f"--samples={set_['samples']} must be 1 or more")
+    try:
+        mesh_shape = tuple(int(word) for word in flags["mesh"].split(","))
+    except ValueError:
+        raise InputError(f"--mesh={flags['mesh']} must be three whole numbers, such as 1,2,4") from None
+    trained = load_model(flags["workdir"], dtype=flags["dtype"], mesh_shape=mesh_shape)
+    masked = trained.config.task == "masked_lm"
+    others = (CAUSAL_ONLY.keys() | {field.name for field in dataclasses.fields(Sampling)}) if masked else MASKED_ONLY
+    if wrong := sorted(name for name in others if flags[name] is not None):
+        kind = "masked" if masked else "causal"
+        raise InputError(f"{trained.name} is a {kind} language model, for which --{', --'.join(wrong)} mean nothing")
+    if masked:
+        return _filled_in(trained, prompt, set_["candidates"], flags["json"])
+    return _continued(Generator(trained), prompt, sampling, set_, flags["json"])
+
+
+def _continued(
+    generator: Generator, prompt: str, sampling: Sampling, flags: dict[str, Any], as_json: bool
+) -> Iterator[str]:
+    max_tokens, seed = flags["max_tokens"], flags["seed"]
+    if flags["continuation"] is not None:
+        (scored,) = generator.score([prompt], [flags["continuation"]])
+        return iter([_json(scored) if as_json else f"log-probability {sum(scored.log_probs):.4f} nats\n"])
+    if flags["samples"] == 1 and not as_json:
+        texts = generator.stream(prompt, max_tokens, sampling, seed)
+        return (text for part in ([prompt], texts, ["\n"]) for text in part)
+    found = generator.generate([prompt] * flags["samples"], max_tokens, sampling, seed)
+    return (_json(one) if as_json else f"{prompt}{one.text}\n\n" for one in found)
+
+
+def _filled_in(trained: TrainedModel, prompt: str, candidates: int, as_json: bool) -> Iterator[str]:
+    (found,) = Filler(trained)([prompt], candidates)
+    if as_json:
+        return iter([_json(found)])
+    lines = [", ".join(f"{c.text!r} {c.probability:.3f}" for c in mask) for mask in found.masks]
+    return iter([f"{found.text}\n", *(f"mask {i + 1}: {line}\n" for i, line in enumerate(lines))])
+
+
+def _json(found: Any) -> str:
+    return json.dumps(dataclasses.asdict(found)) + "\n"
