@@ -50,35 +50,35 @@ def finish(process: subprocess.Popen) -> tuple[str, str]:
 
 def test_train_stop_resume_evaluate_compare(words, tmp_path):
     workdir = tmp_path / "runs" / "flash"
-    arguments = ("--config=configs/quickstart.py", f"--workdir={workdir}", *words, "--config.train.steps=3000")
-    arguments += ("--config.train.checkpoint_every=1000", "--config.train.eval_every=1000")
+    arguments = ("--config=configs/quickstart.py", f"--workdir={workdir}", *words, "--config.train.steps=1200")
+    arguments += ("--config.train.checkpoint_every=400", "--config.train.eval_every=400")
     first = command("flash_lm.train", *arguments)
     metrics = workdir / "metrics.jsonl"
     deadline = time.monotonic() + 240
-    while not list((workdir / "checkpoints").glob("1000")):
+    while not list((workdir / "checkpoints").glob("400")):
         assert time.monotonic() < deadline and first.poll() is None, first.communicate()
         time.sleep(0.1)
     first.send_signal(signal.SIGTERM)
     out, err = finish(first)
     assert "the same command goes on from there" in out + err
     stopped = read_jsonl(metrics)[-1]["step"]
-    assert 1000 < stopped < 3000
+    assert 400 < stopped < 1200
     finish(command("flash_lm.train", *arguments))
     lines = read_jsonl(metrics)
-    assert [line["step"] for line in lines if line["split"] == "train"] == list(range(1, 3001))
-    assert [line["step"] for line in lines if line["split"] == "validation"] == [1000, 2000, 3000]
+    assert [line["step"] for line in lines if line["split"] == "train"] == list(range(1, 1201))
+    assert [line["step"] for line in lines if line["split"] == "validation"] == [400, 800, 1200]
 
     out, _ = finish(command("flash_lm.evaluate", f"--workdir={workdir}", "--lengths=16,32"))
     assert len(out.splitlines()) == 2 and "perplexity" in out
     results = read_jsonl(workdir / "results.jsonl")
     assert [result["length"] for result in results] == [16, 32]
-    assert results[0]["family"] == "flash" and results[0]["step"] == 3000
+    assert results[0]["family"] == "flash" and results[0]["step"] == 1200
     # A model that has learned nothing has a perplexity of 260.
     assert results[1]["perplexity"] < 30
 
     script = [sys.executable, "scripts/compare.py", str(workdir), f"--out={tmp_path / 'out'}"]
     out = subprocess.run(script, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert "| flash " in out and "3,000" in out
+    assert "| flash " in out and "1,200" in out
     assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert len(read_jsonl(tmp_path / "out" / "validation.jsonl")) == 3
     assert read_jsonl(tmp_path / "out" / "results.jsonl")[0]["length"] == 32

@@ -168,7 +168,7 @@ def test_the_penalty_is_for_tokens_of_prompt_and_output():
     assert new.tokens_BxT[0, : new.lengths_B[0]].tolist() == expected
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 2), (1, 1, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 2, 2), pytest.param((1, 1, 2), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("family", ["flash", "transformer_plus_plus"])
 def test_sharded(family, shape):
     """Parameters cut by the usual rules, rows spread over the devices and filled up to a number that divides."""

@@ -16,7 +16,7 @@ NORMALIZED = [name for name, row in oracle_families.FAMILIES.items() if row.norm
 CONSTANT = [name for name, row in oracle_families.FAMILIES.items() if row.constant_state]
 each_family = pytest.mark.parametrize("family", FAMILIES)
 # Tokens that the two rows have consumed: none, a whole chunk, more and less than one, all.
-SPLITS = [(0, 13), (8, 7), (16, 23), (29, 1)]
+SPLITS = [(0, 13), (16, 23), *(pytest.param(split, marks=pytest.mark.slow) for split in ((8, 7), (29, 1)))]
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from configs.base import get_config
 from flash_lm.config import parse
 from flash_lm.models.families import complete
 from flash_lm.training.optimizer import learning_rate, make_optimizer
-from flash_lm.training.state import ModelFunction, init_state
+from flash_lm.training.state import ModelFunction, TrainState
 from flash_lm.training.step import make_evaluation_step, make_train_step
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -54,11 +54,17 @@ def batch():
 
 
 @functools.cache
+def first_parameters(**model_keys):
+    return jit(parts(**model_keys)[0].init)()
+
+
+@functools.cache
 def one_step(train_keys=(), steps=1, **model_keys):
     model, config = parts(**model_keys)
     config = dataclasses.replace(config, **dict(train_keys))
     optimizer = make_optimizer(config)
-    state = jit(lambda: init_state(model, optimizer))()
+    params = first_parameters(**model_keys)
+    state = TrainState(jnp.zeros((), jnp.int32), params, jit(optimizer.init)(params))
     step = jit(make_train_step(model, optimizer, config, seed=0))
     for _ in range(steps):
         state, metrics = step(state, batch())
