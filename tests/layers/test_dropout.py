@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from models.cases import assert_close, case, jit, model_config, randomised, tokens
+from models.cases import assert_close, case, model_config, randomised, tokens
 
 from flash_lm.config import parse_model
 from flash_lm.layers.context import Context
@@ -69,7 +69,7 @@ def test_each_sublayers_output_is_dropped(family):
     segments = whole_row(29)
     context = Context(positions_BxL=segments.offsets_BxL, segments=segments, dropout_key=KEY)
 
-    @jit
+    @jax.jit
     def change(params):
         nnx.replace_by_pure_dict(state, params)
         return nnx.merge(graph, state)(x, context) == x

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from models.cases import CASES, PACKED, assert_close, double, jit, model_config, randomised, real
+from models.cases import CASES, PACKED, assert_close, double, model_config, randomised, real
 from oracles import families as oracle_families
 from oracles.attention import Row
 from oracles.segments import offsets, visibility
@@ -52,8 +52,8 @@ class Sublayer:
             y = forward(params, x_BxLxD, segment_ids)
             return jnp.square(y).mean(), y
 
-        self._run = jit(forward)
-        self._differentiate = jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+        self._run = jax.jit(forward)
+        self._differentiate = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
 
     def __call__(self, x_BxLxD, params=None):
         return np.asarray(self._run(self.params if params is None else params, jnp.asarray(x_BxLxD), PACKED))

@@ -19,11 +19,6 @@ from configs.base import get_config
 from flash_lm import build_model
 from flash_lm.models.families import FAMILIES
 
-# Nearly all the time of these tests is compilation, and half of that is LLVM's optimisation of code that runs once.
-jit = functools.partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-)
-
 BATCH, LENGTH = 2, 29  # three chunks and five tokens
 SHAPE = {
     "num_layers": 2,
@@ -103,10 +98,10 @@ class Case:
             self._constants = nnx.split(build_model(config, rngs=nnx.Rngs(0)), nnx.Param, ...)[2]
         self.params = randomised(nnx.to_pure_dict(self._state))
         self.config = abstract.config
-        self.logits = jit(lambda params, *args: self.model(params)(*args))
-        self.prefill = jit(lambda params, *args: self.model(params).prefill(*args))
-        self.step = jit(lambda params, *args: self.model(params).step(*args))
-        self.loss_and_grads = jit(jax.value_and_grad(self._loss, has_aux=True))
+        self.logits = jax.jit(lambda params, *args: self.model(params)(*args))
+        self.prefill = jax.jit(lambda params, *args: self.model(params).prefill(*args))
+        self.step = jax.jit(lambda params, *args: self.model(params).step(*args))
+        self.loss_and_grads = jax.jit(jax.value_and_grad(self._loss, has_aux=True))
 
     def model(self, params: dict):
         """The module with these parameters."""

@@ -14,7 +14,7 @@ from flash_lm.models.families import FAMILIES, complete
 from flash_lm.ops.aft import aft
 from flash_lm.ops.aft_bias import PositionBias
 from flash_lm.ops.segments import Segments, find_segments
-from models.cases import LENGTH, PACKED, SHAPE, assert_close, case, jit, model_config, randomised, real, tokens
+from models.cases import LENGTH, PACKED, SHAPE, assert_close, case, model_config, randomised, real, tokens
 
 AFT = ("aft_full", "aft_local", "aft_simple", "aft_conv")
 LINEAR = ("linear_transformer", "performer")
@@ -37,8 +37,8 @@ class Mean:
         nnx.update(sublayer, state)
         self.core, self.family, self.causal = sublayer.core, family, causal
         self.heads, self.key_width, self.value_width = sublayer.heads, sublayer.key_width, sublayer.value_width
-        self.prefill = jit(self._prefill)
-        self._parallel = jit(self._over_documents)
+        self.prefill = jax.jit(self._prefill)
+        self._parallel = jax.jit(self._over_documents)
 
     def inputs(self, length: int) -> list[np.ndarray]:
         """Queries, keys and values."""
@@ -73,7 +73,7 @@ def test_the_bias_of_aft_is_added_to_the_keys(causal):
     """Multiplied into them, as in fast-transformers, zeros would take all keys away, and −∞ of a mask gave NaN."""
     k, v, index = draw(1, 1, LENGTH, 4), draw(1, 1, LENGTH, 3), jnp.arange(LENGTH, dtype=jnp.int32)[None]
 
-    @jit
+    @jax.jit
     def run(w_LxL):
         pairs = PositionBias(index, index, None, w_LxL[None], jnp.eye(LENGTH)[None])
         return aft(k[..., :3], v, jnp.ones((1, LENGTH), jnp.int32), pairs, causal=causal)

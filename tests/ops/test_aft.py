@@ -2,10 +2,10 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from models.cases import jit
 from oracles.aft import mix
 from oracles.attention import Row
 from oracles.segments import visibility
@@ -59,7 +59,7 @@ def setting(kind: str, causal: bool, scale: float):
 def compiled(kind: str, causal: bool, blocks: str):
     """Of one kind, whatever the keys are; the blocks are those that are set when it is called first."""
     runs = find_segments(jnp.asarray(IDS)).runs_BxL
-    return jit(lambda k, v, bias: aft.aft(k, v, runs, bias, causal=causal))
+    return jax.jit(lambda k, v, bias: aft.aft(k, v, runs, bias, causal=causal))
 
 
 @pytest.mark.parametrize("scale", [1.0, 30.0])
@@ -87,7 +87,7 @@ def test_prefill_in_parts_is_the_parallel_form(kind, scale, monkeypatch):
         monkeypatch.setattr(module, "QUERY_BLOCK", 8)
     k, v, bias, _ = setting(kind, True, scale)
     ones = jnp.ones((2, L), jnp.int32)
-    expected = np.asarray(jit(lambda k, v, bias: aft.aft(k, v, ones, bias, causal=True))(k, v, bias))
+    expected = np.asarray(jax.jit(lambda k, v, bias: aft.aft(k, v, ones, bias, causal=True))(k, v, bias))
 
     def bias_of(queries, keys):
         if bias is None:
@@ -106,7 +106,7 @@ def test_prefill_in_parts_is_the_parallel_form(kind, scale, monkeypatch):
         kept = bias.window - 1 if bias is not None else 0
         state, consume = aft_decode.init_window(2, heads, kept, width, E), aft_decode.prefill_window
     start = np.zeros(2, np.int32)
-    consume = jit(consume, static_argnums=5)
+    consume = jax.jit(consume, static_argnums=5)
     for parts in ((13, 2), (0, 7), (1, 1), (17, 20), (1, 0), (12, 14), (1, 1)):
         lengths = np.array(parts, np.int32)
         size = 20 if max(parts) > 1 else 1  # two compiled shapes

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from models.cases import jit, model_config
+from models.cases import model_config
 from oracles.linear import favor_logs, log_dot
 from oracles.segments import visibility
 
@@ -32,7 +32,7 @@ def queries_and_keys(scale: float) -> tuple[np.ndarray, np.ndarray]:
     return draw(2, HEADS, L, K) * scale, draw(3, HEADS, L, K)[:2] * scale
 
 
-@jit
+@jax.jit
 def logs(q, k):
     return log_features(q, FREQUENCIES), log_features(k, FREQUENCIES)
 
@@ -58,7 +58,7 @@ def expected(q, k, v, ids: list[int], causal: bool) -> np.ndarray:
 def test_values(block_size, causal, scale, atol):
     q, k = queries_and_keys(scale)
     runs = find_segments(jnp.asarray(IDS)).runs_BxL
-    run = jit(lambda *args: favor(*args, runs, block_size=block_size, causal=causal, packed=True))
+    run = jax.jit(lambda *args: favor(*args, runs, block_size=block_size, causal=causal, packed=True))
     out = np.asarray(run(*logs(q, k), V))
     for b, ids in enumerate(IDS.tolist()):
         for h in range(HEADS):
@@ -71,7 +71,7 @@ def test_one_document_a_row_is_a_packed_row_of_one(scale):
     q, k = queries_and_keys(scale)
     runs = whole_row(L).runs_BxL
     both = [
-        jit(lambda *x, packed=packed: favor(*x, runs, block_size=8, causal=False, packed=packed))(*logs(q, k), V)
+        jax.jit(lambda *x, packed=packed: favor(*x, runs, block_size=8, causal=False, packed=packed))(*logs(q, k), V)
         for packed in (False, True)
     ]
     np.testing.assert_allclose(*both, rtol=0, atol=1e-5)
@@ -82,10 +82,10 @@ def test_prefill_in_parts_is_the_parallel_form(scale):
     """Rows at different places, parts of any length, also none."""
     log_q, log_k = logs(*queries_and_keys(scale))
     ones = jnp.ones((2, L), jnp.int32)
-    parallel = jit(lambda *x: favor(*x, ones, block_size=8, causal=True, packed=False))
+    parallel = jax.jit(lambda *x: favor(*x, ones, block_size=8, causal=True, packed=False))
     whole = np.asarray(parallel(log_q, log_k, V))
     state, start = no_features(2, HEADS, F, E), np.zeros(2, np.int32)
-    consume = jit(lambda *args: prefill_favor(*args, block_size=8))
+    consume = jax.jit(lambda *args: prefill_favor(*args, block_size=8))
     for parts in ((13, 2), (0, 7), (1, 1), (17, 20), (1, 0), (12, 14), (1, 1)):
         size = 20 if max(parts) > 1 else 1  # two compiled shapes
         place = (start[:, None] + np.arange(size)).clip(0, L - 1)
@@ -104,7 +104,7 @@ def test_prefill_in_parts_is_the_parallel_form(scale):
 def test_later_keys_are_out_of_reach(block_size):
     """Not even through a maximum: with later keys a thousand times as large an output keeps all its bits."""
     q, k = queries_and_keys(1.0)
-    run = jit(
+    run = jax.jit(
         lambda log_q, log_k, v: favor(
             log_q, log_k, v, whole_row(L).runs_BxL, block_size=block_size, causal=True, packed=False
         )
@@ -121,7 +121,7 @@ def test_later_keys_are_out_of_reach(block_size):
 
 def test_frequencies_are_orthogonal_and_as_long_as_gaussian_vectors():
     keys = jax.random.split(jax.random.key(1), 400)
-    many = np.asarray(jit(jax.vmap(lambda key: orthogonal_frequencies(key, 20, 8)))(keys), np.float64)
+    many = np.asarray(jax.jit(jax.vmap(lambda key: orthogonal_frequencies(key, 20, 8)))(keys), np.float64)
     for start in (0, 8, 16):
         block = many[:, start : start + 8]
         gram = block @ block.swapaxes(1, 2)
@@ -148,7 +148,7 @@ def test_the_error_falls_with_the_root_of_the_number_of_features():
     exact = softmax_attention(q, k, V)
 
     def error(count: int) -> float:
-        @jit
+        @jax.jit
         def once(key):
             omega = orthogonal_frequencies(key, count, K)
             features = log_features(q, omega), log_features(k, omega)
@@ -169,7 +169,7 @@ def test_features_are_redrawn_in_training_alone(redraw):
     core = FavorCore(config, rngs=nnx.Rngs(0))
     q, k, v = (jnp.asarray(draw(i, 2, 29, 16)[:1]) for i in (4, 5, 6))
 
-    @jit
+    @jax.jit
     def mix(key):
         segments = whole_row(29)
         context = Context(positions_BxL=segments.offsets_BxL, segments=segments, dropout_key=key)

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from models.cases import jit
 
 from configs.base import get_config
 from flash_lm.analysis.collectives import collectives
@@ -67,12 +66,12 @@ class Run:
 
     def start(self):
         with jax.set_mesh(self.mesh):
-            init = jit(lambda: init_state(self.model, self.optimizer), out_shardings=self.shardings)
+            init = jax.jit(lambda: init_state(self.model, self.optimizer), out_shardings=self.shardings)
             return init()
 
     def go(self, state):
         with jax.set_mesh(self.mesh):
-            step = jit(self._step, out_shardings=(self.shardings, None))
+            step = jax.jit(self._step, out_shardings=(self.shardings, None))
             placed = [place(batch, batch_sharding(self.mesh)) for batch in batches()]
             compiled = step.lower(state, placed[0]).compile()
             self.traffic = collectives(compiled.as_text())

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from models.cases import jit
 
 from configs.base import get_config
 from flash_lm.config import parse
@@ -55,7 +54,7 @@ def batch():
 
 @functools.cache
 def first_parameters(**model_keys):
-    return jit(parts(**model_keys)[0].init)()
+    return jax.jit(parts(**model_keys)[0].init)()
 
 
 @functools.cache
@@ -64,8 +63,8 @@ def one_step(train_keys=(), steps=1, **model_keys):
     config = dataclasses.replace(config, **dict(train_keys))
     optimizer = make_optimizer(config)
     params = first_parameters(**model_keys)
-    state = TrainState(jnp.zeros((), jnp.int32), params, jit(optimizer.init)(params))
-    step = jit(make_train_step(model, optimizer, config, seed=0))
+    state = TrainState(jnp.zeros((), jnp.int32), params, jax.jit(optimizer.init)(params))
+    step = jax.jit(make_train_step(model, optimizer, config, seed=0))
     for _ in range(steps):
         state, metrics = step(state, batch())
     return state, metrics
@@ -171,7 +170,7 @@ def test_redrawn_features_follow_seed_and_step():
 
 def test_evaluation_sums_do_not_depend_on_the_batch():
     model, config = parts()
-    step = jit(make_evaluation_step(model, config.loss_chunk))
+    step = jax.jit(make_evaluation_step(model, config.loss_chunk))
     params, data = model.init(), batch()
     sizes = jnp.arange(VOCAB, dtype=jnp.int32)
     whole = step(params, data, sizes)
