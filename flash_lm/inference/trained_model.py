@@ -14,7 +14,7 @@ from flash_lm.data.tokenizers import Tokenizer, load_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.models.families import complete
 from flash_lm.training import workdir as run_folder
-from flash_lm.training.checkpoint import Checkpoints
+from flash_lm.training.checkpoint import open_newest
 from flash_lm.training.experiment import vocabulary
 from flash_lm.training.sharding import make_mesh, param_shardings
 from flash_lm.training.state import ModelFunction, Params
@@ -93,14 +93,6 @@ def load_model(
         abstract,
         param_shardings(abstract, config.mesh, mesh),
     )
-    if not (workdir / "checkpoints").is_dir():
-        raise InputError(f"{workdir} has no checkpoint yet: train it first")
-    checkpoints = Checkpoints(workdir, read_only=True)
-    try:
-        step = checkpoints.newest()
-        if step is None:
-            raise InputError(f"{workdir} has no checkpoint yet: train it first")
+    with open_newest(workdir) as (checkpoints, step):
         params = checkpoints.restore_params(step, abstract)
-    finally:
-        checkpoints.close()
     return TrainedModel(workdir.name, step, config, tokenizer, model, params, mesh)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from flash_lm.ops.blocks import Rectangles, carried, crossing, neighbours, of_last_run
+from flash_lm.ops.linear_attention import with_ones
 from flash_lm.ops.products import matmul
 from flash_lm.ops.stable_sums import (
     NOTHING,
@@ -108,7 +109,7 @@ def favor(
     @jax.checkpoint
     def mix(log_q: jax.Array, log_k: jax.Array, v: jax.Array) -> jax.Array:
         if not causal and not packed:
-            return ratio(_read(log_q, _of_keys(log_k, _with_ones(v), jnp.ones((1, 1, 1, 1), bool))))
+            return ratio(_read(log_q, _of_keys(log_k, with_ones(v), jnp.ones((1, 1, 1, 1), bool))))
         sums = _causal_sums(log_q, log_k, v, runs_BxL, block_size)
         if not causal:
             log_q, log_k, v = (jnp.flip(x, 2) for x in (log_q, log_k, v))
@@ -145,7 +146,7 @@ def prefill_favor(
     real = real_BxL[:, None, :, None]
     log_q, log_k, v = (jnp.where(real, x, 0) for x in (log_q_BxHxLxF, log_k_BxHxLxF, v_BxHxLxE.astype(jnp.float32)))
     sums = _causal_sums(log_q, log_k, v, real_BxL.astype(jnp.int32), block_size, initial=state)
-    state = _add_features(state, _of_keys(log_k, _with_ones(v), real))
+    state = _add_features(state, _of_keys(log_k, with_ones(v), real))
     return ratio(sums).astype(v_BxHxLxE.dtype), state
 
 
@@ -164,19 +165,20 @@ def _causal_sums(
     block = min(block_size, 1 << (length - 1).bit_length())
     pad = lambda x, axis: jnp.pad(x, [(0, -length % block if i == axis else 0) for i in range(x.ndim)])
     log_q, log_k, v, runs = pad(log_q, 2), pad(log_k, 2), pad(v, 2), pad(runs_BxL, 1)
+    values = with_ones(v)
     sums = _each_alone(log_q, log_k, v, (runs > 0)[:, None, :, None]) if own else nothing(v, 1)
 
     def look(where: Rectangles) -> Sums:
         visible_keys, visible_queries = crossing(runs, where)
-        keys, values = where.keys(log_k, 2), where.keys(_with_ones(v), 2)
-        pairs = _of_pairs(where.queries(log_q, 2), keys, values, visible_keys[:, None, :, :, None])
+        keys, here = where.keys(log_k, 2), where.keys(values, 2)
+        pairs = _of_pairs(where.queries(log_q, 2), keys, here, visible_keys[:, None, :, :, None])
         return only(pairs, visible_queries)
 
     sums = in_blocks(sums, block, look)
     if block < log_q.shape[2] or initial is not None:
         blocks = neighbours(block).queries
         runs_BxGxC = blocks(runs, 1)
-        of_block = _of_keys(blocks(log_k, 2), blocks(_with_ones(v), 2), of_last_run(runs_BxGxC)[:, None, :, :, None])
+        of_block = _of_keys(blocks(log_k, 2), blocks(values, 2), of_last_run(runs_BxGxC)[:, None, :, :, None])
         empty = no_features(log_q.shape[0], log_q.shape[1], log_q.shape[3], v.shape[3])
         entering, visible = carried(of_block, runs_BxGxC, _add_features, empty, initial)
         sums = add_to_blocks(sums, only(_read(blocks(log_q, 2), entering), visible))
@@ -229,7 +231,3 @@ def _scaled(logs: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _sums(values: jax.Array, top: jax.Array) -> Sums:
     """Of values whose last column is the denominator."""
     return Sums(values[..., :-1], values[..., -1:], top)
-
-
-def _with_ones(v: jax.Array) -> jax.Array:
-    return jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)

@@ -46,7 +46,7 @@ def linear_attention(
     Returns:
         N×L×E, dtype of v. Padding gets zeros.
     """
-    values, ones = _with_ones(v_NxLxE), jnp.ones(segments.runs_BxL.shape, jnp.float32)
+    values, ones = with_ones(v_NxLxE), jnp.ones(segments.runs_BxL.shape, jnp.float32)
     if causal:
         weight_BxL = jnp.where(tokens_in_earlier_chunks(segments, chunk_size) > 0, ones, 0)
         sums, _ = global_attention(
@@ -84,7 +84,7 @@ def prefill_linear(
     """
     # Beyond the last position padding may be no number, which times zero is none either.
     q_NxLxK, k_NxLxK, v_NxLxE = (jnp.where(real_NxL[..., None], x, 0) for x in (q_NxLxK, k_NxLxK, v_NxLxE))
-    values, runs_NxL = _with_ones(v_NxLxE), real_NxL.astype(jnp.int32)
+    values, runs_NxL = with_ones(v_NxLxE), real_NxL.astype(jnp.int32)
     chunk_size = min(chunk_size, real_NxL.shape[1])
     sums, _ = global_attention(
         q_NxLxK,
@@ -114,7 +114,8 @@ def _inside_chunks(q_NxLxK, k_NxLxK, values_NxLxE, runs_BxL, chunk_size: int) ->
     )
 
 
-def _with_ones(v_NxLxE: jax.Array) -> jax.Array:
+def with_ones(v_NxLxE: jax.Array) -> jax.Array:
+    """The values beside a column whose sum is the denominator, float32."""
     v = v_NxLxE.astype(jnp.float32)
     return jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
 

@@ -1,6 +1,8 @@
 """Checkpoints through Orbax: asynchronous, the newest n and the best, restored onto any mesh."""
 
+import contextlib
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -85,6 +87,26 @@ class Checkpoints:
         except (ValueError, KeyError) as error:
             reason = str(error).splitlines()[0][:200]
             raise InputError(f"checkpoint {step} does not fit this config: {reason}") from None
+
+
+@contextlib.contextmanager
+def open_newest(workdir: pathlib.Path) -> Iterator[tuple[Checkpoints, int]]:
+    """The checkpoints of a run, which may be writing at this moment, and the step of the newest.
+
+    Raises:
+        InputError: there is none.
+    """
+    missing = InputError(f"{workdir} has no checkpoint yet: train it first")
+    if not (workdir / "checkpoints").is_dir():
+        raise missing
+    checkpoints = Checkpoints(workdir, read_only=True)
+    try:
+        newest = checkpoints.newest()
+        if newest is None:
+            raise missing
+        yield checkpoints, newest
+    finally:
+        checkpoints.close()
 
 
 def with_shardings(abstract: TrainState, shardings: TrainState) -> TrainState:
