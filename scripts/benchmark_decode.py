@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import os
 import pathlib
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,9 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from flash_lm.analysis.decode_plot import plot_decoding
+from flash_lm.analysis.plots import Panel, plot_panels
+from flash_lm.analysis.provenance import provenance
 from flash_lm.analysis.results import Line, write_jsonl
-from flash_lm.analysis.table import markdown_table
+from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
+from flash_lm.analysis.table import markdown_table, pivot
 from flash_lm.command import load_config, run
 from flash_lm.config import MeshConfig, parse_model
 from flash_lm.inference.engine import Engine
@@ -77,13 +78,7 @@ class Model:
     def recomputer(self, rows: int, context: int) -> Callable[[], float]:
         """One token by the parallel form over the whole prefix; each call gives milliseconds."""
         inputs_BxL = jnp.ones((rows, context), jnp.int32)
-
-        def turn() -> float:
-            start = time.perf_counter()
-            jax.block_until_ready(self.last(self.params, inputs_BxL))
-            return 1000 * (time.perf_counter() - start)
-
-        return turn
+        return timed(lambda: jax.block_until_ready(self.last(self.params, inputs_BxL)))
 
     def _last_token(self, params, inputs_BxL):
         bound = self.function.bind(params)
@@ -95,7 +90,11 @@ def measure(models: list[Model], contexts: list[int], batches: list[int], tokens
     lines = []
     for rows in batches:
         for context in contexts:
-            cells = []
+            cells: list[tuple[Line, Cell]] = []
+
+            def add(line: Line, turn: Callable[[], float], cells=cells) -> None:
+                cells.append((line, Cell.warmed(line["family"], turn)))
+
             for model in models:
                 line = {"family": model.family, "context": context, "batch": rows}
                 line["state_bytes"] = model.engine.state_bytes(rows, context)
@@ -103,23 +102,16 @@ def measure(models: list[Model], contexts: list[int], batches: list[int], tokens
                 if 2 * line["state_bytes"] > room:
                     lines.append(line | {"does_not_fit": f"{line['state_bytes'] / 1e9:.1f} GB of state"})
                     continue
-                cells.append((line, model.stepper(rows, context, tokens)))
+                add(line, model.stepper(rows, context, tokens))
                 if model.family == CACHED and context <= RECOMPUTED_UP_TO:
-                    cells.append((line | {"family": RECOMPUTED, "state_bytes": 0}, model.recomputer(rows, context)))
-            lines += interleaved(cells, rounds, "ms_a_token")
-            print(f"batch {rows}, context {context}: done", flush=True)
+                    add(line | {"family": RECOMPUTED, "state_bytes": 0}, model.recomputer(rows, context))
+            say = lambda text, here=f"batch {rows}, context {context}": print(f"{here}: {text}", flush=True)
+            take_turns([cell for _, cell in cells], rounds, say)
+            lines += [
+                line | {"ms_a_token": cell.median_ms, "iqr_ms": cell.iqr_ms, "rounds": len(cell.times_ms)}
+                for line, cell in cells
+            ]
     return lines
-
-
-def interleaved(cells: list[tuple[Line, Callable[[], float]]], rounds: int, name: str) -> list[Line]:
-    """Each cell once to warm up, then all in turns; the median of each."""
-    for _, turn in cells:
-        turn()
-    times = [[turn() for _, turn in cells] for _ in range(rounds)]
-    return [
-        line | {name: statistics.median(mine), "rounds": rounds}
-        for (line, _), mine in zip(cells, zip(*times, strict=True), strict=True)
-    ]
 
 
 def measure_prefill(models: list[Model], rounds: int) -> list[Line]:
@@ -129,17 +121,11 @@ def measure_prefill(models: list[Model], rounds: int) -> list[Line]:
     """
     prompt, lines = np.ones(PREFILLED, np.int32), []
     for model in models:
-        step = model.stepper(1, PREFILLED, 128)
-
-        def prefill(engine: Engine = model.engine) -> float:
-            start = time.perf_counter()
-            jax.block_until_ready(engine.prefill([prompt], 0))
-            return 1000 * (time.perf_counter() - start)
-
-        for turn in (step, prefill):
-            turn()
-        turns = [(prefill(), step() * PREFILLED) for _ in range(rounds)]
-        together, stepping = (statistics.median(x) for x in zip(*turns, strict=True))
+        prefill = timed(lambda engine=model.engine: jax.block_until_ready(engine.prefill([prompt], 0)))
+        step = Cell.warmed("step", model.stepper(1, PREFILLED, 128))
+        cells = [Cell.warmed("prefill", prefill), step]
+        take_turns(cells, rounds)
+        together, stepping = cells[0].median_ms, step.median_ms * PREFILLED
         lines.append(
             {"family": model.family, "prefill_ms": together, "stepping_ms": stepping, "ratio": stepping / together}
         )
@@ -147,19 +133,16 @@ def measure_prefill(models: list[Model], rounds: int) -> list[Line]:
     return lines
 
 
-def tables(lines: list[Line], contexts: list[int], batches: list[int], prefills: list[Line]) -> str:
+def tables(lines: list[Line], batches: list[int], prefills: list[Line]) -> str:
     """Markdown."""
     found = []
-    for title, key, form in (("ms a token", "ms_a_token", "{:.2f}"), ("MB of state", "state_bytes", "{:,.2f}")):
+    for title, key, form, unit in (
+        ("ms a token", "ms_a_token", "{:.2f}", 1),
+        ("MB of state", "state_bytes", "{:,.2f}", 1e-6),
+    ):
         for rows in batches:
-            by_family: dict[str, Line] = {}
-            for line in (line for line in lines if line["batch"] == rows):
-                value = line.get(key)
-                if value is not None:
-                    value = value / 1e6 if key == "state_bytes" else value
-                    by_family.setdefault(line["family"], {"family": line["family"]})[str(line["context"])] = value
-            columns = {"family": ("family", "{}"), **{f"{n:,}": (str(n), form) for n in contexts}}
-            found += [f"{title}, batch {rows}, by context", markdown_table(list(by_family.values()), columns)]
+            here = [line for line in lines if line["batch"] == rows and key in line]
+            found += [f"{title}, batch {rows}, by context", pivot(here, "family", "context", key, form, unit)]
     columns = {
         "family": ("family", "{}"),
         "prefilled, ms": ("prefill_ms", "{:,.0f}"),
@@ -167,6 +150,18 @@ def tables(lines: list[Line], contexts: list[int], batches: list[int], prefills:
         "ratio": ("ratio", "{:.1f}"),
     }
     return "\n\n".join([*found, f"{PREFILLED} tokens of one row", markdown_table(prefills, columns)])
+
+
+def plot(lines: list[Line], batches: list[int], path: pathlib.Path) -> None:
+    """For each batch size the time of a token and the bytes of state, against the context."""
+    rows = []
+    for batch in batches:
+        shown = {"x": "context", "x_label": "tokens of context", "title": f"batch {batch}"}
+        here = [line for line in lines if line["batch"] == batch and "ms_a_token" in line]
+        time = Panel(here, y="ms_a_token", y_label="milliseconds a token", **shown)
+        state = Panel(here, y="state_bytes", y_label="megabytes of state", unit=1e-6, **shown)
+        rows.append([time, state])
+    plot_panels(rows, path)
 
 
 def main(argv: list[str]) -> None:
@@ -177,7 +172,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--contexts", default="256 1024 4096 16384 65536", help="between blanks")
     parser.add_argument("--batches", default="1 16", help="between blanks")
     parser.add_argument("--tokens", type=int, default=16, help="generated a turn")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
     families = arguments.families.split()
@@ -186,7 +181,7 @@ def main(argv: list[str]) -> None:
     longest = max(*contexts, PREFILLED) + 2 * PREFILLED
     models = [Model(config.model, family, longest) for family in families]
     room = int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 0.7)
-    about = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
+    about = provenance(jax.devices()[0].device_kind)
     prefills = [line | about for line in measure_prefill(models, arguments.rounds)]
     lines = measure(models, contexts, batches, arguments.tokens, arguments.rounds, room)
     sizes = {model.family: sum(x.size for x in jax.tree.leaves(model.params)) for model in models}
@@ -194,9 +189,9 @@ def main(argv: list[str]) -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_jsonl(arguments.out / "decode.jsonl", lines)
     write_jsonl(arguments.out / "prefill.jsonl", prefills)
-    text = tables(lines, contexts, batches, prefills)
+    text = tables(lines, batches, prefills)
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
-    plot_decoding(lines, arguments.out / "decode.png")
+    plot(lines, batches, arguments.out / "decode.png")
     print(text)
 
 

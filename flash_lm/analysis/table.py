@@ -19,6 +19,24 @@ RUNS: Columns = {
 }
 
 
+def pivot(lines: list[Line], row: str, column: str, value: str, form: str, factor: float = 1) -> str:
+    """One row for each value of a key, one column for each of another, in the order of the lines.
+
+    Args:
+        lines: with all three keys.
+        row: key of the rows.
+        column: key of the columns; its values are numbers.
+        value: key of what stands in the table.
+        form: how it is written.
+        factor: it is multiplied by.
+    """
+    rows: dict[str, Line] = {}
+    for line in lines:
+        rows.setdefault(line[row], {row: line[row]})[str(line[column])] = line[value] * factor
+    columns = {row: (row, "{}")} | {f"{x:,}": (str(x), form) for x in dict.fromkeys(line[column] for line in lines)}
+    return markdown_table(list(rows.values()), columns)
+
+
 def markdown_table(lines: list[Line], columns: Columns = RUNS) -> str:
     """One row a line; columns are aligned, so that it reads well in a terminal too."""
     cells = [[form.format(line[key]) if key in line else "" for key, form in columns.values()] for line in lines]

@@ -1,5 +1,6 @@
 """Attention core over all pairs of tokens, with a key-value cache for decoding."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -12,6 +13,8 @@ from flash_lm.layers.normalizer import divisor, scale
 from flash_lm.layers.positions import RELATIVE_BIASES
 from flash_lm.ops.quadratic_attention import Tokens, quadratic_attention
 from flash_lm.ops.segments import visible_keys
+
+_SMALLEST_SHARE = 512  # slots of the cache
 
 
 class KeyValueCache(NamedTuple):
@@ -68,9 +71,18 @@ class QuadraticCore(nnx.Module):
 
         state = KeyValueCache(write(state.key_BxHxMxK, k), write(state.value_BxHxMxE, v))
         queries = Tokens(context.positions_BxL, jnp.ones((1, length), jnp.int32))
-        keys = Tokens(jnp.arange(capacity, dtype=jnp.int32)[None], jnp.ones((1, capacity), jnp.int32))
-        count_BxL = context.positions_BxL + 1
-        out = self._attend(q, *state, queries, keys, count_BxL, capacity, True)
+
+        def attend_to(slots: int) -> jax.Array:
+            keys = Tokens(jnp.arange(slots, dtype=jnp.int32)[None], jnp.ones((1, slots), jnp.int32))
+            key_BxHxSxK, value_BxHxSxE = (cache[:, :, :slots] for cache in state)
+            count_BxL = context.positions_BxL + 1
+            return self._attend(q, key_BxHxSxK, value_BxHxSxE, queries, keys, count_BxL, capacity, True)
+
+        # A piece of a long prompt looks at no more of the cache than is filled, to an eighth.
+        shares = min(8, -(-capacity // _SMALLEST_SHARE)) if length > 1 else 1
+        slots = [-(-capacity * (i + 1) // shares) for i in range(shares)]
+        filled = jnp.max(jnp.where(real_BxL, context.positions_BxL + 1, 0))
+        out = jax.lax.switch(jnp.searchsorted(jnp.asarray(slots), filled), [partial(attend_to, n) for n in slots])
         return out, state
 
     step = prefill

@@ -6,7 +6,7 @@ import json
 from matplotlib.axes import Axes
 
 from flash_lm.analysis.curves import plot_curves
-from flash_lm.analysis.decode_plot import plot_decoding
+from flash_lm.analysis.plots import Panel, plot_panels
 from flash_lm.analysis.results import append_jsonl, newest_results, read_jsonl, validation_curve
 from flash_lm.analysis.table import RUNS, markdown_table
 
@@ -54,19 +54,20 @@ def test_curves_are_drawn_from_validation_lines(tmp_path):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_decoding_is_drawn_with_names_that_do_not_cover_each_other(tmp_path, monkeypatch):
-    """Also for curves that end at the same height, and for cells that did not fit."""
+def test_panels_are_drawn_with_names_that_do_not_cover_each_other(tmp_path, monkeypatch):
+    """Also for curves that end at the same height; and lines without a value are left out."""
     drawn = []
     monkeypatch.setattr(Axes, "annotate", lambda axes, text, xytext, **_: drawn.append((id(axes), text, xytext[1])))
     lines = [
-        {"family": family, "batch": batch, "context": context, "ms_a_token": 1.0 + context / 1e3, "state_bytes": 4096}
+        {"family": family, "context": context, "ms_a_token": 1.0 + context / 1e3, "state_bytes": 4096}
         for family in ("flash", "performer", "aft_simple")
-        for batch in (1, 16)
         for context in (256, 1024)
     ]
-    lines.append({"family": "flash_quad", "batch": 16, "context": 1024, "state_bytes": 10**9, "does_not_fit": "1 GB"})
-    plot_decoding(lines, tmp_path / "decode.png")
-    assert (tmp_path / "decode.png").read_bytes().startswith(b"\x89PNG")
+    lines.append({"family": "flash_quad", "context": 1024, "state_bytes": 10**9, "does_not_fit": "1 GB"})
+    row = [Panel(lines, "context", "tokens", key, key) for key in ("ms_a_token", "state_bytes")]
+    plot_panels([row, row], tmp_path / "new" / "decode.png")
+    assert (tmp_path / "new" / "decode.png").read_bytes().startswith(b"\x89PNG")
+    assert [text for _, text, _ in drawn].count("flash_quad") == 2
     for axes in {axes for axes, _, _ in drawn}:
         heights = sorted(height for there, _, height in drawn if there == axes)
         assert len(heights) >= 3 and min(b - a for a, b in itertools.pairwise(heights)) > 0.04

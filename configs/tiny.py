@@ -1,0 +1,15 @@
+"""The size of a first look: 4 layers of 64, 2048 words.
+
+python scripts/benchmark_step_time.py --size=tiny --out=/tmp/steps
+"""
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+
+
+def get_config() -> ConfigDict:
+    config = quickstart.get_config()
+    config.model.update(num_layers=4, model_dim=64, num_heads=4, shared_dim=32)
+    config.data.vocab_size = 2048
+    return config

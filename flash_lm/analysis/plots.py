@@ -1,0 +1,106 @@
+"""Panels of curves with their names at their ends, readable without colour."""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Iterable
+
+from flash_lm.analysis.results import Line
+
+_STYLES = ("-", "--", "-.", ":")
+_MARKERS = "osv^D"
+_NAME_HEIGHT = 0.045  # of a curve's name, as a part of the axes
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One plot of a row.
+
+    Attributes:
+        lines: the results that it shows.
+        x: key of a line along the bottom.
+        x_label: what it is, with its unit.
+        y: key of a line along the side; lines without it are left out.
+        y_label: what it is, with its unit.
+        unit: a value is multiplied by it.
+        title: above it.
+    """
+
+    lines: list[Line]
+    x: str
+    x_label: str
+    y: str
+    y_label: str
+    unit: float = 1.0
+    title: str = ""
+
+
+def plot_panels(rows: list[list[Panel]], path: pathlib.Path, *, curve: str = "family", title: str = "") -> None:
+    """Draws rows of panels on logarithmic axes, a curve for each value of one key, the same style in all panels.
+
+    Args:
+        rows: of as many panels each.
+        path: of the PNG; its folder is made if need be.
+        curve: key of the lines that names the curves.
+        title: of the whole.
+    """
+    # Matplotlib is an extra, and slow to import.
+    import matplotlib  # noqa: PLC0415
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt  # noqa: PLC0415
+
+    names = list(dict.fromkeys(line[curve] for row in rows for panel in row for line in panel.lines))
+    figure, grid = plt.subplots(
+        nrows=len(rows),
+        ncols=len(rows[0]),
+        squeeze=False,
+        figsize=(7 * len(rows[0]), 6 * len(rows)),
+        layout="constrained",
+    )
+    for panel, axes in zip((panel for row in rows for panel in row), grid.flat, strict=True):
+        ends = []
+        for i, name in enumerate(names):
+            points = sorted(_points((line for line in panel.lines if line[curve] == name), panel))
+            if not points:
+                continue
+            x, y = zip(*points, strict=True)
+            style, marker = _STYLES[i % len(_STYLES)], _MARKERS[i % len(_MARKERS)]
+            (drawn,) = axes.plot(x, y, style, marker=marker, markersize=4, color=f"C{i % 10}")
+            ends.append((x[-1], y[-1], name, drawn.get_color()))
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.yaxis.set_major_formatter("{x:,g}")
+        axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
+        axes.grid(visible=True, which="major", alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        _name_ends(axes, ends)
+    figure.suptitle(title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _points(lines: Iterable[Line], panel: Panel) -> list[tuple[float, float]]:
+    return [(line[panel.x], line[panel.y] * panel.unit) for line in lines if line.get(panel.y)]
+
+
+def _name_ends(axes, ends: list[tuple[float, float, str, str]]) -> None:
+    """Writes each curve's name at the right edge, as near to its end as the other names allow."""
+    bottom, top = axes.get_ylim()
+    place = lambda y: math.log(y / bottom) / math.log(top / bottom)
+    lowest = -_NAME_HEIGHT
+    for x, y, name, color in sorted(ends, key=lambda end: end[1]):
+        at = max(place(y), lowest + _NAME_HEIGHT)
+        lowest = at
+        axes.annotate(
+            name,
+            xy=(x, y),
+            xytext=(1.03, at),
+            textcoords="axes fraction",
+            color=color,
+            va="center",
+            fontsize=9,
+            arrowprops={"arrowstyle": "-", "color": color, "alpha": 0.4, "linewidth": 0.6},
+        )

@@ -1,0 +1,61 @@
+"""What every measured line says of where it comes from."""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import re
+import subprocess
+from typing import Any
+
+from flash_lm.analysis.results import Line
+
+_PACKAGES = ("jax", "flax", "torch")
+
+
+def provenance(device_kind: str) -> Line:
+    """The device, versions, and the commit of the code with whether it has been changed since (None: no repository).
+
+    Args:
+        device_kind: as JAX names it; a CPU's model is added.
+    """
+    versions = [f"python {platform.python_version()}"]
+    for package in _PACKAGES:
+        try:
+            versions.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    changed = _git("status", "--porcelain", "--untracked-files=no")
+    device = f"{_cpu_model()}, {os.cpu_count()} threads" if device_kind == "cpu" else device_kind
+    return {
+        "device": device,
+        "versions": ", ".join(versions),
+        "git": commit,
+        "dirty": None if changed is None else bool(changed),
+    }
+
+
+def config_hash(config: Any) -> str:
+    """Twelve digits that two configs share when they say the same; `config`: of what JSON can write."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _git(*words: str) -> str | None:
+    folder = pathlib.Path(__file__).parent
+    try:
+        done = subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu_model() -> str:
+    """As Linux names it, else what Python knows."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()

@@ -1,0 +1,47 @@
+"""Step times of `scripts/benchmark_step_time.py` as tables and as a plot."""
+
+import pathlib
+
+from flash_lm.analysis.plots import Panel, plot_panels
+from flash_lm.analysis.results import Line
+from flash_lm.analysis.table import markdown_table, pivot
+
+BASELINE = "transformer_plus_plus"
+# title -> (key of a line, factor, how it is written)
+_TABLES = {
+    "Milliseconds a step": ("median_ms", 1, "{:,.0f}"),
+    f"Times as fast as {BASELINE}": ("speedup", 1, "{:.2f}"),
+    "Temporary memory, MB": ("temp_bytes", 1e-6, "{:,.0f}"),
+    "Model FLOP/s as a part of the peak": ("peak_fraction", 100, "{:.0f} %"),
+}
+
+
+def step_time_tables(lines: list[Line]) -> str:
+    """Markdown: one row a family and one column a length in each table."""
+    found = [_title(lines)]
+    for title, (key, factor, form) in _TABLES.items():
+        there = [line for line in lines if isinstance(line.get(key), int | float)]
+        if there:
+            found += [f"{title}, by length", pivot(there, "family", "length", key, form, factor)]
+    misses = [line | {"why": line["does_not_fit"]} for line in lines if "does_not_fit" in line]
+    if misses:
+        columns = {"family": ("family", "{}"), "length": ("length", "{:,}"), "does not fit": ("why", "{}")}
+        found.append(markdown_table(misses, columns))
+    return "\n\n".join(found)
+
+
+def plot_step_times(lines: list[Line], path: pathlib.Path) -> None:
+    """Two panels against the length of a row: milliseconds a step, and temporary memory."""
+    shown = {"x": "length", "x_label": "tokens a row"}
+    timed = [line for line in lines if "median_ms" in line]
+    time = Panel(timed, y="median_ms", y_label="milliseconds a training step", **shown)
+    memory = Panel(timed, y="temp_bytes", y_label="megabytes of temporary memory", unit=1e-6, **shown)
+    plot_panels([[time, memory]], path, title=_title(lines))
+
+
+def _title(lines: list[Line]) -> str:
+    first = lines[0]
+    return (
+        f"Training steps of {first['tokens_per_step']:,} tokens: size {first['size']}, {first['task']}, "
+        f"{first['dtype']}, {first['device']}"
+    )

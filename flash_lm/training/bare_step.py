@@ -1,0 +1,85 @@
+"""The bare training step on random tokens that lie on the device already: what the benchmarks time."""
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from flash_lm.config import Config
+from flash_lm.models.families import complete
+from flash_lm.models.flops import training_flops
+from flash_lm.training.optimizer import make_optimizer
+from flash_lm.training.state import ModelFunction, init_state
+from flash_lm.training.step import make_train_step
+
+
+def completed(config: Config) -> Config:
+    """The config with the model's open keys filled in; an open vocabulary is that of the tokenizer to train.
+
+    Raises:
+        InputError: the model's keys do not go together.
+    """
+    vocab_size = config.model.vocab_size or config.data.vocab_size
+    model_config = complete(dataclasses.replace(config.model, vocab_size=vocab_size))
+    return dataclasses.replace(config, model=model_config)
+
+
+class BareStep:
+    """A config's training step, forward, backward and update, compiled for one device.
+
+    Attributes:
+        config: of all.
+        parameters: number of scalars.
+        compile_s: seconds that tracing and compiling took.
+        temp_bytes: of the temporary arrays, as XLA has laid them out.
+        peak_bytes: of all that exists during a step: state, batch and temporary arrays.
+        model_flops: of a step, see `models.flops`.
+    """
+
+    def __init__(self, config: Config):
+        """Compiles; allocates nothing of size. `config`: of `completed`."""
+        self.config = config
+        model, optimizer = ModelFunction(config.model, config.seed), make_optimizer(config.train)
+        self.parameters = model.parameter_count()
+        tokens = config.data.batch_size * config.data.length
+        self.model_flops = training_flops(model.abstract, tokens, config.data.length)
+        self._init = lambda: init_state(model, optimizer)
+        step = jax.jit(make_train_step(model, optimizer, config.train, config.seed), donate_argnums=0)
+        start = time.perf_counter()
+        self._compiled = step.lower(jax.eval_shape(self._init), jax.eval_shape(self._batch)).compile()
+        self.compile_s = time.perf_counter() - start
+        memory: Any = self._compiled.memory_analysis()
+        self.temp_bytes = memory.temp_size_in_bytes
+        held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+        self.peak_bytes = held + self.temp_bytes
+        self._started: tuple | None = None  # state and batch
+
+    def start(self) -> None:
+        """Draws parameters and tokens."""
+        self._started = jax.block_until_ready((jax.jit(self._init)(), jax.jit(self._batch)()))
+
+    def step(self) -> float:
+        """One step from where the last one ended; waits for it, and gives the loss."""
+        assert self._started is not None, "start comes first"
+        state, batch = self._started
+        state, metrics = self._compiled(state, batch)
+        self._started = jax.block_until_ready(state), batch
+        return float(metrics["loss"])
+
+    def _batch(self) -> dict[str, jax.Array]:
+        """Full rows of one document; of a masked model a share of the tokens is to be predicted."""
+        data = self.config.data
+        shape = (data.batch_size, data.length)
+        tokens_key, mask_key = jax.random.split(jax.random.key(self.config.seed))
+        tokens_BxL = jax.random.randint(tokens_key, shape, 0, self.config.model.vocab_size)
+        masked = self.config.task == "masked_lm"
+        chosen_BxL = jax.random.uniform(mask_key, shape) < (data.mask_rate if masked else 1.0)
+        return {
+            "inputs_BxL": tokens_BxL,
+            "targets_BxL": tokens_BxL if masked else jnp.roll(tokens_BxL, -1, axis=1),
+            "loss_mask_BxL": chosen_BxL.astype(jnp.float32),
+            "segment_ids_BxL": jnp.ones(shape, jnp.int32),
+            "positions_BxL": jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32)[None], shape),
+        }

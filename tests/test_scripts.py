@@ -1,0 +1,71 @@
+"""The benchmarks as a user starts them, at sizes of no interest."""
+
+import importlib.util
+import json
+import pathlib
+
+import pytest
+
+from flash_lm.analysis.results import read_jsonl
+from flash_lm.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+SCRIPTS = pathlib.Path(__file__).parent.parent / "scripts"
+SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "model_dim": 8, "num_heads": 2}.items()]
+
+
+def load(name: str):
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_step_times_of_two_families(tmp_path, monkeypatch, capsys):
+    """One line a cell; one that does not fit is told of, and the rest goes on."""
+    script, out = load("benchmark_step_time"), tmp_path / "out"
+    monkeypatch.setattr(script, "_PRODUCT", 64)
+    words = ["--size=tiny", "--families=transformer_plus_plus flash", "--lengths=16 32", "--tokens_per_step=64"]
+    room = iter([None, None, None, 1])
+    monkeypatch.setattr(script, "memory_left", lambda: next(room))
+    script.main([*words, "--rounds=2", f"--out={out}", "--config.data.vocab_size=300", *SMALL])
+    lines = read_jsonl(out / "steps.jsonl")
+    cells = [(line["length"], line["family"]) for line in lines]
+    assert cells == [(n, family) for n in (16, 32) for family in ("transformer_plus_plus", "flash")]
+    for line in lines[:3]:
+        assert all(not isinstance(value, dict | list) for value in line.values())
+        assert line["rounds"] == 2 and line["median_ms"] > 0 and line["task"] == "causal_lm"
+        assert line["tokens_per_s"] == pytest.approx(64 / line["median_ms"] * 1000)
+        assert line["model_flops_per_s"] == pytest.approx(line["model_flops"] / line["median_ms"] * 1000)
+        assert line["peak_fraction"] == pytest.approx(line["model_flops_per_s"] / line["peak_flops_per_s"])
+    assert lines[0]["speedup"] == 1
+    assert "does_not_fit" in lines[3] and "median_ms" not in lines[3]
+    assert len({line["config_hash"] for line in lines}) == 4
+    assert (out / "step_time.png").exists()
+    assert (out / "table.md").read_text().strip() in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("--families=flash flsh", "flsh"),
+        ("--lengths=16 x", "--lengths"),
+        ("--lengths=24", "tokens_per_batch"),
+        ("--config.model.num_layers=0", "num_layers"),
+    ],
+)
+def test_step_times_of_nonsense_end_before_anything_is_measured(tmp_path, word, message):
+    words = ["--size=tiny", "--lengths=16", "--tokens_per_step=64", f"--out={tmp_path / 'out'}"]
+    with pytest.raises(InputError, match=message):
+        load("benchmark_step_time").main([*words, word])
+    assert not (tmp_path / "out").exists()
+
+
+def test_memory_of_a_step(tmp_path):
+    words = ["--config=configs/tiny.py", "--config.data.tokens_per_batch=64", "--config.model.max_length=32"]
+    load("benchmark_memory").main([*words, *SMALL, "--config.data.vocab_size=300", f"--out={tmp_path / 'm.jsonl'}"])
+    (line,) = read_jsonl(tmp_path / "m.jsonl")
+    assert 0 < line["temp_bytes"] < line["peak_bytes"] < line["peak_rss_bytes"]
+    json.dumps(line)
