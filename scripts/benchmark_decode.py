@@ -156,10 +156,10 @@ def plot(lines: list[Line], batches: list[int], path: pathlib.Path) -> None:
     """For each batch size the time of a token and the bytes of state, against the context."""
     rows = []
     for batch in batches:
-        shown = {"x": "context", "x_label": "tokens of context", "title": f"batch {batch}"}
+        x, title = ("context", "tokens of context"), f"batch {batch}"
         here = [line for line in lines if line["batch"] == batch and "ms_a_token" in line]
-        time = Panel(here, y="ms_a_token", y_label="milliseconds a token", **shown)
-        state = Panel(here, y="state_bytes", y_label="megabytes of state", unit=1e-6, **shown)
+        time = Panel(here, *x, "ms_a_token", "milliseconds a token", title=title)
+        state = Panel(here, *x, "state_bytes", "megabytes of state", unit=1e-6, title=title)
         rows.append([time, state])
     plot_panels(rows, path)
 

@@ -119,7 +119,7 @@ def memory_left() -> int | None:
     return stats["bytes_limit"] - stats["bytes_in_use"] if stats else None
 
 
-def does_not_fit(error: jax.errors.JaxRuntimeError) -> Line:
+def does_not_fit(error: Exception) -> Line:
     """What is told of a cell that ran out of memory; any other error goes on up."""
     if "RESOURCE_EXHAUSTED" not in str(error):
         raise error

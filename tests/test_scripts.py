@@ -69,3 +69,26 @@ def test_memory_of_a_step(tmp_path):
     (line,) = read_jsonl(tmp_path / "m.jsonl")
     assert 0 < line["temp_bytes"] < line["peak_bytes"] < line["peak_rss_bytes"]
     json.dumps(line)
+
+
+def test_decoding_by_context(tmp_path, monkeypatch, capsys):
+    """Beside the cached Transformer++ stands the one that recomputes; what does not fit has no time."""
+    script, out = load("benchmark_decode"), tmp_path / "out"
+    monkeypatch.setattr(script, "PREFILLED", 32)
+    monkeypatch.setattr(script, "RECOMPUTED_UP_TO", 32)
+    words = ["--config=configs/tiny.py", "--families=transformer_plus_plus flash", "--contexts=32 64", "--batches=2"]
+    sizes = ["--config.model.vocab_size=300", "--config.model.chunk_size=8", *SMALL]
+    script.main([*words, *sizes, "--rounds=2", "--tokens=4", f"--out={out}"])
+    lines = {(line["family"], line["context"]): line for line in read_jsonl(out / "decode.jsonl")}
+    assert set(lines) == {
+        (script.RECOMPUTED, 32),
+        *((family, context) for family in ("transformer_plus_plus", "flash") for context in (32, 64)),
+    }
+    assert all(line["ms_a_token"] > 0 and line["rounds"] == 2 for line in lines.values())
+    state_bytes = {cell: line["state_bytes"] for cell, line in lines.items()}
+    assert state_bytes["transformer_plus_plus", 64] > 1.9 * state_bytes["transformer_plus_plus", 32]
+    assert state_bytes["flash", 64] == state_bytes["flash", 32]
+    prefills = read_jsonl(out / "prefill.jsonl")
+    assert [line["ratio"] == line["stepping_ms"] / line["prefill_ms"] for line in prefills] == [True, True]
+    assert (out / "decode.png").exists()
+    assert (out / "table.md").read_text().strip() in capsys.readouterr().out

@@ -32,10 +32,9 @@ def step_time_tables(lines: list[Line]) -> str:
 
 def plot_step_times(lines: list[Line], path: pathlib.Path) -> None:
     """Two panels against the length of a row: milliseconds a step, and temporary memory."""
-    shown = {"x": "length", "x_label": "tokens a row"}
     timed = [line for line in lines if "median_ms" in line]
-    time = Panel(timed, y="median_ms", y_label="milliseconds a training step", **shown)
-    memory = Panel(timed, y="temp_bytes", y_label="megabytes of temporary memory", unit=1e-6, **shown)
+    time = Panel(timed, "length", "tokens a row", "median_ms", "milliseconds a training step")
+    memory = Panel(timed, "length", "tokens a row", "temp_bytes", "megabytes of temporary memory", unit=1e-6)
     plot_panels([[time, memory]], path, title=_title(lines))
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from oracles import families as oracle_families
 
+from flash_lm.layers import quadratic_core
 from flash_lm.models.families import FAMILIES
-from models.cases import BATCH, LENGTH, SHAPE, assert_close, at, case, state_bytes, tokens
+from models.cases import BATCH, LENGTH, SHAPE, Case, assert_close, at, case, state_bytes, tokens
 
 RTOL = 1e-5
 NORMALIZED = [name for name, row in oracle_families.FAMILIES.items() if row.normalizes]
@@ -72,6 +73,18 @@ def test_prefill_goes_on_from_anywhere(family):
         starts += lengths
         np.testing.assert_array_equal(state.positions_B, starts)
     assert_steps_follow(model, family, state, starts)
+
+
+@pytest.mark.parametrize("family", ["transformer_plus_plus", "flash_quad"])
+def test_prefill_looks_at_the_filled_part_of_the_cache(family, monkeypatch):
+    """In a cache of eight shares, with rows that stand in different ones."""
+    monkeypatch.setattr(quadratic_core, "_SMALLEST_SHARE", 4)
+    model = Case(family, True, {})
+    state, starts = model.init_state(), np.zeros(BATCH, int)
+    for lengths in ((3, 1), (1, 0), (0, 16), (2, 3), (23, 9)):
+        logits, state = model.prefill(model.params, padded(starts, lengths), state, np.array(lengths))
+        assert_prefilled(family, logits, starts, lengths)
+        starts += lengths
 
 
 @each_family
