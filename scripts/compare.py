@@ -1,4 +1,4 @@
-"""Compares finished runs: a table of their results, the best first, and a plot of quality against steps and time.
+"""Compares finished runs.
 
 python scripts/compare.py runs/demo/* --out=runs/demo
 """
@@ -7,9 +7,7 @@ import argparse
 import pathlib
 import sys
 
-from flash_lm.analysis.curves import plot_curves
-from flash_lm.analysis.results import newest_results, validation_curve, write_jsonl
-from flash_lm.analysis.table import markdown_table
+from flash_lm.analysis.comparison import write_comparison
 
 
 def main() -> None:
@@ -19,25 +17,11 @@ def main() -> None:
     parser.add_argument("--split", default="test", help="split of the table (default: test)")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the files")
     arguments = parser.parse_args()
-    workdirs = [path for path in arguments.workdirs if (path / "results.jsonl").exists()]
-    results = newest_results(workdirs, arguments.split)
-    if not results:
-        sys.exit(
-            f"no run of {', '.join(map(str, arguments.workdirs))} has results on {arguments.split}: evaluate one first"
-        )
-    results.sort(key=lambda line: line["bits_per_byte"])
-    table = markdown_table(results)
-    first = results[0]
-    title = f"{first['corpus']}, {first.get('task', 'causal_lm')}, rows of {first['length']} tokens"
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "table.md").write_text(f"{title}, {arguments.split} split\n\n{table}\n")
-    write_jsonl(arguments.out / "results.jsonl", results)
-    curves = {path.name: curve for path in workdirs if (curve := validation_curve(path))}
-    write_jsonl(
-        arguments.out / "validation.jsonl", [{"run": name, **line} for name, curve in curves.items() for line in curve]
-    )
-    plot_curves(curves, arguments.out / "curves.png", title)
-    print(f"\n{title}, {arguments.split} split\n\n{table}\n\ncurves: {arguments.out / 'curves.png'}")
+    text = write_comparison(arguments.workdirs, arguments.split, arguments.out)
+    if text is None:
+        names = ", ".join(map(str, arguments.workdirs))
+        sys.exit(f"no run of {names} has results on {arguments.split}: evaluate one first")
+    print(f"\n{text}\n\ncurves: {arguments.out / 'curves.png'}")
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ class Engine:
 
     def _start_rows(self, params: Params, rows: jax.Array, filled: int, capacity: int) -> Decoding:
         logits_BxV = jnp.zeros((filled, self._model.config.vocab_size), jnp.float32)
-        state = self._model.bind(params).init_state(filled, capacity)
+        state = self._model.bind(params).init_state(filled, capacity).apart()
         seen_BxV = jnp.zeros(logits_BxV.shape, bool)
         finished_B = jnp.arange(filled) >= rows  # what fills up the batch keeps nobody waiting
         return self._spread(Decoding(state, logits_BxV, seen_BxV, jnp.int32(0), finished_B))
@@ -187,6 +187,7 @@ class Engine:
         self, params: Params, carry: Decoding, settings: SamplingArrays, key: jax.Array, budget: jax.Array, size: int
     ):
         bound, never_V = self._model.bind(params), jnp.asarray(self._never_V)
+        layers = bound.layers_apart()
         rows, start = carry.finished_B.shape[0], carry.count
         fold_in = jax.vmap(jax.random.fold_in, in_axes=(0, None))
         keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(rows))
@@ -207,7 +208,7 @@ class Engine:
                 log_probs_BxT.at[:, place].set(_log_prob(carry.logits_BxV, tokens_B)),
                 lengths_B + (~finished_B).astype(jnp.int32),
             )
-            logits_BxV, state = bound.step(tokens_B, carry.state)
+            logits_BxV, state = bound.step(tokens_B, carry.state, layers)
             seen_BxV = carry.seen_BxV.at[jnp.arange(rows), tokens_B].set(True)
             return self._spread(Decoding(state, logits_BxV, seen_BxV, carry.count + 1, finished_B)), new
 
@@ -216,20 +217,14 @@ class Engine:
         return jax.lax.while_loop(going, one_token, (carry, new))
 
     def _spread(self, carry: Decoding) -> Decoding:
-        """Over the data and fsdp axes: rows in front, but behind the layers in the layers' states."""
+        """The rows, which are in front everywhere, over the data and fsdp axes."""
 
-        def over(*spec):
-            def spread(x: jax.Array) -> jax.Array:
-                # Behind the rows the compiler decides, so that heads may stay apart over the tensor axis.
-                free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - len(spec))
-                return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, PartitionSpec(*spec, *free)))
+        def rows(x: jax.Array) -> jax.Array:
+            # Behind the rows the compiler decides, so that heads may stay apart over the tensor axis.
+            free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - len(BATCH))
+            return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, PartitionSpec(*BATCH, *free)))
 
-            return spread
-
-        rows = over(*BATCH)
-        layers = jax.tree.map(over(None, *BATCH), carry.state.layers)
-        state = dataclasses.replace(carry.state, positions_B=rows(carry.state.positions_B), layers=layers)
-        return Decoding(state, rows(carry.logits_BxV), rows(carry.seen_BxV), carry.count, rows(carry.finished_B))
+        return jax.tree.map(lambda x: rows(x) if x.ndim else x, carry)
 
 
 def bucket(n: int) -> int:

@@ -94,12 +94,15 @@ def choose(logits_BxV: jax.Array, seen_BxV: jax.Array, keys_B: jax.Array, settin
     penalty = settings.repetition_penalty
     repeated_BxV = jnp.where(logits_BxV > 0, logits_BxV / penalty, logits_BxV * penalty)
     logits_BxV = jnp.where(seen_BxV, repeated_BxV, logits_BxV)
-    likeliest_B = jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
-    scaled_BxV = logits_BxV / jnp.maximum(settings.temperature, _COLDEST)
-    if settings.filters:
-        scaled_BxV = jnp.where(_kept(scaled_BxV, settings), scaled_BxV, -jnp.inf)
-    drawn_B = jax.vmap(jax.random.categorical)(keys_B, scaled_BxV).astype(jnp.int32)
-    return jnp.where(settings.temperature == 0, likeliest_B, drawn_B)
+
+    def draw() -> jax.Array:
+        scaled_BxV = logits_BxV / jnp.maximum(settings.temperature, _COLDEST)
+        if settings.filters:
+            scaled_BxV = jnp.where(_kept(scaled_BxV, settings), scaled_BxV, -jnp.inf)
+        return jax.vmap(jax.random.categorical)(keys_B, scaled_BxV).astype(jnp.int32)
+
+    # Random numbers for a whole vocabulary cost as much as some layers.
+    return jax.lax.cond(settings.temperature == 0, lambda: jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32), draw)
 
 
 def _kept(logits_BxV: jax.Array, settings: SamplingArrays) -> jax.Array:

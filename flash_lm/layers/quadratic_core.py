@@ -11,6 +11,7 @@ from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.normalizer import divisor, scale
 from flash_lm.layers.positions import RELATIVE_BIASES
+from flash_lm.ops.cache import write
 from flash_lm.ops.quadratic_attention import Tokens, quadratic_attention
 from flash_lm.ops.segments import visible_keys
 
@@ -59,17 +60,11 @@ class QuadraticCore(nnx.Module):
         """Writes the new keys and values at their positions, then attends to all up to the query's own."""
         ((q, k),) = qk
         assert context.lengths_B is not None
-        batch, _, length, _ = q.shape
+        length = q.shape[2]
         capacity = state.key_BxHxMxK.shape[2]
         real_BxL = jnp.arange(length)[None] < context.lengths_B[:, None]
         slot_BxL = jnp.where(real_BxL, context.positions_BxL, capacity)  # padding falls outside and is dropped
-        rows_Bx1 = jnp.arange(batch)[:, None]
-
-        def write(cache_BxHxMx: jax.Array, new_BxHxLx: jax.Array) -> jax.Array:
-            new_BxLxHx = jnp.swapaxes(new_BxHxLx, 1, 2).astype(cache_BxHxMx.dtype)
-            return cache_BxHxMx.at[rows_Bx1, :, slot_BxL].set(new_BxLxHx, mode="drop")
-
-        state = KeyValueCache(write(state.key_BxHxMxK, k), write(state.value_BxHxMxE, v))
+        state = KeyValueCache(write(state.key_BxHxMxK, k, slot_BxL), write(state.value_BxHxMxE, v, slot_BxL))
         queries = Tokens(context.positions_BxL, jnp.ones((1, length), jnp.int32))
 
         def attend_to(slots: int) -> jax.Array:

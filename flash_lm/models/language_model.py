@@ -36,13 +36,23 @@ class DecodeState:
 
     Attributes:
         positions_B: tokens that each row has consumed.
-        layers: the sublayers' states, one tuple entry a sublayer of the pattern, stacked over the layers.
+        layers: the sublayers' states, one tuple entry a sublayer of the pattern, stacked over the layers; or, after
+            `apart`, a list of them.
         capacity: static: largest number of tokens of a state that grows.
     """
 
     positions_B: jax.Array
     layers: Any
     capacity: int = dataclasses.field(metadata={"static": True})
+
+    def apart(self) -> "DecodeState":
+        """With arrays of its own for each layer: a loop over tokens can then write to them in place.
+
+        A scan over stacked ones copies them all for each token.
+        """
+        count = jax.tree.leaves(self.layers)[0].shape[0]
+        cut = lambda i: jax.tree.map(lambda x: x[i], self.layers)
+        return dataclasses.replace(self, layers=[cut(i) for i in range(count)])
 
 
 class LanguageModel(nnx.Module):
@@ -211,11 +221,28 @@ class LanguageModel(nnx.Module):
         last_Bx1x1 = jnp.maximum(lengths_B - 1, 0)[:, None, None]
         return self.logits(jnp.take_along_axis(features_BxLxD, last_Bx1x1, axis=1)[:, 0]), state
 
-    def step(self, tokens_B: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
-        """Consumes one token a row: B×V float32 and the state after it; raises as `prefill` does."""
-        lengths_B = jnp.ones_like(state.positions_B)
-        features_Bx1xD, state = self._decode("step", tokens_B[:, None], state.positions_B[:, None], lengths_B, state)
+    def step(
+        self, tokens_B: jax.Array, state: DecodeState, layers: list[Layer] | None = None
+    ) -> tuple[jax.Array, DecodeState]:
+        """Consumes one token a row; raises as `prefill` does.
+
+        Args:
+            tokens_B: token ids.
+            state: before them.
+            layers: of `layers_apart`, for a state that is apart; None: they are cut apart here.
+
+        Returns:
+            B×V float32, and the state after the tokens.
+        """
+        positions_Bx1, lengths_B = state.positions_B[:, None], jnp.ones_like(state.positions_B)
+        features_Bx1xD, state = self._decode("step", tokens_B[:, None], positions_Bx1, lengths_B, state, layers)
         return self.logits(features_Bx1xD[:, 0]), state
+
+    def layers_apart(self) -> list[Layer]:
+        """A module for each layer, to be made before a loop over tokens: it copies the parameters."""
+        graph, stacked = nnx.split(self.layers)
+        cut = lambda i: nnx.merge(graph, jax.tree.map(lambda x: x[i], stacked))
+        return [cut(i) for i in range(self.config.num_layers)]
 
     def flops_per_token(self, length: int) -> float:
         """Forward model FLOPs a token of a row of `length` tokens, logits included."""
@@ -226,7 +253,9 @@ class LanguageModel(nnx.Module):
         positions_BxL = state.positions_B[:, None] + jnp.arange(inputs_BxL.shape[1], dtype=jnp.int32)[None]
         return self._decode("prefill", inputs_BxL, positions_BxL, lengths_B, state)
 
-    def _decode(self, method: str, inputs_BxL, positions_BxL, lengths_B, state: DecodeState):
+    def _decode(
+        self, method: str, inputs_BxL, positions_BxL, lengths_B, state: DecodeState, layers: list[Layer] | None = None
+    ):
         """Features B×L×D after the last norm, NaN in rows that are beyond what the state or the positions hold."""
         end_B = state.positions_B + lengths_B
         grows = any(sublayer.state_grows for sublayer in self.layers.sublayers)
@@ -246,7 +275,16 @@ class LanguageModel(nnx.Module):
         def layer(module: Layer, x, states):
             return module.decode(method, x, context, states)
 
-        x, states = self._scan(layer, x, state.layers)
+        if not isinstance(state.layers, list):
+            x, states = self._scan(layer, x, state.layers)
+        elif method == "step":
+            states = []
+            for module, before in zip(layers or self.layers_apart(), state.layers, strict=True):
+                x, after = layer(module, x, before)
+                states.append(after)
+        else:  # many tokens at once are worth a copy, and one layer is compiled sooner than all
+            x, stacked = self._scan(layer, x, jax.tree.map(lambda *xs: jnp.stack(xs), *state.layers))
+            states = DecodeState(end_B, stacked, state.capacity).apart().layers
         features = self.norm(x if method == "prefill" else x[:, None])
         features = jnp.where(beyond_B[:, None, None], jnp.nan, features)
         return features, DecodeState(end_B, states, state.capacity)

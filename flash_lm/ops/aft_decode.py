@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flash_lm.ops.aft import QUERY_BLOCK, causal_sums, over_keys, rectangle_sums
 from flash_lm.ops.aft_bias import PairBias
 from flash_lm.ops.blocks import Rectangles
+from flash_lm.ops.cache import write
 from flash_lm.ops.stable_sums import Sums, add, nothing, ratio
 
 # (positions of the queries, positions of the keys, each B×L) -> w; None: zero
@@ -106,9 +107,7 @@ def prefill_full(
     new = causal_sums(k, v, real_BxL.astype(jnp.int32), bias_of(position_BxL, position_BxL))
     out = ratio(add(jax.tree.map(lambda x: x[:, :, 0, :length], old), new))
     slot_BxL = jnp.where(real_BxL, position_BxL, capacity)  # padding falls outside and is dropped
-    rows_Bx1 = jnp.arange(batch)[:, None]
-    write = lambda cache, new: cache.at[rows_Bx1, :, slot_BxL].set(jnp.swapaxes(new, 1, 2), mode="drop")
-    return out, FullState(write(state.key_BxHxMxM, k), write(state.value_BxHxMxE, v))
+    return out, FullState(write(state.key_BxHxMxM, k, slot_BxL), write(state.value_BxHxMxE, v, slot_BxL))
 
 
 def _whole(x: jax.Array, axis: int) -> jax.Array:

@@ -1,0 +1,36 @@
+"""Finished runs side by side: a table of their results, the best first, and quality against steps and time."""
+
+import pathlib
+
+from flash_lm.analysis.curves import plot_curves
+from flash_lm.analysis.results import newest_results, validation_curve, write_jsonl
+from flash_lm.analysis.table import markdown_table
+
+
+def write_comparison(workdirs: list[pathlib.Path], split: str, out: pathlib.Path) -> str | None:
+    """Writes table.md and curves.png with their figures, results.jsonl and validation.jsonl.
+
+    Args:
+        workdirs: of runs; those that have not been evaluated are left out.
+        split: of the table.
+        out: folder of the files; made if need be.
+
+    Returns:
+        The title and the table; None, and nothing is written, when no run has results on the split.
+    """
+    workdirs = [path for path in workdirs if (path / "results.jsonl").exists()]
+    results = newest_results(workdirs, split)
+    if not results:
+        return None
+    results.sort(key=lambda line: line["bits_per_byte"])
+    first = results[0]
+    title = f"{first['corpus']}, {first.get('task', 'causal_lm')}, rows of {first['length']} tokens"
+    text = f"{title}, {split} split\n\n{markdown_table(results)}"
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "table.md").write_text(text + "\n", encoding="utf-8")
+    write_jsonl(out / "results.jsonl", results)
+    curves = {path.name: curve for path in workdirs if (curve := validation_curve(path))}
+    lines = [{"run": name, **line} for name, curve in curves.items() for line in curve]
+    write_jsonl(out / "validation.jsonl", lines)
+    plot_curves(curves, out / "curves.png", title)
+    return text
