@@ -20,10 +20,11 @@ def get_config() -> ConfigDict:
     model.family = "flash"  # a row of flash_lm/models/families.py
     model.num_layers = 4  # one layer = attention + feed-forward, or two GAUs
     model.model_dim = 128  # D
-    model.num_heads = 4  # H; the GAU families have one head
+    model.num_heads = 4  # H; of a GAU see gau_heads
     model.mlp_dim = open_int()  # open: 4 D for an MLP, 8 D / 3 rounded up to a multiple of 8 for a GLU
     model.expanded_dim = open_int()  # E of a GAU; open: 2 D
     model.shared_dim = 64  # S, width of the queries and keys of a GAU
+    model.gau_heads = 1  # heads of a GAU, that share Z and split E
     model.chunk_size = 128  # C, tokens; performer takes the power of two below
     model.window_size = 32  # tokens that are nearer than this have a position bias, of aft_local and aft_conv
     model.bias_dim = 64  # width of the factors of AFT's position bias

@@ -94,6 +94,7 @@ class ModelConfig:
     mlp_dim: int = _open(_at_least(1))
     expanded_dim: int = _open(_at_least(1))
     shared_dim: int = _at_least(1)
+    gau_heads: int = _added(1, _at_least(1))
     chunk_size: int = _at_least(1)
     window_size: int = _added(32, _at_least(0))
     bias_dim: int = _added(64, _at_least(1))

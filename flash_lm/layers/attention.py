@@ -19,7 +19,10 @@ Pairs = tuple[tuple[jax.Array, jax.Array], ...]
 
 
 class ScaleOffsets(nnx.Module):
-    """n copies of x, each with its own scale γ and offset β per dimension (FLASH, eq. 3: Q and K from one Z)."""
+    """n copies of x, each with its own scale γ and offset β per dimension (FLASH, eq. 3: Q and K from one Z).
+
+    With parameters for H heads, an x of one head gives copies of H.
+    """
 
     def __init__(self, copies: int, width: tuple[int, ...], init: Callable, config: ModelConfig, *, rngs: nnx.Rngs):
         """β starts at 0; `width` are the last dimensions of x that have parameters of their own."""
@@ -29,7 +32,7 @@ class ScaleOffsets(nnx.Module):
         self.offset = nnx.Param(jnp.zeros((copies, *width), dtype))
 
     def __call__(self, x_BxHxLxK: jax.Array) -> list[jax.Array]:
-        """N arrays of x's shape; parameters are (K) or (H, K)."""
+        """N arrays B×H×L×K; parameters are (K) or (H, K)."""
         scale, offset = (p[...].astype(x_BxHxLxK.dtype) for p in (self.scale, self.offset))
         heads = 1 if scale.ndim == 2 else scale.shape[1]
         shape = (1, heads, 1, scale.shape[-1])
@@ -145,31 +148,34 @@ class MultiHeadAttention(AttentionSublayer):
 
 
 class GatedAttentionUnit(AttentionSublayer):
-    """(U ⊙ A V) W_o with U = silu(x W_u), V = silu(x W_v), Z = silu(x W_z), one head (FLASH, section 2, eq. 3–5)."""
+    """(U ⊙ A V) W_o with U = silu(x W_u), V = silu(x W_v), Z = silu(x W_z) (FLASH, section 2, eq. 3–5).
 
-    heads = 1
+    The paper's unit has one head. Several split V among them; each has scale-offsets of its own of the same Z.
+    """
 
     def __init__(self, core: Core, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Expanded width E, shared width S."""
+        """Expanded width E, shared width S, H heads."""
         dim, expanded, shared = config.model_dim, config.expanded_dim, config.shared_dim
         self.core = core
-        self.key_width, self.value_width = shared, expanded
+        self.heads = config.gau_heads
+        self.key_width, self.value_width = shared, expanded // self.heads
         self.projection_weights = 3 * dim * expanded + dim * shared
         self.gate = Dense(dim, expanded, config, rngs=rngs)
         self.value = Dense(dim, expanded, config, rngs=rngs)
         self.shared = Dense(dim, shared, config, rngs=rngs)
         self.output = Dense(expanded, dim, config, rngs=rngs)
-        self.variants = ScaleOffsets(2 * core.pairs, (shared,), SCALE_INITS[config.init], config, rngs=rngs)
+        width = (shared,) if self.heads == 1 else (self.heads, shared)
+        self.variants = ScaleOffsets(2 * core.pairs, width, SCALE_INITS[config.init], config, rngs=rngs)
 
     def project(self, x_BxLxD: jax.Array, context: Context) -> tuple[Pairs, jax.Array, Any]:
         """All queries and keys are scale-offsets of the same Z."""
         gate, v, z = (jax.nn.silu(dense(x_BxLxD)) for dense in (self.gate, self.value, self.shared))
         variants = self.variants(z[:, None])
-        return _rotated_pairs(variants[::2], variants[1::2], context), v[:, None], gate
+        return _rotated_pairs(variants[::2], variants[1::2], context), self.split_heads(v), gate
 
     def finish(self, mixed_BxHxLxE: jax.Array, rest: Any) -> jax.Array:
         """Gates with U."""
-        return self.output(rest * mixed_BxHxLxE[:, 0])
+        return self.output(rest * join_heads(mixed_BxHxLxE))
 
 
 def join_heads(mixed_BxHxLxE: jax.Array) -> jax.Array:

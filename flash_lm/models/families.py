@@ -125,7 +125,9 @@ _HEADS = _MLP | {"num_heads", "rotary"}
 _FACTORS = frozenset({"bias_dim"})
 _WINDOW = frozenset({"window_size"})
 _FEATURES = frozenset({"num_features", "redraw_features"})
-_UNITS = frozenset({"rotary", "expanded_dim", "shared_dim", "relative_bias", "attention_function", "normalizer"})
+_UNITS = frozenset(
+    {"rotary", "expanded_dim", "shared_dim", "gau_heads", "relative_bias", "attention_function", "normalizer"}
+)
 _QUADRATIC = frozenset({"attention_implementation"})
 _CHUNK = frozenset({"chunk_size"})
 _CHUNKS = _CHUNK | {"local_attention", "global_attention", "normalizer"}
@@ -187,6 +189,10 @@ def _width_problems(config: ModelConfig, family: Family) -> list[str]:
             found.append(f"model.model_dim={dim} must be a multiple of model.num_heads={heads}")
         elif config.rotary and "rotary" in family.keys and dim // heads % 2:
             found.append(f"model.rotary pairs up dimensions: the head width {dim} / {heads} must be even")
+    if "gau_heads" in family.keys and config.expanded_dim % config.gau_heads:
+        found.append(
+            f"model.expanded_dim={config.expanded_dim} must be a multiple of model.gau_heads={config.gau_heads}"
+        )
     if "shared_dim" in family.keys and (config.rotary or config.relative_bias == "rope") and config.shared_dim % 2:
         found.append(f"rotary positions pair up dimensions: model.shared_dim={config.shared_dim} must be even")
     if "sinusoid" in config.absolute_positions and dim % 2:

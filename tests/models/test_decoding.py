@@ -187,7 +187,7 @@ def test_other_families_ignore_the_normalizer(family):
 
 OPTIONS = [
     ("flash", {"normalizer": "7", "relative_bias": "rope", "attention_function": "laplace"}),
-    ("flash", {"local_attention": False, "absolute_positions": "learned"}),
+    ("flash", {"local_attention": False, "absolute_positions": "learned", "gau_heads": 2}),
     ("flash", {"global_attention": False, "relative_bias": "t5", "attention_function": "softmax"}),
     ("mc_tfm", {"normalizer": "7", "local_attention": False}),
     ("mc_tfm", {"global_attention": False}),

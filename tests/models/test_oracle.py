@@ -112,8 +112,9 @@ OPTIONS = {
     "paper-relu2": {"normalizer": "paper"},
     "paper-softmax": {"normalizer": "paper", "attention_function": "softmax"},
     "count": {"normalizer": "count"},
+    "two-heads": {"gau_heads": 2},
 }
-ONE_WAY = {("paper-softmax", False), ("count", True)}  # the other direction has nothing new
+ONE_WAY = {("paper-softmax", False), ("count", True), ("two-heads", False)}  # the other direction has nothing new
 
 
 @pytest.mark.parametrize(

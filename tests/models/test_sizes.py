@@ -29,7 +29,14 @@ OPTIONS = [
     {},
     {"tie_embeddings": True, "norm": "rms", "absolute_positions": "learned"},
     {"relative_bias": "t5", "global_attention": False, "absolute_positions": "none"},
-    {"relative_bias": "rope", "local_attention": False, "norm": "scale", "mlp_dim": 72, "expanded_dim": 40},
+    {
+        "relative_bias": "rope",
+        "local_attention": False,
+        "norm": "scale",
+        "mlp_dim": 72,
+        "expanded_dim": 40,
+        "gau_heads": 4,
+    },
 ]
 
 
@@ -57,7 +64,9 @@ def test_families_have_about_the_same_size(family):
     assert count(model_config(family, True, **BASE)) == pytest.approx(110e6, rel=0.03)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_layers": 3, "local_attention": False}, {"global_attention": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 3, "local_attention": False}, {"global_attention": False, "gau_heads": 2}]
+)
 @pytest.mark.parametrize("length", [1, 8, 9, 29])
 @pytest.mark.parametrize(("family", "causal"), CASES, ids=CASE_IDS)
 def test_flops_count_the_visible_pairs(family, causal, length, options):

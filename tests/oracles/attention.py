@@ -69,25 +69,37 @@ def softmax_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndar
     return np.concatenate(outs, axis=1) @ p["output"]["kernel"]
 
 
-def gau_parts(x_LxD: np.ndarray, p: dict, row: Row, settings) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-    """U, V, and the queries and keys Z ⊙ γ_i + β_i in the order q, k of the first part, q, k of the second."""
+def gated_unit(x_LxD: np.ndarray, p: dict, row: Row, settings, mix: Callable) -> np.ndarray:
+    """(U ⊙ concat(mix(variants_h, V_h))) W_o.
+
+    The variants of a head are its queries and keys Z ⊙ γ_i + β_i in the order q, k of the first part, q, k of the
+    second.
+    """
     u_LxE, v_LxE, z_LxS = (silu(x_LxD @ p[name]["kernel"]) for name in ("gate", "value", "shared"))
-    variants = zip(p["variants"]["scale"], p["variants"]["offset"], strict=True)
-    return u_LxE, v_LxE, [rotated(z_LxS * scale + offset, row, settings) for scale, offset in variants]
+    count, width = settings.gau_heads, z_LxS.shape[1]
+    scales, offsets = (p["variants"][name].reshape(-1, count, width) for name in ("scale", "offset"))
+    mixed = []
+    for h, v in enumerate(heads(v_LxE, count)):
+        pairs = zip(scales[:, h], offsets[:, h], strict=True)
+        mixed.append(mix([rotated(z_LxS * scale + offset, row, settings) for scale, offset in pairs], v))
+    return (u_LxE * np.concatenate(mixed, axis=1)) @ p["output"]["kernel"]
 
 
 def gau_quadratic(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     """(U ⊙ f(q kᵀ / √S + b) / N · V) W_o."""
-    u_LxE, v_LxE, (q, k) = gau_parts(x_LxD, p, row, settings)
     length, normalizer, function = len(x_LxD), settings.normalizer, settings.attention_function
-    mixed = attend(
-        q,
-        k,
-        v_LxE,
-        row.sees,
-        function=function,
-        factor=normalizers.score_factor(normalizer, function, q.shape[1], length),
-        divisor=lambda visible: normalizers.quadratic(normalizer, visible, length),
-        bias=relative_bias(settings.relative_bias, settings.max_length, settings.causal, p["core"].get("bias")),
-    )
-    return (u_LxE * mixed) @ p["output"]["kernel"]
+
+    def mix(variants: list[np.ndarray], v: np.ndarray) -> np.ndarray:
+        q, k = variants
+        return attend(
+            q,
+            k,
+            v,
+            row.sees,
+            function=function,
+            factor=normalizers.score_factor(normalizer, function, q.shape[1], length),
+            divisor=lambda visible: normalizers.quadratic(normalizer, visible, length),
+            bias=relative_bias(settings.relative_bias, settings.max_length, settings.causal, p["core"].get("bias")),
+        )
+
+    return gated_unit(x_LxD, p, row, settings, mix)

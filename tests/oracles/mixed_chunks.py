@@ -7,7 +7,7 @@ that is carried along.
 import numpy as np
 
 from oracles import normalizers
-from oracles.attention import Row, attend, gau_parts, heads, rotated
+from oracles.attention import Row, attend, gated_unit, heads, rotated
 from oracles.positions import relative_bias
 
 
@@ -52,11 +52,13 @@ def _mix(pairs: list, v: np.ndarray, row: Row, settings, **local) -> np.ndarray:
 
 def gau_mixed_chunk(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     """O = (U ⊙ (V^quad + V^lin)) W_o."""
-    u_LxE, v_LxE, variants = gau_parts(x_LxD, p, row, settings)
-    pairs = zip(variants[::2], variants[1::2], strict=True)
     bias = {"bias_name": settings.relative_bias, "bias_p": p["core"].get("bias")}
-    mixed = _mix(pairs, v_LxE, row, settings, function=settings.attention_function, **bias)
-    return (u_LxE * mixed) @ p["output"]["kernel"]
+
+    def mix(variants: list[np.ndarray], v: np.ndarray) -> np.ndarray:
+        pairs = zip(variants[::2], variants[1::2], strict=True)
+        return _mix(pairs, v, row, settings, function=settings.attention_function, **bias)
+
+    return gated_unit(x_LxD, p, row, settings, mix)
 
 
 def softmax_mixed_chunk(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:

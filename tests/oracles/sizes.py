@@ -34,8 +34,10 @@ def _sublayer(s: SimpleNamespace, sublayer) -> int:
         aft_conv: 3 * d * d + s.num_heads * (d + (s.window_size if s.causal else 2 * s.window_size - 1) + 2),
         mlp: 2 * d * s.mlp_dim,
         glu: 3 * d * s.mlp_dim,
-        gau_quadratic: unit + 4 * s.shared_dim + _bias(s, s.max_length),
-        gau_mixed_chunk: unit + 4 * s.shared_dim * parts + (_bias(s, s.chunk_size) if s.local_attention else 0),
+        gau_quadratic: unit + 4 * s.shared_dim * s.gau_heads + _bias(s, s.max_length),
+        gau_mixed_chunk: unit
+        + 4 * s.shared_dim * s.gau_heads * parts
+        + (_bias(s, s.chunk_size) if s.local_attention else 0),
         softmax_mixed_chunk: 4 * d * d + 4 * d * parts,
     }[sublayer]
 
@@ -62,7 +64,7 @@ def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
     if sublayer is glu:
         return 2 * length * 3 * d * s.mlp_dim
     if sublayer is gau_quadratic:
-        return unit + 2 * len(pairs) * (k + e)
+        return unit + 2 * len(pairs) * (s.gau_heads * k + e)
     inside = sum(chunk(t) == chunk(u) for t, u in pairs)
     # A token enters a sum if another chunk reads it, and reads one if another chunk is before it.
     if s.causal:
@@ -86,7 +88,7 @@ def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
         return 2 * length * 4 * d * d + 2 * s.num_heads * (making + sums)
     local, global_ = s.local_attention, s.global_attention
     if sublayer is gau_mixed_chunk:
-        return unit + 2 * (local * inside * (k + e) + global_ * products * k * e)
+        return unit + 2 * (local * inside * (s.gau_heads * k + e) + global_ * products * k * e)
     assert sublayer is softmax_mixed_chunk
     width = d // s.num_heads
     return 2 * length * 4 * d * d + 2 * (local * inside * 2 * d + global_ * products * s.num_heads * width * width)
