@@ -5,6 +5,7 @@ import importlib.util
 import logging
 import pathlib
 import sys
+import types
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -31,15 +32,11 @@ def run(main: Callable[[list[str]], None]) -> None:
         sys.exit(2 if isinstance(error, InputError) else 1)
 
 
-def load_config(path: str, overrides: list[str]) -> ConfigDict:
-    """Reads a config file and applies overrides.
-
-    Args:
-        path: of a Python file that defines get_config().
-        overrides: command-line words such as --config.model.num_layers=4.
+def load_module(path: str) -> types.ModuleType:
+    """Runs a config file.
 
     Raises:
-        InputError: no such file, or with every override that does not fit, one a line.
+        InputError: there is none, or it defines no get_config().
     """
     file = pathlib.Path(path)
     if not file.is_file():
@@ -51,14 +48,36 @@ def load_config(path: str, overrides: list[str]) -> ConfigDict:
     spec.loader.exec_module(module)
     if not hasattr(module, "get_config"):
         raise InputError(f"{path} defines no get_config(): start from configs/base.py")
-    config = module.get_config()
-    problems = [problem for word in overrides if (problem := _override(config, word))]
-    if problems:
-        raise InputError("\n".join(problems))
+    return module
+
+
+def load_config(path: str, overrides: list[str]) -> ConfigDict:
+    """Reads a config file and applies overrides.
+
+    Args:
+        path: of a Python file that defines get_config().
+        overrides: command-line words such as --config.model.num_layers=4.
+
+    Raises:
+        InputError: no such file, or with every override that does not fit, one a line.
+    """
+    config = load_module(path).get_config()
+    apply_overrides(config, overrides)
     return config
 
 
-def _override(config: ConfigDict, word: str) -> str | None:
+def apply_overrides(config: ConfigDict, overrides: list[str]) -> None:
+    """Applies command-line words to a config.
+
+    Raises:
+        InputError: with every override that does not fit, one a line.
+    """
+    problems = [problem for word in overrides if (problem := override(config, word))]
+    if problems:
+        raise InputError("\n".join(problems))
+
+
+def override(config: ConfigDict, word: str) -> str | None:
     """Applies one --config.key=value; returns what is wrong with it, if anything."""
     name, equals, text = word.partition("=")
     if not name.startswith("--config.") or not equals:

@@ -6,6 +6,7 @@ import pathlib
 from flash_lm.command import load_config, run
 from flash_lm.training.interrupt import stop_on_signal
 from flash_lm.training.loop import train
+from flash_lm.training.profile import parse_span
 
 
 def main(argv: list[str]) -> None:
@@ -13,11 +14,13 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m flash_lm.train", description=main.__doc__)
     parser.add_argument("--config", required=True, help="a file of configs/; --config.KEY=VALUE overrides a key of it")
     parser.add_argument("--workdir", help="folder of the run; default: runs/<name of the config file>")
+    parser.add_argument("--profile", metavar="START:STOP", help="trace the steps after START up to STOP")
     arguments, overrides = parser.parse_known_args(argv)
+    profile = parse_span(arguments.profile) if arguments.profile else None
     config = load_config(arguments.config, overrides)
     workdir = pathlib.Path(arguments.workdir or f"runs/{pathlib.Path(arguments.config).stem}")
     with stop_on_signal() as should_stop:
-        train(config, workdir, should_stop)
+        train(config, workdir, should_stop, profile)
 
 
 if __name__ == "__main__":

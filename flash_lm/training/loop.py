@@ -18,18 +18,25 @@ from flash_lm.training.evaluation import Evaluator
 from flash_lm.training.experiment import Experiment, build_experiment
 from flash_lm.training.hosts import of_all_hosts
 from flash_lm.training.metrics import MetricsWriter
+from flash_lm.training.profile import Profile, Span, check_span
 from flash_lm.training.sharding import batch_sharding, check_batch, place
 from flash_lm.training.state import TrainState, init_state
 from flash_lm.training.step import make_train_step
 
 
-def train(config: ConfigDict, workdir: pathlib.Path, should_stop: Callable[[], bool] = lambda: False) -> None:
+def train(
+    config: ConfigDict,
+    workdir: pathlib.Path,
+    should_stop: Callable[[], bool] = lambda: False,
+    profile: Span | None = None,
+) -> None:
     """Trains to config.train.steps, from the newest checkpoint in `workdir` if there is one.
 
     Args:
         config: in the schema of configs/base.py.
         workdir: of the run; made if need be.
         should_stop: asked after every step; when true, the run is saved and ends early.
+        profile: steps of which a trace is written into workdir/profile; None: of none.
 
     Raises:
         InputError: bad config, data or workdir; nothing has been written then.
@@ -46,11 +53,13 @@ def train(config: ConfigDict, workdir: pathlib.Path, should_stop: Callable[[], b
     settings = experiment.config.train
     checkpoints = Checkpoints(workdir, keep=settings.keep, best_metric=settings.best_metric)
     try:
+        if profile:
+            check_span(profile, checkpoints.newest() or 0, settings.steps)
         if checkpoints.newest() == settings.steps:
             print(f"{workdir}: all {settings.steps} steps are done")
             return
         with jax.set_mesh(experiment.mesh):
-            _Loop(experiment, validation, workdir, checkpoints).run(should_stop)
+            _Loop(experiment, validation, workdir, checkpoints).run(should_stop, Profile(workdir / "profile", profile))
     finally:
         checkpoints.close()
 
@@ -69,7 +78,7 @@ class _Loop:
         self.writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
         self.logged_step, self.logged_seconds = self.step, self.clock.seconds
 
-    def run(self, should_stop: Callable[[], bool]) -> None:
+    def run(self, should_stop: Callable[[], bool], profile: Profile) -> None:
         config = self.config.train
         sharding = batch_sharding(self.experiment.mesh)
         self._announce()
@@ -78,6 +87,7 @@ class _Loop:
         try:
             self.clock.start()
             while self.step < config.steps and not stopping:
+                profile.start_if_due(self.step)
                 self.state, metrics = self.compiled_step(self.state, place(self._next_batch(pending), sharding))
                 self.step += 1
                 # The device works on this step while the last one's metrics are read.
@@ -85,6 +95,8 @@ class _Loop:
                     self._log(*pending)
                 pending = (self.step, metrics)
                 stopping = should_stop()
+                if profile.is_over(self.step):
+                    self._write(profile)
                 last = self.step == config.steps
                 evaluates, saves = (last or _due(self.step, n) for n in (config.eval_every, config.checkpoint_every))
                 if evaluates or saves or stopping:
@@ -100,7 +112,16 @@ class _Loop:
             if stopping and self.step < config.steps:
                 self.writer.say(f"stopped and saved at step {self.step}: the same command goes on from there")
         finally:
+            if profile.on:
+                self._write(profile)
             self.writer.close()
+
+    def _write(self, profile: Profile) -> None:
+        jax.block_until_ready(self.state)
+        self.clock.pause()
+        profile.write()
+        self.writer.say(f"step {self.step}: trace in {profile.folder}, for TensorBoard or ui.perfetto.dev")
+        self.clock.start()
 
     def _start_or_resume(self) -> tuple[TrainState, Clock, list[Any]]:
         """State, clock, and each host's place in the data."""

@@ -1,0 +1,24 @@
+"""relu², softmax and Laplace inside a gated attention unit.
+
+FLASH, section 4, finds relu² about as good as softmax; the Laplace function is Mega's.
+
+python -m flash_lm.sweep --config=configs/ablations/attention_function.py
+"""
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+
+FUNCTIONS = ("relu2", "softmax", "laplace")
+
+
+def get_config() -> ConfigDict:
+    return quickstart.get_config()
+
+
+def get_runs() -> dict[str, dict]:
+    return {
+        f"{family}_{function}": {"model.family": family, "model.attention_function": function}
+        for family in ("flash_quad", "flash")
+        for function in FUNCTIONS
+    }

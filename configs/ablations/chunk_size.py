@@ -1,0 +1,18 @@
+"""The chunk length of FLASH (FLASH, section 4, where 128 to 1024 differ little).
+
+python -m flash_lm.sweep --config=configs/ablations/chunk_size.py
+"""
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+
+SIZES = (32, 64, 128, 256, 512)
+
+
+def get_config() -> ConfigDict:
+    return quickstart.get_config()
+
+
+def get_runs() -> dict[str, dict]:
+    return {f"chunk_{size}": {"model.family": "flash", "model.chunk_size": size} for size in SIZES}

@@ -1,0 +1,22 @@
+"""One head or more in a gated attention unit; each scales and offsets the shared Z in its own way.
+
+python -m flash_lm.sweep --config=configs/ablations/gau_heads.py
+"""
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+
+HEADS = (1, 2, 4, 8)
+
+
+def get_config() -> ConfigDict:
+    return quickstart.get_config()
+
+
+def get_runs() -> dict[str, dict]:
+    return {
+        f"{family}_heads_{heads}": {"model.family": family, "model.gau_heads": heads}
+        for family in ("flash_quad", "flash")
+        for heads in HEADS
+    }

@@ -1,0 +1,22 @@
+"""What divides relu² of the scores: the visible keys, a constant, the row's length, or n² (the appendix of FLASH).
+
+python -m flash_lm.sweep --config=configs/ablations/normalizer.py
+"""
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+
+NORMALIZERS = ("count", "512", "length", "paper")
+
+
+def get_config() -> ConfigDict:
+    return quickstart.get_config()
+
+
+def get_runs() -> dict[str, dict]:
+    return {
+        f"{family}_{normalizer}": {"model.family": family, "model.normalizer": normalizer}
+        for family in ("flash_quad", "flash")
+        for normalizer in NORMALIZERS
+    }

@@ -1,0 +1,33 @@
+"""How FLASH is told positions: its three encodings together, each of them alone, and none.
+
+python -m flash_lm.sweep --config=configs/ablations/positions.py
+"""
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+
+# name -> absolute, rotary, relative
+ENCODINGS = {
+    "all_three": ("scaled_sinusoid", True, "toeplitz"),
+    "rotary": ("none", True, "none"),
+    "sinusoid": ("scaled_sinusoid", False, "none"),
+    "relative_bias": ("none", False, "toeplitz"),
+    "none": ("none", False, "none"),
+}
+
+
+def get_config() -> ConfigDict:
+    return quickstart.get_config()
+
+
+def get_runs() -> dict[str, dict]:
+    return {
+        name: {
+            "model.family": "flash",
+            "model.absolute_positions": absolute,
+            "model.rotary": rotary,
+            "model.relative_bias": relative,
+        }
+        for name, (absolute, rotary, relative) in ENCODINGS.items()
+    }

@@ -1,0 +1,41 @@
+"""A table's experiment at the size of a laptop: about a minute a run, to prove that it goes from start to end."""
+
+from ml_collections import ConfigDict
+
+_LENGTH_DIVISOR = 4
+
+
+def shrink(config: ConfigDict) -> ConfigDict:
+    """The config in 200 steps of 2 layers of 128, with the task, the tokenizer and the family that it has."""
+    config.model.update(
+        num_layers=2,
+        model_dim=128,
+        num_heads=4,
+        shared_dim=64,
+        chunk_size=64,
+        bias_dim=32,
+        max_length=512,
+        init="lecun",  # a standard deviation of 0.02 is meant for wide models
+        dtype="float32",
+        remat="none",
+        dropout=0.0,
+    )
+    config.data.update(vocab_size=4096, tokens_per_batch=2048)
+    config.train.update(
+        steps=200,
+        warmup_steps=20,
+        learning_rate=3e-3,
+        weight_decay=0.01,
+        clip=1.0,
+        accumulate=1,
+        log_every=10,
+        eval_every=50,
+        eval_steps=10,
+        checkpoint_every=0,
+    )
+    return config
+
+
+def shrunk_length(length: int, scale: str) -> int:
+    """Of the rows that stand for the paper's rows of this length."""
+    return length // _LENGTH_DIVISOR if scale == "small" else length

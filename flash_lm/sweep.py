@@ -1,0 +1,48 @@
+"""python -m flash_lm.sweep --config=configs/quickstart.py --grid="model.chunk_size=64,128" [--workdir=runs/sweep …]."""
+
+import argparse
+import pathlib
+from typing import Any
+
+from flash_lm.analysis.comparison import write_comparison
+from flash_lm.command import load_config, load_module, run
+from flash_lm.errors import InputError
+from flash_lm.study import check_runs, grid_runs, run_study
+from flash_lm.training.interrupt import stop_on_signal
+
+
+def main(argv: list[str]) -> None:
+    """Trains and evaluates every combination of a grid, or every run of a file of configs/ablations/.
+
+    Running the same command again goes on where it stopped. At the end there are table.md and curves.png in the folder.
+    """
+    parser = argparse.ArgumentParser(prog="python -m flash_lm.sweep", description=main.__doc__)
+    parser.add_argument("--config", required=True, help="a file of configs/; --config.KEY=VALUE overrides a key of it")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--grid", action="append", default=[], metavar="KEY=VALUE,VALUE…", help="one a key")
+    what.add_argument("--runs", help="a file of configs/ablations/ whose runs to take; default: those of --config")
+    parser.add_argument("--workdir", type=pathlib.Path, help="folder of the runs; default: runs/<name of the file>")
+    parser.add_argument("--split", default="validation", help="that is scored at the end")
+    arguments, overrides = parser.parse_known_args(argv)
+    config, file = load_config(arguments.config, overrides), arguments.runs or arguments.config
+    if arguments.grid:
+        runs, impossible = grid_runs(config, arguments.grid)
+        for sentence in impossible:
+            print(sentence)
+    else:
+        module: Any = load_module(file)
+        if not hasattr(module, "get_runs"):
+            raise InputError(f"{file} names no runs: give --grid, or --runs=FILE of configs/ablations/")
+        runs = module.get_runs()
+        check_runs(config, runs)
+    workdir = arguments.workdir or pathlib.Path("runs") / pathlib.Path(file).stem
+    with stop_on_signal() as should_stop:
+        failures = run_study(config, runs, workdir, arguments.split, should_stop)
+    text = write_comparison([workdir / name for name in runs], arguments.split, workdir)
+    print(f"\n{text or 'no run is finished yet: the same command goes on'}")
+    for name, failure in failures.items():
+        print(f"\n{name} failed: {failure}")
+
+
+if __name__ == "__main__":
+    run(main)

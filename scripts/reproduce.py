@@ -1,0 +1,122 @@
+"""A table of the papers as an experiment: trained, scored, timed, and set beside the paper's figures.
+
+    python scripts/reproduce.py --table=wiki40b --out=runs/wiki40b
+    python scripts/reproduce.py --table=enwik8 --scale=small --corpus=stdlib --out=runs/enwik8 [--config.seed=1 …]
+
+At the papers' scale each table has its data set; at small scale any corpus will do. Run again, it goes on where it
+stopped. OUT gets table.md, results.jsonl, curves.png (quality against steps and time) and quality.png (against the
+time of a step).
+"""
+
+import argparse
+import logging
+import pathlib
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from flash_lm.analysis.comparison import write_comparison
+from flash_lm.analysis.provenance import provenance
+from flash_lm.analysis.reproduction import plot_quality_against_step_time, reproduction_table
+from flash_lm.analysis.results import Line, newest_results, read_jsonl, write_jsonl
+from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
+from flash_lm.command import apply_overrides, load_module, run
+from flash_lm.errors import InputError
+from flash_lm.study import Runs, changed, check_runs, run_study
+from flash_lm.training.bare_step import BareStep
+from flash_lm.training.experiment import build_experiment
+from flash_lm.training.interrupt import stop_on_signal
+
+TABLES = sorted(path.stem for path in pathlib.Path("configs/tables").glob("*.py") if "TITLE" in path.read_text())
+DATA_SETS = (".parquet", ".arrow", ".json", ".jsonl")
+SPLIT = "test"
+
+
+def with_corpus(config: ConfigDict, corpus: str) -> ConfigDict:
+    """The config on another corpus: stdlib, a folder or file of a data set, or text files."""
+    is_data_set = pathlib.Path(corpus).is_dir() or pathlib.Path(corpus).suffix in DATA_SETS
+    kind = "stdlib" if corpus == "stdlib" else "hf" if is_data_set else "text"
+    local: dict[str, Any] = {"data.corpus": kind, "data.streaming": False, "data.name": None, "data.config": None}
+    return changed(config, local | {"data.path": None if kind == "stdlib" else corpus})
+
+
+def step_times(config: ConfigDict, runs: Runs, baseline_of: dict[str, str], rounds: int) -> list[Line]:
+    """Milliseconds a step of each run, of one microbatch on one device; runs with the same baseline take turns."""
+    lines = []
+    for baseline in dict.fromkeys(baseline_of.values()):
+        cells = []
+        for name in (name for name in runs if baseline_of[name] == baseline):
+            experiment = build_experiment(one_microbatch(changed(config, runs[name])))
+            step = BareStep(experiment.config)
+            step.start()
+            cells.append(Cell.warmed(name, timed(step.step)))
+            print(f"step of {name}: compiled in {step.compile_s:.1f} s", flush=True)
+        take_turns(cells, rounds, lambda text: print(text, flush=True))
+        medians = {cell.name: cell.median_ms for cell in cells}
+        lines += [
+            {
+                "run": cell.name,
+                "step_ms": cell.median_ms,
+                "iqr_ms": cell.iqr_ms,
+                "speedup": medians[baseline] / cell.median_ms,
+            }
+            for cell in cells
+        ]
+    return lines
+
+
+def one_microbatch(config: Any) -> ConfigDict:
+    """The config whose step is one microbatch of the given one's."""
+    accumulate, tokens = config.train.accumulate, config.data.tokens_per_batch
+    return changed(config, {"train.accumulate": 1, "data.tokens_per_batch": tokens // accumulate})
+
+
+def main(argv: list[str]) -> None:
+    """Trains, scores and times every run of a table of the papers."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--table", required=True, choices=TABLES)
+    parser.add_argument("--scale", default="paper", choices=("paper", "small"))
+    parser.add_argument(
+        "--corpus", help="stdlib, text files (a glob), or the folder of a data set; default: the paper's"
+    )
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of the timing")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
+    arguments, overrides = parser.parse_known_args(argv)
+    if arguments.scale == "small" and not arguments.corpus:
+        raise InputError("--scale=small needs a corpus: give --corpus=stdlib, text files, or the folder of a data set")
+    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores, for every run
+    table: Any = load_module(f"configs/tables/{arguments.table}.py")
+    config = table.get_config(arguments.scale)
+    apply_overrides(config, overrides)
+    config = with_corpus(config, arguments.corpus) if arguments.corpus else config
+    runs, figures = table.get_runs(arguments.scale), table.get_figures(arguments.scale)
+    check_runs(config, runs)
+    first = next(iter(runs))
+    baseline_of = {name: table.baseline(name) if hasattr(table, "baseline") else first for name in runs}
+    folder, times_file = arguments.out / "runs", arguments.out / "step_times.jsonl"
+    if not times_file.exists():
+        times = step_times(config, runs, baseline_of, arguments.rounds)
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        write_jsonl(times_file, [line | provenance(jax.devices()[0].device_kind) for line in times])
+    with stop_on_signal() as should_stop:
+        failures = run_study(config, runs, folder, SPLIT, should_stop)
+    workdirs = [folder / name for name in runs]
+    if write_comparison(workdirs, SPLIT, arguments.out) is None:
+        print("no run is finished yet: the same command goes on")
+        return
+    times = {line["run"]: line for line in read_jsonl(times_file)}
+    results = {line["run"]: line for line in newest_results([path for path in workdirs if path.exists()], SPLIT)}
+    lines = [results[name] | times[name] for name in runs if name in results]
+    lines = [line | ({"paper": figures[line["run"]]} if line["run"] in figures else {}) for line in lines]
+    write_jsonl(arguments.out / "results.jsonl", lines)
+    title = f"{table.TITLE}; here {arguments.scale} scale on {lines[0]['corpus']}, {lines[0]['device']}"
+    text = f"{title}\n\n{reproduction_table(lines, table.METRIC)}"
+    text += "".join(f"\n\n{name} failed: {failure}" for name, failure in failures.items())
+    (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
+    plot_quality_against_step_time(lines, table.METRIC, arguments.out / "quality.png", title)
+    print(f"\n{text}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,181 @@
+"""Grids, ablations, tables and sweeps: what is run, what is skipped, what is told."""
+
+import importlib.util
+import json
+import pathlib
+
+import pytest
+from small import small_config, write_corpus
+
+from configs import quickstart
+from flash_lm import study, sweep
+from flash_lm.analysis.results import read_jsonl
+from flash_lm.command import load_module
+from flash_lm.errors import InputError, RunError
+from flash_lm.study import check_runs, grid_runs, run_study
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+ROOT = pathlib.Path(__file__).parent.parent
+ABLATIONS = sorted((ROOT / "configs" / "ablations").glob("*.py"))
+TABLES = [path for path in sorted((ROOT / "configs" / "tables").glob("*.py")) if "TITLE" in path.read_text()]
+
+
+def test_a_grid_is_a_product_of_typed_values():
+    runs, impossible = grid_runs(quickstart.get_config(), ["model.chunk_size=64,128", "mesh.shape=(1,1,1),(-1,1,1)"])
+    assert list(runs) == [f"chunk_size={n},shape={shape}" for n in (64, 128) for shape in ("(1,1,1)", "(-1,1,1)")]
+    assert runs["chunk_size=64,shape=(1,1,1)"] == {"model.chunk_size": 64, "mesh.shape": (1, 1, 1)}
+    assert impossible == []
+
+
+def test_impossible_combinations_are_left_out_and_told():
+    parts = [f"model.{part}_attention=true,false" for part in ("local", "global")]
+    runs, (sentence,) = grid_runs(quickstart.get_config(), parts)
+    assert len(runs) == 3
+    assert "local_attention=false,global_attention=false is left out" in sentence and "both false" in sentence
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        (["model.chunk_sise=64"], "did you mean model.chunk_size"),
+        (["model.chunk_size=64,x"], "chunk_size=x must be of type int"),
+        (["model.chunk_size=64,-1"], "chunk_size=-1 must be"),
+        (["model.family=flash,flsh"], "flsh"),
+        (["model.chunk_size"], "model.chunk_size"),
+    ],
+)
+def test_a_wrong_key_or_value_ends_the_sweep(grid, message):
+    with pytest.raises(InputError, match=message):
+        grid_runs(quickstart.get_config(), grid)
+
+
+@pytest.mark.parametrize("path", ABLATIONS, ids=lambda path: path.stem)
+def test_ablations_are_valid(path):
+    module = load_module(str(path))
+    runs = module.get_runs()
+    check_runs(module.get_config(), runs)
+    assert len({json.dumps(changes) for changes in runs.values()}) == len(runs) >= 3
+    assert path.stem in module.__doc__, "the docstring says how to run it"
+
+
+def test_expansions_have_about_the_same_size():
+    module = load_module(str(ROOT / "configs" / "ablations" / "expansion.py"))
+    config = module.get_config().model
+    sizes = [
+        runs["model.num_layers"]
+        * (3 * config.model_dim * runs["model.expanded_dim"] + config.model_dim * config.shared_dim)
+        for runs in module.get_runs().values()
+    ]
+    assert max(sizes) <= 1.1 * min(sizes)
+
+
+@pytest.mark.parametrize("scale", ["paper", "small"])
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_tables_are_valid(path, scale):
+    module = load_module(str(path))
+    runs = module.get_runs(scale)
+    check_runs(module.get_config(scale), runs)
+    if scale == "paper":
+        assert set(module.get_figures(scale)) <= set(runs)
+    if hasattr(module, "baseline"):
+        assert {module.baseline(name) for name in runs} <= set(runs)
+
+
+@pytest.fixture
+def config(tmp_path):
+    config = small_config(write_corpus(tmp_path / "corpus"), tmp_path / "cache")
+    config.train.update(steps=3, eval_every=0, checkpoint_every=0)
+    return config
+
+
+def test_a_study_goes_on_where_it_stopped(config, tmp_path, monkeypatch, capsys):
+    runs = {f"chunk_{n}": {"model.chunk_size": n} for n in (8, 16)}
+    asked = iter([False, False, False, False, True, True, True])  # in the first run's steps and end, then in the second
+    assert run_study(config, runs, tmp_path / "study", "validation", lambda: next(asked)) == {}
+    assert (tmp_path / "study" / "chunk_8" / "results.jsonl").exists()
+    assert not (tmp_path / "study" / "chunk_16" / "results.jsonl").exists()
+    trained = []
+    train = study.train
+    monkeypatch.setattr(
+        study, "train", lambda config, folder, stop: (trained.append(folder.name), train(config, folder, stop))
+    )
+    for _ in range(2):
+        run_study(config, runs, tmp_path / "study", "validation", lambda: False)
+    assert trained == ["chunk_16"]
+    assert "chunk_8: done before" in capsys.readouterr().out
+    for name in runs:
+        (line,) = read_jsonl(tmp_path / "study" / name / "results.jsonl")
+        assert line["run"] == name and line["step"] == 3
+    steps = [
+        line["step"]
+        for line in read_jsonl(tmp_path / "study" / "chunk_16" / "metrics.jsonl")
+        if line["split"] == "train"
+    ]
+    assert steps == [1, 2, 3]
+
+
+def test_a_run_that_fails_keeps_no_other_from_running(config, tmp_path, monkeypatch):
+    def train(config, folder, stop):
+        if config.model.chunk_size == 8:
+            raise RunError("loss nan at step 2")
+
+    monkeypatch.setattr(study, "train", train)
+    monkeypatch.setattr(
+        study, "evaluate", lambda folder, split, lengths: [{"run": folder.name, "split": split, "step": 3}]
+    )
+    runs = {f"chunk_{n}": {"model.chunk_size": n} for n in (8, 16)}
+    failures = run_study(config, runs, tmp_path, "validation", lambda: False)
+    assert failures == {"chunk_8": "loss nan at step 2"}
+    assert (tmp_path / "chunk_16" / "results.jsonl").exists()
+
+
+def words(config) -> list[str]:
+    """Overrides that make a config file the given config."""
+    tree = {group: config[group].to_dict() for group in ("model", "data", "train")}
+    pairs = [(f"{group}.{key}", value) for group, keys in tree.items() for key, value in keys.items()]
+    return [f"--config.{key}={value}" for key, value in pairs if value is not None]
+
+
+def test_the_sweep_ends_with_a_table_and_a_plot(config, tmp_path, capsys):
+    out = tmp_path / "sweep"
+    grid = ["--grid=model.local_attention=true,false", "--grid=model.global_attention=true,false"]
+    sweep.main(["--config=configs/quickstart.py", *grid, f"--workdir={out}", *words(config)])
+    printed = capsys.readouterr().out
+    assert "local_attention=false,global_attention=false is left out" in printed
+    table = (out / "table.md").read_text()
+    assert table.strip() in printed and table.count("global_attention=") == 3
+    assert (out / "curves.png").exists()
+
+
+def test_a_config_that_names_no_runs_needs_a_grid(tmp_path):
+    with pytest.raises(InputError, match="--grid"):
+        sweep.main(["--config=configs/quickstart.py", f"--workdir={tmp_path}"])
+
+
+@pytest.mark.slow
+def test_a_table_is_reproduced_and_goes_on(config, tmp_path, capsys):
+    spec = importlib.util.spec_from_file_location("reproduce", ROOT / "scripts" / "reproduce.py")
+    assert spec and spec.loader
+    reproduce = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reproduce)
+    out = tmp_path / "out"
+    sizes = {"model.num_layers": 1, "model.model_dim": 16, "train.steps": 2, "train.warmup_steps": 0}
+    sizes |= {"train.eval_every": 0, "data.tokens_per_batch": 8192, "data.cache_dir": str(tmp_path / "cache")}
+    argv = ["--table=enwik8_length", "--scale=small", f"--corpus={config.data.path}", "--rounds=2", f"--out={out}"]
+    argv += [f"--config.{key}={value}" for key, value in sizes.items()]
+    reproduce.main(argv)
+    lines = read_jsonl(out / "results.jsonl")
+    assert [(line["run"], line["paper"]) for line in lines] == [
+        ("length_256", 1.154),
+        ("length_512", 1.135),
+        ("length_1024", 1.134),
+    ]
+    assert lines[0]["speedup"] == 1 and all(line["step_ms"] > 0 for line in lines)
+    assert "1.154" in (out / "table.md").read_text()
+    assert (out / "quality.png").exists() and (out / "curves.png").exists()
+    before = (out / "step_times.jsonl").read_text()
+    capsys.readouterr()
+    reproduce.main(argv)
+    assert capsys.readouterr().out.count("done before") == 3
+    assert (out / "step_times.jsonl").read_text() == before

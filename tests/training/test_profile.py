@@ -1,0 +1,43 @@
+"""Traces of a run."""
+
+import gzip
+import json
+
+import pytest
+from small import small_config, write_corpus
+
+from flash_lm.errors import InputError
+from flash_lm.training.loop import train
+from flash_lm.training.profile import check_span, parse_span
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+
+@pytest.mark.parametrize("text", ["5", "5:", ":5", "a:b", "5:5", "6:5", "-1:5", "1:2:3", ""])
+def test_spans_that_are_none(text):
+    with pytest.raises(InputError, match="such as 20:25"):
+        parse_span(text)
+
+
+def test_a_run_must_come_to_the_span():
+    assert parse_span("20:25") == (20, 25)
+    check_span((20, 25), 20, 21)
+    for done, steps in ((21, 100), (0, 20)):
+        with pytest.raises(InputError, match=f"{done} of {steps} steps"):
+            check_span((20, 25), done, steps)
+
+
+def test_the_trace_has_the_steps_of_the_span_and_changes_no_loss(tmp_path):
+    """Its stop lies behind the end of the run."""
+    config = small_config(write_corpus(tmp_path / "corpus"), tmp_path / "cache")
+    config.train.update(steps=3, eval_every=0, checkpoint_every=0)
+    losses = []
+    for name, span in (("plain", None), ("traced", (1, 9))):
+        train(config, tmp_path / name, profile=span)
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        losses.append([line["loss"] for line in lines])
+    assert losses[0] == losses[1]
+    assert not (tmp_path / "plain" / "profile").exists()
+    assert list((tmp_path / "traced" / "profile").rglob("*.xplane.pb"))
+    (perfetto,) = (tmp_path / "traced" / "profile").rglob("perfetto_trace.json.gz")
+    assert json.loads(gzip.decompress(perfetto.read_bytes()))["traceEvents"]
