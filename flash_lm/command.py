@@ -77,6 +77,18 @@ def apply_overrides(config: ConfigDict, overrides: list[str]) -> None:
         raise InputError("\n".join(problems))
 
 
+def whole_numbers(words: str) -> list[int]:
+    """Positive numbers between blanks, one or more.
+
+    Raises:
+        InputError: something else.
+    """
+    numbers = words.split()
+    if not numbers or not all(number.isdecimal() and int(number) for number in numbers):
+        raise InputError(f"{words!r} must be positive whole numbers between blanks, such as '512 2048'")
+    return [int(number) for number in numbers]
+
+
 def override(config: ConfigDict, word: str) -> str | None:
     """Applies one --config.key=value; returns what is wrong with it, if anything."""
     name, equals, text = word.partition("=")

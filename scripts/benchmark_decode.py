@@ -9,7 +9,7 @@ stepping through them.
 
 import argparse
 import dataclasses
-import os
+import logging
 import pathlib
 import time
 from collections.abc import Callable
@@ -25,18 +25,20 @@ from flash_lm.analysis.provenance import provenance
 from flash_lm.analysis.results import Line, write_jsonl
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.table import markdown_table, pivot
-from flash_lm.command import load_config, run
+from flash_lm.command import load_config, run, whole_numbers
 from flash_lm.config import MeshConfig, parse_model
+from flash_lm.errors import InputError
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.models.families import FAMILIES, complete
+from flash_lm.training.device import free_memory
 from flash_lm.training.sharding import make_mesh
 from flash_lm.training.state import ModelFunction
 
 CACHED = "transformer_plus_plus"
 RECOMPUTED = "transformer_plus_plus, recomputed"
 RECOMPUTED_UP_TO = 4096
-PREFILLED = 8192
+PREFILLED, STEPPED = 8192, 128
 GREEDY = SamplingArrays.of(Sampling(temperature=0))
 
 
@@ -55,23 +57,23 @@ class Model:
         self.engine = Engine(self.function, self.params, mesh, end=0, allowed_V=never_ends)
         self.last = jax.jit(lambda params, inputs: self._last_token(params, inputs))
 
-    def stepper(self, rows: int, context: int, tokens: int) -> Callable[[], float]:
-        """Generates the last tokens of a synthetic context; each call gives milliseconds a token.
+    def tokens_a_turn(self, tokens: int) -> int:
+        """As many as a chunk has where a state does not grow, so that each share of a chunk's fold is counted once."""
+        return tokens if self.engine.grows else self.function.config.chunk_size
 
-        Where a state does not grow, as many as a chunk has, so that each share of a chunk's fold is counted once.
-        """
-        tokens = tokens if self.engine.grows else self.function.config.chunk_size
+    def stepper(self, rows: int, context: int, tokens: int) -> Callable[[], float]:
+        """Generates the last tokens of a synthetic context; each call gives milliseconds."""
 
         def turn() -> float:
             # A state of its own, so that no two of the large ones exist at the same time.
-            carry = self.engine.start(rows, context)
+            carry = self.engine.apart(self.engine.start(rows, context))
             positions_B = jnp.full(rows, context - tokens, jnp.int32)
             carry = dataclasses.replace(carry, state=dataclasses.replace(carry.state, positions_B=positions_B))
             jax.block_until_ready(carry)
             start = time.perf_counter()
             carry, _ = self.engine.advance(carry, GREEDY, 0, tokens)
             jax.block_until_ready(carry)
-            return 1000 * (time.perf_counter() - start) / tokens
+            return 1000 * (time.perf_counter() - start)
 
         return turn
 
@@ -85,33 +87,36 @@ class Model:
         return bound.logits(bound.features(inputs_BxL)[:, -1]).argmax(axis=-1)
 
 
-def measure(models: list[Model], contexts: list[int], batches: list[int], tokens: int, rounds: int, room: int):
+def measure(models: list[Model], contexts: list[int], batches: list[int], tokens: int, rounds: int, room: int | None):
     """Flat lines, one a model, context and batch; a state of more than `room` bytes is not made."""
     lines = []
     for rows in batches:
         for context in contexts:
-            cells: list[tuple[Line, Cell]] = []
-
-            def add(line: Line, turn: Callable[[], float], cells=cells) -> None:
-                cells.append((line, Cell.warmed(line["family"], turn)))
-
+            cells: list[tuple[Line, Cell, int]] = []
             for model in models:
                 line = {"family": model.family, "context": context, "batch": rows}
                 line["state_bytes"] = model.engine.state_bytes(rows, context)
-                # Where the compiler copies a donated state, there are two.
-                if 2 * line["state_bytes"] > room:
+                # There are two while the state is put apart.
+                if room is not None and 2 * line["state_bytes"] > room:
                     lines.append(line | {"does_not_fit": f"{line['state_bytes'] / 1e9:.1f} GB of state"})
                     continue
-                add(line, model.stepper(rows, context, tokens))
+                here = model.tokens_a_turn(tokens)
+                cells.append((line, warmed(model.family, model.stepper(rows, context, here)), here))
                 if model.family == CACHED and context <= RECOMPUTED_UP_TO:
-                    add(line | {"family": RECOMPUTED, "state_bytes": 0}, model.recomputer(rows, context))
+                    line = line | {"family": RECOMPUTED, "state_bytes": 0}
+                    cells.append((line, warmed(RECOMPUTED, model.recomputer(rows, context)), 1))
             say = lambda text, here=f"batch {rows}, context {context}": print(f"{here}: {text}", flush=True)
-            take_turns([cell for _, cell in cells], rounds, say)
-            lines += [
-                line | {"ms_a_token": cell.median_ms, "iqr_ms": cell.iqr_ms, "rounds": len(cell.times_ms)}
-                for line, cell in cells
-            ]
+            take_turns([cell for _, cell, _ in cells], rounds, say)
+            for line, cell, here in cells:
+                spread = {"iqr_ms": cell.iqr_ms / here, "rounds": len(cell.times_ms)}
+                lines.append(line | {"ms_a_token": cell.median_ms / here} | spread)
     return lines
+
+
+def warmed(name: str, turn: Callable[[], float]) -> Cell:
+    """After a turn that compiles, and one that tells how long it takes."""
+    turn()
+    return Cell.warmed(name, turn)
 
 
 def measure_prefill(models: list[Model], rounds: int) -> list[Line]:
@@ -122,10 +127,9 @@ def measure_prefill(models: list[Model], rounds: int) -> list[Line]:
     prompt, lines = np.ones(PREFILLED, np.int32), []
     for model in models:
         prefill = timed(lambda engine=model.engine: jax.block_until_ready(engine.prefill([prompt], 0)))
-        step = Cell.warmed("step", model.stepper(1, PREFILLED, 128))
-        cells = [Cell.warmed("prefill", prefill), step]
-        take_turns(cells, rounds)
-        together, stepping = cells[0].median_ms, step.median_ms * PREFILLED
+        step, whole = warmed("step", model.stepper(1, PREFILLED, STEPPED)), warmed("prefill", prefill)
+        take_turns([step, whole], rounds)
+        together, stepping = whole.median_ms, step.median_ms * PREFILLED / STEPPED
         lines.append(
             {"family": model.family, "prefill_ms": together, "stepping_ms": stepping, "ratio": stepping / together}
         )
@@ -176,17 +180,22 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
     families = arguments.families.split()
-    contexts, batches = ([int(x) for x in words.split()] for words in (arguments.contexts, arguments.batches))
+    contexts, batches = (whole_numbers(words) for words in (arguments.contexts, arguments.batches))
     config: Any = load_config(arguments.config, overrides)
+    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores
     longest = max(*contexts, PREFILLED) + 2 * PREFILLED
     models = [Model(config.model, family, longest) for family in families]
-    room = int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 0.7)
+    shortest = max(model.tokens_a_turn(arguments.tokens) for model in models)
+    if min(contexts) < shortest:
+        raise InputError(
+            f"--contexts={arguments.contexts}: {shortest} tokens are generated a turn, give no shorter ones"
+        )
+    arguments.out.mkdir(parents=True, exist_ok=True)
     about = provenance(jax.devices()[0].device_kind)
     prefills = [line | about for line in measure_prefill(models, arguments.rounds)]
-    lines = measure(models, contexts, batches, arguments.tokens, arguments.rounds, room)
+    lines = measure(models, contexts, batches, arguments.tokens, arguments.rounds, free_memory())
     sizes = {model.family: sum(x.size for x in jax.tree.leaves(model.params)) for model in models}
     lines = [line | {"parameters": sizes[line["family"].split(",")[0]], **about} for line in lines]
-    arguments.out.mkdir(parents=True, exist_ok=True)
     write_jsonl(arguments.out / "decode.jsonl", lines)
     write_jsonl(arguments.out / "prefill.jsonl", prefills)
     text = tables(lines, batches, prefills)

@@ -75,6 +75,7 @@ def test_decoding_by_context(tmp_path, monkeypatch, capsys):
     """Beside the cached Transformer++ stands the one that recomputes; what does not fit has no time."""
     script, out = load("benchmark_decode"), tmp_path / "out"
     monkeypatch.setattr(script, "PREFILLED", 32)
+    monkeypatch.setattr(script, "STEPPED", 16)
     monkeypatch.setattr(script, "RECOMPUTED_UP_TO", 32)
     words = ["--config=configs/tiny.py", "--families=transformer_plus_plus flash", "--contexts=32 64", "--batches=2"]
     sizes = ["--config.model.vocab_size=300", "--config.model.chunk_size=8", *SMALL]

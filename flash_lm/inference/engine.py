@@ -4,6 +4,7 @@ What is compiled depends on bucketed lengths alone, so other prompts and other n
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 import jax
@@ -13,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flash_lm.inference.sampling import SamplingArrays, choose
 from flash_lm.models.language_model import DecodeState
+from flash_lm.models.layer import Layer
 from flash_lm.training.sharding import BATCH, rows_that_divide
 from flash_lm.training.state import ModelFunction, Params
 
@@ -86,7 +88,13 @@ class Engine:
         self._start = jax.jit(self._start_rows, static_argnums=(2, 3))
         self._prefill = jax.jit(self._prefill_piece, donate_argnums=1)
         self._score = jax.jit(self._score_piece, donate_argnums=1)
-        self._advance = jax.jit(self._advance_rows, donate_argnums=1, static_argnums=5)
+        self._advance = jax.jit(self._advance_rows, donate_argnums=2, static_argnums=6)
+        self._put_apart = jax.jit(lambda carry: self._spread(dataclasses.replace(carry, state=carry.state.apart())))
+
+    @functools.cached_property
+    def _layers(self) -> list[Layer]:
+        """The layers' parameters once more, each layer's apart."""
+        return jax.jit(lambda params: self._model.bind(params).layers_apart())(self._params)
 
     def start(self, rows: int, tokens: int) -> Decoding:
         """Before the first token of so many rows, each to hold so many tokens."""
@@ -114,6 +122,19 @@ class Engine:
                 carry = self._prefill(self._params, carry, inputs_BxL, lengths_B)
         return carry
 
+    def apart(self, carry: Decoding) -> Decoding:
+        """With each layer's state in arrays of its own, as the loop wants it; `advance` does this at its first call.
+
+        Args:
+            carry: donated.
+        """
+        if isinstance(carry.state.layers, list):
+            return carry
+        with jax.set_mesh(self._mesh):
+            apart = self._put_apart(carry)
+        jax.tree.map(lambda x: x.delete(), carry.state.layers)  # jax cannot donate what has another shape
+        return apart
+
     def advance(self, carry: Decoding, settings: SamplingArrays, seed: int, max_tokens: int) -> tuple[Decoding, Tokens]:
         """Generates max_tokens tokens a row, or fewer where all rows come to their ends.
 
@@ -125,9 +146,10 @@ class Engine:
             seed: of the draws.
             max_tokens: 1 or more.
         """
+        carry = self.apart(carry)
         with jax.set_mesh(self._mesh):
             key, budget = jax.random.key(seed), jnp.int32(max_tokens)
-            carry, new = self._advance(self._params, carry, settings, key, budget, bucket(max_tokens))
+            carry, new = self._advance(self._params, self._layers, carry, settings, key, budget, bucket(max_tokens))
         tokens_BxT, log_probs_BxT, lengths_B = (np.asarray(x) for x in new)
         return carry, Tokens(tokens_BxT, log_probs_BxT, lengths_B, np.asarray(carry.finished_B))
 
@@ -167,7 +189,7 @@ class Engine:
 
     def _start_rows(self, params: Params, rows: jax.Array, filled: int, capacity: int) -> Decoding:
         logits_BxV = jnp.zeros((filled, self._model.config.vocab_size), jnp.float32)
-        state = self._model.bind(params).init_state(filled, capacity).apart()
+        state = self._model.bind(params).init_state(filled, capacity)
         seen_BxV = jnp.zeros(logits_BxV.shape, bool)
         finished_B = jnp.arange(filled) >= rows  # what fills up the batch keeps nobody waiting
         return self._spread(Decoding(state, logits_BxV, seen_BxV, jnp.int32(0), finished_B))
@@ -184,10 +206,16 @@ class Engine:
         return _log_prob(logits_BxLxV, targets_BxL), state
 
     def _advance_rows(
-        self, params: Params, carry: Decoding, settings: SamplingArrays, key: jax.Array, budget: jax.Array, size: int
+        self,
+        params: Params,
+        layers: list[Layer],
+        carry: Decoding,
+        settings: SamplingArrays,
+        key: jax.Array,
+        budget: jax.Array,
+        size: int,
     ):
         bound, never_V = self._model.bind(params), jnp.asarray(self._never_V)
-        layers = bound.layers_apart()
         rows, start = carry.finished_B.shape[0], carry.count
         fold_in = jax.vmap(jax.random.fold_in, in_axes=(0, None))
         keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(rows))
@@ -208,7 +236,7 @@ class Engine:
                 log_probs_BxT.at[:, place].set(_log_prob(carry.logits_BxV, tokens_B)),
                 lengths_B + (~finished_B).astype(jnp.int32),
             )
-            logits_BxV, state = bound.step(tokens_B, carry.state, layers)
+            logits_BxV, state = bound.step_apart(tokens_B, carry.state, layers)
             seen_BxV = carry.seen_BxV.at[jnp.arange(rows), tokens_B].set(True)
             return self._spread(Decoding(state, logits_BxV, seen_BxV, carry.count + 1, finished_B)), new
 
@@ -217,14 +245,21 @@ class Engine:
         return jax.lax.while_loop(going, one_token, (carry, new))
 
     def _spread(self, carry: Decoding) -> Decoding:
-        """The rows, which are in front everywhere, over the data and fsdp axes."""
+        """The rows over the data and fsdp axes; they are in front, but behind the layers in stacked states."""
 
-        def rows(x: jax.Array) -> jax.Array:
-            # Behind the rows the compiler decides, so that heads may stay apart over the tensor axis.
-            free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - len(BATCH))
-            return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, PartitionSpec(*BATCH, *free)))
+        def over(*spec):
+            def spread(x: jax.Array) -> jax.Array:
+                # Behind the rows the compiler decides, so that heads may stay apart over the tensor axis.
+                free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - len(spec))
+                return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, PartitionSpec(*spec, *free)))
 
-        return jax.tree.map(lambda x: rows(x) if x.ndim else x, carry)
+            return spread
+
+        rows, state = over(*BATCH), carry.state
+        is_apart = isinstance(state.layers, list)
+        layers = jax.tree.map(rows if is_apart else over(None, *BATCH), state.layers)
+        state = dataclasses.replace(state, positions_B=rows(state.positions_B), layers=layers)
+        return Decoding(state, rows(carry.logits_BxV), rows(carry.seen_BxV), carry.count, rows(carry.finished_B))
 
 
 def bucket(n: int) -> int:

@@ -221,25 +221,24 @@ class LanguageModel(nnx.Module):
         last_Bx1x1 = jnp.maximum(lengths_B - 1, 0)[:, None, None]
         return self.logits(jnp.take_along_axis(features_BxLxD, last_Bx1x1, axis=1)[:, 0]), state
 
-    def step(
-        self, tokens_B: jax.Array, state: DecodeState, layers: list[Layer] | None = None
-    ) -> tuple[jax.Array, DecodeState]:
-        """Consumes one token a row; raises as `prefill` does.
+    def step(self, tokens_B: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
+        """Consumes one token a row: B×V float32 and the state after it; raises as `prefill` does."""
+        return self._step(tokens_B, state, self._scan)
 
-        Args:
-            tokens_B: token ids.
-            state: before them.
-            layers: of `layers_apart`, for a state that is apart; None: they are cut apart here.
+    def step_apart(self, tokens_B: jax.Array, state: DecodeState, layers: list[Layer]) -> tuple[jax.Array, DecodeState]:
+        """As `step`, for a state that is apart and the layers of `layers_apart`: what a loop over tokens is made of."""
 
-        Returns:
-            B×V float32, and the state after the tokens.
-        """
-        positions_Bx1, lengths_B = state.positions_B[:, None], jnp.ones_like(state.positions_B)
-        features_Bx1xD, state = self._decode("step", tokens_B[:, None], positions_Bx1, lengths_B, state, layers)
-        return self.logits(features_Bx1xD[:, 0]), state
+        def one_by_one(layer: Callable, x: jax.Array, states: list[Any]) -> tuple[jax.Array, list[Any]]:
+            after = []
+            for module, before in zip(layers, states, strict=True):
+                x, state = layer(module, x, before)
+                after.append(state)
+            return x, after
+
+        return self._step(tokens_B, state, one_by_one)
 
     def layers_apart(self) -> list[Layer]:
-        """A module for each layer, to be made before a loop over tokens: it copies the parameters."""
+        """A module for each layer; a copy of their parameters, to be made before a loop over tokens."""
         graph, stacked = nnx.split(self.layers)
         cut = lambda i: nnx.merge(graph, jax.tree.map(lambda x: x[i], stacked))
         return [cut(i) for i in range(self.config.num_layers)]
@@ -251,12 +250,18 @@ class LanguageModel(nnx.Module):
 
     def _prefill(self, inputs_BxL: jax.Array, state: DecodeState, lengths_B: jax.Array):
         positions_BxL = state.positions_B[:, None] + jnp.arange(inputs_BxL.shape[1], dtype=jnp.int32)[None]
-        return self._decode("prefill", inputs_BxL, positions_BxL, lengths_B, state)
+        return self._decode("prefill", inputs_BxL, positions_BxL, lengths_B, state, self._scan)
 
-    def _decode(
-        self, method: str, inputs_BxL, positions_BxL, lengths_B, state: DecodeState, layers: list[Layer] | None = None
-    ):
-        """Features B×L×D after the last norm, NaN in rows that are beyond what the state or the positions hold."""
+    def _step(self, tokens_B: jax.Array, state: DecodeState, fold: Callable):
+        positions_Bx1, lengths_B = state.positions_B[:, None], jnp.ones_like(state.positions_B)
+        features_Bx1xD, state = self._decode("step", tokens_B[:, None], positions_Bx1, lengths_B, state, fold)
+        return self.logits(features_Bx1xD[:, 0]), state
+
+    def _decode(self, method: str, inputs_BxL, positions_BxL, lengths_B, state: DecodeState, fold: Callable):
+        """Features B×L×D after the last norm, NaN in rows that are beyond what the state or the positions hold.
+
+        `fold` folds x through the layers and their states, as `_scan` does.
+        """
         end_B = state.positions_B + lengths_B
         grows = any(sublayer.state_grows for sublayer in self.layers.sublayers)
         limit = state.capacity if grows else self.longest
@@ -275,16 +280,7 @@ class LanguageModel(nnx.Module):
         def layer(module: Layer, x, states):
             return module.decode(method, x, context, states)
 
-        if not isinstance(state.layers, list):
-            x, states = self._scan(layer, x, state.layers)
-        elif method == "step":
-            states = []
-            for module, before in zip(layers or self.layers_apart(), state.layers, strict=True):
-                x, after = layer(module, x, before)
-                states.append(after)
-        else:  # many tokens at once are worth a copy, and one layer is compiled sooner than all
-            x, stacked = self._scan(layer, x, jax.tree.map(lambda *xs: jnp.stack(xs), *state.layers))
-            states = DecodeState(end_B, stacked, state.capacity).apart().layers
+        x, states = fold(layer, x, state.layers)
         features = self.norm(x if method == "prefill" else x[:, None])
         features = jnp.where(beyond_B[:, None, None], jnp.nan, features)
         return features, DecodeState(end_B, states, state.capacity)

@@ -134,9 +134,12 @@ def test_other_lengths_compile_nothing(family):
 
 def test_the_state_is_donated_to_one_loop():
     one = engine("transformer_plus_plus")
-    carry, key = one.prefill(PROMPTS, MAX_TOKENS), jax.random.key(0)
+    prefilled, key = one.prefill(PROMPTS, MAX_TOKENS), jax.random.key(0)
+    carry, _ = one.advance(prefilled, GREEDY, 0, 3)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(prefilled.state.layers))
     with jax.set_mesh(one._mesh):
-        text = one._advance.lower(one._params, carry, GREEDY, key, jnp.int32(3), 16).compile().as_text()
+        arguments = (one._params, one._layers, carry, GREEDY, key, jnp.int32(3), 16)
+        text = one._advance.lower(*arguments).compile().as_text()
     aliased = text.splitlines()[0].count("may-alias") + text.splitlines()[0].count("must-alias")
     assert aliased == len(jax.tree.leaves(carry))
     one.advance(carry, GREEDY, 0, 3)
