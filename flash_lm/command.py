@@ -1,5 +1,6 @@
 """What the commands share: config files with overrides, and one clear line for an error."""
 
+import argparse
 import ast
 import importlib.util
 import logging
@@ -25,6 +26,9 @@ def run(main: Callable[[list[str]], None]) -> None:
         main(sys.argv[1:])
     except PermissionError as error:
         print(f"error: no permission for {error.filename}: choose another folder", file=sys.stderr)
+        sys.exit(2)
+    except (FileExistsError, NotADirectoryError) as error:
+        print(f"error: {error.filename} is a file: choose another folder", file=sys.stderr)
         sys.exit(2)
     except (InputError, RunError) as error:
         for line in str(error).splitlines():
@@ -75,6 +79,13 @@ def apply_overrides(config: ConfigDict, overrides: list[str]) -> None:
     problems = [problem for word in overrides if (problem := override(config, word))]
     if problems:
         raise InputError("\n".join(problems))
+
+
+def positive(word: str) -> int:
+    """A positive whole number: a type for argparse."""
+    if not (word.isdecimal() and int(word)):
+        raise argparse.ArgumentTypeError(f"{word} must be a positive whole number")
+    return int(word)
 
 
 def whole_numbers(words: str) -> list[int]:

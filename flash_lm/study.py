@@ -1,5 +1,6 @@
 """A study: runs of one config that differ in a few keys, each trained and evaluated once, however often it is begun."""
 
+import copy
 import itertools
 import pathlib
 import re
@@ -12,9 +13,11 @@ from flash_lm.analysis.results import append_jsonl, read_jsonl
 from flash_lm.command import override
 from flash_lm.config import parse
 from flash_lm.errors import InputError, RunError
-from flash_lm.training.bare_step import completed
+from flash_lm.models.families import complete_config
+from flash_lm.training import workdir as run_folder
 from flash_lm.training.evaluation import evaluate
 from flash_lm.training.loop import train
+from flash_lm.training.sharding import check_batch, make_mesh
 
 Changes = Mapping[str, Any]  # key of the config, such as model.chunk_size -> value
 Runs = Mapping[str, Changes]  # by name
@@ -38,31 +41,36 @@ def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:
         The runs that are possible, and a sentence on each combination that is not.
 
     Raises:
-        InputError: a key or a value that is wrong by itself, or nothing that is possible.
+        InputError: a key or a value that is wrong by itself, a key that comes twice, or a value with which nothing is
+            possible.
     """
-    axes, problems = [], []
+    axes, problems = {}, []
     for words in grid:
         key, _, values = words.partition("=")
-        axis = []
+        if key in axes:
+            problems.append(f"--grid: {key} comes twice, give all its values at once")
+        axis = axes[key] = {}
         for value in re.split(r",(?![^(]*\))", values):  # the commas that are not inside a tuple
-            alone: Any = config.copy_and_resolve_references()
-            problem = override(alone, f"--config.{key}={value}") or problem_of(alone)
-            problems += [f"--grid {words}: {problem}"] if problem else []
-            axis += [] if problem else [(key, value, _value(alone, key))]
-        axes.append(axis)
+            alone = copy.deepcopy(config)
+            problem = override(alone, f"--config.{key}={value}")
+            problems += [f"--grid={words}: {problem}"] if problem else []
+            axis[value] = None if problem else _value(alone, key)
     if problems:
         raise InputError("\n".join(problems))
-    runs, impossible = {}, []
-    for combination in itertools.product(*axes):
-        name = ",".join(f"{key.split('.')[-1]}={text}" for key, text, _ in combination).replace("/", "_")
-        changes = {key: value for key, _, value in combination}
+    runs, impossible = {}, {}
+    without = {(key, text) for key, axis in axes.items() for text in axis}  # values of no possible run yet
+    for texts in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, texts, strict=True))
+        name = ",".join(f"{key.split('.')[-1]}={text}" for key, text in chosen.items()).replace("/", "_")
+        changes = {key: axes[key][text] for key, text in chosen.items()}
         if problem := problem_of(changed(config, changes)):
-            impossible.append(f"{name} is left out: {problem}")
+            impossible[name] = problem
         else:
             runs[name] = changes
-    if not runs:
-        raise InputError("\n".join(impossible) or "the grid is empty: give --grid=model.chunk_size=64,128, or the like")
-    return runs, impossible
+            without -= set(chosen.items())
+    if without:
+        raise InputError("\n".join(f"{name}: {problem}" for name, problem in impossible.items()))
+    return runs, [f"{name} is left out: {problem}" for name, problem in impossible.items()]
 
 
 def check_runs(config: ConfigDict, runs: Runs) -> None:
@@ -77,9 +85,10 @@ def check_runs(config: ConfigDict, runs: Runs) -> None:
 
 
 def problem_of(config: ConfigDict) -> str | None:
-    """What is wrong with a config, in one line."""
+    """What is wrong with a config on these devices, in one line."""
     try:
-        completed(parse(config))
+        parsed = complete_config(parse(config))
+        check_batch(make_mesh(parsed.mesh), parsed.data.batch_size, parsed.train.accumulate)
     except InputError as error:
         return "; ".join(str(error).splitlines())
     return None
@@ -101,10 +110,14 @@ def run_study(
         Why it failed, for each run that did: its loss became non-finite. The others are not kept from running.
 
     Raises:
-        InputError: bad config, data or workdir.
+        InputError: bad config, data or workdir, such as one of a study of another config.
     """
+    for name, changes in runs.items():
+        run_folder.check_config(workdir / name, changed(config, changes))
     failures = {}
     for number, (name, changes) in enumerate(runs.items(), start=1):
+        if should_stop():
+            break
         folder, here = workdir / name, changed(config, changes)
         if is_done(folder, split, here.train.steps):
             print(f"run {number} of {len(runs)}, {name}: done before", flush=True)
@@ -116,9 +129,8 @@ def run_study(
             failures[name] = str(error)
             print(f"{name} failed: {error}", flush=True)
             continue
-        if should_stop():
-            break
-        append_jsonl(folder / "results.jsonl", evaluate(folder, split, []))
+        if not should_stop():
+            append_jsonl(folder / "results.jsonl", evaluate(folder, split, []))
     return failures
 
 

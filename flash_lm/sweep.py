@@ -1,12 +1,13 @@
 """python -m flash_lm.sweep --config=configs/quickstart.py --grid="model.chunk_size=64,128" [--workdir=runs/sweep …]."""
 
 import argparse
+import logging
 import pathlib
 from typing import Any
 
 from flash_lm.analysis.comparison import write_comparison
 from flash_lm.command import load_config, load_module, run
-from flash_lm.errors import InputError
+from flash_lm.errors import InputError, RunError
 from flash_lm.study import check_runs, grid_runs, run_study
 from flash_lm.training.interrupt import stop_on_signal
 
@@ -21,9 +22,12 @@ def main(argv: list[str]) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--grid", action="append", default=[], metavar="KEY=VALUE,VALUE…", help="one a key")
     what.add_argument("--runs", help="a file of configs/ablations/ whose runs to take; default: those of --config")
-    parser.add_argument("--workdir", type=pathlib.Path, help="folder of the runs; default: runs/<name of the file>")
-    parser.add_argument("--split", default="validation", help="that is scored at the end")
+    parser.add_argument(
+        "--workdir", type=pathlib.Path, help="folder of the runs; default: runs/<name of the file>_sweep"
+    )
+    parser.add_argument("--split", default="validation", choices=("validation", "test"), help="scored at the end")
     arguments, overrides = parser.parse_known_args(argv)
+    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores, for every run
     config, file = load_config(arguments.config, overrides), arguments.runs or arguments.config
     if arguments.grid:
         runs, impossible = grid_runs(config, arguments.grid)
@@ -33,15 +37,17 @@ def main(argv: list[str]) -> None:
         module: Any = load_module(file)
         if not hasattr(module, "get_runs"):
             raise InputError(f"{file} names no runs: give --grid, or --runs=FILE of configs/ablations/")
-        runs = module.get_runs()
+        runs = module.get_runs(config)
         check_runs(config, runs)
-    workdir = arguments.workdir or pathlib.Path("runs") / pathlib.Path(file).stem
+    workdir = arguments.workdir or pathlib.Path("runs") / f"{pathlib.Path(file).stem}_sweep"
+    if (workdir / "config.json").exists():
+        raise InputError(f"{workdir} holds a single run: choose another --workdir")
     with stop_on_signal() as should_stop:
         failures = run_study(config, runs, workdir, arguments.split, should_stop)
     text = write_comparison([workdir / name for name in runs], arguments.split, workdir)
     print(f"\n{text or 'no run is finished yet: the same command goes on'}")
-    for name, failure in failures.items():
-        print(f"\n{name} failed: {failure}")
+    if failures:
+        raise RunError("\n".join(f"{name} failed: {failure}" for name, failure in failures.items()))
 
 
 if __name__ == "__main__":

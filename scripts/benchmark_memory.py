@@ -19,7 +19,8 @@ from flash_lm.analysis.results import append_jsonl
 from flash_lm.analysis.rounds import timed
 from flash_lm.command import load_config, run
 from flash_lm.config import parse
-from flash_lm.training.bare_step import BareStep, completed
+from flash_lm.models.families import complete_config
+from flash_lm.training.bare_step import BareStep
 
 
 def main(argv: list[str]) -> None:
@@ -28,7 +29,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--config", required=True)
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
-    step = BareStep(completed(parse(load_config(arguments.config, overrides))))
+    step = BareStep(complete_config(parse(load_config(arguments.config, overrides))))
     step.start()
     first_step_ms = timed(step.step)()
     config = step.config

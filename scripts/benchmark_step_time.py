@@ -4,18 +4,20 @@
         --size=small --out=results/step_time [--config.model.chunk_size=256 …]
 
 A step is forward, backward and update of the same number of tokens at each length, on tokens that lie on the device.
-Families take turns; on a CPU the peak is a matrix product of float32 that takes turns with them.
+Families take turns; on a CPU the peak is a matrix product that takes turns with them.
 """
 
 import argparse
 import dataclasses
+import importlib.util
 import logging
-import os
 import pathlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from flash_lm.analysis.peaks import peak_flops
@@ -23,14 +25,25 @@ from flash_lm.analysis.provenance import config_hash, provenance
 from flash_lm.analysis.results import Line, append_jsonl
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.step_time import BASELINE, plot_step_times, step_time_tables
-from flash_lm.command import load_config, run
+from flash_lm.command import load_config, positive, run, whole_numbers
 from flash_lm.config import DTYPES, TASKS, Config, parse
 from flash_lm.errors import InputError
-from flash_lm.models.families import FAMILIES
-from flash_lm.training.bare_step import BareStep, completed
+from flash_lm.models.families import FAMILIES, complete_config
+from flash_lm.training.bare_step import BareStep
+from flash_lm.training.device import free_memory
 
 SIZES = {"tiny": "configs/tiny.py", "small": "configs/small.py", "base": "configs/flash_base.py"}
-_PRODUCT = 2048  # rows and columns of the matrices whose product is a CPU's peak
+PRODUCT = 2048  # rows and columns of the matrices whose product is a CPU's peak
+# Keys that the flags set.
+TAKEN = (
+    "task",
+    "model.family",
+    "model.max_length",
+    "model.dtype",
+    "data.length",
+    "data.tokens_per_batch",
+    "train.accumulate",
+)
 
 
 def cell_config(config: ConfigDict, family: str, length: int, arguments: argparse.Namespace) -> Config:
@@ -40,16 +53,17 @@ def cell_config(config: ConfigDict, family: str, length: int, arguments: argpars
     changed.model.update(family=family, max_length=length, dtype=arguments.dtype)
     changed.data.update(length=length, tokens_per_batch=arguments.tokens_per_step)
     changed.train.accumulate = 1
-    return completed(parse(changed))
+    return complete_config(parse(changed))
 
 
-def measure(config: ConfigDict, families: list[str], length: int, arguments: argparse.Namespace) -> list[Line]:
-    """One line a family, of one length."""
-    say = lambda text: print(f"length {length}: {text}", flush=True)
-    cells, lines = {}, {}
-    for family in families:
+def compile_steps(
+    configs: dict[str, Config], say: Callable[[str], None]
+) -> tuple[dict[str, BareStep], dict[str, Line]]:
+    """The steps that have been compiled, by family, and what is known of every one."""
+    steps, lines = {}, {}
+    for family, config in configs.items():
         try:
-            step = BareStep(cell_config(config, family, length, arguments))
+            step = steps[family] = BareStep(config)
         except jax.errors.JaxRuntimeError as error:
             lines[family] = does_not_fit(error)
             continue
@@ -59,64 +73,63 @@ def measure(config: ConfigDict, families: list[str], length: int, arguments: arg
             "temp_bytes": step.temp_bytes,
             "peak_bytes": step.peak_bytes,
             "model_flops": step.model_flops,
-            "config_hash": config_hash(dataclasses.asdict(step.config)),
+            "config_hash": config_hash(dataclasses.asdict(config)),
         }
         say(f"{family} compiled in {step.compile_s:.1f} s, {step.peak_bytes / 1e6:,.0f} MB")
-        room = memory_left()
-        if room is not None and step.peak_bytes > room:
-            lines[family]["does_not_fit"] = f"{step.peak_bytes / 1e9:.1f} GB of {room / 1e9:.1f} GB that are free"
+    return steps, lines
+
+
+def warm_up(steps: dict[str, BareStep], lines: dict[str, Line]) -> dict[str, Cell]:
+    """The cells that fit beside each other: the states of all of them stay, while one of them takes its turn."""
+    cells, room, states, largest = {}, free_memory(), 0, 0
+    for family, step in steps.items():
+        state = step.peak_bytes - step.temp_bytes
+        needed = states + state + max(largest, step.temp_bytes)
+        if room is not None and needed > room:
+            lines[family]["does_not_fit"] = f"{needed / 1e9:.1f} GB with those before it, {room / 1e9:.1f} GB are free"
             continue
         try:
             step.start()
             cells[family] = Cell.warmed(family, timed(step.step))
         except jax.errors.JaxRuntimeError as error:
             lines[family] |= does_not_fit(error)
-    device = jax.devices()[0]
-    product = Cell.warmed("matrix product", timed(matrix_product()))
-    take_turns([*cells.values(), product], arguments.rounds, say)
+            continue
+        states, largest = states + state, max(largest, step.temp_bytes)
+    return cells
+
+
+def measure(configs: dict[str, Config], rounds: int, say: Callable[[str], None]) -> dict[str, Line]:
+    """What is measured of each family, all of the same length, precision and number of tokens."""
+    steps, lines = compile_steps(configs, say)
+    cells, device, some = warm_up(steps, lines), jax.devices()[0], next(iter(configs.values()))
     if device.platform == "cpu":
-        peak = 2 * _PRODUCT**3 / (product.median_ms / 1000)
+        product = Cell.warmed("matrix product", timed(matrix_product(some.model.dtype)))
+        take_turns([*cells.values(), product], rounds, say)
+        peak = 2 * PRODUCT**3 / (product.median_ms / 1000)
     else:
-        peak = peak_flops(device.device_kind, arguments.dtype)
-    base = cells.get(BASELINE)
+        take_turns(list(cells.values()), rounds, say)
+        peak = peak_flops(device.device_kind, some.model.dtype)
     for family, cell in cells.items():
         rate = lines[family]["model_flops"] / (cell.median_ms / 1000)
         lines[family] |= {
             "median_ms": cell.median_ms,
             "iqr_ms": cell.iqr_ms,
             "rounds": len(cell.times_ms),
-            "tokens_per_s": arguments.tokens_per_step / (cell.median_ms / 1000),
+            "tokens_per_s": some.data.tokens_per_batch / (cell.median_ms / 1000),
             "model_flops_per_s": rate,
             "peak_flops_per_s": peak or "unknown",
             "peak_fraction": rate / peak if peak else "unknown",
         }
-        if base is not None:
-            lines[family]["speedup"] = base.median_ms / cell.median_ms
-    about = {
-        "length": length,
-        "task": arguments.task,
-        "size": arguments.size,
-        "dtype": arguments.dtype,
-        "tokens_per_step": arguments.tokens_per_step,
-    }
-    where = provenance(device.device_kind)
-    return [{"family": family} | about | line | where for family, line in lines.items()]
+        if BASELINE in cells:
+            lines[family]["speedup"] = cells[BASELINE].median_ms / cell.median_ms
+    return lines
 
 
-def matrix_product():
-    """A product of square float32 matrices, compiled."""
-    a = jax.random.normal(jax.random.key(0), (_PRODUCT, _PRODUCT))
-    product = jax.jit(lambda a: a @ a)
+def matrix_product(dtype: str) -> Callable[[], jax.Array]:
+    """A product of square matrices with a float32 result, compiled."""
+    a = jax.random.normal(jax.random.key(0), (PRODUCT, PRODUCT), dtype)
+    product = jax.jit(lambda a: jax.lax.dot(a, a, preferred_element_type=jnp.float32))
     return lambda: jax.block_until_ready(product(a))
-
-
-def memory_left() -> int | None:
-    """Bytes that are free on the device; None: it does not tell."""
-    device = jax.devices()[0]
-    if device.platform == "cpu":
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    stats = device.memory_stats()
-    return stats["bytes_limit"] - stats["bytes_in_use"] if stats else None
 
 
 def does_not_fit(error: Exception) -> Line:
@@ -135,30 +148,37 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--task", default="causal_lm", choices=TASKS)
     parser.add_argument("--size", default="small", choices=SIZES)
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rounds", type=positive, default=ROUNDS)
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
     arguments, overrides = parser.parse_known_args(argv)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores, once a cell
-    families, config = arguments.families.split(), load_config(SIZES[arguments.size], overrides)
-    try:
-        lengths = [int(word) for word in arguments.lengths.split()]
-    except ValueError:
-        raise InputError(f"--lengths={arguments.lengths} must be whole numbers between blanks") from None
-    for length in lengths:
-        for family in families:  # what is wrong is told before hours of measuring
-            cell_config(config, family, length, arguments)
+    if taken := [word for word in overrides if word.startswith(tuple(f"--config.{key}=" for key in TAKEN))]:
+        raise InputError(f"{', '.join(taken)}: the flags of this script say that, see --help")
+    config, lengths = load_config(SIZES[arguments.size], overrides), whole_numbers(arguments.lengths)
+    families = arguments.families.split() or list(FAMILIES)
+    # All that is wrong is told before anything is measured.
+    configs = {n: {family: cell_config(config, family, n, arguments) for family in families} for n in lengths}
+    arguments.out.mkdir(parents=True, exist_ok=True)
     file, lines, start = arguments.out / "steps.jsonl", [], time.perf_counter()
     file.unlink(missing_ok=True)
+    about = {key: getattr(arguments, key) for key in ("task", "size", "dtype", "tokens_per_step")}
+    about |= provenance(jax.devices()[0].device_kind)
     for done, length in enumerate(lengths, start=1):
-        here = measure(config, families, length, arguments)
+        measured = measure(
+            configs[length], arguments.rounds, lambda text, n=length: print(f"length {n}: {text}", flush=True)
+        )
+        here = [{"family": family, "length": length} | line | about for family, line in measured.items()]
         append_jsonl(file, here)
         lines += here
         each = (time.perf_counter() - start) / done
         print(f"{done} of {len(lengths)} lengths, about {each * (len(lengths) - done) / 60:.0f} min left", flush=True)
     text = step_time_tables(lines)
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
-    plot_step_times(lines, arguments.out / "step_time.png")
     print(text)
+    if importlib.util.find_spec("matplotlib"):
+        plot_step_times(lines, arguments.out / "step_time.png")
+    else:
+        print("no plot: matplotlib is not installed")
 
 
 if __name__ == "__main__":

@@ -17,18 +17,19 @@ import jax
 from ml_collections import ConfigDict
 
 from flash_lm.analysis.comparison import write_comparison
-from flash_lm.analysis.provenance import provenance
+from flash_lm.analysis.provenance import config_hash, provenance
 from flash_lm.analysis.reproduction import plot_quality_against_step_time, reproduction_table
-from flash_lm.analysis.results import Line, newest_results, read_jsonl, write_jsonl
+from flash_lm.analysis.results import Line, append_jsonl, newest_results, read_jsonl, write_jsonl
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.command import apply_overrides, load_module, run
-from flash_lm.errors import InputError
+from flash_lm.errors import InputError, RunError
 from flash_lm.study import Runs, changed, check_runs, run_study
 from flash_lm.training.bare_step import BareStep
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.interrupt import stop_on_signal
 
-TABLES = sorted(path.stem for path in pathlib.Path("configs/tables").glob("*.py") if "TITLE" in path.read_text())
+FOLDER = pathlib.Path(__file__).parent.parent / "configs" / "tables"
+TABLES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
 DATA_SETS = (".parquet", ".arrow", ".json", ".jsonl")
 SPLIT = "test"
 
@@ -41,29 +42,45 @@ def with_corpus(config: ConfigDict, corpus: str) -> ConfigDict:
     return changed(config, local | {"data.path": None if kind == "stdlib" else corpus})
 
 
-def step_times(config: ConfigDict, runs: Runs, baseline_of: dict[str, str], rounds: int) -> list[Line]:
-    """Milliseconds a step of each run, of one microbatch on one device; runs with the same baseline take turns."""
-    lines = []
+def time_steps(
+    config: ConfigDict, runs: Runs, baseline_of: dict[str, str], rounds: int, file: pathlib.Path
+) -> list[Line]:
+    """Milliseconds of one microbatch of each run on one device; runs with the same baseline take turns.
+
+    They are appended to a file, group by group; what is there of the same config and device is not measured again.
+    """
+    lines, about = [], provenance(jax.devices()[0].device_kind)
+    before = read_jsonl(file) if file.exists() else []
     for baseline in dict.fromkeys(baseline_of.values()):
-        cells = []
-        for name in (name for name in runs if baseline_of[name] == baseline):
-            experiment = build_experiment(one_microbatch(changed(config, runs[name])))
-            step = BareStep(experiment.config)
-            step.start()
-            cells.append(Cell.warmed(name, timed(step.step)))
-            print(f"step of {name}: compiled in {step.compile_s:.1f} s", flush=True)
-        take_turns(cells, rounds, lambda text: print(text, flush=True))
-        medians = {cell.name: cell.median_ms for cell in cells}
-        lines += [
-            {
-                "run": cell.name,
-                "step_ms": cell.median_ms,
-                "iqr_ms": cell.iqr_ms,
-                "speedup": medians[baseline] / cell.median_ms,
-            }
-            for cell in cells
-        ]
+        group = {name: one_microbatch(changed(config, runs[name])) for name in runs if baseline_of[name] == baseline}
+        known = {"device": about["device"], "config_hash": config_hash({n: c.to_dict() for n, c in group.items()})}
+        found = [line for line in before if known.items() <= line.items()]
+        if not found:
+            found = [line | about | known for line in time_group(group, baseline, rounds)]
+            append_jsonl(file, found)
+        lines += found
     return lines
+
+
+def time_group(group: dict[str, ConfigDict], baseline: str, rounds: int) -> list[Line]:
+    """As `time_steps`, of runs that take turns."""
+    cells = []
+    for name, config in group.items():
+        step = BareStep(build_experiment(config).config)
+        step.start()
+        cells.append(Cell.warmed(name, timed(step.step)))
+        print(f"step of {name}: compiled in {step.compile_s:.1f} s", flush=True)
+    take_turns(cells, rounds, lambda text: print(text, flush=True))
+    medians = {cell.name: cell.median_ms for cell in cells}
+    return [
+        {
+            "run": cell.name,
+            "microbatch_ms": cell.median_ms,
+            "iqr_ms": cell.iqr_ms,
+            "speedup": medians[baseline] / cell.median_ms,
+        }
+        for cell in cells
+    ]
 
 
 def one_microbatch(config: Any) -> ConfigDict:
@@ -86,36 +103,32 @@ def main(argv: list[str]) -> None:
     if arguments.scale == "small" and not arguments.corpus:
         raise InputError("--scale=small needs a corpus: give --corpus=stdlib, text files, or the folder of a data set")
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores, for every run
-    table: Any = load_module(f"configs/tables/{arguments.table}.py")
+    table: Any = load_module(str(FOLDER / f"{arguments.table}.py"))
     config = table.get_config(arguments.scale)
     apply_overrides(config, overrides)
     config = with_corpus(config, arguments.corpus) if arguments.corpus else config
     runs, figures = table.get_runs(arguments.scale), table.get_figures(arguments.scale)
     check_runs(config, runs)
     first = next(iter(runs))
-    baseline_of = {name: table.baseline(name) if hasattr(table, "baseline") else first for name in runs}
-    folder, times_file = arguments.out / "runs", arguments.out / "step_times.jsonl"
-    if not times_file.exists():
-        times = step_times(config, runs, baseline_of, arguments.rounds)
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        write_jsonl(times_file, [line | provenance(jax.devices()[0].device_kind) for line in times])
+    baseline_of = {name: getattr(table, "baseline", lambda run: first)(name) for name in runs}
+    workdirs = [arguments.out / "runs" / name for name in runs]
+    times = time_steps(config, runs, baseline_of, arguments.rounds, arguments.out / "step_times.jsonl")
     with stop_on_signal() as should_stop:
-        failures = run_study(config, runs, folder, SPLIT, should_stop)
-    workdirs = [folder / name for name in runs]
+        failures = run_study(config, runs, arguments.out / "runs", SPLIT, should_stop)
     if write_comparison(workdirs, SPLIT, arguments.out) is None:
         print("no run is finished yet: the same command goes on")
         return
-    times = {line["run"]: line for line in read_jsonl(times_file)}
-    results = {line["run"]: line for line in newest_results([path for path in workdirs if path.exists()], SPLIT)}
-    lines = [results[name] | times[name] for name in runs if name in results]
-    lines = [line | ({"paper": figures[line["run"]]} if line["run"] in figures else {}) for line in lines]
+    time_of, results = {line["run"]: line for line in times}, newest_results(workdirs, SPLIT)
+    paper = {name: {"paper": figure} for name, figure in figures.items()}
+    lines = [line | time_of[line["run"]] | paper.get(line["run"], {}) for line in results]
     write_jsonl(arguments.out / "results.jsonl", lines)
     title = f"{table.TITLE}; here {arguments.scale} scale on {lines[0]['corpus']}, {lines[0]['device']}"
     text = f"{title}\n\n{reproduction_table(lines, table.METRIC)}"
-    text += "".join(f"\n\n{name} failed: {failure}" for name, failure in failures.items())
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
     plot_quality_against_step_time(lines, table.METRIC, arguments.out / "quality.png", title)
     print(f"\n{text}")
+    if failures:
+        raise RunError("\n".join(f"{name} failed: {failure}" for name, failure in failures.items()))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,11 @@
 import importlib.util
 import json
 import pathlib
+import subprocess
+import sys
+from types import SimpleNamespace
 
+import jax
 import pytest
 
 from flash_lm.analysis.results import read_jsonl
@@ -26,10 +30,16 @@ def load(name: str):
 def test_step_times_of_two_families(tmp_path, monkeypatch, capsys):
     """One line a cell; one that does not fit is told of, and the rest goes on."""
     script, out = load("benchmark_step_time"), tmp_path / "out"
-    monkeypatch.setattr(script, "_PRODUCT", 64)
+    monkeypatch.setattr(script, "PRODUCT", 64)
     words = ["--size=tiny", "--families=transformer_plus_plus flash", "--lengths=16 32", "--tokens_per_step=64"]
-    room = iter([None, None, None, 1])
-    monkeypatch.setattr(script, "memory_left", lambda: next(room))
+    start = script.BareStep.start
+
+    def exhausted(step) -> None:
+        if (step.config.model.family, step.config.data.length) == ("flash", 32):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        start(step)
+
+    monkeypatch.setattr(script.BareStep, "start", exhausted)
     script.main([*words, "--rounds=2", f"--out={out}", "--config.data.vocab_size=300", *SMALL])
     lines = read_jsonl(out / "steps.jsonl")
     cells = [(line["length"], line["family"]) for line in lines]
@@ -41,18 +51,34 @@ def test_step_times_of_two_families(tmp_path, monkeypatch, capsys):
         assert line["model_flops_per_s"] == pytest.approx(line["model_flops"] / line["median_ms"] * 1000)
         assert line["peak_fraction"] == pytest.approx(line["model_flops_per_s"] / line["peak_flops_per_s"])
     assert lines[0]["speedup"] == 1
-    assert "does_not_fit" in lines[3] and "median_ms" not in lines[3]
+    assert "out of memory" in lines[3]["does_not_fit"] and "median_ms" not in lines[3]
     assert len({line["config_hash"] for line in lines}) == 4
     assert (out / "step_time.png").exists()
     assert (out / "table.md").read_text().strip() in capsys.readouterr().out
+
+
+def test_states_stay_while_another_one_takes_its_turn(monkeypatch):
+    """So the last of these fits alone, but not with the others."""
+    script = load("benchmark_step_time")
+    monkeypatch.setattr(script, "free_memory", lambda: 100)
+    sizes = {"a": (60, 50), "b": (40, 10), "c": (70, 5), "d": (20, 15)}  # peak and temporary bytes
+    steps = {
+        name: SimpleNamespace(peak_bytes=peak, temp_bytes=temp, start=lambda: None, step=lambda: None)
+        for name, (peak, temp) in sizes.items()
+    }
+    lines: dict[str, dict] = {name: {} for name in sizes}
+    assert list(script.warm_up(steps, lines)) == ["a", "b", "d"]
+    assert list(lines["c"]) == ["does_not_fit"]
 
 
 @pytest.mark.parametrize(
     ("word", "message"),
     [
         ("--families=flash flsh", "flsh"),
-        ("--lengths=16 x", "--lengths"),
+        ("--lengths=16 x", "whole numbers"),
+        ("--lengths=", "whole numbers"),
         ("--lengths=24", "tokens_per_batch"),
+        ("--config.model.dtype=bfloat16", "see --help"),
         ("--config.model.num_layers=0", "num_layers"),
     ],
 )
@@ -93,3 +119,18 @@ def test_decoding_by_context(tmp_path, monkeypatch, capsys):
     assert [line["ratio"] == line["stepping_ms"] / line["prefill_ms"] for line in prefills] == [True, True]
     assert (out / "decode.png").exists()
     assert (out / "table.md").read_text().strip() in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_step_benchmark_needs_no_more_than_some_gpu_machines_have():
+    """Without the packages of data, checkpoints and logs."""
+    missing = ("orbax", "grain", "datasets", "sentencepiece", "tensorboardX", "tqdm")
+    program = f"""
+import sys
+for name in {missing}:
+    sys.modules[name] = None
+import flash_lm.ops, flash_lm.layers, flash_lm.models.language_model
+sys.path.insert(0, "scripts")
+import benchmark_step_time
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=SCRIPTS.parent)

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 from small import small_config, write_corpus
 
-from configs import quickstart
+from configs import flash_base, quickstart
 from flash_lm import study, sweep
 from flash_lm.analysis.results import read_jsonl
 from flash_lm.command import load_module
@@ -18,21 +18,37 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 ROOT = pathlib.Path(__file__).parent.parent
 ABLATIONS = sorted((ROOT / "configs" / "ablations").glob("*.py"))
-TABLES = [path for path in sorted((ROOT / "configs" / "tables").glob("*.py")) if "TITLE" in path.read_text()]
+TABLES = sorted((ROOT / "configs" / "tables").glob("[!_]*.py"))
+
+
+def one_device(config):
+    """Rows enough for the eight that the tests play."""
+    config.data.tokens_per_batch = 8 * config.model.max_length
+    return config
 
 
 def test_a_grid_is_a_product_of_typed_values():
-    runs, impossible = grid_runs(quickstart.get_config(), ["model.chunk_size=64,128", "mesh.shape=(1,1,1),(-1,1,1)"])
-    assert list(runs) == [f"chunk_size={n},shape={shape}" for n in (64, 128) for shape in ("(1,1,1)", "(-1,1,1)")]
-    assert runs["chunk_size=64,shape=(1,1,1)"] == {"model.chunk_size": 64, "mesh.shape": (1, 1, 1)}
+    grid = ["model.chunk_size=64,128", "mesh.shape=(8,1,1),(-1,1,1)"]
+    runs, impossible = grid_runs(one_device(quickstart.get_config()), grid)
+    assert list(runs) == [f"chunk_size={n},shape={shape}" for n in (64, 128) for shape in ("(8,1,1)", "(-1,1,1)")]
+    assert runs["chunk_size=64,shape=(8,1,1)"] == {"model.chunk_size": 64, "mesh.shape": (8, 1, 1)}
     assert impossible == []
 
 
 def test_impossible_combinations_are_left_out_and_told():
     parts = [f"model.{part}_attention=true,false" for part in ("local", "global")]
-    runs, (sentence,) = grid_runs(quickstart.get_config(), parts)
+    runs, (sentence,) = grid_runs(one_device(quickstart.get_config()), parts)
     assert len(runs) == 3
     assert "local_attention=false,global_attention=false is left out" in sentence and "both false" in sentence
+
+
+def test_keys_that_go_together_are_a_grid():
+    """An open key, and values that are possible with each other alone."""
+    config = one_device(quickstart.get_config())
+    runs, _ = grid_runs(config, ["model.expanded_dim=128,256", "model.norm=rms"])
+    assert list(runs.values()) == [{"model.expanded_dim": n, "model.norm": "rms"} for n in (128, 256)]
+    runs, impossible = grid_runs(config, ["model.max_length=512,4096", "data.tokens_per_batch=4096,32768"])
+    assert len(runs) == 3 and "max_length=4096,tokens_per_batch=4096 is left out" in impossible[0]
 
 
 @pytest.mark.parametrize(
@@ -43,39 +59,45 @@ def test_impossible_combinations_are_left_out_and_told():
         (["model.chunk_size=64,-1"], "chunk_size=-1 must be"),
         (["model.family=flash,flsh"], "flsh"),
         (["model.chunk_size"], "model.chunk_size"),
+        (["model.chunk_size=64", "model.chunk_size=128"], "comes twice"),
     ],
 )
 def test_a_wrong_key_or_value_ends_the_sweep(grid, message):
     with pytest.raises(InputError, match=message):
-        grid_runs(quickstart.get_config(), grid)
+        grid_runs(one_device(quickstart.get_config()), grid)
 
 
 @pytest.mark.parametrize("path", ABLATIONS, ids=lambda path: path.stem)
 def test_ablations_are_valid(path):
     module = load_module(str(path))
-    runs = module.get_runs()
-    check_runs(module.get_config(), runs)
+    config = one_device(module.get_config())
+    runs = module.get_runs(config)
+    check_runs(config, runs)
     assert len({json.dumps(changes) for changes in runs.values()}) == len(runs) >= 3
     assert path.stem in module.__doc__, "the docstring says how to run it"
 
 
-def test_expansions_have_about_the_same_size():
-    module = load_module(str(ROOT / "configs" / "ablations" / "expansion.py"))
-    config = module.get_config().model
-    sizes = [
-        runs["model.num_layers"]
-        * (3 * config.model_dim * runs["model.expanded_dim"] + config.model_dim * config.shared_dim)
-        for runs in module.get_runs().values()
-    ]
-    assert max(sizes) <= 1.1 * min(sizes)
+@pytest.mark.parametrize("base", [quickstart, flash_base], ids=lambda base: base.__name__)
+def test_expansions_have_about_the_same_size(base):
+    """And are those that they are called."""
+    config = base.get_config()
+    runs, model = load_module(str(ROOT / "configs" / "ablations" / "expansion.py")).get_runs(config), config.model
+    weights = lambda expanded: 3 * model.model_dim * expanded + model.model_dim * model.shared_dim  # of a unit
+    usual = model.num_layers * weights(2 * model.model_dim)
+    for name, changes in runs.items():
+        expanded = changes["model.expanded_dim"]
+        assert name == f"expansion_{expanded // model.model_dim}"
+        size = changes["model.num_layers"] * weights(expanded)
+        assert abs(size - usual) <= weights(expanded) / 2, "the nearest whole number of layers"
 
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_tables_are_valid(path, scale):
     module = load_module(str(path))
-    runs = module.get_runs(scale)
-    check_runs(module.get_config(scale), runs)
+    runs, config = module.get_runs(scale), module.get_config(scale)
+    config.update_from_flattened_dict({"data.tokens_per_batch": 2**18, "train.accumulate": 1})  # for eight devices
+    check_runs(config, runs)
     if scale == "paper":
         assert set(module.get_figures(scale)) <= set(runs)
     if hasattr(module, "baseline"):
@@ -91,7 +113,8 @@ def config(tmp_path):
 
 def test_a_study_goes_on_where_it_stopped(config, tmp_path, monkeypatch, capsys):
     runs = {f"chunk_{n}": {"model.chunk_size": n} for n in (8, 16)}
-    asked = iter([False, False, False, False, True, True, True])  # in the first run's steps and end, then in the second
+    # Before the first run, after its three steps, at its end; before the second, and after its first step.
+    asked = iter([False] * 6 + [True] * 2)
     assert run_study(config, runs, tmp_path / "study", "validation", lambda: next(asked)) == {}
     assert (tmp_path / "study" / "chunk_8" / "results.jsonl").exists()
     assert not (tmp_path / "study" / "chunk_16" / "results.jsonl").exists()
@@ -113,6 +136,15 @@ def test_a_study_goes_on_where_it_stopped(config, tmp_path, monkeypatch, capsys)
         if line["split"] == "train"
     ]
     assert steps == [1, 2, 3]
+
+
+def test_a_study_of_another_config_is_another_study(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "evaluate", lambda folder, split, lengths: [{"split": split, "step": 3}])
+    runs = {"chunk_8": {"model.chunk_size": 8}}
+    run_study(config, runs, tmp_path / "study", "validation", lambda: False)
+    config.train.learning_rate = 1e-4
+    with pytest.raises(InputError, match="learning_rate"):
+        run_study(config, runs, tmp_path / "study", "validation", lambda: False)
 
 
 def test_a_run_that_fails_keeps_no_other_from_running(config, tmp_path, monkeypatch):
@@ -146,6 +178,12 @@ def test_the_sweep_ends_with_a_table_and_a_plot(config, tmp_path, capsys):
     table = (out / "table.md").read_text()
     assert table.strip() in printed and table.count("global_attention=") == 3
     assert (out / "curves.png").exists()
+
+
+def test_a_sweep_keeps_out_of_a_run(config, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="a single run"):
+        sweep.main(["--config=configs/quickstart.py", "--grid=seed=0,1", f"--workdir={tmp_path}", *words(config)])
 
 
 def test_a_config_that_names_no_runs_needs_a_grid(tmp_path):

@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
     return quickstart.get_config()
 
 
-def get_runs() -> dict[str, dict]:
+def get_runs(config: ConfigDict) -> dict[str, dict]:
     return {
         f"{family}_{function}": {"model.family": family, "model.attention_function": function}
         for family in ("flash_quad", "flash")

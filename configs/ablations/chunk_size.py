@@ -14,5 +14,5 @@ def get_config() -> ConfigDict:
     return quickstart.get_config()
 
 
-def get_runs() -> dict[str, dict]:
+def get_runs(config: ConfigDict) -> dict[str, dict]:
     return {f"chunk_{size}": {"model.family": "flash", "model.chunk_size": size} for size in SIZES}

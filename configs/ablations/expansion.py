@@ -7,17 +7,21 @@ from ml_collections import ConfigDict
 
 from configs import quickstart
 
-# E / D -> layers of two units, for 3 D E + D S weights a unit at D = 128 and S = 64
-LAYERS = {1: 8, 2: 4, 3: 3}
+EXPANSIONS = (1, 2, 3)
 
 
 def get_config() -> ConfigDict:
     return quickstart.get_config()
 
 
-def get_runs() -> dict[str, dict]:
-    dim = get_config().model.model_dim
+def get_runs(config: ConfigDict) -> dict[str, dict]:
+    model = config.model
+    weights = lambda times: 3 * times * model.model_dim**2 + model.model_dim * model.shared_dim  # of a unit
     return {
-        f"expansion_{times}": {"model.family": "flash", "model.expanded_dim": times * dim, "model.num_layers": layers}
-        for times, layers in LAYERS.items()
+        f"expansion_{times}": {
+            "model.family": "flash",
+            "model.expanded_dim": times * model.model_dim,
+            "model.num_layers": round(model.num_layers * weights(2) / weights(times)),
+        }
+        for times in EXPANSIONS
     }

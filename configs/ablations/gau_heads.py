@@ -14,7 +14,7 @@ def get_config() -> ConfigDict:
     return quickstart.get_config()
 
 
-def get_runs() -> dict[str, dict]:
+def get_runs(config: ConfigDict) -> dict[str, dict]:
     return {
         f"{family}_heads_{heads}": {"model.family": family, "model.gau_heads": heads}
         for family in ("flash_quad", "flash")

@@ -15,7 +15,7 @@ def get_config() -> ConfigDict:
     return quickstart.get_config()
 
 
-def get_runs() -> dict[str, dict]:
+def get_runs(config: ConfigDict) -> dict[str, dict]:
     parts = {"both": (True, True), "local": (True, False), "global": (False, True)}
     return {
         name: {"model.family": "flash", "model.local_attention": local, "model.global_attention": global_}

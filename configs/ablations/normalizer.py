@@ -7,16 +7,15 @@ from ml_collections import ConfigDict
 
 from configs import quickstart
 
-NORMALIZERS = ("count", "512", "length", "paper")
-
 
 def get_config() -> ConfigDict:
     return quickstart.get_config()
 
 
-def get_runs() -> dict[str, dict]:
+def get_runs(config: ConfigDict) -> dict[str, dict]:
+    constant = str(config.model.max_length)
     return {
         f"{family}_{normalizer}": {"model.family": family, "model.normalizer": normalizer}
         for family in ("flash_quad", "flash")
-        for normalizer in NORMALIZERS
+        for normalizer in ("count", constant, "length", "paper")
     }

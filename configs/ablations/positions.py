@@ -21,7 +21,7 @@ def get_config() -> ConfigDict:
     return quickstart.get_config()
 
 
-def get_runs() -> dict[str, dict]:
+def get_runs(config: ConfigDict) -> dict[str, dict]:
     return {
         name: {
             "model.family": "flash",

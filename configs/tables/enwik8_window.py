@@ -8,7 +8,7 @@ The paper finds 32 the best: bits a byte fall up to there, and rise slowly after
 from ml_collections import ConfigDict
 
 from configs import aft_local_enwik8
-from configs.tables.small_scale import shrink
+from configs.tables._small_scale import shrink
 
 TITLE = "AFT-local: bits a byte of enwik8 by window"
 METRIC = "bits_per_byte"

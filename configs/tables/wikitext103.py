@@ -8,7 +8,7 @@ Vocabulary and schedule are ours, so perplexity a word is the one to compare.
 from ml_collections import ConfigDict
 
 from configs import flash_wikitext103
-from configs.tables.small_scale import shrink
+from configs.tables._small_scale import shrink
 
 TITLE = "WikiText-103, 43M parameters"
 METRIC = "word_perplexity"

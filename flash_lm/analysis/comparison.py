@@ -18,18 +18,21 @@ def write_comparison(workdirs: list[pathlib.Path], split: str, out: pathlib.Path
     Returns:
         The title and the table; None, and nothing is written, when no run has results on the split.
     """
-    workdirs = [path for path in workdirs if (path / "results.jsonl").exists()]
     results = newest_results(workdirs, split)
     if not results:
         return None
     results.sort(key=lambda line: line["bits_per_byte"])
-    first = results[0]
-    title = f"{first['corpus']}, {first.get('task', 'causal_lm')}, rows of {first['length']} tokens"
+    title = ", ".join(
+        {line["corpus"]: None for line in results} | {line.get("task", "causal_lm"): None for line in results}
+    )
+    lengths = {line["length"] for line in results}
+    title += f", rows of {lengths.pop()} tokens" if len(lengths) == 1 else ", rows of several lengths"
     text = f"{title}, {split} split\n\n{markdown_table(results)}"
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     write_jsonl(out / "results.jsonl", results)
-    curves = {path.name: curve for path in workdirs if (curve := validation_curve(path))}
+    scored = {line["run"] for line in results}
+    curves = {path.name: curve for path in workdirs if path.name in scored and (curve := validation_curve(path))}
     lines = [{"run": name, **line} for name, curve in curves.items() for line in curve]
     write_jsonl(out / "validation.jsonl", lines)
     plot_curves(curves, out / "curves.png", title)

@@ -2,6 +2,7 @@
 
 import pathlib
 
+from flash_lm.analysis.drawing import drawing, style
 from flash_lm.analysis.results import Line
 
 # key of a validation line -> what it is
@@ -16,28 +17,18 @@ def plot_curves(curves: dict[str, list[Line]], path: pathlib.Path, title: str) -
         path: of the PNG.
         title: says what was trained.
     """
-    # Matplotlib is an extra, and slow to import.
-    import matplotlib  # noqa: PLC0415
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt  # noqa: PLC0415
-
-    figure, panels = plt.subplots(ncols=2, sharey=True, figsize=(11, 5), layout="constrained")
-    for axes, (key, label) in zip(panels, _AXES.items(), strict=True):
-        for name, lines in curves.items():
-            x, perplexity = ([line[field] for line in lines] for field in (key, "perplexity"))
-            axes.plot(x, perplexity, marker="o", markersize=4, label=f"{name}: {perplexity[-1]:.1f}")
-        axes.margins(x=0.03)
-        axes.set_xlim(left=0)
-        axes.set_xlabel(label)
-        axes.grid(visible=True, which="both", alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-    first = panels[0]
-    first.set_yscale("log")
-    first.yaxis.set_major_formatter("{x:g}")
-    first.yaxis.set_minor_formatter("{x:g}")
-    first.set_ylabel("validation perplexity (a token)")
-    first.legend(frameon=False, title="at the end")
-    figure.suptitle(title)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    with drawing(path, 1, len(_AXES), (5.5, 5), sharey=True) as (figure, (panels,)):
+        for axes, (key, label) in zip(panels, _AXES.items(), strict=True):
+            for i, (name, lines) in enumerate(curves.items()):
+                x, perplexity = ([line[field] for line in lines] for field in (key, "perplexity"))
+                axes.plot(x, perplexity, markersize=4, label=f"{name}: {perplexity[-1]:.1f}", **style(i))
+            axes.margins(x=0.03)
+            axes.set_xlim(left=0)
+            axes.set_xlabel(label)
+        first = panels[0]
+        first.set_yscale("log")
+        first.yaxis.set_major_formatter("{x:g}")
+        first.yaxis.set_minor_formatter("{x:g}")
+        first.set_ylabel("validation perplexity (a token)")
+        first.legend(frameon=False, title="at the end")
+        figure.suptitle(title)

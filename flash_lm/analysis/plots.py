@@ -5,10 +5,9 @@ import math
 import pathlib
 from collections.abc import Iterable
 
+from flash_lm.analysis.drawing import drawing, style
 from flash_lm.analysis.results import Line
 
-_STYLES = ("-", "--", "-.", ":")
-_MARKERS = "osv^D"
 _NAME_HEIGHT = 0.045  # of a curve's name, as a part of the axes
 
 
@@ -44,42 +43,23 @@ def plot_panels(rows: list[list[Panel]], path: pathlib.Path, *, curve: str = "fa
         curve: key of the lines that names the curves.
         title: of the whole.
     """
-    # Matplotlib is an extra, and slow to import.
-    import matplotlib  # noqa: PLC0415
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt  # noqa: PLC0415
-
     names = list(dict.fromkeys(line[curve] for row in rows for panel in row for line in panel.lines))
-    figure, grid = plt.subplots(
-        nrows=len(rows),
-        ncols=len(rows[0]),
-        squeeze=False,
-        figsize=(7 * len(rows[0]), 6 * len(rows)),
-        layout="constrained",
-    )
-    for panel, axes in zip((panel for row in rows for panel in row), grid.flat, strict=True):
-        ends = []
-        for i, name in enumerate(names):
-            points = sorted(_points((line for line in panel.lines if line[curve] == name), panel))
-            if not points:
-                continue
-            x, y = zip(*points, strict=True)
-            style, marker = _STYLES[i % len(_STYLES)], _MARKERS[i % len(_MARKERS)]
-            (drawn,) = axes.plot(x, y, style, marker=marker, markersize=4, color=f"C{i % 10}")
-            ends.append((x[-1], y[-1], name, drawn.get_color()))
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.yaxis.set_major_formatter("{x:,g}")
-        axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
-        axes.grid(visible=True, which="major", alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        _name_ends(axes, ends)
-    figure.suptitle(title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    with drawing(path, len(rows), len(rows[0]), (7, 6)) as (figure, grid):
+        for panel, axes in zip((panel for row in rows for panel in row), grid.flat, strict=True):
+            ends = []
+            for i, name in enumerate(names):
+                points = sorted(_points((line for line in panel.lines if line[curve] == name), panel))
+                if points:
+                    x, y = zip(*points, strict=True)
+                    axes.plot(x, y, markersize=4, **style(i))
+                    ends.append((x[-1], y[-1], name, style(i)["color"]))
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+            axes.yaxis.set_major_formatter("{x:,g}")
+            axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
+            _name_ends(axes, ends)
+        figure.suptitle(title)
 
 
 def _points(lines: Iterable[Line], panel: Panel) -> list[tuple[float, float]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from flash_lm.analysis.results import Line
 
-_PACKAGES = ("jax", "flax", "torch")
+_PACKAGES = ("jax", "flax")
 
 
 def provenance(device_kind: str) -> Line:

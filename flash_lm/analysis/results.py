@@ -26,10 +26,10 @@ def append_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
 
 
 def newest_results(workdirs: list[pathlib.Path], split: str) -> list[Line]:
-    """The last result of each run on a split."""
+    """The last result on a split of each run that has any."""
     found = []
-    for workdir in workdirs:
-        lines = [line for line in read_jsonl(workdir / "results.jsonl") if line["split"] == split]
+    for path in (workdir / "results.jsonl" for workdir in workdirs):
+        lines = [line for line in read_jsonl(path) if line["split"] == split] if path.exists() else []
         found.extend(lines[-1:])
     return found
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config import Config, ModelConfig
 from flash_lm.errors import InputError
 from flash_lm.layers.aft import AFTCore, AttentionFreeUnit, ConvCore, FactorisedCore
 from flash_lm.layers.attention import GatedAttentionUnit, MultiHeadAttention
@@ -179,6 +179,15 @@ def complete(config: ModelConfig) -> ModelConfig:
     ignored = sorted(_SOME_USE - family.keys)
     _log.info("family %s does not use model.%s", config.family, ", model.".join(ignored))
     return config
+
+
+def complete_config(config: Config) -> Config:
+    """A whole experiment with the model's open keys filled in, for want of a corpus.
+
+    An open vocabulary is that of the tokenizer to train. Raises as `complete` does.
+    """
+    vocab_size = config.model.vocab_size or config.data.vocab_size
+    return dataclasses.replace(config, model=complete(dataclasses.replace(config.model, vocab_size=vocab_size)))
 
 
 def _width_problems(config: ModelConfig, family: Family) -> list[str]:

@@ -1,6 +1,5 @@
 """The bare training step on random tokens that lie on the device already: what the benchmarks time."""
 
-import dataclasses
 import time
 from typing import Any
 
@@ -8,22 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from flash_lm.config import Config
-from flash_lm.models.families import complete
 from flash_lm.models.flops import training_flops
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.state import ModelFunction, init_state
 from flash_lm.training.step import make_train_step
-
-
-def completed(config: Config) -> Config:
-    """The config with the model's open keys filled in; an open vocabulary is that of the tokenizer to train.
-
-    Raises:
-        InputError: the model's keys do not go together.
-    """
-    vocab_size = config.model.vocab_size or config.data.vocab_size
-    model_config = complete(dataclasses.replace(config.model, vocab_size=vocab_size))
-    return dataclasses.replace(config, model=model_config)
 
 
 class BareStep:
@@ -39,7 +26,7 @@ class BareStep:
     """
 
     def __init__(self, config: Config):
-        """Compiles; allocates nothing of size. `config`: of `completed`."""
+        """Compiles; allocates nothing of size. `config`: of `complete_config`."""
         self.config = config
         model, optimizer = ModelFunction(config.model, config.seed), make_optimizer(config.train)
         self.parameters = model.parameter_count()

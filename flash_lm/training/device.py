@@ -5,16 +5,15 @@ import re
 
 import jax
 
-_MEMINFO = pathlib.Path("/proc/meminfo")
-
 
 def free_memory() -> int | None:
     """Bytes that can still be taken on the first device, or, where that is the CPU, of the machine; None: unknown."""
     device = jax.devices()[0]
-    if device.platform == "cpu":
-        found = (
-            re.search(r"^MemAvailable:\s+(\d+) kB", _MEMINFO.read_text(), re.MULTILINE) if _MEMINFO.exists() else None
-        )
-        return int(found[1]) * 1024 if found else None
-    stats = device.memory_stats()
-    return stats["bytes_limit"] - stats["bytes_in_use"] if stats else None
+    if device.platform != "cpu":
+        stats = device.memory_stats()
+        return stats["bytes_limit"] - stats["bytes_in_use"] if stats else None
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", pathlib.Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None

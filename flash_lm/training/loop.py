@@ -45,6 +45,8 @@ def train(
     run_folder.check_config(workdir, config)
     experiment = build_experiment(config)
     check_batch(experiment.mesh, experiment.config.data.batch_size, experiment.config.train.accumulate)
+    if profile:
+        check_span(profile, experiment.config.train.steps)
     run_folder.check_tokenizer(workdir, experiment.corpus.tokenizer)
     validation = experiment.evaluation_rows("validation")
     if not any(validation[i]["loss_mask_BxL"].any() for i in range(len(validation))):
@@ -53,8 +55,6 @@ def train(
     settings = experiment.config.train
     checkpoints = Checkpoints(workdir, keep=settings.keep, best_metric=settings.best_metric)
     try:
-        if profile:
-            check_span(profile, checkpoints.newest() or 0, settings.steps)
         if checkpoints.newest() == settings.steps:
             print(f"{workdir}: all {settings.steps} steps are done")
             return
@@ -87,7 +87,8 @@ class _Loop:
         try:
             self.clock.start()
             while self.step < config.steps and not stopping:
-                profile.start_if_due(self.step)
+                if profile.is_due(self.step):
+                    self._start(profile)
                 self.state, metrics = self.compiled_step(self.state, place(self._next_batch(pending), sharding))
                 self.step += 1
                 # The device works on this step while the last one's metrics are read.
@@ -96,7 +97,7 @@ class _Loop:
                 pending = (self.step, metrics)
                 stopping = should_stop()
                 if profile.is_over(self.step):
-                    self._write(profile)
+                    self._end(profile)
                 last = self.step == config.steps
                 evaluates, saves = (last or _due(self.step, n) for n in (config.eval_every, config.checkpoint_every))
                 if evaluates or saves or stopping:
@@ -108,15 +109,21 @@ class _Loop:
                     if saves or stopping:
                         self._save(scores)
                     self.clock.start()
+            if profile.on:
+                self._end(profile)
             self.clock.pause()
             if stopping and self.step < config.steps:
                 self.writer.say(f"stopped and saved at step {self.step}: the same command goes on from there")
         finally:
-            if profile.on:
-                self._write(profile)
             self.writer.close()
 
-    def _write(self, profile: Profile) -> None:
+    def _start(self, profile: Profile) -> None:
+        jax.block_until_ready(self.state)
+        self.clock.pause()
+        profile.start()
+        self.clock.start()
+
+    def _end(self, profile: Profile) -> None:
         jax.block_until_ready(self.state)
         self.clock.pause()
         profile.write()

@@ -21,25 +21,18 @@ def parse_span(text: str) -> Span:
     return int(start), int(stop)
 
 
-def check_span(span: Span, done: int, steps: int) -> None:
-    """Checks that a run comes to the span.
-
-    Args:
-        span: of `parse_span`.
-        done: steps of the run that are done.
-        steps: of the whole run.
+def check_span(span: Span, steps: int) -> None:
+    """Checks that a run of so many steps has a span.
 
     Raises:
-        InputError: it does not.
+        InputError: it has not.
     """
-    if not done <= span[0] < steps:
-        raise InputError(
-            f"--profile={span[0]}:{span[1]}: the run has {done} of {steps} steps behind it, choose later ones"
-        )
+    if not span[1] <= steps:
+        raise InputError(f"--profile={span[0]}:{span[1]} must lie within the {steps} steps of --config.train.steps")
 
 
 class Profile:
-    """Traces the steps of a span that a run comes to; inert without a span."""
+    """Traces the steps of a span, as far as a run comes to them; inert without a span."""
 
     def __init__(self, folder: pathlib.Path, span: Span | None):
         """Starts nothing. `folder`: where the trace goes."""
@@ -47,15 +40,19 @@ class Profile:
         self._start, self._stop = span or (0, 0)
         self.on = False
 
-    def start_if_due(self, step: int) -> None:
-        """To be called before a step, with the number of steps done."""
-        if not self.on and self._start <= step < self._stop:
-            jax.profiler.start_trace(str(self.folder), create_perfetto_trace=True)
-            self.on = True
+    def is_due(self, step: int) -> bool:
+        """Whether the trace is to start, with this number of steps done."""
+        return not self.on and self._start <= step < self._stop
 
     def is_over(self, step: int) -> bool:
-        """Whether a trace is on whose last step has been given to the device."""
+        """Whether a trace is on, and its last step has been given to the device."""
         return self.on and step >= self._stop
+
+    def start(self) -> None:
+        """Wait for the device first: what it still has to do is not of the span."""
+        # Several hosts would look for each other's files, if they share the folder.
+        jax.profiler.start_trace(str(self.folder), create_perfetto_trace=jax.process_count() == 1)
+        self.on = True
 
     def write(self) -> None:
         """Ends the trace; wait for the device first."""

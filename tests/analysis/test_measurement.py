@@ -55,6 +55,9 @@ def test_a_slow_cell_has_one_turn():
         ("cpu", "float32", None),
         ("NVIDIA X9000", "bfloat16", None),
         ("NVIDIA L40", "bfloat16", None),
+        ("NVIDIA GB200", "bfloat16", None),
+        ("NVIDIA H200 NVL", "bfloat16", None),
+        ("NVIDIA H200 MIG 1g.18gb", "bfloat16", None),
     ],
 )
 def test_peaks_of_known_devices_and_none_of_others(kind, dtype, peak):

@@ -7,7 +7,8 @@ from small import small_config
 
 from flash_lm.config import Config, parse
 from flash_lm.errors import InputError
-from flash_lm.training.bare_step import BareStep, completed
+from flash_lm.models.families import complete_config
+from flash_lm.training.bare_step import BareStep
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -20,7 +21,7 @@ def config_with(tmp_path):
         config = small_config("none", tmp_path)
         config.data.vocab_size = 300
         config.update_from_flattened_dict(changes)
-        return completed(parse(config))
+        return complete_config(parse(config))
 
     return make
 

@@ -19,24 +19,26 @@ def test_spans_that_are_none(text):
         parse_span(text)
 
 
-def test_a_run_must_come_to_the_span():
+def test_the_span_must_lie_within_the_run(tmp_path):
+    """And nothing is written else."""
     assert parse_span("20:25") == (20, 25)
-    check_span((20, 25), 20, 21)
-    for done, steps in ((21, 100), (0, 20)):
-        with pytest.raises(InputError, match=f"{done} of {steps} steps"):
-            check_span((20, 25), done, steps)
+    check_span((20, 25), 25)
+    config = small_config(write_corpus(tmp_path / "corpus"), tmp_path / "cache")
+    with pytest.raises(InputError, match="12 steps"):
+        train(config, tmp_path / "run", profile=(11, 13))
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_trace_has_the_steps_of_the_span_and_changes_no_loss(tmp_path):
-    """Its stop lies behind the end of the run."""
+    """The same command on the finished run does nothing, as without a trace."""
     config = small_config(write_corpus(tmp_path / "corpus"), tmp_path / "cache")
     config.train.update(steps=3, eval_every=0, checkpoint_every=0)
     losses = []
-    for name, span in (("plain", None), ("traced", (1, 9))):
+    for name, span in (("plain", None), ("traced", (1, 3)), ("traced", (1, 3))):
         train(config, tmp_path / name, profile=span)
         lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         losses.append([line["loss"] for line in lines])
-    assert losses[0] == losses[1]
+    assert losses[0] == losses[1] == losses[2]
     assert not (tmp_path / "plain" / "profile").exists()
     assert list((tmp_path / "traced" / "profile").rglob("*.xplane.pb"))
     (perfetto,) = (tmp_path / "traced" / "profile").rglob("perfetto_trace.json.gz")
