@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from flash_lm.analysis.plots import Panel, plot_panels
 from flash_lm.analysis.provenance import provenance
-from flash_lm.analysis.results import Line, write_jsonl
+from flash_lm.analysis.results import Line, append_jsonl, write_jsonl
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.table import markdown_table, pivot
 from flash_lm.command import load_config, run, whole_numbers
@@ -39,6 +39,7 @@ CACHED = "transformer_plus_plus"
 RECOMPUTED = "transformer_plus_plus, recomputed"
 RECOMPUTED_UP_TO = 4096
 PREFILLED, STEPPED = 8192, 128
+SHARE = 0.8  # of the free memory, for the states
 GREEDY = SamplingArrays.of(Sampling(temperature=0))
 
 
@@ -87,17 +88,26 @@ class Model:
         return bound.logits(bound.features(inputs_BxL)[:, -1]).argmax(axis=-1)
 
 
-def measure(models: list[Model], contexts: list[int], batches: list[int], tokens: int, rounds: int, room: int | None):
-    """Flat lines, one a model, context and batch; a state of more than `room` bytes is not made."""
-    lines = []
+def measure(
+    models: list[Model],
+    contexts: list[int],
+    batches: list[int],
+    tokens: int,
+    rounds: int,
+    room: int | None,
+    keep: Callable,
+) -> list[Line]:
+    """Flat lines, one a model, context and batch; a state that has no room is not made. `keep` gets each context's."""
+    lines: list[Line] = []
     for rows in batches:
         for context in contexts:
+            before = len(lines)
             cells: list[tuple[Line, Cell, int]] = []
             for model in models:
                 line = {"family": model.family, "context": context, "batch": rows}
                 line["state_bytes"] = model.engine.state_bytes(rows, context)
-                # There are two while the state is put apart.
-                if room is not None and 2 * line["state_bytes"] > room:
+                # There are two while the state is put apart, and beside them all the parameters.
+                if room is not None and SHARE * room < 2 * line["state_bytes"]:
                     lines.append(line | {"does_not_fit": f"{line['state_bytes'] / 1e9:.1f} GB of state"})
                     continue
                 here = model.tokens_a_turn(tokens)
@@ -110,6 +120,7 @@ def measure(models: list[Model], contexts: list[int], batches: list[int], tokens
             for line, cell, here in cells:
                 spread = {"iqr_ms": cell.iqr_ms / here, "rounds": len(cell.times_ms)}
                 lines.append(line | {"ms_a_token": cell.median_ms / here} | spread)
+            keep(lines[before:])
     return lines
 
 
@@ -192,12 +203,16 @@ def main(argv: list[str]) -> None:
         )
     arguments.out.mkdir(parents=True, exist_ok=True)
     about = provenance(jax.devices()[0].device_kind)
-    prefills = [line | about for line in measure_prefill(models, arguments.rounds)]
-    lines = measure(models, contexts, batches, arguments.tokens, arguments.rounds, free_memory())
     sizes = {model.family: sum(x.size for x in jax.tree.leaves(model.params)) for model in models}
-    lines = [line | {"parameters": sizes[line["family"].split(",")[0]], **about} for line in lines]
-    write_jsonl(arguments.out / "decode.jsonl", lines)
+    file = arguments.out / "decode.jsonl"
+    file.unlink(missing_ok=True)
+
+    def keep(lines: list[Line]) -> None:
+        append_jsonl(file, [line | {"parameters": sizes[line["family"].split(",")[0]], **about} for line in lines])
+
+    prefills = [line | about for line in measure_prefill(models, arguments.rounds)]
     write_jsonl(arguments.out / "prefill.jsonl", prefills)
+    lines = measure(models, contexts, batches, arguments.tokens, arguments.rounds, free_memory(), keep)
     text = tables(lines, batches, prefills)
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
     plot(lines, batches, arguments.out / "decode.png")

@@ -30,5 +30,6 @@ def plot_curves(curves: dict[str, list[Line]], path: pathlib.Path, title: str) -
         first.yaxis.set_major_formatter("{x:g}")
         first.yaxis.set_minor_formatter("{x:g}")
         first.set_ylabel("validation perplexity (a token)")
-        first.legend(frameon=False, title="at the end")
+        named = first.get_legend_handles_labels()
+        figure.legend(*named, loc="outside right center", frameon=False, title="at the end")
         figure.suptitle(title)
