@@ -57,6 +57,9 @@ def plot_panels(rows: list[list[Panel]], path: pathlib.Path, *, curve: str = "fa
             axes.set_yscale("log")
             axes.xaxis.set_major_formatter("{x:,.0f}")
             axes.yaxis.set_major_formatter("{x:,g}")
+            bottom, top = axes.get_ylim()
+            if top < 10 * bottom:  # else the minor ticks are too many to be named
+                axes.yaxis.set_minor_formatter("{x:,g}")
             axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
             _name_ends(axes, ends)
         figure.suptitle(title)
@@ -70,10 +73,15 @@ def _name_ends(axes, ends: list[tuple[float, float, str, str]]) -> None:
     """Writes each curve's name at the right edge, as near to its end as the other names allow."""
     bottom, top = axes.get_ylim()
     place = lambda y: math.log(y / bottom) / math.log(top / bottom)
-    lowest = -_NAME_HEIGHT
-    for x, y, name, color in sorted(ends, key=lambda end: end[1]):
-        at = max(place(y), lowest + _NAME_HEIGHT)
-        lowest = at
+    ends = sorted(ends, key=lambda end: end[1])
+    heights = [place(y) for _, y, _, _ in ends]
+    for i in range(1, len(ends)):  # upwards, and back down where that has left the axes
+        heights[i] = max(heights[i], heights[i - 1] + _NAME_HEIGHT)
+    limit = 1.0
+    for i in reversed(range(len(ends))):
+        heights[i] = min(heights[i], limit)
+        limit = heights[i] - _NAME_HEIGHT
+    for at, (x, y, name, color) in zip(heights, ends, strict=True):
         axes.annotate(
             name,
             xy=(x, y),
