@@ -209,7 +209,7 @@ def test_a_table_is_reproduced_and_goes_on(config, tmp_path, capsys):
         ("length_512", 1.135),
         ("length_1024", 1.134),
     ]
-    assert lines[0]["speedup"] == 1 and all(line["step_ms"] > 0 for line in lines)
+    assert lines[0]["speedup"] == 1 and all(line["microbatch_ms"] > 0 for line in lines)
     assert "1.154" in (out / "table.md").read_text()
     assert (out / "quality.png").exists() and (out / "curves.png").exists()
     before = (out / "step_times.jsonl").read_text()
