@@ -25,9 +25,9 @@ Runs = Mapping[str, Changes]  # by name
 
 def changed(config: ConfigDict, changes: Changes) -> Any:
     """A copy of the config with these values: a ConfigDict, whose keys no type checker knows."""
-    copy = config.copy_and_resolve_references()
-    copy.update_from_flattened_dict(dict(changes))
-    return copy
+    other = config.copy_and_resolve_references()
+    other.update_from_flattened_dict(dict(changes))
+    return other
 
 
 def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:
@@ -132,6 +132,16 @@ def run_study(
         if not should_stop():
             append_jsonl(folder / "results.jsonl", evaluate(folder, split, []))
     return failures
+
+
+def raise_failures(failures: Mapping[str, str]) -> None:
+    """Ends a command whose study had runs that failed.
+
+    Raises:
+        RunError: with a line for each of them, if there are any.
+    """
+    if failures:
+        raise RunError("\n".join(f"{name} failed: {failure}" for name, failure in failures.items()))
 
 
 def is_done(folder: pathlib.Path, split: str, steps: int) -> bool:

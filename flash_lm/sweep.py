@@ -7,8 +7,8 @@ from typing import Any
 
 from flash_lm.analysis.comparison import write_comparison
 from flash_lm.command import load_config, load_module, run
-from flash_lm.errors import InputError, RunError
-from flash_lm.study import check_runs, grid_runs, run_study
+from flash_lm.errors import InputError
+from flash_lm.study import check_runs, grid_runs, raise_failures, run_study
 from flash_lm.training.interrupt import stop_on_signal
 
 
@@ -46,8 +46,7 @@ def main(argv: list[str]) -> None:
         failures = run_study(config, runs, workdir, arguments.split, should_stop)
     text = write_comparison([workdir / name for name in runs], arguments.split, workdir)
     print(f"\n{text or 'no run is finished yet: the same command goes on'}")
-    if failures:
-        raise RunError("\n".join(f"{name} failed: {failure}" for name, failure in failures.items()))
+    raise_failures(failures)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from flash_lm.analysis.provenance import provenance
 from flash_lm.analysis.results import Line, append_jsonl, write_jsonl
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.table import markdown_table, pivot
-from flash_lm.command import load_config, run, whole_numbers
+from flash_lm.command import load_config, positive, run, whole_numbers
 from flash_lm.config import MeshConfig, parse_model
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import Engine
@@ -186,8 +186,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--families", default=" ".join(FAMILIES), help="between blanks")
     parser.add_argument("--contexts", default="256 1024 4096 16384 65536", help="between blanks")
     parser.add_argument("--batches", default="1 16", help="between blanks")
-    parser.add_argument("--tokens", type=int, default=16, help="generated a turn")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--tokens", type=positive, default=16, help="generated a turn")
+    parser.add_argument("--rounds", type=positive, default=ROUNDS)
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
     families = arguments.families.split()

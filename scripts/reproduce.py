@@ -16,14 +16,14 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from flash_lm.analysis.comparison import write_comparison
+from flash_lm.analysis.comparison import write_curves
 from flash_lm.analysis.provenance import config_hash, provenance
 from flash_lm.analysis.reproduction import plot_quality_against_step_time, reproduction_table
 from flash_lm.analysis.results import Line, append_jsonl, newest_results, read_jsonl, write_jsonl
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
-from flash_lm.command import apply_overrides, load_module, run
-from flash_lm.errors import InputError, RunError
-from flash_lm.study import Runs, changed, check_runs, run_study
+from flash_lm.command import apply_overrides, load_module, positive, run
+from flash_lm.errors import InputError
+from flash_lm.study import Runs, changed, check_runs, raise_failures, run_study
 from flash_lm.training.bare_step import BareStep
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.interrupt import stop_on_signal
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--corpus", help="stdlib, text files (a glob), or the folder of a data set; default: the paper's"
     )
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of the timing")
+    parser.add_argument("--rounds", type=positive, default=ROUNDS, help="of the timing")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
     arguments, overrides = parser.parse_known_args(argv)
     if arguments.scale == "small" and not arguments.corpus:
@@ -115,20 +115,20 @@ def main(argv: list[str]) -> None:
     times = time_steps(config, runs, baseline_of, arguments.rounds, arguments.out / "step_times.jsonl")
     with stop_on_signal() as should_stop:
         failures = run_study(config, runs, arguments.out / "runs", SPLIT, should_stop)
-    if write_comparison(workdirs, SPLIT, arguments.out) is None:
+    time_of, results = {line["run"]: line for line in times}, newest_results(workdirs, SPLIT)
+    if not results:
         print("no run is finished yet: the same command goes on")
         return
-    time_of, results = {line["run"]: line for line in times}, newest_results(workdirs, SPLIT)
     paper = {name: {"paper": figure} for name, figure in figures.items()}
     lines = [line | time_of[line["run"]] | paper.get(line["run"], {}) for line in results]
     write_jsonl(arguments.out / "results.jsonl", lines)
     title = f"{table.TITLE}; here {arguments.scale} scale on {lines[0]['corpus']}, {lines[0]['device']}"
     text = f"{title}\n\n{reproduction_table(lines, table.METRIC)}"
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
+    write_curves(workdirs, results, arguments.out, title)
     plot_quality_against_step_time(lines, table.METRIC, arguments.out / "quality.png", title)
     print(f"\n{text}")
-    if failures:
-        raise RunError("\n".join(f"{name} failed: {failure}" for name, failure in failures.items()))
+    raise_failures(failures)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ FAMILIES = {
 LENGTHS = {"paper": (512, 1024, 2048, 4096, 8192), "small": (512, 2048, 8192)}
 
 
-def runs(scale: str) -> dict[str, dict]:
+def runs(scale: str = "paper") -> dict[str, dict]:
     """Named after the family and the length."""
     return {
         f"{family}_{length}": {"model.family": family, "model.max_length": length}

@@ -14,16 +14,12 @@ from configs.tables._small_scale import shrink
 
 TITLE = "FLASH: causal LM on PG-19, 110M parameters"
 METRIC = "word_perplexity"
-baseline = by_length.baseline
+get_runs, baseline = by_length.runs, by_length.baseline
 
 
 def get_config(scale: str = "paper") -> ConfigDict:
     config = flash_pg19.get_config()
     return shrink(config) if scale == "small" else config
-
-
-def get_runs(scale: str = "paper") -> dict[str, dict]:
-    return by_length.runs(scale)
 
 
 def get_figures(scale: str = "paper") -> dict[str, float]:

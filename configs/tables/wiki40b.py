@@ -15,16 +15,12 @@ from configs.tables._small_scale import shrink
 TITLE = "FLASH: causal LM on Wiki-40B, 110M parameters"
 METRIC = "perplexity"
 FIGURES = {("transformer_plus_plus", 8192): 15.254, ("flash", 8192): 15.109}
-baseline = by_length.baseline
+get_runs, baseline = by_length.runs, by_length.baseline
 
 
 def get_config(scale: str = "paper") -> ConfigDict:
     config = flash_base.get_config()
     return shrink(config) if scale == "small" else config
-
-
-def get_runs(scale: str = "paper") -> dict[str, dict]:
-    return by_length.runs(scale)
 
 
 def get_figures(scale: str = "paper") -> dict[str, float]:

@@ -3,7 +3,7 @@
 import pathlib
 
 from flash_lm.analysis.curves import plot_curves
-from flash_lm.analysis.results import newest_results, validation_curve, write_jsonl
+from flash_lm.analysis.results import Line, newest_results, validation_curve, write_jsonl
 from flash_lm.analysis.table import markdown_table
 
 
@@ -31,9 +31,21 @@ def write_comparison(workdirs: list[pathlib.Path], split: str, out: pathlib.Path
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     write_jsonl(out / "results.jsonl", results)
+    write_curves(workdirs, results, out, title)
+    return text
+
+
+def write_curves(workdirs: list[pathlib.Path], results: list[Line], out: pathlib.Path, title: str) -> None:
+    """Writes curves.png with its figures, validation.jsonl, into a folder that is there.
+
+    Args:
+        workdirs: of runs.
+        results: of those that are drawn.
+        out: folder of the files.
+        title: of the plot.
+    """
     scored = {line["run"] for line in results}
     curves = {path.name: curve for path in workdirs if path.name in scored and (curve := validation_curve(path))}
     lines = [{"run": name, **line} for name, curve in curves.items() for line in curve]
     write_jsonl(out / "validation.jsonl", lines)
     plot_curves(curves, out / "curves.png", title)
-    return text
