@@ -11,7 +11,7 @@ DEMO_FAMILIES := transformer_plus_plus flash_quad flash
 # Fewer page faults for the large buffers of a step on a CPU.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: setup demo test test-all lint
+.PHONY: setup demo test test-all lint peers
 
 setup: $(VENV)/ready
 
@@ -35,6 +35,13 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest $(PARALLEL)
+
+# A peer that does not install is told of, and the rest goes on.
+peers: setup
+	$(PYTHON) -m venv .venv-peers
+	grep -v '^#' requirements-peers.txt | while read -r package; do \
+		.venv-peers/bin/pip install --quiet --no-build-isolation "$$package" || echo "not installed: $$package"; \
+	done
 
 lint: setup
 	$(BIN)/ruff check .

@@ -14,11 +14,9 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
 from flash_lm.analysis.peaks import peak_flops
 from flash_lm.analysis.provenance import config_hash, provenance
@@ -26,15 +24,15 @@ from flash_lm.analysis.results import Line, append_jsonl
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.step_time import BASELINE, plot_step_times, step_time_tables
 from flash_lm.command import load_config, positive, run, whole_numbers
-from flash_lm.config import DTYPES, TASKS, Config, parse
+from flash_lm.config import DTYPES, TASKS, Config
 from flash_lm.errors import InputError
-from flash_lm.models.families import FAMILIES, complete_config
-from flash_lm.training.bare_step import BareStep
+from flash_lm.models.families import FAMILIES
+from flash_lm.training.bare_step import BareStep, step_config
 from flash_lm.training.device import free_memory
 
 SIZES = {"tiny": "configs/tiny.py", "small": "configs/small.py", "base": "configs/flash_base.py"}
 PRODUCT = 2048  # rows and columns of the matrices whose product is a CPU's peak
-# Keys that the flags set.
+# Keys that the flags set, see `step_config`.
 TAKEN = (
     "task",
     "model.family",
@@ -44,16 +42,6 @@ TAKEN = (
     "data.tokens_per_batch",
     "train.accumulate",
 )
-
-
-def cell_config(config: ConfigDict, family: str, length: int, arguments: argparse.Namespace) -> Config:
-    """Of one cell: a family, rows of `length` tokens, all of the step's in one batch."""
-    changed: Any = config.copy_and_resolve_references()
-    changed.task = arguments.task
-    changed.model.update(family=family, max_length=length, dtype=arguments.dtype)
-    changed.data.update(length=length, tokens_per_batch=arguments.tokens_per_step)
-    changed.train.accumulate = 1
-    return complete_config(parse(changed))
 
 
 def compile_steps(
@@ -157,12 +145,12 @@ def main(argv: list[str]) -> None:
     config, lengths = load_config(SIZES[arguments.size], overrides), whole_numbers(arguments.lengths)
     families = arguments.families.split() or list(FAMILIES)
     # All that is wrong is told before anything is measured.
-    configs = {n: {family: cell_config(config, family, n, arguments) for family in families} for n in lengths}
+    step = {key: getattr(arguments, key) for key in ("task", "dtype", "tokens_per_step")}
+    configs = {n: {family: step_config(config, family, n, **step) for family in families} for n in lengths}
     arguments.out.mkdir(parents=True, exist_ok=True)
     file, lines, start = arguments.out / "steps.jsonl", [], time.perf_counter()
     file.unlink(missing_ok=True)
-    about = {key: getattr(arguments, key) for key in ("task", "size", "dtype", "tokens_per_step")}
-    about |= provenance(jax.devices()[0].device_kind)
+    about = step | {"size": arguments.size} | provenance(jax.devices()[0].device_kind)
     for done, length in enumerate(lengths, start=1):
         measured = measure(
             configs[length], arguments.rounds, lambda text, n=length: print(f"length {n}: {text}", flush=True)

@@ -121,6 +121,66 @@ def test_decoding_by_context(tmp_path, monkeypatch, capsys):
     assert (out / "table.md").read_text().strip() in capsys.readouterr().out
 
 
+FAKE_PEER = """
+import json, os, sys
+length = 0
+for line in sys.stdin:
+    asked = json.loads(line)
+    length = asked["build"]["length"] if "build" in asked else length
+    if "turn" in asked and sys.argv[1] == "sdpa":
+        sys.exit(3)
+    if length == 64:
+        answer = {"error": "ImportError: no such thing"}
+    elif "build" in asked:
+        answer = {"params": int(os.environ["PARAMS"]) * length // 16, "version": "fake 1", "threads": 1}
+    else:
+        answer = {"ms": 1000.0}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def test_peers_take_turns_with_us(tmp_path, monkeypatch, capsys):
+    """One that has other parameters, cannot be built, or dies is told of, and the rest goes on."""
+    script, out = load("benchmark_peers"), tmp_path / "out"
+    monkeypatch.setattr(script, "WORKER", tmp_path / "peer.py")
+    script.WORKER.write_text(FAKE_PEER)
+    words = ["--config=configs/tiny.py", "--tokens_per_step=64", "--rounds=2", f"--python={sys.executable}", *SMALL]
+    config = script.load_config("configs/tiny.py", [*SMALL, "--config.data.vocab_size=300"])
+    (ours,) = script.configs_of(config, ["flash_pytorch"], [16], tokens_per_step=64, dtype="float32").values()
+    monkeypatch.setenv("PARAMS", str(script.BareStep(ours).parameters))
+    peers = ["--peers=flash_pytorch sdpa", "--lengths=16 32 64", "--config.data.vocab_size=300"]
+    script.main([*words, *peers, f"--out={out}"])
+    lines = {(line["peer"], line["length"]): line for line in read_jsonl(out / "peers.jsonl")}
+    compared = lines["flash_pytorch", 16]
+    assert compared["family"] == "flash" and compared["peer_version"] == "fake 1" and compared["ours_rounds"] == 2
+    assert compared["peer_ms"] == 1000 and compared["speedup"] == 1000 / compared["ours_ms"]
+    assert "parameters differ by 100.0%" in lines["flash_pytorch", 32]["not_compared"]
+    assert lines["flash_pytorch", 64]["not_compared"] == "ImportError: no such thing"
+    assert all("speedup" not in line for line in lines.values() if "not_compared" in line)
+    assert lines["sdpa", 16]["not_compared"]  # other parameters, or its end
+    assert (out / "table.md").read_text().strip() in capsys.readouterr().out
+    assert (out / "peers.png").exists()
+
+
+def test_a_peer_that_dies_is_told_of(tmp_path, monkeypatch):
+    script = load("benchmark_peers")
+    monkeypatch.setattr(script, "WORKER", tmp_path / "peer.py")
+    script.WORKER.write_text(FAKE_PEER)
+    with script.start("sdpa", sys.executable) as peer, pytest.raises(script.PeerError, match="ended with code 3"):
+        script.ask(peer, {"turn": 1})
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [("--peers=sdpa x", "among sdpa"), ("--python=/nowhere", "make peers"), ("--lengths=0", "whole")],
+)
+def test_peers_of_nonsense_end_before_anything_is_measured(tmp_path, word, message):
+    words = ["--config=configs/tiny.py", f"--python={sys.executable}", f"--out={tmp_path / 'out'}"]
+    with pytest.raises(InputError, match=message):
+        load("benchmark_peers").main([*words, word])
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_the_step_benchmark_needs_no_more_than_some_gpu_machines_have():
     """Without the packages of data, checkpoints and logs."""

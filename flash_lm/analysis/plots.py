@@ -55,6 +55,7 @@ def plot_panels(rows: list[list[Panel]], path: pathlib.Path, *, curve: str = "fa
                     ends.append((x[-1], y[-1], name, style(i)["color"]))
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
+            axes.set_xticks(sorted({line[panel.x] for line in panel.lines}))  # what was measured
             axes.xaxis.set_major_formatter("{x:,.0f}")
             axes.yaxis.set_major_formatter("{x:,g}")
             bottom, top = axes.get_ylim()

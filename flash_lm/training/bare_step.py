@@ -5,12 +5,30 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
-from flash_lm.config import Config
+from flash_lm.config import Config, parse
+from flash_lm.models.families import complete_config
 from flash_lm.models.flops import training_flops
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.state import ModelFunction, init_state
 from flash_lm.training.step import make_train_step
+
+
+def step_config(
+    config: ConfigDict, family: str, length: int, *, tokens_per_step: int, dtype: str, task: str = "causal_lm"
+) -> Config:
+    """A config of a family with rows of `length` tokens, all of the step's in one batch.
+
+    Raises:
+        InputError: with all that is wrong.
+    """
+    changed: Any = config.copy_and_resolve_references()
+    changed.task = task
+    changed.model.update(family=family, max_length=length, dtype=dtype)
+    changed.data.update(length=length, tokens_per_batch=tokens_per_step)
+    changed.train.accumulate = 1
+    return complete_config(parse(changed))
 
 
 class BareStep:
