@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from flash_lm.data.tokenizers import Tokenizer, load_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.models.families import complete
 from flash_lm.training import workdir as run_folder
-from flash_lm.training.checkpoint import open_newest
+from flash_lm.training.checkpoint import open_checkpoints
 from flash_lm.training.experiment import vocabulary
 from flash_lm.training.sharding import make_mesh, param_shardings
 from flash_lm.training.state import ModelFunction, Params
@@ -79,8 +80,9 @@ def load_model(
     Raises:
         InputError: no run, no checkpoint, or a mesh that does not fit.
     """
-    raw = run_folder.read_config(workdir)
+    raw: Any = run_folder.read_config(workdir)
     raw.update_from_flattened_dict({"mesh.shape": mesh_shape})
+    saved_dtype = jnp.dtype(raw.model.param_dtype)
     if dtype:
         raw.update_from_flattened_dict({"model.dtype": dtype, "model.param_dtype": dtype})
     config, tokenizer = parse(raw), load_tokenizer(workdir / "tokenizer")
@@ -89,10 +91,11 @@ def load_model(
     model, mesh = ModelFunction(model_config, config.seed), make_mesh(config.mesh)
     abstract = jax.eval_shape(model.init)
     abstract = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, jnp.dtype(model_config.param_dtype), sharding=s),
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, saved_dtype, sharding=s),
         abstract,
         param_shardings(abstract, config.mesh, mesh),
     )
-    with open_newest(workdir) as (checkpoints, step):
-        params = checkpoints.restore_params(step, abstract)
+    with open_checkpoints(workdir) as checkpoints:
+        step, params = checkpoints.restore_newest_params(abstract)
+    params = jax.tree.map(lambda x: x.astype(model_config.param_dtype), params)
     return TrainedModel(workdir.name, step, config, tokenizer, model, params, mesh)

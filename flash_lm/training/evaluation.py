@@ -12,7 +12,7 @@ from flash_lm.data.loader import evaluation_batches
 from flash_lm.data.packing import Rows
 from flash_lm.errors import InputError
 from flash_lm.training import workdir as run_folder
-from flash_lm.training.checkpoint import open_newest
+from flash_lm.training.checkpoint import open_checkpoints
 from flash_lm.training.experiment import Experiment, build_experiment
 from flash_lm.training.metrics import read_lines
 from flash_lm.training.sharding import batch_sharding, place, rows_that_divide
@@ -91,8 +91,8 @@ def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict
     lengths = lengths or [data.length]
     for length in lengths:
         experiment.model.abstract.check_length(length)
-    with open_newest(workdir) as (checkpoints, newest):
-        state, facts = checkpoints.restore(newest, experiment.abstract)
+    with open_checkpoints(workdir) as checkpoints:
+        state, facts = checkpoints.restore_newest(experiment.abstract)
     run_folder.check_corpus(facts["corpus"], experiment.corpus)
     results, evaluator = [], Evaluator(experiment)
     for length in lengths:
@@ -114,7 +114,7 @@ def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict
                 "corpus": experiment.corpus.name,
                 "split": split,
                 "length": length,
-                "step": newest,
+                "step": int(state.step),
                 "train_seconds": facts["train_seconds"],
                 **_speed(workdir / "metrics.jsonl"),
                 **scores,

@@ -132,10 +132,10 @@ class _Loop:
 
     def _start_or_resume(self) -> tuple[TrainState, Clock, list[Any]]:
         """State, clock, and each host's place in the data."""
-        newest, hosts = self.checkpoints.newest(), jax.process_count()
-        if newest is None:
+        hosts = jax.process_count()
+        if self.checkpoints.newest() is None:
             return new_state(self.experiment), Clock(), [None] * hosts
-        state, facts = self.checkpoints.restore(newest, self.experiment.abstract)
+        state, facts = self.checkpoints.restore_newest(self.experiment.abstract)
         run_folder.check_corpus(facts["corpus"], self.experiment.corpus)
         places = facts.get("places") or [None] * hosts
         if len(places) != hosts:

@@ -72,7 +72,7 @@ def test_parameters_are_those_of_the_newest_checkpoint(causal, generator, shape,
     config, workdir = causal
     experiment = build_experiment(config)
     checkpoints = Checkpoints(workdir, read_only=True)
-    state, _ = checkpoints.restore(20, experiment.abstract)
+    state, _ = checkpoints.restore_newest(experiment.abstract)
     checkpoints.close()
     loaded = load_model(workdir, dtype=dtype, mesh_shape=shape)
     assert loaded.step == 20 and loaded.config.model.dtype == (dtype or "float32")

@@ -47,7 +47,7 @@ def figures(workdir: pathlib.Path) -> list[dict]:
 
 def parameters(config, workdir: pathlib.Path):
     checkpoints = Checkpoints(workdir)
-    state, _ = checkpoints.restore(checkpoints.newest(), build_experiment(config).abstract)
+    state, _ = checkpoints.restore_newest(build_experiment(config).abstract)
     checkpoints.close()
     return jax.tree.leaves(state)
 

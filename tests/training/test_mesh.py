@@ -146,7 +146,7 @@ def test_a_checkpoint_is_restored_onto_another_mesh(family, tmp_path):
     for shape, devices in (((1, 8, 1), 8), ((1, 1, 4), 4), ((1, 1, 1), 1)):
         target = Run(family, "causal_lm", shape, devices)
         reader = Checkpoints(tmp_path, read_only=True)
-        restored, facts = reader.restore(1, target.abstract)
+        restored, facts = reader.restore_newest(target.abstract)
         reader.close()
         assert facts == {"note": "here"}
         for x, y, s in zip(*map(jax.tree.leaves, (restored, state, target.shardings)), strict=True):

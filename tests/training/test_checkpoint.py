@@ -1,0 +1,210 @@
+"""Damaged checkpoints are found, the newest sound one is used, and nothing is ever begun anew in silence."""
+
+import itertools
+import json
+import logging
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import small_config, write_corpus
+
+from flash_lm.analysis.results import read_jsonl
+from flash_lm.errors import InputError
+from flash_lm.training.checkpoint import Checkpoints
+from flash_lm.training.evaluation import evaluate
+from flash_lm.training.experiment import Experiment, build_experiment
+from flash_lm.training.fingerprint import fingerprint
+from flash_lm.training.loop import new_state, train
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    return small_config(write_corpus(folder / "text"), folder / "cache")
+
+
+@pytest.fixture(scope="module")
+def experiment(config) -> Experiment:
+    return build_experiment(config)
+
+
+@pytest.fixture(scope="module")
+def states(experiment) -> dict:
+    """One a step: other bits in every array."""
+    first = new_state(experiment)
+    later = jax.tree.map(lambda x: jax.device_put((x + 1).astype(x.dtype), x.sharding), first)
+    return {5: first, 7: later}
+
+
+@pytest.fixture(scope="module")
+def sound(states, tmp_path_factory) -> pathlib.Path:
+    workdir = tmp_path_factory.mktemp("sound")
+    checkpoints = Checkpoints(workdir, keep=2)
+    for step, state in states.items():
+        checkpoints.save(step, state, {"corpus": "x", "train_seconds": 1.5 * step}, {"loss": 1.0})
+    checkpoints.close()
+    return workdir
+
+
+@pytest.fixture
+def workdir(sound, tmp_path) -> pathlib.Path:
+    return shutil.copytree(sound, tmp_path / "run")
+
+
+def newest(workdir: pathlib.Path, experiment: Experiment, **options):
+    checkpoints = Checkpoints(workdir, **options)
+    try:
+        return checkpoints.restore_newest(experiment.abstract)
+    finally:
+        checkpoints.close()
+
+
+def equal(a, b) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def data_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Of the arrays, the largest first; what a process has written before all was put together does not count."""
+    return sorted((folder / "state" / "d").iterdir(), key=lambda path: -path.stat().st_size)
+
+
+def flip(path: pathlib.Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "truncated": lambda folder: data_files(folder)[0].write_bytes(data_files(folder)[0].read_bytes()[:100]),
+    "a bit of an array": lambda folder: flip(data_files(folder)[0], 8 * (data_files(folder)[0].stat().st_size // 2)),
+    "a file gone": lambda folder: data_files(folder)[0].unlink(),
+    "all arrays gone": lambda folder: shutil.rmtree(folder / "state"),
+    "arrays empty": lambda folder: [path.unlink() for path in (folder / "state").rglob("*") if path.is_file()],
+    "empty": lambda folder: [shutil.rmtree(p) if p.is_dir() else p.unlink() for p in folder.iterdir()],
+    "facts are other ones": lambda folder: edit_facts(folder, train_seconds=0.0),
+    "facts are no JSON": lambda folder: (folder / "facts" / "metadata").write_text("{"),
+    "no marks": lambda folder: [path.unlink() for path in folder.iterdir() if path.is_file()],
+    "metrics are no JSON": lambda folder: (folder / "metrics" / "metrics").write_text("{"),
+}
+
+
+def edit_facts(folder: pathlib.Path, **changes) -> None:
+    path = folder / "facts" / "metadata"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_sound_checkpoint_is_restored_without_a_word(workdir, experiment, states, caplog):
+    state, facts = newest(workdir, experiment)
+    assert equal(state, states[7]) and facts == {"corpus": "x", "train_seconds": 10.5}
+    assert not [record for record in caplog.records if record.name.startswith("flash_lm")]
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_newest_sound_one_is_used(workdir, experiment, states, caplog, damage, read_only):
+    DAMAGES[damage](workdir / "checkpoints" / "7")
+    before = sorted(path.name for path in (workdir / "checkpoints").iterdir())
+    with caplog.at_level(logging.WARNING, "flash_lm"):
+        state, facts = newest(workdir, experiment, read_only=read_only)
+    if damage == "no marks" or (read_only and "metrics" in damage):  # nothing that matters
+        assert equal(state, states[7])
+        return
+    assert equal(state, states[5]) and facts["train_seconds"] == 7.5
+    assert "checkpoint 7" in caplog.text
+    after = sorted(path.name for path in (workdir / "checkpoints").iterdir())
+    if read_only:
+        assert after == before
+    else:
+        assert after == ["5"] and (workdir / "damaged" / "7").is_dir()
+        state, _ = newest(workdir, experiment)
+        assert equal(state, states[5])
+
+
+@pytest.mark.parametrize("damage", sorted(DAMAGES.keys() - {"no marks"}))
+def test_without_a_sound_one_there_is_an_error_every_time(workdir, experiment, damage):
+    for step in ("5", "7"):
+        DAMAGES[damage](workdir / "checkpoints" / step)
+    for _ in range(2):
+        with pytest.raises(InputError, match="no checkpoint in .* is a sound one"):
+            newest(workdir, experiment)
+    assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["5", "7"]
+
+
+def test_the_best_one_is_kept_after_a_restart(states, tmp_path):
+    for step, metrics in ((2, {"loss": 1.0}), (4, {"loss": 2.0}), (6, None)):
+        checkpoints = Checkpoints(tmp_path, keep=1)
+        checkpoints.save(step, states[5], {}, metrics)
+        checkpoints.close()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2", "6"]
+
+
+def test_a_checkpoint_of_another_model_is_not_used(workdir, config, states):
+    other = config.copy_and_resolve_references()
+    other.model.model_dim *= 2
+    with pytest.raises(InputError, match="no checkpoint in .* is a sound one of this config"):
+        newest(workdir, build_experiment(other))
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_anywhere_is_found_or_harmless(sound, experiment, states, tmp_path):
+    """In any file of a checkpoint; what is restored is one of the two states, to the bit."""
+    rng, found = np.random.default_rng(0), {5: 0, 7: 0}
+    files = [p.relative_to(sound) for p in (sound / "checkpoints" / "7").rglob("*") if p.is_file() and p.stat().st_size]
+    places = files + [file.relative_to(sound) for file in data_files(sound / "checkpoints" / "7")] * 40
+    for i, file in enumerate(places):
+        workdir = shutil.copytree(sound, tmp_path / str(i))
+        flip(workdir / file, int(rng.integers(8 * (workdir / file).stat().st_size)))
+        state, facts = newest(workdir, experiment)
+        step = int(facts["train_seconds"] / 1.5)
+        assert equal(state, states[step]), file
+        found[step] += 1
+        shutil.rmtree(workdir)
+    assert found[5] > 40, found
+
+
+def test_a_run_goes_on_from_the_sound_one_as_if_nothing_had_been(config, tmp_path, caplog):
+    train(config, tmp_path / "whole")
+    counter = itertools.count(1)
+    train(config, tmp_path / "run", should_stop=lambda: next(counter) == 11)
+    flip(data_files(tmp_path / "run" / "checkpoints" / "11")[0], 8000)
+    with caplog.at_level(logging.WARNING, "flash_lm"):
+        (result,) = evaluate(tmp_path / "run", "validation", [])
+        assert result["step"] == 9 and "checkpoint 11 is damaged" in caplog.text
+        train(config, tmp_path / "run")
+    assert (tmp_path / "run" / "damaged" / "11").is_dir()
+    losses = [
+        [(line["step"], line["loss"]) for line in read_jsonl(tmp_path / name / "metrics.jsonl")]
+        for name in ("run", "whole")
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_a_fingerprint_tells_every_bit_and_place():
+    tree = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(4, jnp.bfloat16), "c": jnp.zeros((), jnp.int32)}
+    seen = {fingerprint(tree)}
+    for name, x in tree.items():
+        for place in range(x.size):
+            for bit in range(8 * x.dtype.itemsize):
+                content = np.array(x)
+                content.reshape(-1).view(f"u{x.dtype.itemsize}")[place] ^= 1 << bit
+                seen.add(fingerprint(tree | {name: jnp.asarray(content)}))
+    assert len(seen) == 1 + 6 * 32 + 4 * 16 + 32
+    swapped = {"a": tree["a"][::-1], "b": tree["b"], "c": tree["c"]}
+    assert fingerprint(swapped) not in seen
+    assert fingerprint({"b": tree["a"], "a": tree["b"], "c": tree["c"]}) not in seen
+    assert fingerprint(tree | {"a": tree["a"].reshape(3, 2)}) not in seen
+
+
+def test_a_fingerprint_is_that_of_any_mesh():
+    mesh = jax.make_mesh((2, 4), ("x", "y"))
+    x = jnp.arange(64.0).reshape(8, 8)
+    one = fingerprint({"x": x})
+    for spec in (("x", "y"), ("y", None), (None, ("x", "y")), ()):
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+        assert fingerprint({"x": jax.device_put(x, sharding)}) == one
