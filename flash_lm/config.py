@@ -187,6 +187,7 @@ class TrainConfig:
     clip: float = _at_least(0)
     clip_mode: str = _added("global", _one_of("global", "parameter"))
     accumulate: int = _at_least(1)
+    on_nonfinite: str = _added("stop", _one_of("stop", "skip"))
     loss_chunk: int = _at_least(1)
     log_every: int = _at_least(1)
     eval_every: int = _at_least(0)

@@ -15,12 +15,15 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--config", required=True, help="a file of configs/; --config.KEY=VALUE overrides a key of it")
     parser.add_argument("--workdir", help="folder of the run; default: runs/<name of the config file>")
     parser.add_argument("--profile", metavar="START:STOP", help="trace the steps after START up to STOP")
+    parser.add_argument(
+        "--debug_nonfinite", action="store_true", help="find the layer where a NaN or Inf begins; slower"
+    )
     arguments, overrides = parser.parse_known_args(argv)
     profile = parse_span(arguments.profile) if arguments.profile else None
     config = load_config(arguments.config, overrides)
     workdir = pathlib.Path(arguments.workdir or f"runs/{pathlib.Path(arguments.config).stem}")
     with stop_on_signal() as should_stop:
-        train(config, workdir, should_stop, profile)
+        train(config, workdir, should_stop, profile, arguments.debug_nonfinite)
 
 
 if __name__ == "__main__":

@@ -108,6 +108,25 @@ class LanguageModel(nnx.Module):
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
         """As `__call__`, up to the last norm: B×L×D in the computation's dtype."""
+        return self._features(inputs_BxL, segment_ids, positions, dropout_key, lambda x_BxLxD: ())[0]
+
+    def watch(
+        self,
+        seen: Callable[[jax.Array], Any],
+        inputs_BxL: jax.Array,
+        segment_ids: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> dict[str, Any]:
+        """What `seen` makes of the activations, B×L×D, on the way to the features.
+
+        Returns:
+            "embedding": of the embedded tokens; "layers": after each layer, stacked; "norm": of the features.
+        """
+        return self._features(inputs_BxL, segment_ids, positions, dropout_key, seen)[1]
+
+    def _features(self, inputs_BxL, segment_ids, positions, dropout_key, seen: Callable[[jax.Array], Any]):
+        """The features, and what `watch` gives."""
         length = inputs_BxL.shape[1]
         self.check_length(length)
         segments = whole_row(length) if segment_ids is None else find_segments(segment_ids)
@@ -124,10 +143,13 @@ class LanguageModel(nnx.Module):
 
         def layer(module: Layer, x_BxLxD: jax.Array, index: jax.Array):
             key = None if dropout_key is None else jax.random.fold_in(dropout_key, index)
-            return module(x_BxLxD, dataclasses.replace(context, dropout_key=key)), None
+            x_BxLxD = module(x_BxLxD, dataclasses.replace(context, dropout_key=key))
+            return x_BxLxD, seen(x_BxLxD)
 
-        x_BxLxD, _ = self._scan(layer, constrain_residual(x_BxLxD), jnp.arange(self.config.num_layers))
-        return self.norm(x_BxLxD)
+        embedded = seen(x_BxLxD)
+        x_BxLxD, layers = self._scan(layer, constrain_residual(x_BxLxD), jnp.arange(self.config.num_layers))
+        x_BxLxD = self.norm(x_BxLxD)
+        return x_BxLxD, {"embedding": embedded, "layers": layers, "norm": seen(x_BxLxD)}
 
     def logits(self, features_BxLxD: jax.Array) -> jax.Array:
         """B×L×V float32."""

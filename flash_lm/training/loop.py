@@ -1,6 +1,5 @@
 """The training loop: start or resume, step, log, evaluate, save."""
 
-import math
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ from flash_lm.training.evaluation import Evaluator
 from flash_lm.training.experiment import Experiment, build_experiment
 from flash_lm.training.hosts import of_all_hosts
 from flash_lm.training.metrics import MetricsWriter
+from flash_lm.training.nonfinite import NonfiniteSteps, Origin, is_finite
 from flash_lm.training.profile import Profile, Span, check_span
 from flash_lm.training.sharding import batch_sharding, check_batch, place
 from flash_lm.training.state import TrainState, init_state
@@ -29,6 +29,7 @@ def train(
     workdir: pathlib.Path,
     should_stop: Callable[[], bool] = lambda: False,
     profile: Span | None = None,
+    debug_nonfinite: bool = False,
 ) -> None:
     """Trains to config.train.steps, from the newest checkpoint in `workdir` if there is one.
 
@@ -37,10 +38,11 @@ def train(
         workdir: of the run; made if need be.
         should_stop: asked after every step; when true, the run is saved and ends early.
         profile: steps of which a trace is written into workdir/profile; None: of none.
+        debug_nonfinite: wait for each step, and find where the first number that is not finite comes up.
 
     Raises:
         InputError: bad config, data or workdir; nothing has been written then.
-        RunError: the loss became non-finite.
+        RunError: the loss became non-finite, or a checkpoint could not be written.
     """
     run_folder.check_config(workdir, config)
     experiment = build_experiment(config)
@@ -59,7 +61,8 @@ def train(
             print(f"{workdir}: all {settings.steps} steps are done")
             return
         with jax.set_mesh(experiment.mesh):
-            _Loop(experiment, validation, workdir, checkpoints).run(should_stop, Profile(workdir / "profile", profile))
+            loop = _Loop(experiment, validation, workdir, checkpoints, debug_nonfinite)
+            loop.run(should_stop, Profile(workdir / "profile", profile))
     finally:
         checkpoints.close()
 
@@ -67,9 +70,18 @@ def train(
 class _Loop:
     """One run in progress."""
 
-    def __init__(self, experiment: Experiment, validation_rows: Rows, workdir: pathlib.Path, checkpoints: Checkpoints):
+    def __init__(
+        self,
+        experiment: Experiment,
+        validation_rows: Rows,
+        workdir: pathlib.Path,
+        checkpoints: Checkpoints,
+        debug_nonfinite: bool,
+    ):
         self.experiment, self.config, self.checkpoints = experiment, experiment.config, checkpoints
-        self.state, self.clock, places = self._start_or_resume()
+        self.state, self.clock, skipped, places = self._start_or_resume()
+        self.nonfinite = NonfiniteSteps(experiment, skipped)
+        self.origin = Origin(experiment) if debug_nonfinite else None
         self.step = int(self.state.step)
         self.batches = experiment.training_batches(self.step, places[jax.process_index()])
         self.evaluator = Evaluator(experiment)
@@ -89,20 +101,25 @@ class _Loop:
             while self.step < config.steps and not stopping:
                 if profile.is_due(self.step):
                     self._start(profile)
-                self.state, metrics = self.compiled_step(self.state, place(self._next_batch(pending), sharding))
+                batch = place(self._next_batch(pending), sharding)
+                self.state, metrics = self.compiled_step(self.state, batch)
                 self.step += 1
                 # The device works on this step while the last one's metrics are read.
                 if pending is not None:
                     self._log(*pending)
-                pending = (self.step, metrics)
+                pending = (self.step, metrics, batch)
+                if self.origin is not None:
+                    self._log(*pending)
+                    pending = None
                 stopping = should_stop()
                 if profile.is_over(self.step):
                     self._end(profile)
                 last = self.step == config.steps
                 evaluates, saves = (last or _due(self.step, n) for n in (config.eval_every, config.checkpoint_every))
                 if evaluates or saves or stopping:
-                    self._log(*pending)
-                    pending = None
+                    if pending is not None:
+                        self._log(*pending)
+                        pending = None
                     jax.block_until_ready(self.state)
                     self.clock.pause()
                     scores = self._evaluate() if evaluates else None
@@ -130,11 +147,11 @@ class _Loop:
         self.writer.say(f"step {self.step}: trace in {profile.folder}, for TensorBoard or ui.perfetto.dev")
         self.clock.start()
 
-    def _start_or_resume(self) -> tuple[TrainState, Clock, list[Any]]:
-        """State, clock, and each host's place in the data."""
+    def _start_or_resume(self) -> tuple[TrainState, Clock, int, list[Any]]:
+        """State, clock, number of skipped steps, and each host's place in the data."""
         hosts = jax.process_count()
         if self.checkpoints.newest() is None:
-            return new_state(self.experiment), Clock(), [None] * hosts
+            return new_state(self.experiment), Clock(), 0, [None] * hosts
         state, facts = self.checkpoints.restore_newest(self.experiment.abstract)
         run_folder.check_corpus(facts["corpus"], self.experiment.corpus)
         places = facts.get("places") or [None] * hosts
@@ -143,9 +160,9 @@ class _Loop:
                 f"the run streams its corpus on {len(places)} hosts, and here are {hosts}: resume on as many, or set "
                 f"--config.data.streaming=false and choose another --workdir"
             )
-        return state, Clock(facts["train_seconds"]), places
+        return state, Clock(facts["train_seconds"]), facts.get("skipped_steps", 0), places
 
-    def _next_batch(self, pending: tuple[int, dict[str, jax.Array]] | None) -> Batch:
+    def _next_batch(self, pending: tuple | None) -> Batch:
         """A streamed corpus may fail at any time; what has been learned until then is logged and kept."""
         try:
             return next(self.batches)
@@ -168,18 +185,18 @@ class _Loop:
             f"{self.config.train.steps}"
         )
 
-    def _log(self, step: int, metrics: dict[str, jax.Array]) -> None:
+    def _log(self, step: int, metrics: dict[str, jax.Array], batch: dict[str, jax.Array]) -> None:
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
-            raise RunError(
-                f"loss {values['loss']} and gradient norm {values['grad_norm']} at step {step}: not saved; lower "
-                f"--config.train.learning_rate and start in another --workdir"
-            )
-        if step % self.config.train.log_every == 0:
+        if not is_finite(values):
+            origin = "--debug_nonfinite tells in which layer it begins"
+            if self.origin is not None:  # the step has changed no parameter
+                origin = self.origin.find(self.state.params, step - 1, batch)
+            self.writer.say(self.nonfinite.meet(step, values, origin))
+        elif step % self.config.train.log_every == 0:
             seconds = self.clock.seconds
             a_step = (seconds - self.logged_seconds) / (step - self.logged_step)
             self.logged_step, self.logged_seconds = step, seconds
-            values |= {"train_seconds": seconds, "step_ms": 1000 * a_step}
+            values |= {"train_seconds": seconds, "step_ms": 1000 * a_step, "skipped_steps": self.nonfinite.skipped}
             values["tokens_per_second"] = self.config.data.batch_size * self.config.data.length / a_step
             self.writer.write(step, "train", values)
             self.writer.progress(step, loss=values["loss"], tokens_per_s=values["tokens_per_second"])
@@ -197,7 +214,11 @@ class _Loop:
 
     def _save(self, scores: dict[str, float] | None) -> None:
         self.writer.flush()
-        facts = {"corpus": self.experiment.corpus.fingerprint, "train_seconds": self.clock.seconds}
+        facts = {
+            "corpus": self.experiment.corpus.fingerprint,
+            "train_seconds": self.clock.seconds,
+            "skipped_steps": self.nonfinite.skipped,
+        }
         if self.experiment.corpus.stream:
             facts["places"] = of_all_hosts(self.batches.state())
         self.checkpoints.save(self.step, self.state, facts, scores)

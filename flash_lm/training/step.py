@@ -21,7 +21,9 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """One update: the mean loss over the batch's targets, its gradient, clipping, the optimizer.
 
-    All randomness is fold_in(seed, step), so a resumed run draws what an uninterrupted one would.
+    All randomness is fold_in(seed, step), so a resumed run draws what an uninterrupted one would. A loss or gradient
+    that is not finite changes neither parameters nor moments; the optimizer's counts go on, so that the learning rate
+    is that of the step.
 
     Args:
         model: to be trained.
@@ -33,27 +35,10 @@ def make_train_step(
         A function (state, batch) -> (state, metrics); metrics are loss (nats a target), grad_norm, learning_rate and
         tokens (targets in the batch).
     """
-    rate = learning_rate(config)
-
-    def loss_sum(params: Params, batch: Batch, key: jax.Array) -> jax.Array:
-        return _loss_sum(model, params, batch, config.loss_chunk, key)
-
-    def sum_and_gradients(params: Params, batch: Batch, key: jax.Array) -> tuple[jax.Array, Params]:
-        if config.accumulate == 1:
-            return jax.value_and_grad(loss_sum)(params, batch, key)
-
-        def add(total, part):
-            microbatch, i = part
-            here = jax.value_and_grad(loss_sum)(params, microbatch, jax.random.fold_in(key, i))
-            return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, here), None
-
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
-        parts = (jax.tree.map(lambda x: _microbatches(x, config.accumulate), batch), jnp.arange(config.accumulate))
-        return jax.lax.scan(add, (jnp.zeros((), jnp.float32), zeros), parts)[0]
+    rate, gradients_of = learning_rate(config), make_gradients(model, config, seed)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        key = jax.random.fold_in(jax.random.key(seed), state.step)
-        total, gradients = sum_and_gradients(state.params, batch, key)
+        total, gradients = gradients_of(state.params, state.step, batch)
         tokens = jnp.maximum(batch["loss_mask_BxL"].sum(), 1)
         gradients = jax.tree.map(lambda g, p: (g / tokens).astype(p.dtype), gradients, state.params)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
@@ -64,9 +49,54 @@ def make_train_step(
             "tokens": tokens,
         }
         params: Any = optax.apply_updates(state.params, updates)
+        finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
+
+        def if_finite(new: jax.Array, old: jax.Array) -> jax.Array:
+            is_count = jnp.issubdtype(new.dtype, jnp.integer)
+            return new if is_count else jnp.where(finite, new, old)
+
+        params, opt_state = jax.tree.map(if_finite, (params, opt_state), (state.params, state.opt_state))
         return TrainState(state.step + 1, params, opt_state), metrics
 
     return step
+
+
+def make_gradients(
+    model: ModelFunction, config: TrainConfig, seed: int
+) -> Callable[[Params, jax.Array, Batch], tuple[jax.Array, Params]]:
+    """A function (params, step, batch) -> the sum of the loss over the batch's targets (nats), and its gradient."""
+
+    def loss_sum(params: Params, batch: Batch, key: jax.Array) -> jax.Array:
+        return _loss_sum(model, params, batch, config.loss_chunk, key)
+
+    def gradients_of(params: Params, step: jax.Array, batch: Batch) -> tuple[jax.Array, Params]:
+        if config.accumulate == 1:
+            return jax.value_and_grad(loss_sum)(params, batch, _key(seed, step))
+
+        def add(total, part):
+            here = jax.value_and_grad(loss_sum)(params, *part)
+            return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, here), None
+
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
+        return jax.lax.scan(
+            add, (jnp.zeros((), jnp.float32), zeros), microbatches(batch, config.accumulate, seed, step)
+        )[0]
+
+    return gradients_of
+
+
+def microbatches(batch: Batch, count: int, seed: int, step: jax.Array) -> tuple[Batch, jax.Array]:
+    """The microbatches of a step, stacked, and the dropout key of each.
+
+    Every count-th row goes into the same one, so that each stays spread over the devices.
+    """
+
+    def cut(x_BxL: jax.Array) -> jax.Array:
+        return jnp.swapaxes(x_BxL.reshape(-1, count, *x_BxL.shape[1:]), 0, 1)
+
+    key = _key(seed, step)
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count)) if count > 1 else key[None]
+    return jax.tree.map(cut, batch), keys
 
 
 def make_evaluation_step(
@@ -95,6 +125,5 @@ def _loss_sum(model: ModelFunction, params: Params, batch: Batch, loss_chunk: in
     return cross_entropy(features_BxLxD, bound.unembedding(), batch["targets_BxL"], batch["loss_mask_BxL"], loss_chunk)
 
 
-def _microbatches(x_BxL: jax.Array, count: int) -> jax.Array:
-    """Every count-th row goes into the same microbatch, so that each stays spread over the devices."""
-    return jnp.swapaxes(x_BxL.reshape(-1, count, *x_BxL.shape[1:]), 0, 1)
+def _key(seed: int, step: jax.Array) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(seed), step)

@@ -1,0 +1,122 @@
+"""Steps whose loss or gradient is not finite: skipped and counted, or the end of the run; and where it began."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flash_lm.errors import RunError
+from flash_lm.training.experiment import Experiment
+from flash_lm.training.state import Params
+from flash_lm.training.step import make_gradients, microbatches
+
+MOST_IN_A_ROW = 100  # steps that are skipped; more are no accident
+
+
+def is_finite(values: dict[str, float]) -> bool:
+    """Whether the metrics are those of a step that has changed the parameters."""
+    return math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])
+
+
+class NonfiniteSteps:
+    """What `train.on_nonfinite` says is to be done.
+
+    Attributes:
+        skipped: number of steps of the run that have been.
+    """
+
+    def __init__(self, experiment: Experiment, skipped: int):
+        """Goes on counting from `skipped`."""
+        self._experiment, self.skipped = experiment, skipped
+        self._in_a_row, self._last = 0, -1
+
+    def meet(self, step: int, values: dict[str, float], origin: str) -> str:
+        """Counts a step that has changed nothing, and tells of it.
+
+        Args:
+            step: that has been done.
+            values: its metrics.
+            origin: where the first number that is not finite came up, or how to find out.
+
+        Raises:
+            RunError: the run is to end.
+        """
+        config = self._experiment.config
+        first = (step - 1) * config.data.batch_size
+        told = (
+            f"step {step} (rows {first} to {first + config.data.batch_size - 1} in the order of training): loss "
+            f"{values['loss']}, gradient norm {values['grad_norm']}; {origin}"
+        )
+        if config.train.on_nonfinite == "stop":
+            raise RunError(
+                f"{told}\\nnothing of it has been saved: set --config.train.on_nonfinite=skip, or lower "
+                f"--config.train.learning_rate, and start in another --workdir"
+            )
+        self._in_a_row = self._in_a_row + 1 if step == self._last + 1 else 1
+        self._last, self.skipped = step, self.skipped + 1
+        if self._in_a_row > MOST_IN_A_ROW:
+            raise RunError(f"{told}\\nit is the last of {self._in_a_row} steps in a row that were skipped")
+        return f"{told}; skipped, as {self.skipped - 1} before it"
+
+
+class Origin:
+    """Finds where the first number that is not finite comes up in a step."""
+
+    def __init__(self, experiment: Experiment):
+        """Compiles when it is first asked."""
+        self._experiment = experiment
+        self._gradients = make_gradients(experiment.model, experiment.config.train, experiment.config.seed)
+        self._flags = jax.jit(self._compute)
+
+    def find(self, params: Params, step: int, batch: dict[str, jax.Array]) -> str:
+        """In words.
+
+        Args:
+            params: before the step.
+            step: number of steps done before it.
+            batch: of the step.
+        """
+        flags = jax.device_get(self._flags(params, step, batch))
+        model = self._experiment.config.model
+        stages = [("the embedding", flags["embedding"])]
+        stages += [
+            (f"layer {i + 1} of {model.num_layers} ({model.family})", rows) for i, rows in enumerate(flags["layers"])
+        ]
+        stages.append(("the last norm", flags["norm"]))
+        if bad := _first(flags["params"]):
+            return f"the parameter {bad} is not finite before the step"
+        for name, rows_B in stages:
+            if not rows_B.all():
+                row = int(np.argmin(rows_B))
+                return f"the first activation that is not finite comes out of {name}, in row {row} of the batch"
+        if bad := _first(flags["gradients"]):
+            return f"all activations are finite, and the gradient of {bad} is not"
+        return "all activations and gradients are finite: the sum of the loss, or the norm of the gradient, is not"
+
+    def _compute(self, params: Params, step: jax.Array, batch: dict[str, jax.Array]) -> dict[str, Any]:
+        config = self._experiment.config
+        rows_are_finite = lambda x_BxLxD: jnp.isfinite(x_BxLxD).all(axis=(1, 2))
+        names = ("inputs_BxL", "segment_ids_BxL", "positions_BxL")
+
+        def watch(part):
+            microbatch, key = part
+            bound = self._experiment.model.bind(params)
+            return bound.watch(rows_are_finite, *(microbatch[name] for name in names), dropout_key=key)
+
+        count = config.train.accumulate
+        seen = jax.lax.map(watch, microbatches(batch, count, config.seed, step))
+        # M×(B/M) or M×layers×(B/M), and row r of the batch is in microbatch r mod M.
+        seen = jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1).reshape(*x.shape[1:-1], -1), seen)
+        finite = lambda tree: jax.tree.map(lambda x: jnp.isfinite(x).all(), tree)
+        _, gradients = self._gradients(params, step, batch)
+        return seen | {"params": finite(params), "gradients": finite(gradients)}
+
+
+def _first(flags: Any) -> str | None:
+    """Path of the first leaf that is false."""
+    for path, flag in jax.tree_util.tree_leaves_with_path(flags):
+        if not flag:
+            return jax.tree_util.keystr(path, simple=True, separator=".")
+    return None

@@ -1,0 +1,134 @@
+"""A step that is not finite changes nothing: it is skipped and counted, or ends the run, and its origin is named."""
+
+import itertools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import small_config, write_corpus
+
+from flash_lm.analysis.results import read_jsonl
+from flash_lm.errors import RunError
+from flash_lm.training import nonfinite
+from flash_lm.training.checkpoint import Checkpoints
+from flash_lm.training.experiment import Experiment, build_experiment
+from flash_lm.training.loop import new_state, train
+from flash_lm.training.nonfinite import NonfiniteSteps, Origin
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+OUTSIDE = 10**6  # a token beyond the vocabulary, whose embedding is NaN
+ROW = 3
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    return small_config(write_corpus(folder / "text"), folder / "cache")
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """Makes a row of step 6 begin with a token that does not exist."""
+    training_batches = Experiment.training_batches
+
+    class Poisoned:
+        def __init__(self, batches, step):
+            self.batches, self.step, self.state = batches, step, batches.state
+
+        def __next__(self):
+            batch, self.step = next(self.batches), self.step + 1
+            if self.step == 6:
+                batch = batch | {"inputs_BxL": batch["inputs_BxL"].copy()}
+                batch["inputs_BxL"][ROW, 0] = OUTSIDE
+            return batch
+
+    def batches(experiment, start_step, place):
+        return Poisoned(training_batches(experiment, start_step, place), start_step)
+
+    monkeypatch.setattr(Experiment, "training_batches", batches)
+
+
+def skipping(config, **settings):
+    config = config.copy_and_resolve_references()
+    config.train.update(on_nonfinite="skip", **settings)
+    return config
+
+
+def saved_state(config, workdir: pathlib.Path):
+    checkpoints = Checkpoints(workdir, read_only=True)
+    state, facts = checkpoints.restore_newest(build_experiment(config).abstract)
+    checkpoints.close()
+    return state, facts
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_it_ends_the_run_and_is_not_saved(config, poisoned, tmp_path, debug):
+    with pytest.raises(RunError) as caught:
+        train(config, tmp_path, debug_nonfinite=debug)
+    message = str(caught.value)
+    assert "step 6 (rows 40 to 47 in the order of training): loss nan" in message
+    expected = f"comes out of the embedding, in row {ROW} of the batch" if debug else "--debug_nonfinite tells"
+    assert expected in message
+    assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == 3
+    assert [line["step"] for line in read_jsonl(tmp_path / "metrics.jsonl") if line["split"] == "train"][-1] == 5
+
+
+def test_it_is_skipped_and_counted(config, poisoned, tmp_path):
+    """Parameters and moments stay, to the bit; the run goes on, also after a restart."""
+    config = skipping(config)
+    states = {}
+    for stop in (5, 6):
+        counter = itertools.count(1)
+        train(config, tmp_path / str(stop), should_stop=lambda counter=counter, stop=stop: next(counter) == stop)
+        states[stop], facts = saved_state(config, tmp_path / str(stop))
+        assert facts["skipped_steps"] == stop - 5
+    before, after = (
+        [x for x in jax.tree.leaves(states[stop]) if jnp.issubdtype(x.dtype, jnp.floating)] for stop in (5, 6)
+    )
+    assert len(before) > 30 and all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    train(config, tmp_path / "6")
+    lines = [line for line in read_jsonl(tmp_path / "6" / "metrics.jsonl") if line["split"] == "train"]
+    assert [line["step"] for line in lines] == [*range(1, 6), *range(7, 13)]
+    assert {line["step"]: line["skipped_steps"] for line in lines} == {
+        i: int(i > 6) for i in [*range(1, 6), *range(7, 13)]
+    }
+    assert all(np.isfinite(line["loss"]) for line in lines)
+    train(config, tmp_path / "whole")
+    for a, b in zip(*(jax.tree.leaves(saved_state(config, tmp_path / x)[0]) for x in ("6", "whole")), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_too_many_in_a_row_end_the_run(config, monkeypatch):
+    monkeypatch.setattr(nonfinite, "MOST_IN_A_ROW", 3)
+    steps = NonfiniteSteps(build_experiment(skipping(config)), skipped=7)
+    values = {"loss": float("inf"), "grad_norm": 1.0}
+    for step in (2, 3, 4, 6, 7, 8):
+        assert "loss inf" in steps.meet(step, values, "")
+    assert steps.skipped == 13
+    with pytest.raises(RunError, match="last of 4 steps in a row"):
+        steps.meet(9, values, "")
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_layer_is_found_where_it_begins(config, accumulate):
+    config = config.copy_and_resolve_references()
+    config.model.num_layers = 2
+    config.train.accumulate = accumulate
+    config.data.tokens_per_batch = 512
+    experiment = build_experiment(config)
+    origin, params = Origin(experiment), new_state(experiment).params
+    batch = next(experiment.training_batches(0, None))
+    assert "are finite" in origin.find(params, 0, batch)
+
+    huge = jax.tree.map(lambda x: x, params)
+    kernel = huge["layers"]["sublayer_1"]["output"]["kernel"]
+    huge["layers"]["sublayer_1"]["output"]["kernel"] = kernel.at[1].set(3e38)
+    assert "comes out of layer 2 of 2 (flash), in row 0" in origin.find(huge, 0, batch)
+    huge["layers"]["sublayer_1"]["output"]["kernel"] = kernel.at[1, 0, 0].set(jnp.nan)
+    assert "parameter layers.sublayer_1.output.kernel is not finite" in origin.find(huge, 0, batch)
+    for row in (5, 6):
+        inputs = batch["inputs_BxL"].copy()
+        inputs[row, -1] = OUTSIDE
+        assert f"out of the embedding, in row {row} of" in origin.find(params, 0, batch | {"inputs_BxL": inputs})
