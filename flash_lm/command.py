@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import errno
 import importlib.util
 import logging
 import pathlib
@@ -17,6 +18,9 @@ from flash_lm.config import unknown_key
 from flash_lm.errors import InputError, RunError
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def run(main: Callable[[list[str]], None]) -> None:
     """Runs a command; bad input ends it with exit code 2, a RunError with 1, and a line a problem."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)  # absl has set it up
@@ -30,6 +34,11 @@ def run(main: Callable[[list[str]], None]) -> None:
     except (FileExistsError, NotADirectoryError) as error:
         print(f"error: {error.filename} is a file: choose another folder", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        print(f"error: {error.filename or 'a file'} could not be written: {error.strerror}: make room", file=sys.stderr)
+        sys.exit(1)
     except (InputError, RunError) as error:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)

@@ -1,12 +1,17 @@
 """A corpus and a run small enough for every test that trains."""
 
+import os
 import pathlib
 import random
+import subprocess
+import sys
 
+import jax
 from ml_collections import ConfigDict
 
 from configs.base import get_config
 
+ROOT = pathlib.Path(__file__).parent.parent
 _WORDS = [
     "the",
     "a",
@@ -58,3 +63,25 @@ def small_config(path: str, cache: pathlib.Path) -> ConfigDict:
         steps=12, warmup_steps=2, log_every=1, eval_every=4, checkpoint_every=3, loss_chunk=64, learning_rate=1e-2
     )
     return config
+
+
+def as_overrides(config: ConfigDict) -> list[str]:
+    """The words of a command that make its config this one, but for the mesh."""
+    sections = {group: config[group].to_dict() for group in ("model", "data", "train")}
+    pairs = [(f"{group}.{key}", value) for group, keys in sections.items() for key, value in keys.items()]
+    return [f"--config.{key}={value}" for key, value in pairs if value is not None]
+
+
+def command(module: str, *arguments: str, **popen) -> subprocess.Popen:
+    """A command of the package in a process of its own, on one device, with the tests' compilation cache."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment |= {"JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-m", module, *arguments], cwd=ROOT, env=environment, **pipes, **popen)
+
+
+def finish(process: subprocess.Popen) -> tuple[str, str]:
+    """What it prints; it must end well."""
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return out, err

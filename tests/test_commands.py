@@ -1,24 +1,19 @@
 """The commands as a user types them: train, resume, evaluate, compare; and what bad input ends in."""
 
 import json
-import os
-import pathlib
 import signal
 import subprocess
 import sys
 import time
 
-import jax
 import pytest
-from small import small_config, write_corpus
+from small import ROOT, as_overrides, command, finish, small_config, write_corpus
 
 from flash_lm import evaluate, train
 from flash_lm.analysis.results import read_jsonl
 from flash_lm.command import run
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
-
-ROOT = pathlib.Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -29,23 +24,7 @@ def corpus(tmp_path_factory):
 @pytest.fixture
 def words(corpus, tmp_path):
     """Overrides that make the quickstart as small as the other tests' run, on one device."""
-    small = small_config(corpus, tmp_path / "cache").to_dict()
-    sections = {group: small[group] for group in ("model", "data", "train")}
-    pairs = [(f"{group}.{key}", value) for group, keys in sections.items() for key, value in keys.items()]
-    return [f"--config.{key}={value}" for key, value in pairs if value is not None]
-
-
-def command(module: str, *arguments: str, **popen) -> subprocess.Popen:
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    environment |= {"JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-m", module, *arguments], cwd=ROOT, env=environment, **pipes, **popen)
-
-
-def finish(process: subprocess.Popen) -> tuple[str, str]:
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    return out, err
+    return as_overrides(small_config(corpus, tmp_path / "cache"))
 
 
 def test_train_stop_resume_evaluate_compare(words, tmp_path):

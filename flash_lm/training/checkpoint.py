@@ -189,9 +189,9 @@ class Checkpoints:
         try:
             yield
         except (OSError, ValueError, RuntimeError) as error:
-            reason = str(error).splitlines()[0][:300]
+            cause = str(error).splitlines()[0].rpartition(": ")[2]  # of a chain, whose links are long paths
             raise RunError(
-                f"no checkpoint could be written into {self._folder}: {reason}; those before it are whole: make room, "
+                f"no checkpoint could be written into {self._folder} ({cause}); those before it are whole: make room, "
                 f"and the same command goes on from the newest"
             ) from error
 

@@ -1,0 +1,151 @@
+"""Kills a run with SIGKILL at random moments, half of them while it saves; compares it with one that was left alone.
+
+    python scripts/survive_kills.py --kills=20 --out=results/survival [--families="flash aft_local" …]
+
+After the last kill it goes on to its end. Losses, final parameters and the optimizer's state must be those of the run
+that was left alone, to the bit; dropout is on, so the order of data and randomness must be, too.
+"""
+
+import argparse
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import time
+
+import jax
+import numpy as np
+
+from flash_lm.analysis.provenance import provenance
+from flash_lm.analysis.results import Line, append_jsonl, read_jsonl
+from flash_lm.command import load_config, positive, run
+from flash_lm.errors import RunError
+from flash_lm.training import workdir as run_folder
+from flash_lm.training.checkpoint import open_checkpoints
+from flash_lm.training.experiment import build_experiment
+
+TIMES = ("train_seconds", "step_ms", "tokens_per_second")
+SETTINGS = ("model.dropout=0.1", "train.steps=60", "train.warmup_steps=5", "train.log_every=1", "train.eval_every=20")
+SAVES = ("train.checkpoint_every=3", "train.eval_steps=1")
+POLL = 0.005  # seconds
+
+
+class Run:
+    """A run of `flash_lm.train` in processes of its own."""
+
+    def __init__(self, command: list[str], workdir: pathlib.Path):
+        """`command`: without the folder."""
+        self.command, self.workdir = [*command, f"--workdir={workdir}"], workdir
+
+    def start(self) -> subprocess.Popen:
+        """A process that trains, or goes on training."""
+        return subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    def finish(self) -> float:
+        """Runs it to its end; seconds.
+
+        Raises:
+            RunError: it ends with an error.
+        """
+        start, process = time.perf_counter(), self.start()
+        _, errors = process.communicate()
+        if process.returncode:
+            raise RunError(f"{' '.join(self.command)} ended with code {process.returncode}: {errors[-2000:]}")
+        return time.perf_counter() - start
+
+    def kill(self, after: float | None) -> Line | None:
+        """Starts it and kills it after some seconds, or (None) as soon as it saves; None: it had come to its end."""
+        opened, start, process = self._metrics_file(), time.perf_counter(), self.start()
+        next_step = None  # seconds until it had done one
+        while process.poll() is None:
+            now = time.perf_counter() - start
+            if next_step is None and self._metrics_file() != opened and self._has_stepped():
+                next_step = now
+            saving = next_step is not None and any((self.workdir / "checkpoints").glob("*tmp*"))
+            if saving if after is None else now > after:
+                process.kill()
+                process.communicate()
+                return {"killed_after_s": now, "saving": saving, "next_step_s": next_step}
+            time.sleep(POLL)
+        _, errors = process.communicate()
+        if process.returncode:
+            raise RunError(f"it ended with code {process.returncode} after a kill: {errors[-2000:]}")
+        return None
+
+    def _metrics_file(self) -> int | None:
+        """Its number: a run that goes on writes the file anew."""
+        path = self.workdir / "metrics.jsonl"
+        return path.stat().st_ino if path.exists() else None
+
+    def _has_stepped(self) -> bool:
+        """Since it was opened, when it held nothing beyond the newest checkpoint."""
+        saved = [int(path.name) for path in (self.workdir / "checkpoints").glob("*") if path.name.isdecimal()]
+        return any(line["step"] > max(saved, default=0) for line in read_jsonl(self.workdir / "metrics.jsonl"))
+
+    def figures(self) -> list[Line]:
+        """The metric lines without the times."""
+        lines = read_jsonl(self.workdir / "metrics.jsonl")
+        return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+
+    def state(self) -> list[np.ndarray]:
+        """Of the newest checkpoint."""
+        experiment = build_experiment(run_folder.read_config(self.workdir))
+        with open_checkpoints(self.workdir) as checkpoints:
+            return jax.device_get(jax.tree.leaves(checkpoints.restore_newest(experiment.abstract)[0]))
+
+
+def survive(command: list[str], folder: pathlib.Path, kills: int, draw: random.Random) -> tuple[list[Line], bool]:
+    """A line a kill, and whether the run that was killed ended as the one that was left alone."""
+    whole, killed = Run(command, folder / "whole"), Run(command, folder / "killed")
+    whole.finish()  # fills the caches of the corpus
+    seconds = Run(command, folder / "timed").finish()
+    lines: list[Line] = []
+    while len(lines) < kills:
+        line = killed.kill(None if len(lines) % 2 else draw.uniform(0, seconds))
+        if line is None:
+            raise RunError(f"the run was at its end after {len(lines)} kills: raise --config.train.steps")
+        lines.append(line)
+        print(f"kill {len(lines)} of {kills}: {line}", flush=True)
+    killed.finish()
+    same_state = all(np.array_equal(a, b) for a, b in zip(killed.state(), whole.state(), strict=True))
+    return lines, same_state and killed.figures() == whole.figures()
+
+
+def main(argv: list[str]) -> None:
+    """Appends a line a kill and one a family to kills.jsonl in OUT; exit code 1 when a run has not survived."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--config", default="configs/tiny.py")
+    parser.add_argument("--families", default="flash aft_local", help="between blanks")
+    parser.add_argument("--kills", type=positive, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
+    arguments, overrides = parser.parse_known_args(argv)
+    settings = [f"--config.{word}" for word in (*SETTINGS, *SAVES)] + overrides
+    load_config(arguments.config, settings)  # what is wrong is told at once
+    draw, about = random.Random(arguments.seed), provenance(jax.devices()[0].device_kind)
+    file, failed = arguments.out / "kills.jsonl", []
+    file.unlink(missing_ok=True)
+    for family in arguments.families.split():
+        command = [sys.executable, "-m", "flash_lm.train", f"--config={arguments.config}", *settings]
+        command.append(f"--config.model.family={family}")
+        with tempfile.TemporaryDirectory() as folder:
+            lines, equal = survive(command, pathlib.Path(folder), arguments.kills, draw)
+        append_jsonl(file, [{"family": family} | line | about for line in lines])
+        again = [line["next_step_s"] for line in lines if line["next_step_s"] is not None]
+        summary = {
+            "family": family,
+            "kills": len(lines),
+            "while_saving": sum(line["saving"] for line in lines),
+            "equal": equal,
+            "median_s_to_next_step": float(np.median(again)),
+        }
+        append_jsonl(file, [summary | about])
+        print(summary, flush=True)
+        failed += [] if equal else [family]
+    if failed:
+        raise RunError(f"{', '.join(failed)}: killed and left alone, the runs differ")
+
+
+if __name__ == "__main__":
+    run(main)
