@@ -17,7 +17,6 @@ from ml_collections import ConfigDict
 from flash_lm.config import unknown_key
 from flash_lm.errors import InputError, RunError
 
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

@@ -72,10 +72,12 @@ def as_overrides(config: ConfigDict) -> list[str]:
     return [f"--config.{key}={value}" for key, value in pairs if value is not None]
 
 
-def command(module: str, *arguments: str, **popen) -> subprocess.Popen:
-    """A command of the package in a process of its own, on one device, with the tests' compilation cache."""
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    environment |= {"JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir)}
+def command(module: str, *arguments: str, devices: int = 1, **popen) -> subprocess.Popen:
+    """A command of the package in a process of its own, on so many devices, with the tests' compilation cache."""
+    environment = os.environ | {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
+    }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, "-m", module, *arguments], cwd=ROOT, env=environment, **pipes, **popen)
 

@@ -59,8 +59,8 @@ def plot_panels(rows: list[list[Panel]], path: pathlib.Path, *, curve: str = "fa
             axes.xaxis.set_major_formatter("{x:,.0f}")
             axes.yaxis.set_major_formatter("{x:,g}")
             bottom, top = axes.get_ylim()
-            if top < 10 * bottom:  # else the minor ticks are too many to be named
-                axes.yaxis.set_minor_formatter("{x:,g}")
+            # From a decade on the minor ticks are too many to be named.
+            axes.yaxis.set_minor_formatter("{x:,g}" if top < 10 * bottom else "")
             axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
             _name_ends(axes, ends)
         figure.suptitle(title)

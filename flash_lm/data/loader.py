@@ -1,6 +1,7 @@
 """Batches of rows. The training order is a pure function of (seed, step), whatever the number of hosts."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import grain
 import numpy as np
@@ -17,7 +18,8 @@ class IndexedBatches:
     """Batches of rows that can be had by number, without end, in a new order each epoch.
 
     Rows are numbered over all epochs, and step i has rows i·B … (i+1)·B − 1: no row is left out or repeated where an
-    epoch ends, and to resume needs a step alone. Host h takes every hosts-th of them from h on.
+    epoch ends, and to resume needs a step alone. Each host reads its contiguous share of them, so that together they
+    place the batch that one host would.
     """
 
     def __init__(
@@ -48,7 +50,8 @@ class IndexedBatches:
             return transform(row, seed, i // len(rows), number) if transform else row
 
         order = grain.MapDataset.range(len(rows)).seed(seed).shuffle().repeat().map_with_index(make)
-        mine = order[host::hosts].batch(batch_size // hosts, batch_fn=stack)
+        share = batch_size // hosts
+        mine = _Share(order, host * share, share, batch_size).batch(share, batch_fn=stack)
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCH)
         self._batches = iter(mine[start_step:].to_iter_dataset(options))
 
@@ -62,6 +65,20 @@ class IndexedBatches:
 
     def state(self) -> None:
         """Nothing: the step says it all."""
+
+
+class _Share(grain.MapDataset):
+    """Of each `size` elements the `share` ones from `first` on."""
+
+    def __init__(self, parent: grain.MapDataset, first: int, share: int, size: int):
+        super().__init__(parent)
+        self._first, self._share, self._size = first, share, size
+
+    def __len__(self) -> int:
+        return len(self._parent) // self._size * self._share
+
+    def __getitem__(self, i: int) -> Any:
+        return self._parent[i // self._share * self._size + self._first + i % self._share]
 
 
 def evaluation_batches(
@@ -82,7 +99,8 @@ def evaluation_batches(
     batches = -(-len(rows) // batch_size)
     padding = {name: np.zeros_like(x) for name, x in rows[0].items()}
     for i in range(min(batches, limit) if limit else batches):
-        numbers = range(i * batch_size + host, (i + 1) * batch_size, hosts)
+        share = batch_size // hosts
+        numbers = range(i * batch_size + host * share, i * batch_size + (host + 1) * share)
         yield stack([rows[n] if n < len(rows) else padding for n in numbers])
 
 

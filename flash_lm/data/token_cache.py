@@ -5,11 +5,13 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import logging
 import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -28,6 +30,8 @@ from flash_lm.data.tokenizers import (
 )
 from flash_lm.errors import InputError
 
+_log = logging.getLogger(__name__)
+Made = TypeVar("Made")
 _FORMAT = "3"  # raise it when the files' meaning changes
 _BATCH_BYTES = 4 << 20  # of text, tokenised at a time
 _TRAINING_BYTES = 32 << 20  # of text, to train a tokenizer on
@@ -65,17 +69,25 @@ def load_tokenized(config: DataConfig) -> TokenizedCorpus:
     tokenizer = _tokenizer(config, corpus, cache)
     key = hashlib.sha256(f"{_FORMAT} {corpus.fingerprint} {tokenizer.fingerprint}".encode()).hexdigest()[:16]
     folder = cache / f"{corpus.name}-{key}"
-    if not folder.exists():
-        with _whole(folder) as partial:
-            counts = {split: _tokenize(corpus, split, tokenizer, partial) for split in names}
-            info = {"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint, "counts": counts}
-            (partial / "info.json").write_text(json.dumps(info) + "\n")
-    counts = json.loads((folder / "info.json").read_text())["counts"]
-    splits = {}
-    for split in names:
-        tokens = np.memmap(folder / f"{split}.tokens", _dtype(tokenizer), mode="r")
-        splits[split] = TokenStore(tokens, np.load(folder / f"{split}.starts.npy"), **counts[split])
+
+    def make(partial: pathlib.Path) -> None:
+        counts = {split: _tokenize(corpus, split, tokenizer, partial) for split in names}
+        info = {"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint, "counts": counts}
+        (partial / "info.json").write_text(json.dumps(info) + "\n")
+
+    splits = _cached(folder, make, lambda folder: _read_splits(folder, names, _dtype(tokenizer)))
     return TokenizedCorpus(corpus.name, corpus.fingerprint, tokenizer, splits, corpus.stream)
+
+
+def _read_splits(folder: pathlib.Path, names: Sequence[str], dtype: type[np.unsignedinteger]) -> dict[str, TokenStore]:
+    """Memory-mapped; raises ValueError when files are not as long as they were written."""
+    counts, splits = json.loads((folder / "info.json").read_text())["counts"], {}
+    for split in names:
+        tokens, starts = np.memmap(folder / f"{split}.tokens", dtype, "r"), np.load(folder / f"{split}.starts.npy")
+        if len(tokens) != starts[-1]:
+            raise ValueError(f"{split}.tokens has {len(tokens)} tokens of {starts[-1]}")
+        splits[split] = TokenStore(tokens, starts, **counts[split])
+    return splits
 
 
 def _dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger]:
@@ -93,10 +105,11 @@ def _tokenizer(config: DataConfig, corpus: Corpus, cache: pathlib.Path) -> Token
             raise InputError(f"cannot read data.tokenizer_path={path}: {error.strerror}: give a .model file") from None
     key = hashlib.sha256(f"{_FORMAT} {corpus.fingerprint} {config.vocab_size}".encode()).hexdigest()[:16]
     folder = cache / f"tokenizer-{corpus.name}-{key}"
-    if not folder.exists():
-        with _whole(folder) as partial:
-            save_tokenizer(train_sentencepiece(_training_lines(corpus), config.vocab_size), partial)
-    return load_tokenizer(folder)
+
+    def make(partial: pathlib.Path) -> None:
+        save_tokenizer(train_sentencepiece(_training_lines(corpus), config.vocab_size), partial)
+
+    return _cached(folder, make, load_tokenizer)
 
 
 def _training_lines(corpus: Corpus) -> Iterator[str]:
@@ -137,6 +150,19 @@ def _batches(corpus: Corpus, split: str) -> Iterator[list[Piece]]:
                 batch, size = [], 0
         if batch:
             yield batch
+
+
+def _cached(folder: pathlib.Path, make: Callable[[pathlib.Path], None], load: Callable[[pathlib.Path], Made]) -> Made:
+    """What `make` has written into a folder, now or before; one that is damaged is made anew."""
+    if folder.exists():
+        try:
+            return load(folder)
+        except (OSError, EOFError, ValueError, KeyError, InputError) as error:
+            _log.warning("%s is damaged and made anew: %s", folder, error)
+            shutil.rmtree(folder)
+    with _whole(folder) as partial:
+        make(partial)
+    return load(folder)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, L
 
 from flash_lm.errors import InputError, RunError
 from flash_lm.training.fingerprint import fingerprint
-from flash_lm.training.hosts import of_all_hosts
+from flash_lm.training.hosts import is_first, of_all_hosts
 from flash_lm.training.state import Params, TrainState
 
 _log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class Checkpoints:
             place = self._workdir / "damaged" / str(step)
             while place.exists():
                 place = place.with_name(f"{place.name}-again")
-            if jax.process_index() == 0:
+            if is_first():
                 place.parent.mkdir(exist_ok=True)
                 os.replace(self._folder / str(step), place)
             _log.warning("checkpoint %d moved to %s: %s", step, place, reason)

@@ -15,13 +15,15 @@ from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.clock import Clock
 from flash_lm.training.evaluation import Evaluator
 from flash_lm.training.experiment import Experiment, build_experiment
-from flash_lm.training.hosts import of_all_hosts
+from flash_lm.training.hosts import is_first, losses_told, of_all_hosts
 from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin, is_finite
 from flash_lm.training.profile import Profile, Span, check_span
 from flash_lm.training.sharding import batch_sharding, check_batch, place
 from flash_lm.training.state import TrainState, init_state
 from flash_lm.training.step import make_train_step
+
+ASK_EVERY = 10  # steps, after which hosts ask each other whether to stop
 
 
 def train(
@@ -58,9 +60,10 @@ def train(
     checkpoints = Checkpoints(workdir, keep=settings.keep, best_metric=settings.best_metric)
     try:
         if checkpoints.newest() == settings.steps:
-            print(f"{workdir}: all {settings.steps} steps are done")
+            if is_first():
+                print(f"{workdir}: all {settings.steps} steps are done")
             return
-        with jax.set_mesh(experiment.mesh):
+        with jax.set_mesh(experiment.mesh), losses_told():
             loop = _Loop(experiment, validation, workdir, checkpoints, debug_nonfinite)
             loop.run(should_stop, Profile(workdir / "profile", profile))
     finally:
@@ -111,7 +114,7 @@ class _Loop:
                 if self.origin is not None:
                     self._log(*pending)
                     pending = None
-                stopping = should_stop()
+                stopping = self._stops(should_stop)
                 if profile.is_over(self.step):
                     self._end(profile)
                 last = self.step == config.steps
@@ -133,6 +136,12 @@ class _Loop:
                 self.writer.say(f"stopped and saved at step {self.step}: the same command goes on from there")
         finally:
             self.writer.close()
+
+    def _stops(self, should_stop: Callable[[], bool]) -> bool:
+        """Several hosts must end at the same step, so they ask each other, now and then."""
+        if jax.process_count() == 1:
+            return should_stop()
+        return self.step % ASK_EVERY == 0 and any(of_all_hosts(should_stop()))
 
     def _start(self, profile: Profile) -> None:
         jax.block_until_ready(self.state)

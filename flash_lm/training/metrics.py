@@ -8,9 +8,14 @@ from typing import Any
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
+from flash_lm.training.hosts import is_first
+
 
 class MetricsWriter:
-    """Writes each metric line to metrics.jsonl and TensorBoard, and keeps the progress line up to date."""
+    """Writes each metric line to metrics.jsonl and TensorBoard, and keeps the progress line up to date.
+
+    Of several hosts the first one does.
+    """
 
     def __init__(self, workdir: pathlib.Path, *, step: int, steps: int):
         """Opens the files to go on after `step`; lines of later steps, or cut in the middle, are removed.
@@ -20,11 +25,12 @@ class MetricsWriter:
             step: that the run resumes from.
             steps: of the whole run.
         """
-        path = workdir / "metrics.jsonl"
-        _truncate(path, step)
-        self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed by close)
-        self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1)
-        self._bar = tqdm(total=steps, initial=step, unit="step", dynamic_ncols=True)
+        path, first = workdir / "metrics.jsonl", is_first()
+        if first:
+            _truncate(path, step)
+        self._file = open(path if first else os.devnull, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (see close)
+        self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1, write_to_disk=first)
+        self._bar = tqdm(total=steps, initial=step, unit="step", dynamic_ncols=True, disable=not first)
 
     def write(self, step: int, split: str, values: dict[str, Any]) -> None:
         """Writes one line: {"step", "split", **values}."""
@@ -40,12 +46,14 @@ class MetricsWriter:
 
     def say(self, text: str) -> None:
         """Prints a line above the progress line."""
-        self._bar.write(text)
+        if not self._bar.disable:
+            self._bar.write(text)
 
     def flush(self) -> None:
         """Puts all lines on the disk: called before a checkpoint that stands for them is committed."""
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if is_first():
+            os.fsync(self._file.fileno())
         self._tensorboard.flush()
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
 
 
 def check_batch(mesh: Mesh, batch_size: int, accumulate: int) -> None:
-    """Checks that each microbatch divides over the devices.
+    """Checks that each microbatch divides over the devices, and the batch over the hosts.
 
     Raises:
         InputError: it does not.
@@ -43,6 +43,11 @@ def check_batch(mesh: Mesh, batch_size: int, accumulate: int) -> None:
         raise InputError(
             f"a batch of {batch_size} rows (data.tokens_per_batch / data.length) must be a multiple of data x fsdp x "
             f"train.accumulate = {parts}: raise --config.data.tokens_per_batch or change --config.mesh.shape"
+        )
+    hosts = jax.process_count()
+    if mesh.shape["data"] * mesh.shape["fsdp"] % hosts:
+        raise InputError(
+            f"{hosts} hosts must have rows of their own: make data x fsdp of --config.mesh.shape a multiple of {hosts}"
         )
 
 

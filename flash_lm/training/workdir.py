@@ -11,6 +11,7 @@ from flash_lm.config import upgrade
 from flash_lm.data.token_cache import TokenizedCorpus
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError
+from flash_lm.training.hosts import is_first, of_all_hosts
 
 _PARTIAL = "config.json.partial"
 
@@ -73,14 +74,17 @@ def check_corpus(trained_on: str, corpus: TokenizedCorpus) -> None:
 
 def write(workdir: pathlib.Path, config: ConfigDict, tokenizer: Tokenizer) -> None:
     """Writes config and tokenizer, unless they are there; then they have been checked to be the same."""
-    workdir.mkdir(parents=True, exist_ok=True)
-    if not (workdir / "config.json").exists():
-        (workdir / _PARTIAL).write_text(json.dumps(config.to_dict(), indent=2) + "\n")
-        os.replace(workdir / _PARTIAL, workdir / "config.json")
-    if not (workdir / "tokenizer").exists():
-        partial = workdir / "tokenizer.partial"
-        save_tokenizer(tokenizer, partial)
-        os.replace(partial, workdir / "tokenizer")
+    of_all_hosts(None)  # they have all looked
+    if is_first():
+        workdir.mkdir(parents=True, exist_ok=True)
+        if not (workdir / "config.json").exists():
+            (workdir / _PARTIAL).write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+            os.replace(workdir / _PARTIAL, workdir / "config.json")
+        if not (workdir / "tokenizer").exists():
+            partial = workdir / "tokenizer.partial"
+            save_tokenizer(tokenizer, partial)
+            os.replace(partial, workdir / "tokenizer")
+    of_all_hosts(None)
 
 
 def read_config(workdir: pathlib.Path) -> ConfigDict:

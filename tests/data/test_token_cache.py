@@ -1,11 +1,16 @@
 """The cache: tokenised once, keyed by content, written whole or not at all."""
 
+import dataclasses
 import itertools
+import json
+import logging
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from small import small_config, write_corpus
+from small import ROOT, small_config, write_corpus
 
 from flash_lm.config import parse
 from flash_lm.data import corpora, text_files, token_cache
@@ -66,6 +71,100 @@ def test_a_failure_leaves_nothing(config, monkeypatch):
     assert os.listdir(config.cache_dir) == []
     monkeypatch.setattr(token_cache, "_tokenize", real)
     assert load_tokenized(config).splits
+
+
+@pytest.mark.parametrize("damage", ["cut", "emptied", "gone"])
+@pytest.mark.parametrize("name", ["train.tokens", "validation.starts.npy", "info.json", "tokenizer"])
+def test_a_damaged_cache_is_made_anew(config, tmp_path, caplog, damage, name):
+    config = dataclasses.replace(config, tokenizer="sentencepiece", vocab_size=300)
+    first = load_tokenized(config)
+    before = {split: np.array(store.tokens) for split, store in first.splits.items()}
+    (path,) = (tmp_path / "cache").glob("tokenizer-*/*.model" if name == "tokenizer" else f"text-*/{name}")
+    content = path.read_bytes()
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes(content[: len(content) // 2 if damage == "cut" else 0])
+    with caplog.at_level(logging.WARNING, "flash_lm"):
+        second = load_tokenized(config)
+    assert "is damaged and made anew" in caplog.text
+    for split, store in second.splits.items():
+        assert np.array_equal(store.tokens, before[split]) and store.words == first.splits[split].words
+    caplog.clear()
+    load_tokenized(config)
+    assert not caplog.records
+
+
+LOAD = """
+import resource, sys, time
+from flash_lm.config import parse
+from flash_lm.data.token_cache import load_tokenized
+sys.path.insert(0, "tests")
+from small import small_config
+config = small_config(sys.argv[1], sys.argv[2])
+config.data.update(tokenizer=sys.argv[3], vocab_size=300)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print("ready", flush=True)
+sys.stdin.readline()
+tokenized = load_tokenized(parse(config).data)
+store = tokenized.splits["train"]
+used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(len(store.starts) - 1, len(store.tokens), int(store.tokens[:1000000].astype(int).sum()), used // 1024)
+"""
+
+
+def loading(path, cache, tokenizer: str) -> subprocess.Popen:
+    words = [sys.executable, "-c", LOAD, str(path), str(cache), tokenizer]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(words, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.slow
+def test_processes_that_build_the_same_cache_at_once_get_the_same(tmp_path):
+    path = write_corpus(tmp_path / "corpus", documents=60, lines=200)
+    processes = [loading(path, tmp_path / "cache", "sentencepiece") for _ in range(3)]
+    for process in processes:
+        print(file=process.stdin, flush=True)
+    outputs = {process.communicate(timeout=300)[0].rsplit(" ", 1)[0] for process in processes}
+    assert len(outputs) == 1 and all(process.returncode == 0 for process in processes)
+    assert len(list((tmp_path / "cache").iterdir())) == 2  # a tokenizer and a corpus, and nothing half-made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tokenizer", "megabytes"), [("bytes", 200), ("sentencepiece", 30)])
+def test_one_document_on_one_line_is_tokenised_in_bounded_memory(tmp_path, tokenizer, megabytes):
+    draw = np.random.default_rng(0)
+    words = np.array([b"the ", b"cat ", b"sees ", "naïve ".encode(), "猫 ".encode(), b"12 "])
+    with open(tmp_path / "line.txt", "wb") as file:
+        while file.tell() < megabytes << 20:
+            file.write(b"".join(words[draw.integers(len(words), size=50_000)]))
+    process = loading(tmp_path / "line.txt", tmp_path / "cache", tokenizer)
+    out, _ = process.communicate("\n", timeout=600)
+    documents, tokens, _, used = map(int, out.split())
+    assert documents == 1
+    assert tokens > (0.85 * (megabytes << 20) if tokenizer == "bytes" else megabytes << 17)
+    assert used < 500  # megabytes, of which 200 train a tokenizer
+
+
+def test_a_hundred_thousand_documents_of_one_token(config, tmp_path):
+    rows = "".join(json.dumps({"text": letter}) + "\n" for letter in "abcde" * 20_000)
+    (tmp_path / "rows.jsonl").write_text(rows)
+    config = dataclasses.replace(config, corpus="hf", path=str(tmp_path / "rows.jsonl"), tokenizer="bytes")
+    splits = load_tokenized(config).splits
+    assert sum(len(store.starts) - 1 for store in splits.values()) == 100_000
+    for store in splits.values():
+        assert (np.diff(store.starts) == 3).all() and store.bytes == store.words == len(store.starts) - 1
+
+
+def test_documents_of_nothing_but_white_space_are_left_out(config, tmp_path):
+    texts = ["", "first", "", " ", "second", "\n", ""] * 50
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    config = dataclasses.replace(config, corpus="hf", path=str(tmp_path / "rows.jsonl"), tokenizer="bytes")
+    tokenized = load_tokenized(config)
+    for store in tokenized.splits.values():
+        assert (np.diff(store.starts) > 2).all()
+    assert sum(store.bytes for store in tokenized.splits.values()) == 50 * len("first" + "second")
 
 
 def test_a_corpus_without_enough_text_is_refused(tmp_path):
