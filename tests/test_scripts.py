@@ -194,3 +194,23 @@ sys.path.insert(0, "scripts")
 import benchmark_step_time
 """
     subprocess.run([sys.executable, "-c", program], check=True, cwd=SCRIPTS.parent)
+
+
+def test_what_a_step_asks_of_each_device(monkeypatch):
+    """A state cut into eight takes an eighth of the bytes, and is gathered and scattered; a whole one is only summed."""
+    script = load("benchmark_scale")
+    monkeypatch.setitem(script.SIZES, "tiny", (2, 64, 4))
+    config = script.load_config("configs/tiny.py", ["--config.data.vocab_size=512", "--config.model.chunk_size=16"])
+    lines = [script.measure(script.setup_of(config, "flash", "tiny", shape, 32, 1)) for shape in ("8,1,1", "1,8,1")]
+    whole, cut = lines
+    assert whole["tokens_a_step"] == cut["tokens_a_step"] == 8 * 32 and whole["devices"] == cut["devices"] == 8
+    # Parameters and two moments in float32, and some counts.
+    assert 12 * whole["parameters"] <= whole["state_bytes_a_device"] < 12 * whole["parameters"] + 64
+    assert 12 * cut["parameters"] / 8 <= cut["state_bytes_a_device"] < 0.2 * whole["state_bytes_a_device"]
+    assert whole["all-reduce_bytes"] >= 4 * whole["parameters"] and "all-gather_bytes" not in whole
+    assert cut["all-gather_bytes"] > 0 and cut["collectives_a_step"] > whole["collectives_a_step"]
+
+
+@pytest.mark.parametrize("path", sorted(SCRIPTS.rglob("*.sh")), ids=lambda path: path.name)
+def test_shell_scripts_can_be_read(path):
+    subprocess.run(["bash", "-n", path], check=True)

@@ -24,15 +24,21 @@ from flash_lm.training.state import ModelFunction, TrainState, init_state
 
 
 @dataclasses.dataclass(frozen=True)
-class Experiment:
-    """A config with what it names. `abstract` has shapes, dtypes and shardings of the train state."""
+class Setup:
+    """What a completed config makes of devices. `abstract` has shapes, dtypes and shardings of the train state."""
 
     config: Config
-    corpus: TokenizedCorpus
     model: ModelFunction
     optimizer: optax.GradientTransformation
     mesh: Mesh
     abstract: TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment(Setup):
+    """All that a config names, its corpus too."""
+
+    corpus: TokenizedCorpus
 
     def evaluation_rows(self, split: str, length: int | None = None) -> Rows:
         """The packed rows of a split, of `length` tokens (None: data.length); masked ones have fixed masks."""
@@ -85,6 +91,14 @@ def vocabulary(config: Config, tokenizer: Tokenizer) -> int:
     return vocab_size
 
 
+def build_setup(config: Config, mesh: Mesh) -> Setup:
+    """Model and optimizer of a completed config on a mesh; computes nothing."""
+    model, optimizer = ModelFunction(config.model, config.seed), make_optimizer(config.train)
+    abstract = jax.eval_shape(lambda: init_state(model, optimizer))
+    shardings = state_shardings(abstract, optimizer, config.mesh, mesh)
+    return Setup(config, model, optimizer, mesh, with_shardings(abstract, shardings))
+
+
 def build_experiment(config: ConfigDict) -> Experiment:
     """Checks a config, tokenises its corpus if need be, and sets up model, optimizer and mesh.
 
@@ -98,7 +112,4 @@ def build_experiment(config: ConfigDict) -> Experiment:
     corpus = load_tokenized(parsed.data)
     vocab_size = vocabulary(parsed, corpus.tokenizer)
     parsed = dataclasses.replace(parsed, model=dataclasses.replace(model_config, vocab_size=vocab_size))
-    model, optimizer = ModelFunction(parsed.model, parsed.seed), make_optimizer(parsed.train)
-    abstract = jax.eval_shape(lambda: init_state(model, optimizer))
-    shardings = state_shardings(abstract, optimizer, parsed.mesh, mesh)
-    return Experiment(parsed, corpus, model, optimizer, mesh, with_shardings(abstract, shardings))
+    return Experiment(**vars(build_setup(parsed, mesh)), corpus=corpus)

@@ -14,7 +14,7 @@ from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.clock import Clock
 from flash_lm.training.evaluation import Evaluator
-from flash_lm.training.experiment import Experiment, build_experiment
+from flash_lm.training.experiment import Experiment, Setup, build_experiment
 from flash_lm.training.hosts import is_first, losses_told, of_all_hosts
 from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin, is_finite
@@ -233,27 +233,27 @@ class _Loop:
         self.checkpoints.save(self.step, self.state, facts, scores)
 
 
-def new_state(experiment: Experiment) -> TrainState:
+def new_state(setup: Setup) -> TrainState:
     """The state before the first step, each array born with its sharding."""
-    shardings = jax.tree.map(lambda x: x.sharding, experiment.abstract)
+    shardings = jax.tree.map(lambda x: x.sharding, setup.abstract)
 
     def init() -> TrainState:
-        return init_state(experiment.model, experiment.optimizer)
+        return init_state(setup.model, setup.optimizer)
 
     return jax.jit(init, out_shardings=shardings)()
 
 
-def compile_step(experiment: Experiment) -> Callable:
-    """The train step, compiled for the experiment's shapes and shardings; the state is donated."""
-    config = experiment.config
-    step = make_train_step(experiment.model, experiment.optimizer, config.train, config.seed)
-    sharding = batch_sharding(experiment.mesh)
+def compile_step(setup: Setup) -> Callable:
+    """The train step, compiled for a setup's shapes and shardings; the state is donated."""
+    config = setup.config
+    step = make_train_step(setup.model, setup.optimizer, config.train, config.seed)
+    sharding = batch_sharding(setup.mesh)
     shape = (config.data.batch_size, config.data.length)
     row = empty_row(config.data.length)
     batch = {name: jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding) for name, x in row.items()}
-    state_shardings = jax.tree.map(lambda x: x.sharding, experiment.abstract)
+    state_shardings = jax.tree.map(lambda x: x.sharding, setup.abstract)
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, None))
-    return jitted.lower(experiment.abstract, batch).compile()
+    return jitted.lower(setup.abstract, batch).compile()
 
 
 def _due(step: int, every: int) -> bool:

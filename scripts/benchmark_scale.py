@@ -1,0 +1,105 @@
+"""What a training step asks of each of many devices, by compiling it for them: no accelerator is needed.
+
+    python scripts/benchmark_scale.py --devices=64 --shapes="64,1,1 1,64,1 8,4,2" --sizes="110M 731M" \
+        --families="transformer_plus_plus flash" --length=8192 --out=results/scale/scale.jsonl
+
+A line a size, family and mesh: bytes a device of state and temporary arrays, collectives and the bytes that they carry.
+The CPU's compiler plays that of an accelerator, so temporary bytes are an estimate; state and collectives are exact.
+"""
+
+import argparse
+import math
+import pathlib
+import time
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from flash_lm.analysis.collectives import collectives
+from flash_lm.analysis.provenance import provenance
+from flash_lm.analysis.results import Line, append_jsonl
+from flash_lm.command import load_config, positive, run
+from flash_lm.config import parse
+from flash_lm.errors import InputError
+from flash_lm.models.families import complete_config
+from flash_lm.training.experiment import Setup, build_setup
+from flash_lm.training.loop import compile_step
+from flash_lm.training.sharding import check_batch, make_mesh
+
+# name -> layers, width, heads (FLASH, section 4)
+SIZES = {"110M": (12, 768, 12), "336M": (24, 1024, 16), "731M": (24, 1536, 24)}
+
+
+def setup_of(config: ConfigDict, family: str, size: str, shape: str, length: int, rows: int) -> Setup:
+    """A family of a size on a mesh, with so many rows a device of the batch's axes."""
+    changed: Any = config.copy_and_resolve_references()
+    layers, dim, heads = SIZES[size]
+    changed.model.update(family=family, num_layers=layers, model_dim=dim, num_heads=heads, max_length=length)
+    changed.mesh.shape = tuple(map(int, shape.split(",")))
+    parts = changed.mesh.shape[0] * changed.mesh.shape[1]
+    changed.data.update(length=length, tokens_per_batch=rows * parts * length)
+    changed.train.accumulate = 1
+    completed = complete_config(parse(changed))
+    mesh = make_mesh(completed.mesh)
+    check_batch(mesh, completed.data.batch_size, 1)
+    return build_setup(completed, mesh)
+
+
+def measure(setup: Setup) -> Line:
+    """What the compiled step says of itself."""
+    start = time.perf_counter()
+    with jax.set_mesh(setup.mesh):
+        step = compile_step(setup)
+    traffic, memory = collectives(step.as_text()), step.memory_analysis()
+    leaves = jax.tree.leaves(setup.abstract)
+    state = sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in leaves)
+    return {
+        "family": setup.config.model.family,
+        "parameters": setup.model.parameter_count(),
+        "mesh": "x".join(map(str, setup.mesh.devices.shape)),
+        "devices": setup.mesh.size,
+        "length": setup.config.data.length,
+        "tokens_a_step": setup.config.data.tokens_per_batch,
+        "state_bytes_a_device": state,
+        "temporary_bytes_a_device": memory.temp_size_in_bytes,
+        "collectives_a_step": sum(x.count for x in traffic.values()),
+        "collective_bytes_a_step": sum(x.bytes for x in traffic.values()),
+        **{f"{kind}_{key}": value for kind, x in traffic.items() for key, value in x._asdict().items()},
+        "compile_s": time.perf_counter() - start,
+    }
+
+
+def main(argv: list[str]) -> None:
+    """Appends one JSON line a size, family and mesh to OUT."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--config", default="configs/flash_base.py")
+    parser.add_argument("--devices", type=positive, default=8, help="that the CPU plays")
+    parser.add_argument("--shapes", required=True, help="meshes (data, fsdp, tensor), between blanks")
+    parser.add_argument("--sizes", default=" ".join(SIZES), help="between blanks")
+    parser.add_argument("--families", default="transformer_plus_plus flash", help="between blanks")
+    parser.add_argument("--length", type=positive, default=8192)
+    parser.add_argument("--rows", type=positive, default=1, help="a device of the batch's axes")
+    parser.add_argument("--out", required=True, type=pathlib.Path)
+    arguments, overrides = parser.parse_known_args(argv)
+    config, sizes = load_config(arguments.config, overrides), arguments.sizes.split()
+    if unknown := [size for size in sizes if size not in SIZES]:
+        raise InputError(f"--sizes={' '.join(unknown)}: must be among {', '.join(SIZES)}")
+    jax.config.update("jax_num_cpu_devices", arguments.devices)
+    about = provenance(jax.devices()[0].device_kind)
+    for size in sizes:
+        for family in arguments.families.split():
+            for shape in arguments.shapes.split():
+                setup = setup_of(config, family, size, shape, arguments.length, arguments.rows)
+                line = {"size": size} | measure(setup)
+                append_jsonl(arguments.out, [line | about])
+                print(
+                    f"{size} {family} {line['mesh']}: {line['state_bytes_a_device'] / 1e9:.2f} GB of state and "
+                    f"{line['temporary_bytes_a_device'] / 1e9:.2f} GB of temporary arrays a device, "
+                    f"{line['collectives_a_step']} collectives, {line['collective_bytes_a_step'] / 1e9:.3f} GB a step",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    run(main)
