@@ -197,7 +197,7 @@ import benchmark_step_time
 
 
 def test_what_a_step_asks_of_each_device(monkeypatch):
-    """A state cut into eight takes an eighth of the bytes, and is gathered and scattered; a whole one is only summed."""
+    """A state cut into eight takes an eighth of the bytes, and is gathered; of a whole one gradients are summed."""
     script = load("benchmark_scale")
     monkeypatch.setitem(script.SIZES, "tiny", (2, 64, 4))
     config = script.load_config("configs/tiny.py", ["--config.data.vocab_size=512", "--config.model.chunk_size=16"])

@@ -166,7 +166,7 @@ def _bucket(text: str) -> int:
 def _name(config: DataConfig) -> str:
     """For messages and folders."""
     if config.name:
-        return "-".join(part for part in (config.name.replace("/", "--"), config.config) if part)
+        return "-".join(part for part in (config.name, config.config) if part).replace("/", "--")
     path = _path(config)
     return path.parent.name if glob.has_magic(path.name) else path.stem
 

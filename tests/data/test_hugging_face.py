@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import threading
 import time
+from types import SimpleNamespace
 
 import datasets
 import pyarrow as pa
@@ -232,3 +233,11 @@ def test_bad_input_ends_in_one_line_at_once(tmp_path, keys, expected, capfd):
     others = [part for part in capfd.readouterr().err.split("\r") if part.strip() and "tokenise" not in part]
     assert not others
     assert not list((tmp_path / "cache").glob("*"))
+
+
+@pytest.mark.parametrize("name", ["../../up", "/absolute", "..", "a/../../b", "google/wiki40b"])
+@pytest.mark.parametrize("config", ["en", "../en", ""])
+def test_the_name_of_a_data_set_is_that_of_no_other_folder(name, config):
+    found = hugging_face._name(SimpleNamespace(name=name, config=config, path=None))
+    folder = pathlib.Path("cache", f"{found}-key")
+    assert "/" not in found and folder.resolve().parent == folder.parent.resolve()

@@ -192,3 +192,18 @@ def test_a_tokenizer_is_trained_on_text_without_line_ends(tmp_path):
     config.data.update(tokenizer="sentencepiece", vocab_size=300)
     tokenized = load_tokenized(parse(config).data)
     assert len(tokenized.splits["train"].tokens) < 0.5 * tokenized.splits["train"].bytes
+
+
+def test_a_cache_from_elsewhere_runs_no_code(config, tmp_path, caplog):
+    """An array of objects is pickled, and to read it would run what is in it."""
+
+    class Evil:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "owned"),))
+
+    first = load_tokenized(config)
+    (path,) = (tmp_path / "cache").glob("text-*/train.starts.npy")
+    np.save(path, np.array([Evil()], dtype=object), allow_pickle=True)
+    second = load_tokenized(config)
+    assert not (tmp_path / "owned").exists() and "made anew" in caplog.text
+    assert np.array_equal(first.splits["train"].starts, second.splits["train"].starts)
