@@ -17,7 +17,8 @@ from ml_collections import ConfigDict
 from flash_lm.config import unknown_key
 from flash_lm.errors import InputError, RunError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_NAME = {errno.ENAMETOOLONG, errno.ELOOP}
 
 
 def run(main: Callable[[list[str]], None]) -> None:
@@ -34,10 +35,11 @@ def run(main: Callable[[list[str]], None]) -> None:
         print(f"error: {error.filename} is a file: choose another folder", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in _FULL | _NO_NAME:
             raise
-        print(f"error: {error.filename or 'a file'} could not be written: {error.strerror}: make room", file=sys.stderr)
-        sys.exit(1)
+        name, advice = str(error.filename or "a file"), "make room" if error.errno in _FULL else "choose another name"
+        print(f"error: {name[:80]}: {error.strerror}: {advice}", file=sys.stderr)
+        sys.exit(1 if error.errno in _FULL else 2)
     except (InputError, RunError) as error:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
@@ -57,7 +59,10 @@ def load_module(path: str) -> types.ModuleType:
     if spec is None or spec.loader is None:
         raise InputError(f"{path} is no Python file: give one that defines get_config()")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise InputError(f"{path} is no Python, line {error.lineno}: {error.msg}") from None
     if not hasattr(module, "get_config"):
         raise InputError(f"{path} defines no get_config(): start from configs/base.py")
     return module
@@ -126,7 +131,7 @@ def override(config: ConfigDict, word: str) -> str | None:
         return f"{prefix}{key} is a group of keys: set one of them, such as {prefix}{key}.{next(iter(node[key]))}"
     try:
         node[key] = (_PARSERS.get(kind) or kind)(text)
-    except (ValueError, SyntaxError, KeyError):
+    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
         return f"{prefix}{key}={text} must be of type {kind.__name__}"
     return None
 

@@ -24,8 +24,12 @@ def _one_of(*values: str) -> Any:
     return _ruled(lambda x: None if x in values else "one of " + ", ".join(values))
 
 
+_LARGEST = 2**31 - 1  # of JAX's int32
+
+
 def _at_least(low: float) -> Any:
-    return _ruled(lambda x: None if math.isfinite(x) and x >= low else f"{low} or more")
+    most = _LARGEST
+    return _ruled(lambda x: None if math.isfinite(x) and low <= x <= most else f"{low} or more, and at most {most:,}")
 
 
 def _above(low: float) -> Any:

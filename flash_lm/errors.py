@@ -7,3 +7,8 @@ class InputError(ValueError):
 
 class RunError(RuntimeError):
     """A run that cannot go on although its input was good. Exit code 1."""
+
+
+def first_line(error: BaseException) -> str:
+    """What another library says went wrong, short enough to stand in a sentence."""
+    return (str(error) or type(error).__name__).strip().splitlines()[0][:200]

@@ -73,6 +73,7 @@ def ask(peer: subprocess.Popen, question: Line) -> Line:
         peer.stdin.write(json.dumps(question).encode() + b"\n")
         answer = json.loads(peer.stdout.readline())
     except (BrokenPipeError, ValueError) as error:
+        peer.kill()  # it may be alive, and have said something else
         raise PeerError(f"its process ended with code {peer.wait()}") from error
     if "error" in answer:
         raise PeerError(answer["error"])

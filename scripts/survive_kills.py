@@ -29,6 +29,7 @@ TIMES = ("train_seconds", "step_ms", "tokens_per_second")
 SETTINGS = ("model.dropout=0.1", "train.steps=60", "train.warmup_steps=5", "train.log_every=1", "train.eval_every=20")
 SAVES = ("train.checkpoint_every=3", "train.eval_steps=1")
 POLL = 0.005  # seconds
+LONGEST_SAVE = 0.1  # seconds, about
 
 
 class Run:
@@ -37,10 +38,12 @@ class Run:
     def __init__(self, command: list[str], workdir: pathlib.Path):
         """`command`: without the folder."""
         self.command, self.workdir = [*command, f"--workdir={workdir}"], workdir
+        self.errors = workdir.with_suffix(".err")
 
     def start(self) -> subprocess.Popen:
         """A process that trains, or goes on training."""
-        return subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        with open(self.errors, "w") as file:  # a pipe that nobody reads would stop it
+            return subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=file)
 
     def finish(self) -> float:
         """Runs it to its end; seconds.
@@ -48,29 +51,31 @@ class Run:
         Raises:
             RunError: it ends with an error.
         """
-        start, process = time.perf_counter(), self.start()
-        _, errors = process.communicate()
-        if process.returncode:
-            raise RunError(f"{' '.join(self.command)} ended with code {process.returncode}: {errors[-2000:]}")
+        start = time.perf_counter()
+        self.check(self.start().wait())
         return time.perf_counter() - start
 
-    def kill(self, after: float | None) -> Line | None:
-        """Starts it and kills it after some seconds, or (None) as soon as it saves; None: it had come to its end."""
+    def check(self, code: int) -> None:
+        """Raises a RunError if a process has ended with an error."""
+        if code:
+            raise RunError(f"{' '.join(self.command)} ended with code {code}: {self.errors.read_text()[-2000:]}")
+
+    def kill(self, after: float, *, in_a_save: bool) -> Line | None:
+        """Starts it and kills it `after` seconds from its start, or from its next save; None: it came to its end."""
         opened, start, process = self._metrics_file(), time.perf_counter(), self.start()
-        next_step = None  # seconds until it had done one
+        next_step, since = None, None if in_a_save else 0.0  # seconds until it had done one; from which we count
         while process.poll() is None:
             now = time.perf_counter() - start
             if next_step is None and self._metrics_file() != opened and self._has_stepped():
                 next_step = now
             saving = next_step is not None and any((self.workdir / "checkpoints").glob("*tmp*"))
-            if saving if after is None else now > after:
+            since = now if saving and since is None else since
+            if since is not None and now - since >= after:
                 process.kill()
-                process.communicate()
+                process.wait()
                 return {"killed_after_s": now, "saving": saving, "next_step_s": next_step}
             time.sleep(POLL)
-        _, errors = process.communicate()
-        if process.returncode:
-            raise RunError(f"it ended with code {process.returncode} after a kill: {errors[-2000:]}")
+        self.check(process.returncode)
         return None
 
     def _metrics_file(self) -> int | None:
@@ -102,7 +107,8 @@ def survive(command: list[str], folder: pathlib.Path, kills: int, draw: random.R
     seconds = Run(command, folder / "timed").finish()
     lines: list[Line] = []
     while len(lines) < kills:
-        line = killed.kill(None if len(lines) % 2 else draw.uniform(0, seconds))
+        in_a_save = len(lines) % 2 == 1
+        line = killed.kill(draw.uniform(0, LONGEST_SAVE if in_a_save else seconds), in_a_save=in_a_save)
         if line is None:
             raise RunError(f"the run was at its end after {len(lines)} kills: raise --config.train.steps")
         lines.append(line)

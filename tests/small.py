@@ -73,13 +73,18 @@ def as_overrides(config: ConfigDict) -> list[str]:
 
 
 def command(module: str, *arguments: str, devices: int = 1, **popen) -> subprocess.Popen:
-    """A command of the package in a process of its own, on so many devices, with the tests' compilation cache."""
+    """A command of the package in a process of its own, on so many devices."""
+    return python("-m", module, *arguments, devices=devices, **popen)
+
+
+def python(*words: str, devices: int, **popen) -> subprocess.Popen:
+    """Python with the tests' compilation cache."""
     environment = os.environ | {
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
     }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-m", module, *arguments], cwd=ROOT, env=environment, **pipes, **popen)
+    return subprocess.Popen([sys.executable, *words], cwd=ROOT, env=environment, **pipes, **popen)
 
 
 def finish(process: subprocess.Popen) -> tuple[str, str]:

@@ -35,6 +35,8 @@ Made = TypeVar("Made")
 _FORMAT = "3"  # raise it when the files' meaning changes
 _BATCH_BYTES = 4 << 20  # of text, tokenised at a time
 _TRAINING_BYTES = 32 << 20  # of text, to train a tokenizer on
+# What reading files that are cut, empty or changed raises.
+_DAMAGED = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, InputError)
 _LONGEST_LINE = 4096  # characters of a line, to train a tokenizer on
 
 
@@ -65,7 +67,7 @@ def load_tokenized(config: DataConfig) -> TokenizedCorpus:
     """
     corpus = load_corpus(config)
     names = SPLITS if corpus.stream is None else SPLITS[1:]
-    cache = pathlib.Path(config.cache_dir).expanduser()
+    cache = pathlib.Path(os.path.expanduser(config.cache_dir))
     tokenizer = _tokenizer(config, corpus, cache)
     key = hashlib.sha256(f"{_FORMAT} {corpus.fingerprint} {tokenizer.fingerprint}".encode()).hexdigest()[:16]
     folder = cache / f"{corpus.name}-{key}"
@@ -99,7 +101,7 @@ def _tokenizer(config: DataConfig, corpus: Corpus, cache: pathlib.Path) -> Token
         return ByteTokenizer()
     if config.tokenizer_path:
         try:
-            return SentencePieceTokenizer(pathlib.Path(config.tokenizer_path).expanduser().read_bytes())
+            return SentencePieceTokenizer(pathlib.Path(os.path.expanduser(config.tokenizer_path)).read_bytes())
         except OSError as error:
             path = config.tokenizer_path
             raise InputError(f"cannot read data.tokenizer_path={path}: {error.strerror}: give a .model file") from None
@@ -154,15 +156,24 @@ def _batches(corpus: Corpus, split: str) -> Iterator[list[Piece]]:
 
 def _cached(folder: pathlib.Path, make: Callable[[pathlib.Path], None], load: Callable[[pathlib.Path], Made]) -> Made:
     """What `make` has written into a folder, now or before; one that is damaged is made anew."""
-    if folder.exists():
-        try:
-            return load(folder)
-        except (OSError, EOFError, ValueError, KeyError, InputError) as error:
-            _log.warning("%s is damaged and made anew: %s", folder, error)
-            shutil.rmtree(folder)
-    with _whole(folder) as partial:
-        make(partial)
+    for _ in range(3):  # another process may take it for damaged, and away, before it is read
+        if folder.exists():
+            try:
+                return load(folder)
+            except _DAMAGED as error:
+                _log.warning("%s is damaged and made anew: %s", folder, error)
+                _remove(folder)
+        with _whole(folder) as partial:
+            make(partial)
     return load(folder)
+
+
+def _remove(folder: pathlib.Path) -> None:
+    """At once, so that nobody finds a part of it; another process may do the same."""
+    aside = pathlib.Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(folder, aside / folder.name)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -14,8 +14,8 @@ _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 def fingerprint(tree: Any) -> str:
     """Sixteen hexadecimal digits of a pytree of arrays.
 
-    A flipped bit always changes them; of other damage about one case in 2⁶⁴ does not. They depend on the names, shapes
-    and bits of the arrays, and not on how these are spread over devices: the sums are of whole numbers.
+    A change of one number always changes them; of other damage about one case in 2⁶⁴ does not. They depend on the
+    arrays' names, shapes and bits, and not on how they are spread over devices: the sums are of whole numbers.
 
     Args:
         tree: of arrays of at most 4 bytes a number.
@@ -33,9 +33,9 @@ def _sums(tree: Any) -> jax.Array:
 
 
 def _sums_of(x: jax.Array) -> jax.Array:
-    """Sums, modulo 2³², of each number's bits times a weight that depends on its place.
+    """Sums, modulo 2³², of a hash of each number's bits and place.
 
-    Weights are odd: a change of one bit by 2ᵏ then changes the sum by an odd multiple of 2ᵏ, which is never zero.
+    For each place the hash is one-to-one, so that a change of one number always changes both sums.
     """
     words = jax.lax.bitcast_convert_type(x, _WORDS[x.dtype.itemsize]).astype(jnp.uint32)
     place, stride = jnp.zeros(x.shape, jnp.uint32), 1
@@ -44,7 +44,7 @@ def _sums_of(x: jax.Array) -> jax.Array:
         stride *= x.shape[axis]
     sums = []
     for first, second in _MULTIPLIERS:
-        mixed = (place ^ (place >> 15)) * jnp.uint32(first)
-        weights = ((mixed ^ (mixed >> 13)) * jnp.uint32(second)) | 1
-        sums.append((words * weights).sum(dtype=jnp.uint32))
+        mixed = (words ^ (place * jnp.uint32(second))) * jnp.uint32(first)
+        mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(second)
+        sums.append((mixed ^ (mixed >> 13)).sum(dtype=jnp.uint32))
     return jnp.stack(sums)

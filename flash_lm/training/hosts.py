@@ -3,16 +3,18 @@
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from flash_lm.errors import InputError, RunError
+from flash_lm.errors import InputError, RunError, first_line
 
 HEARTBEAT_S = 30  # a host that is silent for so long is gone
+_ASK_EVERY_S = 5.0  # whether to stop
+_MOST_UNASKED = 100  # steps
 
 
 def join(coordinator: str | None = None, hosts: int | None = None, number: int | None = None) -> None:
@@ -27,9 +29,15 @@ def join(coordinator: str | None = None, hosts: int | None = None, number: int |
         InputError: nothing was discovered, or the others do not come.
     """
     try:
-        jax.distributed.initialize(coordinator, hosts, number, heartbeat_timeout_seconds=HEARTBEAT_S)
+        jax.distributed.initialize(
+            coordinator,
+            hosts,
+            number,
+            heartbeat_timeout_seconds=HEARTBEAT_S,
+            shutdown_timeout_seconds=HEARTBEAT_S,  # at the end of one that has failed alone
+        )
     except (ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise InputError(
             f"no other hosts: {reason}; on no known cluster give --hosts=ADDRESS:PORT,COUNT,NUMBER"
         ) from None
@@ -63,9 +71,48 @@ def losses_told() -> Iterator[None]:
         if jax.process_count() == 1:
             raise
         raise RunError(
-            f"another host is gone ({str(error).splitlines()[0][:200]}): start all hosts again, and the run goes on "
+            f"another host is gone ({first_line(error)}): start all hosts again, and the run goes on "
             f"from its newest checkpoint"
         ) from error
+
+
+def check_same(**facts: Any) -> None:
+    """Checks that all hosts know the same.
+
+    Args:
+        facts: JSON values by name.
+
+    Raises:
+        InputError: they do not.
+    """
+    told = of_all_hosts(facts)
+    if differing := [name for name in facts if any(there[name] != told[0][name] for there in told)]:
+        raise InputError(
+            f"the hosts differ in {', '.join(differing)}: start the same command on each, with the same Python, and "
+            f"with workdir and data.cache_dir on a disk that all share"
+        )
+
+
+class StopTogether:
+    """Several hosts must end at the same step, so they ask each other, at steps that they have agreed on."""
+
+    def __init__(self, should_stop: Callable[[], bool]):
+        """`should_stop`: of this host."""
+        self._should_stop = should_stop
+        self._asks_at, self._asked = 0, (0, 0.0)  # a step; the last one and its time
+
+    def __call__(self, step: int, seconds: float) -> bool:
+        """Whether to stop after a step, at so many seconds of training."""
+        if jax.process_count() == 1:
+            return self._should_stop()
+        if step < self._asks_at:
+            return False
+        answers = of_all_hosts([self._should_stop(), seconds])
+        slowest, (before, then) = max(there for _, there in answers), self._asked
+        a_step = (slowest - then) / max(step - before, 1)
+        self._asks_at = step + max(1, min(_MOST_UNASKED, int(_ASK_EVERY_S / max(a_step, 1e-3))))
+        self._asked = step, slowest
+        return any(stops for stops, _ in answers)
 
 
 def of_all_hosts(value: Any) -> list[Any]:

@@ -1,5 +1,6 @@
 """The training loop: start or resume, step, log, evaluate, save."""
 
+import math
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -15,15 +16,13 @@ from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.clock import Clock
 from flash_lm.training.evaluation import Evaluator
 from flash_lm.training.experiment import Experiment, Setup, build_experiment
-from flash_lm.training.hosts import is_first, losses_told, of_all_hosts
+from flash_lm.training.hosts import StopTogether, check_same, is_first, losses_told, of_all_hosts
 from flash_lm.training.metrics import MetricsWriter
-from flash_lm.training.nonfinite import NonfiniteSteps, Origin, is_finite
+from flash_lm.training.nonfinite import NonfiniteSteps, Origin
 from flash_lm.training.profile import Profile, Span, check_span
 from flash_lm.training.sharding import batch_sharding, check_batch, place
 from flash_lm.training.state import TrainState, init_state
 from flash_lm.training.step import make_train_step
-
-ASK_EVERY = 10  # steps, after which hosts ask each other whether to stop
 
 
 def train(
@@ -44,30 +43,38 @@ def train(
 
     Raises:
         InputError: bad config, data or workdir; nothing has been written then.
-        RunError: the loss became non-finite, or a checkpoint could not be written.
+        RunError: the loss became non-finite, a checkpoint could not be written, or another host is gone.
     """
+    with losses_told():
+        _train(config, workdir, should_stop, profile, debug_nonfinite)
+
+
+def _train(config: ConfigDict, workdir: pathlib.Path, should_stop, profile: Span | None, debug_nonfinite: bool) -> None:
     run_folder.check_config(workdir, config)
     experiment = build_experiment(config)
     check_batch(experiment.mesh, experiment.config.data.batch_size, experiment.config.train.accumulate)
     if profile:
         check_span(profile, experiment.config.train.steps)
     run_folder.check_tokenizer(workdir, experiment.corpus.tokenizer)
+    corpus = experiment.corpus
+    check_same(config=config.to_dict(), corpus=corpus.fingerprint, tokenizer=corpus.tokenizer.fingerprint)
     validation = experiment.evaluation_rows("validation")
     if not any(validation[i]["loss_mask_BxL"].any() for i in range(len(validation))):
         raise InputError("no token of the validation split is to be predicted: give more text, or raise data.mask_rate")
     run_folder.write(workdir, config, experiment.corpus.tokenizer)
     settings = experiment.config.train
-    checkpoints = Checkpoints(workdir, keep=settings.keep, best_metric=settings.best_metric)
-    try:
-        if checkpoints.newest() == settings.steps:
+    with Checkpoints(workdir, keep=settings.keep, best_metric=settings.best_metric) as checkpoints:
+        newest = checkpoints.newest()
+        check_same(checkpoint=newest)
+        if newest == settings.steps and int(checkpoints.restore_newest(experiment.abstract)[0].step) == newest:
             if is_first():
                 print(f"{workdir}: all {settings.steps} steps are done")
             return
-        with jax.set_mesh(experiment.mesh), losses_told():
+        if newest is None:
+            run_folder.check_nothing_lost(workdir)
+        with jax.set_mesh(experiment.mesh):
             loop = _Loop(experiment, validation, workdir, checkpoints, debug_nonfinite)
             loop.run(should_stop, Profile(workdir / "profile", profile))
-    finally:
-        checkpoints.close()
 
 
 class _Loop:
@@ -92,37 +99,33 @@ class _Loop:
         self.compiled_step = compile_step(experiment)
         self.writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
         self.logged_step, self.logged_seconds = self.step, self.clock.seconds
+        self.pending: tuple | None = None  # number, metrics and batch of the last step, of which nothing has been read
 
     def run(self, should_stop: Callable[[], bool], profile: Profile) -> None:
         config = self.config.train
-        sharding = batch_sharding(self.experiment.mesh)
+        sharding, stops = batch_sharding(self.experiment.mesh), StopTogether(should_stop)
         self._announce()
-        pending = None
         stopping = False
         try:
             self.clock.start()
             while self.step < config.steps and not stopping:
                 if profile.is_due(self.step):
                     self._start(profile)
-                batch = place(self._next_batch(pending), sharding)
+                batch = place(self._next_batch(), sharding)
                 self.state, metrics = self.compiled_step(self.state, batch)
                 self.step += 1
                 # The device works on this step while the last one's metrics are read.
-                if pending is not None:
-                    self._log(*pending)
-                pending = (self.step, metrics, batch)
+                self._log_pending()
+                self.pending = (self.step, metrics, batch)
                 if self.origin is not None:
-                    self._log(*pending)
-                    pending = None
-                stopping = self._stops(should_stop)
+                    self._log_pending()
+                stopping = stops(self.step, self.clock.seconds)
                 if profile.is_over(self.step):
                     self._end(profile)
                 last = self.step == config.steps
                 evaluates, saves = (last or _due(self.step, n) for n in (config.eval_every, config.checkpoint_every))
                 if evaluates or saves or stopping:
-                    if pending is not None:
-                        self._log(*pending)
-                        pending = None
+                    self._log_pending()
                     jax.block_until_ready(self.state)
                     self.clock.pause()
                     scores = self._evaluate() if evaluates else None
@@ -133,15 +136,15 @@ class _Loop:
                 self._end(profile)
             self.clock.pause()
             if stopping and self.step < config.steps:
+                self.checkpoints.wait()
                 self.writer.say(f"stopped and saved at step {self.step}: the same command goes on from there")
         finally:
             self.writer.close()
 
-    def _stops(self, should_stop: Callable[[], bool]) -> bool:
-        """Several hosts must end at the same step, so they ask each other, now and then."""
-        if jax.process_count() == 1:
-            return should_stop()
-        return self.step % ASK_EVERY == 0 and any(of_all_hosts(should_stop()))
+    def _log_pending(self) -> None:
+        if self.pending is not None:
+            self._log(*self.pending)
+        self.pending = None
 
     def _start(self, profile: Profile) -> None:
         jax.block_until_ready(self.state)
@@ -171,15 +174,16 @@ class _Loop:
             )
         return state, Clock(facts["train_seconds"]), facts.get("skipped_steps", 0), places
 
-    def _next_batch(self, pending: tuple | None) -> Batch:
+    def _next_batch(self) -> Batch:
         """A streamed corpus may fail at any time; what has been learned until then is logged and kept."""
         try:
             return next(self.batches)
         except InputError as error:
-            if pending is not None:
-                self._log(*pending)
+            self._log_pending()
             jax.block_until_ready(self.state)
             self.clock.pause()
+            if jax.process_count() > 1:  # the others are in the next step already
+                raise RunError(str(error)) from None
             if self.checkpoints.newest() != self.step:
                 self._save(None)
             raise RunError(f"{error}\nsaved at step {self.step}: the same command goes on from there") from None
@@ -196,7 +200,7 @@ class _Loop:
 
     def _log(self, step: int, metrics: dict[str, jax.Array], batch: dict[str, jax.Array]) -> None:
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        if not is_finite(values):
+        if not values.pop("finite"):
             origin = "--debug_nonfinite tells in which layer it begins"
             if self.origin is not None:  # the step has changed no parameter
                 origin = self.origin.find(self.state.params, step - 1, batch)
@@ -230,7 +234,8 @@ class _Loop:
         }
         if self.experiment.corpus.stream:
             facts["places"] = of_all_hosts(self.batches.state())
-        self.checkpoints.save(self.step, self.state, facts, scores)
+        of_a_model = scores is not None and all(map(math.isfinite, scores.values()))
+        self.checkpoints.save(self.step, self.state, facts, scores if of_a_model else None)
 
 
 def new_state(setup: Setup) -> TrainState:

@@ -29,7 +29,9 @@ class MetricsWriter:
         if first:
             _truncate(path, step)
         self._file = open(path if first else os.devnull, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (see close)
-        self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1, write_to_disk=first)
+        # Its thread dies of a full disk, and a queue with a bound (0 is none) would then never take a line again.
+        options = {"purge_step": step + 1, "write_to_disk": first, "max_queue": 0}
+        self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), **options)
         self._bar = tqdm(total=steps, initial=step, unit="step", dynamic_ncols=True, disable=not first)
 
     def write(self, step: int, split: str, values: dict[str, Any]) -> None:

@@ -1,11 +1,11 @@
 """Steps whose loss or gradient is not finite: skipped and counted, or the end of the run; and where it began."""
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from flash_lm.errors import RunError
 from flash_lm.training.experiment import Experiment
@@ -13,11 +13,6 @@ from flash_lm.training.state import Params
 from flash_lm.training.step import make_gradients, microbatches
 
 MOST_IN_A_ROW = 100  # steps that are skipped; more are no accident
-
-
-def is_finite(values: dict[str, float]) -> bool:
-    """Whether the metrics are those of a step that has changed the parameters."""
-    return math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])
 
 
 class NonfiniteSteps:
@@ -51,13 +46,13 @@ class NonfiniteSteps:
         )
         if config.train.on_nonfinite == "stop":
             raise RunError(
-                f"{told}\\nnothing of it has been saved: set --config.train.on_nonfinite=skip, or lower "
+                f"{told}\nnothing of it has been saved: set --config.train.on_nonfinite=skip, or lower "
                 f"--config.train.learning_rate, and start in another --workdir"
             )
         self._in_a_row = self._in_a_row + 1 if step == self._last + 1 else 1
         self._last, self.skipped = step, self.skipped + 1
         if self._in_a_row > MOST_IN_A_ROW:
-            raise RunError(f"{told}\\nit is the last of {self._in_a_row} steps in a row that were skipped")
+            raise RunError(f"{told}\nit is the last of {self._in_a_row} steps in a row that were skipped")
         return f"{told}; skipped, as {self.skipped - 1} before it"
 
 
@@ -68,7 +63,8 @@ class Origin:
         """Compiles when it is first asked."""
         self._experiment = experiment
         self._gradients = make_gradients(experiment.model, experiment.config.train, experiment.config.seed)
-        self._flags = jax.jit(self._compute)
+        # Whole on every host, of which each tells the same.
+        self._flags = jax.jit(self._compute, out_shardings=NamedSharding(experiment.mesh, PartitionSpec()))
 
     def find(self, params: Params, step: int, batch: dict[str, jax.Array]) -> str:
         """In words.
@@ -93,7 +89,7 @@ class Origin:
                 return f"the first activation that is not finite comes out of {name}, in row {row} of the batch"
         if bad := _first(flags["gradients"]):
             return f"all activations are finite, and the gradient of {bad} is not"
-        return "all activations and gradients are finite: the sum of the loss, or the norm of the gradient, is not"
+        return "all activations and gradients are finite: the optimizer's update, or the norm of the gradient, is not"
 
     def _compute(self, params: Params, step: jax.Array, batch: dict[str, jax.Array]) -> dict[str, Any]:
         config = self._experiment.config

@@ -21,9 +21,9 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """One update: the mean loss over the batch's targets, its gradient, clipping, the optimizer.
 
-    All randomness is fold_in(seed, step), so a resumed run draws what an uninterrupted one would. A loss or gradient
-    that is not finite changes neither parameters nor moments; the optimizer's counts go on, so that the learning rate
-    is that of the step.
+    All randomness is fold_in(seed, step), so a resumed run draws what an uninterrupted one would. A step in which a
+    loss, gradient or update is not finite changes neither parameters nor moments; the optimizer's counts go on, so that
+    the learning rate is that of the step.
 
     Args:
         model: to be trained.
@@ -32,8 +32,8 @@ def make_train_step(
         seed: of dropout.
 
     Returns:
-        A function (state, batch) -> (state, metrics); metrics are loss (nats a target), grad_norm, learning_rate and
-        tokens (targets in the batch).
+        A function (state, batch) -> (state, metrics); metrics are loss (nats a target), grad_norm, learning_rate,
+        tokens (targets in the batch), and whether the step was finite.
     """
     rate, gradients_of = learning_rate(config), make_gradients(model, config, seed)
 
@@ -49,7 +49,7 @@ def make_train_step(
             "tokens": tokens,
         }
         params: Any = optax.apply_updates(state.params, updates)
-        finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
+        metrics["finite"] = finite = _all_finite((metrics["loss"], metrics["grad_norm"], params, opt_state))
 
         def if_finite(new: jax.Array, old: jax.Array) -> jax.Array:
             is_count = jnp.issubdtype(new.dtype, jnp.integer)
@@ -123,6 +123,12 @@ def _loss_sum(model: ModelFunction, params: Params, batch: Batch, loss_chunk: in
         batch["inputs_BxL"], batch["segment_ids_BxL"], batch["positions_BxL"], dropout_key=key
     )
     return cross_entropy(features_BxLxD, bound.unembedding(), batch["targets_BxL"], batch["loss_mask_BxL"], loss_chunk)
+
+
+def _all_finite(tree: Any) -> jax.Array:
+    """Of all that a step makes: a tiny denominator of the optimizer can overflow with a finite gradient."""
+    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.stack([jnp.isfinite(x).all() for x in floats]).all()
 
 
 def _key(seed: int, step: jax.Array) -> jax.Array:

@@ -1,5 +1,6 @@
 """The folder of a run: config.json and tokenizer/, written once and checked at every resume."""
 
+import hashlib
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ from flash_lm.data.token_cache import TokenizedCorpus
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.training.hosts import is_first, of_all_hosts
+from flash_lm.training.metrics import read_lines
 
 _PARTIAL = "config.json.partial"
 
@@ -87,6 +89,29 @@ def write(workdir: pathlib.Path, config: ConfigDict, tokenizer: Tokenizer) -> No
     of_all_hosts(None)
 
 
+def check_nothing_lost(workdir: pathlib.Path) -> None:
+    """Checks that a run without a checkpoint has not come so far that it must have had one.
+
+    Raises:
+        InputError: it has.
+    """
+    config: Any = read_config(workdir)
+    every = config.train.checkpoint_every
+    done = max((line["step"] for line in read_lines(workdir / "metrics.jsonl")), default=0)
+    # A checkpoint is whole before the next one is begun.
+    if every and done > 2 * every:
+        raise InputError(
+            f"{workdir}/metrics.jsonl tells of {done} steps, and there is no checkpoint: put a copy back, or choose "
+            f"another --workdir"
+        )
+
+
+def fingerprint(workdir: pathlib.Path) -> str | None:
+    """Of config.json, which is written once in the life of a run; None: there is none."""
+    path = workdir / "config.json"
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else None
+
+
 def read_config(workdir: pathlib.Path) -> ConfigDict:
     """The config of the run in `workdir`.
 
@@ -99,7 +124,7 @@ def read_config(workdir: pathlib.Path) -> ConfigDict:
         raise InputError(
             f"{workdir} holds no run: train one there with python -m flash_lm.train --workdir={workdir}"
         ) from None
-    except ValueError:
+    except (ValueError, TypeError, KeyError, AttributeError):
         raise InputError(f"{workdir}/config.json is damaged: restore it, or train into another --workdir") from None
 
 

@@ -144,6 +144,41 @@ def test_the_best_one_is_kept_after_a_restart(states, tmp_path):
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2", "6"]
 
 
+def test_a_checkpoint_of_another_run_of_the_same_shapes_is_not_used(workdir, config, experiment, states, caplog):
+    """Nor one that has been given the name of another step."""
+    for name, expected in (("other", "8"), ("renamed", "9")):
+        other = workdir.with_name(name)
+        other.mkdir()
+        (other / "config.json").write_text('{"seed": 1}' if name == "other" else "")
+        with Checkpoints(other) as checkpoints:
+            checkpoints.save(8, states[7], {"corpus": "x", "train_seconds": 0.0}, None)
+        if name == "renamed":
+            (other / "config.json").unlink()
+        shutil.move(other / "checkpoints" / "8", workdir / "checkpoints" / expected)
+        with caplog.at_level(logging.WARNING, "flash_lm"):
+            state, facts = newest(workdir, experiment)
+        assert facts["train_seconds"] == 10.5 and equal(state, states[7])
+        assert f"checkpoint {expected} is damaged, or of another config (it was saved by another run" in caplog.text
+
+
+def test_a_run_that_has_lost_all_its_checkpoints_does_not_begin_anew(config, tmp_path):
+    counter = itertools.count(1)
+    train(config, tmp_path, should_stop=lambda: next(counter) == 11)
+    before = (tmp_path / "metrics.jsonl").read_text()
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(InputError, match="tells of 11 steps, and there is no checkpoint"):
+        train(config, tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_text() == before
+
+
+def test_a_damaged_last_checkpoint_is_trained_again(config, tmp_path):
+    train(config, tmp_path / "run")
+    flip(data_files(tmp_path / "run" / "checkpoints" / "12")[0], 8000)
+    train(config, tmp_path / "run")
+    state, _ = newest(tmp_path / "run", build_experiment(config), read_only=True)
+    assert int(state.step) == 12 and (tmp_path / "run" / "damaged" / "12").is_dir()
+
+
 def test_a_checkpoint_of_another_model_is_not_used(workdir, config, states):
     other = config.copy_and_resolve_references()
     other.model.model_dim *= 2
@@ -195,6 +230,9 @@ def test_a_fingerprint_tells_every_bit_and_place():
                 content.reshape(-1).view(f"u{x.dtype.itemsize}")[place] ^= 1 << bit
                 seen.add(fingerprint(tree | {name: jnp.asarray(content)}))
     assert len(seen) == 1 + 6 * 32 + 4 * 16 + 32
+    # Two signs, which change each sum of words by half of 2³².
+    assert fingerprint(tree | {"a": tree["a"].at[0, 1:].multiply(-1)}) not in seen
+    assert fingerprint(tree | {"b": -tree["b"]}) not in seen
     swapped = {"a": tree["a"][::-1], "b": tree["b"], "c": tree["c"]}
     assert fingerprint(swapped) not in seen
     assert fingerprint({"b": tree["a"], "a": tree["b"], "c": tree["c"]}) not in seen

@@ -62,8 +62,8 @@ def test_the_losses_are_those_of_one_host(words, alone, tmp_path, hosts, mesh):
 
 
 @pytest.mark.slow
-def test_one_host_is_killed_and_the_others_end(words, alone, tmp_path):
-    """Within a minute and with one line; all of them started again go on to the same end."""
+def test_one_host_is_killed_and_the_others_end(words, tmp_path):
+    """Within a minute; all of them started again go on, and a signal to one of them ends all at the same step."""
     long = [*words, "--config.train.steps=4000", "--config.train.checkpoint_every=50", f"--workdir={tmp_path / 'run'}"]
     processes = start(2, *long)
     while not (tmp_path / "run" / "checkpoints" / "50").is_dir():
@@ -82,8 +82,7 @@ def test_one_host_is_killed_and_the_others_end(words, alone, tmp_path):
     while not any(int(p.name) > 50 for p in (tmp_path / "run" / "checkpoints").iterdir() if p.name.isdecimal()):
         assert time.monotonic() < deadline and all(process.poll() is None for process in again)
         time.sleep(0.05)
-    for process in again:
-        process.terminate()
+    again[1].terminate()
     outputs = finish(again)
     assert "the same command goes on from there" in outputs[0]
     steps = [step for step, split, _ in figures(tmp_path / "run") if split == "train"]
@@ -96,6 +95,22 @@ def test_hosts_without_rows_of_their_own_are_refused(words, tmp_path):
     for process in processes:
         _, err = process.communicate(timeout=120)
         assert process.returncode == 2 and "2 hosts must have rows of their own" in err
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.slow
+def test_hosts_with_other_settings_are_refused(words, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = f"--hosts=127.0.0.1:{free.getsockname()[1]},2"
+    settings = ("--config.train.learning_rate=0.01", "--config.train.learning_rate=0.02")
+    processes = [
+        command("flash_lm.train", *words, f"--workdir={tmp_path / 'r'}", setting, f"{place},{i}", devices=2)
+        for i, setting in enumerate(settings)
+    ]
+    for process in processes:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 2 and "the hosts differ in config" in err
     assert not (tmp_path / "r").exists()
 
 

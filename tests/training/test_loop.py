@@ -175,7 +175,7 @@ def test_a_non_finite_loss_ends_the_run_and_is_not_saved(config, tmp_path, monke
         def run(state, batch):
             here = int(state.step)
             state, metrics = step(state, batch)
-            return state, metrics | ({"loss": np.float32(np.nan)} if here == 5 else {})
+            return state, metrics | ({"loss": np.float32(np.nan), "finite": np.False_} if here == 5 else {})
 
         return run
 
@@ -315,6 +315,9 @@ def test_a_run_of_an_older_version_goes_on(config, finished, tmp_path):
     for group, key in [("data", "name"), ("data", "mask_rate"), ("train", "clip_mode"), ("train", "boundaries")]:
         del values[group][key]
     path.write_text(json.dumps(values))
+    for path in (tmp_path / "run" / "checkpoints").glob("*/facts/metadata"):
+        facts = json.loads(path.read_text())
+        path.write_text(json.dumps({key: facts[key] for key in ("corpus", "train_seconds")}))
     train(config, tmp_path / "run")
     assert figures(tmp_path / "run") == figures(finished)
     (result,) = evaluate(tmp_path / "run", "validation", [])

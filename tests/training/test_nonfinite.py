@@ -16,6 +16,7 @@ from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.experiment import Experiment, build_experiment
 from flash_lm.training.loop import new_state, train
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin
+from flash_lm.training.state import TrainState
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 OUTSIDE = 10**6  # a token beyond the vocabulary, whose embedding is NaN
@@ -68,7 +69,7 @@ def test_it_ends_the_run_and_is_not_saved(config, poisoned, tmp_path, debug):
     with pytest.raises(RunError) as caught:
         train(config, tmp_path, debug_nonfinite=debug)
     message = str(caught.value)
-    assert "step 6 (rows 40 to 47 in the order of training): loss nan" in message
+    assert message.startswith("step 6 (rows 40 to 47 in the order of training): loss nan") and "\\" not in message
     expected = f"comes out of the embedding, in row {ROW} of the batch" if debug else "--debug_nonfinite tells"
     assert expected in message
     assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == 3
@@ -98,6 +99,25 @@ def test_it_is_skipped_and_counted(config, poisoned, tmp_path):
     train(config, tmp_path / "whole")
     for a, b in zip(*(jax.tree.leaves(saved_state(config, tmp_path / x)[0]) for x in ("6", "whole")), strict=True):
         assert np.array_equal(a, b)
+
+
+def test_an_update_that_is_not_finite_is_none(config, tmp_path):
+    """Loss and gradient are, but a word that does not occur has moments of 0, and 0 / 0 is NaN."""
+    config = config.copy_and_resolve_references()
+    config.train.eps = 1e-46  # 0 in float32
+    with pytest.raises(RunError, match=r"step 1 \(rows 0 to 7 .*: loss \d.*optimizer's update") as caught:
+        train(config, tmp_path, debug_nonfinite=True)
+    assert "\nnothing of it has been saved" in str(caught.value)
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_an_evaluation_that_is_not_finite_is_not_the_best(tmp_path):
+    state = {"a": jnp.ones(3)}
+    state = TrainState(jnp.zeros((), jnp.int32), state, {})
+    for step, loss in ((2, 1.0), (4, float("nan")), (6, 3.0), (8, float("inf"))):
+        with Checkpoints(tmp_path, keep=1) as checkpoints:
+            checkpoints.save(step, state, {}, {"loss": loss})
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2", "8"]
 
 
 def test_too_many_in_a_row_end_the_run(config, monkeypatch):
