@@ -58,12 +58,20 @@ def plot_panels(rows: list[list[Panel]], path: pathlib.Path, *, curve: str = "fa
             axes.set_xticks(sorted({line[panel.x] for line in panel.lines}))  # what was measured
             axes.xaxis.set_major_formatter("{x:,.0f}")
             axes.yaxis.set_major_formatter("{x:,g}")
-            bottom, top = axes.get_ylim()
-            # From a decade on the minor ticks are too many to be named.
-            axes.yaxis.set_minor_formatter("{x:,g}" if top < 10 * bottom else "")
+            _name_ticks(axes)
             axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
             _name_ends(axes, ends)
         figure.suptitle(title)
+
+
+def _name_ticks(axes) -> None:
+    """Of the side: all within a decade, 1, 2 and 5 within three, else the decades."""
+    from matplotlib.ticker import LogLocator  # noqa: PLC0415 (an extra, and slow to import)
+
+    bottom, top = axes.get_ylim()
+    if 10 * bottom <= top < 1000 * bottom:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_formatter("{x:,g}" if top < 10 * bottom else "")
 
 
 def _points(lines: Iterable[Line], panel: Panel) -> list[tuple[float, float]]:
