@@ -27,6 +27,7 @@ from flash_lm.command import load_config, positive, run, whole_numbers
 from flash_lm.config import DTYPES, Config
 from flash_lm.errors import InputError
 from flash_lm.training.bare_step import BareStep, step_config
+from flash_lm.training.state import ModelFunction
 
 # peer -> the keys with which ours is the same model
 PEERS: dict[str, dict[str, Any]] = {
@@ -89,15 +90,15 @@ def shape_of(config: Config) -> Line:
 
 def compare(config: Config, peer: subprocess.Popen, rounds: int) -> Line:
     """Both sides' step times, or why they are not compared."""
-    step = BareStep(config)
-    line: Line = {"params": step.parameters}
+    line: Line = {"params": ModelFunction(config.model, config.seed).parameter_count()}
     try:
         about = ask(peer, {"build": shape_of(config)})
         line |= {f"peer_{key}": value for key, value in about.items()}
-        unequal = abs(about["params"] / step.parameters - 1)
+        unequal = abs(about["params"] / line["params"] - 1)
         if unequal > MOST_UNEQUAL:
             return line | {"not_compared": f"the numbers of parameters differ by {unequal:.1%}"}
         theirs = Cell.warmed("peer", lambda: ask(peer, {"turn": 1})["ms"])
+        step = BareStep(config)
         step.start()
         ours = Cell.warmed("ours", timed(step.step))
         take_turns([ours, theirs], rounds)

@@ -147,7 +147,7 @@ def test_peers_take_turns_with_us(tmp_path, monkeypatch, capsys):
     words = ["--config=configs/tiny.py", "--tokens_per_step=64", "--rounds=2", f"--python={sys.executable}", *SMALL]
     config = script.load_config("configs/tiny.py", [*SMALL, "--config.data.vocab_size=300"])
     (ours,) = script.configs_of(config, ["flash_pytorch"], [16], tokens_per_step=64, dtype="float32").values()
-    monkeypatch.setenv("PARAMS", str(script.BareStep(ours).parameters))
+    monkeypatch.setenv("PARAMS", str(script.ModelFunction(ours.model, 0).parameter_count()))
     peers = ["--peers=flash_pytorch sdpa", "--lengths=16 32 64", "--config.data.vocab_size=300"]
     script.main([*words, *peers, f"--out={out}"])
     lines = {(line["peer"], line["length"]): line for line in read_jsonl(out / "peers.jsonl")}

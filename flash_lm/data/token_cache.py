@@ -76,6 +76,10 @@ def load_tokenized(config: DataConfig) -> TokenizedCorpus:
         counts = {split: _tokenize(corpus, split, tokenizer, partial) for split in names}
         info = {"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint, "counts": counts}
         (partial / "info.json").write_text(json.dumps(info) + "\n")
+        if load_corpus(config).fingerprint != corpus.fingerprint:
+            raise InputError(
+                f"corpus {corpus.name} changed while it was tokenised: start again when nothing writes to it"
+            )
 
     splits = _cached(folder, make, lambda folder: _read_splits(folder, names, _dtype(tokenizer)))
     return TokenizedCorpus(corpus.name, corpus.fingerprint, tokenizer, splits, corpus.stream)

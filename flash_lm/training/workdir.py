@@ -107,9 +107,16 @@ def check_nothing_lost(workdir: pathlib.Path) -> None:
 
 
 def fingerprint(workdir: pathlib.Path) -> str | None:
-    """Of config.json, which is written once in the life of a run; None: there is none."""
+    """Of what config.json, which is written once in the life of a run, says of model and training; None: there is none.
+
+    Of the file as it is: a key that a later version adds is not in it. Where the corpus lies may change.
+    """
     path = workdir / "config.json"
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else None
+    if not path.exists():
+        return None
+    flat = _flat(json.loads(path.read_text()))
+    kept = {key: flat[key] for key in sorted(flat) if not key.startswith(("data.", *_FREE))}
+    return hashlib.sha256(json.dumps(kept).encode()).hexdigest()[:16]
 
 
 def read_config(workdir: pathlib.Path) -> ConfigDict:

@@ -73,7 +73,7 @@ def test_a_failure_leaves_nothing(config, monkeypatch):
     assert load_tokenized(config).splits
 
 
-@pytest.mark.parametrize("damage", ["cut", "emptied", "gone"])
+@pytest.mark.parametrize("damage", ["cut", *(pytest.param(x, marks=pytest.mark.slow) for x in ("emptied", "gone"))])
 @pytest.mark.parametrize("name", ["train.tokens", "validation.starts.npy", "info.json", "tokenizer"])
 def test_a_damaged_cache_is_made_anew(config, tmp_path, caplog, damage, name):
     config = dataclasses.replace(config, tokenizer="sentencepiece", vocab_size=300)
@@ -165,6 +165,20 @@ def test_documents_of_nothing_but_white_space_are_left_out(config, tmp_path):
     for store in tokenized.splits.values():
         assert (np.diff(store.starts) > 2).all()
     assert sum(store.bytes for store in tokenized.splits.values()) == 50 * len("first" + "second")
+
+
+def test_a_corpus_that_changes_while_it_is_tokenised_is_not_cached(config, tmp_path, monkeypatch):
+    tokenize = token_cache._tokenize
+
+    def and_change(corpus, split, *rest):
+        if split == "test":
+            write_corpus(tmp_path / "corpus", seed=1)
+        return tokenize(corpus, split, *rest)
+
+    monkeypatch.setattr(token_cache, "_tokenize", and_change)
+    with pytest.raises(InputError, match="changed while it was tokenised|became shorter"):
+        load_tokenized(config)
+    assert not list((tmp_path / "cache").iterdir())
 
 
 def test_a_corpus_without_enough_text_is_refused(tmp_path):
