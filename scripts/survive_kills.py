@@ -26,7 +26,7 @@ from flash_lm.training.checkpoint import open_checkpoints
 from flash_lm.training.experiment import build_experiment
 
 TIMES = ("train_seconds", "step_ms", "tokens_per_second")
-SETTINGS = ("model.dropout=0.1", "train.steps=60", "train.warmup_steps=5", "train.log_every=1", "train.eval_every=20")
+SETTINGS = ("model.dropout=0.1", "train.steps=200", "train.warmup_steps=5", "train.log_every=1", "train.eval_every=20")
 SAVES = ("train.checkpoint_every=3", "train.eval_steps=1")
 POLL = 0.005  # seconds
 LONGEST_SAVE = 0.1  # seconds, about
@@ -88,6 +88,10 @@ class Run:
         saved = [int(path.name) for path in (self.workdir / "checkpoints").glob("*") if path.name.isdecimal()]
         return any(line["step"] > max(saved, default=0) for line in read_jsonl(self.workdir / "metrics.jsonl"))
 
+    def training_seconds(self) -> float:
+        """Of the whole run, without the start, compilation, evaluation and saving."""
+        return read_jsonl(self.workdir / "metrics.jsonl")[-1]["train_seconds"]
+
     def figures(self) -> list[Line]:
         """The metric lines without the times."""
         lines = read_jsonl(self.workdir / "metrics.jsonl")
@@ -104,11 +108,13 @@ def survive(command: list[str], folder: pathlib.Path, kills: int, draw: random.R
     """A line a kill, and whether the run that was killed ended as the one that was left alone."""
     whole, killed = Run(command, folder / "whole"), Run(command, folder / "killed")
     whole.finish()  # fills the caches of the corpus
-    seconds = Run(command, folder / "timed").finish()
+    timed = Run(command, folder / "timed")
+    # Until a tenth of the training would be done, or it would be at its end too soon.
+    latest = timed.finish() - 0.9 * timed.training_seconds()
     lines: list[Line] = []
     while len(lines) < kills:
         in_a_save = len(lines) % 2 == 1
-        line = killed.kill(draw.uniform(0, LONGEST_SAVE if in_a_save else seconds), in_a_save=in_a_save)
+        line = killed.kill(draw.uniform(0, LONGEST_SAVE if in_a_save else latest), in_a_save=in_a_save)
         if line is None:
             raise RunError(f"the run was at its end after {len(lines)} kills: raise --config.train.steps")
         lines.append(line)
