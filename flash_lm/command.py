@@ -91,7 +91,7 @@ def apply_overrides(config: ConfigDict, overrides: list[str]) -> None:
     """
     problems = [problem for word in overrides if (problem := override(config, word))]
     if problems:
-        raise InputError("\n".join(problems))
+        raise InputError.of(problems)
 
 
 def positive(word: str) -> int:

@@ -321,7 +321,7 @@ def _parse(cls: type, values: dict[str, Any], prefix: str = "") -> Any:
     problems: list[str] = []
     parsed = _build(cls, values, prefix, problems)
     if problems:
-        raise InputError("\n".join(problems))
+        raise InputError.of(problems)
     return parsed
 
 

@@ -1,8 +1,15 @@
 """What ends a command with a clear line instead of a traceback."""
 
+from collections.abc import Iterable
+
 
 class InputError(ValueError):
     """Bad input: what was wrong, what was expected, what to change. Exit code 2; one line a problem."""
+
+    @classmethod
+    def of(cls, problems: Iterable[str]) -> "InputError":
+        """One of several problems, each of which becomes one line, whatever the input that it repeats."""
+        return cls("\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in problems))
 
 
 class RunError(RuntimeError):

@@ -78,8 +78,8 @@ def test_thousands_of_them():
         seen.append(check(words, config))
 
     each()
-    # Neither all of them good nor all bad.
-    assert len(seen) >= 5000 and 200 < sum(seen) < 4800, (len(seen), sum(seen))
+    # Most are bad, and some are good.
+    assert len(seen) >= 5000 and 50 < sum(seen) < 4500, (len(seen), sum(seen))
 
 
 @pytest.mark.parametrize("main", [train.main, evaluate.main, generate.main], ids=["train", "evaluate", "generate"])

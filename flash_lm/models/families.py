@@ -175,7 +175,7 @@ def complete(config: ModelConfig) -> ModelConfig:
             value = default(config) if callable(default) else default
             config = dataclasses.replace(config, **{key: value})
     if problems := _width_problems(config, family):
-        raise InputError("\n".join(problems))
+        raise InputError.of(problems)
     ignored = sorted(_SOME_USE - family.keys)
     _log.info("family %s does not use model.%s", config.family, ", model.".join(ignored))
     return config
