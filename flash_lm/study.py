@@ -56,7 +56,7 @@ def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:
             problems += [f"--grid={words}: {problem}"] if problem else []
             axis[value] = None if problem else _value(alone, key)
     if problems:
-        raise InputError("\n".join(problems))
+        raise InputError.of(problems)
     runs, impossible = {}, {}
     without = {(key, text) for key, axis in axes.items() for text in axis}  # values of no possible run yet
     for texts in itertools.product(*axes.values()):
@@ -69,7 +69,7 @@ def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:
             runs[name] = changes
             without -= set(chosen.items())
     if without:
-        raise InputError("\n".join(f"{name}: {problem}" for name, problem in impossible.items()))
+        raise InputError.of(f"{name}: {problem}" for name, problem in impossible.items())
     return runs, [f"{name} is left out: {problem}" for name, problem in impossible.items()]
 
 
@@ -81,7 +81,7 @@ def check_runs(config: ConfigDict, runs: Runs) -> None:
     """
     problems = {name: problem_of(changed(config, changes)) for name, changes in runs.items()}
     if wrong := [f"{name}: {problem}" for name, problem in problems.items() if problem]:
-        raise InputError("\n".join(wrong))
+        raise InputError.of(wrong)
 
 
 def problem_of(config: ConfigDict) -> str | None:

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from configs.tables import gau_mhsa
 from flash_lm.analysis.collectives import collectives
 from flash_lm.analysis.provenance import provenance
 from flash_lm.analysis.results import Line, append_jsonl
@@ -27,8 +28,7 @@ from flash_lm.training.experiment import Setup, build_setup
 from flash_lm.training.loop import compile_step
 from flash_lm.training.sharding import check_batch, make_mesh
 
-# name -> layers, width, heads (FLASH, section 4)
-SIZES = {"110M": (12, 768, 12), "336M": (24, 1024, 16), "731M": (24, 1536, 24)}
+SIZES = gau_mhsa.SIZES["paper"]
 
 
 def setup_of(config: ConfigDict, family: str, size: str, shape: str, length: int, rows: int) -> Setup:

@@ -50,7 +50,7 @@ class Sampling:
             f"{name}={getattr(self, name)} must be {wanted}" for name, (fine, wanted) in good.items() if not fine
         ]
         if problems:
-            raise InputError("\n".join(problems))
+            raise InputError.of(problems)
 
     @property
     def filters(self) -> bool:

@@ -72,7 +72,7 @@ def param_shardings(abstract: Params, config: MeshConfig, mesh: Mesh) -> Params:
         lambda path, x: NamedSharding(mesh, _spec(path, x.shape, config, mesh, problems)), abstract
     )
     if problems:
-        raise InputError("\n".join(problems))
+        raise InputError.of(problems)
     return shardings
 
 

@@ -23,12 +23,17 @@ def words(tmp_path_factory) -> list[str]:
     return ["--config=configs/base.py", *as_overrides(config)]
 
 
+def a_place(hosts: int) -> str:
+    """Word of a command, but for the number of the host."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"--hosts=127.0.0.1:{free.getsockname()[1]},{hosts}"
+
+
 def start(hosts: int, *words: str) -> list[subprocess.Popen]:
     if hosts == 1:
         return [command("flash_lm.train", *words, devices=DEVICES)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = f"--hosts=127.0.0.1:{free.getsockname()[1]},{hosts}"
+    place = a_place(hosts)
     return [command("flash_lm.train", *words, f"{place},{i}", devices=DEVICES // hosts) for i in range(hosts)]
 
 
@@ -100,9 +105,7 @@ def test_hosts_without_rows_of_their_own_are_refused(words, tmp_path):
 
 @pytest.mark.slow
 def test_hosts_with_other_settings_are_refused(words, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = f"--hosts=127.0.0.1:{free.getsockname()[1]},2"
+    place = a_place(2)
     settings = ("--config.train.learning_rate=0.01", "--config.train.learning_rate=0.02")
     processes = [
         command("flash_lm.train", *words, f"--workdir={tmp_path / 'r'}", setting, f"{place},{i}", devices=2)
