@@ -211,6 +211,16 @@ def test_what_a_step_asks_of_each_device(monkeypatch):
     assert cut["all-gather_bytes"] > 0 and cut["collectives_a_step"] > whole["collectives_a_step"]
 
 
+@pytest.mark.usefixtures("usual_promotion")
+def test_what_a_save_costs(tmp_path):
+    out = tmp_path / "saves.jsonl"
+    words = ["--config=configs/tiny.py", "--config.data.vocab_size=260", "--rounds=1", f"--out={out}"]
+    load("benchmark_save").main(words)
+    (line,) = read_jsonl(out)
+    assert line["state_bytes"] >= 12 * line["parameters"] and 0 < line["blocked_s"] <= line["written_s"]
+    assert line["blocked_share"] == line["blocked_s"] / (line["checkpoint_every"] * line["step_s"])
+
+
 @pytest.mark.parametrize("path", sorted(SCRIPTS.rglob("*.sh")), ids=lambda path: path.name)
 def test_shell_scripts_can_be_read(path):
     subprocess.run(["bash", "-n", path], check=True)

@@ -67,20 +67,21 @@ def test_the_losses_are_those_of_one_host(words, alone, tmp_path, hosts, mesh):
 
 
 @pytest.mark.slow
-def test_one_host_is_killed_and_the_others_end(words, tmp_path):
+@pytest.mark.parametrize("killed", [0, 1], ids=["the_first", "another"])
+def test_one_host_is_killed_and_the_others_end(words, tmp_path, killed):
     """Within a minute; all of them started again go on, and a signal to one of them ends all at the same step."""
     long = [*words, "--config.train.steps=4000", "--config.train.checkpoint_every=50", f"--workdir={tmp_path / 'run'}"]
     processes = start(2, *long)
     while not (tmp_path / "run" / "checkpoints" / "50").is_dir():
         assert all(process.poll() is None for process in processes), [process.communicate() for process in processes]
         time.sleep(0.05)
-    processes[1].kill()
-    killed = time.monotonic()
-    _, err = processes[0].communicate(timeout=60)
-    assert time.monotonic() - killed < 60 and processes[0].returncode, err
+    processes[killed].kill()
+    since, left = time.monotonic(), processes[1 - killed]
+    _, err = left.communicate(timeout=60)
+    assert time.monotonic() - since < 60 and left.returncode, err
     # Ours if it is a step that fails, or JAX's, which ends the process when no heartbeat comes.
     assert "error: another host is gone" in err or "another task died" in err
-    processes[1].communicate()
+    processes[killed].communicate()
     again = start(2, *long)
     time.sleep(1)
     deadline = time.monotonic() + 120
