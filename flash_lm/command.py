@@ -2,9 +2,11 @@
 
 import argparse
 import ast
+import ctypes
 import errno
 import importlib.util
 import logging
+import os
 import pathlib
 import sys
 import types
@@ -18,11 +20,13 @@ from flash_lm.config import unknown_key
 from flash_lm.errors import InputError, RunError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of malloc.h
 _NO_NAME = {errno.ENAMETOOLONG, errno.ELOOP}
 
 
 def run(main: Callable[[list[str]], None]) -> None:
     """Runs a command; bad input ends it with exit code 2, a RunError with 1, and a line a problem."""
+    _keep_freed_memory()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)  # absl has set it up
     logging.getLogger("flash_lm").setLevel(logging.INFO)
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells which folders it opens
@@ -44,6 +48,19 @@ def run(main: Callable[[list[str]], None]) -> None:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InputError) else 1)
+
+
+def _keep_freed_memory() -> None:
+    """Tells glibc to keep what is freed, so that a step on a CPU finds its arrays where those of the last one were.
+
+    By default large arrays go back to the system at once, and come back a page fault every 4 KB: docs/performance.md.
+    Whoever sets MALLOC_… knows better.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is None or any(name.startswith("MALLOC_") for name in os.environ):
+        return
+    for option, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_ARENA_MAX, 1)):
+        mallopt(option, value)
 
 
 def load_module(path: str) -> types.ModuleType:

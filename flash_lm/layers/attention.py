@@ -12,6 +12,7 @@ from flash_lm.layers.context import Context
 from flash_lm.layers.dense import SCALE_INITS, Dense
 from flash_lm.layers.sublayer import State, Sublayer
 from flash_lm.ops.positions import rotate
+from flash_lm.ops.scale_offset import scale_offset
 
 # A core is called with the pairs of queries and keys that it asks for, each B×H×L×K, and B×H×L×E values.
 Core = Any
@@ -35,8 +36,8 @@ class ScaleOffsets(nnx.Module):
         """N arrays B×H×L×K; parameters are (K) or (H, K)."""
         scale, offset = (p[...].astype(x_BxHxLxK.dtype) for p in (self.scale, self.offset))
         heads = 1 if scale.ndim == 2 else scale.shape[1]
-        shape = (1, heads, 1, scale.shape[-1])
-        return [x_BxHxLxK * scale[i].reshape(shape) + offset[i].reshape(shape) for i in range(self.copies)]
+        scale, offset = (p.reshape(self.copies, heads, -1) for p in (scale, offset))
+        return [scale_offset(x_BxHxLxK, scale[i], offset[i]) for i in range(self.copies)]
 
 
 class AttentionSublayer(Sublayer):
@@ -169,13 +170,18 @@ class GatedAttentionUnit(AttentionSublayer):
 
     def project(self, x_BxLxD: jax.Array, context: Context) -> tuple[Pairs, jax.Array, Any]:
         """All queries and keys are scale-offsets of the same Z."""
-        gate, v, z = (jax.nn.silu(dense(x_BxLxD)) for dense in (self.gate, self.value, self.shared))
-        variants = self.variants(z[:, None])
-        return _rotated_pairs(variants[::2], variants[1::2], context), self.split_heads(v), gate
+        gate, v, z = (dense(x_BxLxD) for dense in (self.gate, self.value, self.shared))
+        variants = self.variants(_silu(z)[:, None])
+        return _rotated_pairs(variants[::2], variants[1::2], context), self.split_heads(_silu(v)), gate
 
     def finish(self, mixed_BxHxLxE: jax.Array, rest: Any) -> jax.Array:
         """Gates with U."""
-        return self.output(rest * join_heads(mixed_BxHxLxE))
+        return self.output(_gated(rest, join_heads(mixed_BxHxLxE)))
+
+
+# Both keep what goes in, and not what is made on the way, which costs less to make again than to keep.
+_silu = jax.checkpoint(jax.nn.silu)
+_gated = jax.checkpoint(lambda gate, x: jax.nn.silu(gate) * x)
 
 
 def join_heads(mixed_BxHxLxE: jax.Array) -> jax.Array:

@@ -16,17 +16,18 @@ def _angles(positions_BxL: jax.Array, width: int) -> jax.Array:
 
 
 def rotary_table(positions_BxL: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines for `rotate`, each B×L×(width/2) ("RoFormer", section 3.2.2)."""
+    """Cosines and signed sines for `rotate`, each B×L×width ("RoFormer", section 3.2.2)."""
     angles = _angles(positions_BxL, width)
-    return jnp.cos(angles), jnp.sin(angles)
+    cosines, sines = jnp.cos(angles), jnp.sin(angles)
+    return jnp.concatenate([cosines, cosines], axis=-1), jnp.concatenate([-sines, sines], axis=-1)
 
 
 def rotate(x_BxHxLxK: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Rotates dimension i with dimension i + K/2 (half-split form) by the table's angle, in float32."""
-    cosines, sines = (t[:, None] for t in table)
-    first, second = jnp.split(x_BxHxLxK.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cosines - second * sines, second * cosines + first * sines], axis=-1)
-    return rotated.astype(x_BxHxLxK.dtype)
+    cosines, signed_sines = (t[:, None] for t in table)
+    x = x_BxHxLxK.astype(jnp.float32)
+    # Over whole rows: XLA's CPU backend makes of two halves that are joined a loop that it cannot vectorise.
+    return (x * cosines + jnp.roll(x, x.shape[-1] // 2, axis=-1) * signed_sines).astype(x_BxHxLxK.dtype)
 
 
 def sinusoid(positions_BxL: jax.Array, width: int) -> jax.Array:
