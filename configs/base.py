@@ -83,7 +83,7 @@ def get_config() -> ConfigDict:
     train.clip_mode = "global"  # global (the norm of all) | parameter (of each parameter of each layer)
     train.accumulate = 1  # microbatches a step
     train.on_nonfinite = "stop"  # stop | skip: what a step does whose loss or gradient is not finite
-    train.loss_chunk = 1024  # tokens whose logits exist at the same time
+    train.loss_chunk = 1024  # tokens whose logits exist at the same time on a device
     train.log_every = 10  # steps
     train.eval_every = 100  # steps; 0 = only at the end
     train.eval_steps = 0  # batches an evaluation during training; 0 = the whole split

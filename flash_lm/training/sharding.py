@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from flash_lm.config import MESH_AXES, MeshConfig
 from flash_lm.errors import InputError
@@ -38,14 +38,14 @@ def check_batch(mesh: Mesh, batch_size: int, accumulate: int) -> None:
     Raises:
         InputError: it does not.
     """
-    parts = mesh.shape["data"] * mesh.shape["fsdp"] * accumulate
+    parts = _devices_of_rows(mesh) * accumulate
     if batch_size % parts:
         raise InputError(
             f"a batch of {batch_size} rows (data.tokens_per_batch / data.length) must be a multiple of data x fsdp x "
             f"train.accumulate = {parts}: raise --config.data.tokens_per_batch or change --config.mesh.shape"
         )
     hosts = jax.process_count()
-    if mesh.shape["data"] * mesh.shape["fsdp"] % hosts:
+    if _devices_of_rows(mesh) % hosts:
         raise InputError(
             f"{hosts} hosts must have rows of their own: make data x fsdp of --config.mesh.shape a multiple of {hosts}"
         )
@@ -78,8 +78,14 @@ def param_shardings(abstract: Params, config: MeshConfig, mesh: Mesh) -> Params:
 
 def rows_that_divide(rows: int, mesh: Mesh) -> int:
     """The next number of rows that divides over the devices of the batch."""
-    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    parts = _devices_of_rows(mesh)
     return -(-rows // parts) * parts
+
+
+def batch_parts(rows: int) -> int:
+    """Into how many parts of whole rows the mesh that is set, if any, cuts a batch."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else math.gcd(rows, _devices_of_rows(mesh))
 
 
 def state_shardings(
@@ -104,6 +110,11 @@ def state_shardings(
         optimizer, follow, abstract.opt_state, abstract.params, params, transform_non_params=lambda _: everywhere
     )
     return TrainState(everywhere, params, opt_state)  # type: ignore[arg-type]
+
+
+def _devices_of_rows(mesh: Mesh | AbstractMesh) -> int:
+    """Over so many the rows of a batch are dealt out; each row lies on all of the tensor axis."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def _spec(path: Any, shape: tuple[int, ...], config: MeshConfig, mesh: Mesh, problems: list[str]) -> PartitionSpec:

@@ -10,6 +10,7 @@ import optax
 from flash_lm.config import TrainConfig
 from flash_lm.ops.cross_entropy import cross_entropy
 from flash_lm.training.optimizer import learning_rate
+from flash_lm.training.sharding import batch_parts
 from flash_lm.training.state import ModelFunction, Params, TrainState
 
 Batch = dict[str, jax.Array]
@@ -122,7 +123,9 @@ def _loss_sum(model: ModelFunction, params: Params, batch: Batch, loss_chunk: in
     features_BxLxD = bound.features(
         batch["inputs_BxL"], batch["segment_ids_BxL"], batch["positions_BxL"], dropout_key=key
     )
-    return cross_entropy(features_BxLxD, bound.unembedding(), batch["targets_BxL"], batch["loss_mask_BxL"], loss_chunk)
+    parts = batch_parts(features_BxLxD.shape[0])
+    targets_BxL, weights_BxL = batch["targets_BxL"], batch["loss_mask_BxL"]
+    return cross_entropy(features_BxLxD, bound.unembedding(), targets_BxL, weights_BxL, loss_chunk, parts)
 
 
 def _all_finite(tree: Any) -> jax.Array:

@@ -33,15 +33,16 @@ def oracle(features, table, targets, weights):
     return total, d_features, d_table
 
 
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("chunk", [1, 4, 6, 100])
-def test_value_and_gradients_equal_the_loop(chunk):
+def test_value_and_gradients_equal_the_loop(chunk, parts):
     features, table, targets, weights = inputs()
     expected, *gradients = oracle(features, table, targets, weights)
     arguments = (jnp.float32(features), jnp.float32(table), jnp.int32(targets), jnp.float32(weights))
-    assert np.allclose(cross_entropy(*arguments, chunk), expected, rtol=1e-6)
+    assert np.allclose(cross_entropy(*arguments, chunk, parts), expected, rtol=1e-6)
 
     def scaled(features, table):
-        return 3 * cross_entropy(features, table, *arguments[2:], chunk)
+        return 3 * cross_entropy(features, table, *arguments[2:], chunk, parts)
 
     value, found = jax.value_and_grad(scaled, argnums=(0, 1))(*arguments[:2])
     assert np.allclose(value, 3 * expected, rtol=1e-6)
