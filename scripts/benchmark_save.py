@@ -3,8 +3,8 @@
     python scripts/benchmark_save.py --config=configs/flash_base.py --config.data.tokens_per_batch=4096 \
         --config.train.accumulate=1 --out=results/survival/saves.jsonl
 
-`blocked_s` is the call of `save`: checksums and a copy of the state; `written_s` is all until the files are whole, which
-threads do while training goes on. Both are given beside a step's time, as shares of the config's interval.
+`blocked_s` is the call of `save`: checksums and a copy of the state; `written_s` is all until the files are whole, of
+which threads do the rest while training goes on. Both are given as shares of the config's interval, too.
 """
 
 import argparse

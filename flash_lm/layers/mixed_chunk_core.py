@@ -18,6 +18,7 @@ from flash_lm.ops.mixed_chunk_decode import (
     prefill_chunks,
     step_chunks,
 )
+from flash_lm.ops.positions import toeplitz
 from flash_lm.ops.segments import tokens_in_earlier_chunks, visible_keys_in_chunk
 
 
@@ -92,8 +93,7 @@ class MixedChunkCore(nnx.Module):
     def _bias(self) -> jax.Array | None:
         if self.bias is None:
             return None
-        index_C = jnp.arange(self.chunk_size, dtype=jnp.int32)
-        return self.bias(index_C[None, :, None], index_C[None, None, :])[0]
+        return toeplitz(self.bias(jnp.arange(1 - self.chunk_size, self.chunk_size, dtype=jnp.int32)))
 
     def _local_divisor(self) -> int | None:
         """N of the local part; see layers/normalizer.py."""

@@ -7,7 +7,6 @@ from flax import nnx
 from flash_lm.config import ModelConfig
 from flash_lm.layers.dense import KERNEL_INITS
 from flash_lm.ops import positions as ops
-from flash_lm.ops.products import matmul
 
 _T5_BUCKETS, _T5_MAX_DISTANCE = 32, 128
 
@@ -61,9 +60,9 @@ class ToeplitzBias(nnx.Module):
         self.reach = reach
         self.weight = nnx.Param(KERNEL_INITS["normal"](rngs.params(), (2 * reach - 1,), jnp.dtype(config.param_dtype)))
 
-    def __call__(self, query_BxLx1: jax.Array, key_Bx1xM: jax.Array) -> jax.Array:
-        """B×L×M from the indices of queries and keys."""
-        place = (key_Bx1xM - query_BxLx1 + self.reach - 1).clip(0, 2 * self.reach - 2)
+    def __call__(self, distance: jax.Array) -> jax.Array:
+        """Float32 of the shape of `distance`, index of the key minus index of the query; likewise below."""
+        place = (distance + self.reach - 1).clip(0, 2 * self.reach - 2)
         return self.weight[...].astype(jnp.float32)[place]
 
 
@@ -75,11 +74,9 @@ class T5Bias(nnx.Module):
         self.causal = config.causal
         self.weight = nnx.Param(KERNEL_INITS["normal"](rngs.params(), (_T5_BUCKETS,), jnp.dtype(config.param_dtype)))
 
-    def __call__(self, query_BxLx1: jax.Array, key_Bx1xM: jax.Array) -> jax.Array:
-        """B×L×M from the indices of queries and keys."""
-        bucket = ops.t5_bucket(
-            key_Bx1xM - query_BxLx1, causal=self.causal, buckets=_T5_BUCKETS, max_distance=_T5_MAX_DISTANCE
-        )
+    def __call__(self, distance: jax.Array) -> jax.Array:
+        """Of a bucket each."""
+        bucket = ops.t5_bucket(distance, causal=self.causal, buckets=_T5_BUCKETS, max_distance=_T5_MAX_DISTANCE)
         return self.weight[...].astype(jnp.float32)[bucket]
 
 
@@ -92,18 +89,11 @@ class RopeBias(nnx.Module):
         self.query = nnx.Param(KERNEL_INITS["normal"](rngs.params(), (config.shared_dim,), dtype))
         self.key = nnx.Param(KERNEL_INITS["normal"](rngs.params(), (config.shared_dim,), dtype))
 
-    def __call__(self, query_BxLx1: jax.Array, key_Bx1xM: jax.Array) -> jax.Array:
-        """B×L×M from the indices of queries and keys."""
-        rotated_query = self._rotated(self.query[...], query_BxLx1[..., 0])
-        rotated_key = self._rotated(self.key[...], key_Bx1xM[:, 0])
-        rows = max(rotated_query.shape[0], rotated_key.shape[0])
-        rotated_query, rotated_key = (jnp.broadcast_to(x, (rows, *x.shape[1:])) for x in (rotated_query, rotated_key))
-        return matmul(rotated_query, rotated_key, transpose_b=True)
-
-    @staticmethod
-    def _rotated(vector_S: jax.Array, index_BxL: jax.Array) -> jax.Array:
-        vector = vector_S.astype(jnp.float32)[None, None, None]
-        return ops.rotate(vector, ops.rotary_table(index_BxL, vector_S.size))[:, 0]
+    def __call__(self, distance: jax.Array) -> jax.Array:
+        """A · rope(b) at the distance, since only it matters: rotating both turns their product by the difference."""
+        a, b = (x[...].astype(jnp.float32).reshape(*[1] * distance.ndim, -1) for x in (self.query, self.key))
+        cosines, signed_sines = ops.rotary_table(distance, a.size)
+        return (a * b * cosines + a * jnp.roll(b, a.size // 2, axis=-1) * signed_sines).sum(axis=-1)
 
 
 RELATIVE_BIASES = {"toeplitz": ToeplitzBias, "t5": T5Bias, "rope": RopeBias}

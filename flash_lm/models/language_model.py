@@ -20,12 +20,14 @@ from flash_lm.layers.positions import ABSOLUTE_POSITIONS
 from flash_lm.layers.table import whole
 from flash_lm.models.families import FAMILIES, complete
 from flash_lm.models.layer import Layer, constrain_residual, drop
+from flash_lm.ops.blocked_attention import KEPT
 from flash_lm.ops.positions import rotary_table
 from flash_lm.ops.segments import find_segments, whole_row
 
+_policies = jax.checkpoint_policies
 REMAT_POLICIES = {
-    "products": jax.checkpoint_policies.dots_saveable,
-    "full": jax.checkpoint_policies.nothing_saveable,
+    "products": _policies.save_from_both_policies(_policies.dots_saveable, _policies.save_only_these_names(KEPT)),
+    "full": _policies.nothing_saveable,
 }
 
 

@@ -12,7 +12,7 @@ _BASE = 10000.0
 def _angles(positions_BxL: jax.Array, width: int) -> jax.Array:
     """Position · 10000^(−2i/width) for i < width/2: B×L×(width/2) float32."""
     frequencies = (_BASE ** (-np.arange(0, width, 2, dtype=np.float64) / width)).astype(np.float32)
-    return positions_BxL[..., None].astype(jnp.float32) * frequencies[None, None]
+    return positions_BxL[..., None].astype(jnp.float32) * frequencies.reshape(*[1] * positions_BxL.ndim, -1)
 
 
 def rotary_table(positions_BxL: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:
@@ -61,3 +61,23 @@ def t5_bucket(distance: jax.Array, *, causal: bool, buckets: int, max_distance: 
     ratio = jnp.log(jnp.maximum(back, exact).astype(jnp.float32) / exact) / math.log(max_distance / exact)
     logarithmic = exact + (ratio * (buckets - exact)).astype(jnp.int32)
     return ahead + jnp.where(back < exact, back, jnp.minimum(logarithmic, buckets - 1))
+
+
+def toeplitz(values_xW: jax.Array) -> jax.Array:
+    """A square matrix from the values of its diagonals, those of the distances −(C−1) … C−1 from row to column.
+
+    By repeating and cutting: the derivative of a lookup would add up single numbers.
+
+    Args:
+        values_xW: (..., 2C − 1).
+
+    Returns:
+        (..., C, C).
+    """
+    *leading, width = values_xW.shape
+    size = (width + 1) // 2
+    below, above = values_xW[..., : size - 1], values_xW[..., size - 1 :]
+    # One place more than there are diagonals, so that each of the rows that are cut starts one place further left.
+    period = jnp.concatenate([above, jnp.zeros((*leading, 1), values_xW.dtype), below], axis=-1)
+    repeated = jnp.tile(period, size)[..., : size * width]
+    return repeated.reshape(*leading, size, width)[..., :size]

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 @jax.custom_vjp
 def scale_offset(x_BxHxLxK: jax.Array, scale_HxK: jax.Array, offset_HxK: jax.Array) -> jax.Array:
-    """x · γ + β (FLASH, eq. 3).
+    """X · γ + β (FLASH, eq. 3).
 
     Args:
         x_BxHxLxK: H may be 1, for parameters of several heads.

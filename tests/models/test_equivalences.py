@@ -10,7 +10,7 @@ from flax import nnx
 
 from flash_lm import build_model
 from flash_lm.models.families import FAMILIES
-from flash_lm.ops import quadratic_attention
+from flash_lm.ops import blocked_attention
 from models.cases import (
     LENGTH,
     PACKED,
@@ -106,17 +106,17 @@ def test_recomputation_recomputes(family):
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 @pytest.mark.parametrize("family", QUADRATIC)
 def test_blocked_is_plain(family, causal, monkeypatch):
-    """In blocks of 8 queries, the last of them part full; with packing, which needs the right rows of the mask."""
+    """In blocks of 8 queries and keys, the last part full; with packing, which needs the right rows of the mask."""
     standard(family, causal)  # computed before the blocks shrink, or it would be blocked too
-    monkeypatch.setattr(quadratic_attention, "QUERY_BLOCK", 8)
+    monkeypatch.setattr(blocked_attention, "BLOCK", 8)
     model = case(family, causal, attention_implementation="blocked", dropout=0.5)  # a case that no other test compiled
-    assert primitives(model)["scan"] > primitives(case(family, causal, attention_implementation="plain"))["scan"]
+    assert primitives(model)["while"] > primitives(case(family, causal, attention_implementation="plain"))["while"]
     assert_same(model, family, causal)
 
 
 @pytest.mark.parametrize("family", QUADRATIC)
 def test_blocked_prefill_is_plain(family, monkeypatch):
-    monkeypatch.setattr(quadratic_attention, "QUERY_BLOCK", 8)
+    monkeypatch.setattr(blocked_attention, "BLOCK", 8)
     model = case(family, True, dropout=0.25)
     lengths = np.array((17, 26))
     logits, _ = model.prefill(model.params, tokens(), model.init_state(), lengths)
