@@ -153,7 +153,8 @@ def main(argv: list[str]) -> None:
     about: Line = {key: getattr(arguments, key) for key in ("dtype", "tokens_per_step")}
     configs = configs_of(config, peers, lengths, **about)
     # An allocator's setting is inherited by the peers, so it is that of both sides.
-    about |= {"malloc": os.environ.get("GLIBC_TUNABLES", "")} | provenance(jax.devices()[0].device_kind)
+    malloc = " ".join(f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(("GLIBC_TUNABLES", "MALLOC_")))
+    about |= {"malloc": malloc} | provenance(jax.devices()[0].device_kind)
     arguments.out.mkdir(parents=True, exist_ok=True)
     file, lines = arguments.out / "peers.jsonl", []
     file.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ from flash_lm.models.families import complete_config
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.experiment import Setup, build_setup
 from flash_lm.training.loop import compile_step, new_state
-from flash_lm.training.sharding import batch_sharding, make_mesh
+from flash_lm.training.sharding import batch_sharding, check_batch, make_mesh
 
 
 def measure(setup: Setup, rounds: int, workdir: pathlib.Path) -> Line:
@@ -67,7 +67,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
     config = complete_config(parse(load_config(arguments.config, overrides)))
-    setup = build_setup(config, make_mesh(config.mesh))
+    mesh = make_mesh(config.mesh)
+    check_batch(mesh, config.data.batch_size, config.train.accumulate)
+    setup = build_setup(config, mesh)
     with tempfile.TemporaryDirectory() as folder:
         line = measure(setup, arguments.rounds, pathlib.Path(folder))
     append_jsonl(arguments.out, [line | provenance(jax.devices()[0].device_kind)])

@@ -32,6 +32,6 @@ def faults(**environment: str) -> list[int]:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have other settings")
 def test_freed_memory_is_kept():
     first, second = faults()
-    assert first > 256 and second < 64
+    assert second < first / 8
     first, second = faults(MALLOC_TRIM_THRESHOLD_="131072")  # the user's own setting stays
-    assert second > 256
+    assert second > first / 2

@@ -66,7 +66,7 @@ def _scan(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk: int, parts
         return jnp.einsum(subscripts, a, b, preferred_element_type=jnp.float32)
 
     def body(carry, part):
-        total, d_table_PxVxD = carry
+        total_P, d_table_PxVxD = carry
         x_PxNxD, targets_PxN, weights_PxN = part
         logits_PxNxV = product("pnd,vd->pnv", x_PxNxD, table)
         top_PxNx1 = logits_PxNxV.max(axis=-1, keepdims=True)
@@ -74,20 +74,20 @@ def _scan(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk: int, parts
         denominator_PxNx1 = exponentials_PxNxV.sum(axis=-1, keepdims=True)
         target_logit_PxN = jnp.take_along_axis(logits_PxNxV, targets_PxN[..., None], axis=-1)[..., 0]
         nll_PxN = jnp.log(denominator_PxNx1[..., 0]) + top_PxNx1[..., 0] - target_logit_PxN
-        total += jnp.where(weights_PxN > 0, nll_PxN * weights_PxN, 0).sum()
+        total_P += jnp.where(weights_PxN > 0, nll_PxN * weights_PxN, 0).sum(axis=1)
         if not with_gradients:
-            return (total, d_table_PxVxD), None
+            return (total_P, d_table_PxVxD), None
         is_target_PxNxV = jnp.arange(table.shape[0], dtype=jnp.int32)[None, None] == targets_PxN[..., None]
         d_logits_PxNxV = exponentials_PxNxV / denominator_PxNx1 - is_target_PxNxV.astype(jnp.float32)
         d_logits_PxNxV = (d_logits_PxNxV * weights_PxN[..., None]).astype(table.dtype)
         d_table_PxVxD += product("pnv,pnd->pvd", d_logits_PxNxV, x_PxNxD)
-        return (total, d_table_PxVxD), product("pnv,vd->pnd", d_logits_PxNxV, table).astype(x_PxNxD.dtype)
+        return (total_P, d_table_PxVxD), product("pnv,vd->pnd", d_logits_PxNxV, table).astype(x_PxNxD.dtype)
 
     sliced = tuple(slices(x) for x in (features_BxLxD, targets_BxL, weights_BxL.astype(jnp.float32)))
     d_table = jnp.zeros((parts, *table_VxD.shape), jnp.float32) if with_gradients else None
-    (total, d_table_PxVxD), d_features_GxPxNxD = jax.lax.scan(body, (jnp.zeros((), jnp.float32), d_table), sliced)
+    (total_P, d_table_PxVxD), d_features_GxPxNxD = jax.lax.scan(body, (jnp.zeros(parts, jnp.float32), d_table), sliced)
     if d_features_GxPxNxD is None or d_table_PxVxD is None:
-        return total, None
+        return total_P.sum(), None
     d_features_BxGxCxD = jnp.moveaxis(d_features_GxPxNxD.reshape(-1, batch, size, width), 0, 1)
     d_features_BxLxD = d_features_BxGxCxD.reshape(batch, -1, width)[:, :length]
-    return total, (d_features_BxLxD, d_table_PxVxD.sum(axis=0).astype(table_VxD.dtype))
+    return total_P.sum(), (d_features_BxLxD, d_table_PxVxD.sum(axis=0).astype(table_VxD.dtype))
