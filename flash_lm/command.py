@@ -20,8 +20,8 @@ from flash_lm.config import unknown_key
 from flash_lm.errors import InputError, RunError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of malloc.h
 _NO_NAME = {errno.ENAMETOOLONG, errno.ELOOP}
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of malloc.h
 
 
 def run(main: Callable[[list[str]], None]) -> None:
