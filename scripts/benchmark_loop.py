@@ -17,7 +17,7 @@ import jax
 from ml_collections import ConfigDict
 
 from flash_lm.analysis.results import append_jsonl, read_jsonl
-from flash_lm.command import load_config
+from flash_lm.command import load_config, run
 from flash_lm.config import parse
 from flash_lm.data.token_cache import load_tokenized
 from flash_lm.training.experiment import build_experiment
@@ -63,14 +63,14 @@ def tokenise_mb_per_s(config: ConfigDict) -> float:
         return sum(int(sizes[store.tokens].sum()) for store in tokenized.splits.values()) / seconds / 1e6
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
     """Appends one JSON line to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/quickstart.py")
     parser.add_argument("--steps", type=int, default=60, help="steps a turn")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", required=True, type=pathlib.Path)
-    arguments, overrides = parser.parse_known_args()
+    arguments, overrides = parser.parse_known_args(argv)
     config = load_config(arguments.config, overrides)
     once = {"train.steps": arguments.steps, "train.eval_every": 0, "train.checkpoint_every": 0, "train.eval_steps": 1}
     config.update_from_flattened_dict(once)
@@ -91,4 +91,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
