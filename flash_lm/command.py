@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import ctypes
 import errno
 import importlib.util
 import logging
@@ -21,12 +20,14 @@ from flash_lm.errors import InputError, RunError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_NAME = {errno.ENAMETOOLONG, errno.ELOOP}
-_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of malloc.h
+_THP = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
+# The second one tells it from a user's own.
+_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "FLASH_LM_HUGE_PAGES": "1"}
 
 
 def run(main: Callable[[list[str]], None]) -> None:
     """Runs a command; bad input ends it with exit code 2, a RunError with 1, and a line a problem."""
-    _keep_freed_memory()
+    _use_huge_pages()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)  # absl has set it up
     logging.getLogger("flash_lm").setLevel(logging.INFO)
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells which folders it opens
@@ -50,17 +51,23 @@ def run(main: Callable[[list[str]], None]) -> None:
         sys.exit(2 if isinstance(error, InputError) else 1)
 
 
-def _keep_freed_memory() -> None:
-    """Tells glibc to keep what is freed, so that a step on a CPU finds its arrays where those of the last one were.
+def user_environment() -> dict[str, str]:
+    """The environment without what `run` has added to it."""
+    ours = _HUGE_PAGES.items() if "FLASH_LM_HUGE_PAGES" in os.environ else ()
+    return {name: value for name, value in os.environ.items() if (name, value) not in ours}
 
-    By default large arrays go back to the system at once, and come back a page fault every 4 KB: docs/performance.md.
-    Whoever sets MALLOC_… knows better.
+
+def _use_huge_pages() -> None:
+    """Starts the process again with glibc's large arrays on huge pages, where the system leaves that to the process.
+
+    XLA's CPU backend takes gigabytes anew for each step: docs/performance.md. glibc reads its settings only when a
+    process starts. Whoever has set some knows better.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is None or any(name.startswith("MALLOC_") for name in os.environ):
+    chosen = any(name.startswith(("GLIBC_TUNABLES", "MALLOC_")) for name in os.environ)
+    if chosen or not _THP.is_file() or "[madvise]" not in _THP.read_text():
         return
-    for option, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_ARENA_MAX, 1)):
-        mallopt(option, value)
+    os.environ.update(_HUGE_PAGES)
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def load_module(path: str) -> types.ModuleType:

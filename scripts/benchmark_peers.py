@@ -10,7 +10,6 @@ step is forward, backward, clipping and AdamW of the same number of tokens, whic
 import argparse
 import json
 import logging
-import os
 import pathlib
 import subprocess
 from typing import Any
@@ -23,7 +22,7 @@ from flash_lm.analysis.provenance import provenance
 from flash_lm.analysis.results import Line, append_jsonl
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.table import markdown_table
-from flash_lm.command import load_config, positive, run, whole_numbers
+from flash_lm.command import load_config, positive, run, user_environment, whole_numbers
 from flash_lm.config import DTYPES, Config
 from flash_lm.errors import InputError
 from flash_lm.training.bare_step import BareStep, step_config
@@ -58,7 +57,7 @@ class PeerError(Exception):
 def start(name: str, python: pathlib.Path) -> subprocess.Popen:
     """The process of a peer, which ends when its input does. `python`: the interpreter of the peers' environment."""
     # Threads that spin while they wait would take our turn's cores.
-    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
+    environment = user_environment() | {"OMP_WAIT_POLICY": "PASSIVE"}
     pipe = subprocess.PIPE
     return subprocess.Popen([python, WORKER, name], env=environment, stdin=pipe, stdout=pipe, bufsize=0)
 
@@ -152,8 +151,9 @@ def main(argv: list[str]) -> None:
     peers, lengths = arguments.peers.split(), whole_numbers(arguments.lengths)
     about: Line = {key: getattr(arguments, key) for key in ("dtype", "tokens_per_step")}
     configs = configs_of(config, peers, lengths, **about)
-    # An allocator's setting is inherited by the peers, so it is that of both sides.
-    malloc = " ".join(f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(("GLIBC_TUNABLES", "MALLOC_")))
+    # An allocator's setting that a user makes is that of both sides.
+    chosen = sorted(user_environment().items())
+    malloc = " ".join(f"{k}={v}" for k, v in chosen if k.startswith(("GLIBC_TUNABLES", "MALLOC_")))
     about |= {"malloc": malloc} | provenance(jax.devices()[0].device_kind)
     arguments.out.mkdir(parents=True, exist_ok=True)
     file, lines = arguments.out / "peers.jsonl", []

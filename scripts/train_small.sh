@@ -7,7 +7,6 @@
 set -euo pipefail
 corpus=$1 out=$2 families=$3
 shift 3
-export GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1} # fewer page faults
 for family in $families; do
     python -m flash_lm.train --config=configs/quickstart.py --workdir="$out/$family" \
         --config.model.family="$family" --config.data.corpus=hf --config.data.path="$corpus" \

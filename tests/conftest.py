@@ -6,6 +6,7 @@ import pathlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # or `run` would start the tests' process again
 _XLA_FLAGS = {
     "--xla_force_host_platform_device_count": "8",
     # Nearly all the time of the tests is compilation, and half of that is LLVM's optimisation of code that runs once.

@@ -1,37 +1,52 @@
-"""A command keeps what it frees, so that the arrays of the next step are not faulted in page by page."""
+"""A command has its arrays on huge pages, unless its user chose settings of glibc's allocator."""
 
 import os
+import pathlib
 import platform
 import subprocess
 import sys
 
 import pytest
 
+THP = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 PROGRAM = """
-import resource, sys
-import numpy as np
-from flash_lm.command import run
+import os, sys
+from flash_lm.command import run, user_environment
 
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    np.ones(2**25)  # 256 MB, freed at once
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+def main(argv):
+    array = bytearray(b"x") * 2**28
+    pages = [line for line in open("/proc/self/smaps_rollup") if line.startswith("AnonHugePages")]
+    print(os.getpid(), argv, os.environ.get("GLIBC_TUNABLES"), user_environment().get("GLIBC_TUNABLES"), *pages)
 
-run(lambda argv: print(faults(), faults()))
+run(main)
 """
 
 
-def faults(**environment: str) -> list[int]:
-    """Of the first array of 256 MB and of the second one."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=os.environ | environment, check=True, capture_output=True, text=True
-    )
-    return [int(word) for word in done.stdout.split()]
+def told(path: pathlib.Path, **environment: str) -> list[str]:
+    """What the program prints, as a file with arguments; its process has the id that it was started with."""
+    path.write_text(PROGRAM)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("GLIBC_TUNABLES", "MALLOC_", "FLASH_LM_"))}
+    process = subprocess.Popen([sys.executable, path, "a b", "--c"], env=clean | environment, stdout=subprocess.PIPE)
+    out, _ = process.communicate()
+    number, rest = out.decode().split(maxsplit=1)
+    assert process.returncode == 0
+    assert int(number) == process.pid
+    assert rest.startswith("['a b', '--c'] ")
+    return rest.removeprefix("['a b', '--c'] ").split()
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have other settings")
-def test_freed_memory_is_kept():
-    first, second = faults()
-    assert second < first / 8
-    first, second = faults(MALLOC_TRIM_THRESHOLD_="131072")  # the user's own setting stays
-    assert second > first / 2
+@pytest.mark.skipif(not THP.is_file() or "[madvise]" not in THP.read_text(), reason="the system decides on huge pages")
+def test_arrays_lie_on_huge_pages(tmp_path):
+    tunables, of_user, _, kilobytes, _ = told(tmp_path / "program.py")
+    assert tunables == "glibc.malloc.hugetlb=1"
+    assert of_user == "None"
+    assert int(kilobytes) > 200_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_users_own_settings_stay(tmp_path):
+    tunables, of_user, *_ = told(tmp_path / "a.py", GLIBC_TUNABLES="glibc.malloc.mmap_threshold=1000000")
+    assert tunables == of_user == "glibc.malloc.mmap_threshold=1000000"
+    tunables, *_ = told(tmp_path / "b.py", MALLOC_ARENA_MAX="1")
+    assert tunables == "None"

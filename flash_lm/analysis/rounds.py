@@ -47,6 +47,9 @@ class Cell:
 def take_turns(cells: Sequence[Cell], rounds: int, say: Callable[[str], None] = lambda text: None) -> None:
     """`rounds` rounds of one turn a cell; a cell whose first turn was slow has one, in the first round.
 
+    Before each turn that counts goes one that does not: while the others have theirs, caches go cold and a virtual
+    machine may give freed memory back to its host, which makes the next step twice as long. A training run never waits.
+
     Args:
         cells: their `times_ms` are filled in.
         rounds: 1 or more.
@@ -54,9 +57,11 @@ def take_turns(cells: Sequence[Cell], rounds: int, say: Callable[[str], None] = 
     """
     turns = [[cell for cell in cells if i == 0 or cell.warm_ms <= SLOW_MS] for i in range(rounds)]
     for i, turn in enumerate(turns):
-        left = sum(cell.warm_ms for later in turns[i:] for cell in later) / 1000
+        left = sum(2 * cell.warm_ms for later in turns[i:] for cell in later) / 1000
         say(f"round {i + 1} of {rounds}, about {left:,.0f} s left")
         for cell in turn:
+            if cell.warm_ms <= SLOW_MS:
+                cell.turn()
             cell.times_ms.append(cell.turn())
 
 

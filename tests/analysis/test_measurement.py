@@ -24,21 +24,22 @@ def recorded(order: list[str], name: str, times: list[float]) -> Cell:
     return Cell.warmed(name, turn)
 
 
-def test_cells_take_turns_and_the_first_one_counts_for_nothing():
+def test_cells_take_turns_and_the_first_after_a_wait_counts_for_nothing():
     order, said = [], []
-    cells = [recorded(order, "a", [900, 1, 5, 2]), recorded(order, "b", [700, 30, 10, 20])]
+    a, b = [900, 99, 1, 99, 5, 99, 2], [700, 99, 30, 99, 10, 99, 20]
+    cells = [recorded(order, "a", a), recorded(order, "b", b)]
     take_turns(cells, 3, said.append)
-    assert order == ["a", "b"] + ["a", "b"] * 3
+    assert order == ["a", "b"] + ["a", "a", "b", "b"] * 3
     assert [cell.median_ms for cell in cells] == [2, 20]
     assert cells[1].iqr_ms == statistics.quantiles([30, 10, 20], n=4, method="inclusive")[2] - 15
-    assert "round 1 of 3, about 5 s left" in said[0]
+    assert "round 1 of 3, about 10 s left" in said[0]
 
 
 def test_a_slow_cell_has_one_turn():
     order: list[str] = []
-    cells = [recorded(order, "slow", [SLOW_MS + 1, 40_000]), recorded(order, "quick", [1] * 4)]
+    cells = [recorded(order, "slow", [SLOW_MS + 1, 40_000]), recorded(order, "quick", [1] * 7)]
     take_turns(cells, 3)
-    assert order == ["slow", "quick", "slow", "quick", "quick", "quick"]
+    assert order == ["slow", "quick", "slow"] + ["quick"] * 6
     assert (cells[0].median_ms, cells[0].iqr_ms) == (40_000, 0)
 
 
