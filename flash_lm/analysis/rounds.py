@@ -5,7 +5,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-ROUNDS = 5
+ROUNDS = 3
+SETTLING, COUNTED = 2, 2  # turns of a cell in a round
 SLOW_MS = 30_000.0  # a turn that takes longer is taken once
 
 
@@ -45,10 +46,10 @@ class Cell:
 
 
 def take_turns(cells: Sequence[Cell], rounds: int, say: Callable[[str], None] = lambda text: None) -> None:
-    """`rounds` rounds of one turn a cell; a cell whose first turn was slow has one, in the first round.
+    """`rounds` rounds of COUNTED turns a cell; a cell whose first turn was slow has one turn, in the first round.
 
-    Before each turn that counts goes one that does not: while the others have theirs, caches go cold and a virtual
-    machine may give freed memory back to its host, which makes the next step twice as long. A training run never waits.
+    Before those that count go some that do not: while the others have theirs, caches go cold and a virtual machine may
+    give freed memory back to its host, which makes the next steps twice as long. A training run never waits.
 
     Args:
         cells: their `times_ms` are filled in.
@@ -57,12 +58,13 @@ def take_turns(cells: Sequence[Cell], rounds: int, say: Callable[[str], None] = 
     """
     turns = [[cell for cell in cells if i == 0 or cell.warm_ms <= SLOW_MS] for i in range(rounds)]
     for i, turn in enumerate(turns):
-        left = sum(2 * cell.warm_ms for later in turns[i:] for cell in later) / 1000
+        left = (SETTLING + COUNTED) * sum(cell.warm_ms for later in turns[i:] for cell in later) / 1000
         say(f"round {i + 1} of {rounds}, about {left:,.0f} s left")
         for cell in turn:
-            if cell.warm_ms <= SLOW_MS:
+            slow = cell.warm_ms > SLOW_MS
+            for _ in range(0 if slow else SETTLING):
                 cell.turn()
-            cell.times_ms.append(cell.turn())
+            cell.times_ms += [cell.turn() for _ in range(1 if slow else COUNTED)]
 
 
 def timed(work: Callable[[], object]) -> Callable[[], float]:
