@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 ROUNDS = 3
 SETTLING, COUNTED = 2, 2  # turns of a cell in a round
+PAUSE_S = 0.1  # before a turn, so that what the last one frees, in a thread of its own, is there for the next one
 SLOW_MS = 30_000.0  # a turn that takes longer is taken once
 
 
@@ -61,10 +62,12 @@ def take_turns(cells: Sequence[Cell], rounds: int, say: Callable[[str], None] = 
         left = (SETTLING + COUNTED) * sum(cell.warm_ms for later in turns[i:] for cell in later) / 1000
         say(f"round {i + 1} of {rounds}, about {left:,.0f} s left")
         for cell in turn:
-            slow = cell.warm_ms > SLOW_MS
-            for _ in range(0 if slow else SETTLING):
-                cell.turn()
-            cell.times_ms += [cell.turn() for _ in range(1 if slow else COUNTED)]
+            settling, counted = (SETTLING, COUNTED) if cell.warm_ms <= SLOW_MS else (0, 1)
+            for number in range(settling + counted):
+                time.sleep(PAUSE_S)
+                took_ms = cell.turn()
+                if number >= settling:
+                    cell.times_ms.append(took_ms)
 
 
 def timed(work: Callable[[], object]) -> Callable[[], float]:
