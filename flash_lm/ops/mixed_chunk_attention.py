@@ -206,9 +206,7 @@ def _sums_before(sums_NxGxKxE: jax.Array, last_BxG: jax.Array, initial_NxKxE: ja
     last_BxJxG, entering_BxJxG = (to_chunks(x, size) for x in (last_BxG, entering_BxG))
 
     def add(chosen_BxJxPxG: jax.Array) -> jax.Array:
-        chosen_NxJxPxG = jnp.broadcast_to(chosen_BxJxPxG, (rows, *chosen_BxJxPxG.shape[1:])).astype(jnp.float32)
-        # Not as on an accelerator's default, which would round the sums.
-        return jnp.einsum("njpg,njgx->njpx", chosen_NxJxPxG, sums_NxJxGxX, precision=jax.lax.Precision.HIGHEST)
+        return _added(jnp.broadcast_to(chosen_BxJxPxG, (rows, *chosen_BxJxPxG.shape[1:])), sums_NxJxGxX)
 
     before_BxJxGxG = (entering_BxJxG[..., None] == last_BxJxG[:, :, None]) & jnp.tri(size, k=-1, dtype=bool)[None, None]
     out_NxJxGxX = add(before_BxJxGxG)
@@ -225,6 +223,22 @@ def _sums_before(sums_NxGxKxE: jax.Array, last_BxG: jax.Array, initial_NxKxE: ja
         same_BxJxG = entering_BxJxG == entering_BxJxG[..., :1]
         out_NxJxGxX += jnp.where(same_BxJxG[..., None], jnp.moveaxis(carried_JxNxX, 0, 1)[:, :, None], 0)
     return from_chunks(out_NxJxGxX, chunks).reshape(sums_NxGxKxE.shape)
+
+
+@jax.custom_vjp
+def _added(chosen_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array) -> jax.Array:
+    """The sums that are chosen, added up: N×J×P×X."""
+    # Not as on an accelerator's default, which would round the sums.
+    chosen = chosen_NxJxPxG.astype(jnp.float32)
+    return jnp.einsum("njpg,njgx->njpx", chosen, sums_NxJxGxX, precision=jax.lax.Precision.HIGHEST)
+
+
+def _added_backward(chosen_NxJxPxG: jax.Array, d_NxJxPxX: jax.Array) -> tuple[None, jax.Array]:
+    # XLA's own derivative would transpose what is large instead.
+    return None, _added(jax.lax.optimization_barrier(jnp.swapaxes(chosen_NxJxPxG, -1, -2)), d_NxJxPxX)
+
+
+_added.defvjp(lambda chosen, sums: (_added(chosen, sums), chosen), _added_backward)
 
 
 def _for_heads(x_Bx: jax.Array, like_Nx: jax.Array) -> jax.Array:
