@@ -16,7 +16,7 @@ from flash_lm.ops.attention_functions import ATTENTION_FUNCTIONS
 from flash_lm.ops.positions import toeplitz
 from flash_lm.ops.products import matmul
 
-BLOCK = 512  # tokens
+SMALLEST, LARGEST = 128, 512  # tokens of a block
 KEPT = "blocked_attention"  # name of what the derivative needs, for policies of jax.checkpoint
 
 _HIDDEN = -1e30  # a score that has no weight, and is finite
@@ -38,6 +38,11 @@ class Settings(NamedTuple):
     scale: float
 
 
+def block_size(length: int) -> int:
+    """Tokens of a block: a quarter of the row, so that what a causal row computes in vain stays a part of it."""
+    return min(LARGEST, max(SMALLEST, 1 << (length // 4 - 1).bit_length()))
+
+
 def attend(
     queries: Side,
     keys: Side,
@@ -52,11 +57,12 @@ def attend(
         B×H×L×E, dtype of v.
     """
     length = queries.x.shape[2]
-    reach = max(length, keys.x.shape[2]) + BLOCK  # padding stands further away
+    size = block_size(length)
+    reach = max(length, keys.x.shape[2]) + size  # padding stands further away
     bias_W = None if bias is None else bias(jnp.arange(1 - reach, reach, dtype=jnp.int32))
-    queries, keys = (Side(*(_to_blocks(x, 0) for x in side)) for side in (queries, keys))
+    queries, keys = (Side(*(_to_blocks(x, size, 0) for x in side)) for side in (queries, keys))
     # A divisor must not be zero, in the padding neither.
-    arguments = (queries, keys, _to_blocks(v_BxHxMxE, 0), bias_W, _to_blocks(divisor_BxL, 1))
+    arguments = (queries, keys, _to_blocks(v_BxHxMxE, size, 0), bias_W, _to_blocks(divisor_BxL, size, 1))
     out_GxBxHxCxE: Any = _attend(settings, *arguments)
     out_BxHxGxCxE = jnp.moveaxis(out_GxBxHxCxE, 0, 2)
     return out_BxHxGxCxE.reshape(*out_BxHxGxCxE.shape[:2], -1, out_BxHxGxCxE.shape[-1])[:, :, :length]
@@ -154,8 +160,9 @@ def _scores(settings: Settings, query: Side, key: Side, bias: jax.Array | None) 
 
 def _bias_of_block(bias_W: jax.Array, query: Side, key: Side) -> jax.Array:
     """(B or 1)×C×C, from the bias of all distances."""
-    first_B = key.index[:, 0] - query.index[:, 0] - (BLOCK - 1) + bias_W.size // 2
-    return toeplitz(bias_W[first_B[:, None] + jnp.arange(2 * BLOCK - 1, dtype=jnp.int32)[None]])
+    size = query.index.shape[1]
+    first_B = key.index[:, 0] - query.index[:, 0] - (size - 1) + bias_W.size // 2
+    return toeplitz(bias_W[first_B[:, None] + jnp.arange(2 * size - 1, dtype=jnp.int32)[None]])
 
 
 def _weights(settings: Settings, scores: jax.Array, visible: jax.Array, row: jax.Array) -> jax.Array:
@@ -180,9 +187,9 @@ def _at(side: Side, j: jax.Array) -> Side:
     return Side(*(x[j] for x in side))
 
 
-def _to_blocks(x: jax.Array, padding: int) -> jax.Array:
+def _to_blocks(x: jax.Array, size: int, padding: int) -> jax.Array:
     """B×L or B×H×L×K -> G×B×C or G×B×H×C×K."""
     axis = 1 if x.ndim == 2 else 2
-    missing = -x.shape[axis] % BLOCK
+    missing = -x.shape[axis] % size
     padded = jnp.pad(x, [(0, missing if i == axis else 0) for i in range(x.ndim)], constant_values=padding)
-    return jnp.moveaxis(padded.reshape(*x.shape[:axis], -1, BLOCK, *x.shape[axis + 1 :]), axis, 0)
+    return jnp.moveaxis(padded.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :]), axis, 0)

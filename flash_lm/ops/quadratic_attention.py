@@ -53,12 +53,12 @@ def quadratic_attention(
         scale: factor of q kᵀ.
         divisor_BxL: N of each query, (B or 1)×L float32, not zero.
         bias: added to the scores of all heads.
-        blocked: a block of queries and one of keys at a time, when there are more queries than in one block.
+        blocked: a block of queries and one of keys at a time, when there are more queries than in a small block.
 
     Returns:
         B×H×L×E, dtype of v. A query that sees no key gets zeros.
     """
-    if blocked and q_BxHxLxK.shape[2] > blocked_attention.BLOCK:
+    if blocked and q_BxHxLxK.shape[2] > blocked_attention.SMALLEST:
         sides = Side(q_BxHxLxK, *queries), Side(k_BxHxMxK, *keys)
         return blocked_attention.attend(*sides, v_BxHxMxE, divisor_BxL, Settings(causal, function, scale), bias)
     distance_BxLxM = keys.index_BxL[:, None, :] - queries.index_BxL[:, :, None]

@@ -15,7 +15,7 @@ from models.cases import case
 pytestmark = pytest.mark.slow
 
 LINEAR = ("flash", "mc_tfm", "aft_local", "aft_simple", "aft_conv", "linear_transformer", "performer")
-BLOCKED = ("aft_full",)  # quadratic in time, yet without an array of all pairs
+BLOCKED = ("aft_full", "transformer_plus_plus", "flash_quad")  # quadratic in time, yet without an array of all pairs
 L = 8192
 
 
@@ -32,11 +32,12 @@ def compiled(family: str, length: int):
 def test_memory_and_flops_grow_with_the_length(family):
     """Twice the length, at most 2.2 times the temporary memory and the operations of forward and backward.
 
-    AFT-full holds one more level of rectangles, and no array of all pairs, which would be four times as large.
+    AFT-full holds one more level of rectangles, of which there is little else in so small a model (2.1 times at
+    `configs/small.py`), and no array of all pairs, which would be four times as large.
     """
     half, whole = (compiled(family, length) for length in (L // 2, L))
     memory = [x.memory_analysis().temp_size_in_bytes for x in (half, whole)]
-    assert memory[1] <= (2.2 if family in LINEAR else 2.5) * memory[0]
+    assert memory[1] <= (2.5 if family == "aft_full" else 2.2) * memory[0]
     assert f"{L},{L}]" not in whole.as_text()
     if family in LINEAR:
         flops = [x.cost_analysis()["flops"] for x in (half, whole)]
