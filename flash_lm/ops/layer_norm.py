@@ -7,43 +7,47 @@ EPSILON = 1e-6
 
 
 @jax.custom_vjp
-def layer_norm(x_BxLxD: jax.Array, scale_D: jax.Array, bias_D: jax.Array) -> jax.Array:
+def layer_norm(x_xD: jax.Array, scale_D: jax.Array, bias_D: jax.Array) -> jax.Array:
     """(x − mean) / √(variance + ε) · scale + bias over the last dimension ("Layer Normalization", Ba et al. 2016).
 
     Args:
-        x_BxLxD: any dtype.
+        x_xD: (…, D), any dtype.
         scale_D: float32.
         bias_D: float32.
 
     Returns:
-        B×L×D, dtype of x.
+        (…, D), dtype of x.
     """
-    normal_BxLxD, _ = _normalised(x_BxLxD)
-    return (normal_BxLxD * scale_D[None, None] + bias_D[None, None]).astype(x_BxLxD.dtype)
+    normal_xD, _ = _normalised(x_xD)
+    return (normal_xD * _last(scale_D, x_xD) + _last(bias_D, x_xD)).astype(x_xD.dtype)
 
 
-def _normalised(x_BxLxD: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _normalised(x_xD: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(x − mean) / √(variance + ε), and 1 / √(variance + ε), in float32."""
-    x = x_BxLxD.astype(jnp.float32)
+    x = x_xD.astype(jnp.float32)
     centred = x - x.mean(axis=-1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + EPSILON)
     return centred * inverse, inverse
 
 
-def _forward(x_BxLxD, scale_D, bias_D):
-    return layer_norm(x_BxLxD, scale_D, bias_D), (x_BxLxD, scale_D)
+def _last(vector_D: jax.Array, like_xD: jax.Array) -> jax.Array:
+    return vector_D.reshape((1,) * (like_xD.ndim - 1) + (-1,))
 
 
-def _backward(kept, d_BxLxD):
-    x_BxLxD, scale_D = kept
+def _forward(x_xD, scale_D, bias_D):
+    return layer_norm(x_xD, scale_D, bias_D), (x_xD, scale_D)
+
+
+def _backward(kept, d_xD):
+    x_xD, scale_D = kept
     # Made once: XLA's CPU backend would make them again in each of the sums, element by element.
-    x_BxLxD, d_BxLxD = jax.lax.optimization_barrier((x_BxLxD, d_BxLxD))
-    normal, inverse = _normalised(x_BxLxD)
-    d = d_BxLxD.astype(jnp.float32)
-    d_normal = d * scale_D[None, None]
+    x_xD, d_xD = jax.lax.optimization_barrier((x_xD, d_xD))
+    normal, inverse = _normalised(x_xD)
+    d = d_xD.astype(jnp.float32)
+    d_normal, tokens = d * _last(scale_D, d), tuple(range(d.ndim - 1))
     along = (d_normal * normal).mean(axis=-1, keepdims=True)
     d_x = inverse * (d_normal - d_normal.mean(axis=-1, keepdims=True) - normal * along)
-    return d_x.astype(x_BxLxD.dtype), (d * normal).sum(axis=(0, 1)), d.sum(axis=(0, 1))
+    return d_x.astype(x_xD.dtype), (d * normal).sum(axis=tokens), d.sum(axis=tokens)
 
 
 layer_norm.defvjp(_forward, _backward)
