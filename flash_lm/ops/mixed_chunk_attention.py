@@ -225,20 +225,28 @@ def _sums_before(sums_NxGxKxE: jax.Array, last_BxG: jax.Array, initial_NxKxE: ja
     return from_chunks(out_NxJxGxX, chunks).reshape(sums_NxGxKxE.shape)
 
 
-@jax.custom_vjp
-def _added(chosen_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array) -> jax.Array:
-    """The sums that are chosen, added up: N×J×P×X."""
+def _product(chosen_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array) -> jax.Array:
     # Not as on an accelerator's default, which would round the sums.
     chosen = chosen_NxJxPxG.astype(jnp.float32)
     return jnp.einsum("njpg,njgx->njpx", chosen, sums_NxJxGxX, precision=jax.lax.Precision.HIGHEST)
 
 
+@jax.custom_vjp
+def _added(chosen_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array) -> jax.Array:
+    """The sums that are chosen, added up: N×J×P×X."""
+    return _product(chosen_NxJxPxG, sums_NxJxGxX)
+
+
+def _added_forward(chosen_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _product(chosen_NxJxPxG, sums_NxJxGxX), chosen_NxJxPxG
+
+
 def _added_backward(chosen_NxJxPxG: jax.Array, d_NxJxPxX: jax.Array) -> tuple[None, jax.Array]:
     # XLA's own derivative would transpose what is large instead.
-    return None, _added(jax.lax.optimization_barrier(jnp.swapaxes(chosen_NxJxPxG, -1, -2)), d_NxJxPxX)
+    return None, _product(jax.lax.optimization_barrier(jnp.swapaxes(chosen_NxJxPxG, -1, -2)), d_NxJxPxX)
 
 
-_added.defvjp(lambda chosen, sums: (_added(chosen, sums), chosen), _added_backward)
+_added.defvjp(_added_forward, _added_backward)
 
 
 def _for_heads(x_Bx: jax.Array, like_Nx: jax.Array) -> jax.Array:
