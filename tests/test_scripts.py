@@ -153,11 +153,8 @@ def test_peers_take_turns_with_us(tmp_path, monkeypatch, capsys):
     script.main([*words, *peers, f"--out={out}"])
     lines = {(line["peer"], line["length"]): line for line in read_jsonl(out / "peers.jsonl")}
     compared = lines["flash_pytorch", 16]
-    assert (
-        compared["family"] == "flash"
-        and compared["peer_version"] == "fake 1"
-        and compared["ours_rounds"] == 2 * COUNTED
-    )
+    assert compared["family"] == "flash" and compared["peer_version"] == "fake 1"
+    assert compared["ours_rounds"] == 2 * COUNTED
     assert compared["peer_ms"] == 1000 and compared["speedup"] == 1000 / compared["ours_ms"]
     assert "parameters differ by 100.0%" in lines["flash_pytorch", 32]["not_compared"]
     assert lines["flash_pytorch", 64]["not_compared"] == "ImportError: no such thing"

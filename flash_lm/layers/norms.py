@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
-from flash_lm.ops.layer_norm import layer_norm
+from flash_lm.ops.layer_norm import layer_norm, over_tokens
 
 _EPSILON = 1e-6  # of the others
 
@@ -35,7 +35,7 @@ class RMSNorm(nnx.Module):
         """Normalises the last dimension; dtype of x."""
         x = x_BxLxD.astype(jnp.float32)
         normal = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + _EPSILON)
-        return (normal * _last(self.scale[...].astype(jnp.float32), x)).astype(x_BxLxD.dtype)
+        return (normal * over_tokens(self.scale[...].astype(jnp.float32), x)).astype(x_BxLxD.dtype)
 
 
 class ScaleNorm(nnx.Module):
@@ -51,10 +51,6 @@ class ScaleNorm(nnx.Module):
         # The bound is inside the root: the gradient of the root of 0 would be infinite.
         normal = x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).mean(axis=-1, keepdims=True), _EPSILON**2))
         return (self.scale[...].astype(jnp.float32) * normal).astype(x_BxLxD.dtype)
-
-
-def _last(vector_D: jax.Array, like: jax.Array) -> jax.Array:
-    return vector_D.reshape((1,) * (like.ndim - 1) + (-1,))
 
 
 NORMS = {"layer": LayerNorm, "rms": RMSNorm, "scale": ScaleNorm}

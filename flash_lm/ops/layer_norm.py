@@ -19,7 +19,7 @@ def layer_norm(x_xD: jax.Array, scale_D: jax.Array, bias_D: jax.Array) -> jax.Ar
         (…, D), dtype of x.
     """
     normal_xD, _ = _normalised(x_xD)
-    return (normal_xD * _last(scale_D, x_xD) + _last(bias_D, x_xD)).astype(x_xD.dtype)
+    return (normal_xD * over_tokens(scale_D, x_xD) + over_tokens(bias_D, x_xD)).astype(x_xD.dtype)
 
 
 def _normalised(x_xD: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -30,7 +30,8 @@ def _normalised(x_xD: jax.Array) -> tuple[jax.Array, jax.Array]:
     return centred * inverse, inverse
 
 
-def _last(vector_D: jax.Array, like_xD: jax.Array) -> jax.Array:
+def over_tokens(vector_D: jax.Array, like_xD: jax.Array) -> jax.Array:
+    """With as many dimensions as `like`, of which it is the last."""
     return vector_D.reshape((1,) * (like_xD.ndim - 1) + (-1,))
 
 
@@ -44,7 +45,7 @@ def _backward(kept, d_xD):
     x_xD, d_xD = jax.lax.optimization_barrier((x_xD, d_xD))
     normal, inverse = _normalised(x_xD)
     d = d_xD.astype(jnp.float32)
-    d_normal, tokens = d * _last(scale_D, d), tuple(range(d.ndim - 1))
+    d_normal, tokens = d * over_tokens(scale_D, d), tuple(range(d.ndim - 1))
     along = (d_normal * normal).mean(axis=-1, keepdims=True)
     d_x = inverse * (d_normal - d_normal.mean(axis=-1, keepdims=True) - normal * along)
     return d_x.astype(x_xD.dtype), (d * normal).sum(axis=tokens), d.sum(axis=tokens)
