@@ -5,9 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
-from flash_lm.ops.layer_norm import layer_norm, over_tokens
-
-_EPSILON = 1e-6  # of the others
+from flash_lm.ops.layer_norm import EPSILON, layer_norm, over_tokens
 
 
 class LayerNorm(nnx.Module):
@@ -34,7 +32,7 @@ class RMSNorm(nnx.Module):
     def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
         """Normalises the last dimension; dtype of x."""
         x = x_BxLxD.astype(jnp.float32)
-        normal = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + _EPSILON)
+        normal = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + EPSILON)
         return (normal * over_tokens(self.scale[...].astype(jnp.float32), x)).astype(x_BxLxD.dtype)
 
 
@@ -49,7 +47,7 @@ class ScaleNorm(nnx.Module):
         """Normalises the last dimension; dtype of x."""
         x = x_BxLxD.astype(jnp.float32)
         # The bound is inside the root: the gradient of the root of 0 would be infinite.
-        normal = x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).mean(axis=-1, keepdims=True), _EPSILON**2))
+        normal = x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).mean(axis=-1, keepdims=True), EPSILON**2))
         return (self.scale[...].astype(jnp.float32) * normal).astype(x_BxLxD.dtype)
 
 

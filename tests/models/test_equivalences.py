@@ -109,6 +109,7 @@ def test_blocked_is_plain(family, causal, monkeypatch):
     """In blocks of 8 queries and keys, the last part full; with packing, which needs the right rows of the mask."""
     standard(family, causal)  # computed before the blocks shrink, or it would be blocked too
     monkeypatch.setattr(blocked_attention, "SMALLEST", 8)
+    monkeypatch.setattr(blocked_attention, "LARGEST", 8)
     model = case(family, causal, attention_implementation="blocked", dropout=0.5)  # a case that no other test compiled
     assert primitives(model)["while"] > primitives(case(family, causal, attention_implementation="plain"))["while"]
     assert_same(model, family, causal)
@@ -117,6 +118,7 @@ def test_blocked_is_plain(family, causal, monkeypatch):
 @pytest.mark.parametrize("family", QUADRATIC)
 def test_blocked_prefill_is_plain(family, monkeypatch):
     monkeypatch.setattr(blocked_attention, "SMALLEST", 8)
+    monkeypatch.setattr(blocked_attention, "LARGEST", 8)
     model = case(family, True, dropout=0.25)
     lengths = np.array((17, 26))
     logits, _ = model.prefill(model.params, tokens(), model.init_state(), lengths)
