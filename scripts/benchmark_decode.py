@@ -118,7 +118,7 @@ def measure(
             say = lambda text, here=f"batch {rows}, context {context}": print(f"{here}: {text}", flush=True)
             take_turns([cell for _, cell, _ in cells], rounds, say)
             for line, cell, here in cells:
-                spread = {"iqr_ms": cell.iqr_ms / here, "rounds": len(cell.times_ms)}
+                spread = {"iqr_ms": cell.iqr_ms / here, "turns": len(cell.times_ms)}
                 lines.append(line | {"ms_a_token": cell.median_ms / here} | spread)
             keep(lines[before:])
     return lines

@@ -102,7 +102,7 @@ def measure(configs: dict[str, Config], rounds: int, say: Callable[[str], None])
         lines[family] |= {
             "median_ms": cell.median_ms,
             "iqr_ms": cell.iqr_ms,
-            "rounds": len(cell.times_ms),
+            "turns": len(cell.times_ms),
             "tokens_per_s": some.data.tokens_per_batch / (cell.median_ms / 1000),
             "model_flops_per_s": rate,
             "peak_flops_per_s": peak or "unknown",

@@ -47,7 +47,7 @@ def test_step_times_of_two_families(tmp_path, monkeypatch, capsys):
     assert cells == [(n, family) for n in (16, 32) for family in ("transformer_plus_plus", "flash")]
     for line in lines[:3]:
         assert all(not isinstance(value, dict | list) for value in line.values())
-        assert line["rounds"] == 2 * COUNTED and line["median_ms"] > 0 and line["task"] == "causal_lm"
+        assert line["turns"] == 2 * COUNTED and line["median_ms"] > 0 and line["task"] == "causal_lm"
         assert line["tokens_per_s"] == pytest.approx(64 / line["median_ms"] * 1000)
         assert line["model_flops_per_s"] == pytest.approx(line["model_flops"] / line["median_ms"] * 1000)
         assert line["peak_fraction"] == pytest.approx(line["model_flops_per_s"] / line["peak_flops_per_s"])
@@ -112,7 +112,7 @@ def test_decoding_by_context(tmp_path, monkeypatch, capsys):
         (script.RECOMPUTED, 32),
         *((family, context) for family in ("transformer_plus_plus", "flash") for context in (32, 64)),
     }
-    assert all(line["ms_a_token"] > 0 and line["rounds"] == 2 * COUNTED for line in lines.values())
+    assert all(line["ms_a_token"] > 0 and line["turns"] == 2 * COUNTED for line in lines.values())
     state_bytes = {cell: line["state_bytes"] for cell, line in lines.items()}
     assert state_bytes["transformer_plus_plus", 64] > 1.9 * state_bytes["transformer_plus_plus", 32]
     assert state_bytes["flash", 64] == state_bytes["flash", 32]
