@@ -43,7 +43,8 @@ def get_config() -> ConfigDict:
     model.normalizer = open_str()  # count | length | paper | an integer; open: count if causal, else data.length
     model.local_attention = True  # attention inside the chunk
     model.global_attention = True  # linear attention over the chunks
-    model.attention_implementation = "blocked"  # plain | blocked, of quadratic attention
+    model.attention_implementation = "blocked"  # plain | blocked | cudnn (softmax, a GPU), of quadratic attention
+    model.kernels = "auto"  # auto (Pallas kernels on GPU and TPU, where the shapes suit them) | xla | pallas
     model.dropout = 0.0  # of the embedding and of each sublayer's output
     model.dtype = "float32"  # of the computation; sums and states are float32 always
     model.param_dtype = "float32"

@@ -117,7 +117,8 @@ class ModelConfig:
     normalizer: str = _open(_normalizer())
     local_attention: bool
     global_attention: bool
-    attention_implementation: str = _one_of("plain", "blocked")
+    attention_implementation: str = _one_of("plain", "blocked", "cudnn")
+    kernels: str = _added("auto", _one_of("auto", "xla", "pallas"))
     dropout: float = _fraction()
     dtype: str = _one_of(*DTYPES)
     param_dtype: str = _one_of(*DTYPES)

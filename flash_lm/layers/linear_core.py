@@ -8,7 +8,8 @@ from flax import nnx
 
 from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
-from flash_lm.ops.linear_attention import linear_attention, prefill_linear
+from flash_lm.ops.kernels.choice import choose
+from flash_lm.ops.linear_attention import linear_attention, linear_attention_by_kernel, prefill_linear
 from flash_lm.ops.mixed_chunk_decode import fold
 
 
@@ -24,12 +25,19 @@ class LinearCore(nnx.Module):
         del rngs
         self.features = features
         self.chunk_size = config.chunk_size
+        self.kernels = config.kernels
 
     def __call__(self, qk: tuple[tuple[jax.Array, jax.Array], ...], v: jax.Array, context: Context) -> jax.Array:
         """One pair of B×H×L×K queries and keys, B×H×L×E values -> B×H×L×E."""
         assert context.segments is not None
+        q, k = self._featured(qk)
+        size = min(self.chunk_size, v.shape[2])
+        backend = choose(self.kernels, "linear attention", "identity", size, q, v) if context.causal else None
+        if backend is not None:
+            return linear_attention_by_kernel(backend, q, k, v, context.segments, chunk_size=self.chunk_size)
         out = linear_attention(
-            *self._featured(qk),
+            fold(q),
+            fold(k),
             fold(v),
             context.segments,
             chunk_size=self.chunk_size,
@@ -47,7 +55,8 @@ class LinearCore(nnx.Module):
         assert context.lengths_B is not None
         real_BxL = jnp.arange(v.shape[2])[None] < context.lengths_B[:, None]
         real_NxL = jnp.repeat(real_BxL, v.shape[1], axis=0)
-        out, sums = prefill_linear(*self._featured(qk), fold(v), fold(state), real_NxL, chunk_size=self.chunk_size)
+        q, k = (fold(x) for x in self._featured(qk))
+        out, sums = prefill_linear(q, k, fold(v), fold(state), real_NxL, chunk_size=self.chunk_size)
         return out.reshape(v.shape), sums.reshape(state.shape)
 
     step = prefill
@@ -58,7 +67,7 @@ class LinearCore(nnx.Module):
 
     def _featured(self, qk) -> tuple[jax.Array, jax.Array]:
         ((q, k),) = qk
-        return self.features(fold(q).astype(jnp.float32)), self.features(fold(k).astype(jnp.float32))
+        return self.features(q.astype(jnp.float32)), self.features(k.astype(jnp.float32))
 
 
 def linear_flops(length: int, causal: bool, chunk_size: int, heads: int, features: int, value_width: int) -> float:

@@ -9,6 +9,9 @@ from flash_lm.layers.context import Context
 from flash_lm.layers.normalizer import constant, divisor, scale
 from flash_lm.layers.positions import RELATIVE_BIASES
 from flash_lm.ops import mixed_chunk_attention as ops
+from flash_lm.ops.kernels.choice import choose
+from flash_lm.ops.kernels.programs import Form
+from flash_lm.ops.kernels.rows import Across, attend_in_chunks
 from flash_lm.ops.mixed_chunk_decode import (
     ChunkState,
     Projections,
@@ -36,15 +39,20 @@ class MixedChunkCore(nnx.Module):
         self.local, self.global_ = config.local_attention, config.global_attention
         self.pairs = self.local + self.global_
         self.dtype = config.dtype
+        self.kernels = config.kernels
         has_bias = relative_bias != "none" and self.local
         self.bias = RELATIVE_BIASES[relative_bias](config.chunk_size, config, rngs=rngs) if has_bias else None
 
     def __call__(self, qk: tuple[tuple[jax.Array, jax.Array], ...], v: jax.Array, context: Context) -> jax.Array:
         """A pair of B×H×L×K queries and keys for each part that is on, B×H×L×E values -> B×H×L×E."""
-        x, out = self._named(qk, v), jnp.zeros_like(v)
+        x, out, backend = self._named(qk, v), jnp.zeros_like(v), None
         if x.local is not None:
-            out += self._attend_locally(*x.local, v, context)
-        if x.global_ is not None:
+            size = min(self.chunk_size, v.shape[2])
+            backend = choose(self.kernels, "mixed chunk attention", self.function, size, x.local[0], v)
+            out += (
+                self._attend_by_kernel(backend, x, context) if backend else self._attend_locally(*x.local, v, context)
+            )
+        if x.global_ is not None and not (backend and context.causal):
             out += self._attend_globally(*x.global_, v, context)
         return out
 
@@ -93,18 +101,55 @@ class MixedChunkCore(nnx.Module):
     def _bias(self) -> jax.Array | None:
         if self.bias is None:
             return None
-        return toeplitz(self.bias(jnp.arange(1 - self.chunk_size, self.chunk_size, dtype=jnp.int32)))
+        return toeplitz(self._bias_of_distances())
+
+    def _bias_of_distances(self) -> jax.Array:
+        assert self.bias is not None
+        return self.bias(jnp.arange(1 - self.chunk_size, self.chunk_size, dtype=jnp.int32))
 
     def _local_divisor(self) -> int | None:
         """N of the local part; see layers/normalizer.py."""
         return self.chunk_size if self.normalizer.isdecimal() else constant(self.normalizer, self.chunk_size)
 
+    def _local_divisors(self, context: Context) -> jax.Array:
+        """N of each query, (B or 1)×L."""
+        assert context.segments is not None
+        count_BxL = visible_keys_in_chunk(context.segments, self.chunk_size, context.causal)
+        n = self._local_divisor()
+        return (count_BxL if n is None else jnp.full_like(count_BxL, n)).astype(jnp.float32)
+
+    def _global_weights(self, length: int, context: Context) -> jax.Array:
+        """1 / N of each query, (B or 1)×L, and zero where a causal query has no chunk before its own."""
+        assert context.segments is not None
+        # The linear part has no function f, so the paper's scale of the scores becomes its divisor.
+        normalizer = "length" if self.normalizer == "paper" else self.normalizer
+        if not context.causal:
+            return 1 / divisor(normalizer, context.segments.lengths_BxL, length)
+        earlier_BxL = tokens_in_earlier_chunks(context.segments, self.chunk_size)
+        return jnp.where(earlier_BxL > 0, 1 / divisor(normalizer, earlier_BxL, length), 0)
+
+    def _attend_by_kernel(self, backend: str, x: Projections, context: Context) -> jax.Array:
+        """The local part, and if causal the global one with it."""
+        assert context.segments is not None and x.local is not None
+        settings, size = self._settings((x.local,)), self.chunk_size
+        across = None
+        if x.global_ is not None and context.causal:
+            across = Across(*x.global_, self._global_weights(x.v_BxHxLxE.shape[2], context))
+        return attend_in_chunks(
+            Form(settings.function, settings.scale, backend),
+            *x.local,
+            x.v_BxHxLxE,
+            context.segments,
+            chunk_size=size,
+            causal=context.causal,
+            divisor_BxL=self._local_divisors(context),
+            bias_W=None if self.bias is None else self._bias_of_distances(),
+            across=across,
+        )
+
     def _attend_locally(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
         assert context.segments is not None
         settings = self._settings(((q, k),))
-        count_BxL = visible_keys_in_chunk(context.segments, self.chunk_size, context.causal)
-        if settings.local_divisor is not None:
-            count_BxL = jnp.full_like(count_BxL, settings.local_divisor)
         return ops.local_attention(
             fold(q),
             fold(k),
@@ -114,24 +159,19 @@ class MixedChunkCore(nnx.Module):
             causal=context.causal,
             function=settings.function,
             scale=settings.scale,
-            divisor_BxL=count_BxL.astype(jnp.float32),
+            divisor_BxL=self._local_divisors(context),
             bias_CxC=settings.bias_CxC,
         ).reshape(v.shape)
 
     def _attend_globally(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
         segments = context.segments
         assert segments is not None
-        # The linear part has no function f, so the paper's scale of the scores becomes its divisor.
-        normalizer = "length" if self.normalizer == "paper" else self.normalizer
-        length, size, arrays = q.shape[2], self.chunk_size, (fold(q), fold(k), fold(v))
+        size, arrays = self.chunk_size, (fold(q), fold(k), fold(v))
+        weight_BxL = self._global_weights(q.shape[2], context)
         if context.causal:
-            earlier_BxL = tokens_in_earlier_chunks(segments, size)
-            weight_BxL = jnp.where(earlier_BxL > 0, 1 / divisor(normalizer, earlier_BxL, length), 0)
             out, _ = ops.global_attention(*arrays, segments.runs_BxL, chunk_size=size, weight_BxL=weight_BxL)
+        elif context.packed:
+            out = ops.global_attention_in_segments(*arrays, segments, chunk_size=size, weight_BxL=weight_BxL)
         else:
-            weight_BxL = 1 / divisor(normalizer, segments.lengths_BxL, length)
-            if context.packed:
-                out = ops.global_attention_in_segments(*arrays, segments, chunk_size=size, weight_BxL=weight_BxL)
-            else:
-                out = ops.global_attention_both_ways(*arrays, weight_BxL=weight_BxL)
+            out = ops.global_attention_both_ways(*arrays, weight_BxL=weight_BxL)
         return out.reshape(v.shape)

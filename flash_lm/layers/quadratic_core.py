@@ -8,11 +8,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.errors import InputError
 from flash_lm.layers.context import Context
 from flash_lm.layers.normalizer import divisor, scale
 from flash_lm.layers.positions import RELATIVE_BIASES
 from flash_lm.ops.cache import write
-from flash_lm.ops.quadratic_attention import Tokens, quadratic_attention
+from flash_lm.ops.kernels.choice import choose
+from flash_lm.ops.kernels.programs import Form
+from flash_lm.ops.kernels.rows import attend_in_chunks
+from flash_lm.ops.quadratic_attention import Tokens, fused_softmax_attention, quadratic_attention
 from flash_lm.ops.segments import visible_keys
 
 _SMALLEST_SHARE = 512  # slots of the cache
@@ -35,9 +39,11 @@ class QuadraticCore(nnx.Module):
         """Core of a family whose attention function is `function` and whose bias is `relative_bias`."""
         self.function = function
         self.normalizer = config.normalizer
-        self.blocked = config.attention_implementation == "blocked"
+        self.implementation, self.kernels = config.attention_implementation, config.kernels
         self.dtype = config.dtype
         has_bias = relative_bias != "none"
+        if self.implementation == "cudnn":
+            _check_cudnn(function, has_bias, config.dtype)
         self.longest = config.max_length if relative_bias == "toeplitz" else None
         self.bias = RELATIVE_BIASES[relative_bias](config.max_length, config, rngs=rngs) if has_bias else None
 
@@ -46,6 +52,10 @@ class QuadraticCore(nnx.Module):
         assert context.segments is not None
         ((q, k),) = qk
         length = q.shape[2]
+        if self.implementation == "cudnn":
+            return self._attend_by_cudnn(q, k, v, context)
+        if backend := self._kernel(q, v):
+            return self._attend_by_kernel(backend, q, k, v, context)
         index_1xL = jnp.arange(length, dtype=jnp.int32)[None]
         tokens = Tokens(index_1xL, context.segments.runs_BxL)
         count_BxL = visible_keys(context.segments, context.causal)
@@ -99,5 +109,39 @@ class QuadraticCore(nnx.Module):
             scale=scale(self.normalizer, q.shape[-1], length, self.function),
             divisor_BxL=divisor(self.normalizer, count_BxL, length),
             bias=self.bias,
-            blocked=self.blocked,
+            blocked=self.implementation != "plain",
+        )
+
+    def _kernel(self, q: jax.Array, v: jax.Array) -> str | None:
+        if self.implementation == "plain":
+            return None
+        return choose(self.kernels, "quadratic attention", self.function, q.shape[2], q, v)
+
+    def _attend_by_kernel(self, backend: str, q, k, v, context: Context) -> jax.Array:
+        length, segments = q.shape[2], context.segments
+        assert segments is not None
+        return attend_in_chunks(
+            Form(self.function, scale(self.normalizer, q.shape[-1], length, self.function), backend),
+            q,
+            k,
+            v,
+            segments,
+            chunk_size=length,
+            causal=context.causal,
+            divisor_BxL=divisor(self.normalizer, visible_keys(segments, context.causal), length),
+            bias_W=None if self.bias is None else self.bias(jnp.arange(1 - length, length, dtype=jnp.int32)),
+        )
+
+    def _attend_by_cudnn(self, q, k, v, context: Context) -> jax.Array:
+        assert context.segments is not None
+        runs_BxL = context.segments.runs_BxL if context.packed else None
+        return fused_softmax_attention(q, k, v, runs_BxL, causal=context.causal)
+
+
+def _check_cudnn(function: str, has_bias: bool, dtype: str) -> None:
+    platform = jax.default_backend()
+    if function != "softmax" or has_bias or dtype == "float32" or platform != "gpu":
+        raise InputError(
+            "model.attention_implementation=cudnn is softmax without a bias, in model.dtype=bfloat16 on a GPU, and "
+            f"this is {function}{' with a bias' if has_bias else ''}, in {dtype} on a {platform}: use blocked"
         )

@@ -6,6 +6,7 @@ Attention", eq. 16): a smooth step fitted to relu² at √½. Softmax brings its
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,25 @@ def laplace(x: jax.Array) -> jax.Array:
     return 0.5 * (1 + jax.lax.erf((x - _LAPLACE_MEAN) / _LAPLACE_WIDTH))
 
 
-def _elementwise(function: Callable[[jax.Array], jax.Array]):
+def _laplace_density(x: jax.Array) -> jax.Array:
+    return jnp.exp(-jnp.square((x - _LAPLACE_MEAN) / _LAPLACE_WIDTH)) / (_LAPLACE_WIDTH * math.sqrt(math.pi))
+
+
+class Elementwise(NamedTuple):
+    """A function of each score alone, and its derivative."""
+
+    function: Callable[[jax.Array], jax.Array]
+    derivative: Callable[[jax.Array], jax.Array]
+
+
+ELEMENTWISE = {
+    "relu2": Elementwise(relu2, lambda x: 2 * jnp.maximum(x, 0)),
+    "laplace": Elementwise(laplace, _laplace_density),
+    "identity": Elementwise(lambda x: x, jnp.ones_like),  # of linear attention inside a chunk
+}
+
+
+def _over_visible(function: Callable[[jax.Array], jax.Array]):
     def weights(scores: jax.Array, visible: jax.Array, divisor: jax.Array) -> jax.Array:
         return jnp.where(visible, function(scores) / divisor, 0)
 
@@ -46,9 +65,5 @@ def masked_softmax(scores: jax.Array, visible: jax.Array, divisor: jax.Array) ->
 
 
 # name -> (scores (..., L, M) float32, visible (..., L, M), divisor (..., L, 1)) -> weights (..., L, M) float32
-ATTENTION_FUNCTIONS = {
-    "relu2": _elementwise(relu2),
-    "laplace": _elementwise(laplace),
-    "softmax": masked_softmax,
-    "identity": _elementwise(lambda x: x),  # of linear attention inside a chunk
-}
+ATTENTION_FUNCTIONS = {name: _over_visible(each.function) for name, each in ELEMENTWISE.items()}
+ATTENTION_FUNCTIONS["softmax"] = masked_softmax

@@ -7,6 +7,8 @@ beside the values makes the denominator one more value. Features, sums and denom
 import jax
 import jax.numpy as jnp
 
+from flash_lm.ops.kernels.programs import Form
+from flash_lm.ops.kernels.rows import Across, attend_in_chunks
 from flash_lm.ops.mixed_chunk_attention import (
     global_attention,
     global_attention_both_ways,
@@ -58,6 +60,43 @@ def linear_attention(
     else:
         sums = global_attention_both_ways(q_NxLxK, k_NxLxK, values, weight_BxL=ones)
     return _ratio(sums).astype(v_NxLxE.dtype)
+
+
+def linear_attention_by_kernel(
+    backend: str,
+    q_BxHxLxK: jax.Array,
+    k_BxHxLxK: jax.Array,
+    v_BxHxLxE: jax.Array,
+    segments: Segments,
+    *,
+    chunk_size: int,
+) -> jax.Array:
+    """As `linear_attention`, causal, by a kernel (see `kernels`).
+
+    Args:
+        backend: of `kernels.choice.choose`.
+        q_BxHxLxK: features φ(q), float32.
+        k_BxHxLxK: features φ(k), float32.
+        v_BxHxLxE: values.
+        segments: the documents of each row.
+        chunk_size: C.
+
+    Returns:
+        B×H×L×E, dtype of v. Padding gets zeros.
+    """
+    ones = jnp.ones(segments.runs_BxL.shape, jnp.float32)
+    sums = attend_in_chunks(
+        Form("identity", 1.0, backend),
+        q_BxHxLxK,
+        k_BxHxLxK,
+        with_ones(v_BxHxLxE),
+        segments,
+        chunk_size=chunk_size,
+        causal=True,
+        divisor_BxL=ones,
+        across=Across(q_BxHxLxK, k_BxHxLxK, ones),
+    )
+    return _ratio(sums).astype(v_BxHxLxE.dtype)
 
 
 def prefill_linear(

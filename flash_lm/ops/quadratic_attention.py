@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from flash_lm.ops import blocked_attention
 from flash_lm.ops.attention_functions import ATTENTION_FUNCTIONS
@@ -71,3 +72,26 @@ def quadratic_attention(
     weights = ATTENTION_FUNCTIONS[function]
     weights_BxHxLxM = weights(scores_BxHxLxM, visible_BxLxM[:, None], divisor_BxL[:, None, :, None])
     return matmul(weights_BxHxLxM.astype(v_BxHxMxE.dtype), v_BxHxMxE).astype(v_BxHxMxE.dtype)
+
+
+def fused_softmax_attention(
+    q_BxHxLxK: jax.Array, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, runs_BxL: jax.Array | None, *, causal: bool
+) -> jax.Array:
+    """softmax(q kᵀ / √K) v by cuDNN's fused attention, in half precision on an NVIDIA GPU.
+
+    Args:
+        q_BxHxLxK: queries.
+        k_BxHxLxK: keys.
+        v_BxHxLxE: values.
+        runs_BxL: run of each token (see `Segments`), (B or 1)×L, which takes a mask of L×L; None: one document a row.
+        causal: hide keys after the query.
+
+    Returns:
+        B×H×L×E.
+    """
+    mask_Bx1xLxL = None
+    if runs_BxL is not None:
+        mask_Bx1xLxL = (runs_BxL[:, None, :, None] == runs_BxL[:, None, None, :]) & (runs_BxL > 0)[:, None, None, :]
+    q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q_BxHxLxK, k_BxHxLxK, v_BxHxLxE))
+    out_BxLxHxE = jax.nn.dot_product_attention(q, k, v, mask=mask_Bx1xLxL, is_causal=causal, implementation="cudnn")
+    return jnp.swapaxes(out_BxLxHxE, 1, 2)

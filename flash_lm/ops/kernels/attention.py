@@ -1,0 +1,138 @@
+"""The kernels as functions with a derivative: weights inside a chunk, and sums over the chunks before it.
+
+A row of one chunk is quadratic attention; chunks without sums are the local part of mixed chunk attention; with them it
+is mixed chunk attention, and with the identity for f linear attention.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from flash_lm.ops.blocked_attention import KEPT
+from flash_lm.ops.kernels.backends import BACKENDS
+from flash_lm.ops.kernels.programs import Form, Seen, entering_sums, score_derivatives, weighted_values
+from flash_lm.ops.products import matmul
+
+_BAND = 1024  # queries whose derivatives of scores exist at a time
+
+
+def attend(
+    form: Form,
+    q_NxGxCxK: jax.Array,
+    k_NxGxCxK: jax.Array,
+    v_NxGxCxE: jax.Array,
+    seen: Seen,
+    bias_W: jax.Array | None = None,
+    across: tuple[jax.Array, jax.Array, jax.Array] | None = None,
+) -> jax.Array:
+    """f(scale · q kᵀ + b) / N · v inside each chunk, and x Σ yᵀv over the chunks before it.
+
+    Args:
+        form: of the weights.
+        q_NxGxCxK: queries.
+        k_NxGxCxK: keys.
+        v_NxGxCxE: values.
+        seen: what each query sees of its chunk.
+        bias_W: of the distances 1 − C … C − 1 from query to key, float32.
+        across: x and y, N×G×C×K each, x times 1 / N and zero where nothing is before it, y zero where it does not go on
+            to the next chunk; and whether what enters a chunk leaves it too, (B or 1)×G int32. None: no sums.
+
+    Returns:
+        N×G×C×E, dtype of v.
+    """
+    tile, (size, expanded) = BACKENDS[form.backend].tile, v_NxGxCxE.shape[2:]
+    rows = _BAND if size > _BAND else tile.rows
+    tokens = functools.partial(_padded, axis=2, multiple=rows)
+    width = BACKENDS[form.backend].width
+    wide = lambda x: tokens(_padded(x, axis=3, multiple=width(x.shape[3])))
+    depth = tile.values(v_NxGxCxE.dtype)
+    # A narrow array is one tile, as wide as the programs need it.
+    v = tokens(_padded(v_NxGxCxE, axis=3, multiple=depth if expanded > depth else width(expanded)))
+    seen = Seen(*(tokens(x) for x in seen))
+    if bias_W is not None:
+        missing = v.shape[2] - size
+        bias_W = jnp.pad(bias_W, (missing, missing + 1))[None]
+    if across is not None:
+        across = (wide(across[0]), wide(across[1]), across[2])
+    out: Any = _attend(form, wide(q_NxGxCxK), wide(k_NxGxCxK), v, seen, bias_W, across)
+    return out[:, :, :size, :expanded]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(form, q, k, v, seen, bias, across) -> jax.Array:
+    return _forward(form, q, k, v, seen, bias, across)[0]
+
+
+def _forward(form: Form, q, k, v, seen: Seen, bias, across):
+    """The output, and what the derivative needs."""
+    sums, entering = None, None
+    if across is not None:
+        x, y, goes_on = across
+        sums = entering_sums(BACKENDS[form.backend], y, v, goes_on)
+        entering = (x, sums)
+    out = weighted_values(form, q, k, v, seen, bias, entering)
+    out, sums = checkpoint_name((out, sums), KEPT)
+    return out, (q, k, v, seen, bias, across, sums)
+
+
+def _backward(form: Form, kept, d_out: jax.Array):
+    q, k, v, seen, bias, across, sums = kept
+    d_across, leaving = None, None
+    if across is not None:
+        x, y, goes_on = across
+        d_sums = entering_sums(BACKENDS[form.backend], x, d_out, goes_on, reverse=True)
+        d_x, d_y = matmul(d_out, sums, transpose_b=True), matmul(v, d_sums, transpose_b=True)
+        d_across, leaving = (d_x.astype(x.dtype), d_y.astype(y.dtype), None), (y, d_sums)
+    # From key to query distances are the other way round; the last place is empty.
+    turned = None if bias is None else jnp.roll(jnp.flip(bias, axis=1), -1, axis=1)
+    d_v = weighted_values(form, k, q, d_out, seen, turned, leaving, transposed=True)
+    d_q, d_k, d_bias = _derivatives_of_scores(form, q, k, v, seen, bias, d_out)
+    return d_q, d_k, d_v, None, d_bias, d_across
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _derivatives_of_scores(form: Form, q, k, v, seen: Seen, bias, d_out):
+    """Of the queries, the keys and the bias; a band of queries at a time, whose scores are as many as its keys."""
+    length = q.shape[2]
+    band = min(length, _BAND)
+
+    def of_band(carry, start: jax.Array):
+        d_k, d_bias = carry
+        cut = lambda x: jax.lax.dynamic_slice_in_dim(x, start, band, axis=2)
+        of_distances = lambda x: jax.lax.dynamic_slice_in_dim(x, length - band - start, length + band, axis=1)
+        q_band, about = cut(q), Seen(*(cut(x) for x in seen))
+        # Of the distances that the band has: its first query stands at `start`.
+        d_scores = score_derivatives(
+            form, q_band, k, cut(d_out), v, about, None if bias is None else of_distances(bias)
+        )
+        d_q = (matmul(d_scores, k) * form.scale).astype(q.dtype)
+        d_k += matmul(d_scores, q_band, transpose_a=True) * form.scale
+        if bias is not None:
+            found = _diagonal_sums(d_scores.sum(axis=(0, 1), dtype=jnp.float32))
+            here = of_distances(d_bias) + found
+            d_bias = jax.lax.dynamic_update_slice_in_dim(d_bias, here, length - band - start, axis=1)
+        return (d_k, d_bias), d_q
+
+    start = (jnp.zeros(k.shape, jnp.float32), None if bias is None else jnp.zeros_like(bias))
+    (d_k, d_bias), d_q_bands = jax.lax.scan(of_band, start, jnp.arange(0, length, band, dtype=jnp.int32))
+    d_q = jnp.moveaxis(d_q_bands, 0, 2).reshape(q.shape)
+    return d_q, d_k.astype(k.dtype), d_bias
+
+
+def _diagonal_sums(x_IxJ: jax.Array) -> jax.Array:
+    """Sums over equal distances j − i, from 1 − I to J − 1, and a zero: 1×(I + J)."""
+    rows, columns = x_IxJ.shape
+    # Cut anew into rows one number shorter, each row stands one place further right than the one above it.
+    flipped = jnp.pad(jnp.flip(x_IxJ, axis=0), ((0, 0), (0, rows)))
+    skewed = flipped.reshape(-1)[: rows * (rows + columns - 1)].reshape(rows, rows + columns - 1)
+    return jnp.pad(skewed.sum(axis=0), (0, 1))[None]
+
+
+def _padded(x: jax.Array, axis: int, multiple: int) -> jax.Array:
+    missing = -x.shape[axis] % multiple
+    return jnp.pad(x, [(0, missing if i == axis else 0) for i in range(x.ndim)]) if missing else x

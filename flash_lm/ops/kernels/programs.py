@@ -1,0 +1,288 @@
+"""The Pallas programs: weighted values, derivatives of scores, and the sums that enter chunks.
+
+One source serves a GPU (through Triton), a TPU (through Mosaic) and, interpreted, any machine. A program makes one tile
+of its result and loops over what adds to it, so that no array of weights leaves the chip. Rows of scores may be queries
+or, transposed, keys: the derivative of the values is the same sum with the two exchanged.
+
+Arrays have the folded batch N = B·H and chunks G in front; those of `Seen` have B rows, or 1.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from flash_lm.ops.attention_functions import ELEMENTWISE
+from flash_lm.ops.kernels.backends import BACKENDS, Backend
+
+
+class Seen(NamedTuple):
+    """The keys that each query sees, from `first` of its chunk to the one before `stop`, and 1 / N; (B or 1)×G×C."""
+
+    first: Any
+    stop: Any
+    inverse: Any
+
+
+class Form(NamedTuple):
+    """What is known when a program is traced: a name of `ELEMENTWISE`, the factor of q kᵀ, a name of `BACKENDS`."""
+
+    function: str
+    scale: float
+    backend: str
+
+
+def weighted_values(
+    form: Form,
+    rows_NxGxIxK: jax.Array,
+    columns_NxGxJxK: jax.Array,
+    values_NxGxJxE: jax.Array,
+    seen: Seen,
+    bias_1xW: jax.Array | None,
+    entering: tuple[jax.Array, jax.Array] | None,
+    *,
+    transposed: bool = False,
+) -> jax.Array:
+    """Weights times values, and what enters the chunk: f(scale · rows columnsᵀ + b) / N · values + x · sum.
+
+    Args:
+        form: of the weights.
+        rows_NxGxIxK: queries; transposed: keys.
+        columns_NxGxJxK: keys; transposed: queries.
+        values_NxGxJxE: one a column.
+        seen: of the queries.
+        bias_1xW: of the distances 1 − I … J − 1 from row to column, float32.
+        entering: x, N×G×I×K, and the sums, N×G×K×E.
+        transposed: rows are keys.
+
+    Returns:
+        N×G×I×E, dtype of the values.
+    """
+    backend = BACKENDS[form.backend]
+    (batch, chunks, length, width), expanded = rows_NxGxIxK.shape, values_NxGxJxE.shape[-1]
+    tile = backend.tile
+    depth = min(expanded, tile.values(values_NxGxJxE.dtype))
+    first, stop = _spans(seen, columns_NxGxJxK.shape[2] if transposed else length, tile.rows, tile.columns, transposed)
+    row_of = _rows(batch, seen.inverse)
+    of_rows = lambda *size: _block(lambda n, g, e, i: (n, g, i, 0), *size)
+    of_columns = lambda *size: _block(lambda n, g, e, i: (n, g, 0, 0), *size)
+    if transposed:
+        about = _block(lambda n, g, e, i: (row_of(n), g, 0, 0), 1, columns_NxGxJxK.shape[2])
+    else:
+        about = _block(lambda n, g, e, i: (row_of(n), g, i, 0), tile.rows, 1)
+    axis = 2 if transposed else 3
+    inputs = {
+        "first": (first, backend.scalars()),
+        "stop": (stop, backend.scalars()),
+        "seen": (Seen(*(jnp.expand_dims(x, axis) for x in seen)), Seen(about, about, about)),
+        "rows": (rows_NxGxIxK, of_rows(tile.rows, width)),
+        "columns": (columns_NxGxJxK, of_columns(columns_NxGxJxK.shape[2], width)),
+        "values": (values_NxGxJxE, _block(lambda n, g, e, i: (n, g, 0, e), columns_NxGxJxK.shape[2], depth)),
+    }
+    if bias_1xW is not None:
+        inputs["bias"] = _whole(bias_1xW)
+    if entering is not None:
+        x_NxGxIxK, sum_NxGxKxE = entering
+        inputs["x"] = (x_NxGxIxK, of_rows(tile.rows, x_NxGxIxK.shape[-1]))
+        inputs["sum"] = (sum_NxGxKxE, _block(lambda n, g, e, i: (n, g, 0, e), x_NxGxIxK.shape[-1], depth))
+
+    def program(refs: dict, out_ref) -> None:
+        n, g, i = (pl.program_id(axis) for axis in (0, 1, 3))
+        rows = refs["rows"][...]
+
+        def add(j: jax.Array, total: jax.Array) -> jax.Array:
+            here = pl.ds(pl.multiple_of(j * tile.columns, tile.columns), tile.columns)
+            about = Seen(*(ref[:, here] if transposed else ref[...] for ref in refs["seen"]))
+            scores = _scores(form, rows, refs["columns"][here, :], refs.get("bias"), i, j, length)
+            weights = ELEMENTWISE[form.function].function(scores) * about.inverse
+            key = (i * tile.rows, 0) if transposed else (j * tile.columns, 1)
+            weights = jnp.where(_visible(about, *key, scores.shape), weights, 0)
+            return total + _dot(weights.astype(values_NxGxJxE.dtype), refs["values"][here, :])
+
+        total = jnp.zeros((tile.rows, depth), jnp.float32)
+        if entering is not None:
+            total += _dot(refs["x"][...], refs["sum"][...])
+        row = row_of(n)
+        total = jax.lax.fori_loop(refs["first"][row, g, i], refs["stop"][row, g, i], add, total)
+        out_ref[...] = total.astype(out_ref.dtype)
+
+    grid = (batch, chunks, expanded // depth, length // tile.rows)
+    out = jax.ShapeDtypeStruct((batch, chunks, length, expanded), values_NxGxJxE.dtype)
+    spec = _block(lambda n, g, e, i: (n, g, i, e), tile.rows, depth)
+    return _call(program, backend, "weighted_values", grid, inputs, out, spec)
+
+
+def score_derivatives(
+    form: Form,
+    q_NxGxIxK: jax.Array,
+    k_NxGxJxK: jax.Array,
+    d_out_NxGxIxE: jax.Array,
+    v_NxGxJxE: jax.Array,
+    seen: Seen,
+    bias_1xW: jax.Array | None,
+) -> jax.Array:
+    """The derivative of the scores, f′(scale · q kᵀ + b) / N · d_out vᵀ, zero where nothing is seen.
+
+    Args:
+        form: of the weights.
+        q_NxGxIxK: queries.
+        k_NxGxJxK: keys.
+        d_out_NxGxIxE: derivative of the output.
+        v_NxGxJxE: values.
+        seen: of the queries.
+        bias_1xW: of the distances 1 − I … J − 1 from query to key, float32.
+
+    Returns:
+        N×G×I×J, dtype of the queries.
+    """
+    backend = BACKENDS[form.backend]
+    tile, side = backend.tile, backend.tile.rows
+    (batch, chunks, length, width), expanded = q_NxGxIxK.shape, v_NxGxJxE.shape[-1]
+    keys, depth = k_NxGxJxK.shape[2], math.gcd(expanded, tile.depth)
+    first, stop = _spans(seen, keys, side, side, False)
+    row_of = _rows(batch, seen.inverse)
+    of_queries = lambda size: _block(lambda n, g, i, j: (n, g, i, 0), side, size)
+    of_keys = lambda size: _block(lambda n, g, i, j: (n, g, j, 0), side, size)
+    about = _block(lambda n, g, i, j: (row_of(n), g, i, 0), side, 1)
+    inputs = {
+        "first": (first, backend.scalars()),
+        "stop": (stop, backend.scalars()),
+        "seen": (Seen(*(x[..., None] for x in seen)), Seen(about, about, about)),
+        "rows": (q_NxGxIxK, of_queries(width)),
+        "columns": (k_NxGxJxK, of_keys(width)),
+        "d_out": (d_out_NxGxIxE, of_queries(expanded)),
+        "values": (v_NxGxJxE, of_keys(expanded)),
+    }
+    if bias_1xW is not None:
+        inputs["bias"] = _whole(bias_1xW)
+
+    def program(refs: dict, out_ref) -> None:
+        n, g, i, j = (pl.program_id(axis) for axis in range(4))
+        row = row_of(n)
+        touched = (refs["first"][row, g, i] <= j) & (j < refs["stop"][row, g, i])
+
+        def add(e: jax.Array, total: jax.Array) -> jax.Array:
+            here = pl.ds(pl.multiple_of(e * depth, depth), depth)
+            return total + _dot(refs["d_out"][:, here], refs["values"][:, here], transpose=True)
+
+        # No step at all where no query sees a key.
+        steps = touched.astype(jnp.int32) * (expanded // depth)
+        pull = jax.lax.fori_loop(0, steps, add, jnp.zeros((side, side), jnp.float32))
+        about = Seen(*(ref[...] for ref in refs["seen"]))
+        scores = _scores(form, refs["rows"][...], refs["columns"][...], refs.get("bias"), i, j, length, side)
+        slope = ELEMENTWISE[form.function].derivative(scores) * about.inverse
+        slope = jnp.where(_visible(about, j * side, 1, scores.shape), slope, 0)
+        out_ref[...] = (slope * pull).astype(out_ref.dtype)
+
+    grid = (batch, chunks, length // side, keys // side)
+    out = jax.ShapeDtypeStruct((batch, chunks, length, keys), q_NxGxIxK.dtype)
+    spec = _block(lambda n, g, i, j: (n, g, i, j), side, side)
+    return _call(program, backend, "score_derivatives", grid, inputs, out, spec)
+
+
+def entering_sums(
+    backend: Backend, k_NxGxCxK: jax.Array, v_NxGxCxE: jax.Array, goes_on_BxG: jax.Array, *, reverse: bool = False
+) -> jax.Array:
+    """Σ kᵀv of the chunks before each one; a chunk keeps what entered it if its document goes on to the next.
+
+    Args:
+        backend: to run on.
+        k_NxGxCxK: keys, zero where they do not go on to the next chunk.
+        v_NxGxCxE: values.
+        goes_on_BxG: 1 where what enters a chunk leaves it too, else 0; (B or 1)×G int32.
+        reverse: of the chunks after each one.
+
+    Returns:
+        N×G×K×E, dtype of the values; sums are made in float32.
+    """
+    (batch, chunks, size, width), expanded = k_NxGxCxK.shape, v_NxGxCxE.shape[-1]
+    tile = backend.tile
+    depth, step = math.gcd(expanded, tile.sums), min(size, tile.columns)
+    row_of = _rows(batch, goes_on_BxG)
+    inputs = {
+        "goes_on": (goes_on_BxG, backend.scalars()),
+        "keys": (k_NxGxCxK, _block(lambda n, e: (n, 0, 0, 0), chunks, size, width)),
+        "values": (v_NxGxCxE, _block(lambda n, e: (n, 0, 0, e), chunks, size, depth)),
+    }
+
+    def program(refs: dict, out_ref) -> None:
+        row = row_of(pl.program_id(0))
+
+        def chunk(index: jax.Array, total: jax.Array) -> jax.Array:
+            g = chunks - 1 - index if reverse else index
+            out_ref[g, :, :] = total.astype(out_ref.dtype)
+
+            def add(c: jax.Array, total: jax.Array) -> jax.Array:
+                here = pl.ds(pl.multiple_of(c * step, step), step)
+                keys, values = refs["keys"][g, here, :], refs["values"][g, here, :]
+                return total + _dot(keys.T, values)
+
+            return jax.lax.fori_loop(0, size // step, add, total * refs["goes_on"][row, g].astype(jnp.float32))
+
+        jax.lax.fori_loop(0, chunks, chunk, jnp.zeros((width, depth), jnp.float32))
+
+    out = jax.ShapeDtypeStruct((batch, chunks, width, expanded), v_NxGxCxE.dtype)
+    spec = _block(lambda n, e: (n, 0, 0, e), chunks, width, depth)
+    return _call(program, backend, "entering_sums", (batch, expanded // depth), inputs, out, spec)
+
+
+def _scores(form: Form, rows, columns, bias_ref, i, j, length: int, side: int | None = None) -> jax.Array:
+    """A tile of scores, float32; `length`: rows of all tiles."""
+    tile = BACKENDS[form.backend].tile
+    scores = _dot(rows, columns, transpose=True) * form.scale
+    if bias_ref is None:
+        return scores
+    start = j * (side or tile.columns) - i * tile.rows + length - tile.rows
+    return scores + BACKENDS[form.backend].diagonals(bias_ref, start, scores.shape)
+
+
+def _visible(about: Seen, first: jax.Array, axis: int, shape: tuple[int, ...]) -> jax.Array:
+    """Which pairs of a tile are seen; keys lie along `axis`, from `first` on."""
+    key = first + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+    return (about.first <= key) & (key < about.stop)
+
+
+def _dot(a: jax.Array, b: jax.Array, *, transpose: bool = False) -> jax.Array:
+    contract = ((1,), (1 if transpose else 0,))
+    return jax.lax.dot_general(a, b, (contract, ((), ())), preferred_element_type=jnp.float32)
+
+
+def _spans(seen: Seen, keys: int, rows: int, columns: int, transposed: bool) -> tuple[jax.Array, jax.Array]:
+    """First tile of columns and the one after the last, that each tile of rows needs: (B or 1)×G×… int32."""
+    size_q, size_k = (columns, rows) if transposed else (rows, columns)
+    tiles = lambda x, none: jnp.where(seen.first < seen.stop, x, none).reshape(*x.shape[:2], -1, size_q)
+    low, high = tiles(seen.first, keys).min(axis=-1), tiles(seen.stop, 0).max(axis=-1)
+    start_J = jnp.arange(0, keys, size_k, dtype=jnp.int32)[None, None, None]
+    touches = (low[..., None] < start_J + size_k) & (high[..., None] > start_J)
+    touches = jnp.swapaxes(touches, -1, -2) if transposed else touches
+    count, some = touches.shape[-1], touches.any(axis=-1)
+    first = jnp.where(some, jnp.argmax(touches, axis=-1), 0).astype(jnp.int32)
+    stop = jnp.where(some, count - jnp.argmax(jnp.flip(touches, -1), axis=-1), 0).astype(jnp.int32)
+    return first, stop
+
+
+def _rows(batch: int, about: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    """Index of the folded batch -> that of an array with B rows, or 1."""
+    heads = batch // about.shape[0]
+    # Not //, whose lowering for a TPU asks which one.
+    return lambda n: jax.lax.div(n, jnp.int32(heads))
+
+
+def _block(index_map: Callable, *size: int) -> pl.BlockSpec:
+    """A block of an array of four dimensions; leading ones that `size` leaves out are gone in the program."""
+    return pl.BlockSpec((None,) * (4 - len(size)) + size, index_map)
+
+
+def _whole(x: jax.Array) -> tuple[jax.Array, pl.BlockSpec]:
+    return x, pl.BlockSpec(x.shape, lambda *_: (0,) * x.ndim)
+
+
+def _call(program: Callable, backend: Backend, name: str, grid: tuple, inputs: dict, out: Any, spec) -> jax.Array:
+    arrays = {key: array for key, (array, _) in inputs.items()}
+    specs = {key: block for key, (_, block) in inputs.items()}
+    call = functools.partial(pl.pallas_call, **backend.options(len(grid)))
+    return call(program, out_shape=out, grid=grid, in_specs=[specs], out_specs=spec, name=name)(arrays)

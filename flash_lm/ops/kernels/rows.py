@@ -1,0 +1,120 @@
+"""Rows of tokens through the kernels: chunks, what each query sees, and the devices of a mesh."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from flash_lm.ops.kernels.attention import attend
+from flash_lm.ops.kernels.programs import Form, Seen
+from flash_lm.ops.mixed_chunk_attention import from_chunks, to_chunks
+from flash_lm.ops.segments import Segments, tokens_in_earlier_chunks
+
+_ROWS, _TENSOR = ("data", "fsdp"), "tensor"
+
+
+class Across(NamedTuple):
+    """Queries and keys of the sum over earlier chunks, B×H×L×K, and 1 / N of each query, (B or 1)×L float32."""
+
+    q_BxHxLxK: jax.Array
+    k_BxHxLxK: jax.Array
+    weight_BxL: jax.Array
+
+
+def attend_in_chunks(
+    form: Form,
+    q_BxHxLxK: jax.Array,
+    k_BxHxLxK: jax.Array,
+    v_BxHxLxE: jax.Array,
+    segments: Segments,
+    *,
+    chunk_size: int,
+    causal: bool,
+    divisor_BxL: jax.Array,
+    bias_W: jax.Array | None = None,
+    across: Across | None = None,
+) -> jax.Array:
+    """f(scale · q kᵀ + b) / N · v over the chunk, and q Σ kᵀv / N over those before it, all of the query's document.
+
+    Under a mesh each device has its rows, and its heads or, of a single head, its share of the values.
+
+    Args:
+        form: of the weights.
+        q_BxHxLxK: queries.
+        k_BxHxLxK: keys.
+        v_BxHxLxE: values.
+        segments: the documents of each row.
+        chunk_size: C; the row's length for attention over all pairs.
+        causal: hide keys after the query.
+        divisor_BxL: N of each query inside its chunk, (B or 1)×L float32, not zero.
+        bias_W: of the distances 1 − C … C − 1 from query to key, float32.
+        across: None: nothing from earlier chunks. It has them causally, whatever `causal` is.
+
+    Returns:
+        B×H×L×E, dtype of v.
+    """
+    size = min(chunk_size, v_BxHxLxE.shape[2])
+    if bias_W is not None:
+        bias_W = bias_W[chunk_size - size : chunk_size + size - 1]
+    about = (_seen(segments, size, causal, divisor_BxL), _crossing(segments, size) if across else None)
+    arrays = (q_BxHxLxK, k_BxHxLxK, v_BxHxLxE)
+    if across is not None:
+        # Without chunks before it a query has nothing to read; its state is another document's.
+        weight_BxL = jnp.where(tokens_in_earlier_chunks(segments, size) > 0, across.weight_BxL, 0)
+        arrays += (across.q_BxHxLxK * weight_BxL[:, None, :, None].astype(across.q_BxHxLxK.dtype), across.k_BxHxLxK)
+
+    def on_device(arrays: tuple, about: tuple, bias_W: jax.Array | None) -> jax.Array:
+        seen, crossing = about
+        q, k, v, *pair = (to_chunks(x.reshape(-1, *x.shape[2:]), size) for x in arrays)
+        sums = None
+        if crossing is not None:
+            stays_BxGxC, goes_on_BxG = crossing
+            x, y = pair
+            stays_NxGxC = jnp.repeat(stays_BxGxC, x.shape[0] // stays_BxGxC.shape[0], axis=0)
+            sums = (x, jnp.where(stays_NxGxC[..., None], y, 0), goes_on_BxG)
+        out = attend(form, q, k, v, seen, bias_W, sums)
+        return from_chunks(out, arrays[2].shape[2]).reshape(arrays[2].shape)
+
+    return _on_mesh(on_device, arrays, about, bias_W)
+
+
+def _seen(segments: Segments, size: int, causal: bool, divisor_BxL: jax.Array) -> Seen:
+    index_1xL = jnp.arange(segments.runs_BxL.shape[1], dtype=jnp.int32)[None]
+    start_1xL = index_1xL // size * size
+    first_BxL = index_1xL - segments.offsets_BxL
+    stop_BxL = index_1xL + 1 if causal else first_BxL + segments.lengths_BxL
+    real_BxL = segments.runs_BxL > 0
+    inside = lambda x_BxL: jnp.where(real_BxL, jnp.clip(x_BxL - start_1xL, 0, size), 0)
+    inverse_BxL = jnp.broadcast_to(1 / divisor_BxL, real_BxL.shape)
+    return Seen(*(to_chunks(x, size) for x in (inside(first_BxL), inside(stop_BxL), inverse_BxL)))
+
+
+def _crossing(segments: Segments, size: int) -> tuple[jax.Array, jax.Array]:
+    """Which keys are of the document that goes on to the next chunk; whether the one that enters a chunk leaves it."""
+    runs_BxGxC = to_chunks(segments.runs_BxL, size)
+    last_BxG = runs_BxGxC[:, :, -1]
+    entering_BxG = jnp.pad(last_BxG[:, :-1], ((0, 0), (1, 0)))
+    return (runs_BxGxC == last_BxG[..., None]) & (runs_BxGxC > 0), (entering_BxG == last_BxG).astype(jnp.int32)
+
+
+def _on_mesh(function: Callable, arrays: tuple, about: tuple, bias_W: jax.Array | None) -> jax.Array:
+    """A kernel is not partitioned by itself: each device calls it for its part of the B×H×L×… arrays."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return function(arrays, about, bias_W)
+    batch, heads, _, expanded = arrays[2].shape
+    of_rows, tensor = mesh.shape["data"] * mesh.shape["fsdp"], mesh.shape[_TENSOR]
+    rows = _ROWS if batch % of_rows == 0 else None
+    by_heads = heads % tensor == 0
+    by_values = not by_heads and expanded % tensor == 0
+    pairs = PartitionSpec(rows, _TENSOR if by_heads else None)
+    values = PartitionSpec(rows, _TENSOR if by_heads else None, None, _TENSOR if by_values else None)
+    specs = tuple(values if i == 2 else pairs for i in range(len(arrays)))
+    of_about = jax.tree.map(lambda x: PartitionSpec(rows if x.shape[0] == batch else None), about)
+    # Pallas does not tell over which axes its results vary.
+    shared = jax.shard_map(
+        function, in_specs=(specs, of_about, PartitionSpec()), out_specs=values, check_vma=False, mesh=mesh
+    )
+    return shared(arrays, about, bias_W)

@@ -1,0 +1,30 @@
+"""The families through Pallas kernels, interpreted, against their oracles and against the form that XLA compiles."""
+
+import numpy as np
+import pytest
+
+from models.cases import PACKED, assert_close, case, real, tokens
+from models.test_equivalences import assert_same, primitives
+
+# Linear attention has a kernel for causal models only: the bidirectional form is two products.
+CASES = [("flash_quad", True), ("flash_quad", False), ("flash", True), ("flash", False), ("linear_transformer", True)]
+each_case = pytest.mark.parametrize(("family", "causal"), CASES)
+
+
+@each_case
+def test_kernels_are_used(family, causal):
+    """So that the comparisons below are not of a thing with itself."""
+    assert primitives(case(family, causal, kernels="pallas"))["pallas_call"] > 0
+    assert primitives(case(family, causal))["pallas_call"] == 0
+
+
+@each_case
+def test_logits_equal_the_oracle(family, causal):
+    model, keep = case(family, causal, kernels="pallas"), real(PACKED)
+    logits = model.logits(model.params, tokens(), PACKED)
+    assert_close(np.asarray(logits)[keep], model.oracle(PACKED)[keep], 1e-5)
+
+
+@each_case
+def test_logits_and_gradients_are_those_of_xla(family, causal):
+    assert_same(case(family, causal, kernels="pallas"), family, causal)
