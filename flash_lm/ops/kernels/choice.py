@@ -37,7 +37,7 @@ def choose(requested: str, part: str, function: str, size: int, q: jax.Array, v:
     elif requested == "pallas":
         backend, why = _OF_PLATFORM.get(platform, "interpreted"), "model.kernels=pallas"
     elif platform not in _OF_PLATFORM:
-        backend, why = None, f"there is none for {platform}"
+        backend, why = None, f"{platform} has no kernels"
     elif size < _SMALLEST or key_width % _NARROWEST or value_width % _NARROWEST:
         backend, why = None, f"{size} queries of {key_width} and values of {value_width} would be mostly padding"
     elif key_width * q.dtype.itemsize > _WIDEST:

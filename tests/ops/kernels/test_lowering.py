@@ -1,0 +1,41 @@
+"""The kernels lower to Triton and to Mosaic, which needs neither a GPU nor a TPU."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from flash_lm.ops.kernels.attention import attend
+from flash_lm.ops.kernels.programs import Form, Seen
+
+CALLS = {"triton": ("cuda", "__gpu$xla.gpu.triton"), "mosaic": ("tpu", "tpu_custom_call")}
+# Batch, rows of what is seen, chunks, chunk, width of queries and of values, bias, sums over chunks
+SHAPES = {
+    "mixed_chunks": (4, 4, 8, 256, 128, 1536, True, True),
+    "all_pairs": (2, 2, 1, 2048, 128, 1536, True, False),
+    "linear": (8, 1, 4, 256, 64, 65, False, True),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("backend", CALLS)
+def test_lowering(backend, shape, dtype):
+    batch, rows, chunks, size, width, expanded, bias, across = SHAPES[shape]
+    of = lambda *dimensions, dtype=dtype: jax.ShapeDtypeStruct(dimensions, jnp.dtype(dtype))
+    queries, about = of(batch, chunks, size, width), of(rows, chunks, size, dtype="int32")
+    arrays = {"q": queries, "k": queries, "v": of(batch, chunks, size, expanded)}
+    arrays |= {"bias": of(2 * size - 1, dtype="float32")} if bias else {}
+    arrays |= {"x": queries, "y": queries} if across else {}
+    seen = Seen(about, about, of(rows, chunks, size, dtype="float32"))
+
+    def loss(arrays: dict, seen: Seen, goes_on: jax.Array) -> jax.Array:
+        pair = (arrays["x"], arrays["y"], goes_on) if across else None
+        form = Form("relu2", 0.1, backend)
+        out = attend(form, arrays["q"], arrays["k"], arrays["v"], seen, arrays.get("bias"), pair)
+        return out.astype(jnp.float32).sum()
+
+    platform, call = CALLS[backend]
+    goes_on = of(rows, chunks, dtype="int32")
+    program = jax.jit(jax.grad(loss)).trace(arrays, seen, goes_on).lower(lowering_platforms=(platform,)).as_text()
+    # Derivatives of values and of scores, and with sums over chunks those of both directions; nobody reads the output.
+    assert program.count(f"custom_call @{call}") >= (4 if across else 2)

@@ -1,0 +1,171 @@
+"""The kernels, interpreted, against one float64 matrix over the row: output and derivatives, on one device and eight."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+
+from flash_lm.config import MeshConfig
+from flash_lm.ops.kernels import attention, backends
+from flash_lm.ops.kernels.programs import Form
+from flash_lm.ops.kernels.rows import Across, attend_in_chunks
+from flash_lm.ops.segments import find_segments
+from flash_lm.training.sharding import make_mesh
+from ops.kernels import reference
+
+SCALE = 0.4
+# Documents of any length, one that ends inside a chunk, padding inside and at the end, an id that comes again.
+DOCUMENTS = ((1, 23), (0, 2), (1, 9), (3, 1), (2, 30), (0, 5))
+
+
+def draw(batch: int, heads: int, length: int, chunk: int, widths: tuple[int, int], bias: bool, across: bool) -> dict:
+    random = np.random.default_rng(0)
+    normal = lambda *shape: random.standard_normal((batch, heads, length, *shape)).astype(np.float32)
+    key_width, value_width = widths
+    x = {"q": normal(key_width), "k": normal(key_width), "v": normal(value_width), "d_out": normal(value_width)}
+    x["divisor"] = random.uniform(1, 3, (batch, length)).astype(np.float32)
+    if bias:
+        x["bias"] = random.standard_normal(2 * chunk - 1).astype(np.float32)
+    if across:
+        x |= {"x": normal(key_width), "y": normal(key_width)}
+        x["weight"] = random.uniform(0.2, 1, (batch, length)).astype(np.float32)
+    return x
+
+
+def packed(batch: int, length: int) -> np.ndarray:
+    row = np.concatenate([np.full(count, name) for name, count in DOCUMENTS])
+    return np.stack([np.resize(np.roll(row, 3 * b), length) for b in range(batch)]).astype(np.int32)
+
+
+def whole(batch: int, length: int) -> np.ndarray:
+    return np.ones((batch, length), np.int32)
+
+
+@functools.partial(jax.jit, static_argnames=("chunk", "causal", "function", "dtype"))
+def run(x: dict, ids: jax.Array, *, chunk: int, causal: bool, function: str, dtype: str = "float32"):
+    """The output and the derivatives."""
+
+    def out(x: dict) -> jax.Array:
+        q, k, v = (x[name].astype(dtype) for name in ("q", "k", "v"))
+        across = Across(x["x"].astype(dtype), x["y"].astype(dtype), x["weight"]) if "x" in x else None
+        return attend_in_chunks(
+            Form(function, SCALE, "interpreted"),
+            q,
+            k,
+            v,
+            find_segments(ids),
+            chunk_size=chunk,
+            causal=causal,
+            divisor_BxL=x["divisor"],
+            bias_W=x.get("bias"),
+            across=across,
+        )
+
+    found, pull = jax.vjp(out, x)
+    return found, pull(x["d_out"].astype(dtype))[0]
+
+
+def assert_right(x: dict, ids: np.ndarray, rtol: float = 2e-6, **settings) -> None:
+    out, d = run(x, ids, **settings)
+    expected, expected_d = reference.attend(
+        x, ids, scale=SCALE, **{name: value for name, value in settings.items() if name != "dtype"}
+    )
+    for name, here, there in [("out", out, expected), *((name, d[name], expected_d[name]) for name in expected_d)]:
+        error = np.linalg.norm(np.asarray(here, np.float64) - there)
+        assert error <= rtol * np.linalg.norm(there), f"{name}: {error}"
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("ids", [whole, packed])
+@pytest.mark.parametrize("length", [1, 16, 53])
+def test_all_pairs(length, ids, causal):
+    """Tiles are 16 queries by 8 keys, so 53 tokens have several, the last one part full."""
+    x = draw(2, 1, length, length, (6, 21), bias=True, across=False)
+    assert_right(x, ids(2, length), chunk=length, causal=causal, function="relu2")
+
+
+@pytest.mark.parametrize("ids", [whole, packed])
+@pytest.mark.parametrize(("chunk", "length"), [(8, 30), (20, 70), (16, 64)])
+def test_mixed_chunks(chunk, length, ids):
+    x = draw(2, 2, length, chunk, (5, 19), bias=True, across=True)
+    assert_right(x, ids(2, length), chunk=chunk, causal=True, function="relu2")
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_chunks_alone(causal):
+    x = draw(2, 1, 45, 20, (4, 16), bias=False, across=False)
+    assert_right(x, packed(2, 45), chunk=20, causal=causal, function="laplace")
+
+
+def test_linear():
+    x = draw(1, 3, 50, 12, (8, 9), bias=False, across=True)
+    assert_right(x, packed(1, 50), chunk=12, causal=True, function="identity")
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
+def test_bands_of_queries(bias, monkeypatch):
+    """Derivatives of scores exist for a band of queries at a time; here there are three."""
+    monkeypatch.setattr(attention, "_BAND", 32)
+    jax.clear_caches()
+    x = draw(2, 1, 90, 90, (6, 24), bias=bias, across=False)
+    assert_right(x, packed(2, 90), chunk=90, causal=True, function="relu2")
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("across", [True, False], ids=["mixed", "all_pairs"])
+def test_bfloat16(across):
+    x = draw(2, 1, 70, 20 if across else 70, (16, 24), bias=True, across=across)
+    settings = {"chunk": 20 if across else 70, "causal": True, "function": "relu2"}
+    assert_right(x, packed(2, 70), rtol=2e-2, dtype="bfloat16", **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["triton", "mosaic"])
+@pytest.mark.parametrize("across", [True, False], ids=["mixed", "all_pairs"])
+def test_tiles_of_the_machines(name, across, monkeypatch):
+    """The sizes that a GPU and a TPU are given, with values in several tiles."""
+    machine, here = backends.BACKENDS[name], backends.BACKENDS["interpreted"]
+    real = backends.dataclasses.replace(machine, scalars=here.scalars, diagonals=here.diagonals, options=here.options)
+    monkeypatch.setitem(backends.BACKENDS, "interpreted", real)
+    jax.clear_caches()
+    chunk, length = (256, 600) if across else (300, 300)
+    x = draw(1, 1, length, chunk, (64, 300), bias=True, across=across)
+    assert_right(x, packed(1, length), chunk=chunk, causal=True, function="relu2")
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("across", [True, False], ids=["mixed", "all_pairs"])
+def test_on_a_mesh(heads, across):
+    """Rows over data and fsdp; heads over tensor, or of a single head the values."""
+    chunk = 8 if across else 26
+    x = draw(4, heads, 26, chunk, (4, 16), bias=True, across=across)
+    settings = {"chunk": chunk, "causal": True, "function": "relu2"}
+    with jax.set_mesh(make_mesh(MeshConfig(shape=(2, 2, 2), rules=()))):
+        assert "shard_map" in str(jax.make_jaxpr(functools.partial(run, **settings))(x, packed(4, 26)))
+        assert_right(x, packed(4, 26), **settings)
+
+
+def test_rows_that_do_not_divide_over_the_mesh():
+    x = draw(3, 1, 20, 20, (4, 15), bias=True, across=False)
+    with jax.set_mesh(make_mesh(MeshConfig(shape=(2, 2, 2), rules=()))):
+        assert_right(x, packed(3, 20), chunk=20, causal=True, function="relu2")
+
+
+def test_a_rolled_tile_is_a_gathered_one():
+    """A TPU makes the bias of a tile by rotations."""
+    values = np.random.default_rng(0).standard_normal((1, 1024)).astype(np.float32)
+
+    def tile(make):
+        def program(values_ref, out_ref):
+            out_ref[...] = make(values_ref, jnp.int32(384), (128, 128))
+
+        out = jax.ShapeDtypeStruct((128, 128), jnp.float32)
+        return pl.pallas_call(program, out_shape=out, interpret=True)(values)
+
+    rolled, gathered = (tile(backends.BACKENDS[name].diagonals) for name in ("mosaic", "triton"))
+    np.testing.assert_array_equal(rolled, gathered)
+    assert gathered[3, 5] == values[0, 384 + 5 - 3 + 127]
