@@ -1,4 +1,4 @@
-"""The kernels, interpreted, against one float64 matrix over the row: output and derivatives, on one device and eight."""
+"""The kernels, interpreted, against one float64 matrix over the row, on one device and on eight."""
 
 import functools
 
