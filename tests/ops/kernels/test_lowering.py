@@ -3,11 +3,16 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh
 
 from flash_lm.ops.kernels.attention import attend
 from flash_lm.ops.kernels.programs import Form, Seen
 
-CALLS = {"triton": ("cuda", "__gpu$xla.gpu.triton"), "mosaic": ("tpu", "tpu_custom_call")}
+# Platform, how the call is named in the program, and a device, which some versions of jax ask for.
+TARGETS = {
+    "triton": ("cuda", "__gpu$xla.gpu.triton", AbstractDevice("NVIDIA H100 80GB HBM3", 132, "gpu")),
+    "mosaic": ("tpu", "tpu_custom_call", AbstractDevice("TPU v5 lite", 1, "tpu")),
+}
 # Batch, rows of what is seen, chunks, chunk, width of queries and of values, bias, sums over chunks
 SHAPES = {
     "mixed_chunks": (4, 4, 8, 256, 128, 1536, True, True),
@@ -18,7 +23,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("backend", CALLS)
+@pytest.mark.parametrize("backend", TARGETS)
 def test_lowering(backend, shape, dtype):
     batch, rows, chunks, size, width, expanded, bias, across = SHAPES[shape]
     of = lambda *dimensions, dtype=dtype: jax.ShapeDtypeStruct(dimensions, jnp.dtype(dtype))
@@ -34,8 +39,10 @@ def test_lowering(backend, shape, dtype):
         out = attend(form, arrays["q"], arrays["k"], arrays["v"], seen, arrays.get("bias"), pair)
         return out.astype(jnp.float32).sum()
 
-    platform, call = CALLS[backend]
+    platform, call, device = TARGETS[backend]
     goes_on = of(rows, chunks, dtype="int32")
-    program = jax.jit(jax.grad(loss)).trace(arrays, seen, goes_on).lower(lowering_platforms=(platform,)).as_text()
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("data",), abstract_device=device)):
+        traced = jax.jit(jax.grad(loss)).trace(arrays, seen, goes_on)
+        program = traced.lower(lowering_platforms=(platform,)).as_text()
     # Derivatives of values and of scores, and with sums over chunks those of both directions; nobody reads the output.
     assert program.count(f"custom_call @{call}") >= (4 if across else 2)
