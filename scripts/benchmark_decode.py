@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from flash_lm.analysis.drawing import can_draw
 from flash_lm.analysis.plots import Panel, plot_panels
 from flash_lm.analysis.provenance import provenance
 from flash_lm.analysis.results import Line, append_jsonl, write_jsonl
@@ -215,8 +216,9 @@ def main(argv: list[str]) -> None:
     lines = measure(models, contexts, batches, arguments.tokens, arguments.rounds, free_memory(), keep)
     text = tables(lines, batches, prefills)
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
-    plot(lines, batches, arguments.out / "decode.png")
     print(text)
+    if can_draw():
+        plot(lines, batches, arguments.out / "decode.png")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from flash_lm.analysis.drawing import can_draw
 from flash_lm.analysis.plots import Panel, plot_panels
 from flash_lm.analysis.provenance import provenance
 from flash_lm.analysis.results import Line, append_jsonl
@@ -104,7 +105,7 @@ def compare(config: Config, peer: subprocess.Popen, rounds: int) -> Line:
     except PeerError as error:
         return line | {"not_compared": str(error)}
     for side, cell in (("ours", ours), ("peer", theirs)):
-        line |= {f"{side}_ms": cell.median_ms, f"{side}_iqr_ms": cell.iqr_ms, f"{side}_rounds": len(cell.times_ms)}
+        line |= {f"{side}_ms": cell.median_ms, f"{side}_iqr_ms": cell.iqr_ms, f"{side}_turns": len(cell.times_ms)}
     return line | {"speedup": theirs.median_ms / ours.median_ms}
 
 
@@ -170,7 +171,7 @@ def main(argv: list[str]) -> None:
     text = markdown_table(lines, COLUMNS)
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)
-    if compared := [line for line in lines if "speedup" in line]:
+    if (compared := [line for line in lines if "speedup" in line]) and can_draw():
         plot(compared, arguments.out / "peers.png")
 
 

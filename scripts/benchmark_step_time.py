@@ -4,26 +4,32 @@
         --size=small --out=results/step_time [--config.model.chunk_size=256 …]
 
 A step is forward, backward and update of the same number of tokens at each length, on tokens that lie on the device.
-Families take turns; on a CPU the peak is a matrix product that takes turns with them.
+Families take turns; on a CPU the peak is a matrix product that takes turns with them. A family may stand there with
+keys of its own, as in flash+kernels=xla+remat=full, beside itself without them.
 """
 
 import argparse
+import concurrent.futures
+import copy
 import dataclasses
-import importlib.util
 import logging
+import os
 import pathlib
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
+from flash_lm.analysis.drawing import can_draw
 from flash_lm.analysis.peaks import peak_flops
 from flash_lm.analysis.provenance import config_hash, provenance
 from flash_lm.analysis.results import Line, append_jsonl
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.step_time import BASELINE, plot_step_times, step_time_tables
-from flash_lm.command import load_config, positive, run, whole_numbers
+from flash_lm.command import apply_overrides, load_config, positive, run, whole_numbers
 from flash_lm.config import DTYPES, TASKS, Config
 from flash_lm.errors import InputError
 from flash_lm.models.families import FAMILIES
@@ -49,11 +55,15 @@ def compile_steps(
 ) -> tuple[dict[str, BareStep], dict[str, Line]]:
     """The steps that have been compiled, by family, and what is known of every one."""
     steps, lines = {}, {}
+    # Compiling one keeps one core busy at a time, and the cores of a small machine have two threads each.
+    pool = concurrent.futures.ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2))
+    compiling = {family: pool.submit(BareStep, config) for family, config in configs.items()}
     for family, config in configs.items():
         try:
-            step = steps[family] = BareStep(config)
-        except jax.errors.JaxRuntimeError as error:
-            lines[family] = does_not_fit(error)
+            step = steps[family] = compiling[family].result()
+        except Exception as error:  # whatever a variant has against this machine, the others go on
+            lines[family] = why_not(error)
+            say(f"{family}: {next(iter(lines[family].values()))}")
             continue
         lines[family] = {
             "params": step.parameters,
@@ -61,6 +71,7 @@ def compile_steps(
             "temp_bytes": step.temp_bytes,
             "peak_bytes": step.peak_bytes,
             "model_flops": step.model_flops,
+            "kernels": step.kernels,
             "config_hash": config_hash(dataclasses.asdict(config)),
         }
         say(f"{family} compiled in {step.compile_s:.1f} s, {step.peak_bytes / 1e6:,.0f} MB")
@@ -80,7 +91,7 @@ def warm_up(steps: dict[str, BareStep], lines: dict[str, Line]) -> dict[str, Cel
             step.start()
             cells[family] = Cell.warmed(family, timed(step.step))
         except jax.errors.JaxRuntimeError as error:
-            lines[family] |= does_not_fit(error)
+            lines[family] |= why_not(error)
             continue
         states, largest = states + state, max(largest, step.temp_bytes)
     return cells
@@ -113,6 +124,14 @@ def measure(configs: dict[str, Config], rounds: int, say: Callable[[str], None])
     return lines
 
 
+def variant(config: ConfigDict, word: str, length: int, **step: Any) -> Config:
+    """The config that a word of --families means: a family, and keys of `config.model` after plus signs."""
+    family, *changes = word.split("+")
+    changed = copy.deepcopy(config)
+    apply_overrides(changed, [f"--config.model.{change}" for change in changes])
+    return step_config(changed, family, length, **step)
+
+
 def matrix_product(dtype: str) -> Callable[[], jax.Array]:
     """A product of square matrices with a float32 result, compiled."""
     a = jax.random.normal(jax.random.key(0), (PRODUCT, PRODUCT), dtype)
@@ -120,23 +139,23 @@ def matrix_product(dtype: str) -> Callable[[], jax.Array]:
     return lambda: jax.block_until_ready(product(a))
 
 
-def does_not_fit(error: Exception) -> Line:
-    """What is told of a cell that ran out of memory; any other error goes on up."""
-    if "RESOURCE_EXHAUSTED" not in str(error):
-        raise error
-    return {"does_not_fit": str(error).splitlines()[0][:200]}
+def why_not(error: Exception) -> Line:
+    """What is told of a cell that ran out of memory, or failed."""
+    key = "does_not_fit" if "RESOURCE_EXHAUSTED" in str(error) else "failed"
+    return {key: f"{type(error).__name__}: {error}".splitlines()[0][:200]}
 
 
 def main(argv: list[str]) -> None:
     """Appends to steps.jsonl in OUT after each length, and at the end writes table.md and step_time.png."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--families", default=" ".join(FAMILIES), help="between blanks; default: all")
+    parser.add_argument("--families", default=" ".join(FAMILIES), help="between blanks, each with +key=value; all")
     parser.add_argument("--lengths", default="512 1024 2048 4096 8192", help="of the rows, between blanks")
     parser.add_argument("--tokens_per_step", type=int, default=8192)
     parser.add_argument("--task", default="causal_lm", choices=TASKS)
     parser.add_argument("--size", default="small", choices=SIZES)
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
+    parser.add_argument("--seconds", type=positive, help="a length that would end later is not begun")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
     arguments, overrides = parser.parse_known_args(argv)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores, once a cell
@@ -146,7 +165,7 @@ def main(argv: list[str]) -> None:
     families = arguments.families.split() or list(FAMILIES)
     # All that is wrong is told before anything is measured.
     step = {key: getattr(arguments, key) for key in ("task", "dtype", "tokens_per_step")}
-    configs = {n: {family: step_config(config, family, n, **step) for family in families} for n in lengths}
+    configs = {n: {word: variant(config, word, n, **step) for word in families} for n in lengths}
     arguments.out.mkdir(parents=True, exist_ok=True)
     file, lines, start = arguments.out / "steps.jsonl", [], time.perf_counter()
     file.unlink(missing_ok=True)
@@ -158,15 +177,17 @@ def main(argv: list[str]) -> None:
         here = [{"family": family, "length": length} | line | about for family, line in measured.items()]
         append_jsonl(file, here)
         lines += here
-        each = (time.perf_counter() - start) / done
-        print(f"{done} of {len(lengths)} lengths, about {each * (len(lengths) - done) / 60:.0f} min left", flush=True)
+        spent = time.perf_counter() - start
+        left = spent / done * (len(lengths) - done)
+        print(f"{done} of {len(lengths)} lengths, about {left / 60:.0f} min left", flush=True)
+        if left and arguments.seconds and spent + spent / done > arguments.seconds:
+            print(f"not run, for --seconds={arguments.seconds}: lengths {', '.join(map(str, lengths[done:]))}")
+            break
     text = step_time_tables(lines)
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)
-    if importlib.util.find_spec("matplotlib"):
+    if can_draw():
         plot_step_times(lines, arguments.out / "step_time.png")
-    else:
-        print("no plot: matplotlib is not installed")
 
 
 if __name__ == "__main__":

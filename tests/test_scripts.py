@@ -12,7 +12,8 @@ import pytest
 
 from flash_lm.analysis.results import read_jsonl
 from flash_lm.analysis.rounds import COUNTED
-from flash_lm.errors import InputError
+from flash_lm.errors import InputError, RunError
+from flash_lm.ops.kernels import attention, programs
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -58,6 +59,19 @@ def test_step_times_of_two_families(tmp_path, monkeypatch, capsys):
     assert (out / "table.md").read_text().strip() in capsys.readouterr().out
 
 
+def test_a_family_beside_itself_with_other_keys(tmp_path, monkeypatch, capsys):
+    """And no further length once the time is spent."""
+    script, out = load("benchmark_step_time"), tmp_path / "out"
+    monkeypatch.setattr(script, "PRODUCT", 64)
+    monkeypatch.setattr(script.time, "perf_counter", iter(range(0, 10**6, 100)).__next__)
+    words = ["--size=tiny", "--families=flash flash+kernels=pallas+chunk_size=8", "--lengths=16 32", "--seconds=60"]
+    script.main([*words, "--tokens_per_step=32", "--rounds=1", f"--out={out}", "--config.data.vocab_size=300", *SMALL])
+    plain, other = read_jsonl(out / "steps.jsonl")
+    assert (plain["family"], other["family"]) == ("flash", "flash+kernels=pallas+chunk_size=8")
+    assert plain["config_hash"] != other["config_hash"]
+    assert "not run, for --seconds=60: lengths 32" in capsys.readouterr().out
+
+
 def test_states_stay_while_another_one_takes_its_turn(monkeypatch):
     """So the last of these fits alone, but not with the others."""
     script = load("benchmark_step_time")
@@ -87,6 +101,36 @@ def test_step_times_of_nonsense_end_before_anything_is_measured(tmp_path, word, 
     words = ["--size=tiny", "--lengths=16", "--tokens_per_step=64", f"--out={tmp_path / 'out'}"]
     with pytest.raises(InputError, match=message):
         load("benchmark_step_time").main([*words, word])
+    assert not (tmp_path / "out").exists()
+
+
+def test_kernels_beside_what_xla_compiles(tmp_path, monkeypatch, capsys):
+    script = load("benchmark_kernels")
+    monkeypatch.setattr(script, "PRODUCT", 64)
+    sizes = ["--config.model.shared_dim=8", "--config.model.chunk_size=8", "--config.data.vocab_size=300", *SMALL]
+    words = ["--config=configs/tiny.py", "--lengths=16", "--tokens=32", "--rounds=1", "--calls=2"]
+    script.main([*words, f"--out={tmp_path / 'out'}", *sizes])
+    lines = read_jsonl(tmp_path / "out" / "kernels.jsonl")
+    assert [line["family"] for line in lines] == list(script.WITH_KERNELS)
+    for line in lines:
+        assert 0 < line["pallas_error"] < 2e-2 and 0 < line["xla_error"] < 2e-2
+        rate = line["flops"] / line["pallas_forward_ms"] * 1000
+        assert line["forward_fraction"] == pytest.approx(rate / line["product_flops_per_s"])
+        assert line["both_speedup"] == pytest.approx(line["xla_both_ms"] / line["pallas_both_ms"])
+    assert (tmp_path / "out" / "table.md").read_text().strip() in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("wrong", "found"), [(1.1, "0"), (float("nan"), "nan")])
+def test_a_kernel_that_differs_is_not_timed(tmp_path, monkeypatch, wrong, found):
+    """Here the sums that only derivatives need."""
+    script = load("benchmark_kernels")
+    right = programs.entering_sums
+    sums = lambda *words, reverse=False: right(*words, reverse=reverse) * (wrong if reverse else 1)
+    monkeypatch.setattr(attention, "entering_sums", sums)
+    sizes = ["--config.model.shared_dim=8", "--config.model.chunk_size=8", "--config.data.vocab_size=300", *SMALL]
+    words = ["--config=configs/tiny.py", "--lengths=16", "--tokens=32", f"--out={tmp_path / 'out'}", "--families=flash"]
+    with pytest.raises(RunError, match=f"the kernel of flash at 14 tokens, packed is {found}"):
+        script.main([*words, *sizes])
     assert not (tmp_path / "out").exists()
 
 
@@ -154,7 +198,7 @@ def test_peers_take_turns_with_us(tmp_path, monkeypatch, capsys):
     lines = {(line["peer"], line["length"]): line for line in read_jsonl(out / "peers.jsonl")}
     compared = lines["flash_pytorch", 16]
     assert compared["family"] == "flash" and compared["peer_version"] == "fake 1"
-    assert compared["ours_rounds"] == 2 * COUNTED
+    assert compared["ours_turns"] == 2 * COUNTED
     assert compared["peer_ms"] == 1000 and compared["speedup"] == 1000 / compared["ours_ms"]
     assert "parameters differ by 100.0%" in lines["flash_pytorch", 32]["not_compared"]
     assert lines["flash_pytorch", 64]["not_compared"] == "ImportError: no such thing"

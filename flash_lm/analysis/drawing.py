@@ -1,12 +1,21 @@
 """What all plots share: a frame, and styles of curves that can be told apart without colour."""
 
 import contextlib
+import importlib.util
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 _LINES = ("-", "--", "-.", ":")
 _MARKERS = "osv^D"
+
+
+def can_draw() -> bool:
+    """Whether there is matplotlib, which some GPU machines lack; tells if not."""
+    found = importlib.util.find_spec("matplotlib") is not None
+    if not found:
+        print("no plot: matplotlib is not installed")
+    return found
 
 
 @contextlib.contextmanager

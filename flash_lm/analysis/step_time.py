@@ -18,15 +18,16 @@ _TABLES = {
 
 def step_time_tables(lines: list[Line]) -> str:
     """Markdown: one row a family and one column a length in each table."""
+    lines = sorted(lines, key=lambda line: line["length"])
     found = [_title(lines)]
     for title, (key, factor, form) in _TABLES.items():
         there = [line for line in lines if isinstance(line.get(key), int | float)]
         if there:
             found += [f"{title}, by length", pivot(there, "family", "length", key, form, factor)]
-    misses = [line | {"why": line["does_not_fit"]} for line in lines if "does_not_fit" in line]
-    if misses:
-        columns = {"family": ("family", "{}"), "length": ("length", "{:,}"), "does not fit": ("why", "{}")}
-        found.append(markdown_table(misses, columns))
+    for key, heading in (("does_not_fit", "does not fit"), ("failed", "failed")):
+        if misses := [line for line in lines if key in line]:
+            columns = {"family": ("family", "{}"), "length": ("length", "{:,}"), heading: (key, "{}")}
+            found.append(markdown_table(misses, columns))
     return "\n\n".join(found)
 
 

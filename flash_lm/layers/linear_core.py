@@ -32,7 +32,8 @@ class LinearCore(nnx.Module):
         assert context.segments is not None
         q, k = self._featured(qk)
         size = min(self.chunk_size, v.shape[2])
-        backend = choose(self.kernels, "linear attention", "identity", size, q, v) if context.causal else None
+        both_ways = None if context.causal else "bidirectional, it is two products"
+        backend = choose(self.kernels, "linear attention", "identity", size, q, v, both_ways)
         if backend is not None:
             return linear_attention_by_kernel(backend, q, k, v, context.segments, chunk_size=self.chunk_size)
         out = linear_attention(

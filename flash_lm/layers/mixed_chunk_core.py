@@ -45,13 +45,13 @@ class MixedChunkCore(nnx.Module):
 
     def __call__(self, qk: tuple[tuple[jax.Array, jax.Array], ...], v: jax.Array, context: Context) -> jax.Array:
         """A pair of B×H×L×K queries and keys for each part that is on, B×H×L×E values -> B×H×L×E."""
-        x, out, backend = self._named(qk, v), jnp.zeros_like(v), None
-        if x.local is not None:
-            size = min(self.chunk_size, v.shape[2])
-            backend = choose(self.kernels, "mixed chunk attention", self.function, size, x.local[0], v)
-            out += (
-                self._attend_by_kernel(backend, x, context) if backend else self._attend_locally(*x.local, v, context)
-            )
+        x, out, size = self._named(qk, v), jnp.zeros_like(v), min(self.chunk_size, v.shape[2])
+        without = None if self.local else "model.local_attention=False"
+        backend = choose(self.kernels, "mixed chunk attention", self.function, size, qk[0][0], v, without)
+        if backend is not None:
+            out += self._attend_by_kernel(backend, x, context)
+        elif x.local is not None:
+            out += self._attend_locally(*x.local, v, context)
         if x.global_ is not None and not (backend and context.causal):
             out += self._attend_globally(*x.global_, v, context)
         return out
@@ -131,12 +131,12 @@ class MixedChunkCore(nnx.Module):
     def _attend_by_kernel(self, backend: str, x: Projections, context: Context) -> jax.Array:
         """The local part, and if causal the global one with it."""
         assert context.segments is not None and x.local is not None
-        settings, size = self._settings((x.local,)), self.chunk_size
+        width, size = x.local[0].shape[-1], self.chunk_size
         across = None
         if x.global_ is not None and context.causal:
             across = Across(*x.global_, self._global_weights(x.v_BxHxLxE.shape[2], context))
         return attend_in_chunks(
-            Form(settings.function, settings.scale, backend),
+            Form(self.function, scale(self.normalizer, width, size, self.function), backend),
             *x.local,
             x.v_BxHxLxE,
             context.segments,

@@ -113,9 +113,8 @@ class QuadraticCore(nnx.Module):
         )
 
     def _kernel(self, q: jax.Array, v: jax.Array) -> str | None:
-        if self.implementation == "plain":
-            return None
-        return choose(self.kernels, "quadratic attention", self.function, q.shape[2], q, v)
+        plain = "model.attention_implementation=plain" if self.implementation == "plain" else None
+        return choose(self.kernels, "quadratic attention", self.function, q.shape[2], q, v, plain)
 
     def _attend_by_kernel(self, backend: str, q, k, v, context: Context) -> jax.Array:
         length, segments = q.shape[2], context.segments

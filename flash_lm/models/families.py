@@ -129,9 +129,10 @@ _UNITS = frozenset(
     {"rotary", "expanded_dim", "shared_dim", "gau_heads", "relative_bias", "attention_function", "normalizer"}
 )
 _QUADRATIC = frozenset({"attention_implementation"})
+_KERNELS = frozenset({"kernels"})
 _CHUNK = frozenset({"chunk_size"})
 _CHUNKS = _CHUNK | {"local_attention", "global_attention", "normalizer"}
-_SOME_USE = _HEADS | _UNITS | _QUADRATIC | _CHUNKS | _FACTORS | _WINDOW | _FEATURES
+_SOME_USE = _HEADS | _UNITS | _QUADRATIC | _KERNELS | _CHUNKS | _FACTORS | _WINDOW | _FEATURES
 
 FAMILIES = {
     "transformer": Family((softmax_attention, MLP), _LEARNED, _HEADS | _QUADRATIC),
@@ -140,15 +141,17 @@ FAMILIES = {
     "flash_quad": Family(
         (gau_quadratic, gau_quadratic),
         _GAU | {"relative_bias": lambda config: "toeplitz" if config.max_length <= _TOEPLITZ_REACH else "rope"},
-        _UNITS | _QUADRATIC,
+        _UNITS | _QUADRATIC | _KERNELS,
     ),
-    "flash": Family((gau_mixed_chunk, gau_mixed_chunk), _GAU | {"relative_bias": "toeplitz"}, _UNITS | _CHUNKS),
+    "flash": Family(
+        (gau_mixed_chunk, gau_mixed_chunk), _GAU | {"relative_bias": "toeplitz"}, _UNITS | _KERNELS | _CHUNKS
+    ),
     "mc_tfm": Family((softmax_mixed_chunk, GLU), _GLU, _HEADS | _CHUNKS),
     "aft_full": Family((aft_full, MLP), _LEARNED, _MLP | _FACTORS),
     "aft_local": Family((aft_local, MLP), _LEARNED, _MLP | _FACTORS | _WINDOW),
     "aft_simple": Family((aft_simple, MLP), _LEARNED, _MLP),
     "aft_conv": Family((aft_conv, MLP), _FILTERS, _MLP | {"num_heads"} | _WINDOW),
-    "linear_transformer": Family((linear_attention, MLP), _LEARNED, _HEADS | _CHUNK),
+    "linear_transformer": Family((linear_attention, MLP), _LEARNED, _HEADS | _KERNELS | _CHUNK),
     "performer": Family((favor_attention, MLP), _LEARNED, _HEADS | _CHUNK | _FEATURES),
 }
 

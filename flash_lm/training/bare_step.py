@@ -41,6 +41,7 @@ class BareStep:
         temp_bytes: of the temporary arrays, as XLA has laid them out.
         peak_bytes: of all that exists during a step: state, batch and temporary arrays.
         model_flops: of a step, see `models.flops`.
+        kernels: whether Pallas kernels are in it.
     """
 
     def __init__(self, config: Config):
@@ -53,8 +54,10 @@ class BareStep:
         self._init = lambda: init_state(model, optimizer)
         step = jax.jit(make_train_step(model, optimizer, config.train, config.seed), donate_argnums=0)
         start = time.perf_counter()
-        self._compiled = step.lower(jax.eval_shape(self._init), jax.eval_shape(self._batch)).compile()
+        traced = step.trace(jax.eval_shape(self._init), jax.eval_shape(self._batch))
+        self._compiled = traced.lower().compile()
         self.compile_s = time.perf_counter() - start
+        self.kernels = "pallas_call" in str(traced.jaxpr)
         memory: Any = self._compiled.memory_analysis()
         self.temp_bytes = memory.temp_size_in_bytes
         held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -73,7 +76,7 @@ class BareStep:
         self._started = jax.block_until_ready(state), batch
         return float(metrics["loss"])
 
-    def _batch(self) -> dict[str, jax.Array]:
+    def _batch(self) -> dict[str, Any]:
         """Full rows of one document; of a masked model a share of the tokens is to be predicted."""
         data = self.config.data
         shape = (data.batch_size, data.length)
@@ -81,10 +84,12 @@ class BareStep:
         tokens_BxL = jax.random.randint(tokens_key, shape, 0, self.config.model.vocab_size)
         masked = self.config.task == "masked_lm"
         chosen_BxL = jax.random.uniform(mask_key, shape) < (data.mask_rate if masked else 1.0)
+        # cuDNN would be given them as an L×L array.
+        alone = self.config.model.attention_implementation == "cudnn"
         return {
+            "segment_ids_BxL": None if alone else jnp.ones(shape, jnp.int32),
             "inputs_BxL": tokens_BxL,
             "targets_BxL": tokens_BxL if masked else jnp.roll(tokens_BxL, -1, axis=1),
             "loss_mask_BxL": chosen_BxL.astype(jnp.float32),
-            "segment_ids_BxL": jnp.ones(shape, jnp.int32),
             "positions_BxL": jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32)[None], shape),
         }

@@ -28,3 +28,12 @@ def test_logits_equal_the_oracle(family, causal):
 @each_case
 def test_logits_and_gradients_are_those_of_xla(family, causal):
     assert_same(case(family, causal, kernels="pallas"), family, causal)
+
+
+@each_case
+def test_what_kernels_made_is_kept_between_products(family, causal):
+    none, products, full = (
+        primitives(case(family, causal, kernels="pallas", remat=remat))["pallas_call"]
+        for remat in ("none", "products", "full")
+    )
+    assert none == products < full

@@ -2,12 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu, triton
+
+from flash_lm.ops.attention_functions import ELEMENTWISE
+
+# What `weighted_values` takes of a GPU's shared memory, with queries of so many bytes.
+_SHARED_BYTES = 164_608
+_SHARED_KEY_BYTES = 256
+_VMEM_BYTES = 100 * 2**20  # of the 128 MiB of a TPU
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,18 +26,29 @@ class Tile:
         columns: of scores.
         value_bytes: of a row of values.
         depth: of the values, as the sum that `score_derivatives` runs over.
-        sums: values that `entering_sums` sums up.
+        keys: dimensions of keys whose sums `entering_sums` makes.
+        sums: dimensions of values likewise.
     """
 
     rows: int
     columns: int
     value_bytes: int
     depth: int
+    keys: int
     sums: int
 
     def values(self, dtype: Any) -> int:
         """Values of a row."""
         return self.value_bytes // jnp.dtype(dtype).itemsize
+
+
+class Work(NamedTuple):
+    """What a part of a model asks of a kernel: tokens of a row, widths of queries and values, bytes of a number."""
+
+    length: int
+    key_width: int
+    value_width: int
+    itemsize: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +57,9 @@ class Backend:
 
     Attributes:
         tile: sizes.
+        functions: of the scores, that it can compute.
+        problem: work -> what keeps this machine from it, or None.
+        first_is_fastest: the first dimension of a grid is the one along which neighbours run at the same time.
         width: -> the width of queries and keys that the programs need for theirs.
         scalars: -> spec of a small array that is read number by number.
         diagonals: (ref of 1×W values, place of the top right … bottom left diagonal's first, shape of the tile) -> a
@@ -47,6 +68,9 @@ class Backend:
     """
 
     tile: Tile
+    functions: frozenset[str]
+    problem: Callable[[Work], str | None]
+    first_is_fastest: bool
     width: Callable[[int], int]
     scalars: Callable[[], pl.BlockSpec]
     diagonals: Callable[[Any, jax.Array, tuple[int, ...]], jax.Array]
@@ -66,21 +90,34 @@ def _rolled(ref: Any, start: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return tpu.roll(values, columns + 1, 1, stride=1, stride_axis=0)[:, :columns]
 
 
+def shared_memory() -> int:
+    """Bytes of shared memory that a program on this GPU may have; 0 where the device does not say."""
+    return getattr(jax.devices()[0], "shared_memory_per_block_optin", 0)
+
+
+def _problem_on_triton(work: Work) -> str | None:
+    if shared_memory() < _SHARED_BYTES:
+        return f"{shared_memory():,} bytes of shared memory, and the kernels need {_SHARED_BYTES:,}"
+    if work.key_width * work.itemsize > _SHARED_KEY_BYTES:
+        return f"queries of {work.key_width * work.itemsize} bytes, and there is room for {_SHARED_KEY_BYTES}"
+    return None
+
+
+def _problem_on_mosaic(work: Work) -> str | None:
+    tile = BACKENDS["mosaic"].tile
+    # The keys and a tile of the values of a whole row, while the next ones are on their way.
+    needed = 2 * work.length * (work.key_width * work.itemsize + tile.value_bytes)
+    return f"rows of {work.length} tokens need {needed:,} bytes of VMEM" if needed > 0.9 * _VMEM_BYTES else None
+
+
 def _on_triton(dimensions: int) -> dict[str, Any]:
     del dimensions
     return {"compiler_params": triton.CompilerParams(num_warps=8, num_stages=2)}
 
 
 def _on_mosaic(dimensions: int) -> dict[str, Any]:
-    return {
-        "compiler_params": tpu.CompilerParams(
-            dimension_semantics=("parallel",) * dimensions, vmem_limit_bytes=100 * 2**20
-        )
-    }
-
-
-def _in_scalar_memory() -> pl.BlockSpec:
-    return pl.BlockSpec(memory_space=tpu.SMEM)
+    parallel = ("parallel",) * dimensions
+    return {"compiler_params": tpu.CompilerParams(dimension_semantics=parallel, vmem_limit_bytes=_VMEM_BYTES)}
 
 
 def _power_of_two(width: int) -> int:
@@ -92,10 +129,34 @@ def _lanes(width: int) -> int:
 
 
 BACKENDS = {
-    "triton": Backend(Tile(128, 64, 512, 64, 128), _power_of_two, pl.BlockSpec, _gathered, _on_triton),
-    "mosaic": Backend(Tile(128, 128, 1024, 256, 256), _lanes, _in_scalar_memory, _rolled, _on_mosaic),
-    # Small tiles, so that small arrays have several.
+    "triton": Backend(
+        tile=Tile(rows=128, columns=64, value_bytes=512, depth=64, keys=64, sums=128),
+        functions=frozenset(ELEMENTWISE) - {"laplace"},  # Pallas lowers no error function to Triton
+        problem=_problem_on_triton,
+        first_is_fastest=True,
+        width=_power_of_two,
+        scalars=pl.BlockSpec,
+        diagonals=_gathered,
+        options=_on_triton,
+    ),
+    "mosaic": Backend(
+        tile=Tile(rows=128, columns=128, value_bytes=1024, depth=256, keys=128, sums=256),
+        functions=frozenset(ELEMENTWISE),
+        problem=_problem_on_mosaic,
+        first_is_fastest=False,
+        width=_lanes,
+        scalars=lambda: pl.BlockSpec(memory_space=tpu.SMEM),
+        diagonals=_rolled,
+        options=_on_mosaic,
+    ),
     "interpreted": Backend(
-        Tile(16, 8, 64, 8, 16), lambda width: width, pl.BlockSpec, _gathered, lambda _: {"interpret": True}
+        tile=Tile(rows=16, columns=8, value_bytes=64, depth=8, keys=8, sums=16),  # so that small arrays have several
+        functions=frozenset(ELEMENTWISE),
+        problem=lambda work: None,
+        first_is_fastest=False,
+        width=lambda width: width,
+        scalars=pl.BlockSpec,
+        diagonals=_gathered,
+        options=lambda dimensions: {"interpret": True},
     ),
 }

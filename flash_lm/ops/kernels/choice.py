@@ -5,17 +5,18 @@ import logging
 
 import jax
 
-from flash_lm.ops.attention_functions import ELEMENTWISE
+from flash_lm.ops.kernels.backends import BACKENDS, Work
 
 _log = logging.getLogger(__name__)
 
 _OF_PLATFORM = {"gpu": "triton", "tpu": "mosaic"}
 _SMALLEST = 128  # queries of a chunk: below, a tile is mostly padding
 _NARROWEST = 64  # queries and values likewise
-_WIDEST = 256  # bytes of a query that leave room for the rest in a GPU's shared memory
 
 
-def choose(requested: str, part: str, function: str, size: int, q: jax.Array, v: jax.Array) -> str | None:
+def choose(
+    requested: str, part: str, function: str, size: int, q: jax.Array, v: jax.Array, unless: str | None = None
+) -> str | None:
     """The backend of a part of a model, logged once.
 
     Args:
@@ -23,29 +24,33 @@ def choose(requested: str, part: str, function: str, size: int, q: jax.Array, v:
         part: its name, for the log.
         function: of the scores.
         size: queries of a chunk.
-        q: queries, …×K.
-        v: values, …×E.
+        q: queries, …×L×K.
+        v: values, …×L×E.
+        unless: why this part takes no kernel whatever is requested; None: it may.
 
     Returns:
         A name of `BACKENDS`, or None for the form that XLA compiles.
     """
-    platform, key_width, value_width = jax.default_backend(), q.shape[-1], v.shape[-1]
-    if function not in ELEMENTWISE:
-        backend, why = None, f"{function} has no kernel"
-    elif requested == "xla":
-        backend, why = None, "model.kernels=xla"
-    elif requested == "pallas":
-        backend, why = _OF_PLATFORM.get(platform, "interpreted"), "model.kernels=pallas"
-    elif platform not in _OF_PLATFORM:
-        backend, why = None, f"{platform} has no kernels"
-    elif size < _SMALLEST or key_width % _NARROWEST or value_width % _NARROWEST:
-        backend, why = None, f"{size} queries of {key_width} and values of {value_width} would be mostly padding"
-    elif key_width * q.dtype.itemsize > _WIDEST:
-        backend, why = None, f"queries of {key_width} in {q.dtype.name} are too wide"
-    else:
-        backend, why = _OF_PLATFORM[platform], f"model.kernels=auto on {platform}"
-    _say(f"{part}: {f'Pallas kernel ({backend})' if backend else 'compiled by XLA'}, {why}")
-    return backend
+    platform = jax.default_backend()
+    backend = _OF_PLATFORM.get(platform, "interpreted")
+    if requested == "xla":
+        unless = "model.kernels=xla"
+    elif unless is None and function not in BACKENDS[backend].functions:
+        unless = f"{function} has no kernel for {platform}"
+    elif unless is None and requested == "auto":
+        unless = _problem(platform, backend, size, q, v)
+    _say(f"{part}: compiled by XLA, {unless}" if unless else f"{part}: Pallas kernel ({backend})")
+    return None if unless else backend
+
+
+def _problem(platform: str, backend: str, size: int, q: jax.Array, v: jax.Array) -> str | None:
+    """Why a kernel would be no gain here."""
+    (length, width), expanded = q.shape[-2:], v.shape[-1]
+    if platform not in _OF_PLATFORM:
+        return f"{platform} has no kernels"
+    if size < _SMALLEST or width % _NARROWEST or expanded % _NARROWEST:
+        return f"{size} queries of {width} and values of {expanded} would be mostly padding"
+    return BACKENDS[backend].problem(Work(length, width, expanded, q.dtype.itemsize))
 
 
 @functools.cache

@@ -7,7 +7,6 @@ or, transposed, keys: the derivative of the values is the same sum with the two 
 Arrays have the folded batch N = B·H and chunks G in front; those of `Seen` have B rows, or 1.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,6 +17,8 @@ from jax.experimental import pallas as pl
 
 from flash_lm.ops.attention_functions import ELEMENTWISE
 from flash_lm.ops.kernels.backends import BACKENDS, Backend
+
+Ids = tuple[jax.Array, ...]  # of a program in the grid
 
 
 class Seen(NamedTuple):
@@ -63,40 +64,35 @@ def weighted_values(
         N×G×I×E, dtype of the values.
     """
     backend = BACKENDS[form.backend]
-    (batch, chunks, length, width), expanded = rows_NxGxIxK.shape, values_NxGxJxE.shape[-1]
+    (batch, chunks, length, width), (columns, expanded) = rows_NxGxIxK.shape, values_NxGxJxE.shape[2:]
     tile = backend.tile
     depth = min(expanded, tile.values(values_NxGxJxE.dtype))
-    first, stop = _spans(seen, columns_NxGxJxK.shape[2] if transposed else length, tile.rows, tile.columns, transposed)
+    spans = _spans(seen, length if transposed else columns, tile.rows, tile.columns, transposed)
     row_of = _rows(batch, seen.inverse)
     of_rows = lambda *size: _block(lambda n, g, e, i: (n, g, i, 0), *size)
     of_columns = lambda *size: _block(lambda n, g, e, i: (n, g, 0, 0), *size)
     if transposed:
-        about = _block(lambda n, g, e, i: (row_of(n), g, 0, 0), 1, columns_NxGxJxK.shape[2])
+        about = _block(lambda n, g, e, i: (row_of(n), g, 0, 0), 1, columns)
     else:
         about = _block(lambda n, g, e, i: (row_of(n), g, i, 0), tile.rows, 1)
-    axis = 2 if transposed else 3
-    inputs = {
-        "first": (first, backend.scalars()),
-        "stop": (stop, backend.scalars()),
-        "seen": (Seen(*(jnp.expand_dims(x, axis) for x in seen)), Seen(about, about, about)),
+    inputs = _of_scores(backend, seen, about, 2 if transposed else 3, spans, bias_1xW) | {
         "rows": (rows_NxGxIxK, of_rows(tile.rows, width)),
-        "columns": (columns_NxGxJxK, of_columns(columns_NxGxJxK.shape[2], width)),
-        "values": (values_NxGxJxE, _block(lambda n, g, e, i: (n, g, 0, e), columns_NxGxJxK.shape[2], depth)),
+        "columns": (columns_NxGxJxK, of_columns(columns, width)),
+        "values": (values_NxGxJxE, _block(lambda n, g, e, i: (n, g, 0, e), columns, depth)),
     }
-    if bias_1xW is not None:
-        inputs["bias"] = _whole(bias_1xW)
     if entering is not None:
         x_NxGxIxK, sum_NxGxKxE = entering
         inputs["x"] = (x_NxGxIxK, of_rows(tile.rows, x_NxGxIxK.shape[-1]))
         inputs["sum"] = (sum_NxGxKxE, _block(lambda n, g, e, i: (n, g, 0, e), x_NxGxIxK.shape[-1], depth))
 
-    def program(refs: dict, out_ref) -> None:
-        n, g, i = (pl.program_id(axis) for axis in (0, 1, 3))
+    def program(ids: Ids, refs: dict, out_ref) -> None:
+        n, g, _, i = ids
         rows = refs["rows"][...]
+        about_rows = None if transposed else Seen(*(ref[...] for ref in refs["seen"]))
 
         def add(j: jax.Array, total: jax.Array) -> jax.Array:
             here = pl.ds(pl.multiple_of(j * tile.columns, tile.columns), tile.columns)
-            about = Seen(*(ref[:, here] if transposed else ref[...] for ref in refs["seen"]))
+            about = about_rows or Seen(*(ref[:, here] for ref in refs["seen"]))
             scores = _scores(form, rows, refs["columns"][here, :], refs.get("bias"), i, j, length)
             weights = ELEMENTWISE[form.function].function(scores) * about.inverse
             key = (i * tile.rows, 0) if transposed else (j * tile.columns, 1)
@@ -113,7 +109,8 @@ def weighted_values(
     grid = (batch, chunks, expanded // depth, length // tile.rows)
     out = jax.ShapeDtypeStruct((batch, chunks, length, expanded), values_NxGxJxE.dtype)
     spec = _block(lambda n, g, e, i: (n, g, i, e), tile.rows, depth)
-    return _call(program, backend, "weighted_values", grid, inputs, out, spec)
+    # A causal query sees the more keys the later it stands; those that take longest come first.
+    return _call(program, backend, "weighted_values", grid, inputs, out, spec, descending=not transposed)
 
 
 def score_derivatives(
@@ -143,25 +140,20 @@ def score_derivatives(
     tile, side = backend.tile, backend.tile.rows
     (batch, chunks, length, width), expanded = q_NxGxIxK.shape, v_NxGxJxE.shape[-1]
     keys, depth = k_NxGxJxK.shape[2], math.gcd(expanded, tile.depth)
-    first, stop = _spans(seen, keys, side, side, False)
+    spans = _spans(seen, keys, side, side, False)
     row_of = _rows(batch, seen.inverse)
     of_queries = lambda size: _block(lambda n, g, i, j: (n, g, i, 0), side, size)
     of_keys = lambda size: _block(lambda n, g, i, j: (n, g, j, 0), side, size)
     about = _block(lambda n, g, i, j: (row_of(n), g, i, 0), side, 1)
-    inputs = {
-        "first": (first, backend.scalars()),
-        "stop": (stop, backend.scalars()),
-        "seen": (Seen(*(x[..., None] for x in seen)), Seen(about, about, about)),
+    inputs = _of_scores(backend, seen, about, 3, spans, bias_1xW) | {
         "rows": (q_NxGxIxK, of_queries(width)),
         "columns": (k_NxGxJxK, of_keys(width)),
         "d_out": (d_out_NxGxIxE, of_queries(expanded)),
         "values": (v_NxGxJxE, of_keys(expanded)),
     }
-    if bias_1xW is not None:
-        inputs["bias"] = _whole(bias_1xW)
 
-    def program(refs: dict, out_ref) -> None:
-        n, g, i, j = (pl.program_id(axis) for axis in range(4))
+    def program(ids: Ids, refs: dict, out_ref) -> None:
+        n, g, i, j = ids
         row = row_of(n)
         touched = (refs["first"][row, g, i] <= j) & (j < refs["stop"][row, g, i])
 
@@ -173,7 +165,7 @@ def score_derivatives(
         steps = touched.astype(jnp.int32) * (expanded // depth)
         pull = jax.lax.fori_loop(0, steps, add, jnp.zeros((side, side), jnp.float32))
         about = Seen(*(ref[...] for ref in refs["seen"]))
-        scores = _scores(form, refs["rows"][...], refs["columns"][...], refs.get("bias"), i, j, length, side)
+        scores = _scores(form, refs["rows"][...], refs["columns"][...], refs.get("bias"), i, j, length)
         slope = ELEMENTWISE[form.function].derivative(scores) * about.inverse
         slope = jnp.where(_visible(about, j * side, 1, scores.shape), slope, 0)
         out_ref[...] = (slope * pull).astype(out_ref.dtype)
@@ -201,42 +193,42 @@ def entering_sums(
     """
     (batch, chunks, size, width), expanded = k_NxGxCxK.shape, v_NxGxCxE.shape[-1]
     tile = backend.tile
-    depth, step = math.gcd(expanded, tile.sums), min(size, tile.columns)
+    depth, keys = math.gcd(expanded, tile.sums), math.gcd(width, tile.keys)
     row_of = _rows(batch, goes_on_BxG)
     inputs = {
         "goes_on": (goes_on_BxG, backend.scalars()),
-        "keys": (k_NxGxCxK, _block(lambda n, e: (n, 0, 0, 0), chunks, size, width)),
-        "values": (v_NxGxCxE, _block(lambda n, e: (n, 0, 0, e), chunks, size, depth)),
+        "keys": (k_NxGxCxK, _block(lambda n, e, k: (n, 0, 0, k), chunks, size, keys)),
+        "values": (v_NxGxCxE, _block(lambda n, e, k: (n, 0, 0, e), chunks, size, depth)),
     }
 
-    def program(refs: dict, out_ref) -> None:
-        row = row_of(pl.program_id(0))
+    def program(ids: Ids, refs: dict, out_ref) -> None:
+        row = row_of(ids[0])
 
         def chunk(index: jax.Array, total: jax.Array) -> jax.Array:
             g = chunks - 1 - index if reverse else index
             out_ref[g, :, :] = total.astype(out_ref.dtype)
 
             def add(c: jax.Array, total: jax.Array) -> jax.Array:
-                here = pl.ds(pl.multiple_of(c * step, step), step)
-                keys, values = refs["keys"][g, here, :], refs["values"][g, here, :]
-                return total + _dot(keys.T, values)
+                here = pl.ds(pl.multiple_of(c * tile.columns, tile.columns), tile.columns)
+                return total + _dot(refs["keys"][g, here, :].T, refs["values"][g, here, :])
 
-            return jax.lax.fori_loop(0, size // step, add, total * refs["goes_on"][row, g].astype(jnp.float32))
+            kept = total * refs["goes_on"][row, g].astype(jnp.float32)
+            return jax.lax.fori_loop(0, size // tile.columns, add, kept)
 
-        jax.lax.fori_loop(0, chunks, chunk, jnp.zeros((width, depth), jnp.float32))
+        jax.lax.fori_loop(0, chunks, chunk, jnp.zeros((keys, depth), jnp.float32))
 
     out = jax.ShapeDtypeStruct((batch, chunks, width, expanded), v_NxGxCxE.dtype)
-    spec = _block(lambda n, e: (n, 0, 0, e), chunks, width, depth)
-    return _call(program, backend, "entering_sums", (batch, expanded // depth), inputs, out, spec)
+    spec = _block(lambda n, e, k: (n, 0, k, e), chunks, keys, depth)
+    grid = (batch, expanded // depth, width // keys)
+    return _call(program, backend, "entering_sums", grid, inputs, out, spec)
 
 
-def _scores(form: Form, rows, columns, bias_ref, i, j, length: int, side: int | None = None) -> jax.Array:
-    """A tile of scores, float32; `length`: rows of all tiles."""
-    tile = BACKENDS[form.backend].tile
+def _scores(form: Form, rows: jax.Array, columns: jax.Array, bias_ref, i, j, length: int) -> jax.Array:
+    """A tile of scores, the i-th of rows and the j-th of columns, float32; `length`: rows of all tiles."""
     scores = _dot(rows, columns, transpose=True) * form.scale
     if bias_ref is None:
         return scores
-    start = j * (side or tile.columns) - i * tile.rows + length - tile.rows
+    start = j * columns.shape[0] - i * rows.shape[0] + length - rows.shape[0]
     return scores + BACKENDS[form.backend].diagonals(bias_ref, start, scores.shape)
 
 
@@ -272,17 +264,51 @@ def _rows(batch: int, about: jax.Array) -> Callable[[jax.Array], jax.Array]:
     return lambda n: jax.lax.div(n, jnp.int32(heads))
 
 
+def _of_scores(
+    backend: Backend, seen: Seen, about: pl.BlockSpec, axis: int, spans: tuple[jax.Array, jax.Array], bias_1xW: Any
+) -> dict[str, tuple[Any, Any]]:
+    """What a program knows of its scores beside their factors; `about`: block of what is seen, put along `axis`."""
+    inputs: dict[str, tuple[Any, Any]] = {
+        "first": (spans[0], backend.scalars()),
+        "stop": (spans[1], backend.scalars()),
+        "seen": (Seen(*(jnp.expand_dims(x, axis) for x in seen)), Seen(about, about, about)),
+    }
+    if bias_1xW is not None:
+        inputs["bias"] = (bias_1xW, pl.BlockSpec(bias_1xW.shape, lambda *_: (0, 0)))
+    return inputs
+
+
 def _block(index_map: Callable, *size: int) -> pl.BlockSpec:
     """A block of an array of four dimensions; leading ones that `size` leaves out are gone in the program."""
     return pl.BlockSpec((None,) * (4 - len(size)) + size, index_map)
 
 
-def _whole(x: jax.Array) -> tuple[jax.Array, pl.BlockSpec]:
-    return x, pl.BlockSpec(x.shape, lambda *_: (0,) * x.ndim)
+def _call(
+    program: Callable, backend: Backend, name: str, grid: tuple, inputs: dict, out: Any, spec, descending: bool = False
+) -> jax.Array:
+    """Calls a program (ids, refs, output's ref) for each place of a grid, neighbours along its last dimension.
 
+    With `descending` the last place of that dimension comes first.
+    """
 
-def _call(program: Callable, backend: Backend, name: str, grid: tuple, inputs: dict, out: Any, spec) -> jax.Array:
+    def ids_of(*places: jax.Array) -> Ids:
+        ids = places[::-1] if backend.first_is_fastest else places
+        return (*ids[:-1], grid[-1] - 1 - ids[-1]) if descending else ids
+
+    def placed(block: pl.BlockSpec) -> pl.BlockSpec:
+        index_map = block.index_map
+        return block if index_map is None else pl.BlockSpec(block.block_shape, lambda *p: index_map(*ids_of(*p)))
+
     arrays = {key: array for key, (array, _) in inputs.items()}
-    specs = {key: block for key, (_, block) in inputs.items()}
-    call = functools.partial(pl.pallas_call, **backend.options(len(grid)))
-    return call(program, out_shape=out, grid=grid, in_specs=[specs], out_specs=spec, name=name)(arrays)
+    is_block = lambda x: isinstance(x, pl.BlockSpec)
+    specs = jax.tree.map(placed, {key: block for key, (_, block) in inputs.items()}, is_leaf=is_block)
+    call = pl.pallas_call(
+        lambda refs, out_ref: program(ids_of(*(pl.program_id(axis) for axis in range(len(grid)))), refs, out_ref),
+        out_shape=out,
+        grid=grid[::-1] if backend.first_is_fastest else grid,
+        in_specs=[specs],
+        out_specs=placed(spec),
+        name=name,
+        **backend.options(len(grid)),
+    )
+    return call(arrays)

@@ -6,20 +6,26 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from flash_lm.ops.kernels import choice
+from flash_lm.ops.kernels import backends, choice
 
-GOOD = {"function": "relu2", "size": 256, "width": 128, "values": 1536, "dtype": "bfloat16"}
+GOOD = {"function": "relu2", "size": 256, "length": 512, "width": 128, "values": 1536, "dtype": "bfloat16"}
+HOPPER = 232_448  # bytes of shared memory
 
 
 def choose(requested: str, **changes) -> str | None:
     x = GOOD | changes
-    q, v = (jax.ShapeDtypeStruct((2, 1, 512, x[width]), jnp.dtype(x["dtype"])) for width in ("width", "values"))
+    q, v = (jax.ShapeDtypeStruct((2, 1, x["length"], x[name]), jnp.dtype(x["dtype"])) for name in ("width", "values"))
     return choice.choose(requested, "a part", x["function"], x["size"], q, v)  # type: ignore[arg-type]
+
+
+def on(platform: str, monkeypatch, shared: int = HOPPER) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    monkeypatch.setattr(backends, "shared_memory", lambda: shared)
 
 
 @pytest.mark.parametrize(("platform", "backend"), [("gpu", "triton"), ("tpu", "mosaic"), ("cpu", None)])
 def test_auto_is_the_machines(platform, backend, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    on(platform, monkeypatch)
     assert choose("auto") == backend
     assert choose("xla") is None
     assert choose("pallas") == (backend or "interpreted")
@@ -29,27 +35,36 @@ def test_auto_is_the_machines(platform, backend, monkeypatch):
     "changes",
     [
         {"function": "softmax"},
+        {"function": "laplace"},
         {"size": 64},
         {"width": 96},
         {"values": 1000},
         {"dtype": "float32"},
     ],
-    ids=lambda changes: next(iter(changes)),
+    ids=str,
 )
 def test_auto_leaves_what_does_not_suit_to_xla(changes, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    on("gpu", monkeypatch)
     assert choose("auto", **changes) is None
-    assert (choose("pallas", **changes) is None) == (changes == {"function": "softmax"})
+    assert (choose("pallas", **changes) is None) == ("function" in changes)
+
+
+def test_auto_knows_what_a_machine_has_room_for(monkeypatch):
+    on("gpu", monkeypatch, shared=101_376)
+    assert choose("auto") is None
+    on("tpu", monkeypatch)
+    assert choose("auto", length=16384, dtype="float32") == choose("auto", function="laplace") == "mosaic"
+    assert choose("auto", length=65536) is None
 
 
 def test_the_choice_is_logged_once(monkeypatch, caplog):
     choice._say.cache_clear()
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    on("gpu", monkeypatch)
     with caplog.at_level(logging.INFO, logger="flash_lm"):
         for _ in range(3):
             choose("auto")
             choose("auto", size=64)
     assert [record.getMessage() for record in caplog.records] == [
-        "a part: Pallas kernel (triton), model.kernels=auto on gpu",
+        "a part: Pallas kernel (triton)",
         "a part: compiled by XLA, 64 queries of 128 and values of 1536 would be mostly padding",
     ]

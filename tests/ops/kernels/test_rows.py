@@ -1,5 +1,6 @@
 """The kernels, interpreted, against one float64 matrix over the row, on one device and on eight."""
 
+import dataclasses
 import functools
 
 import jax
@@ -128,7 +129,7 @@ def test_bfloat16(across):
 def test_tiles_of_the_machines(name, across, monkeypatch):
     """The sizes that a GPU and a TPU are given, with values in several tiles."""
     machine, here = backends.BACKENDS[name], backends.BACKENDS["interpreted"]
-    real = backends.dataclasses.replace(machine, scalars=here.scalars, diagonals=here.diagonals, options=here.options)
+    real = dataclasses.replace(machine, scalars=here.scalars, diagonals=here.diagonals, options=here.options)
     monkeypatch.setitem(backends.BACKENDS, "interpreted", real)
     jax.clear_caches()
     chunk, length = (256, 600) if across else (300, 300)

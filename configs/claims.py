@@ -1,0 +1,58 @@
+"""The runs behind results/CLAIMS.md that train small models: three seeds of each, about a minute a run on two cores.
+
+    python -m flash_lm.sweep --config=configs/claims.py --workdir=runs/claims --config.data.path=$DATA/books
+    python scripts/claims.py --runs=runs/claims --out=results
+
+A sweep goes on where it stopped, so that the runs can be spread over days; a claim whose runs are not done says so.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+
+SEEDS = (0, 1, 2)
+_ROWS_OF_4096 = {"model.max_length": 4096, "data.tokens_per_batch": 4096, "train.steps": 250, "train.warmup_steps": 25}
+
+# name -> what differs from the FLASH of `get_config`
+RUNS = {
+    "flash": {},
+    "flash_local": {"model.global_attention": False},
+    "flash_global": {"model.local_attention": False},
+    "flash_quad": {"model.family": "flash_quad"},
+    "transformer_plus_plus": {"model.family": "transformer_plus_plus"},
+    "mc_tfm": {"model.family": "mc_tfm"},
+    "transformer_plus": {"model.family": "transformer_plus"},
+    "quad_softmax": {"model.family": "flash_quad", "model.attention_function": "softmax"},
+    "quad_laplace": {"model.family": "flash_quad", "model.attention_function": "laplace"},
+    "chunk_64": {"model.chunk_size": 64},
+    "chunk_256": {"model.chunk_size": 256},
+    "chunk_512": {"model.chunk_size": 512},
+    "rotary_alone": {"model.absolute_positions": "none", "model.relative_bias": "none"},
+    "normalizer_constant": {"model.normalizer": "512"},
+    "normalizer_length": {"model.normalizer": "length"},
+    "gau_heads_4": {"model.gau_heads": 4},
+    "aft_simple": {"model.family": "aft_simple"},
+    "aft_local_8": {"model.family": "aft_local", "model.window_size": 8},
+    "aft_local_32": {"model.family": "aft_local", "model.window_size": 32},
+    "aft_local_128": {"model.family": "aft_local", "model.window_size": 128},
+    "aft_full": {"model.family": "aft_full"},
+    "linear_transformer": {"model.family": "linear_transformer"},
+    "transformer": {"model.family": "transformer"},
+    "flash_4096": _ROWS_OF_4096,
+    "transformer_plus_plus_4096": {"model.family": "transformer_plus_plus", **_ROWS_OF_4096},
+}
+
+
+def get_config() -> ConfigDict:
+    config = quickstart.get_config()
+    config.model.update(
+        family="flash", num_layers=2, model_dim=64, num_heads=4, shared_dim=64, chunk_size=128, max_length=512
+    )
+    config.data.update(corpus="hf", vocab_size=2048)
+    config.train.update(steps=500, warmup_steps=50, eval_every=50, eval_steps=40)
+    return config
+
+
+def get_runs(config: ConfigDict) -> dict[str, dict]:
+    # A whole seed first, so that what there is can be compared.
+    return {f"{name}_seed_{seed}": {**changes, "seed": seed} for seed in SEEDS for name, changes in RUNS.items()}

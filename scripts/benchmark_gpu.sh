@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# What one GPU makes of all this, meant for 8 minutes: scripts/benchmark_gpu.sh [folder, results/gpu]
+#
+# Needs jax, flax, optax and ml_collections; plots need matplotlib, the peers PyTorch. The kernels are checked first: if
+# one differs from the form that XLA compiles, nothing is timed. What there is no time for is told. PYTHON chooses the
+# interpreter. Results of an earlier run in the folder are replaced.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+OUT=${1:-results/gpu}
+PYTHON=${PYTHON:-python}
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} XLA_PYTHON_CLIENT_MEM_FRACTION=0.92
+step() { "$PYTHON" "scripts/benchmark_$1.py" "${@:2}"; echo "after $SECONDS s: $1 done"; }
+
+"$PYTHON" -c 'import jax, sys
+if jax.default_backend() != "gpu": sys.exit(f"error: no GPU, jax runs on a {jax.default_backend()}: install jax[cuda13]")'
+rm -rf "$OUT/kernels" "$OUT/step_time" "$OUT/decode" "$OUT/peers"
+
+step kernels --lengths="2048 8192" --rounds=1 --out="$OUT/kernels"
+
+# Each beside what it is compared with. The plain form fits with its layers recomputed, so flash stands beside it so, too;
+# both are last, since the room of the plain one would be missing to those after it.
+MAIN="transformer_plus_plus transformer_plus_plus+attention_implementation=cudnn flash_quad flash"
+XLA="flash_quad+kernels=xla flash+kernels=xla linear_transformer+kernels=xla"
+REST="transformer transformer_plus mc_tfm linear_transformer performer aft_full aft_local aft_simple aft_conv"
+PLAIN="flash+remat=full transformer_plus_plus+attention_implementation=plain+remat=full"
+step step_time --size=base --dtype=bfloat16 --tokens_per_step=65536 --lengths="8192 512 2048 4096 1024 16384" \
+    --families="$MAIN $XLA $REST $PLAIN" --config.model.remat=none --rounds=1 --seconds=$((400 - SECONDS)) \
+    --out="$OUT/step_time"
+
+step decode --config=configs/flash_base.py --families="transformer_plus_plus flash linear_transformer" \
+    --contexts="1024 16384" --batches="16" --rounds=1 --config.model.vocab_size=32000 --out="$OUT/decode"
+
+if ! "$PYTHON" -c 'import torch' 2>/dev/null; then
+    echo "no peers: PyTorch is not installed"
+elif ((SECONDS > 440)); then
+    echo "no peers: no time left; scripts/benchmark_peers.py measures them alone"
+else
+    # Both processes need room on the device.
+    XLA_PYTHON_CLIENT_PREALLOCATE=false step peers --config=configs/flash_base.py --python="$(command -v "$PYTHON")" \
+        --peers="sdpa flash_linear_attention" --lengths="2048 8192" --tokens_per_step=65536 --dtype=bfloat16 --rounds=1 \
+        --out="$OUT/peers"
+fi

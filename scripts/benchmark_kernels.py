@@ -1,0 +1,231 @@
+"""The Pallas kernels against the forms that XLA compiles: first whether they agree, then what they cost.
+
+    python scripts/benchmark_kernels.py --out=results/gpu/kernels [--lengths="2048 8192"] [--config.model.chunk_size=…]
+
+Both are compared with the form that XLA compiles in float32 and in its highest precision, the outputs and the gradients
+of values, queries, keys and bias, on whole rows and on packed ones of a length that no tile divides, causal and not. A
+kernel that is further away than its precision allows ends the run before anything is timed. Times are of one attention
+core, forward, and forward and backward, several calls a turn; a matrix product takes turns with them, and its rate is
+what a kernel's is a part of.
+"""
+
+import argparse
+import copy
+import dataclasses
+import logging
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from flash_lm.analysis.provenance import provenance
+from flash_lm.analysis.results import Line, append_jsonl
+from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
+from flash_lm.analysis.table import markdown_table
+from flash_lm.command import load_config, positive, run, whole_numbers
+from flash_lm.config import DTYPES, parse_model
+from flash_lm.errors import InputError, RunError
+from flash_lm.layers.context import Context
+from flash_lm.models.families import FAMILIES, complete
+from flash_lm.ops.segments import find_segments, whole_row
+
+WITH_KERNELS = ("flash_quad", "flash", "linear_transformer")
+FORMS = ("pallas", "xla")
+AGREES = {"bfloat16": 2e-2, "float32": 2e-3}  # relative distance; float32 products are in TF32 on a GPU
+PRODUCT = 8192  # rows and columns
+TAKEN = ("family", "kernels", "max_length", "causal", "dtype")  # keys that the flags set
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """An attention core of a family on rows of one length."""
+
+    config: Any
+    family: str
+    length: int
+    tokens: int
+    dtype: str
+    causal: bool = True
+    packed: bool = False
+
+    @property
+    def name(self) -> str:
+        """For the progress line."""
+        more = (", packed" if self.packed else "") + ("" if self.causal else ", bidirectional")
+        return f"{self.family} at {self.length} tokens{more}"
+
+    def sublayer(self, form: str) -> Any:
+        """The one that `model.kernels=form` gives, with its core."""
+        raw: Any = copy.deepcopy(self.config).model
+        raw.update(family=self.family, max_length=self.length, causal=self.causal, kernels=form, dtype=self.dtype)
+        return FAMILIES[self.family].pattern[0](complete(parse_model(raw)), rngs=nnx.Rngs(0))
+
+    def inputs(self, dtype: str) -> tuple[tuple, jax.Array, jax.Array]:
+        """Pairs of queries and keys, values, and a derivative of the output; all normal."""
+        sublayer = self.sublayer("xla")
+        keys = iter(jax.random.split(jax.random.key(0), 2 * sublayer.core.pairs + 2))
+
+        def normal(width: int) -> jax.Array:
+            shape = (self.tokens // self.length, sublayer.heads, self.length, width)
+            return jax.random.normal(next(keys), shape).astype(dtype)
+
+        pairs = tuple((normal(sublayer.key_width), normal(sublayer.key_width)) for _ in range(sublayer.core.pairs))
+        return pairs, normal(sublayer.value_width), normal(sublayer.value_width)
+
+    def segment_ids(self) -> jax.Array:
+        """Documents of any length, and padding between some of them and at the end."""
+        shape = (self.tokens // self.length, self.length)
+        begins = jax.random.uniform(jax.random.key(1), shape) < 4 / self.length
+        number = jnp.cumsum(begins, axis=1, dtype=jnp.int32)
+        at_end = jnp.arange(self.length)[None] >= 0.95 * self.length
+        return jnp.where((number % 4 == 3) | at_end, 0, number + 1)
+
+    def functions(self, form: str) -> tuple[Callable, Callable]:
+        """Forward, and output with gradients, both compiled when they are called."""
+        graph, params, rest = nnx.split(self.sublayer(form).core, nnx.Param, ...)
+        segments = find_segments(self.segment_ids()) if self.packed else whole_row(self.length)
+        context = Context(positions_BxL=segments.offsets_BxL, segments=segments, causal=self.causal, packed=self.packed)
+
+        def forward(params: nnx.State, pairs: tuple, v: jax.Array) -> jax.Array:
+            return nnx.merge(graph, params, rest)(pairs, v, context)
+
+        def both(pairs: tuple, v: jax.Array, d_out: jax.Array):
+            out, pull = jax.vjp(forward, params, pairs, v)
+            return out, pull(d_out.astype(out.dtype))
+
+        return jax.jit(lambda pairs, v, d_out: forward(params, pairs, v)), jax.jit(both)
+
+    def flops(self) -> float:
+        """Of the forward pass, visible pairs only."""
+        sublayer = self.sublayer("xla")
+        widths = sublayer.heads, sublayer.key_width, sublayer.value_width
+        return sublayer.core.flops_per_token(self.length, self.causal, *widths) * self.tokens
+
+
+def check(case: Case) -> Line:
+    """How far both forms are from the one in highest precision.
+
+    Raises:
+        RunError: the kernel is too far.
+    """
+    inputs = case.inputs(case.dtype)
+    exact = jax.tree.map(lambda x: x.astype(jnp.float32), inputs)
+    with jax.default_matmul_precision("highest"):
+        expected = dataclasses.replace(case, dtype="float32").functions("xla")[1](*exact)
+    line: Line = {"family": case.family, "length": case.length}
+    for form in FORMS:
+        found = case.functions(form)[1](*inputs)
+        distances = jax.tree.leaves(jax.tree.map(_distance, found, expected))
+        line[f"{form}_error"] = float(np.max(distances))  # NaN if one of them is
+    allowed = AGREES[case.dtype]
+    if not line["pallas_error"] <= allowed:  # nor is NaN
+        raise RunError(
+            f"the kernel of {case.name} is {line['pallas_error']:.2g} from the form in highest precision, where "
+            f"{allowed:g} is allowed and XLA's form is {line['xla_error']:.2g} away: nothing has been timed; "
+            f"set --config.model.kernels=xla in your runs"
+        )
+    return line
+
+
+def time_forms(case: Case, product: Cell, rounds: int, calls: int) -> Line:
+    """Milliseconds a call of both forms, and the kernel's rate as a part of a matrix product's.
+
+    Several calls a turn, so that the device need not wait for the next one to be sent.
+    """
+    inputs = case.inputs(case.dtype)
+    cells: dict[str, Cell] = {}
+    for form in FORMS:
+        for part, function in zip(("forward", "both"), case.functions(form), strict=True):
+            jax.block_until_ready(function(*inputs))
+            work = timed(lambda function=function: jax.block_until_ready([function(*inputs) for _ in range(calls)]))
+            cells[f"{form}_{part}"] = Cell.warmed(f"{case.name}, {form}, {part}", work)
+    product.times_ms.clear()
+    take_turns([*cells.values(), product], rounds)
+    line: Line = {f"{name}_ms": cell.median_ms / calls for name, cell in cells.items()}
+    line |= {"flops": case.flops(), "product_flops_per_s": calls * 2 * PRODUCT**3 / (product.median_ms / 1000)}
+    for part, times in (("forward", 1), ("both", 3)):
+        rate = times * line["flops"] / (line[f"pallas_{part}_ms"] / 1000)
+        line[f"{part}_fraction"] = rate / line["product_flops_per_s"]
+        line[f"{part}_speedup"] = line[f"xla_{part}_ms"] / line[f"pallas_{part}_ms"]
+    return line
+
+
+def _distance(found: jax.Array, expected: jax.Array) -> float:
+    difference = jnp.linalg.norm(found.astype(jnp.float32) - expected)
+    # Rows of one chunk have nothing across chunks, and no derivative there.
+    return float(difference / jnp.maximum(jnp.linalg.norm(expected), jnp.finfo(jnp.float32).tiny))
+
+
+def _table(lines: list[Line]) -> str:
+    columns = {
+        "attention of": ("family", "{}"),
+        "length": ("length", "{:,}"),
+        "distance": ("pallas_error", "{:.1e}"),
+        "of XLA's": ("xla_error", "{:.1e}"),
+        "forward, ms": ("pallas_forward_ms", "{:.2f}"),
+        "times XLA's speed": ("forward_speedup", "{:.2f}"),
+        "with backward, ms": ("pallas_both_ms", "{:.2f}"),
+        "times XLA's speed, both": ("both_speedup", "{:.2f}"),
+        "forward, part of the product's rate": ("forward_fraction", "{:.0%}"),
+        "both": ("both_fraction", "{:.0%}"),
+    }
+    return markdown_table(lines, columns)
+
+
+def main(argv: list[str]) -> None:
+    """Writes kernels.jsonl and table.md to OUT."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--config", default="configs/flash_base.py")
+    parser.add_argument("--families", default=" ".join(WITH_KERNELS), help="between blanks")
+    parser.add_argument("--lengths", default="2048 8192", help="of the rows, between blanks")
+    parser.add_argument("--tokens", type=positive, default=2**16, help="of all rows")
+    parser.add_argument("--calls", type=positive, default=10, help="a turn")
+    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
+    parser.add_argument("--rounds", type=positive, default=ROUNDS)
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
+    arguments, overrides = parser.parse_known_args(argv)
+    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores
+    if taken := [word for word in overrides if word.startswith(tuple(f"--config.model.{key}=" for key in TAKEN))]:
+        raise InputError(f"{', '.join(taken)}: the flags of this script say that, see --help")
+    config: Any = load_config(arguments.config, overrides)
+    families = arguments.families.split()
+    if unknown := sorted(set(families) - set(WITH_KERNELS)):
+        raise InputError(f"--families={arguments.families}: {unknown[0]} has no kernel, {', '.join(WITH_KERNELS)} have")
+    config.model.vocab_size = config.model.vocab_size or config.data.vocab_size
+    lengths = whole_numbers(arguments.lengths)
+    if uneven := [length for length in lengths if arguments.tokens % length]:
+        raise InputError(f"--tokens={arguments.tokens} must be a multiple of each length, and of {uneven[0]} it is not")
+    file = arguments.out / "kernels.jsonl"
+    file.unlink(missing_ok=True)  # the speeds of a kernel that no longer agrees would stay
+    cases = [Case(config, name, length, arguments.tokens, arguments.dtype) for name in families for length in lengths]
+    odd = lengths[0] - lengths[0] // 7
+    packed = [
+        Case(config, name, odd, 4 * odd, arguments.dtype, causal, packed=True)
+        for name in families
+        for causal in ((True,) if name == "linear_transformer" else (True, False))  # which has no kernel both ways
+    ]
+    found = {}
+    for case in [*packed, *cases]:
+        found[case] = check(case)
+        errors = ", ".join(f"{form} {found[case][f'{form}_error']:.1e}" for form in FORMS)
+        print(f"{case.name}: distance from highest precision: {errors}", flush=True)
+    square = jax.random.normal(jax.random.key(0), (PRODUCT, PRODUCT), arguments.dtype)
+    multiply = jax.jit(lambda a: jax.lax.dot(a, a, preferred_element_type=jnp.float32))
+    work = timed(lambda: jax.block_until_ready([multiply(square) for _ in range(arguments.calls)]))
+    work()
+    product = Cell.warmed("matrix product", work)
+    about = {"tokens": arguments.tokens, "dtype": arguments.dtype} | provenance(jax.devices()[0].device_kind)
+    for case in cases:
+        found[case] |= time_forms(case, product, arguments.rounds, arguments.calls) | about
+    lines = [found[case] for case in cases]
+    append_jsonl(file, lines)
+    (arguments.out / "table.md").write_text(_table(lines) + "\n", encoding="utf-8")
+    print(_table(lines))
+
+
+if __name__ == "__main__":
+    run(main)
