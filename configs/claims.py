@@ -1,7 +1,8 @@
 """The runs behind results/CLAIMS.md that train small models: three seeds of each, about a minute a run on two cores.
 
-    python -m flash_lm.sweep --config=configs/claims.py --workdir=runs/claims --config.data.path=$DATA/books
-    python scripts/claims.py --runs=runs/claims --out=results
+    python -m flash_lm.sweep --config=configs/claims.py --workdir=runs/claims \
+        --config.data.corpus=hf --config.data.path=$DATA/books
+    python scripts/claims.py --runs=runs/claims
 
 A sweep goes on where it stopped, so that the runs can be spread over days; a claim whose runs are not done says so.
 """
@@ -48,7 +49,7 @@ def get_config() -> ConfigDict:
     config.model.update(
         family="flash", num_layers=2, model_dim=64, num_heads=4, shared_dim=64, chunk_size=128, max_length=512
     )
-    config.data.update(corpus="hf", vocab_size=2048)
+    config.data.vocab_size = 2048
     config.train.update(steps=500, warmup_steps=50, eval_every=50, eval_steps=40)
     return config
 

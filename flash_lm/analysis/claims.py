@@ -205,6 +205,11 @@ def never_run(why: str) -> Judge:
     return lambda evidence: Verdict(NOT_RUN, why)
 
 
+def untestable(why: str) -> Judge:
+    """A claim about what cannot be run at this scale."""
+    return lambda evidence: Verdict(NOT_TESTABLE, why)
+
+
 def _loss(run: Run, length: int | None = None) -> float:
     length = length or run.trained_at
     if length not in run.scores:
