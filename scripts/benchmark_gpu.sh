@@ -24,7 +24,7 @@ XLA="flash_quad+kernels=xla flash+kernels=xla linear_transformer+kernels=xla"
 REST="transformer transformer_plus mc_tfm linear_transformer performer aft_full aft_local aft_simple aft_conv"
 PLAIN="flash+remat=full transformer_plus_plus+attention_implementation=plain+remat=full"
 step step_time --size=base --dtype=bfloat16 --tokens_per_step=65536 --lengths="8192 512 2048 4096 1024 16384" \
-    --families="$MAIN $XLA $REST $PLAIN" --config.model.remat=none --rounds=1 --seconds=$((400 - SECONDS)) \
+    --families="$MAIN $XLA $REST $PLAIN" --config.model.remat=none --rounds=1 --seconds=$((SECONDS < 390 ? 400 - SECONDS : 10)) \
     --out="$OUT/step_time"
 
 step decode --config=configs/flash_base.py --families="transformer_plus_plus flash linear_transformer" \
