@@ -50,7 +50,7 @@ def get_config() -> ConfigDict:
         family="flash", num_layers=2, model_dim=64, num_heads=4, shared_dim=64, chunk_size=128, max_length=512
     )
     config.data.vocab_size = 2048
-    config.train.update(steps=500, warmup_steps=50, eval_every=50, eval_steps=40)
+    config.train.update(steps=500, warmup_steps=50, eval_every=100, eval_steps=20)
     return config
 
 

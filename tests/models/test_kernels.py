@@ -30,7 +30,10 @@ def test_logits_and_gradients_are_those_of_xla(family, causal):
     assert_same(case(family, causal, kernels="pallas"), family, causal)
 
 
-@each_case
+@pytest.mark.parametrize(
+    ("family", "causal"),
+    [one if one == ("flash", True) else pytest.param(*one, marks=pytest.mark.slow) for one in CASES],
+)
 def test_what_kernels_made_is_kept_between_products(family, causal):
     none, products, full = (
         primitives(case(family, causal, kernels="pallas", remat=remat))["pallas_call"]

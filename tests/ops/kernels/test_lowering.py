@@ -22,7 +22,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
     ("backend", "function"), [(name, function) for name in TARGETS for function in sorted(BACKENDS[name].functions)]
