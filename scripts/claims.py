@@ -255,10 +255,10 @@ def page(evidence: Evidence) -> str:
             "",
             f"Of {len(CLAIMS)} claims: {told}. Written by `python scripts/claims.py` from the files in this folder.",
             "",
-            f"The study's models have 0.2M parameters and 500 steps of 2048 tokens of books, with {seeds} of "
-            f"{len(SEEDS)} seeds; a verdict needs every seed to say the same, else it is undecided. Perplexities "
-            f"within a factor of {ALIKE} are alike. What holds for such models need not hold for those of the papers, "
-            "and what fails for them need not fail there.",
+            "The study's models have a quarter of a million parameters and see a million tokens of books (500 steps), "
+            f"with {seeds} of {len(SEEDS)} seeds so far. A verdict needs every seed to say the same, and two of them "
+            f"at least; else it is undecided. Perplexities within a factor of {ALIKE} are alike. What holds after so few "
+            "steps of such small models need not hold for those of the papers, and what fails need not fail there.",
             "",
             "| claim | of | verdict | figure | command |",
             "|---|---|---|---|---|",

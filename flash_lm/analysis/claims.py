@@ -218,7 +218,9 @@ def _loss(run: Run, length: int | None = None) -> float:
 
 
 def _decided(held: Sequence[bool]) -> str:
-    """Of what held with each seed."""
+    """Of what held with each seed; a single one has no spread, and so decides nothing."""
+    if len(held) < 2:
+        return UNDECIDED
     if all(held):
         return REPRODUCED
     return UNDECIDED if any(held) else CONTRADICTED

@@ -41,6 +41,7 @@ def evidence(**perplexities: list[float]) -> Evidence:
         ([10, 20], [11, 22], REPRODUCED),
         ([10, 22], [11, 20], UNDECIDED),
         ([11, 22], [10, 20], CONTRADICTED),
+        ([10], [11], UNDECIDED),
         ([], [10], NOT_RUN),
     ],
 )
@@ -52,8 +53,8 @@ def test_better_with_every_seed(a, b, word):
 
 
 def test_no_worse():
-    assert better("a", "b", most=ALIKE)(evidence(a=[10.1], b=[10])).word == REPRODUCED
-    assert better("a", "b", most=ALIKE)(evidence(a=[10.3], b=[10])).word == CONTRADICTED
+    assert better("a", "b", most=ALIKE)(evidence(a=[10.1, 10], b=[10, 10])).word == REPRODUCED
+    assert better("a", "b", most=ALIKE)(evidence(a=[10.3, 10.4], b=[10, 10])).word == CONTRADICTED
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,8 @@ def test_only_seeds_of_both_count():
 
 
 def test_other_lengths():
-    runs = {"a": {0: run(10, others={1024: 12})}, "b": {0: run(9, others={1024: 13})}, "c": {0: run(9)}}
+    a, b, c = run(10, others={1024: 12}), run(9, others={1024: 13}), run(9)
+    runs = {name: {0: one, 1: one} for name, one in (("a", a), ("b", b), ("c", c))}
     assert better("a", "b", length=1024)(Evidence(runs, {})).word == REPRODUCED
     assert better("a", "b")(Evidence(runs, {})).word == CONTRADICTED
     missing = Claim("", "", better("a", "c", length=1024), "").verdict(Evidence(runs, {}))
@@ -81,13 +83,13 @@ def test_equal_time():
     slow, fast = run(10, step_ms=200), run(20, step_ms=100)
     assert slow.seconds == 20 and fast.loss_at(10) == pytest.approx(math.log(20))
     assert slow.loss_at(10) == pytest.approx(5 + (math.log(10) - 5) / 2)
-    runs = Evidence({"a": {0: slow}, "b": {0: fast}}, {})
+    runs = Evidence({"a": {0: slow, 1: slow}, "b": {0: fast, 1: fast}}, {})
     assert better("a", "b")(runs).word == REPRODUCED
     assert better_at_equal_time("a", "b")(runs).word == CONTRADICTED
 
 
 def test_loses_more():
-    figures = evidence(a=[10], b=[12], c=[10], d=[11])
+    figures = evidence(a=[10, 10], b=[12, 12], c=[10, 10], d=[11, 11])
     assert loses_more(("a", "b"), than=("c", "d"))(figures).word == REPRODUCED
     assert loses_more(("c", "d"), than=("a", "b"))(figures).word == CONTRADICTED
 
