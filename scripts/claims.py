@@ -90,8 +90,8 @@ def decoding(over: str, paper: float, context: int) -> Claim:
             evidence.line(DECODE, family=family, context=context, batch=16)["ms_a_token"]
             for family in (other, "linear_transformer")
         ]
-        # Another machine, other sizes: that the factor is of the paper's order is all that can be asked.
-        return times[0] / times[1] >= paper / 10, f"{times[0] / times[1]:.1f} times after {context} tokens, batch 16"
+        # Another machine and other sizes: half of the factor will do.
+        return times[0] / times[1] >= paper / 2, f"{times[0] / times[1]:.1f} times after {context} tokens, batch 16"
 
     text = f"Linear attention makes {paper:g} times as many tokens a second as softmax attention {what}"
     return Claim(text, f"{LINEAR}, images of {784 if context < 3000 else 3072} pixels", measured(holds), DECODING)
@@ -257,8 +257,8 @@ def page(evidence: Evidence) -> str:
             "",
             "The study's models have a quarter of a million parameters and see a million tokens of books (500 steps), "
             f"with {seeds} of {len(SEEDS)} seeds so far. A verdict needs every seed to say the same, and two of them "
-            f"at least; else it is undecided. Perplexities within a factor of {ALIKE} are alike. What holds after so few "
-            "steps of such small models need not hold for those of the papers, and what fails need not fail there.",
+            f"at least; else it is undecided. Perplexities within a factor of {ALIKE} are alike. What holds after so "
+            "few steps of such small models need not hold for those of the papers, and what fails need not fail there.",
             "",
             "| claim | of | verdict | figure | command |",
             "|---|---|---|---|---|",
