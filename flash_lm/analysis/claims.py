@@ -70,17 +70,18 @@ class Evidence:
     runs: Mapping[str, Mapping[int, Run]]
     files: Mapping[str, Sequence[Line]]
 
-    def pairs(self, first: str, second: str) -> list[tuple[Run, Run]]:
-        """Two runs of the study, a pair a seed that both have.
+    def together(self, *names: str) -> list[tuple[Run, ...]]:
+        """Runs of the study beside each other, for each seed that all of them have.
 
         Raises:
             MissingError: there is none.
         """
-        one, other = (self.runs.get(name, {}) for name in (first, second))
-        found = [(one[seed], other[seed]) for seed in sorted(one.keys() & other.keys())]
-        if not found:
-            raise MissingError(f"no finished run of {first if not one else second}, or none of the same seed")
-        return found
+        by_seed = [self.runs.get(name, {}) for name in names]
+        seeds = set.intersection(*(set(runs) for runs in by_seed))
+        if not seeds:
+            missing = next((name for name, runs in zip(names, by_seed, strict=True) if not runs), names[-1])
+            raise MissingError(f"no finished run of {missing}, or none of the same seed")
+        return [tuple(runs[seed] for runs in by_seed) for seed in sorted(seeds)]
 
     def line(self, path: str, **wanted: object) -> Line:
         """The newest line of a file that has these values.
@@ -133,7 +134,7 @@ def better(first: str, second: str, *, most: float = 1.0, length: int | None = N
 
     def judge(evidence: Evidence) -> Verdict:
         ratios = []
-        for runs in evidence.pairs(first, second):
+        for runs in evidence.together(first, second):
             one, other = (_loss(run, length) for run in runs)
             ratios.append(math.exp(one - other))
         at = f" on rows of {length}" if length else ""
@@ -146,7 +147,7 @@ def alike(first: str, second: str) -> Judge:
     """Neither run's perplexity is ALIKE times the other's or more, with any seed."""
 
     def judge(evidence: Evidence) -> Verdict:
-        ratios = [math.exp(_loss(one) - _loss(other)) for one, other in evidence.pairs(first, second)]
+        ratios = [math.exp(_loss(one) - _loss(other)) for one, other in evidence.together(first, second)]
         return Verdict(_decided([1 / ALIKE < ratio < ALIKE for ratio in ratios]), _told(first, second, ratios))
 
     return judge
@@ -157,7 +158,7 @@ def better_at_equal_time(first: str, second: str) -> Judge:
 
     def judge(evidence: Evidence) -> Verdict:
         ratios = []
-        for one, other in evidence.pairs(first, second):
+        for one, other in evidence.together(first, second):
             seconds = min(one.seconds, other.seconds)
             ratios.append(math.exp(one.loss_at(seconds) - other.loss_at(seconds)))
         return Verdict(_decided([ratio <= 1 for ratio in ratios]), _told(first, second, ratios, " after the same time"))
@@ -169,9 +170,11 @@ def loses_more(of: tuple[str, str], than: tuple[str, str]) -> Judge:
     """From the first to the second run of `of` perplexity grows by a larger factor than with those of `than`."""
 
     def judge(evidence: Evidence) -> Verdict:
-        factors = [[math.exp(_loss(b) - _loss(a)) for a, b in evidence.pairs(*names)] for names in (of, than)]
+        runs = evidence.together(*of, *than)
+        growth = lambda before, after: math.exp(_loss(after) - _loss(before))
+        factors = [growth(a, b) for a, b, _, _ in runs], [growth(c, d) for _, _, c, d in runs]
         return Verdict(
-            _decided([one > other for one, other in zip(*factors, strict=False)]),
+            _decided([one > other for one, other in zip(*factors, strict=True)]),
             "; ".join(_told(names[1], names[0], each) for names, each in zip((of, than), factors, strict=True)),
         )
 

@@ -94,6 +94,14 @@ def test_loses_more():
     assert loses_more(("c", "d"), than=("a", "b"))(figures).word == CONTRADICTED
 
 
+def test_loses_more_takes_all_four_of_a_seed():
+    """Seed 0 of c has not been run, and d of seed 1 is no partner of c of seed 2."""
+    runs = {"a": {i: run(10) for i in range(3)}, "b": {i: run(12) for i in range(3)}}
+    runs |= {"c": {1: run(10), 2: run(20)}, "d": {0: run(30), 1: run(11), 2: run(22)}}
+    verdict = loses_more(("a", "b"), than=("c", "d"))(Evidence(runs, {}))
+    assert verdict.word == REPRODUCED and "1.100 times that of c (1.100–1.100, 2 seeds)" in verdict.figure
+
+
 def test_a_claim_of_parts():
     right, wrong, open_ = better("a", "b"), better("b", "a"), better("a", "c")
     figures = evidence(a=[10, 10], b=[11, 11], c=[9, 11])

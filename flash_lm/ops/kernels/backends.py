@@ -43,11 +43,10 @@ class Tile:
 
 
 class Work(NamedTuple):
-    """What a part of a model asks of a kernel: tokens of a row, widths of queries and values, bytes of a number."""
+    """What a part of a model asks of a kernel: tokens of a row, width of queries, bytes of a number."""
 
     length: int
     key_width: int
-    value_width: int
     itemsize: int
 
 

@@ -50,7 +50,7 @@ def _problem(platform: str, backend: str, size: int, q: jax.Array, v: jax.Array)
         return f"{platform} has no kernels"
     if size < _SMALLEST or width % _NARROWEST or expanded % _NARROWEST:
         return f"{size} queries of {width} and values of {expanded} would be mostly padding"
-    return BACKENDS[backend].problem(Work(length, width, expanded, q.dtype.itemsize))
+    return BACKENDS[backend].problem(Work(length, width, q.dtype.itemsize))
 
 
 @functools.cache
