@@ -25,6 +25,7 @@ def get_config() -> ConfigDict:
     model.expanded_dim = open_int()  # E of a GAU; open: 2 D
     model.shared_dim = 64  # S, width of the queries and keys of a GAU
     model.gau_heads = 1  # heads of a GAU, that share Z and split E
+    model.query_key = "scale_offset"  # scale_offset (of one Z) | dense (each of a projection of its own), of a GAU
     model.chunk_size = 128  # C, tokens; performer takes the power of two below
     model.window_size = 32  # tokens that are nearer than this have a position bias, of aft_local and aft_conv
     model.bias_dim = 64  # width of the factors of AFT's position bias
@@ -42,6 +43,7 @@ def get_config() -> ConfigDict:
     model.attention_function = "relu2"  # relu2 | softmax | laplace, of a GAU
     model.normalizer = open_str()  # count | length | paper | an integer; open: count if causal, else data.length
     model.local_attention = True  # attention inside the chunk
+    model.overlapping_chunks = False  # it reaches into the neighbouring chunks, too; not to be decoded
     model.global_attention = True  # linear attention over the chunks
     model.attention_implementation = "blocked"  # plain | blocked | cudnn (softmax, a GPU), of quadratic attention
     model.kernels = "auto"  # auto (Pallas kernels on GPU and TPU, where the shapes suit them) | xla | pallas
@@ -98,7 +100,7 @@ def get_config() -> ConfigDict:
     # stacked layers' dimension excepted.
     mesh.rules = (
         ("embedding", ("tensor", "fsdp")),
-        ("shared/kernel", ("fsdp", None)),  # one head: to cut it would send scores instead of values
+        ("(shared|query_key)/kernel", ("fsdp", None)),  # one head: to cut it would send scores instead of values
         ("(query|key|value|gate|up)/kernel", ("fsdp", "tensor")),
         ("(output|down)/kernel", ("tensor", "fsdp")),
         ("(query|key)_position", (None, "fsdp")),

@@ -14,5 +14,6 @@ def get_config() -> ConfigDict:
     config = base.get_config()
     # The paper's standard deviation of 0.02 is meant for wide models; at this width it slows the first thousand steps.
     config.model.init = "lecun"
-    config.train.update(steps=240, eval_every=40, eval_steps=10)
+    # FLASH's clip: over hundreds of steps every family is a tenth better with it than with 1.
+    config.train.update(steps=240, eval_every=40, eval_steps=10, clip=0.1)
     return config

@@ -99,6 +99,7 @@ class ModelConfig:
     expanded_dim: int = _open(_at_least(1))
     shared_dim: int = _at_least(1)
     gau_heads: int = _added(1, _at_least(1))
+    query_key: str = _added("scale_offset", _one_of("scale_offset", "dense"))
     chunk_size: int = _at_least(1)
     window_size: int = _added(32, _at_least(0))
     bias_dim: int = _added(64, _at_least(1))
@@ -116,6 +117,7 @@ class ModelConfig:
     attention_function: str = _one_of("relu2", "softmax", "laplace")
     normalizer: str = _open(_normalizer())
     local_attention: bool
+    overlapping_chunks: bool = _added(False)
     global_attention: bool
     attention_implementation: str = _one_of("plain", "blocked", "cudnn")
     kernels: str = _added("auto", _one_of("auto", "xla", "pallas"))
@@ -129,6 +131,8 @@ class ModelConfig:
         """Sentences on keys that do not go together."""
         if not (self.local_attention or self.global_attention):
             return ["model.local_attention and model.global_attention are both false: switch one on"]
+        if self.overlapping_chunks and not self.local_attention:
+            return ["model.overlapping_chunks is of local attention: set --config.model.local_attention=True"]
         return []
 
 

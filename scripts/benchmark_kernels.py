@@ -67,13 +67,13 @@ class Case:
     def inputs(self, dtype: str) -> tuple[tuple, jax.Array, jax.Array]:
         """Pairs of queries and keys, values, and a derivative of the output; all normal."""
         sublayer = self.sublayer("xla")
-        keys = iter(jax.random.split(jax.random.key(0), 2 * sublayer.core.pairs + 2))
+        keys = iter(jax.random.split(jax.random.key(0), 2 * len(sublayer.core.scaled) + 2))
 
         def normal(width: int) -> jax.Array:
             shape = (self.tokens // self.length, sublayer.heads, self.length, width)
             return jax.random.normal(next(keys), shape).astype(dtype)
 
-        pairs = tuple((normal(sublayer.key_width), normal(sublayer.key_width)) for _ in range(sublayer.core.pairs))
+        pairs = tuple((normal(sublayer.key_width), normal(sublayer.key_width)) for _ in sublayer.core.scaled)
         return pairs, normal(sublayer.value_width), normal(sublayer.value_width)
 
     def segment_ids(self) -> jax.Array:

@@ -1,6 +1,6 @@
 """The two projections around an attention core: multi-head attention and the gated attention unit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,12 +9,13 @@ from flax import nnx
 
 from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
-from flash_lm.layers.dense import SCALE_INITS, Dense
+from flash_lm.layers.dense import KERNEL_INITS, Dense
 from flash_lm.layers.sublayer import State, Sublayer
 from flash_lm.ops.positions import rotate
 from flash_lm.ops.scale_offset import scale_offset
 
-# A core is called with the pairs of queries and keys that it asks for, each B×H×L×K, and B×H×L×E values.
+# A core is called with pairs of queries and keys, each B×H×L×K, as many as `core.scaled` has flags (whether it divides
+# their scores by √K), and B×H×L×E values.
 Core = Any
 Pairs = tuple[tuple[jax.Array, jax.Array], ...]
 
@@ -25,12 +26,11 @@ class ScaleOffsets(nnx.Module):
     With parameters for H heads, an x of one head gives copies of H.
     """
 
-    def __init__(self, copies: int, width: tuple[int, ...], init: Callable, config: ModelConfig, *, rngs: nnx.Rngs):
-        """β starts at 0; `width` are the last dimensions of x that have parameters of their own."""
-        dtype = jnp.dtype(config.param_dtype)
-        self.copies = copies
-        self.scale = nnx.Param(init(rngs.params(), (copies, *width), dtype))
-        self.offset = nnx.Param(jnp.zeros((copies, *width), dtype))
+    def __init__(self, scale: jax.Array):
+        """γ, n×K or n×H×K, at the start; β starts at 0."""
+        self.copies = len(scale)
+        self.scale = nnx.Param(scale)
+        self.offset = nnx.Param(jnp.zeros_like(scale))
 
     def __call__(self, x_BxHxLxK: jax.Array) -> list[jax.Array]:
         """N arrays B×H×L×K; parameters are (K) or (H, K)."""
@@ -129,10 +129,8 @@ class MultiHeadAttention(AttentionSublayer):
         width = (self.heads, self.key_width)
 
         def variants() -> ScaleOffsets | None:
-            # Queries and keys are projections already, so their scales start at 1 rather than at a GAU's small values.
-            return (
-                ScaleOffsets(core.pairs, width, jax.nn.initializers.ones, config, rngs=rngs) if scale_offsets else None
-            )
+            # Queries and keys are projections already, so that no GAU's small values are wanted.
+            return ScaleOffsets(_unit_scales(core.scaled, width, config)) if scale_offsets else None
 
         self.query_variants, self.key_variants = variants(), variants()
 
@@ -151,7 +149,8 @@ class MultiHeadAttention(AttentionSublayer):
 class GatedAttentionUnit(AttentionSublayer):
     """(U ⊙ A V) W_o with U = silu(x W_u), V = silu(x W_v), Z = silu(x W_z) (FLASH, section 2, eq. 3–5).
 
-    The paper's unit has one head. Several split V among them; each has scale-offsets of its own of the same Z.
+    The paper's unit has one head. Several split V among them; each has scale-offsets of its own of the same Z. With
+    `model.query_key=dense` each query and key is silu(x W) with a W of its own in place of a scale-offset of Z.
     """
 
     def __init__(self, core: Core, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -160,18 +159,27 @@ class GatedAttentionUnit(AttentionSublayer):
         self.core = core
         self.heads = config.gau_heads
         self.key_width, self.value_width = shared, expanded // self.heads
-        self.projection_weights = 3 * dim * expanded + dim * shared
+        self.copies = 2 * len(core.scaled)
+        self.dense = config.query_key == "dense"
+        projected = self.copies * self.heads * shared if self.dense else shared
+        self.projection_weights = 3 * dim * expanded + dim * projected
         self.gate = Dense(dim, expanded, config, rngs=rngs)
         self.value = Dense(dim, expanded, config, rngs=rngs)
-        self.shared = Dense(dim, shared, config, rngs=rngs)
         self.output = Dense(expanded, dim, config, rngs=rngs)
-        width = (shared,) if self.heads == 1 else (self.heads, shared)
-        self.variants = ScaleOffsets(2 * core.pairs, width, SCALE_INITS[config.init], config, rngs=rngs)
+        if self.dense:
+            self.query_key = Dense(dim, projected, config, rngs=rngs)
+        else:
+            self.shared = Dense(dim, shared, config, rngs=rngs)
+            width = (shared,) if self.heads == 1 else (self.heads, shared)
+            self.variants = ScaleOffsets(_SCALES[config.init](core.scaled, width, config, rngs))
 
     def project(self, x_BxLxD: jax.Array, context: Context) -> tuple[Pairs, jax.Array, Any]:
-        """All queries and keys are scale-offsets of the same Z."""
-        gate, v, z = (dense(x_BxLxD) for dense in (self.gate, self.value, self.shared))
-        variants = self.variants(_silu(z)[:, None])
+        """Queries and keys are scale-offsets of the same Z, or projections of their own."""
+        gate, v = self.gate(x_BxLxD), self.value(x_BxLxD)
+        if self.dense:
+            variants = jnp.split(self.split_heads(_silu(self.query_key(x_BxLxD))), self.copies, axis=-1)
+        else:
+            variants = self.variants(_silu(self.shared(x_BxLxD))[:, None])
         return _rotated_pairs(variants[::2], variants[1::2], context), self.split_heads(_silu(v)), gate
 
     def finish(self, mixed_BxHxLxE: jax.Array, rest: Any) -> jax.Array:
@@ -182,6 +190,24 @@ class GatedAttentionUnit(AttentionSublayer):
 # Both keep what goes in, and not what is made on the way, which costs less to make again than to keep.
 _silu = jax.checkpoint(jax.nn.silu)
 _gated = jax.checkpoint(lambda gate, x: jax.nn.silu(gate) * x)
+
+
+def _unit_scales(scaled: Sequence[bool], width: tuple[int, ...], config: ModelConfig) -> jax.Array:
+    """γ of one array of each pair: 1, or K^-1/4 where the scores are taken as they are, not divided by √K.
+
+    Else the linear part of mixed chunks would start many times as large as the quadratic one, and drown it.
+    """
+    starts = [1.0 if is_scaled else width[-1] ** -0.25 for is_scaled in scaled]
+    return jnp.stack([jnp.full(width, start, config.param_dtype) for start in starts])
+
+
+# model.init -> γ of the queries and keys of a GAU, in turn; the paper has the first, for wide models
+_SCALES = {
+    "normal": lambda scaled, width, config, rngs: KERNEL_INITS["normal"](
+        rngs.params(), (2 * len(scaled), *width), jnp.dtype(config.param_dtype)
+    ),
+    "lecun": lambda scaled, width, config, rngs: jnp.repeat(_unit_scales(scaled, width, config), 2, axis=0),
+}
 
 
 def join_heads(mixed_BxHxLxE: jax.Array) -> jax.Array:

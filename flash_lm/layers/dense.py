@@ -14,9 +14,6 @@ KERNEL_INITS = {"normal": _NORMAL, "lecun": jax.nn.initializers.lecun_normal()}
 # model.init -> initialiser of embeddings, (V, D); as an unembedding, D is the fan in
 EMBEDDING_INITS = {"normal": _NORMAL, "lecun": jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")}
 
-# model.init -> initialiser of the scales of a GAU's queries and keys; the paper has the first
-SCALE_INITS = {"normal": _NORMAL, "lecun": jax.nn.initializers.ones}
-
 
 class Dense(nnx.Module):
     """x W without bias, in the computation's dtype."""

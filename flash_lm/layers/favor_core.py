@@ -26,7 +26,7 @@ class Frequencies(nnx.Variable):
 class FavorCore(nnx.Module):
     """φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) with positive orthogonal random features φ (see `ops.favor`)."""
 
-    pairs = 1  # of queries and keys that the projection must give
+    scaled = (True,)  # one pair of queries and keys, whose scores are divided by √K
     state_grows = False
     longest = None
 

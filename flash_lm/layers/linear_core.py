@@ -16,7 +16,7 @@ from flash_lm.ops.mixed_chunk_decode import fold
 class LinearCore(nnx.Module):
     """φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) (see `ops.linear_attention`)."""
 
-    pairs = 1  # of queries and keys that the projection must give
+    scaled = (False,)  # one pair of queries and keys, whose scores are not divided by √K
     state_grows = False
     longest = None
 

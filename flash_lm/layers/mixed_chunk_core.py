@@ -1,5 +1,7 @@
 """Attention core that mixes chunks: quadratic inside each, linear over them; decodes from a state of constant size."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -36,17 +38,22 @@ class MixedChunkCore(nnx.Module):
         self.function = function
         self.normalizer = config.normalizer
         self.chunk_size = config.chunk_size
+        self.reach = _reach(config)
+        self.span = len(self.reach) * config.chunk_size  # tokens that local attention reaches over
         self.local, self.global_ = config.local_attention, config.global_attention
-        self.pairs = self.local + self.global_
+        self.scaled = (True,) * self.local + (False,) * self.global_  # a pair for each part
         self.dtype = config.dtype
         self.kernels = config.kernels
         has_bias = relative_bias != "none" and self.local
-        self.bias = RELATIVE_BIASES[relative_bias](config.chunk_size, config, rngs=rngs) if has_bias else None
+        distances = config.chunk_size - min(self.reach) * config.chunk_size
+        self.bias = RELATIVE_BIASES[relative_bias](distances, config, rngs=rngs) if has_bias else None
 
     def __call__(self, qk: tuple[tuple[jax.Array, jax.Array], ...], v: jax.Array, context: Context) -> jax.Array:
         """A pair of B×H×L×K queries and keys for each part that is on, B×H×L×E values -> B×H×L×E."""
         x, out, size = self._named(qk, v), jnp.zeros_like(v), min(self.chunk_size, v.shape[2])
         without = None if self.local else "model.local_attention=False"
+        if len(self.reach) > 1:
+            without = "model.overlapping_chunks=True"
         backend = choose(self.kernels, "mixed chunk attention", self.function, size, qk[0][0], v, without)
         if backend is not None:
             out += self._attend_by_kernel(backend, x, context)
@@ -75,7 +82,10 @@ class MixedChunkCore(nnx.Module):
         total = 0.0
         if self.local:
             full, rest = divmod(length, self.chunk_size)
-            pairs = sum(n * (n + 1) / 2 if causal else n * n for n in [self.chunk_size] * full + [rest])
+            sizes = [self.chunk_size] * full + [rest]
+            pairs = sum(n * (n + 1) / 2 if causal else n * n for n in sizes)
+            # Of each two chunks that touch, every token with every one: once for each side that sees the other.
+            pairs += (len(self.reach) - 1) * sum(a * b for a, b in itertools.pairwise(sizes))
             total += 2 * heads * pairs / length * (key_width + value_width)
         if self.global_:
             crossing = (length - 1) // self.chunk_size * self.chunk_size  # tokens in chunks before the last
@@ -92,29 +102,30 @@ class MixedChunkCore(nnx.Module):
         return Settings(
             chunk_size=self.chunk_size,
             function=self.function,
-            scale=scale(self.normalizer, qk[0][0].shape[-1], self.chunk_size, self.function),
-            bias_CxC=self._bias(),
+            scale=scale(self.normalizer, qk[0][0].shape[-1], self.span, self.function),
+            bias_CxRxC=self._biases(),
             local_divisor=self._local_divisor(),
             global_divisor=constant(self.normalizer, 0),
         )
 
-    def _bias(self) -> jax.Array | None:
+    def _biases(self) -> jax.Array | None:
+        """C×R×C, for each chunk of `reach`."""
         if self.bias is None:
             return None
-        return toeplitz(self._bias_of_distances())
+        return jnp.stack([toeplitz(self._bias_of_distances(chunks)) for chunks in self.reach], axis=1)
 
-    def _bias_of_distances(self) -> jax.Array:
+    def _bias_of_distances(self, chunks: int = 0) -> jax.Array:
         assert self.bias is not None
-        return self.bias(jnp.arange(1 - self.chunk_size, self.chunk_size, dtype=jnp.int32))
+        return self.bias(jnp.arange(1 - self.chunk_size, self.chunk_size, dtype=jnp.int32) + chunks * self.chunk_size)
 
     def _local_divisor(self) -> int | None:
         """N of the local part; see layers/normalizer.py."""
-        return self.chunk_size if self.normalizer.isdecimal() else constant(self.normalizer, self.chunk_size)
+        return self.span if self.normalizer.isdecimal() else constant(self.normalizer, self.span)
 
     def _local_divisors(self, context: Context) -> jax.Array:
         """N of each query, (B or 1)×L."""
         assert context.segments is not None
-        count_BxL = visible_keys_in_chunk(context.segments, self.chunk_size, context.causal)
+        count_BxL = visible_keys_in_chunk(context.segments, self.chunk_size, context.causal, self.reach)
         n = self._local_divisor()
         return (count_BxL if n is None else jnp.full_like(count_BxL, n)).astype(jnp.float32)
 
@@ -160,7 +171,8 @@ class MixedChunkCore(nnx.Module):
             function=settings.function,
             scale=settings.scale,
             divisor_BxL=self._local_divisors(context),
-            bias_CxC=settings.bias_CxC,
+            bias_CxRxC=settings.bias_CxRxC,
+            reach=self.reach,
         ).reshape(v.shape)
 
     def _attend_globally(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
@@ -175,3 +187,10 @@ class MixedChunkCore(nnx.Module):
         else:
             out = ops.global_attention_both_ways(*arrays, weight_BxL=weight_BxL)
         return out.reshape(v.shape)
+
+
+def _reach(config: ModelConfig) -> tuple[int, ...]:
+    """The chunks that a query's local attention sees, counted from its own."""
+    if not config.overlapping_chunks:
+        return (0,)
+    return (-1, 0) if config.causal else (-1, 0, 1)

@@ -32,7 +32,7 @@ class KeyValueCache(NamedTuple):
 class QuadraticCore(nnx.Module):
     """f(q kᵀ scale + b) / N · v over the visible pairs (see `ops.quadratic_attention`)."""
 
-    pairs = 1  # of queries and keys that the projection must give
+    scaled = (True,)  # one pair of queries and keys, whose scores are divided by √K
     state_grows = True
 
     def __init__(self, function: str, relative_bias: str, config: ModelConfig, *, rngs: nnx.Rngs):

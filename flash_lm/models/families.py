@@ -126,12 +126,21 @@ _FACTORS = frozenset({"bias_dim"})
 _WINDOW = frozenset({"window_size"})
 _FEATURES = frozenset({"num_features", "redraw_features"})
 _UNITS = frozenset(
-    {"rotary", "expanded_dim", "shared_dim", "gau_heads", "relative_bias", "attention_function", "normalizer"}
+    {
+        "rotary",
+        "expanded_dim",
+        "shared_dim",
+        "gau_heads",
+        "query_key",
+        "relative_bias",
+        "attention_function",
+        "normalizer",
+    }
 )
 _QUADRATIC = frozenset({"attention_implementation"})
 _KERNELS = frozenset({"kernels"})
 _CHUNK = frozenset({"chunk_size"})
-_CHUNKS = _CHUNK | {"local_attention", "global_attention", "normalizer"}
+_CHUNKS = _CHUNK | {"local_attention", "overlapping_chunks", "global_attention", "normalizer"}
 _SOME_USE = _HEADS | _UNITS | _QUADRATIC | _KERNELS | _CHUNKS | _FACTORS | _WINDOW | _FEATURES
 
 FAMILIES = {

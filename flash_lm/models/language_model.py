@@ -185,7 +185,7 @@ class LanguageModel(nnx.Module):
         """Checks that the model can decode.
 
         Raises:
-            InputError: it is bidirectional, or its normalizer needs the whole row.
+            InputError: it is bidirectional, or its normalizer or its chunks need more than a state holds.
         """
         if not self.config.causal:
             raise InputError("prefill and step need a causal model, and this one has model.causal=False")
@@ -193,6 +193,10 @@ class LanguageModel(nnx.Module):
             raise InputError(
                 f"model.normalizer={self.config.normalizer} depends on the whole row and cannot be decoded: "
                 "use count or an integer"
+            )
+        if self.config.overlapping_chunks and "overlapping_chunks" in FAMILIES[self.config.family].keys:
+            raise InputError(
+                "model.overlapping_chunks=True is for training and scoring: a state holds the current chunk alone"
             )
 
     def init_state(self, batch_size: int, capacity: int | None = None) -> DecodeState:

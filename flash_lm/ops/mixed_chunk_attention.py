@@ -39,9 +39,10 @@ def local_attention(
     function: str,
     scale: float,
     divisor_BxL: jax.Array,
-    bias_CxC: jax.Array | None = None,
+    bias_CxRxC: jax.Array | None = None,
+    reach: tuple[int, ...] = (0,),
 ) -> jax.Array:
-    """f(scale · q kᵀ + b) / N · v over the keys of the query's own chunk and document.
+    """f(scale · q kᵀ + b) / N · v over the keys of the query's document in its own chunk, or also in others near it.
 
     Args:
         q_NxLxK: queries.
@@ -53,27 +54,40 @@ def local_attention(
         function: a name of `ATTENTION_FUNCTIONS`.
         scale: factor of q kᵀ.
         divisor_BxL: N of each query, (B or 1)×L float32, not zero.
-        bias_CxC: added to the scores; row: query's place in the chunk, column: key's.
+        bias_CxRxC: added to the scores: query's place in its chunk, the key's chunk as in `reach`, its place there.
+        reach: the R chunks that a query sees, counted from its own.
 
     Returns:
         N×L×E, dtype of v.
     """
     length, chunk_size = q_NxLxK.shape[1], min(chunk_size, q_NxLxK.shape[1])
     q_NxGxCxK, k_NxGxCxK, v_NxGxCxE = (to_chunks(x, chunk_size) for x in (q_NxLxK, k_NxLxK, v_NxLxE))
-    scores_NxGxCxC = matmul(q_NxGxCxK, k_NxGxCxK, transpose_b=True) * scale
-    if bias_CxC is not None:
-        scores_NxGxCxC += bias_CxC[None, None, :chunk_size, :chunk_size]
+    k_NxGxWxK, v_NxGxWxE = (_with_neighbours(x, reach) for x in (k_NxGxCxK, v_NxGxCxE))
+    scores_NxGxCxW = matmul(q_NxGxCxK, k_NxGxWxK, transpose_b=True) * scale
+    if bias_CxRxC is not None:
+        scores_NxGxCxW += bias_CxRxC[:chunk_size, :, :chunk_size].reshape(1, 1, chunk_size, -1)
     runs_BxGxC = to_chunks(runs_BxL, chunk_size)
-    visible_BxGxCxC = (runs_BxGxC[..., None] == runs_BxGxC[:, :, None, :]) & (runs_BxGxC[:, :, None, :] > 0)
+    runs_BxGx1xW = _with_neighbours(runs_BxGxC, reach)[:, :, None]
+    visible_BxGxCxW = (runs_BxGxC[..., None] == runs_BxGx1xW) & (runs_BxGx1xW > 0)
     if causal:
-        visible_BxGxCxC &= jnp.tri(chunk_size, dtype=bool)[None, None]
+        earlier_CxW = jnp.concatenate([jnp.tri(chunk_size, k=-n * chunk_size, dtype=bool) for n in reach], axis=1)
+        visible_BxGxCxW &= earlier_CxW[None, None]
     divisor_BxGxC = to_chunks(divisor_BxL, chunk_size)
     # The padding of the last chunk sees nothing, but its divisor would be 0.
     divisor_BxGxCx1 = jnp.where(divisor_BxGxC > 0, divisor_BxGxC, 1)[..., None]
-    visible_NxGxCxC, divisor_NxGxCx1 = (_for_heads(x, q_NxLxK) for x in (visible_BxGxCxC, divisor_BxGxCx1))
-    weights_NxGxCxC = ATTENTION_FUNCTIONS[function](scores_NxGxCxC, visible_NxGxCxC, divisor_NxGxCx1)
-    out_NxGxCxE = matmul(weights_NxGxCxC.astype(v_NxLxE.dtype), v_NxGxCxE)
+    visible_NxGxCxW, divisor_NxGxCx1 = (_for_heads(x, q_NxLxK) for x in (visible_BxGxCxW, divisor_BxGxCx1))
+    weights_NxGxCxW = ATTENTION_FUNCTIONS[function](scores_NxGxCxW, visible_NxGxCxW, divisor_NxGxCx1)
+    out_NxGxCxE = matmul(weights_NxGxCxW.astype(v_NxLxE.dtype), v_NxGxWxE)
     return from_chunks(out_NxGxCxE.astype(v_NxLxE.dtype), length)
+
+
+def _with_neighbours(x_NxGxCx: jax.Array, reach: tuple[int, ...]) -> jax.Array:
+    """N×G×(R·C)×…: beside each chunk, in place of it, those that `reach` counts from it, zeros outside the row."""
+    if reach == (0,):
+        return x_NxGxCx
+    chunks, rest = x_NxGxCx.shape[1], [(0, 0)] * (x_NxGxCx.ndim - 2)
+    padded = jnp.pad(x_NxGxCx, [(0, 0), (1, 1), *rest])
+    return jnp.concatenate([padded[:, 1 + n : 1 + n + chunks] for n in reach], axis=2)
 
 
 def global_attention(

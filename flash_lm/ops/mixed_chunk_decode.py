@@ -37,7 +37,7 @@ class Settings(NamedTuple):
     chunk_size: int
     function: str
     scale: float
-    bias_CxC: jax.Array | None
+    bias_CxRxC: jax.Array | None  # R = 1 to decode
     local_divisor: int | None
     global_divisor: int | None
 
@@ -113,7 +113,7 @@ def prefill_chunks(
             function=settings.function,
             scale=settings.scale,
             divisor_BxL=count_1xT.astype(jnp.float32),
-            bias_CxC=settings.bias_CxC,
+            bias_CxRxC=settings.bias_CxRxC,
         ).reshape(out_BxHxTxE.shape)
         local_key = current_chunk(k_BxHxTxK, local_key)
     if x.global_ is not None:
@@ -173,8 +173,8 @@ def step_chunks(
 def _attend_buffer(q_BxHx1xK, key_BxHxCxK, value_BxHxCxE, place_B, settings: Settings) -> jax.Array:
     """Local attention of one query a row over the tokens of its chunk up to its place."""
     scores_BxHx1xC = matmul(q_BxHx1xK, key_BxHxCxK.astype(q_BxHx1xK.dtype), transpose_b=True) * settings.scale
-    if settings.bias_CxC is not None:
-        scores_BxHx1xC += settings.bias_CxC[place_B][:, None, None, :]
+    if settings.bias_CxRxC is not None:
+        scores_BxHx1xC += settings.bias_CxRxC[place_B][:, None]
     visible_BxC = jnp.arange(settings.chunk_size)[None] <= place_B[:, None]
     count_B = place_B + 1 if settings.local_divisor is None else jnp.full_like(place_B, settings.local_divisor)
     weights_BxHx1xC = ATTENTION_FUNCTIONS[settings.function](

@@ -42,14 +42,17 @@ def visible_keys(segments: Segments, causal: bool) -> jax.Array:
     return segments.offsets_BxL + 1 if causal else segments.lengths_BxL
 
 
-def visible_keys_in_chunk(segments: Segments, chunk_size: int, causal: bool) -> jax.Array:
-    """Number of keys that each query can see in its document and its chunk, B×L."""
+def visible_keys_in_chunk(
+    segments: Segments, chunk_size: int, causal: bool, reach: tuple[int, ...] = (0,)
+) -> jax.Array:
+    """Number of keys that each query can see in its document and the chunks of `reach`, counted from its own, B×L."""
     index_1xL = jnp.arange(segments.offsets_BxL.shape[1], dtype=jnp.int32)[None]
     in_chunk_1xL = index_1xL % chunk_size
-    before_BxL = jnp.minimum(segments.offsets_BxL, in_chunk_1xL)
+    before_BxL = jnp.minimum(segments.offsets_BxL, in_chunk_1xL - min(reach) * chunk_size)
     if causal:
         return before_BxL + 1
-    after_BxL = jnp.minimum(segments.lengths_BxL - 1 - segments.offsets_BxL, chunk_size - 1 - in_chunk_1xL)
+    to_end_1xL = (max(reach) + 1) * chunk_size - 1 - in_chunk_1xL
+    after_BxL = jnp.minimum(segments.lengths_BxL - 1 - segments.offsets_BxL, to_end_1xL)
     return before_BxL + 1 + after_BxL
 
 

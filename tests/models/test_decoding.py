@@ -180,6 +180,12 @@ def test_normalizers_that_need_the_whole_row_do_not_decode(family, normalizer):
         case(family, True, normalizer=normalizer).init_state()
 
 
+@pytest.mark.parametrize("family", ["flash", "mc_tfm"])
+def test_overlapping_chunks_do_not_decode(family):
+    with pytest.raises(ValueError, match="overlapping_chunks"):
+        case(family, True, overlapping_chunks=True).init_state()
+
+
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in NORMALIZED])
 def test_other_families_ignore_the_normalizer(family):
     case(family, True, normalizer="length").init_state()
@@ -187,7 +193,7 @@ def test_other_families_ignore_the_normalizer(family):
 
 OPTIONS = [
     ("flash", {"normalizer": "7", "relative_bias": "rope", "attention_function": "laplace"}),
-    ("flash", {"local_attention": False, "absolute_positions": "learned", "gau_heads": 2}),
+    ("flash", {"local_attention": False, "absolute_positions": "learned", "gau_heads": 2, "query_key": "dense"}),
     ("flash", {"global_attention": False, "relative_bias": "t5", "attention_function": "softmax"}),
     ("mc_tfm", {"normalizer": "7", "local_attention": False}),
     ("mc_tfm", {"global_attention": False}),

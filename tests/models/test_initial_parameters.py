@@ -47,10 +47,23 @@ def test_starting_values():
             assert value.std() == pytest.approx(0.02, rel=0.3)
 
 
+@pytest.mark.parametrize("family", ["flash", "mc_tfm"])
+def test_scores_of_the_linear_part_start_divided_by_the_root_of_their_width(family):
+    """As those of the quadratic part are by their equation: γ_q γ_k = 1/√K."""
+    width = WIDE["shared_dim"]  # of a GAU's queries and of a head's
+    scales = [value for name, value in parameters(family=family, init="lecun").items() if "variants/scale" in name]
+    for scale in scales:
+        local, linear = np.split(scale, 2, axis=1)
+        assert (local == 1).all()
+        np.testing.assert_allclose(linear**2, width**-0.5, rtol=1e-6)
+    assert scales
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_draws_are_independent_and_repeatable(family):
     one, again, other = (parameters(seed, family=family) for seed in (0, 0, 1))
-    drawn = {name: value for name, value in one.items() if value.std() > 0}
+    # The scales of `lecun` differ from part to part, but nobody draws them.
+    drawn = {name: value for name, value in one.items() if value.std() > 0 and "variants" not in name}
     assert len({value.tobytes() for value in drawn.values()}) == len(drawn), "two parameters are the same"
     for name, value in drawn.items():
         np.testing.assert_array_equal(value, again[name])

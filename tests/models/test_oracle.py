@@ -113,8 +113,14 @@ OPTIONS = {
     "paper-softmax": {"normalizer": "paper", "attention_function": "softmax"},
     "count": {"normalizer": "count"},
     "two-heads": {"gau_heads": 2},
+    "dense-two-heads": {"gau_heads": 2, "query_key": "dense"},
 }
-ONE_WAY = {("paper-softmax", False), ("count", True), ("two-heads", False)}  # the other direction has nothing new
+ONE_WAY = {
+    ("paper-softmax", False),
+    ("count", True),
+    ("two-heads", False),
+    ("dense-two-heads", False),
+}  # the other direction has nothing new
 
 
 @pytest.mark.parametrize(
@@ -131,6 +137,19 @@ def test_options(family, causal, option):
 @pytest.mark.parametrize("family", ["flash", "mc_tfm"])
 def test_without_a_part(family, causal, off):
     model = case(family, causal, **{off: False})
+    assert_logits_equal(model, PACKED, model.logits(model.params, tokens(), PACKED))
+
+
+@pytest.mark.parametrize("options", [{}, {"normalizer": "count"}, {"relative_bias": "rope", "normalizer": "paper"}])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("family", ["flash", "mc_tfm"])
+def test_overlapping_chunks(family, causal, options):
+    model = case(family, causal, overlapping_chunks=True, **options)
+    assert_logits_equal(model, PACKED, model.logits(model.params, tokens(), PACKED))
+
+
+def test_overlapping_chunks_in_a_row_of_one():
+    model = case("flash", True, overlapping_chunks=True, chunk_size=32)
     assert_logits_equal(model, PACKED, model.logits(model.params, tokens(), PACKED))
 
 

@@ -37,6 +37,7 @@ OPTIONS = [
         "expanded_dim": 40,
         "gau_heads": 4,
     },
+    {"overlapping_chunks": True, "query_key": "dense"},
 ]
 
 
@@ -65,7 +66,13 @@ def test_families_have_about_the_same_size(family):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"num_layers": 3, "local_attention": False}, {"global_attention": False, "gau_heads": 2}]
+    "options",
+    [
+        {},
+        {"num_layers": 3, "local_attention": False},
+        {"global_attention": False, "gau_heads": 2},
+        {"overlapping_chunks": True, "query_key": "dense"},
+    ],
 )
 @pytest.mark.parametrize("length", [1, 8, 9, 29])
 @pytest.mark.parametrize(("family", "causal"), CASES, ids=CASE_IDS)

@@ -72,17 +72,24 @@ def softmax_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndar
 def gated_unit(x_LxD: np.ndarray, p: dict, row: Row, settings, mix: Callable) -> np.ndarray:
     """(U ⊙ concat(mix(variants_h, V_h))) W_o.
 
-    The variants of a head are its queries and keys Z ⊙ γ_i + β_i in the order q, k of the first part, q, k of the
-    second.
+    The variants of a head are its queries and keys in the order q, k of the first part, q, k of the second.
     """
-    u_LxE, v_LxE, z_LxS = (silu(x_LxD @ p[name]["kernel"]) for name in ("gate", "value", "shared"))
-    count, width = settings.gau_heads, z_LxS.shape[1]
-    scales, offsets = (p["variants"][name].reshape(-1, count, width) for name in ("scale", "offset"))
+    u_LxE, v_LxE = (silu(x_LxD @ p[name]["kernel"]) for name in ("gate", "value"))
     mixed = []
-    for h, v in enumerate(heads(v_LxE, count)):
-        pairs = zip(scales[:, h], offsets[:, h], strict=True)
-        mixed.append(mix([rotated(z_LxS * scale + offset, row, settings) for scale, offset in pairs], v))
+    for h, v in enumerate(heads(v_LxE, settings.gau_heads)):
+        mixed.append(mix([rotated(x, row, settings) for x in _variants(x_LxD, p, h, settings)], v))
     return (u_LxE * np.concatenate(mixed, axis=1)) @ p["output"]["kernel"]
+
+
+def _variants(x_LxD: np.ndarray, p: dict, h: int, settings) -> list[np.ndarray]:
+    """Of head h: Z ⊙ γ_i + β_i, or silu(x W_i)."""
+    count, width = settings.gau_heads, settings.shared_dim
+    if settings.query_key == "dense":
+        own = heads(silu(x_LxD @ p["query_key"]["kernel"]), count)[h]
+        return heads(own, own.shape[1] // width)
+    z_LxS = silu(x_LxD @ p["shared"]["kernel"])
+    scales, offsets = (p["variants"][name].reshape(-1, count, width) for name in ("scale", "offset"))
+    return [z_LxS * scale + offset for scale, offset in zip(scales[:, h], offsets[:, h], strict=True)]
 
 
 def gau_quadratic(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:

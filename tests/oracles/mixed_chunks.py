@@ -12,18 +12,21 @@ from oracles.positions import relative_bias
 
 
 def local_part(q, k, v, row: Row, settings, *, function: str, bias_name: str, bias_p: dict | None) -> np.ndarray:
-    """f(q kᵀ / √K + b) / N · v over the visible keys of the query's chunk."""
-    chunk = settings.chunk_size
+    """f(q kᵀ / √K + b) / N · v over the visible keys of the query's chunk, or also of the chunks that touch it."""
+    chunk, overlap = settings.chunk_size, int(settings.overlapping_chunks)
+    span = chunk * (1 + overlap * (1 if settings.causal else 2))
+    bias = relative_bias(bias_name, chunk * (1 + overlap), settings.causal, bias_p)
+    start = lambda t: (t // chunk - overlap) * chunk
     return attend(
         q,
         k,
         v,
-        lambda t, u: t // chunk == u // chunk and row.sees(t, u),
+        lambda t, u: abs(t // chunk - u // chunk) <= overlap and row.sees(t, u),
         function=function,
-        factor=normalizers.score_factor(settings.normalizer, function, q.shape[1], chunk),
-        divisor=lambda visible: normalizers.local(settings.normalizer, visible, chunk),
-        # Places in the chunk, which for a bias of the distance alone are as good as places in the row.
-        bias=lambda t, u: relative_bias(bias_name, chunk, settings.causal, bias_p)(t % chunk, u % chunk),
+        factor=normalizers.score_factor(settings.normalizer, function, q.shape[1], span),
+        divisor=lambda visible: normalizers.local(settings.normalizer, visible, span),
+        # Places near the chunk, which for a bias of the distance alone are as good as places in the row.
+        bias=lambda t, u: bias(t - start(t), u - start(t)),
     )
 
 

@@ -23,7 +23,6 @@ def parameters(s: SimpleNamespace) -> int:
 def _sublayer(s: SimpleNamespace, sublayer) -> int:
     d, e = s.model_dim, s.expanded_dim
     parts = s.local_attention + s.global_attention  # each with a q and a k, each of which has a scale and an offset
-    unit = 3 * d * e + d * s.shared_dim
     return {
         softmax_attention: 4 * d * d,
         linear_attention: 4 * d * d,
@@ -34,12 +33,20 @@ def _sublayer(s: SimpleNamespace, sublayer) -> int:
         aft_conv: 3 * d * d + s.num_heads * (d + (s.window_size if s.causal else 2 * s.window_size - 1) + 2),
         mlp: 2 * d * s.mlp_dim,
         glu: 3 * d * s.mlp_dim,
-        gau_quadratic: unit + 4 * s.shared_dim * s.gau_heads + _bias(s, s.max_length),
-        gau_mixed_chunk: unit
-        + 4 * s.shared_dim * s.gau_heads * parts
-        + (_bias(s, s.chunk_size) if s.local_attention else 0),
+        gau_quadratic: 3 * d * e + _queries_and_keys(s, 1) + _bias(s, s.max_length),
+        gau_mixed_chunk: 3 * d * e
+        + _queries_and_keys(s, parts)
+        + (_bias(s, s.chunk_size * (1 + s.overlapping_chunks)) if s.local_attention else 0),
         softmax_mixed_chunk: 4 * d * d + 4 * d * parts,
     }[sublayer]
+
+
+def _queries_and_keys(s: SimpleNamespace, parts: int) -> int:
+    """Of a gated attention unit."""
+    arrays = 2 * parts * s.gau_heads
+    if s.query_key == "dense":
+        return s.model_dim * arrays * s.shared_dim
+    return s.model_dim * s.shared_dim + 2 * arrays * s.shared_dim
 
 
 def _bias(s: SimpleNamespace, reach: int) -> int:
@@ -56,14 +63,16 @@ def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
     d, e, k = s.model_dim, s.expanded_dim, s.shared_dim
     chunk = lambda t: t // s.chunk_size
     pairs = [(t, u) for t in range(length) for u in range(length) if u <= t or not s.causal]
-    unit = 2 * length * (3 * d * e + d * k)
+    quadratic = sublayer is gau_quadratic
+    parts = 1 if quadratic else s.local_attention + s.global_attention
+    unit = 2 * length * (3 * d * e + d * k * (2 * parts * s.gau_heads if s.query_key == "dense" else 1))
     if sublayer is softmax_attention:
         return 2 * length * 4 * d * d + 2 * len(pairs) * 2 * d
     if sublayer is mlp:
         return 2 * length * 2 * d * s.mlp_dim
     if sublayer is glu:
         return 2 * length * 3 * d * s.mlp_dim
-    if sublayer is gau_quadratic:
+    if quadratic:
         return unit + 2 * len(pairs) * (s.gau_heads * k + e)
     inside = sum(chunk(t) == chunk(u) for t, u in pairs)
     # A token enters a sum if another chunk reads it, and reads one if another chunk is before it.
@@ -87,6 +96,7 @@ def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
         making = 0 if sublayer is linear_attention else 2 * length * features * width
         return 2 * length * 4 * d * d + 2 * s.num_heads * (making + sums)
     local, global_ = s.local_attention, s.global_attention
+    inside = sum(abs(chunk(t) - chunk(u)) <= s.overlapping_chunks for t, u in pairs)
     if sublayer is gau_mixed_chunk:
         return unit + 2 * (local * inside * (s.gau_heads * k + e) + global_ * products * k * e)
     assert sublayer is softmax_mixed_chunk
