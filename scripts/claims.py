@@ -28,7 +28,6 @@ from flash_lm.analysis.claims import (
     better_at_equal_time,
     loses_more,
     measured,
-    never_run,
     untestable,
 )
 from flash_lm.analysis.results import Line, read_jsonl, validation_curve, write_jsonl
@@ -173,14 +172,14 @@ CLAIMS = (
     Claim(
         "Overlapping local attention helps less than more layers",
         FLASH,
-        never_run("overlapping chunks are not written"),
-        "none",
+        better_at_equal_time("layers_3", "overlapping_chunks"),
+        STUDY,
     ),
     Claim(
         "Scale and offset of one Z are as good as dense queries and keys",
         FLASH,
-        never_run("dense queries and keys of a gated attention unit are not written"),
-        "none",
+        better("flash", "dense_query_key", most=ALIKE),
+        STUDY,
     ),
     Claim(
         "AFT-local is best with a window in the middle",
@@ -188,7 +187,15 @@ CLAIMS = (
         all_of(better("aft_local_32", "aft_simple"), better("aft_local_32", "aft_full")),
         STUDY,
     ),
-    Claim("AFT-local gains from longer rows", AFT, never_run("no runs at 1024, 2048 and 4096"), "none"),
+    Claim(
+        "AFT-local gains from longer rows",
+        AFT,
+        all_of(
+            better("aft_local_rows_of_1024", "aft_local_32"),
+            better("aft_local_rows_of_2048", "aft_local_rows_of_1024"),
+        ),
+        STUDY,
+    ),
     Claim(
         "AFT-simple is about as good as the Linear Transformer", AFT, alike("aft_simple", "linear_transformer"), STUDY
     ),

@@ -203,11 +203,6 @@ def measured(holds: Callable[[Evidence], tuple[bool, str]]) -> Judge:
     return judge
 
 
-def never_run(why: str) -> Judge:
-    """A claim whose experiment is still to be written."""
-    return lambda evidence: Verdict(NOT_RUN, why)
-
-
 def untestable(why: str) -> Judge:
     """A claim about what cannot be run at this scale."""
     return lambda evidence: Verdict(NOT_TESTABLE, why)
