@@ -8,6 +8,7 @@ python scripts/claims.py                        # the page alone, from the files
 import argparse
 import pathlib
 import re
+import string
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -37,10 +38,10 @@ FLASH = "FLASH (Hua et al. 2022)"
 AFT = "AFT (Zhai et al. 2021)"
 LINEAR = "Linear Transformer (Katharopoulos et al. 2020)"
 STUDY_FILES = ("runs.jsonl", "curves.jsonl")
-STUDY = "python -m flash_lm.sweep --config=configs/claims.py"
+STUDY = "`python -m flash_lm.sweep --config=configs/claims.py`"
 STEPS, PLAIN, DECODE = "performance/step_time/steps.jsonl", "performance/plain.jsonl", "decode/decode.jsonl"
-STEP_TIME = "python scripts/benchmark_step_time.py"
-DECODING = "python scripts/benchmark_decode.py"
+STEP_TIME = "`python scripts/benchmark_step_time.py`"
+DECODING = "`python scripts/benchmark_decode.py`"
 BASELINE = "transformer_plus_plus"
 
 
@@ -74,7 +75,7 @@ def prefix_states(evidence: Evidence) -> tuple[bool, str]:
     del evidence
     chunk, shared, expanded = 256, 128, 1536
     ratio = shared * shared / (shared * expanded / chunk)
-    return ratio > 1, f"{ratio:.0f} times fewer at base (c = {chunk}, s = {shared}, e = {expanded}): arithmetic"
+    return ratio > 1, f"{ratio:.0f} times fewer at base (c = {chunk}, s = {shared}, e = {expanded})"
 
 
 def decoding(over: str, paper: float, context: int) -> Claim:
@@ -149,7 +150,7 @@ CLAIMS = (
         "and worse than the count of visible keys at another length",
         "readers of FLASH",
         better("flash", "normalizer_length", length=1024),
-        f"{STUDY}; python -m flash_lm.evaluate --lengths=1024 --split=validation for the runs normalizer_… and flash",
+        f"{STUDY}, then `python -m flash_lm.evaluate --lengths=1024 --split=validation` for flash and normalizer_length",
     ),
     Claim("One head is enough for a gated attention unit", FLASH, alike("flash", "gau_heads_4"), STUDY),
     Claim("FLASH's step time is flat in the length", FLASH, measured(flat_in_length), STEP_TIME),
@@ -157,7 +158,7 @@ CLAIMS = (
         "FLASH trains up to 12.1 times as fast as Transformer++ on PG-19, at 110M to 731M parameters",
         FLASH,
         untestable("the paper's models take 125,000 steps of 262,144 tokens on TPUs"),
-        "python scripts/reproduce.py --table=pg19",
+        "`python scripts/reproduce.py --table=pg19`, with a cluster",
     ),
     Claim(
         "FLASH trains up to 4.9 times as fast as Transformer++", FLASH, measured(faster_than_the_transformer), STEP_TIME
@@ -168,7 +169,9 @@ CLAIMS = (
         measured(quad_memory),
         STEP_TIME,
     ),
-    Claim("Mixed chunks hold fewer prefix sums than a sum for each token", FLASH, measured(prefix_states), "none"),
+    Claim(
+        "Mixed chunks hold fewer prefix sums than a sum for each token", FLASH, measured(prefix_states), "arithmetic"
+    ),
     Claim(
         "Overlapping local attention helps less than more layers",
         FLASH,
@@ -251,8 +254,9 @@ def page(evidence: Evidence) -> str:
     verdicts = [(claim, claim.verdict(evidence)) for claim in CLAIMS]
     counts = {word: sum(verdict.word == word for _, verdict in verdicts) for word in WORDS}
     told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    letters = {command: string.ascii_uppercase[i] for i, command in enumerate(dict.fromkeys(x.command for x in CLAIMS))}
     rows = [
-        f"| {claim.text} | {claim.source} | **{verdict.word}** | {verdict.figure} | `{claim.command}` |"
+        f"| {claim.text} | {claim.source} | **{verdict.word}** | {verdict.figure} | {letters[claim.command]} |"
         for claim, verdict in verdicts
     ]
     seeds = max((len(by_seed) for by_seed in evidence.runs.values()), default=0)
@@ -267,9 +271,11 @@ def page(evidence: Evidence) -> str:
             f"at least; else it is undecided. Perplexities within a factor of {ALIKE} are alike. What holds after so "
             "few steps of such small models need not hold for those of the papers, and what fails need not fail there.",
             "",
-            "| claim | of | verdict | figure | command |",
+            "| claim | of | verdict | figure | made by |",
             "|---|---|---|---|---|",
             *rows,
+            "",
+            *(f"- {letter}: {command}" for command, letter in letters.items()),
         ]
     )
 
