@@ -150,7 +150,7 @@ CLAIMS = (
         "and worse than the count of visible keys at another length",
         "readers of FLASH",
         better("flash", "normalizer_length", length=1024),
-        f"{STUDY}, then `python -m flash_lm.evaluate --lengths=1024 --split=validation` for flash and normalizer_length",
+        f"{STUDY}, then `python -m flash_lm.evaluate --lengths=1024 --split=validation` for flash, normalizer_length",
     ),
     Claim("One head is enough for a gated attention unit", FLASH, alike("flash", "gau_heads_4"), STUDY),
     Claim("FLASH's step time is flat in the length", FLASH, measured(flat_in_length), STEP_TIME),
