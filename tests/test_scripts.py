@@ -59,6 +59,7 @@ def test_step_times_of_two_families(tmp_path, monkeypatch, capsys):
     assert (out / "table.md").read_text().strip() in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_family_beside_itself_with_other_keys(tmp_path, monkeypatch, capsys):
     """And no further length once the time is spent."""
     script, out = load("benchmark_step_time"), tmp_path / "out"
@@ -242,6 +243,7 @@ import benchmark_step_time
     subprocess.run([sys.executable, "-c", program], check=True, cwd=SCRIPTS.parent)
 
 
+@pytest.mark.slow
 def test_what_a_step_asks_of_each_device(monkeypatch):
     """A state cut into eight takes an eighth of the bytes, and is gathered; of a whole one gradients are summed."""
     script = load("benchmark_scale")
@@ -261,6 +263,7 @@ def test_what_a_step_asks_of_each_device(monkeypatch):
     assert sliced["collective_bytes_a_step"] == whole["collective_bytes_a_step"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("usual_promotion")
 def test_what_a_save_costs(tmp_path):
     out = tmp_path / "saves.jsonl"

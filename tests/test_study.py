@@ -169,6 +169,7 @@ def words(config) -> list[str]:
     return [f"--config.{key}={value}" for key, value in pairs if value is not None]
 
 
+@pytest.mark.slow
 def test_the_sweep_ends_with_a_table_and_a_plot(config, tmp_path, capsys):
     out = tmp_path / "sweep"
     grid = ["--grid=model.local_attention=true,false", "--grid=model.global_attention=true,false"]

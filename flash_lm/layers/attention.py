@@ -171,7 +171,7 @@ class GatedAttentionUnit(AttentionSublayer):
         else:
             self.shared = Dense(dim, shared, config, rngs=rngs)
             width = (shared,) if self.heads == 1 else (self.heads, shared)
-            self.variants = ScaleOffsets(_SCALES[config.init](core.scaled, width, config, rngs))
+            self.variants = ScaleOffsets(_SCALES[config.init](rngs.params(), core.scaled, width, config))
 
     def project(self, x_BxLxD: jax.Array, context: Context) -> tuple[Pairs, jax.Array, Any]:
         """Queries and keys are scale-offsets of the same Z, or projections of their own."""
@@ -203,10 +203,10 @@ def _unit_scales(scaled: Sequence[bool], width: tuple[int, ...], config: ModelCo
 
 # model.init -> γ of the queries and keys of a GAU, in turn; the paper has the first, for wide models
 _SCALES = {
-    "normal": lambda scaled, width, config, rngs: KERNEL_INITS["normal"](
-        rngs.params(), (2 * len(scaled), *width), jnp.dtype(config.param_dtype)
+    "normal": lambda key, scaled, width, config: KERNEL_INITS["normal"](
+        key, (2 * len(scaled), *width), jnp.dtype(config.param_dtype)
     ),
-    "lecun": lambda scaled, width, config, rngs: jnp.repeat(_unit_scales(scaled, width, config), 2, axis=0),
+    "lecun": lambda key, scaled, width, config: jnp.repeat(_unit_scales(scaled, width, config), 2, axis=0),
 }
 
 

@@ -26,6 +26,10 @@ from models.cases import (
 
 QUADRATIC = ("transformer", "flash_quad")
 each_family = pytest.mark.parametrize("family", FAMILIES)
+# What is of the trunk is tested quickly with two families, and with the others in `make test-all`.
+each_trunk = pytest.mark.parametrize(
+    "family", [x if x in ("transformer", "flash") else pytest.param(x, marks=pytest.mark.slow) for x in FAMILIES]
+)
 
 
 def assert_same(model, family, causal, rtol=1e-5):
@@ -69,7 +73,7 @@ def primitives(model, rule=lambda equation: True) -> collections.Counter:
     return found
 
 
-@each_family
+@each_trunk
 def test_unrolled_layers(family):
     model = case(family, True, scan_layers=False)
     logits, keep = model.logits(model.params, tokens(), PACKED), real(PACKED)
@@ -90,7 +94,7 @@ def test_unrolled_layers_are_unrolled():
         assert ("while(" in text) == scan_layers
 
 
-@each_family
+@each_trunk
 def test_full_recomputation(family):
     assert_same(case(family, True, remat="full"), family, True)
 

@@ -155,6 +155,7 @@ def test_dropout_follows_seed_and_step():
     assert losses[0] != float(one_step()[1]["loss"])
 
 
+@pytest.mark.slow
 def test_redrawn_features_follow_seed_and_step():
     """Without dropout: the same parameters, the same rows, other features at each step; recomputed, the same again."""
     keys = {"family": "performer", "redraw_features": True}
