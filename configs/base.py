@@ -100,7 +100,7 @@ def get_config() -> ConfigDict:
     # stacked layers' dimension excepted.
     mesh.rules = (
         ("embedding", ("tensor", "fsdp")),
-        ("(shared|query_key)/kernel", ("fsdp", None)),  # one head: to cut it would send scores instead of values
+        ("shared/kernel", ("fsdp", None)),  # one head: to cut it would send scores instead of values
         ("(query|key|value|gate|up)/kernel", ("fsdp", "tensor")),
         ("(output|down)/kernel", ("tensor", "fsdp")),
         ("(query|key)_position", (None, "fsdp")),

@@ -160,26 +160,24 @@ class GatedAttentionUnit(AttentionSublayer):
         self.heads = config.gau_heads
         self.key_width, self.value_width = shared, expanded // self.heads
         self.copies = 2 * len(core.scaled)
-        self.dense = config.query_key == "dense"
-        projected = self.copies * self.heads * shared if self.dense else shared
-        self.projection_weights = 3 * dim * expanded + dim * projected
+        dense = config.query_key == "dense"
+        z_width = self.copies * self.heads * shared if dense else shared  # dense: all queries and keys side by side
+        self.projection_weights = 3 * dim * expanded + dim * z_width
         self.gate = Dense(dim, expanded, config, rngs=rngs)
         self.value = Dense(dim, expanded, config, rngs=rngs)
+        self.shared = Dense(dim, z_width, config, rngs=rngs)
         self.output = Dense(expanded, dim, config, rngs=rngs)
-        if self.dense:
-            self.query_key = Dense(dim, projected, config, rngs=rngs)
-        else:
-            self.shared = Dense(dim, shared, config, rngs=rngs)
-            width = (shared,) if self.heads == 1 else (self.heads, shared)
-            self.variants = ScaleOffsets(_SCALES[config.init](rngs.params(), core.scaled, width, config))
+        width = (shared,) if self.heads == 1 else (self.heads, shared)
+        scales = _SCALES[config.init](rngs.params(), core.scaled, width, config)
+        self.variants = None if dense else ScaleOffsets(scales)
 
     def project(self, x_BxLxD: jax.Array, context: Context) -> tuple[Pairs, jax.Array, Any]:
         """Queries and keys are scale-offsets of the same Z, or projections of their own."""
-        gate, v = self.gate(x_BxLxD), self.value(x_BxLxD)
-        if self.dense:
-            variants = jnp.split(self.split_heads(_silu(self.query_key(x_BxLxD))), self.copies, axis=-1)
+        gate, v, z = (dense(x_BxLxD) for dense in (self.gate, self.value, self.shared))
+        if self.variants is None:
+            variants = jnp.split(self.split_heads(_silu(z)), self.copies, axis=-1)
         else:
-            variants = self.variants(_silu(self.shared(x_BxLxD))[:, None])
+            variants = self.variants(_silu(z)[:, None])
         return _rotated_pairs(variants[::2], variants[1::2], context), self.split_heads(_silu(v)), gate
 
     def finish(self, mixed_BxHxLxE: jax.Array, rest: Any) -> jax.Array:

@@ -84,10 +84,10 @@ def gated_unit(x_LxD: np.ndarray, p: dict, row: Row, settings, mix: Callable) ->
 def _variants(x_LxD: np.ndarray, p: dict, h: int, settings) -> list[np.ndarray]:
     """Of head h: Z ⊙ γ_i + β_i, or silu(x W_i)."""
     count, width = settings.gau_heads, settings.shared_dim
-    if settings.query_key == "dense":
-        own = heads(silu(x_LxD @ p["query_key"]["kernel"]), count)[h]
-        return heads(own, own.shape[1] // width)
     z_LxS = silu(x_LxD @ p["shared"]["kernel"])
+    if settings.query_key == "dense":
+        own = heads(z_LxS, count)[h]
+        return heads(own, own.shape[1] // width)
     scales, offsets = (p["variants"][name].reshape(-1, count, width) for name in ("scale", "offset"))
     return [z_LxS * scale + offset for scale, offset in zip(scales[:, h], offsets[:, h], strict=True)]
 
