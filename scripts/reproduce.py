@@ -31,7 +31,6 @@ from flash_lm.training.interrupt import stop_on_signal
 FOLDER = pathlib.Path(__file__).parent.parent / "configs" / "tables"
 TABLES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
 DATA_SETS = (".parquet", ".arrow", ".json", ".jsonl")
-SPLIT = "test"
 
 
 def with_corpus(config: ConfigDict, corpus: str) -> ConfigDict:
@@ -97,6 +96,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--corpus", help="stdlib, text files (a glob), or the folder of a data set; default: the paper's"
     )
+    parser.add_argument("--split", default="test", choices=("validation", "test"), help="scored at the end")
     parser.add_argument("--rounds", type=positive, default=ROUNDS, help="of the timing")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
     arguments, overrides = parser.parse_known_args(argv)
@@ -114,8 +114,8 @@ def main(argv: list[str]) -> None:
     workdirs = [arguments.out / "runs" / name for name in runs]
     times = time_steps(config, runs, baseline_of, arguments.rounds, arguments.out / "step_times.jsonl")
     with stop_on_signal() as should_stop:
-        failures = run_study(config, runs, arguments.out / "runs", SPLIT, should_stop)
-    time_of, results = {line["run"]: line for line in times}, newest_results(workdirs, SPLIT)
+        failures = run_study(config, runs, arguments.out / "runs", arguments.split, should_stop)
+    time_of, results = {line["run"]: line for line in times}, newest_results(workdirs, arguments.split)
     if not results:
         print("no run is finished yet: the same command goes on")
         return

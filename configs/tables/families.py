@@ -1,7 +1,8 @@
 """Every family at one size on one corpus: perplexity, and what it costs a step. Not a table of a paper.
 
     python scripts/reproduce.py --table=families --out=results/families_110m
-    python scripts/reproduce.py --table=families --scale=small --corpus=$DATA/books --out=results/families
+    python scripts/reproduce.py --table=families --scale=small --corpus=$DATA/books --split=validation \
+        --out=results/families
 
 Small: 1.3M parameters, 750 steps of 2048 tokens, one seed; three to twelve minutes a run on two cores.
 """
