@@ -54,7 +54,7 @@ def get_config() -> ConfigDict:
     model.remat = "none"  # none | products (keep matrix products) | full (keep only each layer's input)
 
     config.data = data = ConfigDict()
-    data.corpus = "stdlib"  # stdlib | text | hf (Hugging Face datasets)
+    data.corpus = "stdlib"  # stdlib | text | hf (Hugging Face datasets) | copy (examples, see configs/copy.py)
     data.path = open_str()  # text: a file or a glob; hf: a folder, file or glob of parquet, arrow or json
     data.name = open_str()  # hf: a data set on the hub, in place of a path
     data.config = open_str()  # hf: one of the configs of that data set; open: its only one
@@ -66,7 +66,7 @@ def get_config() -> ConfigDict:
     data.vocab_size = 8192  # of the SentencePiece model to train
     data.length = open_int()  # L, tokens a row; open: model.max_length
     data.tokens_per_batch = 2048  # B x L
-    data.pack = "stream"  # stream (documents joined and cut) | documents (isolated segments)
+    data.pack = "stream"  # stream (documents joined and cut) | documents (isolated segments) | examples (one a row)
     data.mask_rate = 0.15  # of masked_lm: share of the tokens that are to be predicted
     data.cache_dir = "~/.cache/flash_lm"  # tokenised corpora
 

@@ -84,6 +84,8 @@ def _boundaries(steps: tuple) -> str | None:
 
 MESH_AXES = ("data", "fsdp", "tensor")
 DTYPES = ("float32", "bfloat16")
+TEXTS = ("stdlib", "text", "hf")  # corpora of text, to be tokenised and packed
+EXAMPLES = ("copy",)  # corpora of examples, each a row, with tokens of their own
 TASKS = {"causal_lm": True, "masked_lm": False}  # whether the model is causal
 
 
@@ -140,7 +142,7 @@ class ModelConfig:
 class DataConfig:
     """`config.data`; see configs/base.py for units."""
 
-    corpus: str = _one_of("stdlib", "text", "hf")
+    corpus: str = _one_of(*TEXTS, *EXAMPLES)
     path: str = _open()
     name: str = _added(None, _open())
     config: str = _added(None, _open())
@@ -152,7 +154,7 @@ class DataConfig:
     vocab_size: int = _at_least(300)  # SentencePiece needs its 256 bytes and the special tokens
     length: int = _at_least(1)
     tokens_per_batch: int = _at_least(1)
-    pack: str = _one_of("stream", "documents")
+    pack: str = _one_of("stream", "documents", "examples")
     mask_rate: float = _added(0.15, _ruled(lambda x: None if 0 < x < 1 else "more than 0 and less than 1"))
     cache_dir: str
 
@@ -168,6 +170,9 @@ class DataConfig:
             found.append(
                 f"data.tokens_per_batch={self.tokens_per_batch} must be a multiple of data.length={self.length}"
             )
+        if (self.corpus in EXAMPLES) != (self.pack == "examples"):
+            kind = "examples" if self.corpus in EXAMPLES else "stream or documents"
+            found.append(f"data.corpus={self.corpus} needs data.pack={kind}, and here is {self.pack}")
         if self.corpus == "text" and not self.path:
             found.append("data.corpus=text needs data.path, a file or a glob: set --config.data.path")
         if self.corpus == "hf" and bool(self.path) == bool(self.name):

@@ -31,7 +31,8 @@ def main(argv: list[str]) -> None:
         masked = " masked" if result["task"] == "masked_lm" else ""
         print(
             f"{result['family']} {result['split']} at length {result['length']}, step {result['step']}: "
-            f"perplexity {result['perplexity']:.3f} a{masked} token,{word} {result['bits_per_byte']:.4f} bits a byte "
+            f"perplexity {result['perplexity']:.3f} a{masked} token,{word} {result['bits_per_byte']:.4f} bits a byte, "
+            f"{result['accuracy']:.2%} right "
             f"over {result['tokens']:.0f}{masked} tokens"
         )
 

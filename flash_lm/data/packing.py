@@ -6,7 +6,7 @@ every token but begin-of-text is a target exactly once.
 
 import bisect
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class Rows(Protocol):
         ...
 
 
-Packer = Callable[[TokenStore, int, int], Rows]  # of a store, a length and the id of begin-of-text
+Packer = Callable[[Any, int, int], Rows]  # of a split, a length and the id of begin-of-text
 
 _OPEN_ROWS = 64  # that the packer keeps open at a time
 

@@ -1,4 +1,7 @@
-"""Tokenizers: bytes, and SentencePiece trained on the corpus or given. Those made here restore a text exactly."""
+"""Tokenizers: bytes, characters, and SentencePiece trained on the corpus or given.
+
+Bytes, and SentencePiece made here, restore any text exactly.
+"""
 
 import hashlib
 import io
@@ -15,7 +18,7 @@ from flash_lm.errors import InputError
 # The first ids of every tokenizer made here, so that they stand at the same place in all of them.
 MASK = "[MASK]"
 SPECIALS = ("<pad>", "<s>", "</s>", MASK)
-_MODEL_FILE, _INFO_FILE = "sentencepiece.model", "tokenizer.json"
+_MODEL_FILE, _INFO_FILE = "sentencepiece.model", "tokenizer.json"  # the first holds the model of any kind
 
 
 class ByteTokenizer:
@@ -99,7 +102,48 @@ class SentencePieceTokenizer:
         return self._model
 
 
-Tokenizer = ByteTokenizer | SentencePieceTokenizer
+class CharacterTokenizer:
+    """One token a character of a given set, after the special tokens and one for all other characters."""
+
+    kind = "characters"
+    begin, end, mask = (SPECIALS.index(name) for name in ("<s>", "</s>", MASK))
+    unknown = len(SPECIALS)
+
+    def __init__(self, characters: str):
+        """Takes the characters in the order of their ids; each once."""
+        self._characters = characters
+        self._ids = {character: i for i, character in enumerate(characters, start=self.unknown + 1)}
+        self.vocab_size = self.unknown + 1 + len(characters)
+        self.fingerprint = hashlib.sha256(f"characters {characters}".encode()).hexdigest()
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Token ids of each text, without special tokens."""
+        return [np.array([self._ids.get(x, self.unknown) for x in text], np.int32) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text; special tokens and unknown characters are left out."""
+        return b"".join(self.token_bytes(int(i)) for i in ids).decode()
+
+    def token_bytes(self, i: int) -> bytes:
+        """The bytes of text that an id stands for; none for special tokens and unknown characters."""
+        return self._characters[i - self.unknown - 1].encode() if self.unknown < i < self.vocab_size else b""
+
+    def bytes_per_token(self) -> np.ndarray:
+        """Bytes of text that each id stands for, (V,) int32; 0 for special tokens and unknown characters."""
+        return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], np.int32)
+
+    def model_bytes(self) -> bytes:
+        """What `load_tokenizer` needs beside the kind."""
+        return self._characters.encode()
+
+
+Tokenizer = ByteTokenizer | SentencePieceTokenizer | CharacterTokenizer
+# kind -> from `model_bytes`
+_KINDS = {
+    "bytes": lambda model: ByteTokenizer(),
+    "sentencepiece": SentencePieceTokenizer,
+    "characters": lambda model: CharacterTokenizer(model.decode()),
+}
 
 
 def train_sentencepiece(lines: Iterable[str], vocab_size: int) -> SentencePieceTokenizer:
@@ -170,8 +214,6 @@ def load_tokenizer(folder: pathlib.Path) -> Tokenizer:
     """
     try:
         info = json.loads((folder / _INFO_FILE).read_text())
-        return (
-            ByteTokenizer() if info["kind"] == "bytes" else SentencePieceTokenizer((folder / _MODEL_FILE).read_bytes())
-        )
+        return _KINDS[info["kind"]]((folder / _MODEL_FILE).read_bytes())
     except (OSError, ValueError, KeyError):
         raise InputError(f"{folder} holds no tokenizer: train into a new --workdir") from None

@@ -36,8 +36,21 @@ def cross_entropy(
     return _scan(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, with_gradients=False)[0]
 
 
+def cross_entropy_and_hits(
+    features_BxLxD: jax.Array,
+    table_VxD: jax.Array,
+    targets_BxL: jax.Array,
+    weights_BxL: jax.Array,
+    chunk: int,
+    parts: int = 1,
+) -> tuple[jax.Array, jax.Array]:
+    """As `cross_entropy`, which is to be differentiated, and the weighted number of targets with the largest logit."""
+    total, hits, _ = _scan(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, with_gradients=False)
+    return total, hits
+
+
 def _forward(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts):
-    total, gradients = _scan(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, with_gradients=True)
+    total, _, gradients = _scan(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, with_gradients=True)
     return total, gradients
 
 
@@ -50,7 +63,7 @@ cross_entropy.defvjp(_forward, _backward)
 
 
 def _scan(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk: int, parts: int, *, with_gradients: bool):
-    """The sum, and the gradients by features and table or None."""
+    """The sum, the targets hit unless there are gradients, and the gradients by features and table or None."""
     batch, length, width = features_BxLxD.shape
     # Slices run along L, so that a batch sharded over devices stays where it is.
     size = min(max(chunk * parts // batch, 1), length)
@@ -66,7 +79,7 @@ def _scan(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk: int, parts
         return jnp.einsum(subscripts, a, b, preferred_element_type=jnp.float32)
 
     def body(carry, part):
-        total_P, d_table_PxVxD = carry
+        total_P, hits_P, d_table_PxVxD = carry
         x_PxNxD, targets_PxN, weights_PxN = part
         logits_PxNxV = product("pnd,vd->pnv", x_PxNxD, table)
         top_PxNx1 = logits_PxNxV.max(axis=-1, keepdims=True)
@@ -76,18 +89,20 @@ def _scan(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk: int, parts
         nll_PxN = jnp.log(denominator_PxNx1[..., 0]) + top_PxNx1[..., 0] - target_logit_PxN
         total_P += jnp.where(weights_PxN > 0, nll_PxN * weights_PxN, 0).sum(axis=1)
         if not with_gradients:
-            return (total_P, d_table_PxVxD), None
+            is_hit_PxN = (logits_PxNxV.argmax(axis=-1) == targets_PxN).astype(jnp.float32)
+            return (total_P, hits_P + (is_hit_PxN * weights_PxN).sum(axis=1), d_table_PxVxD), None
         is_target_PxNxV = jnp.arange(table.shape[0], dtype=jnp.int32)[None, None] == targets_PxN[..., None]
         d_logits_PxNxV = exponentials_PxNxV / denominator_PxNx1 - is_target_PxNxV.astype(jnp.float32)
         d_logits_PxNxV = (d_logits_PxNxV * weights_PxN[..., None]).astype(table.dtype)
         d_table_PxVxD += product("pnv,pnd->pvd", d_logits_PxNxV, x_PxNxD)
-        return (total_P, d_table_PxVxD), product("pnv,vd->pnd", d_logits_PxNxV, table).astype(x_PxNxD.dtype)
+        return (total_P, hits_P, d_table_PxVxD), product("pnv,vd->pnd", d_logits_PxNxV, table).astype(x_PxNxD.dtype)
 
     sliced = tuple(slices(x) for x in (features_BxLxD, targets_BxL, weights_BxL.astype(jnp.float32)))
     d_table = jnp.zeros((parts, *table_VxD.shape), jnp.float32) if with_gradients else None
-    (total_P, d_table_PxVxD), d_features_GxPxNxD = jax.lax.scan(body, (jnp.zeros(parts, jnp.float32), d_table), sliced)
+    start = (jnp.zeros(parts, jnp.float32), jnp.zeros(parts, jnp.float32), d_table)
+    (total_P, hits_P, d_table_PxVxD), d_features_GxPxNxD = jax.lax.scan(body, start, sliced)
     if d_features_GxPxNxD is None or d_table_PxVxD is None:
-        return total_P.sum(), None
+        return total_P.sum(), hits_P.sum(), None
     d_features_BxGxCxD = jnp.moveaxis(d_features_GxPxNxD.reshape(-1, batch, size, width), 0, 1)
     d_features_BxLxD = d_features_BxGxCxD.reshape(batch, -1, width)[:, :length]
-    return total_P.sum(), (d_features_BxLxD, d_table_PxVxD.sum(axis=0).astype(table_VxD.dtype))
+    return total_P.sum(), hits_P.sum(), (d_features_BxLxD, d_table_PxVxD.sum(axis=0).astype(table_VxD.dtype))

@@ -10,6 +10,7 @@ import numpy as np
 
 from flash_lm.data.loader import evaluation_batches
 from flash_lm.data.packing import Rows
+from flash_lm.data.token_cache import TokenizedCorpus
 from flash_lm.errors import InputError
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import open_checkpoints
@@ -44,24 +45,24 @@ class Evaluator:
             limit: number of batches; 0 = all.
 
         Returns:
-            loss (nats a token), perplexity (a token), bits_per_byte; and nll (nats), tokens and bytes, the sums over
-            all targets.
+            loss (nats a token), perplexity (a token), accuracy (share of the targets that are the likeliest token),
+            bits_per_byte; and nll (nats), tokens and bytes, the sums over all targets.
         """
         mesh = self._experiment.mesh
         batch_size = rows_that_divide(batch_size, mesh)
-        sums = {"nll": 0.0, "tokens": 0.0, "bytes": 0.0}
+        sums = {"nll": 0.0, "hits": 0.0, "tokens": 0.0, "bytes": 0.0}
         batches = evaluation_batches(rows, batch_size, limit=limit, host=jax.process_index(), hosts=jax.process_count())
         for batch in batches:
             here = jax.device_get(self._step(params, place(batch, batch_sharding(mesh)), self._bytes_per_token))
             # Python floats: a float32 sum over a long split would lose the last tokens.
             sums = {name: sums[name] + float(here[name]) for name in sums}
-        loss = sums["nll"] / sums["tokens"] if sums["tokens"] else math.nan
-        bits_per_byte = sums["nll"] / math.log(2) / sums["bytes"] if sums["bytes"] else math.nan
+        of = lambda what, each: sums[what] / sums[each] if sums[each] else math.nan
         return {
-            "loss": loss,
+            "loss": of("nll", "tokens"),
             "perplexity": perplexity(sums["nll"], sums["tokens"]),
-            "bits_per_byte": bits_per_byte,
-            **sums,
+            "accuracy": of("hits", "tokens"),
+            "bits_per_byte": of("nll", "bytes") / math.log(2),
+            **{name: sums[name] for name in ("nll", "tokens", "bytes")},
         }
 
 
@@ -75,7 +76,7 @@ def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict
 
     Returns:
         One flat result a length: what was evaluated, how it was trained, and its scores. Those of a masked model are
-        of the masked tokens alone; only a causal one has a perplexity a word.
+        of the masked tokens alone; only a causal one of text has a perplexity a word.
 
     Raises:
         InputError: no run, no such split, or a length that the model's positions do not reach.
@@ -99,7 +100,7 @@ def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict
         rows = experiment.evaluation_rows(split, length)
         with jax.set_mesh(experiment.mesh):
             scores = evaluator(state.params, rows, max(1, data.tokens_per_batch // accumulate // length))
-        if experiment.config.task == "causal_lm":
+        if experiment.config.task == "causal_lm" and isinstance(experiment.corpus, TokenizedCorpus):
             store = experiment.corpus.splits[split]
             # A tokenizer that was given may change the text, so the bytes are those of the split itself.
             scores["bytes"] = float(store.bytes)

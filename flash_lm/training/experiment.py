@@ -10,10 +10,10 @@ from ml_collections import ConfigDict
 
 from flash_lm.config import Config, parse
 from flash_lm.data.loader import IndexedBatches
+from flash_lm.data.loading import ROWS, Splits, load_splits
 from flash_lm.data.masking import MaskedRows, Masking
-from flash_lm.data.packing import PACKERS, Packer, Rows
+from flash_lm.data.packing import Packer, Rows
 from flash_lm.data.streaming import StreamedBatches
-from flash_lm.data.token_cache import TokenizedCorpus, load_tokenized
 from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
 from flash_lm.models.families import complete
@@ -38,7 +38,7 @@ class Setup:
 class Experiment(Setup):
     """All that a config names, its corpus too."""
 
-    corpus: TokenizedCorpus
+    corpus: Splits
 
     def evaluation_rows(self, split: str, length: int | None = None) -> Rows:
         """The packed rows of a split, of `length` tokens (None: data.length); masked ones have fixed masks."""
@@ -68,7 +68,7 @@ class Experiment(Setup):
 
     @property
     def _packer(self) -> Packer:
-        return PACKERS[self.config.data.pack]
+        return ROWS[self.config.data.pack]
 
     @property
     def _masking(self) -> Masking | None:
@@ -109,7 +109,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
     # All that can be wrong without the corpus comes before the work of tokenising it.
     model_config = complete(dataclasses.replace(parsed.model, vocab_size=parsed.model.vocab_size or 2))
     mesh = make_mesh(parsed.mesh)
-    corpus = load_tokenized(parsed.data)
+    corpus = load_splits(parsed.data)
     vocab_size = vocabulary(parsed, corpus.tokenizer)
     parsed = dataclasses.replace(parsed, model=dataclasses.replace(model_config, vocab_size=vocab_size))
     return Experiment(**vars(build_setup(parsed, mesh)), corpus=corpus)

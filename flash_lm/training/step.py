@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from flash_lm.config import TrainConfig
-from flash_lm.ops.cross_entropy import cross_entropy
+from flash_lm.ops.cross_entropy import cross_entropy, cross_entropy_and_hits
 from flash_lm.training.optimizer import learning_rate
 from flash_lm.training.sharding import batch_parts
 from flash_lm.training.state import ModelFunction, Params, TrainState
@@ -68,7 +68,7 @@ def make_gradients(
     """A function (params, step, batch) -> the sum of the loss over the batch's targets (nats), and its gradient."""
 
     def loss_sum(params: Params, batch: Batch, key: jax.Array) -> jax.Array:
-        return _loss_sum(model, params, batch, config.loss_chunk, key)
+        return cross_entropy(*_predictions(model, params, batch, config.loss_chunk, key))
 
     def gradients_of(params: Params, step: jax.Array, batch: Batch) -> tuple[jax.Array, Params]:
         if config.accumulate == 1:
@@ -106,26 +106,30 @@ def make_evaluation_step(
     """Sums over one batch, to be added over batches, so that no figure depends on the batch size.
 
     Returns:
-        A function (params, batch, bytes_per_token_V) -> nll (nats), tokens and bytes of the batch's targets.
+        A function (params, batch, bytes_per_token_V) -> nll (nats), hits (targets that are the likeliest token), tokens
+        and bytes of the batch's targets.
     """
 
     def step(params: Params, batch: Batch, bytes_per_token_V: jax.Array) -> dict[str, jax.Array]:
         mask_BxL = batch["loss_mask_BxL"]
         bytes_BxL = bytes_per_token_V[batch["targets_BxL"]].astype(jnp.float32) * mask_BxL
-        nll = _loss_sum(model, params, batch, loss_chunk, None)
-        return {"nll": nll, "tokens": mask_BxL.sum(), "bytes": bytes_BxL.sum()}
+        nll, hits = cross_entropy_and_hits(*_predictions(model, params, batch, loss_chunk, None))
+        return {"nll": nll, "hits": hits, "tokens": mask_BxL.sum(), "bytes": bytes_BxL.sum()}
 
     return step
 
 
-def _loss_sum(model: ModelFunction, params: Params, batch: Batch, loss_chunk: int, key: jax.Array | None) -> jax.Array:
+def _predictions(
+    model: ModelFunction, params: Params, batch: Batch, loss_chunk: int, key: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, int, int]:
+    """What `cross_entropy` takes."""
     bound = model.bind(params)
     features_BxLxD = bound.features(
         batch["inputs_BxL"], batch["segment_ids_BxL"], batch["positions_BxL"], dropout_key=key
     )
     parts = batch_parts(features_BxLxD.shape[0])
     targets_BxL, weights_BxL = batch["targets_BxL"], batch["loss_mask_BxL"]
-    return cross_entropy(features_BxLxD, bound.unembedding(), targets_BxL, weights_BxL, loss_chunk, parts)
+    return features_BxLxD, bound.unembedding(), targets_BxL, weights_BxL, loss_chunk, parts
 
 
 def _all_finite(tree: Any) -> jax.Array:

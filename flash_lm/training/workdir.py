@@ -9,7 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from flash_lm.config import upgrade
-from flash_lm.data.token_cache import TokenizedCorpus
+from flash_lm.data.loading import Splits
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.training.hosts import is_first, of_all_hosts
@@ -61,7 +61,7 @@ def check_tokenizer(workdir: pathlib.Path, tokenizer: Tokenizer) -> None:
         )
 
 
-def check_corpus(trained_on: str, corpus: TokenizedCorpus) -> None:
+def check_corpus(trained_on: str, corpus: Splits) -> None:
     """Checks a checkpoint's fingerprint of its corpus.
 
     Raises:

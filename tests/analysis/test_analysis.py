@@ -37,7 +37,7 @@ def test_the_table_is_aligned_markdown():
     lines = table.splitlines()
     assert len({len(line) for line in lines}) == 1
     cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
-    assert cells == ["", "flash", "1,234,567", "300", "12.35", "", "100", "", ""]
+    assert cells == ["", "flash", "1,234,567", "300", "12.35", "", "", "100", "", ""]
     assert len(cells) == len(RUNS)
 
 

@@ -7,6 +7,7 @@ import pytest
 from flash_lm.data.tokenizers import (
     SPECIALS,
     ByteTokenizer,
+    CharacterTokenizer,
     SentencePieceTokenizer,
     load_tokenizer,
     save_tokenizer,
@@ -17,9 +18,16 @@ from flash_lm.errors import InputError
 LINES = ["def f(x):\n", "    return x + 1\n", "\tüber 猫  two  spaces\n", "\n"] * 50
 
 
-@pytest.fixture(scope="module", params=["bytes", "sentencepiece"])
+MAKERS = {
+    "bytes": ByteTokenizer,
+    "sentencepiece": lambda: train_sentencepiece(LINES, 320),
+    "characters": lambda: CharacterTokenizer("".join(sorted(set("".join(LINES) + "_".join(texts())) - {"▁"}))),
+}
+
+
+@pytest.fixture(scope="module", params=MAKERS)
 def tokenizer(request):
-    return ByteTokenizer() if request.param == "bytes" else train_sentencepiece(LINES, 320)
+    return MAKERS[request.param]()
 
 
 def texts() -> list[str]:
@@ -67,3 +75,10 @@ def test_no_tokenizer_ends_in_a_clear_line(tmp_path):
         SentencePieceTokenizer(b"nonsense")
     with pytest.raises(InputError, match="too small for data.vocab_size=5000"):
         train_sentencepiece(LINES, 5000)
+
+
+def test_a_character_that_is_not_in_the_set():
+    tokenizer = CharacterTokenizer("ab")
+    (ids,) = tokenizer.encode(["a?b"])
+    assert ids.tolist()[1] == tokenizer.unknown and tokenizer.decode(ids) == "ab"
+    assert tokenizer.bytes_per_token()[ids].tolist() == [1, 0, 1]

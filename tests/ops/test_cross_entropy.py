@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flash_lm.ops.cross_entropy import cross_entropy
+from flash_lm.ops.cross_entropy import cross_entropy, cross_entropy_and_hits
 
 B, L, D, V = 2, 7, 5, 11
 
@@ -48,6 +48,17 @@ def test_value_and_gradients_equal_the_loop(chunk, parts):
     assert np.allclose(value, 3 * expected, rtol=1e-6)
     for a, b in zip(found, gradients, strict=True):
         assert np.allclose(a, 3 * b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_hits_are_the_targets_of_the_largest_logit(parts):
+    features, table, targets, weights = inputs()
+    best = (features @ table.T).argmax(axis=-1)
+    targets = np.where(np.arange(L) % 2, best, targets)
+    arguments = (jnp.float32(features), jnp.float32(table), jnp.int32(targets), jnp.float32(weights))
+    total, hits = cross_entropy_and_hits(*arguments, 4, parts)
+    assert hits == ((best == targets) * weights).sum() and 0 < hits < weights.sum()
+    assert total == cross_entropy(*arguments, 4, parts)
 
 
 def test_a_left_out_token_may_be_anything():

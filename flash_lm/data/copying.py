@@ -1,0 +1,47 @@
+"""The copy task: a word, and the same word again ("Transformers are RNNs", section 4.1).
+
+A row is <s> w <s> w, where w is as long as fits and each symbol is drawn from ten. The second w alone is predicted. The
+n-th example of a split is a pure function of split and n, and no two splits share their draws.
+"""
+
+import hashlib
+
+import numpy as np
+
+from flash_lm.data.corpus import SPLITS
+from flash_lm.data.examples import Example, ExampleCorpus
+from flash_lm.data.tokenizers import CharacterTokenizer
+from flash_lm.errors import InputError
+
+SYMBOLS = "abcdefghij"
+_COUNTS = {"train": 1 << 20, "validation": 1 << 10, "test": 1 << 12}
+_SHORTEST = 3  # <s> a <s>, of which a is predicted
+
+
+class Copying:
+    """A split of the task."""
+
+    def __init__(self, split: str, tokenizer: CharacterTokenizer):
+        """Draws an example when it is asked for."""
+        self._split, self._begin = SPLITS.index(split), tokenizer.begin
+        (self._symbols,) = tokenizer.encode([SYMBOLS])
+        self._count = _COUNTS[split]
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        return self._count
+
+    def example(self, number: int, length: int) -> Example:
+        """A word of (length − 1) / 2 symbols, rounded down, twice."""
+        if length < _SHORTEST:
+            raise InputError(f"rows of {length} tokens hold no word and its copy: take {_SHORTEST} or more")
+        draw = np.random.Generator(np.random.Philox(np.random.SeedSequence((self._split, number))))
+        word = np.concatenate([[self._begin], draw.choice(self._symbols, (length - 1) // 2)]).astype(np.int32)
+        return Example(np.concatenate([word, word]), given=len(word) + 1)
+
+
+def copying() -> ExampleCorpus:
+    """All splits."""
+    tokenizer = CharacterTokenizer(SYMBOLS)
+    fingerprint = hashlib.sha256(f"copy {SYMBOLS} {_COUNTS}".encode()).hexdigest()
+    return ExampleCorpus("copy", fingerprint, tokenizer, {x: Copying(x, tokenizer) for x in SPLITS})
