@@ -54,8 +54,10 @@ def get_config() -> ConfigDict:
     model.remat = "none"  # none | products (keep matrix products) | full (keep only each layer's input)
 
     config.data = data = ConfigDict()
-    data.corpus = "stdlib"  # stdlib | text | hf (Hugging Face datasets) | copy (examples, see configs/copy.py)
-    data.path = open_str()  # text: a file or a glob; hf: a folder, file or glob of parquet, arrow or json
+    data.corpus = "stdlib"  # stdlib | text | hf (Hugging Face datasets) | copy | couplets (examples)
+    data.path = (
+        open_str()
+    )  # text: a file or a glob; hf: a folder, file or glob of parquet, arrow or json; couplets: a folder
     data.name = open_str()  # hf: a data set on the hub, in place of a path
     data.config = open_str()  # hf: one of the configs of that data set; open: its only one
     data.split = "train"  # hf: trained on; validation and test are its own, or else held out of this one

@@ -85,7 +85,7 @@ def _boundaries(steps: tuple) -> str | None:
 MESH_AXES = ("data", "fsdp", "tensor")
 DTYPES = ("float32", "bfloat16")
 TEXTS = ("stdlib", "text", "hf")  # corpora of text, to be tokenised and packed
-EXAMPLES = ("copy",)  # corpora of examples, each a row, with tokens of their own
+EXAMPLES = ("copy", "couplets")  # corpora of examples, each a row, with tokens of their own
 TASKS = {"causal_lm": True, "masked_lm": False}  # whether the model is causal
 
 
@@ -175,6 +175,8 @@ class DataConfig:
             found.append(f"data.corpus={self.corpus} needs data.pack={kind}, and here is {self.pack}")
         if self.corpus == "text" and not self.path:
             found.append("data.corpus=text needs data.path, a file or a glob: set --config.data.path")
+        if self.corpus == "couplets" and not self.path:
+            found.append("data.corpus=couplets needs data.path, a folder: set --config.data.path")
         if self.corpus == "hf" and bool(self.path) == bool(self.name):
             found.append(
                 f"data.corpus=hf needs either data.name, a data set on the hub, or data.path, local files, and here "

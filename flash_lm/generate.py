@@ -13,7 +13,7 @@ from flash_lm.inference.sampling import Sampling
 
 
 def main(argv: list[str]) -> None:
-    """Continues a prompt with the newest checkpoint of a run, or fills in the [MASK]s of a masked language model."""
+    """Continues a prompt with the newest checkpoint of a run, fills in [MASK]s, or answers a couplet's first line."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.generate", description=main.__doc__)
     parser.add_argument("--workdir", required=True, type=pathlib.Path, help="folder of the run")
     source = parser.add_mutually_exclusive_group()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from flash_lm.errors import InputError
+from flash_lm.inference.couplets import CoupletWriter
 from flash_lm.inference.fill_in import Filler
 from flash_lm.inference.generation import Generator
 from flash_lm.inference.sampling import Sampling
@@ -16,7 +17,7 @@ Flags = dict[str, tuple[type, Any, str]]
 CAUSAL_ONLY: Flags = {
     "max_tokens": (int, 200, "new tokens"),
     "seed": (int, 0, "of the draws"),
-    "samples": (int, 1, "of the same prompt, all at once"),
+    "samples": (int, 1, "of the same prompt, all at once (8 of a couplet)"),
     "continuation": (str, None, "a text to score after the prompt instead of generating one"),
 }
 MASKED_ONLY: Flags = {"candidates": (int, 5, "a mask")}
@@ -50,6 +51,10 @@ def answer(prompt: str, flags: dict[str, Any]) -> Iterator[str]:
         raise InputError(f"{trained.name} is a {kind} language model, for which --{', --'.join(wrong)} mean nothing")
     if masked:
         return _filled_in(trained, prompt, set_["candidates"], flags["json"])
+    if trained.config.data.corpus == "couplets":
+        if wrong := [name for name in ("max_tokens", "continuation") if flags[name] is not None]:
+            raise InputError(f"a second line is as long as the first, for which --{', --'.join(wrong)} mean nothing")
+        return _second_lines(trained, prompt, sampling, flags)
     return _continued(Generator(trained), prompt, sampling, set_, flags["json"])
 
 
@@ -65,6 +70,15 @@ def _continued(
         return (text for part in ([prompt], texts, ["\n"]) for text in part)
     found = generator.generate([prompt] * flags["samples"], max_tokens, sampling, seed)
     return (_json(one) if as_json else f"{prompt}{one.text}\n\n" for one in found)
+
+
+def _second_lines(trained: TrainedModel, first: str, sampling: Sampling, flags: dict[str, Any]) -> Iterator[str]:
+    """The likeliest first."""
+    settings = {
+        name: flags[key] for name, key in (("candidates", "samples"), ("seed", "seed")) if flags[key] is not None
+    }
+    found = CoupletWriter(trained)(first, sampling=sampling, **settings)
+    return (_json(one) if flags["json"] else f"{one.text}  {one.log_prob:.2f}\n" for one in found)
 
 
 def _filled_in(trained: TrainedModel, prompt: str, candidates: int, as_json: bool) -> Iterator[str]:

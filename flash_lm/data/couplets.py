@@ -1,0 +1,118 @@
+"""Pairs of lines of the same length: the first is given, and the second is to be predicted, character by character.
+
+A row is <s> first <s> second. The pairs come from parquet files with columns `first` and `second`, one a split, or from
+the two files `in.txt` and `out.txt`, a line a pair, its characters apart or together, in the folder or in one a split.
+"""
+
+import collections
+import hashlib
+import pathlib
+import zlib
+from collections.abc import Iterable
+
+import numpy as np
+
+from flash_lm.config import DataConfig
+from flash_lm.data.corpus import SPLITS
+from flash_lm.data.examples import Example, ExampleCorpus
+from flash_lm.data.tokenizers import CharacterTokenizer
+from flash_lm.errors import InputError
+
+Pair = tuple[str, str]
+
+_FILES = ("in.txt", "out.txt")
+_HELD_OUT = 50  # a split that is missing is one pair in so many of the training split
+
+
+class Couplets:
+    """A split of them."""
+
+    def __init__(self, pairs: list[Pair], tokenizer: CharacterTokenizer):
+        """Encodes a pair when it is asked for."""
+        self._pairs, self._tokenizer = pairs, tokenizer
+
+    def __len__(self) -> int:
+        """Number of pairs."""
+        return len(self._pairs)
+
+    def example(self, number: int, length: int) -> Example:
+        """A pair, whatever the row's length."""
+        del length
+        first, second = self._tokenizer.encode(self._pairs[number])
+        return Example(np.concatenate([question(first, self._tokenizer), second]), given=len(first) + 2)
+
+
+def question(first: np.ndarray, tokenizer: CharacterTokenizer) -> np.ndarray:
+    """The ids that stand before the second line: <s> first <s>."""
+    return np.concatenate([[tokenizer.begin], first, [tokenizer.begin]]).astype(np.int32)
+
+
+def couplets(config: DataConfig) -> ExampleCorpus:
+    """The pairs of the folder `data.path`; tokens are the characters of the training split, the frequent ones first.
+
+    A split that is missing is held out of the training split by the hash of a pair's first line, so that no first line
+    is in two splits.
+
+    Raises:
+        InputError: no such folder, no pairs in it, or lines that are no pairs.
+    """
+    folder = pathlib.Path(config.path).expanduser()
+    splits = {name: pairs for name in SPLITS if (pairs := _read(folder, name)) is not None}
+    if not splits.get("train"):
+        raise InputError(
+            f"data.path={config.path} has no couplets: give a folder with train.parquet (columns first and second), or "
+            f"with {' and '.join(_FILES)}, in it or in its folder train/"
+        )
+    missing = [name for name in SPLITS if name not in splits]
+    if missing:
+        parts = [[pair for pair in splits["train"] if _bucket(pair) == i] for i in range(len(missing))]
+        splits["train"] = [pair for pair in splits["train"] if _bucket(pair) >= len(missing)]
+        splits |= dict(zip(missing, parts, strict=True))
+    if empty := [name for name in SPLITS if not splits[name]]:
+        raise InputError(f"data.path={config.path} leaves no couplet for {', '.join(empty)}: give more of them")
+    counts = collections.Counter(character for pair in splits["train"] for line in pair for character in line)
+    tokenizer = CharacterTokenizer("".join(sorted(counts, key=lambda x: (-counts[x], x))))
+    digest = hashlib.sha256("\n".join(line for name in SPLITS for pair in splits[name] for line in pair).encode())
+    examples = {name: Couplets(splits[name], tokenizer) for name in SPLITS}
+    return ExampleCorpus(folder.name, digest.hexdigest(), tokenizer, examples)
+
+
+def _bucket(pair: Pair) -> int:
+    return zlib.crc32(pair[0].encode()) % _HELD_OUT
+
+
+def _read(folder: pathlib.Path, split: str) -> list[Pair] | None:
+    """The pairs of a split; None: it has no files of its own."""
+    parquet = folder / f"{split}.parquet"
+    if parquet.exists():
+        return _checked(_parquet_pairs(parquet), str(parquet))
+    for place in (folder / split, *([folder] if split == "train" else [])):
+        if all((place / name).exists() for name in _FILES):
+            lines = [(place / name).read_text(encoding="utf-8").splitlines() for name in _FILES]
+            if len(lines[0]) != len(lines[1]):
+                told = " and ".join(f"{name} {len(x)}" for name, x in zip(_FILES, lines, strict=True))
+                raise InputError(f"the files of {place} must have as many lines: {told}")
+            return _checked((("".join(a.split()), "".join(b.split())) for a, b in zip(*lines, strict=True)), str(place))
+    return None
+
+
+def _parquet_pairs(path: pathlib.Path) -> Iterable[Pair]:
+    import pyarrow  # noqa: PLC0415 (slow to import)
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    try:
+        table = pq.read_table(path, columns=["first", "second"])
+        return zip(table["first"].to_pylist(), table["second"].to_pylist(), strict=True)
+    except (pyarrow.ArrowException, KeyError) as error:
+        raise InputError(f"{path} has no columns first and second: {str(error).splitlines()[0]}") from None
+
+
+def _checked(pairs: Iterable[Pair], where: str) -> list[Pair]:
+    found = list(pairs)
+    for number, (first, second) in enumerate(found, start=1):
+        if not first or len(first) != len(second):
+            raise InputError(
+                f"{where}: pair {number} has {len(first)} and {len(second)} characters, and must have as many, and one "
+                "at least"
+            )
+    return found

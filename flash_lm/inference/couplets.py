@@ -1,0 +1,79 @@
+"""Second lines for first lines: sampled, as long as the first, and ranked."""
+
+import dataclasses
+
+import numpy as np
+
+from flash_lm.data.couplets import question
+from flash_lm.data.tokenizers import CharacterTokenizer
+from flash_lm.errors import InputError
+from flash_lm.inference.engine import Engine
+from flash_lm.inference.sampling import Sampling, SamplingArrays
+from flash_lm.inference.trained_model import TrainedModel
+
+_MOST_CANDIDATES = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class SecondLine:
+    """A candidate; `log_prob`: of all of it under the model, before temperature and filters."""
+
+    first: str
+    text: str
+    log_prob: float
+
+
+class CoupletWriter:
+    """Answers first lines with a causal model that was trained on couplets."""
+
+    def __init__(self, trained: TrainedModel):
+        """Compiles nothing before the first call.
+
+        Raises:
+            InputError: the model was trained on something else.
+        """
+        tokenizer, config = trained.tokenizer, trained.config
+        if config.data.corpus != "couplets" or config.task != "causal_lm":
+            raise InputError(
+                f"{trained.name} was not trained to continue couplets: train a model with configs/couplets.py"
+            )
+        assert isinstance(tokenizer, CharacterTokenizer)
+        self._trained, self._tokenizer = trained, tokenizer
+        # A second line ends where it is as long as the first, so that no token stands for its end.
+        allowed_V = trained.text_ids()
+        self._engine = Engine(trained.model, trained.params, trained.mesh, end=tokenizer.end, allowed_V=allowed_V)
+
+    def __call__(
+        self, first: str, candidates: int = 8, sampling: Sampling | None = None, seed: int = 0
+    ) -> list[SecondLine]:
+        """Samples second lines at once.
+
+        Args:
+            first: a line of characters that the training split has.
+            candidates: samples; of those that are the same one is given.
+            sampling: None: temperature 1, no filter.
+            seed: of the draws.
+
+        Returns:
+            Different candidates, the likeliest first.
+
+        Raises:
+            InputError: a line that is empty, unknown or too long, or a number out of range.
+        """
+        if not 1 <= candidates <= _MOST_CANDIDATES:
+            raise InputError(f"samples={candidates} must be from 1 to {_MOST_CANDIDATES}")
+        ids = self._trained.encode(first, "first line")[1:]
+        prompt, length = question(ids, self._tokenizer), len(ids)
+        if self._engine.limit is not None and len(prompt) + length - 1 > self._engine.limit:
+            longest = (self._engine.limit - 1) // 2
+            raise InputError(
+                f"a first line of {length} characters is over the {longest} that {self._trained.name} can take"
+            )
+        carry = self._engine.prefill([prompt] * candidates, length)
+        _, new = self._engine.advance(carry, SamplingArrays.of(sampling or Sampling()), seed, length)
+        asked = np.s_[:candidates, :length]  # without the rows that fill up the devices
+        found = {
+            self._trained.text_of(tokens): float(log_probs.sum())
+            for tokens, log_probs in zip(new.tokens_BxT[asked], new.log_probs_BxT[asked], strict=True)
+        }
+        return [SecondLine(first, text, found[text]) for text in sorted(found, key=lambda text: -found[text])]
