@@ -119,13 +119,16 @@ def main(argv: list[str]) -> None:
     if not results:
         print("no run is finished yet: the same command goes on")
         return
+    accumulate: Any = {name: changed(config, runs[name])["train"]["accumulate"] for name in runs}
+    step_s = {name: time_of[name]["microbatch_ms"] * accumulate[name] / 1000 for name in runs}
     paper = {name: {"paper": figure} for name, figure in figures.items()}
     lines = [line | time_of[line["run"]] | paper.get(line["run"], {}) for line in results]
+    lines = [line | {"rated_seconds": line["step"] * step_s[line["run"]]} for line in lines]
     write_jsonl(arguments.out / "results.jsonl", lines)
     title = f"{table.TITLE}; here {arguments.scale} scale on {lines[0]['corpus']}, {lines[0]['device']}"
     text = f"{title}\n\n{reproduction_table(lines, table.METRIC)}"
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
-    write_curves(workdirs, results, arguments.out, title)
+    write_curves(workdirs, results, arguments.out, title, step_s)
     plot_quality_against_step_time(lines, table.METRIC, arguments.out / "quality.png", title)
     print(f"\n{text}")
     raise_failures(failures)

@@ -1,6 +1,7 @@
 """Finished runs side by side: a table of their results, the best first, and quality against steps and time."""
 
 import pathlib
+from collections.abc import Mapping
 
 from flash_lm.analysis.curves import plot_curves
 from flash_lm.analysis.results import Line, newest_results, validation_curve, write_jsonl
@@ -35,7 +36,13 @@ def write_comparison(workdirs: list[pathlib.Path], split: str, out: pathlib.Path
     return text
 
 
-def write_curves(workdirs: list[pathlib.Path], results: list[Line], out: pathlib.Path, title: str) -> None:
+def write_curves(
+    workdirs: list[pathlib.Path],
+    results: list[Line],
+    out: pathlib.Path,
+    title: str,
+    step_s: Mapping[str, float] | None = None,
+) -> None:
     """Writes curves.png with its figures, validation.jsonl, into a folder that is there.
 
     Args:
@@ -43,9 +50,15 @@ def write_curves(workdirs: list[pathlib.Path], results: list[Line], out: pathlib
         results: of those that are drawn.
         out: folder of the files.
         title: of the plot.
+        step_s: seconds a step of each run, measured side by side, to be the axis of time; None: as the runs took.
     """
     scored = {line["run"] for line in results}
     curves = {path.name: curve for path in workdirs if path.name in scored and (curve := validation_curve(path))}
+    if step_s:
+        curves = {
+            name: [line | {"train_seconds": line["step"] * step_s[name]} for line in curve]
+            for name, curve in curves.items()
+        }
     lines = [{"run": name, **line} for name, curve in curves.items() for line in curve]
     write_jsonl(out / "validation.jsonl", lines)
     plot_curves(curves, out / "curves.png", title)

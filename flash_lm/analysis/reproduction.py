@@ -17,18 +17,18 @@ def reproduction_table(lines: list[Line], metric: str) -> str:
     """Markdown, in the order of the lines.
 
     Args:
-        lines: with run, parameters, the metric, microbatch_ms, speedup and train_seconds; and paper, where the paper
-            has a figure.
+        lines: with run, parameters, the metric, microbatch_ms, speedup and rated_seconds (of all steps at that rate);
+            and paper, where a paper has a figure.
         metric: key of `METRICS`.
     """
+    paper = {f"{METRICS[metric]}, paper": ("paper", "{:.3f}"), "ours": (metric, "{:.3f}")}
     columns = {
         "run": ("run", "{}"),
         "parameters": ("parameters", "{:,}"),
-        f"{METRICS[metric]}, paper": ("paper", "{:.3f}"),
-        "ours": (metric, "{:.3f}"),
+        **(paper if any("paper" in line for line in lines) else {METRICS[metric]: (metric, "{:.3f}")}),
         "ms a microbatch": ("microbatch_ms", "{:,.0f}"),
         "times as fast": ("speedup", "{:.2f}"),
-        "training s": ("train_seconds", "{:,.0f}"),
+        "training s": ("rated_seconds", "{:,.0f}"),
     }
     return markdown_table(lines, columns)
 
@@ -47,11 +47,36 @@ def plot_quality_against_step_time(lines: list[Line], metric: str, path: pathlib
             points = [line for line in lines if line["family"] == family]
             x, y = ([point[key] for point in points] for key in ("microbatch_ms", metric))
             axes.plot(x, y, markersize=6, **style(i))
-            for at, point in zip(zip(x, y, strict=True), points, strict=True):
-                look = {"fontsize": 8, "color": style(i)["color"]}
-                axes.annotate(point["run"], at, xytext=(5, 5), textcoords="offset points", **look)
         axes.set(xscale="log", ylabel=METRICS[metric], title=title)
         axes.set_xlabel("milliseconds a microbatch of training, on one device")
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.xaxis.set_minor_formatter("{x:,.0f}")
         axes.margins(x=0.15, y=0.1)
+        axes.set_xticks([], minor=True)
+        axes.set_xticks(_ticks([line["microbatch_ms"] for line in lines]))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        _name_points(axes, [(line["microbatch_ms"], line[metric], line["run"]) for line in lines])
+
+
+def _ticks(values: list[float]) -> list[float]:
+    """Round numbers that cover the values."""
+    steps = [factor * 10.0**power for power in range(-1, 8) for factor in (1, 1.5, 2, 3, 5, 7)]
+    first = max(x for x in steps if x <= min(values))
+    return [x for x in steps if first <= x <= 1.2 * max(values)]
+
+
+def _name_points(axes, points: list[tuple[float, float, str]]) -> None:
+    """Writes each point's name beside it, where it covers no other name and no point if there is such a place."""
+    from matplotlib.transforms import Bbox  # noqa: PLC0415 (an extra, and slow to import)
+
+    at = axes.transData.transform([(x, y) for x, y, _ in points])
+    taken = [Bbox.from_extents(x - 3, y - 3, x + 3, y + 3) for x, y in at]
+    for x, y, name in points:
+        for dx, dy, side in ((5, 4, "left"), (5, -11, "left"), (-5, 4, "right"), (-5, -11, "right")):
+            text = axes.annotate(name, (x, y), (dx, dy), textcoords="offset points", fontsize=8, ha=side)
+            box = text.get_window_extent()
+            if not any(box.overlaps(other) for other in taken):
+                break
+            text.remove()
+        else:
+            text = axes.annotate(name, (x, y), (5, 4), textcoords="offset points", fontsize=8)
+            box = text.get_window_extent()
+        taken.append(box)
