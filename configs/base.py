@@ -35,6 +35,8 @@ def get_config() -> ConfigDict:
     model.vocab_size = open_int()  # open: from the tokenizer
     model.causal = open_bool()  # open: from the task
     model.tie_embeddings = True
+    model.head = "softmax"  # softmax | logistics (a mixture over the 256 values of a byte, for images)
+    model.mixtures = 10  # logistics of that head
     model.init = "normal"  # normal (standard deviation 0.02) | lecun (1 / sqrt(fan in))
     model.norm = open_str()  # layer | rms | scale; open: from the family
     model.absolute_positions = open_str()  # none | learned | sinusoid | scaled_sinusoid; open: from the family
@@ -54,7 +56,7 @@ def get_config() -> ConfigDict:
     model.remat = "none"  # none | products (keep matrix products) | full (keep only each layer's input)
 
     config.data = data = ConfigDict()
-    data.corpus = "stdlib"  # stdlib | text | hf (Hugging Face datasets) | copy | couplets (examples)
+    data.corpus = "stdlib"  # stdlib | text | hf (Hugging Face datasets) | copy | couplets | images (examples)
     data.path = (
         open_str()
     )  # text: a file or a glob; hf: a folder, file or glob of parquet, arrow or json; couplets: a folder

@@ -85,7 +85,7 @@ def _boundaries(steps: tuple) -> str | None:
 MESH_AXES = ("data", "fsdp", "tensor")
 DTYPES = ("float32", "bfloat16")
 TEXTS = ("stdlib", "text", "hf")  # corpora of text, to be tokenised and packed
-EXAMPLES = ("copy", "couplets")  # corpora of examples, each a row, with tokens of their own
+EXAMPLES = ("copy", "couplets", "images")  # corpora of examples, each a row, with tokens of their own
 TASKS = {"causal_lm": True, "masked_lm": False}  # whether the model is causal
 
 
@@ -111,6 +111,8 @@ class ModelConfig:
     vocab_size: int = _open(_at_least(2))
     causal: bool = _open()
     tie_embeddings: bool
+    head: str = _added("softmax", _one_of("softmax", "logistics"))
+    mixtures: int = _added(10, _at_least(1))
     init: str = _one_of("normal", "lecun")
     norm: str = _open(_one_of("layer", "rms", "scale"))
     absolute_positions: str = _open(_one_of("none", "learned", "sinusoid", "scaled_sinusoid"))
@@ -177,10 +179,10 @@ class DataConfig:
             found.append("data.corpus=text needs data.path, a file or a glob: set --config.data.path")
         if self.corpus == "couplets" and not self.path:
             found.append("data.corpus=couplets needs data.path, a folder: set --config.data.path")
-        if self.corpus == "hf" and bool(self.path) == bool(self.name):
+        if self.corpus in ("hf", "images") and bool(self.path) == bool(self.name):
             found.append(
-                f"data.corpus=hf needs either data.name, a data set on the hub, or data.path, local files, and here "
-                f"are data.name={self.name} and data.path={self.path}: set one, and leave the other empty"
+                f"data.corpus={self.corpus} needs either data.name, a data set on the hub, or data.path, local files, "
+                f"and here are data.name={self.name} and data.path={self.path}: set one, and leave the other empty"
             )
         return found
 

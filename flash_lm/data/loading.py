@@ -4,12 +4,13 @@ from flash_lm.config import EXAMPLES, DataConfig
 from flash_lm.data.copying import copying
 from flash_lm.data.couplets import couplets
 from flash_lm.data.examples import ExampleCorpus, ExampleRows
+from flash_lm.data.images import images
 from flash_lm.data.packing import PACKERS
 from flash_lm.data.token_cache import TokenizedCorpus, load_tokenized
 
 Splits = TokenizedCorpus | ExampleCorpus
 
-_EXAMPLES = {"copy": lambda config: copying(), "couplets": couplets}
+_EXAMPLES = {"copy": lambda config: copying(), "couplets": couplets, "images": images}
 assert set(_EXAMPLES) == set(EXAMPLES)
 
 # data.pack -> rows of a split

@@ -13,12 +13,13 @@ from ml_collections import ConfigDict
 from flash_lm.config import ModelConfig, parse_model
 from flash_lm.errors import InputError
 from flash_lm.layers.context import Context
-from flash_lm.layers.dense import EMBEDDING_INITS
+from flash_lm.layers.dense import EMBEDDING_INITS, Dense
 from flash_lm.layers.normalizer import NOT_DECODABLE
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.positions import ABSOLUTE_POSITIONS
 from flash_lm.layers.table import whole
 from flash_lm.models.families import FAMILIES, complete
+from flash_lm.models.heads import Head, LogisticsHead, SoftmaxHead
 from flash_lm.models.layer import Layer, constrain_residual, drop
 from flash_lm.ops.blocked_attention import KEPT
 from flash_lm.ops.positions import rotary_table
@@ -76,7 +77,9 @@ class LanguageModel(nnx.Module):
 
         self.layers = stack(rngs)
         self.norm = NORMS[config.norm](config)
-        if not config.tie_embeddings:
+        if config.head == "logistics":
+            self.mixture = Dense(config.model_dim, 3 * config.mixtures, config, rngs=rngs)
+        elif not config.tie_embeddings:
             self.output_embedding = nnx.Param(init(rngs.params(), shape, jnp.dtype(config.param_dtype)))
 
     def __call__(
@@ -155,12 +158,13 @@ class LanguageModel(nnx.Module):
 
     def logits(self, features_BxLxD: jax.Array) -> jax.Array:
         """B×L×V float32."""
-        table_VxD = self.unembedding().astype(features_BxLxD.dtype)
-        return jnp.einsum("...d,vd->...v", features_BxLxD, table_VxD, preferred_element_type=jnp.float32)
+        return self.head().logits(features_BxLxD)
 
-    def unembedding(self) -> jax.Array:
-        """The V×D matrix that turns features into logits."""
-        return (self.embedding if self.config.tie_embeddings else self.output_embedding)[...]
+    def head(self) -> Head:
+        """What turns features into a distribution over the vocabulary."""
+        if self.config.head == "logistics":
+            return LogisticsHead(self.mixture.kernel[...], self.config.vocab_size)
+        return SoftmaxHead((self.embedding if self.config.tie_embeddings else self.output_embedding)[...])
 
     @property
     def longest(self) -> int | None:
@@ -274,7 +278,8 @@ class LanguageModel(nnx.Module):
     def flops_per_token(self, length: int) -> float:
         """Forward model FLOPs a token of a row of `length` tokens, logits included."""
         stack = self.config.num_layers * self.layers.flops_per_token(length, self.config.causal)
-        return stack + 2 * self.config.model_dim * self.config.vocab_size
+        words = 3 * self.config.mixtures if self.config.head == "logistics" else self.config.vocab_size
+        return stack + 2 * self.config.model_dim * words
 
     def _prefill(self, inputs_BxL: jax.Array, state: DecodeState, lengths_B: jax.Array):
         positions_BxL = state.positions_B[:, None] + jnp.arange(inputs_BxL.shape[1], dtype=jnp.int32)[None]

@@ -1,5 +1,6 @@
 """Perplexity of a split: sums weighted by tokens, so that no figure depends on the batch size."""
 
+import collections
 import math
 import pathlib
 import statistics
@@ -45,22 +46,22 @@ class Evaluator:
             limit: number of batches; 0 = all.
 
         Returns:
-            loss (nats a token), perplexity (a token), accuracy (share of the targets that are the likeliest token),
-            bits_per_byte; and nll (nats), tokens and bytes, the sums over all targets.
+            loss (nats a token), perplexity (a token), accuracy (share of the targets that are the likeliest token; none
+            of images), bits_per_byte; and nll (nats), tokens and bytes, the sums over all targets.
         """
         mesh = self._experiment.mesh
         batch_size = rows_that_divide(batch_size, mesh)
-        sums = {"nll": 0.0, "hits": 0.0, "tokens": 0.0, "bytes": 0.0}
+        sums = collections.Counter()
         batches = evaluation_batches(rows, batch_size, limit=limit, host=jax.process_index(), hosts=jax.process_count())
         for batch in batches:
             here = jax.device_get(self._step(params, place(batch, batch_sharding(mesh)), self._bytes_per_token))
             # Python floats: a float32 sum over a long split would lose the last tokens.
-            sums = {name: sums[name] + float(here[name]) for name in sums}
+            sums.update({name: float(x) for name, x in here.items()})
         of = lambda what, each: sums[what] / sums[each] if sums[each] else math.nan
         return {
             "loss": of("nll", "tokens"),
             "perplexity": perplexity(sums["nll"], sums["tokens"]),
-            "accuracy": of("hits", "tokens"),
+            **({"accuracy": of("hits", "tokens")} if "hits" in sums else {}),
             "bits_per_byte": of("nll", "bytes") / math.log(2),
             **{name: sums[name] for name in ("nll", "tokens", "bytes")},
         }

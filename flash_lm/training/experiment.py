@@ -17,6 +17,7 @@ from flash_lm.data.streaming import StreamedBatches
 from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
 from flash_lm.models.families import complete
+from flash_lm.ops.logistics import VALUES
 from flash_lm.training.checkpoint import with_shardings
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.sharding import make_mesh, state_shardings
@@ -88,6 +89,11 @@ def vocabulary(config: Config, tokenizer: Tokenizer) -> int:
     vocab_size = config.model.vocab_size or needed
     if vocab_size < needed:
         raise InputError(f"model.vocab_size={vocab_size} is smaller than the tokenizer's {needed}: leave it open")
+    if config.model.head == "logistics" and vocab_size < VALUES:
+        raise InputError(
+            f"model.head=logistics is over the {VALUES} values of a byte, and the tokenizer has {vocab_size} tokens: "
+            "take data.corpus=images"
+        )
     return vocab_size
 
 

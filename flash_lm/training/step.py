@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from flash_lm.config import TrainConfig
-from flash_lm.ops.cross_entropy import cross_entropy, cross_entropy_and_hits
+from flash_lm.models.heads import Head
 from flash_lm.training.optimizer import learning_rate
 from flash_lm.training.sharding import batch_parts
 from flash_lm.training.state import ModelFunction, Params, TrainState
@@ -68,7 +68,8 @@ def make_gradients(
     """A function (params, step, batch) -> the sum of the loss over the batch's targets (nats), and its gradient."""
 
     def loss_sum(params: Params, batch: Batch, key: jax.Array) -> jax.Array:
-        return cross_entropy(*_predictions(model, params, batch, config.loss_chunk, key))
+        head, predictions = _predictions(model, params, batch, config.loss_chunk, key)
+        return head.nll(*predictions)
 
     def gradients_of(params: Params, step: jax.Array, batch: Batch) -> tuple[jax.Array, Params]:
         if config.accumulate == 1:
@@ -106,30 +107,30 @@ def make_evaluation_step(
     """Sums over one batch, to be added over batches, so that no figure depends on the batch size.
 
     Returns:
-        A function (params, batch, bytes_per_token_V) -> nll (nats), hits (targets that are the likeliest token), tokens
-        and bytes of the batch's targets.
+        A function (params, batch, bytes_per_token_V) -> the head's scores, nll (nats) and perhaps hits (targets that
+        are the likeliest token), and tokens and bytes of the batch's targets.
     """
 
     def step(params: Params, batch: Batch, bytes_per_token_V: jax.Array) -> dict[str, jax.Array]:
         mask_BxL = batch["loss_mask_BxL"]
         bytes_BxL = bytes_per_token_V[batch["targets_BxL"]].astype(jnp.float32) * mask_BxL
-        nll, hits = cross_entropy_and_hits(*_predictions(model, params, batch, loss_chunk, None))
-        return {"nll": nll, "hits": hits, "tokens": mask_BxL.sum(), "bytes": bytes_BxL.sum()}
+        head, predictions = _predictions(model, params, batch, loss_chunk, None)
+        return head.scores(*predictions) | {"tokens": mask_BxL.sum(), "bytes": bytes_BxL.sum()}
 
     return step
 
 
 def _predictions(
     model: ModelFunction, params: Params, batch: Batch, loss_chunk: int, key: jax.Array | None
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, int, int]:
-    """What `cross_entropy` takes."""
+) -> tuple[Head, tuple[jax.Array, jax.Array, jax.Array, int, int]]:
+    """The model's head, and what its methods take."""
     bound = model.bind(params)
     features_BxLxD = bound.features(
         batch["inputs_BxL"], batch["segment_ids_BxL"], batch["positions_BxL"], dropout_key=key
     )
     parts = batch_parts(features_BxLxD.shape[0])
     targets_BxL, weights_BxL = batch["targets_BxL"], batch["loss_mask_BxL"]
-    return features_BxLxD, bound.unembedding(), targets_BxL, weights_BxL, loss_chunk, parts
+    return bound.head(), (features_BxLxD, targets_BxL, weights_BxL, loss_chunk, parts)
 
 
 def _all_finite(tree: Any) -> jax.Array:

@@ -1,0 +1,94 @@
+"""Images as rows of pixels, from idx files and from a data set of the hub."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+from configs.base import get_config
+from flash_lm.config import parse
+from flash_lm.data.corpus import SPLITS
+from flash_lm.data.loading import ROWS, load_splits
+from flash_lm.errors import InputError
+
+SHAPE = (5, 3)
+
+
+def pixels(count: int, seed: int, shape=SHAPE) -> np.ndarray:
+    return np.random.default_rng(seed).integers(256, size=(count, *shape)).astype(np.uint8)
+
+
+def idx(array: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes() + array.tobytes()
+
+
+def write(folder, compressed=True):
+    for name, array in (("train", pixels(24, 0)), ("t10k", pixels(4, 1))):
+        data, path = idx(array), folder / f"{name}-images-idx3-ubyte"
+        if compressed:
+            path.with_name(path.name + ".gz").write_bytes(gzip.compress(data))
+        else:
+            path.write_bytes(data)
+    return folder
+
+
+def load(**data):
+    config = get_config()
+    config.data.update(corpus="images", pack="examples", length=16, **data)
+    return load_splits(parse(config).data)
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_a_row_is_an_image_and_every_pixel_counts(tmp_path, compressed):
+    corpus = load(path=str(write(tmp_path, compressed)))
+    assert {split: len(corpus.splits[split]) for split in SPLITS} == {"train": 22, "validation": 2, "test": 4}
+    row = ROWS["examples"](corpus.splits["test"], 16, corpus.tokenizer.begin)[3]
+    assert (row["targets_BxL"][:15] - 4).tolist() == pixels(4, 1)[3].reshape(-1).tolist()
+    assert row["inputs_BxL"][0] == corpus.tokenizer.begin
+    assert row["inputs_BxL"][1:15].tolist() == row["targets_BxL"][:14].tolist()
+    assert row["loss_mask_BxL"].tolist() == [1] * 15 + [0]
+    assert (corpus.tokenizer.bytes_per_token()[row["targets_BxL"][:15]] == 1).all()  # so bits a byte are bits a pixel
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda path: path.unlink(), "has no t10k-images-idx3-ubyte or t10k-images-idx3-ubyte.gz"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "no idx file of images, or a damaged one"),
+        (lambda path: path.write_bytes(b"\0\0\x08\x01" + path.read_bytes()[4:]), "no idx file of images"),
+        (lambda path: path.write_bytes(b""), "no idx file of images"),
+    ],
+)
+def test_damaged_files(tmp_path, damage, expected):
+    damage(write(tmp_path, compressed=False) / "t10k-images-idx3-ubyte")
+    with pytest.raises(InputError, match=expected):
+        load(path=str(tmp_path))
+
+
+def test_a_damaged_archive(tmp_path):
+    path = write(tmp_path) / "train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(InputError, match="cannot read"):
+        load(path=str(tmp_path))
+
+
+def test_a_data_set_of_the_hub(monkeypatch):
+    """With colours; the network is played."""
+    datasets = pytest.importorskip("datasets")
+    found = {
+        split: datasets.Dataset.from_dict({"img": pixels(n, seed, (2, 2, 3)).tolist()})
+        for seed, (split, n) in enumerate({"train": 24, "test": 4}.items())
+    }
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: datasets.DatasetDict(found))
+    corpus = load(name="someone/colours")
+    assert corpus.name == "someone--colours"
+    ids = corpus.splits["test"].example(2, 16).ids
+    assert (ids[1:] - 4).tolist() == pixels(4, 1, (2, 2, 3))[2].reshape(-1).tolist()
+    found["train"] = found["train"].rename_column("img", "picture")
+    with pytest.raises(InputError, match="with a column image or img, and has train, test with picture"):
+        load(name="someone/colours")
+
+
+def test_a_folder_and_a_name_are_too_many():
+    with pytest.raises(InputError, match="data.corpus=images needs either data.name"):
+        load()

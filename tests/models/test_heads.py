@@ -1,0 +1,50 @@
+"""The head of images: logits, loss and decoding agree with each other; and it learns."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from flash_lm import build_model
+from flash_lm.models.heads import LogisticsHead
+from models.cases import assert_close, model_config
+
+VOCAB = 260
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def model(request):
+    keys = {"head": "logistics", "mixtures": 3, "vocab_size": VOCAB, "tie_embeddings": request.param}
+    return build_model(model_config("linear_transformer", True, **keys), rngs=nnx.Rngs(0))
+
+
+def test_logits_are_log_probabilities_of_values_alone(model):
+    logits = np.asarray(model(jnp.int32([[1, 4, 259, 100]])))
+    assert logits.shape == (1, 4, VOCAB) and np.isneginf(logits[..., :4]).all()
+    np.testing.assert_allclose(np.exp(logits).sum(axis=-1), 1, rtol=1e-5)
+
+
+def test_the_loss_is_that_of_the_logits(model):
+    inputs, targets = jnp.int32([[1, 4, 259, 100]]), jnp.int32([[4, 259, 100, 0]])
+    weights = jnp.float32([[1, 2, 1, 0]])  # the last target is no value, and left out
+    logits = np.asarray(model(inputs))[0]
+    expected = -(logits[np.arange(3), np.asarray(targets)[0, :3]] * np.asarray(weights)[0, :3]).sum()
+    features = model.features(inputs)
+    assert float(model.head().nll(features, targets, weights, 1024, 1)) == pytest.approx(expected, rel=1e-5)
+    assert model.head().scores(features, targets, weights, 1024, 1).keys() == {"nll"}
+
+
+def test_steps_give_the_logits_of_the_whole_row(model):
+    inputs = jnp.int32([[1, 4, 259, 100]])
+    expected, state = np.asarray(model(inputs)), model.init_state(1)
+    for t in range(4):
+        logits, state = model.step(inputs[:, t], state)
+        assert_close(np.asarray(logits)[:, 4:], expected[:, t, 4:], 1e-5)
+
+
+def test_it_has_no_table_of_words_to_give_out(model):
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(nnx.state(model, nnx.Param))]
+    assert any("mixture" in path for path in paths) and not any("output_embedding" in path for path in paths)
+    assert isinstance(model.head(), LogisticsHead)
+    assert model.head().kernel_Dx3M.shape == (32, 9)
