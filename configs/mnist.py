@@ -1,0 +1,43 @@
+"""MNIST pixel by pixel ("Transformers are RNNs", section 4.2): 784 bytes a row, a mixture of ten logistics.
+
+    python -m flash_lm.train --config=configs/mnist.py --config.data.path=$DATA/mnist --workdir=runs/mnist
+    python -m flash_lm.evaluate --workdir=runs/mnist --split=test        # bits a byte are bits a pixel
+
+The paper's: 8 layers, 8 heads, width 256, RAdam 1e-4, 250 epochs in batches of 10 images; for a GPU.
+`configs/mnist_small.py` is for two cores. CIFAR-10 is `--config.data.path= --config.data.name=uoft-cs/cifar10
+--config.model.max_length=3072`, with a batch to match.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+_IMAGES, _BATCH, _EPOCHS = 55_000, 10, 250
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config()
+    config.model.update(
+        family="linear_transformer",
+        num_layers=8,
+        model_dim=256,
+        num_heads=8,
+        max_length=784,
+        head="logistics",
+        mixtures=10,
+        init="lecun",
+    )
+    config.data.update(corpus="images", pack="examples", path="mnist", tokens_per_batch=_BATCH * 784)
+    config.train.update(
+        steps=_EPOCHS * _IMAGES // _BATCH,
+        optimizer="radam",
+        learning_rate=1e-4,
+        schedule="constant",
+        warmup_steps=0,
+        weight_decay=0.0,
+        eval_every=5500,
+        eval_steps=100,
+        checkpoint_every=5500,
+        log_every=100,
+    )
+    return config
