@@ -105,6 +105,7 @@ def test_step_times_of_nonsense_end_before_anything_is_measured(tmp_path, word, 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_kernels_beside_what_xla_compiles(tmp_path, monkeypatch, capsys):
     script = load("benchmark_kernels")
     monkeypatch.setattr(script, "PRODUCT", 64)
@@ -143,6 +144,7 @@ def test_memory_of_a_step(tmp_path):
     json.dumps(line)
 
 
+@pytest.mark.slow
 def test_decoding_by_context(tmp_path, monkeypatch, capsys):
     """Beside the cached Transformer++ stands the one that recomputes; what does not fit has no time."""
     script, out = load("benchmark_decode"), tmp_path / "out"

@@ -1,0 +1,54 @@
+"""Images pixel by pixel: drawn, and completed from their first lines."""
+
+import numpy as np
+
+from flash_lm.data.tokenizers import SPECIALS
+from flash_lm.errors import InputError
+from flash_lm.inference.engine import Engine
+from flash_lm.inference.sampling import Sampling, SamplingArrays
+from flash_lm.inference.trained_model import TrainedModel
+
+
+class ImageGenerator:
+    """Draws with a causal model that was trained on images."""
+
+    def __init__(self, trained: TrainedModel, shape: tuple[int, ...]):
+        """Compiles nothing before the first call.
+
+        Args:
+            trained: the model.
+            shape: of an image: lines, places in a line, and channels if there are any.
+
+        Raises:
+            InputError: the model was trained on something else.
+        """
+        if trained.config.data.corpus != "images" or trained.config.task != "causal_lm":
+            raise InputError(f"{trained.name} was not trained to draw images: train a model with configs/mnist.py")
+        self._begin, self._shape = trained.tokenizer.begin, shape
+        end, allowed_V = trained.tokenizer.end, trained.text_ids()  # an image ends where it is full
+        self._engine = Engine(trained.model, trained.params, trained.mesh, end=end, allowed_V=allowed_V)
+
+    def draw(self, count: int, temperature: float = 1.0, seed: int = 0) -> np.ndarray:
+        """New images at once, count×shape, uint8."""
+        return self.complete(np.zeros((count, 0), np.uint8), temperature, seed)
+
+    def complete(self, given_NxP: np.ndarray, temperature: float = 1.0, seed: int = 0) -> np.ndarray:
+        """Images whose first pixels are given.
+
+        Args:
+            given_NxP: uint8, the first P pixels of each.
+            temperature: of the draws; 0: always the likeliest value.
+            seed: of the draws.
+
+        Returns:
+            N×shape, uint8.
+        """
+        count, given = given_NxP.shape
+        missing = int(np.prod(self._shape)) - given
+        prompts = [np.append(self._begin, row.astype(np.int32) + len(SPECIALS)).astype(np.int32) for row in given_NxP]
+        carry = self._engine.prefill(prompts, missing)
+        settings = SamplingArrays.of(Sampling(temperature=temperature))
+        _, new = self._engine.advance(carry, settings, seed, missing)
+        # Without the rows that fill up the devices.
+        values = (new.tokens_BxT[:count, :missing] - len(SPECIALS)).astype(np.uint8)
+        return np.concatenate([given_NxP, values], axis=1).reshape(count, *self._shape)
