@@ -25,7 +25,7 @@ def get_config() -> ConfigDict:
     model.expanded_dim = open_int()  # E of a GAU; open: 2 D
     model.shared_dim = 64  # S, width of the queries and keys of a GAU
     model.gau_heads = 1  # heads of a GAU, that share Z and split E
-    model.query_key = "scale_offset"  # scale_offset (of one Z) | dense (each of a projection of its own), of a GAU
+    model.query_key = "scale_offset"  # scale_offset (of one Z) | dense (each of a Z of its own), of a GAU
     model.chunk_size = 128  # C, tokens; performer takes the power of two below
     model.window_size = 32  # tokens that are nearer than this have a position bias, of aft_local and aft_conv
     model.bias_dim = 64  # width of the factors of AFT's position bias

@@ -21,23 +21,24 @@ Pairs = tuple[tuple[jax.Array, jax.Array], ...]
 
 
 class ScaleOffsets(nnx.Module):
-    """n copies of x, each with its own scale γ and offset β per dimension (FLASH, eq. 3: Q and K from one Z).
+    """n arrays, each with its own scale γ and offset β per dimension (FLASH, eq. 3: Q and K from one Z).
 
-    With parameters for H heads, an x of one head gives copies of H.
+    With parameters for H heads, an array of one head gives one of H.
     """
 
     def __init__(self, scale: jax.Array):
         """γ, n×K or n×H×K, at the start; β starts at 0."""
-        self.copies = len(scale)
         self.scale = nnx.Param(scale)
         self.offset = nnx.Param(jnp.zeros_like(scale))
 
-    def __call__(self, x_BxHxLxK: jax.Array) -> list[jax.Array]:
-        """N arrays B×H×L×K; parameters are (K) or (H, K)."""
-        scale, offset = (p[...].astype(x_BxHxLxK.dtype) for p in (self.scale, self.offset))
+    def __call__(self, x_BxHxLxK: jax.Array | Sequence[jax.Array]) -> list[jax.Array]:
+        """N arrays B×H×L×K of one or of n; parameters are (K) or (H, K)."""
+        copies = self.scale.shape[0]
+        xs = [x_BxHxLxK] * copies if isinstance(x_BxHxLxK, jax.Array) else x_BxHxLxK
+        scale, offset = (p[...].astype(xs[0].dtype) for p in (self.scale, self.offset))
         heads = 1 if scale.ndim == 2 else scale.shape[1]
-        scale, offset = (p.reshape(self.copies, heads, -1) for p in (scale, offset))
-        return [scale_offset(x_BxHxLxK, scale[i], offset[i]) for i in range(self.copies)]
+        scale, offset = (p.reshape(copies, heads, -1) for p in (scale, offset))
+        return [scale_offset(x, scale[i], offset[i]) for i, x in enumerate(xs)]
 
 
 class AttentionSublayer(Sublayer):
@@ -150,7 +151,7 @@ class GatedAttentionUnit(AttentionSublayer):
     """(U ⊙ A V) W_o with U = silu(x W_u), V = silu(x W_v), Z = silu(x W_z) (FLASH, section 2, eq. 3–5).
 
     The paper's unit has one head. Several split V among them; each has scale-offsets of its own of the same Z. With
-    `model.query_key=dense` each query and key is silu(x W) with a W of its own in place of a scale-offset of Z.
+    `model.query_key=dense` each query and key is the scale-offset of a Z of its own, silu(x W_i).
     """
 
     def __init__(self, core: Core, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -169,15 +170,13 @@ class GatedAttentionUnit(AttentionSublayer):
         self.output = Dense(expanded, dim, config, rngs=rngs)
         width = (shared,) if self.heads == 1 else (self.heads, shared)
         scales = _SCALES[config.init](rngs.params(), core.scaled, width, config)
-        self.variants = None if dense else ScaleOffsets(scales)
+        self.dense, self.variants = dense, ScaleOffsets(scales)
 
     def project(self, x_BxLxD: jax.Array, context: Context) -> tuple[Pairs, jax.Array, Any]:
-        """Queries and keys are scale-offsets of the same Z, or projections of their own."""
+        """Queries and keys are scale-offsets of the same Z, or each of its own."""
         gate, v, z = (dense(x_BxLxD) for dense in (self.gate, self.value, self.shared))
-        if self.variants is None:
-            variants = jnp.split(self.split_heads(_silu(z)), self.copies, axis=-1)
-        else:
-            variants = self.variants(_silu(z)[:, None])
+        zs = jnp.split(self.split_heads(_silu(z)), self.copies, axis=-1) if self.dense else _silu(z)[:, None]
+        variants = self.variants(zs)
         return _rotated_pairs(variants[::2], variants[1::2], context), self.split_heads(_silu(v)), gate
 
     def finish(self, mixed_BxHxLxE: jax.Array, rest: Any) -> jax.Array:

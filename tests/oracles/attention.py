@@ -82,14 +82,14 @@ def gated_unit(x_LxD: np.ndarray, p: dict, row: Row, settings, mix: Callable) ->
 
 
 def _variants(x_LxD: np.ndarray, p: dict, h: int, settings) -> list[np.ndarray]:
-    """Of head h: Z ⊙ γ_i + β_i, or silu(x W_i)."""
+    """Of head h: Z ⊙ γ_i + β_i, with one Z for all or a Z_i each."""
     count, width = settings.gau_heads, settings.shared_dim
     z_LxS = silu(x_LxD @ p["shared"]["kernel"])
-    if settings.query_key == "dense":
-        own = heads(z_LxS, count)[h]
-        return heads(own, own.shape[1] // width)
     scales, offsets = (p["variants"][name].reshape(-1, count, width) for name in ("scale", "offset"))
-    return [z_LxS * scale + offset for scale, offset in zip(scales[:, h], offsets[:, h], strict=True)]
+    zs = [z_LxS] * len(scales)
+    if settings.query_key == "dense":
+        zs = heads(heads(z_LxS, count)[h], len(scales))
+    return [z * scale + offset for z, scale, offset in zip(zs, scales[:, h], offsets[:, h], strict=True)]
 
 
 def gau_quadratic(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:

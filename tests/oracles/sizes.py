@@ -44,9 +44,8 @@ def _sublayer(s: SimpleNamespace, sublayer) -> int:
 def _queries_and_keys(s: SimpleNamespace, parts: int) -> int:
     """Of a gated attention unit."""
     arrays = 2 * parts * s.gau_heads
-    if s.query_key == "dense":
-        return s.model_dim * arrays * s.shared_dim
-    return s.model_dim * s.shared_dim + 2 * arrays * s.shared_dim
+    projections = arrays if s.query_key == "dense" else 1
+    return projections * s.model_dim * s.shared_dim + 2 * arrays * s.shared_dim
 
 
 def _bias(s: SimpleNamespace, reach: int) -> int:
