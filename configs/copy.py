@@ -1,7 +1,7 @@
 """The copy task of "Transformers are RNNs": rows of 128, ten symbols, the second half is the first one again.
 
     python -m flash_lm.train --config=configs/copy.py --config.model.family=linear_transformer
-    python -m flash_lm.sweep --config=configs/copy.py --workdir=runs/copy
+    python -m flash_lm.sweep --config=configs/copy.py    # all five families, in runs/copy_sweep
 
 The paper's: 4 layers, 8 heads, batch 64, RAdam 1e-3, and 1e-4 after 3000 updates. Here a width of 128, and the rate
 falls after 1500 of 2000 updates: seven minutes a model on two cores.

@@ -269,6 +269,8 @@ class Config:
             found.append(
                 f"task={self.task} needs a {kind} model, and model.causal={self.model.causal}: leave model.causal open"
             )
+        if self.task == "masked_lm" and self.data.pack == "examples":
+            found.append(f"task=masked_lm is of text: data.corpus={self.data.corpus} needs task=causal_lm")
         if self.data.length > self.model.max_length:
             found.append(
                 f"data.length={self.data.length} is over model.max_length={self.model.max_length}: "

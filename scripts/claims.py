@@ -1,6 +1,7 @@
 """results/CLAIMS.md: what the papers and their readers claim, and what was found of it here.
 
-python -m flash_lm.sweep --config=configs/claims.py --workdir=runs/claims --config.data.path=$DATA/books
+python -m flash_lm.sweep --config=configs/claims.py --workdir=runs/claims \
+    --config.data.corpus=hf --config.data.path=$DATA/books
 python scripts/claims.py --runs=runs/claims     # takes over what is finished, and writes the page
 python scripts/claims.py                        # the page alone, from the files in results/
 """
@@ -38,7 +39,10 @@ FLASH = "FLASH (Hua et al. 2022)"
 AFT = "AFT (Zhai et al. 2021)"
 LINEAR = "Linear Transformer (Katharopoulos et al. 2020)"
 STUDY_FILES = ("runs.jsonl", "curves.jsonl")
-STUDY = "`python -m flash_lm.sweep --config=configs/claims.py`"
+STUDY = (
+    "`python -m flash_lm.sweep --config=configs/claims.py --workdir=runs/claims --config.data.corpus=hf "
+    "--config.data.path=$DATA/books`"
+)
 STEPS, PLAIN, DECODE = "performance/step_time/steps.jsonl", "performance/plain.jsonl", "decode/decode.jsonl"
 STEP_TIME = "`python scripts/benchmark_step_time.py`"
 DECODING = "`python scripts/benchmark_decode.py`"
@@ -150,7 +154,8 @@ CLAIMS = (
         "and worse than the count of visible keys at another length",
         "readers of FLASH",
         better("flash", "normalizer_length", length=1024),
-        f"{STUDY}, then `python -m flash_lm.evaluate --lengths=1024 --split=validation` for flash, normalizer_length",
+        f"{STUDY}, then `python -m flash_lm.evaluate --lengths=1024 --split=validation --workdir=runs/claims/RUN` for "
+        "each RUN of flash and normalizer_length, such as flash_seed_0",
     ),
     Claim("One head is enough for a gated attention unit", FLASH, alike("flash", "gau_heads_4"), STUDY),
     Claim("FLASH's step time is flat in the length", FLASH, measured(flat_in_length), STEP_TIME),

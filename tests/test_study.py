@@ -213,6 +213,11 @@ def test_a_table_is_reproduced_and_goes_on(config, tmp_path, capsys):
     assert lines[0]["speedup"] == 1 and all(line["microbatch_ms"] > 0 for line in lines)
     assert "1.154" in (out / "table.md").read_text()
     assert (out / "quality.png").exists() and (out / "curves.png").exists()
+    for line in lines + read_jsonl(out / "validation.jsonl"):  # all steps at the rate that was timed
+        a_step = next(other["microbatch_ms"] for other in lines if other["run"] == line["run"]) / 1000
+        assert line["rated_seconds"] == pytest.approx(line["step"] * a_step)
+    assert reproduce.main([*argv, "--split=validation"]) is None
+    assert {line["split"] for line in read_jsonl(out / "results.jsonl")} == {"validation"}
     before = (out / "step_times.jsonl").read_text()
     capsys.readouterr()
     reproduce.main(argv)

@@ -50,15 +50,15 @@ def write_curves(
         results: of those that are drawn.
         out: folder of the files.
         title: of the plot.
-        step_s: seconds a step of each run, measured side by side, to be the axis of time; None: as the runs took.
+        step_s: seconds a step of each run, measured side by side, to be the axis of time; None: as long as they took.
     """
     scored = {line["run"] for line in results}
     curves = {path.name: curve for path in workdirs if path.name in scored and (curve := validation_curve(path))}
     if step_s:
         curves = {
-            name: [line | {"train_seconds": line["step"] * step_s[name]} for line in curve]
+            name: [line | {"rated_seconds": line["step"] * step_s[name]} for line in curve]
             for name, curve in curves.items()
         }
     lines = [{"run": name, **line} for name, curve in curves.items() for line in curve]
     write_jsonl(out / "validation.jsonl", lines)
-    plot_curves(curves, out / "curves.png", title)
+    plot_curves(curves, out / "curves.png", title, time="rated_seconds" if step_s else "train_seconds")

@@ -6,25 +6,31 @@ from flash_lm.analysis.drawing import drawing, style
 from flash_lm.analysis.results import Line
 
 # key of a validation line -> what it is
-_AXES = {"step": "steps", "train_seconds": "training seconds (without compilation, evaluation and saving)"}
+_AXES = {
+    "step": "steps",
+    "train_seconds": "training seconds (without compilation, evaluation and saving)",
+    "rated_seconds": "training seconds at the rate of steps that were timed side by side",
+}
 
 
-def plot_curves(curves: dict[str, list[Line]], path: pathlib.Path, title: str) -> None:
+def plot_curves(curves: dict[str, list[Line]], path: pathlib.Path, title: str, time: str = "train_seconds") -> None:
     """Draws one curve a run, in two panels: quality for the same data, and quality for the same time.
 
     Args:
         curves: name of the run -> its validation lines.
         path: of the PNG.
         title: says what was trained.
+        time: key of the second panel.
     """
-    with drawing(path, 1, len(_AXES), (5.5, 5), sharey=True) as (figure, (panels,)):
-        for axes, (key, label) in zip(panels, _AXES.items(), strict=True):
+    keys = ("step", time)
+    with drawing(path, 1, len(keys), (5.5, 5), sharey=True) as (figure, (panels,)):
+        for axes, key in zip(panels, keys, strict=True):
             for i, (name, lines) in enumerate(curves.items()):
                 x, perplexity = ([line[field] for line in lines] for field in (key, "perplexity"))
                 axes.plot(x, perplexity, markersize=4, label=f"{name}: {perplexity[-1]:.1f}", **style(i))
             axes.margins(x=0.03)
             axes.set_xlim(left=0)
-            axes.set_xlabel(label)
+            axes.set_xlabel(_AXES[key])
         first = panels[0]
         first.set_yscale("log")
         first.yaxis.set_major_formatter("{x:g}")

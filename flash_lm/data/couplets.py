@@ -6,6 +6,7 @@ the two files `in.txt` and `out.txt`, a line a pair, its characters apart or tog
 
 import collections
 import hashlib
+import itertools
 import pathlib
 import zlib
 from collections.abc import Iterable
@@ -30,6 +31,7 @@ class Couplets:
     def __init__(self, pairs: list[Pair], tokenizer: CharacterTokenizer):
         """Encodes a pair when it is asked for."""
         self._pairs, self._tokenizer = pairs, tokenizer
+        self.longest = max(len(first) for first, _ in pairs) * 2 + 1
 
     def __len__(self) -> int:
         """Number of pairs."""
@@ -51,7 +53,7 @@ def couplets(config: DataConfig) -> ExampleCorpus:
     """The pairs of the folder `data.path`; tokens are the characters of the training split, the frequent ones first.
 
     A split that is missing is held out of the training split by the hash of a pair's first line, so that no first line
-    is in two splits.
+    is in both. A character that the training split lacks is one and the same unknown token, which counts as a target.
 
     Raises:
         InputError: no such folder, no pairs in it, or lines that are no pairs.
@@ -72,7 +74,8 @@ def couplets(config: DataConfig) -> ExampleCorpus:
         raise InputError(f"data.path={config.path} leaves no couplet for {', '.join(empty)}: give more of them")
     counts = collections.Counter(character for pair in splits["train"] for line in pair for character in line)
     tokenizer = CharacterTokenizer("".join(sorted(counts, key=lambda x: (-counts[x], x))))
-    digest = hashlib.sha256("\n".join(line for name in SPLITS for pair in splits[name] for line in pair).encode())
+    lines = ([f"{name} {len(splits[name])}", *(line for pair in splits[name] for line in pair)] for name in SPLITS)
+    digest = hashlib.sha256("\n".join(itertools.chain.from_iterable(lines)).encode())
     examples = {name: Couplets(splits[name], tokenizer) for name in SPLITS}
     return ExampleCorpus(folder.name, digest.hexdigest(), tokenizer, examples)
 
@@ -88,7 +91,7 @@ def _read(folder: pathlib.Path, split: str) -> list[Pair] | None:
         return _checked(_parquet_pairs(parquet), str(parquet))
     for place in (folder / split, *([folder] if split == "train" else [])):
         if all((place / name).exists() for name in _FILES):
-            lines = [(place / name).read_text(encoding="utf-8").splitlines() for name in _FILES]
+            lines = [_lines(place / name) for name in _FILES]
             if len(lines[0]) != len(lines[1]):
                 told = " and ".join(f"{name} {len(x)}" for name, x in zip(_FILES, lines, strict=True))
                 raise InputError(f"the files of {place} must have as many lines: {told}")
@@ -101,10 +104,20 @@ def _parquet_pairs(path: pathlib.Path) -> Iterable[Pair]:
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
-        table = pq.read_table(path, columns=["first", "second"])
-        return zip(table["first"].to_pylist(), table["second"].to_pylist(), strict=True)
-    except (pyarrow.ArrowException, KeyError) as error:
-        raise InputError(f"{path} has no columns first and second: {str(error).splitlines()[0]}") from None
+        file = pq.ParquetFile(path)
+        if missing := {"first", "second"} - set(file.schema_arrow.names):
+            raise InputError(f"{path} has no column {' and '.join(sorted(missing))}: couplets need first and second")
+        table = file.read(columns=["first", "second"])
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
+    return zip(*([text or "" for text in table[name].to_pylist()] for name in ("first", "second")), strict=True)
+
+
+def _lines(path: pathlib.Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is no UTF-8 text at byte {error.start}") from None
 
 
 def _checked(pairs: Iterable[Pair], where: str) -> list[Pair]:

@@ -24,7 +24,15 @@ class Example(NamedTuple):
 
 
 class Examples(Protocol):
-    """A split of them."""
+    """A split of them.
+
+    Attributes:
+        longest: tokens to read of the longest one.
+    """
+
+    @property
+    def longest(self) -> int:  # noqa: D102 (see above)
+        ...
 
     def __len__(self) -> int:
         """Number of examples."""
@@ -57,8 +65,14 @@ class ExampleRows:
     """One example a row, and padding after it."""
 
     def __init__(self, examples: Examples, length: int, begin: int):
-        """Rows of `length`; `begin` is not needed, since examples bring it along."""
+        """Rows of `length`; `begin` is not needed, since examples bring it along.
+
+        Raises:
+            InputError: an example does not fit into a row.
+        """
         del begin
+        if examples.longest > length:
+            raise InputError(f"rows of {length} tokens are too short for the examples: take {examples.longest} or more")
         self._examples, self._length = examples, length
 
     def __len__(self) -> int:
@@ -66,14 +80,9 @@ class ExampleRows:
         return len(self._examples)
 
     def __getitem__(self, row: int) -> Row:
-        """The row-th row; an InputError if it is too short for its example."""
+        """The row-th row."""
         ids, given = self._examples.example(row, self._length)
         count = len(ids) - 1
-        if count > self._length:
-            raise InputError(
-                f"example {row} has {count} tokens to read, over the row's {self._length}: "
-                f"set --config.model.max_length={count} or more"
-            )
         arrays = empty_row(self._length)
         arrays["inputs_BxL"][:count] = ids[:-1]
         arrays["targets_BxL"][:count] = ids[1:]

@@ -7,6 +7,7 @@ predicted from those before it. A validation split that is missing is held out a
 import gzip
 import hashlib
 import pathlib
+import zlib
 
 import numpy as np
 
@@ -31,6 +32,7 @@ class Images:
     def __init__(self, pixels: np.ndarray):
         """Takes the images as they are."""
         self.pixels = pixels
+        self.longest = pixels[0].size
 
     def __len__(self) -> int:
         """Number of images."""
@@ -76,9 +78,9 @@ def _read_idx(folder: pathlib.Path, name: str) -> np.ndarray:
         try:
             with opened(file, "rb") as stream:
                 data: bytes = stream.read()  # type: ignore[assignment]
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"cannot read {file}: {error}") from None
-        sizes = np.frombuffer(data[4:16], ">i4")
+        sizes = np.frombuffer(data[4:16].ljust(12, b"\0"), ">i4")
         if tuple(data[:4]) != _MAGIC or len(data) != 16 + sizes.prod(dtype=np.int64):
             raise InputError(f"{file} is no idx file of images, or a damaged one: get it again")
         return np.frombuffer(data, np.uint8, offset=16).reshape(sizes)
@@ -94,13 +96,15 @@ def _of_hub(config: DataConfig) -> tuple[dict[str, np.ndarray], str]:
         found = datasets.load_dataset(name, config.config)
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"cannot load data.name={name}: {str(error).splitlines()[0]}") from None
-    columns = found["train"].column_names
+    columns = set.intersection(*(set(split.column_names) for split in found.values()))
     column = next((x for x in ("image", "img") if x in columns), None)
     if column is None or not {"train", "test"} <= set(found):
         raise InputError(
             f"data.name={name} needs splits train and test with a column image or img, and has "
-            f"{', '.join(map(str, found))} with {', '.join(columns)}"
+            f"{', '.join(map(str, found))} with {', '.join(sorted(columns)) or 'no column in common'}"
         )
     # Loaded pictures of the image library are arrays for NumPy.
-    arrays = {x: np.stack([np.asarray(row, np.uint8) for row in found[x][column]]) for x in SPLITS if x in found}
-    return arrays, name.replace("/", "--")
+    arrays = {x: [np.asarray(row, np.uint8) for row in found[x][column]] for x in SPLITS if x in found}
+    if len(shapes := {row.shape for rows in arrays.values() for row in rows}) > 1:
+        raise InputError(f"the images of data.name={name} have {len(shapes)} different sizes, and must have one")
+    return {x: np.stack(rows) for x, rows in arrays.items()}, name.replace("/", "--")

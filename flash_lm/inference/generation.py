@@ -59,6 +59,9 @@ class Generator:
                 f"{trained.name} is a masked language model and cannot continue a text: let it fill in {MASK}s, or "
                 f"train one with --config.task=causal_lm"
             )
+        if (corpus := trained.config.data.corpus) in ("copy", "images"):
+            advice = ": use scripts/generate_images.py" if corpus == "images" else ""
+            raise InputError(f"{trained.name} was trained on {corpus}, and continues no text{advice}")
         self._trained = trained
         allowed_V, end = trained.text_ids(), trained.tokenizer.end
         allowed_V[end] = True

@@ -130,7 +130,7 @@ class MultiHeadAttention(AttentionSublayer):
         width = (self.heads, self.key_width)
 
         def variants() -> ScaleOffsets | None:
-            # Queries and keys are projections already, so that no GAU's small values are wanted.
+            # Queries and keys are projections already, so no GAU's small values are wanted, whatever the init.
             return ScaleOffsets(_unit_scales(core.scaled, width, config)) if scale_offsets else None
 
         self.query_variants, self.key_variants = variants(), variants()

@@ -22,6 +22,7 @@ from flash_lm.layers.mixed_chunk_core import MixedChunkCore
 from flash_lm.layers.quadratic_core import QuadraticCore
 from flash_lm.layers.sublayer import Sublayer
 from flash_lm.ops.linear_attention import elu_plus_one
+from flash_lm.ops.logistics import VALUES
 
 _log = logging.getLogger(__name__)
 
@@ -218,6 +219,8 @@ def _width_problems(config: ModelConfig, family: Family) -> list[str]:
         found.append(f"rotary positions pair up dimensions: model.shared_dim={config.shared_dim} must be even")
     if "sinusoid" in config.absolute_positions and dim % 2:
         found.append(f"sinusoids come in pairs: model.model_dim={dim} must be even")
+    if config.head == "logistics" and config.vocab_size < VALUES:
+        found.append(f"model.head=logistics is over {VALUES} values, and model.vocab_size={config.vocab_size}")
     if config.family == "aft_conv" and not config.window_size:
         found.append("model.family=aft_conv needs a filter of one tap or more: raise --config.model.window_size")
     return found

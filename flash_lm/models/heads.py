@@ -32,13 +32,13 @@ class SoftmaxHead(NamedTuple):
 class LogisticsHead(NamedTuple):
     """A mixture of discretised logistics over the last 256 words of the vocabulary; the others never come."""
 
-    kernel_Dx3M: jax.Array
+    kernel_Dx3P: jax.Array
     vocab_size: int
 
     def logits(self, features_xD: jax.Array) -> jax.Array:
         """…×V float32: log-probabilities, −∞ of the words before the values."""
-        parameters_x1x3M = self._parameters(features_xD)[..., None, :]
-        log_probs_xN = mixture_log_probs(parameters_x1x3M, jnp.arange(VALUES, dtype=jnp.int32))
+        parameters_x1x3P = self._parameters(features_xD)[..., None, :]
+        log_probs_xN = mixture_log_probs(parameters_x1x3P, jnp.arange(VALUES, dtype=jnp.int32))
         before = [(0, 0)] * (log_probs_xN.ndim - 1) + [(self.vocab_size - VALUES, 0)]
         return jnp.pad(log_probs_xN, before, constant_values=-jnp.inf)
 
@@ -54,7 +54,7 @@ class LogisticsHead(NamedTuple):
         return {"nll": self.nll(features_BxLxD, targets_BxL, weights_BxL, chunk, parts)}
 
     def _parameters(self, features_xD: jax.Array) -> jax.Array:
-        return jnp.matmul(features_xD, self.kernel_Dx3M.astype(features_xD.dtype), preferred_element_type=jnp.float32)
+        return jnp.matmul(features_xD, self.kernel_Dx3P.astype(features_xD.dtype), preferred_element_type=jnp.float32)
 
 
 Head = SoftmaxHead | LogisticsHead

@@ -11,27 +11,27 @@ VALUES = 256
 _LEAST_LOG_SCALE = -7.0  # narrower than a value's bin
 
 
-def mixture_log_probs(parameters_x3M: jax.Array, values_x: jax.Array) -> jax.Array:
-    """Log Σ_m π_m P(v | μ_m, s_m).
+def mixture_log_probs(parameters_x3P: jax.Array, values_x: jax.Array) -> jax.Array:
+    """Log Σ_p π_p p(v | μ_p, s_p).
 
     Args:
-        parameters_x3M: logits of π, means μ and log s of M components, in this order, …×3M.
+        parameters_x3P: logits of π, means μ and log s of P components, in this order, …×3P.
         values_x: v, …, whole numbers from 0 to 255; they are broadcast.
 
     Returns:
         …, float32, as the two broadcast.
     """
-    values_x = jnp.broadcast_to(values_x, jnp.broadcast_shapes(parameters_x3M.shape[:-1], values_x.shape))
-    logits_xM, means_xM, log_scales_xM = jnp.split(parameters_x3M.astype(jnp.float32), 3, axis=-1)
-    log_scales_xM = jnp.maximum(log_scales_xM, _LEAST_LOG_SCALE)
-    centred_xM = values_x[..., None].astype(jnp.float32) / 127.5 - 1 - means_xM
-    upper_xM, lower_xM = ((centred_xM + side / 255) * jnp.exp(-log_scales_xM) for side in (1, -1))
+    values_x = jnp.broadcast_to(values_x, jnp.broadcast_shapes(parameters_x3P.shape[:-1], values_x.shape))
+    logits_xP, means_xP, log_scales_xP = jnp.split(parameters_x3P.astype(jnp.float32), 3, axis=-1)
+    log_scales_xP = jnp.maximum(log_scales_xP, _LEAST_LOG_SCALE)
+    centred_xP = values_x[..., None].astype(jnp.float32) / 127.5 - 1 - means_xP
+    upper_xP, lower_xP = ((centred_xP + side / 255) * jnp.exp(-log_scales_xP) for side in (1, -1))
     # σ(a) − σ(b) = σ(a) σ(−b) (1 − e^(b−a)): no difference of two numbers that are nearly the same.
-    inside_xM = jnp.log(-jnp.expm1(-2 / 255 * jnp.exp(-log_scales_xM)))
+    inside_xP = jnp.log(-jnp.expm1(-2 / 255 * jnp.exp(-log_scales_xP)))
     is_first_xx1, is_last_xx1 = (values_x == 0)[..., None], (values_x == VALUES - 1)[..., None]
-    log_prob_xM = (
-        jnp.where(is_last_xx1, 0, jax.nn.log_sigmoid(upper_xM))
-        + jnp.where(is_first_xx1, 0, jax.nn.log_sigmoid(-lower_xM))
-        + jnp.where(is_first_xx1 | is_last_xx1, 0, inside_xM)
+    log_prob_xP = (
+        jnp.where(is_last_xx1, 0, jax.nn.log_sigmoid(upper_xP))
+        + jnp.where(is_first_xx1, 0, jax.nn.log_sigmoid(-lower_xP))
+        + jnp.where(is_first_xx1 | is_last_xx1, 0, inside_xP)
     )
-    return jax.nn.logsumexp(jax.nn.log_softmax(logits_xM) + log_prob_xM, axis=-1)
+    return jax.nn.logsumexp(jax.nn.log_softmax(logits_xP) + log_prob_xP, axis=-1)

@@ -62,22 +62,22 @@ def local_attention(
     """
     length, chunk_size = q_NxLxK.shape[1], min(chunk_size, q_NxLxK.shape[1])
     q_NxGxCxK, k_NxGxCxK, v_NxGxCxE = (to_chunks(x, chunk_size) for x in (q_NxLxK, k_NxLxK, v_NxLxE))
-    k_NxGxWxK, v_NxGxWxE = (_with_neighbours(x, reach) for x in (k_NxGxCxK, v_NxGxCxE))
-    scores_NxGxCxW = matmul(q_NxGxCxK, k_NxGxWxK, transpose_b=True) * scale
+    k_NxGxMxK, v_NxGxMxE = (_with_neighbours(x, reach) for x in (k_NxGxCxK, v_NxGxCxE))
+    scores_NxGxCxM = matmul(q_NxGxCxK, k_NxGxMxK, transpose_b=True) * scale
     if bias_CxRxC is not None:
-        scores_NxGxCxW += bias_CxRxC[:chunk_size, :, :chunk_size].reshape(1, 1, chunk_size, -1)
+        scores_NxGxCxM += bias_CxRxC[:chunk_size, :, :chunk_size].reshape(1, 1, chunk_size, -1)
     runs_BxGxC = to_chunks(runs_BxL, chunk_size)
-    runs_BxGx1xW = _with_neighbours(runs_BxGxC, reach)[:, :, None]
-    visible_BxGxCxW = (runs_BxGxC[..., None] == runs_BxGx1xW) & (runs_BxGx1xW > 0)
+    runs_BxGx1xM = _with_neighbours(runs_BxGxC, reach)[:, :, None]
+    visible_BxGxCxM = (runs_BxGxC[..., None] == runs_BxGx1xM) & (runs_BxGx1xM > 0)
     if causal:
-        earlier_CxW = jnp.concatenate([jnp.tri(chunk_size, k=-n * chunk_size, dtype=bool) for n in reach], axis=1)
-        visible_BxGxCxW &= earlier_CxW[None, None]
+        earlier_CxM = jnp.concatenate([jnp.tri(chunk_size, k=-n * chunk_size, dtype=bool) for n in reach], axis=1)
+        visible_BxGxCxM &= earlier_CxM[None, None]
     divisor_BxGxC = to_chunks(divisor_BxL, chunk_size)
     # The padding of the last chunk sees nothing, but its divisor would be 0.
     divisor_BxGxCx1 = jnp.where(divisor_BxGxC > 0, divisor_BxGxC, 1)[..., None]
-    visible_NxGxCxW, divisor_NxGxCx1 = (_for_heads(x, q_NxLxK) for x in (visible_BxGxCxW, divisor_BxGxCx1))
-    weights_NxGxCxW = ATTENTION_FUNCTIONS[function](scores_NxGxCxW, visible_NxGxCxW, divisor_NxGxCx1)
-    out_NxGxCxE = matmul(weights_NxGxCxW.astype(v_NxLxE.dtype), v_NxGxWxE)
+    visible_NxGxCxM, divisor_NxGxCx1 = (_for_heads(x, q_NxLxK) for x in (visible_BxGxCxM, divisor_BxGxCx1))
+    weights_NxGxCxM = ATTENTION_FUNCTIONS[function](scores_NxGxCxM, visible_NxGxCxM, divisor_NxGxCx1)
+    out_NxGxCxE = matmul(weights_NxGxCxM.astype(v_NxLxE.dtype), v_NxGxMxE)
     return from_chunks(out_NxGxCxE.astype(v_NxLxE.dtype), length)
 
 

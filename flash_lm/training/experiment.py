@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from flash_lm.config import Config, parse
+from flash_lm.data.examples import ExampleCorpus
 from flash_lm.data.loader import IndexedBatches
 from flash_lm.data.loading import ROWS, Splits, load_splits
 from flash_lm.data.masking import MaskedRows, Masking
@@ -89,10 +90,10 @@ def vocabulary(config: Config, tokenizer: Tokenizer) -> int:
     vocab_size = config.model.vocab_size or needed
     if vocab_size < needed:
         raise InputError(f"model.vocab_size={vocab_size} is smaller than the tokenizer's {needed}: leave it open")
-    if config.model.head == "logistics" and vocab_size < VALUES:
+    if config.model.head == "logistics" and (config.data.corpus != "images" or vocab_size != needed):
         raise InputError(
-            f"model.head=logistics is over the {VALUES} values of a byte, and the tokenizer has {vocab_size} tokens: "
-            "take data.corpus=images"
+            "model.head=logistics is of images, whose values are the last words, and here are data.corpus="
+            f"{config.data.corpus} and model.vocab_size={vocab_size}: take data.corpus=images, with vocab_size open"
         )
     return vocab_size
 
@@ -113,9 +114,12 @@ def build_experiment(config: ConfigDict) -> Experiment:
     """
     parsed = parse(config)
     # All that can be wrong without the corpus comes before the work of tokenising it.
-    model_config = complete(dataclasses.replace(parsed.model, vocab_size=parsed.model.vocab_size or 2))
+    model_config = complete(dataclasses.replace(parsed.model, vocab_size=parsed.model.vocab_size or VALUES))
     mesh = make_mesh(parsed.mesh)
     corpus = load_splits(parsed.data)
     vocab_size = vocabulary(parsed, corpus.tokenizer)
+    if isinstance(corpus, ExampleCorpus):
+        for split in corpus.splits.values():
+            ROWS[parsed.data.pack](split, parsed.data.length, corpus.tokenizer.begin)  # they fit
     parsed = dataclasses.replace(parsed, model=dataclasses.replace(model_config, vocab_size=vocab_size))
     return Experiment(**vars(build_setup(parsed, mesh)), corpus=corpus)

@@ -10,10 +10,13 @@ from flash_lm.data.corpus import SPLITS
 from flash_lm.data.examples import Example, ExampleRows
 from flash_lm.data.loading import ROWS, load_splits
 from flash_lm.errors import InputError
+from flash_lm.training.experiment import build_experiment
 
 
 class Two:
     """One example of four tokens and one of three."""
+
+    longest = 3
 
     def __len__(self) -> int:
         return 2
@@ -36,8 +39,8 @@ def test_a_row_asks_for_what_is_not_given():
 
 
 def test_a_row_that_is_too_short_says_so():
-    with pytest.raises(InputError, match="example 0 has 3 tokens to read, over the row's 2: set --config.model.max_le"):
-        ExampleRows(Two(), 2, begin=1)[0]
+    with pytest.raises(InputError, match="rows of 2 tokens are too short for the examples: take 3 or more"):
+        ExampleRows(Two(), 2, begin=1)
 
 
 def copy_rows(split: str, length: int = 128):
@@ -70,8 +73,8 @@ def test_words_differ_between_rows_and_splits_and_come_again():
 
 
 def test_rows_too_short_for_a_word():
-    with pytest.raises(InputError, match="rows of 2 tokens hold no word"):
-        copy_rows("train", 2)[1][0]
+    with pytest.raises(InputError, match="rows of 2 tokens are too short"):
+        copy_rows("train", 2)
 
 
 @pytest.mark.parametrize(("corpus", "pack"), [("copy", "stream"), ("stdlib", "examples")])
@@ -80,3 +83,30 @@ def test_corpus_and_rows_that_do_not_go_together(corpus, pack):
     config.data.update(corpus=corpus, pack=pack)
     with pytest.raises(InputError, match=f"data.corpus={corpus} needs data.pack="):
         parse(config)
+
+
+def test_examples_are_not_masked():
+    config = get_config()
+    config.task = "masked_lm"
+    config.data.update(corpus="copy", pack="examples")
+    with pytest.raises(InputError, match="task=masked_lm is of text"):
+        parse(config)
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "expected"),
+    [
+        (
+            {"corpus": "copy", "pack": "examples", "length": 2, "tokens_per_batch": 16},
+            {},
+            "rows of 2 tokens are too short",
+        ),
+        ({"corpus": "copy", "pack": "examples"}, {"head": "logistics"}, "model.head=logistics is of images"),
+    ],
+)
+def test_what_does_not_fit_is_told_before_anything_is_trained(data, model, expected):
+    config = get_config()
+    config.data.update(**data)
+    config.model.update(**model)
+    with pytest.raises(InputError, match=expected):
+        build_experiment(config)

@@ -85,7 +85,7 @@ def test_a_data_set_of_the_hub(monkeypatch):
     ids = corpus.splits["test"].example(2, 16).ids
     assert (ids[1:] - 4).tolist() == pixels(4, 1, (2, 2, 3))[2].reshape(-1).tolist()
     found["train"] = found["train"].rename_column("img", "picture")
-    with pytest.raises(InputError, match="with a column image or img, and has train, test with picture"):
+    with pytest.raises(InputError, match="with a column image or img, and has train, test with no column"):
         load(name="someone/colours")
 
 

@@ -47,4 +47,4 @@ def test_it_has_no_table_of_words_to_give_out(model):
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(nnx.state(model, nnx.Param))]
     assert any("mixture" in path for path in paths) and not any("output_embedding" in path for path in paths)
     assert isinstance(model.head(), LogisticsHead)
-    assert model.head().kernel_Dx3M.shape == (32, 9)
+    assert model.head().kernel_Dx3P.shape == (32, 9)

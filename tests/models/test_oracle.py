@@ -140,7 +140,14 @@ def test_without_a_part(family, causal, off):
     assert_logits_equal(model, PACKED, model.logits(model.params, tokens(), PACKED))
 
 
-@pytest.mark.parametrize("options", [{}, {"normalizer": "count"}, {"relative_bias": "rope", "normalizer": "paper"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"normalizer": "count", "relative_bias": "t5", "attention_function": "laplace"},
+        {"relative_bias": "rope", "normalizer": "paper"},
+    ],
+)
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 @pytest.mark.parametrize("family", ["flash", "mc_tfm"])
 def test_overlapping_chunks(family, causal, options):

@@ -39,6 +39,20 @@ def test_influence_without_segment_ids(family):
     assert_only_where_visible(case(family, False).influence(None), ONE_DOCUMENT, False)
 
 
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("segment_ids", [ONE_DOCUMENT, PACKED], ids=["one-document", "packed"])
+def test_influence_with_overlapping_chunks(causal, segment_ids):
+    influence = case("flash", causal, overlapping_chunks=True, global_attention=False, num_layers=1).influence(
+        segment_ids
+    )
+    chunk = np.arange(LENGTH) // SHAPE["chunk_size"]
+    # A layer has two units, each of which reaches one chunk further.
+    assert (influence[:, np.abs(chunk[:, None] - chunk) > 2] == 0).all()
+    assert_only_where_visible(
+        case("flash", causal, overlapping_chunks=True).influence(segment_ids), segment_ids, causal
+    )
+
+
 def assert_only_where_visible(influence_BxLxL, segment_ids, causal):
     sees = [visibility(row.tolist(), causal) for row in segment_ids]
     visible = np.array([[[see(t, u) for u in range(LENGTH)] for t in range(LENGTH)] for see in sees])

@@ -15,9 +15,9 @@ def parameters(seed: int, spread: float) -> np.ndarray:
     return np.concatenate([logits, 1.5 * means, spread * log_scales - 2], axis=-1)
 
 
-def oracle(parameters_x3M: np.ndarray) -> np.ndarray:
+def oracle(parameters_x3P: np.ndarray) -> np.ndarray:
     """…×256 probabilities, each a difference of two values of the distribution function."""
-    logits, means, log_scales = np.split(parameters_x3M[..., None, :], 3, axis=-1)
+    logits, means, log_scales = np.split(parameters_x3P[..., None, :], 3, axis=-1)
     weights = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
     x = (np.arange(VALUES) / 127.5 - 1)[:, None]
     cdf = lambda at: 1 / (1 + np.exp(-(at - means) / np.exp(log_scales)))
