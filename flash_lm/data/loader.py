@@ -12,6 +12,7 @@ Batch = dict[str, np.ndarray]
 Transform = Callable[..., Row]  # of a row and the numbers that it is a pure function of
 
 _PREFETCH = 4  # batches that a thread makes ahead of the device
+_ENDLESS = 1 << 50  # steps: grain divides the number of rows by that of a batch as floats, which then are exact
 
 
 class IndexedBatches:
@@ -75,7 +76,7 @@ class _Share(grain.MapDataset):
         self._first, self._share, self._size = first, share, size
 
     def __len__(self) -> int:
-        return len(self._parent) // self._size * self._share
+        return min(len(self._parent) // self._size, _ENDLESS) * self._share
 
     def __getitem__(self, i: int) -> Any:
         return self._parent[i // self._share * self._size + self._first + i % self._share]

@@ -35,6 +35,12 @@ def test_each_epoch_has_each_row_once_in_another_order():
     assert flat[:10] != list(range(1, 11))
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 7])
+def test_batches_of_any_size(batch_size):
+    flat = sum(rows(IndexedBatches(Numbers(10), batch_size, seed=0, start_step=0), 20 // batch_size + 1), [])
+    assert sorted(flat[:10]) == sorted(flat[10:20]) == list(range(1, 11))
+
+
 def test_resuming_needs_a_step_alone():
     whole = rows(IndexedBatches(Numbers(10), 4, seed=3, start_step=0), 12)
     for start in range(8):
