@@ -275,7 +275,7 @@ def page(evidence: Evidence) -> str:
             f"with {seeds} of {len(SEEDS)} seeds so far. A verdict needs every seed to say the same, and two of them "
             f"at least; else it is undecided. Perplexities within a factor of {ALIKE} are alike. What holds after so "
             "few steps of such small models need not hold for those of the papers, and what fails need not fail there. "
-            "`After the same time` takes each run's own median time of a step, on one thread of a CPU beside another run.",
+            "Times are each run's own median time of a step, on one thread of a CPU beside another run.",
             "",
             "| claim | of | verdict | figure | made by |",
             "|---|---|---|---|---|",
