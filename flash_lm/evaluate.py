@@ -28,12 +28,12 @@ def main(argv: list[str]) -> None:
     append_jsonl(out, results)
     for result in results:
         word = f" {result['word_perplexity']:.1f} a word," if "word_perplexity" in result else ""
-        right = f"{result['accuracy']:.2%} right " if "accuracy" in result else ""
+        accuracy = f"accuracy {result['accuracy']:.2%} " if "accuracy" in result else ""
         masked = " masked" if result["task"] == "masked_lm" else ""
         print(
             f"{result['family']} {result['split']} at length {result['length']}, step {result['step']}: "
             f"perplexity {result['perplexity']:.3f} a{masked} token,{word} {result['bits_per_byte']:.4f} bits a byte, "
-            f"{right}"
+            f"{accuracy}"
             f"over {result['tokens']:.0f}{masked} tokens"
         )
 

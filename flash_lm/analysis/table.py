@@ -12,7 +12,7 @@ RUNS: Columns = {
     "parameters": ("parameters", "{:,}"),
     "steps": ("step", "{:,}"),
     "perplexity": ("perplexity", "{:.2f}"),
-    "right": ("accuracy", "{:.1%}"),
+    "accuracy": ("accuracy", "{:.1%}"),
     "bits a byte": ("bits_per_byte", "{:.3f}"),
     "ms a step": ("train_step_ms", "{:.0f}"),
     "tokens/s": ("train_tokens_per_second", "{:,.0f}"),
