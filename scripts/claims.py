@@ -8,10 +8,7 @@ python scripts/claims.py                        # the page alone, from the files
 
 import argparse
 import pathlib
-import re
 import string
-from collections import defaultdict
-from collections.abc import Iterable
 
 from configs.claims import SEEDS
 from flash_lm.analysis.claims import (
@@ -32,7 +29,8 @@ from flash_lm.analysis.claims import (
     measured,
     untestable,
 )
-from flash_lm.analysis.results import Line, read_jsonl, validation_curve, write_jsonl
+from flash_lm.analysis.results import Line, read_jsonl, write_jsonl
+from flash_lm.analysis.study_results import collect, gather, together
 from flash_lm.command import run
 
 FLASH = "FLASH (Hua et al. 2022)"
@@ -219,34 +217,6 @@ CLAIMS = (
 )
 
 
-def collect(folder: pathlib.Path) -> tuple[list[Line], list[Line]]:
-    """Scores on the validation split and validation curves of the finished runs of the study."""
-    scores, curves = [], []
-    for path in sorted(folder.glob("*_seed_*/results.jsonl")):
-        name, seed = re.fullmatch(r"(.+)_seed_(\d+)", path.parent.name).groups()  # type: ignore[union-attr]
-        about = {"run": name, "seed": int(seed)}
-        scores += [line | about for line in read_jsonl(path) if line["split"] == "validation"]
-        keys = ("step", "loss", "train_seconds")
-        curves += [about | {key: line[key] for key in keys} for line in validation_curve(path.parent)]
-    return scores, curves
-
-
-def gather(scores: Iterable[Line], curves: Iterable[Line]) -> dict[str, dict[int, Run]]:
-    """The study's runs by name and seed."""
-    by_run: dict[tuple[str, int], tuple[dict[int, Line], list[Line]]] = defaultdict(lambda: ({}, []))
-    trained_at: dict[tuple[str, int], int] = {}
-    for line in scores:
-        key = (line["run"], line["seed"])
-        trained_at.setdefault(key, line["length"])  # a run is scored as it was trained first
-        by_run[key][0][line["length"]] = line
-    for line in curves:
-        by_run[line["run"], line["seed"]][1].append(line)
-    found: dict[str, dict[int, Run]] = defaultdict(dict)
-    for (name, seed), (lengths, curve) in by_run.items():
-        found[name][seed] = Run(lengths, trained_at[name, seed], curve)
-    return found
-
-
 def read_results(folder: pathlib.Path) -> tuple[dict[str, dict[int, Run]], dict[str, list[Line]]]:
     """The runs of the study, and the lines of the other files."""
     read = lambda path: read_jsonl(path) if path.exists() else []
@@ -299,7 +269,7 @@ def main(argv: list[str]) -> None:
         study = arguments.out / "claims"
         study.mkdir(parents=True, exist_ok=True)
         for name, lines in zip(STUDY_FILES, collect(arguments.runs), strict=True):
-            write_jsonl(study / name, lines)
+            write_jsonl(study / name, together(read_jsonl(study / name) if (study / name).exists() else [], lines))
     text = page(Evidence(*read_results(arguments.out)))
     (arguments.out / "CLAIMS.md").write_text(text + "\n", encoding="utf-8")
     print(text)

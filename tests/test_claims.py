@@ -53,6 +53,18 @@ def test_finished_runs_get_a_verdict_and_the_others_say_so(tmp_path, capsys):
     assert (out / "CLAIMS.md").read_text() == text
 
 
+def test_runs_of_another_machine_stay(tmp_path):
+    script, out = load("claims"), tmp_path / "results"
+    for seed, machine in enumerate(("one", "other")):
+        write_run(tmp_path / machine, "flash", seed, 5.0, lengths=(512, 1024))
+    write_run(tmp_path / "other", "flash", 0, 4.0)  # and one that is here replaces what was
+    for machine in ("one", "other"):
+        script.main([f"--runs={tmp_path / machine}", f"--out={out}"])
+    runs, _ = script.read_results(out)
+    assert {seed: run.scores[512]["loss"] for seed, run in runs["flash"].items()} == {0: 4.0, 1: 5.0}
+    assert [line["step"] for line in runs["flash"][1].curve] == [50, 500] and 1024 not in runs["flash"][0].scores
+
+
 def test_the_committed_page_is_that_of_the_committed_results(tmp_path):
     script = load("claims")
     evidence = script.Evidence(*script.read_results(ROOT / "results"))
