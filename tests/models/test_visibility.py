@@ -40,7 +40,9 @@ def test_influence_without_segment_ids(family):
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-@pytest.mark.parametrize("segment_ids", [ONE_DOCUMENT, PACKED], ids=["one-document", "packed"])
+@pytest.mark.parametrize(
+    "segment_ids", [pytest.param(ONE_DOCUMENT, marks=pytest.mark.slow), PACKED], ids=["one-document", "packed"]
+)
 def test_influence_with_overlapping_chunks(causal, segment_ids):
     influence = case("flash", causal, overlapping_chunks=True, global_attention=False, num_layers=1).influence(
         segment_ids

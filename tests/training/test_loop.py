@@ -259,6 +259,7 @@ def test_a_masked_run_resumes_to_the_bit_and_is_scored_by_its_masked_tokens(conf
     assert np.isclose(first["bits_per_byte"], first["loss"] / np.log(2))
 
 
+@pytest.mark.slow
 def test_a_streamed_run_resumes_to_the_bit(config, tmp_path, monkeypatch):
     monkeypatch.setattr(streaming, "_WINDOW", 1500)
     draw = np.random.default_rng(0)

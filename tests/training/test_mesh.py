@@ -155,9 +155,8 @@ def test_a_checkpoint_is_restored_onto_another_mesh(family, tmp_path):
             assert np.array_equal(x, y) and x.sharding.is_equivalent_to(s, x.ndim)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "adafactor" else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_optimizer_is_sharded_and_agrees_with_one_device(name):
     keys = {"optimizer": name, "clip_mode": "parameter", "learning_rate": 1e-2}
     one, run = (Run("transformer", "causal_lm", *mesh, **keys) for mesh in (((1, 1, 1), 1), ((2, 2, 2), 8)))
