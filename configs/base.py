@@ -57,10 +57,9 @@ def get_config() -> ConfigDict:
 
     config.data = data = ConfigDict()
     data.corpus = "stdlib"  # stdlib | text | hf (Hugging Face datasets) | copy | couplets | images (examples)
-    data.path = (
-        open_str()
-    )  # text: a file or a glob; hf: a folder, file or glob of parquet, arrow or json; couplets: a folder
-    data.name = open_str()  # hf: a data set on the hub, in place of a path
+    # text: a file or a glob; hf: a folder, file or glob of parquet, arrow or json; couplets and images: a folder
+    data.path = open_str()
+    data.name = open_str()  # hf and images: a data set on the hub, in place of a path
     data.config = open_str()  # hf: one of the configs of that data set; open: its only one
     data.split = "train"  # hf: trained on; validation and test are its own, or else held out of this one
     data.text_column = "text"  # hf

@@ -4,7 +4,7 @@
     python -m flash_lm.sweep --config=configs/copy.py    # all five families, in runs/copy_sweep
 
 The paper's: 4 layers, 8 heads, batch 64, RAdam 1e-3, and 1e-4 after 3000 updates. Here a width of 128, and the rate
-falls after 1500 of 2000 updates: seven minutes a model on two cores.
+falls after 1500 of 2000 updates, for two cores; not run to its end yet.
 """
 
 from ml_collections import ConfigDict

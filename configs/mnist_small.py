@@ -1,4 +1,4 @@
-"""MNIST pixel by pixel on two cores in half an hour: 4 layers of 128, as configs/mnist.py else.
+"""MNIST pixel by pixel for two cores, meant for half an hour: 4 layers of 128, as configs/mnist.py else.
 
 python -m flash_lm.train --config=configs/mnist_small.py --config.data.path=$DATA/mnist --workdir=runs/mnist_small
 """

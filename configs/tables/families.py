@@ -4,7 +4,7 @@
     python scripts/reproduce.py --table=families --scale=small --corpus=$DATA/books --split=validation \
         --out=results/families
 
-Small: 1.3M parameters, 750 steps of 2048 tokens, one seed; three to twelve minutes a run on two cores.
+Small: 1.3M parameters, 750 steps of 2048 tokens, one seed; three to fifteen minutes a run.
 """
 
 from ml_collections import ConfigDict
