@@ -5,11 +5,16 @@ from collections.abc import Mapping
 
 from flash_lm.analysis.curves import plot_curves
 from flash_lm.analysis.results import Line, newest_results, validation_curve, write_jsonl
-from flash_lm.analysis.table import markdown_table
+from flash_lm.analysis.table import RUNS, markdown_table
+
+SOLVED = 0.99  # accuracy
 
 
 def write_comparison(workdirs: list[pathlib.Path], split: str, out: pathlib.Path) -> str | None:
     """Writes table.md and curves.png with their figures, results.jsonl and validation.jsonl.
+
+    Runs on examples that have an accuracy get accuracy.png, too, and where one is right about nearly all of them, the
+    table tells since when.
 
     Args:
         workdirs: of runs; those that have not been evaluated are left out.
@@ -23,12 +28,16 @@ def write_comparison(workdirs: list[pathlib.Path], split: str, out: pathlib.Path
     if not results:
         return None
     results.sort(key=lambda line: line["bits_per_byte"])
+    for line in results:
+        if (step := _solved_at(workdirs, line)) is not None:
+            line["solved_at"] = step
     title = ", ".join(
         {line["corpus"]: None for line in results} | {line.get("task", "causal_lm"): None for line in results}
     )
     lengths = {line["length"] for line in results}
     title += f", rows of {lengths.pop()} tokens" if len(lengths) == 1 else ", rows of several lengths"
-    text = f"{title}, {split} split\n\n{markdown_table(results)}"
+    solved = {f"{SOLVED:.0%} after steps": ("solved_at", "{:,}")} if any("solved_at" in x for x in results) else {}
+    text = f"{title}, {split} split\n\n{markdown_table(results, {**RUNS, **solved})}"
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     write_jsonl(out / "results.jsonl", results)
@@ -43,12 +52,12 @@ def write_curves(
     title: str,
     step_s: Mapping[str, float] | None = None,
 ) -> None:
-    """Writes curves.png with its figures, validation.jsonl, into a folder that is there.
+    """Writes curves.png, of examples accuracy.png too, with their figures, validation.jsonl, into a folder.
 
     Args:
         workdirs: of runs.
         results: of those that are drawn.
-        out: folder of the files.
+        out: folder of the files, which is there.
         title: of the plot.
         step_s: seconds a step of each run, measured side by side, to be the axis of time; None: as long as they took.
     """
@@ -61,4 +70,19 @@ def write_curves(
         }
     lines = [{"run": name, **line} for name, curve in curves.items() for line in curve]
     write_jsonl(out / "validation.jsonl", lines)
-    plot_curves(curves, out / "curves.png", title, time="rated_seconds" if step_s else "train_seconds")
+    time = "rated_seconds" if step_s else "train_seconds"
+    plot_curves(curves, out / "curves.png", title, time)
+    if all(_on_examples(line) for line in results):
+        plot_curves(curves, out / "accuracy.png", title, time, quality="accuracy")
+
+
+def _on_examples(result: Line) -> bool:
+    """Whether it tells which share of them was right; text has an accuracy that nobody asks for."""
+    return result.get("pack") == "examples" and "accuracy" in result
+
+
+def _solved_at(workdirs: list[pathlib.Path], result: Line) -> int | None:
+    """The first step at which a run on examples had nearly all of them right."""
+    curve = next(validation_curve(path) for path in workdirs if path.name == result["run"])
+    steps = (line["step"] for line in curve if _on_examples(result) and line["accuracy"] >= SOLVED)
+    return next(steps, None)

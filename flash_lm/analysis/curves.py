@@ -1,4 +1,4 @@
-"""Validation perplexity against steps and against training seconds."""
+"""Validation perplexity, or accuracy, against steps and against training seconds."""
 
 import pathlib
 
@@ -11,9 +11,20 @@ _AXES = {
     "train_seconds": "training seconds (without compilation, evaluation and saving)",
     "rated_seconds": "training seconds at the rate of steps that were timed side by side",
 }
+# key of a validation line -> what it is, its scale, how it stands beside the axis and beside the name of a run
+_QUALITIES = {
+    "perplexity": ("validation perplexity (a token)", "log", "{x:g}", "{:.1f}"),
+    "accuracy": ("validation accuracy (of the tokens to be predicted)", "linear", "{x:.0%}", "{:.1%}"),
+}
 
 
-def plot_curves(curves: dict[str, list[Line]], path: pathlib.Path, title: str, time: str = "train_seconds") -> None:
+def plot_curves(
+    curves: dict[str, list[Line]],
+    path: pathlib.Path,
+    title: str,
+    time: str = "train_seconds",
+    quality: str = "perplexity",
+) -> None:
     """Draws one curve a run, in two panels: quality for the same data, and quality for the same time.
 
     Args:
@@ -21,21 +32,22 @@ def plot_curves(curves: dict[str, list[Line]], path: pathlib.Path, title: str, t
         path: of the PNG.
         title: says what was trained.
         time: key of the second panel.
+        quality: perplexity or accuracy.
     """
-    keys = ("step", time)
+    keys, (label, scale, tick, end) = ("step", time), _QUALITIES[quality]
     with drawing(path, 1, len(keys), (5.5, 5), sharey=True) as (figure, (panels,)):
         for axes, key in zip(panels, keys, strict=True):
             for i, (name, lines) in enumerate(curves.items()):
-                x, perplexity = ([line[field] for line in lines] for field in (key, "perplexity"))
-                axes.plot(x, perplexity, markersize=4, label=f"{name}: {perplexity[-1]:.1f}", **style(i))
+                x, y = ([line[field] for line in lines] for field in (key, quality))
+                axes.plot(x, y, markersize=4, label=f"{name}: {end.format(y[-1])}", **style(i))
             axes.margins(x=0.03)
             axes.set_xlim(left=0)
             axes.set_xlabel(_AXES[key])
         first = panels[0]
-        first.set_yscale("log")
-        first.yaxis.set_major_formatter("{x:g}")
-        first.yaxis.set_minor_formatter("{x:g}")
-        first.set_ylabel("validation perplexity (a token)")
+        first.set_yscale(scale)
+        first.yaxis.set_major_formatter(tick)
+        first.yaxis.set_minor_formatter(tick)
+        first.set_ylabel(label)
         named = first.get_legend_handles_labels()
         figure.legend(*named, loc="outside right center", frameon=False, title="at the end")
         figure.suptitle(title)

@@ -72,13 +72,19 @@ def _continued(
     return (_json(one) if as_json else f"{prompt}{one.text}\n\n" for one in found)
 
 
-def _second_lines(trained: TrainedModel, first: str, sampling: Sampling, flags: dict[str, Any]) -> Iterator[str]:
-    """The likeliest first."""
+def _second_lines(trained: TrainedModel, prompt: str, sampling: Sampling, flags: dict[str, Any]) -> Iterator[str]:
+    """Of each line of the prompt, the likeliest first; below that line if there are several."""
     settings = {
         name: flags[key] for name, key in (("candidates", "samples"), ("seed", "seed")) if flags[key] is not None
     }
-    found = CoupletWriter(trained)(first, sampling=sampling, **settings)
-    return (_json(one) if flags["json"] else f"{one.text}  {one.log_prob:.2f}\n" for one in found)
+    writer = CoupletWriter(trained)
+    firsts = prompt.split("\n")
+    answers = [writer(first, sampling=sampling, **settings) for first in firsts]
+    if flags["json"]:
+        return (_json(one) for found in answers for one in found)
+    heads = [f"{first}\n" if len(firsts) > 1 else "" for first in firsts]
+    told = lambda found: "".join(f"{one.text}  {one.log_prob:.2f}\n" for one in found)
+    return (head + told(found) for head, found in zip(heads, answers, strict=True))
 
 
 def _filled_in(trained: TrainedModel, prompt: str, candidates: int, as_json: bool) -> Iterator[str]:

@@ -114,6 +114,7 @@ def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict
                 "family": experiment.config.model.family,
                 "parameters": experiment.model.parameter_count(),
                 "corpus": experiment.corpus.name,
+                "pack": data.pack,
                 "split": split,
                 "length": length,
                 "step": int(state.step),

@@ -5,9 +5,10 @@ import json
 
 from matplotlib.axes import Axes
 
+from flash_lm.analysis.comparison import write_comparison
 from flash_lm.analysis.curves import plot_curves
 from flash_lm.analysis.plots import Panel, plot_panels
-from flash_lm.analysis.results import append_jsonl, newest_results, read_jsonl, validation_curve
+from flash_lm.analysis.results import append_jsonl, newest_results, read_jsonl, validation_curve, write_jsonl
 from flash_lm.analysis.table import RUNS, markdown_table
 
 
@@ -52,6 +53,26 @@ def test_curves_are_drawn_from_validation_lines(tmp_path):
     assert [line["step"] for line in curve] == [1, 2]
     plot_curves({"flash": curve}, tmp_path / "curves.png", "title")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_examples_are_compared_by_accuracy_too(tmp_path):
+    """And the table tells after how many steps 99 % of them were right."""
+    accuracies = {"solved": [0.1, 0.99, 0.98, 1.0], "unsolved": [0.1, 0.2, 0.3, 0.98]}
+    for pack in ("examples", "stream"):
+        for name, values in accuracies.items():
+            (folder := tmp_path / pack / name).mkdir(parents=True)
+            about = {"split": "validation", "perplexity": 2.0, "bits_per_byte": 1.0, "train_seconds": 1.0}
+            lines = [about | {"step": 50 * (i + 1), "accuracy": x} for i, x in enumerate(values)]
+            write_jsonl(folder / "metrics.jsonl", lines)
+            result = lines[-1] | {"run": name, "corpus": "x", "length": 8, "pack": pack}
+            append_jsonl(folder / "results.jsonl", [result])
+        folders = [tmp_path / pack / name for name in accuracies]
+        table = write_comparison(folders, "validation", tmp_path / pack / "out")
+        assert table and ("99% after steps" in table) == (pack == "examples")
+        assert (tmp_path / pack / "out" / "accuracy.png").exists() == (pack == "examples")
+    rows = (tmp_path / "examples" / "out" / "table.md").read_text().splitlines()
+    solved, unsolved = (line.split("|")[-2].strip() for line in rows[-2:])
+    assert (solved, unsolved) == ("100", "")
 
 
 def test_panels_are_drawn_with_names_that_do_not_cover_each_other(tmp_path, monkeypatch):

@@ -75,6 +75,9 @@ def test_the_command(run, capsys):
     generate.main([f"--workdir={run}", "--prompt=春山", "--samples=4", "--json"])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[0]["text"] == "秋水" and lines[0]["first"] == "春山"
+    generate.main([f"--workdir={run}", "--prompt=春山\n東", "--samples=1", "--temperature=0"])
+    written = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert written == ["春山", "秋水", "東", "西"]
     with pytest.raises(InputError, match="--max_tokens mean nothing"):
         generate.main([f"--workdir={run}", "--prompt=春", "--max_tokens=3"])
 
