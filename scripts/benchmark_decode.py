@@ -8,17 +8,13 @@ stepping through them.
 """
 
 import argparse
-import dataclasses
 import logging
 import pathlib
-import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from flash_lm.analysis.drawing import can_draw
 from flash_lm.analysis.plots import Panel, plot_panels
@@ -27,70 +23,20 @@ from flash_lm.analysis.results import Line, append_jsonl, write_jsonl
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.table import markdown_table, pivot
 from flash_lm.command import load_config, positive, run, whole_numbers
-from flash_lm.config import MeshConfig, parse_model
 from flash_lm.errors import InputError
-from flash_lm.inference.engine import Engine
-from flash_lm.inference.sampling import Sampling, SamplingArrays
-from flash_lm.models.families import FAMILIES, complete
+from flash_lm.inference.bare_decoding import BareDecoding
+from flash_lm.models.families import FAMILIES
 from flash_lm.training.device import free_memory
-from flash_lm.training.sharding import make_mesh
-from flash_lm.training.state import ModelFunction
 
 CACHED = "transformer_plus_plus"
 RECOMPUTED = "transformer_plus_plus, recomputed"
 RECOMPUTED_UP_TO = 4096
 PREFILLED, STEPPED = 8192, 128
 SHARE = 0.8  # of the free memory, for the states
-GREEDY = SamplingArrays.of(Sampling(temperature=0))
-
-
-class Model:
-    """A family with random parameters that never ends a text."""
-
-    def __init__(self, config: ConfigDict, family: str, longest: int):
-        """Draws them; `longest`: tokens that the positions reach."""
-        raw: Any = config.copy_and_resolve_references()
-        raw.update(family=family, max_length=longest, causal=True)
-        self.family, self.function = family, ModelFunction(complete(parse_model(raw)), seed=0)
-        self.params = jax.jit(self.function.init)()
-        vocab_size = self.function.config.vocab_size
-        mesh = make_mesh(MeshConfig(shape=(1, 1, 1), rules=()), jax.devices()[:1])
-        never_ends = np.arange(vocab_size) != 0
-        self.engine = Engine(self.function, self.params, mesh, end=0, allowed_V=never_ends)
-        self.last = jax.jit(lambda params, inputs: self._last_token(params, inputs))
-
-    def tokens_a_turn(self, tokens: int) -> int:
-        """As many as a chunk has where a state does not grow, so that each share of a chunk's fold is counted once."""
-        return tokens if self.engine.grows else self.function.config.chunk_size
-
-    def stepper(self, rows: int, context: int, tokens: int) -> Callable[[], float]:
-        """Generates the last tokens of a synthetic context; each call gives milliseconds."""
-
-        def turn() -> float:
-            # A state of its own, so that no two of the large ones exist at the same time.
-            carry = self.engine.apart(self.engine.start(rows, context))
-            positions_B = jnp.full(rows, context - tokens, jnp.int32)
-            carry = dataclasses.replace(carry, state=dataclasses.replace(carry.state, positions_B=positions_B))
-            jax.block_until_ready(carry)
-            start = time.perf_counter()
-            carry, _ = self.engine.advance(carry, GREEDY, 0, tokens)
-            jax.block_until_ready(carry)
-            return 1000 * (time.perf_counter() - start)
-
-        return turn
-
-    def recomputer(self, rows: int, context: int) -> Callable[[], float]:
-        """One token by the parallel form over the whole prefix; each call gives milliseconds."""
-        inputs_BxL = jnp.ones((rows, context), jnp.int32)
-        return timed(lambda: jax.block_until_ready(self.last(self.params, inputs_BxL)))
-
-    def _last_token(self, params, inputs_BxL):
-        bound = self.function.bind(params)
-        return bound.logits(bound.features(inputs_BxL)[:, -1]).argmax(axis=-1)
 
 
 def measure(
-    models: list[Model],
+    models: list[BareDecoding],
     contexts: list[int],
     batches: list[int],
     tokens: int,
@@ -131,7 +77,7 @@ def warmed(name: str, turn: Callable[[], float]) -> Cell:
     return Cell.warmed(name, turn)
 
 
-def measure_prefill(models: list[Model], rounds: int) -> list[Line]:
+def measure_prefill(models: list[BareDecoding], rounds: int) -> list[Line]:
     """8192 tokens of one row at once, and stepping through as many, measured over the last 128 of them.
 
     A step attends to the whole capacity of a state that grows, so it costs the same at any place.
@@ -196,7 +142,7 @@ def main(argv: list[str]) -> None:
     config: Any = load_config(arguments.config, overrides)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores
     longest = max(*contexts, PREFILLED) + 2 * PREFILLED
-    models = [Model(config.model, family, longest) for family in families]
+    models = [BareDecoding(config.model, family, longest) for family in families]
     shortest = max(model.tokens_a_turn(arguments.tokens) for model in models)
     if min(contexts) < shortest:
         raise InputError(
@@ -204,7 +150,7 @@ def main(argv: list[str]) -> None:
         )
     arguments.out.mkdir(parents=True, exist_ok=True)
     about = provenance(jax.devices()[0].device_kind)
-    sizes = {model.family: sum(x.size for x in jax.tree.leaves(model.params)) for model in models}
+    sizes = {model.family: model.parameters for model in models}
     file = arguments.out / "decode.jsonl"
     file.unlink(missing_ok=True)
 

@@ -36,7 +36,12 @@ from flash_lm.models.families import FAMILIES
 from flash_lm.training.bare_step import BareStep, step_config
 from flash_lm.training.device import free_memory
 
-SIZES = {"tiny": "configs/tiny.py", "small": "configs/small.py", "base": "configs/flash_base.py"}
+SIZES = {
+    "tiny": "configs/tiny.py",
+    "small": "configs/small.py",
+    "base": "configs/flash_base.py",
+    "copy": "configs/copy.py",
+}
 PRODUCT = 2048  # rows and columns of the matrices whose product is a CPU's peak
 # Keys that the flags set, see `step_config`.
 TAKEN = (

@@ -169,6 +169,25 @@ def test_decoding_by_context(tmp_path, monkeypatch, capsys):
     assert (out / "table.md").read_text().strip() in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_images_a_second(tmp_path, monkeypatch, capsys):
+    """Each way and batch; what is recomputed is left out where it is too much."""
+    script, out = load("benchmark_images"), tmp_path / "out"
+    monkeypatch.setattr(script, "PIXELS", {"MNIST": 16})
+    monkeypatch.setattr(script, "MOST_RECOMPUTED", 16)
+    words = ["--batches=1 2", "--tokens=4", "--rounds=1", "--config.model.chunk_size=8", *SMALL]
+    script.main([*words, f"--out={out}"])
+    lines = {(line["way"], line["batch"]): line for line in read_jsonl(out / "images.jsonl")}
+    assert set(lines) == {(script.RECOMPUTED, 1)} | {(way, n) for way in (script.LINEAR, script.CACHED) for n in (1, 2)}
+    for (_, batch), line in lines.items():
+        assert line["images_per_s"] == pytest.approx(batch * 1000 / (16 * line["ms_a_pixel"])) and line["turns"] == 2
+    assert 1.5 < lines[script.CACHED, 2]["state_mb"] / lines[script.CACHED, 1]["state_mb"] < 2.5
+    assert (out / "table.md").read_text().strip() in capsys.readouterr().out
+    with pytest.raises(InputError, match="must be among MNIST"):
+        script.main(["--images=mnist", f"--out={tmp_path / 'none'}"])
+    assert not (tmp_path / "none").exists()
+
+
 FAKE_PEER = """
 import json, os, sys
 length = 0
