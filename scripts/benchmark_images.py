@@ -4,7 +4,7 @@
 
 Softmax attention has a cache of keys and values, or computes the whole prefix again for each pixel, as in tables 1 and
 2 of "Transformers are RNNs" (Katharopoulos et al. 2020). An image takes a pixel's time for each of its pixels: that of
-the last ones, since neither a recurrent state nor a cache is the faster for being empty, or, when the prefix is computed
+the last ones, since neither a recurrent state nor a cache is the faster for being empty, or, with the prefix computed
 again, the mean of four places of the image. All ways take turns.
 """
 
