@@ -24,11 +24,11 @@ def get_config() -> ConfigDict:
     config.model.chunk_size = 8
     config.data.update(corpus="couplets", pack="examples", path="couplets", tokens_per_batch=128 * 16)
     config.train.update(
-        steps=2400,
+        steps=2000,
         learning_rate=2e-3,
         warmup_steps=200,
-        eval_every=300,
-        checkpoint_every=300,
+        eval_every=250,
+        checkpoint_every=250,
         clip=0.1,
     )
     return config

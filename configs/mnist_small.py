@@ -13,7 +13,7 @@ def get_config() -> ConfigDict:
     config.model.update(num_layers=4, model_dim=128)
     config.data.tokens_per_batch = 4 * 784
     config.train.update(
-        steps=6000,
+        steps=4000,
         learning_rate=2e-3,
         schedule="linear",
         warmup_steps=200,

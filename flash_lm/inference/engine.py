@@ -31,14 +31,14 @@ class Decoding:
         state: of the model, after all tokens so far.
         logits_BxV: of the next token.
         seen_BxV: tokens that have been in the row.
-        count: tokens generated so far.
+        count_B: tokens generated so far.
         finished_B: rows that have ended.
     """
 
     state: DecodeState
     logits_BxV: jax.Array
     seen_BxV: jax.Array
-    count: jax.Array
+    count_B: jax.Array
     finished_B: jax.Array
 
 
@@ -89,6 +89,9 @@ class Engine:
         self._prefill = jax.jit(self._prefill_piece, donate_argnums=1)
         self._score = jax.jit(self._score_piece, donate_argnums=1)
         self._advance = jax.jit(self._advance_rows, donate_argnums=2, static_argnums=6)
+        self._row_keys = jax.jit(_row_keys, static_argnums=1)
+        self._join = jax.jit(self._join_row, donate_argnums=0)
+        self._leave = jax.jit(self._leave_row, donate_argnums=0)
         self._put_apart = jax.jit(lambda carry: self._spread(dataclasses.replace(carry, state=carry.state.apart())))
 
     @functools.cached_property
@@ -98,9 +101,16 @@ class Engine:
 
     def start(self, rows: int, tokens: int) -> Decoding:
         """Before the first token of so many rows, each to hold so many tokens."""
+        return self._filled(rows, rows, tokens)
+
+    def vacant(self, rows: int, tokens: int) -> Decoding:
+        """So many rows that have ended, or a few more to fill up the devices; others may `join` in their places."""
+        return self.apart(self._filled(0, rows, tokens))
+
+    def _filled(self, going: int, rows: int, tokens: int) -> Decoding:
         with jax.set_mesh(self._mesh):
             filled = rows_that_divide(rows, self._mesh)
-            return self._start(self._params, jnp.int32(rows), filled, self._capacity(tokens))
+            return self._start(self._params, jnp.int32(going), filled, self._capacity(tokens))
 
     def state_bytes(self, rows: int, tokens: int) -> int:
         """Of the model's state for so many rows that hold so many tokens."""
@@ -146,12 +156,35 @@ class Engine:
             seed: of the draws.
             max_tokens: 1 or more.
         """
+        keys_B = self._row_keys(jax.random.key(seed), len(carry.finished_B))
+        return self.advance_rows(carry, settings, keys_B, max_tokens)
+
+    def advance_rows(
+        self, carry: Decoding, settings: SamplingArrays, keys_B: jax.Array, max_tokens: int
+    ) -> tuple[Decoding, Tokens]:
+        """As `advance`, with settings and a random key a row; token i of a row is drawn with fold_in(its key, i)."""
         carry = self.apart(carry)
         with jax.set_mesh(self._mesh):
-            key, budget = jax.random.key(seed), jnp.int32(max_tokens)
-            carry, new = self._advance(self._params, self._layers, carry, settings, key, budget, bucket(max_tokens))
+            arguments = (carry, settings, keys_B, jnp.int32(max_tokens), bucket(max_tokens))
+            carry, new = self._advance(self._params, self._layers, *arguments)
         tokens_BxT, log_probs_BxT, lengths_B = (np.asarray(x) for x in new)
         return carry, Tokens(tokens_BxT, log_probs_BxT, lengths_B, np.asarray(carry.finished_B))
+
+    def join(self, carry: Decoding, row: int, other: Decoding) -> Decoding:
+        """Puts the first row of another carry, of the same capacity, in the place of a row.
+
+        Args:
+            carry: of `vacant`, or of what followed it; donated.
+            row: that has ended.
+            other: of `prefill`, put `apart`.
+        """
+        with jax.set_mesh(self._mesh):
+            return self._join(carry, jnp.int32(row), other)
+
+    def leave(self, carry: Decoding, row: int) -> Decoding:
+        """Ends a row; `carry` is donated."""
+        with jax.set_mesh(self._mesh):
+            return self._leave(carry, jnp.int32(row))
 
     def score(self, prompts: list[np.ndarray], continuations: list[np.ndarray]) -> list[np.ndarray]:
         """Log-probability of each token of each continuation, after its prompt and the tokens before it."""
@@ -192,7 +225,8 @@ class Engine:
         state = self._model.bind(params).init_state(filled, capacity)
         seen_BxV = jnp.zeros(logits_BxV.shape, bool)
         finished_B = jnp.arange(filled) >= rows  # what fills up the batch keeps nobody waiting
-        return self._spread(Decoding(state, logits_BxV, seen_BxV, jnp.int32(0), finished_B))
+        count_B = jnp.zeros(filled, jnp.int32)
+        return self._spread(Decoding(state, logits_BxV, seen_BxV, count_B, finished_B))
 
     def _prefill_piece(self, params: Params, carry: Decoding, inputs_BxL: jax.Array, lengths_B: jax.Array) -> Decoding:
         logits_BxV, state = self._model.bind(params).prefill_last(inputs_BxL, carry.state, lengths_B)
@@ -211,26 +245,24 @@ class Engine:
         layers: list[Layer],
         carry: Decoding,
         settings: SamplingArrays,
-        key: jax.Array,
+        keys_B: jax.Array,
         budget: jax.Array,
         size: int,
     ):
         bound, never_V = self._model.bind(params), jnp.asarray(self._never_V)
-        rows, start = carry.finished_B.shape[0], carry.count
-        fold_in = jax.vmap(jax.random.fold_in, in_axes=(0, None))
-        keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(rows))
+        rows = carry.finished_B.shape[0]
 
         def going(loop) -> jax.Array:
-            carry, _ = loop
-            return (carry.count - start < budget) & ~carry.finished_B.all()
+            place, carry, _ = loop
+            return (place < budget) & ~carry.finished_B.all()
 
         def one_token(loop):
-            carry, (tokens_BxT, log_probs_BxT, lengths_B) = loop
+            place, carry, (tokens_BxT, log_probs_BxT, lengths_B) = loop
             possible_BxV = jnp.where(never_V[None], -jnp.inf, carry.logits_BxV)
-            tokens_B = choose(possible_BxV, carry.seen_BxV, fold_in(keys_B, carry.count), settings)
+            token_keys_B = jax.vmap(jax.random.fold_in)(keys_B, carry.count_B)
+            tokens_B = choose(possible_BxV, carry.seen_BxV, token_keys_B, settings)
             tokens_B = jnp.where(carry.finished_B, self._end, tokens_B)
             finished_B = carry.finished_B | (tokens_B == self._end)
-            place = carry.count - start
             new = (
                 tokens_BxT.at[:, place].set(tokens_B),
                 log_probs_BxT.at[:, place].set(_log_prob(carry.logits_BxV, tokens_B)),
@@ -238,11 +270,19 @@ class Engine:
             )
             logits_BxV, state = bound.step_apart(tokens_B, carry.state, layers)
             seen_BxV = carry.seen_BxV.at[jnp.arange(rows), tokens_B].set(True)
-            return self._spread(Decoding(state, logits_BxV, seen_BxV, carry.count + 1, finished_B)), new
+            carry = self._spread(Decoding(state, logits_BxV, seen_BxV, carry.count_B + 1, finished_B))
+            return place + 1, carry, new
 
         tokens_BxT = jnp.full((rows, size), self._end, jnp.int32)
         new = (tokens_BxT, jnp.zeros((rows, size), jnp.float32), jnp.zeros(rows, jnp.int32))
-        return jax.lax.while_loop(going, one_token, (carry, new))
+        _, carry, new = jax.lax.while_loop(going, one_token, (jnp.int32(0), carry, new))
+        return carry, new
+
+    def _join_row(self, carry: Decoding, row: jax.Array, other: Decoding) -> Decoding:
+        return self._spread(jax.tree.map(lambda rows, new: rows.at[row].set(new[0]), carry, other))
+
+    def _leave_row(self, carry: Decoding, row: jax.Array) -> Decoding:
+        return dataclasses.replace(carry, finished_B=carry.finished_B.at[row].set(True))
 
     def _spread(self, carry: Decoding) -> Decoding:
         """The rows over the data and fsdp axes; they are in front, but behind the layers in stacked states."""
@@ -259,12 +299,17 @@ class Engine:
         is_apart = isinstance(state.layers, list)
         layers = jax.tree.map(rows if is_apart else over(None, *BATCH), state.layers)
         state = dataclasses.replace(state, positions_B=rows(state.positions_B), layers=layers)
-        return Decoding(state, rows(carry.logits_BxV), rows(carry.seen_BxV), carry.count, rows(carry.finished_B))
+        logits_BxV, seen_BxV = rows(carry.logits_BxV), rows(carry.seen_BxV)
+        return Decoding(state, logits_BxV, seen_BxV, rows(carry.count_B), rows(carry.finished_B))
 
 
 def bucket(n: int) -> int:
     """The next power of two, 16 or more: what is compiled for n is compiled for all n of the same bucket."""
     return max(_SHORTEST, 1 << (int(n) - 1).bit_length())
+
+
+def _row_keys(key: jax.Array, rows: int) -> jax.Array:
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(rows))
 
 
 def _log_prob(logits_xV: jax.Array, ids_x: jax.Array) -> jax.Array:

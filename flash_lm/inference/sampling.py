@@ -1,9 +1,12 @@
 """How the next token is chosen from its logits."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from flash_lm.errors import InputError
 
@@ -61,7 +64,10 @@ class Sampling:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SamplingArrays:
-    """`Sampling` as arguments of a compiled function: one for all values without a filter, and one for all with."""
+    """`Sampling` as arguments of a compiled function: one for all values without a filter, and one for all with.
+
+    Scalars of all rows, or one a row.
+    """
 
     temperature: jax.Array
     top_k: jax.Array
@@ -73,10 +79,19 @@ class SamplingArrays:
     @staticmethod
     def of(sampling: Sampling) -> "SamplingArrays":
         """Scalars."""
-        values = dataclasses.asdict(sampling)
-        top_k = jnp.asarray(values.pop("top_k"), jnp.int32)
-        floats = {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
-        return SamplingArrays(top_k=top_k, **floats, filters=sampling.filters)
+        return SamplingArrays._from(dataclasses.asdict(sampling), sampling.filters)
+
+    @staticmethod
+    def of_rows(samplings: Sequence[Sampling]) -> "SamplingArrays":
+        """One a row."""
+        each = [dataclasses.asdict(sampling) for sampling in samplings]
+        values = {name: [row[name] for row in each] for name in each[0]}
+        return SamplingArrays._from(values, any(sampling.filters for sampling in samplings))
+
+    @staticmethod
+    def _from(values: dict[str, Any], filters: bool) -> "SamplingArrays":
+        arrays = {x: np.asarray(y, np.int32 if x == "top_k" else np.float32) for x, y in values.items()}
+        return SamplingArrays(**jax.device_put(arrays), filters=filters)
 
 
 def choose(logits_BxV: jax.Array, seen_BxV: jax.Array, keys_B: jax.Array, settings: SamplingArrays) -> jax.Array:
@@ -86,27 +101,34 @@ def choose(logits_BxV: jax.Array, seen_BxV: jax.Array, keys_B: jax.Array, settin
         logits_BxV: float32; −∞ for tokens that may not come.
         seen_BxV: tokens that have been in the row.
         keys_B: a random key a row.
-        settings: of all rows.
+        settings: of all rows, or one a row.
 
     Returns:
         (B,) int32.
     """
+    settings = jax.tree.map(lambda x: jnp.broadcast_to(x, keys_B.shape)[:, None], settings)
     penalty = settings.repetition_penalty
     repeated_BxV = jnp.where(logits_BxV > 0, logits_BxV / penalty, logits_BxV * penalty)
     logits_BxV = jnp.where(seen_BxV, repeated_BxV, logits_BxV)
+
+    likeliest_B = jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
 
     def draw() -> jax.Array:
         scaled_BxV = logits_BxV / jnp.maximum(settings.temperature, _COLDEST)
         if settings.filters:
             scaled_BxV = jnp.where(_kept(scaled_BxV, settings), scaled_BxV, -jnp.inf)
-        return jax.vmap(jax.random.categorical)(keys_B, scaled_BxV).astype(jnp.int32)
+        drawn_B = jax.vmap(jax.random.categorical)(keys_B, scaled_BxV).astype(jnp.int32)
+        return jnp.where(settings.temperature[:, 0] == 0, likeliest_B, drawn_B)
 
     # Random numbers for a whole vocabulary cost as much as some layers.
-    return jax.lax.cond(settings.temperature == 0, lambda: jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32), draw)
+    return jax.lax.cond((settings.temperature == 0).all(), lambda: likeliest_B, draw)
 
 
 def _kept(logits_BxV: jax.Array, settings: SamplingArrays) -> jax.Array:
-    """B×V: the tokens that no filter leaves out, the likeliest always. Each filter sees what the last one left."""
+    """B×V: the tokens that no filter leaves out, the likeliest always. Each filter sees what the last one left.
+
+    The settings are B×1.
+    """
     order_BxV = jnp.argsort(-logits_BxV, axis=-1)
     sorted_BxV = jnp.take_along_axis(logits_BxV, order_BxV, axis=-1)
     rank_1xV = jnp.arange(sorted_BxV.shape[1])[None]

@@ -134,11 +134,12 @@ def test_other_lengths_compile_nothing(family):
 
 def test_the_state_is_donated_to_one_loop():
     one = engine("transformer_plus_plus")
-    prefilled, key = one.prefill(PROMPTS, MAX_TOKENS), jax.random.key(0)
+    prefilled = one.prefill(PROMPTS, MAX_TOKENS)
+    keys_B = jax.random.split(jax.random.key(0), len(PROMPTS))
     carry, _ = one.advance(prefilled, GREEDY, 0, 3)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(prefilled.state.layers))
     with jax.set_mesh(one._mesh):
-        arguments = (one._params, one._layers, carry, GREEDY, key, jnp.int32(3), 16)
+        arguments = (one._params, one._layers, carry, GREEDY, keys_B, jnp.int32(3), 16)
         text = one._advance.lower(*arguments).compile().as_text()
     aliased = text.splitlines()[0].count("may-alias") + text.splitlines()[0].count("must-alias")
     assert aliased == len(jax.tree.leaves(carry))
@@ -151,7 +152,7 @@ def test_rows_that_fill_up_the_devices_keep_nobody_waiting():
     one = engine("flash", (8, 1, 1), end=tokens[1])
     carry, new = one.advance(one.prefill(PROMPTS[1:2], MAX_TOKENS), GREEDY, 0, MAX_TOKENS)
     assert new.lengths_B[0] == tokens.index(tokens[1])
-    assert int(carry.count) == new.lengths_B[0] + 1
+    assert int(carry.count_B[0]) == new.lengths_B[0] + 1
 
 
 def test_the_penalty_is_for_tokens_of_prompt_and_output():

@@ -1,0 +1,93 @@
+"""Rows that come and go against each request alone, for every family that decodes."""
+
+import jax
+import numpy as np
+import pytest
+
+from flash_lm.inference.running_batch import RunningBatch
+from flash_lm.inference.sampling import Sampling, SamplingArrays
+from flash_lm.models.families import FAMILIES
+from inference.test_engine import PROMPTS, engine
+
+CAPACITY = 32
+REQUESTS = [  # prompt, sampling, seed, tokens
+    (PROMPTS[1], Sampling(temperature=0), 0, 5),
+    (PROMPTS[0], Sampling(temperature=1.3), 4, 8),
+    (PROMPTS[2], Sampling(temperature=0.8, top_k=9), 7, 3),
+    (PROMPTS[0], Sampling(temperature=0, repetition_penalty=2.0), 1, 6),
+    (PROMPTS[1], Sampling(temperature=2.0, top_p=0.9), 2, 7),
+]
+
+
+def alone(family: str, prompt: np.ndarray, sampling: Sampling, seed: int, count: int, rows: int = 1) -> list[int]:
+    """The last one of so many samples."""
+    one = engine(family)
+    _, new = one.advance(one.prefill([prompt] * rows, count), SamplingArrays.of(sampling), seed, count)
+    return new.tokens_BxT[rows - 1, : new.lengths_B[rows - 1]].tolist()
+
+
+def served(batch: RunningBatch, requests: list, at_a_time: int) -> list[list[int]]:
+    """As many as there are rows, the next one as soon as one is done; by number of the request."""
+    waiting, running, answers = list(enumerate(requests)), {}, [[] for _ in requests]
+    while waiting or running:
+        while waiting and batch.free:
+            number, (prompt, sampling, seed, _) = waiting.pop(0)
+            running[batch.join(prompt, sampling, seed)] = number
+        for row, part in batch.advance(at_a_time).items():
+            number = running[row]
+            answers[number] += part.tokens
+            if part.ended or len(answers[number]) >= requests[number][3]:
+                del answers[number][requests[number][3] :], running[row]
+                batch.leave(row)
+    return answers
+
+
+@pytest.mark.parametrize(
+    "family", ["flash", *(pytest.param(x, marks=pytest.mark.slow) for x in FAMILIES if x != "flash")]
+)
+def test_each_request_gets_what_it_gets_alone(family):
+    """Two rows, five requests, so that most join a batch that runs, in the place of one that has left it."""
+    batch = RunningBatch(engine(family), 2, CAPACITY)
+    expected = [alone(family, *request) for request in REQUESTS]
+    assert served(batch, REQUESTS, at_a_time=2) == expected
+    assert batch.free == batch.rows == 2
+
+
+def test_who_else_is_there_does_not_matter():
+    batch = RunningBatch(engine("flash"), 2, CAPACITY)
+    (first,) = served(batch, REQUESTS[1:2], at_a_time=3)
+    assert served(batch, REQUESTS, at_a_time=3)[1] == first
+
+
+def test_rows_over_devices():
+    """Rounded up to divide."""
+    batch = RunningBatch(engine("flash", (2, 2, 2)), 3, CAPACITY)
+    assert batch.rows == 4
+    assert served(batch, REQUESTS, at_a_time=2) == [alone("flash", *request) for request in REQUESTS]
+
+
+@pytest.mark.parametrize("family", ["flash", "transformer_plus_plus"])
+def test_requests_compile_nothing_after_the_first_ones(family):
+    one = engine(family)
+    served(RunningBatch(one, 2, CAPACITY), REQUESTS, at_a_time=2)
+    compiled = (one._prefill, one._advance, one._join, one._leave, one._put_apart)
+    before = [function._cache_size() for function in compiled]
+    served(RunningBatch(one, 2, CAPACITY), [(prompt[:-1], *rest) for prompt, *rest in REQUESTS], at_a_time=2)
+    assert [function._cache_size() for function in compiled] == before
+
+
+def test_samples_of_one_prompt_are_those_of_one_call():
+    """The prompt is consumed once."""
+    batch, sampling = RunningBatch(engine("flash"), 4, CAPACITY), Sampling(temperature=1.5)
+    rows = [batch.join(PROMPTS[1], sampling, seed=3, number=i) for i in range(3)]
+    parts = batch.advance(6)
+    for i, row in enumerate(rows):
+        assert parts[row].tokens == alone("flash", PROMPTS[1], sampling, 3, 6, rows=i + 1)
+
+
+def test_a_row_that_was_left_gets_nothing():
+    batch = RunningBatch(engine("flash"), 2, CAPACITY)
+    rows = [batch.join(prompt, Sampling(temperature=0), 0) for prompt in PROMPTS[:2]]
+    batch.leave(rows[0])
+    assert set(batch.advance(2)) == {rows[1]} and batch.free == 1
+    assert jax.tree.all(jax.tree.map(lambda x: not x.is_deleted(), batch._carry))
