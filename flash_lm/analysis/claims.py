@@ -84,7 +84,11 @@ class Evidence:
         return [tuple(runs[seed] for runs in by_seed) for seed in sorted(seeds)]
 
     def line(self, path: str, **wanted: object) -> Line:
-        """The newest line of a file that has these values.
+        """The newest of `lines`."""
+        return self.lines(path, **wanted)[-1]
+
+    def lines(self, path: str, **wanted: object) -> list[Line]:
+        """The lines of a file that have these values.
 
         Raises:
             MissingError: there is none.
@@ -92,7 +96,7 @@ class Evidence:
         found = [line for line in self.files.get(path, ()) if wanted.items() <= line.items()]
         if not found:
             raise MissingError(f"{path} has no line with {', '.join(f'{key} {x}' for key, x in wanted.items())}")
-        return found[-1]
+        return found
 
 
 Judge = Callable[[Evidence], Verdict]
