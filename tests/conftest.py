@@ -41,6 +41,7 @@ _FEW_FAMILIES = {
     "test_equivalences": {"transformer_plus_plus", "flash", "aft_local"},
     "test_mesh": {"transformer_plus_plus", "flash"},
     "test_engine": {"transformer_plus_plus", "flash"},
+    "test_running_batch": {"flash"},
 }
 
 

@@ -1,6 +1,7 @@
 """Second lines for first lines: sampled, as long as the first, and ranked."""
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -24,7 +25,11 @@ class SecondLine:
 
 
 class CoupletWriter:
-    """Answers first lines with a causal model that was trained on couplets."""
+    """Answers first lines with a causal model that was trained on couplets.
+
+    Attributes:
+        engine: that ends nowhere by itself.
+    """
 
     def __init__(self, trained: TrainedModel):
         """Compiles nothing before the first call.
@@ -41,7 +46,7 @@ class CoupletWriter:
         self._trained, self._tokenizer = trained, tokenizer
         # A second line ends where it is as long as the first, so that no token stands for its end.
         allowed_V = trained.text_ids()
-        self._engine = Engine(trained.model, trained.params, trained.mesh, end=tokenizer.end, allowed_V=allowed_V)
+        self.engine = Engine(trained.model, trained.params, trained.mesh, end=tokenizer.end, allowed_V=allowed_V)
 
     def __call__(
         self, first: str, candidates: int = 8, sampling: Sampling | None = None, seed: int = 0
@@ -62,18 +67,26 @@ class CoupletWriter:
         """
         if not 1 <= candidates <= _MOST_CANDIDATES:
             raise InputError(f"samples={candidates} must be from 1 to {_MOST_CANDIDATES}")
+        prompt, length = self.question(first)
+        carry = self.engine.prefill([prompt] * candidates, length)
+        _, new = self.engine.advance(carry, SamplingArrays.of(sampling or Sampling()), seed, length)
+        asked = np.s_[:candidates, :length]  # without the rows that fill up the devices
+        return self.ranked(first, new.tokens_BxT[asked], new.log_probs_BxT[asked])
+
+    def question(self, first: str) -> tuple[np.ndarray, int]:
+        """The prompt of a first line, and how many tokens answer it; raises as the call does."""
         ids = self._trained.encode(first, "first line")[1:]
         prompt, length = question(ids, self._tokenizer), len(ids)
-        if self._engine.limit is not None and len(prompt) + length - 1 > self._engine.limit:
-            longest = (self._engine.limit - 1) // 2
+        if self.engine.limit is not None and len(prompt) + length - 1 > self.engine.limit:
+            longest = (self.engine.limit - 1) // 2
             raise InputError(
                 f"a first line of {length} characters is over the {longest} that {self._trained.name} can take"
             )
-        carry = self._engine.prefill([prompt] * candidates, length)
-        _, new = self._engine.advance(carry, SamplingArrays.of(sampling or Sampling()), seed, length)
-        asked = np.s_[:candidates, :length]  # without the rows that fill up the devices
-        found = {
-            self._trained.text_of(tokens): float(log_probs.sum())
-            for tokens, log_probs in zip(new.tokens_BxT[asked], new.log_probs_BxT[asked], strict=True)
-        }
+        return prompt, length
+
+    def ranked(
+        self, first: str, tokens: Iterable[Sequence[int]], log_probs: Iterable[Sequence[float]]
+    ) -> list[SecondLine]:
+        """Different second lines of these tokens, the likeliest first."""
+        found = {self._trained.text_of(ids): float(sum(each)) for ids, each in zip(tokens, log_probs, strict=True)}
         return [SecondLine(first, text, found[text]) for text in sorted(found, key=lambda text: -found[text])]

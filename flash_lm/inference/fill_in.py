@@ -64,10 +64,7 @@ class Filler:
         """
         if candidates < 1:
             raise InputError(f"{candidates} candidates: ask for 1 or more")
-        rows, limit = [self._encode(prompt) for prompt in prompts], self._trained.model.abstract.longest
-        longest = max(len(row) for row in rows)
-        if limit is not None and longest > limit:
-            raise InputError(f"a prompt of {longest} tokens is over {limit}, where the positions end: shorten it")
+        rows, limit = [self.encode(prompt) for prompt in prompts], self._trained.model.abstract.longest
         batches = [[row] for row in rows] if self._exact else [rows]
         found = [probabilities for batch in batches for probabilities in self._fill(batch, limit)]
         candidates = min(candidates, int(self._text_ids.sum()))
@@ -99,7 +96,8 @@ class Filler:
         logits_BxMxV = bound.logits(jnp.take_along_axis(features_BxLxD, places_BxM[..., None], axis=1))
         return jax.nn.softmax(jnp.where(self._text_ids, logits_BxMxV, -jnp.inf), axis=-1)
 
-    def _encode(self, prompt: str) -> np.ndarray:
+    def encode(self, prompt: str) -> np.ndarray:
+        """The prompt's tokens; raises as the call does."""
         if MASK not in prompt:
             raise InputError(
                 f"the prompt has no {MASK}: {self._trained.name} is a masked language model, which cannot continue a "
@@ -111,7 +109,10 @@ class Filler:
                 ids.append(np.array([self._trained.tokenizer.mask], np.int32))
             elif part:
                 ids.append(self._trained.encode(part)[1:])
-        return np.concatenate(ids)
+        row, limit = np.concatenate(ids), self._trained.model.abstract.longest
+        if limit is not None and len(row) > limit:
+            raise InputError(f"a prompt of {len(row)} tokens is over {limit}, where the positions end: shorten it")
+        return row
 
     def _filled(self, prompt: str, row: np.ndarray, found_MxV: np.ndarray, candidates: int) -> FilledIn:
         text_of, filled, masks = self._trained.text_of, row.copy(), []

@@ -46,7 +46,11 @@ class Score:
 
 
 class Generator:
-    """Generates with a causal model of a run."""
+    """Generates with a causal model of a run.
+
+    Attributes:
+        engine: that ends at end-of-text.
+    """
 
     def __init__(self, trained: TrainedModel):
         """Compiles nothing before the first call.
@@ -65,7 +69,7 @@ class Generator:
         self._trained = trained
         allowed_V, end = trained.text_ids(), trained.tokenizer.end
         allowed_V[end] = True
-        self._engine = Engine(trained.model, trained.params, trained.mesh, end=end, allowed_V=allowed_V)
+        self.engine = Engine(trained.model, trained.params, trained.mesh, end=end, allowed_V=allowed_V)
 
     def generate(
         self, prompts: Sequence[str], max_tokens: int, sampling: Sampling | None = None, seed: int = 0
@@ -82,9 +86,9 @@ class Generator:
             InputError: a prompt that is empty, that the tokenizer does not know or that is too long for the positions;
                 or a number out of range.
         """
-        rows = self._check(prompts, max_tokens, seed)
-        carry = self._engine.prefill(rows, max_tokens)
-        _, new = self._engine.advance(carry, SamplingArrays.of(sampling or Sampling()), seed, max_tokens)
+        rows = self.check(prompts, max_tokens, seed)
+        carry = self.engine.prefill(rows, max_tokens)
+        _, new = self.engine.advance(carry, SamplingArrays.of(sampling or Sampling()), seed, max_tokens)
         found = []
         for b, prompt in enumerate(prompts):
             tokens = new.tokens_BxT[b, : new.lengths_B[b]].tolist()
@@ -95,14 +99,14 @@ class Generator:
 
     def stream(self, prompt: str, max_tokens: int, sampling: Sampling | None = None, seed: int = 0) -> Iterator[str]:
         """Yields the text of `generate` as it comes, never a part of a character; raises at once."""
-        rows = self._check([prompt], max_tokens, seed)
+        rows = self.check([prompt], max_tokens, seed)
         settings = SamplingArrays.of(sampling or Sampling())
 
         def pieces() -> Iterator[str]:
             decoder, left, finished = TextDecoder(self._trained.tokenizer), max_tokens, False
-            carry = self._engine.prefill(rows, max_tokens)
+            carry = self.engine.prefill(rows, max_tokens)
             while left > 0 and not finished:
-                carry, new = self._engine.advance(carry, settings, seed, min(_STREAM_EVERY, left))
+                carry, new = self.engine.advance(carry, settings, seed, min(_STREAM_EVERY, left))
                 left, finished = left - _STREAM_EVERY, bool(new.finished_B[0])
                 yield decoder(new.tokens_BxT[0, : new.lengths_B[0]].tolist())
             yield decoder.close()
@@ -119,14 +123,14 @@ class Generator:
         after = [self._trained.encode(text, "continuation")[1:] for text in continuations]
         for row, ids in zip(rows, after, strict=True):
             self._check_length(len(row), len(ids), "shorten one of them")
-        scored = self._engine.score(rows, after)
+        scored = self.engine.score(rows, after)
         return [
             Score(prompt, text, ids.tolist(), log_probs.tolist())
             for prompt, text, ids, log_probs in zip(prompts, continuations, after, scored, strict=True)
         ]
 
-    def _check(self, prompts: Sequence[str], max_tokens: int, seed: int) -> list[np.ndarray]:
-        """The prompts' tokens, when all is in range."""
+    def check(self, prompts: Sequence[str], max_tokens: int, seed: int) -> list[np.ndarray]:
+        """The prompts' tokens, when all is in range; raises as `generate` does."""
         if not 1 <= max_tokens <= _MOST_TOKENS:
             raise InputError(f"max_tokens={max_tokens} must be from 1 to {_MOST_TOKENS}")
         if not 0 <= seed < _SEEDS:
@@ -141,7 +145,7 @@ class Generator:
         return [self._trained.encode(prompt) for prompt in prompts]
 
     def _check_length(self, prompt: int, after: int, advice: str) -> None:
-        limit = self._engine.limit
+        limit = self.engine.limit
         if limit is not None and prompt + after > limit:
             raise InputError(
                 f"a prompt of {prompt} tokens and {after} after it are over {limit}, where the positions of "

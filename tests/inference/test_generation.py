@@ -172,7 +172,7 @@ def test_bad_prompts(generator, causal):
 
 def test_positions_that_end(generator, monkeypatch):
     """Pair by pair: the longest prompt need not have the longest continuation."""
-    monkeypatch.setattr(generator._engine, "limit", 12)
+    monkeypatch.setattr(generator.engine, "limit", 12)
     assert len(generator.score(["a" * 10, "a"], ["b", "b" * 10])) == 2
     with pytest.raises(InputError, match="a prompt of 11 tokens and 2 after it are over 12.*shorten one of them"):
         generator.score(["a" * 10], ["bb"])

@@ -6,8 +6,7 @@ import pytest
 
 from flash_lm.inference.running_batch import RunningBatch
 from flash_lm.inference.sampling import Sampling, SamplingArrays
-from flash_lm.models.families import FAMILIES
-from inference.test_engine import PROMPTS, engine
+from inference.test_engine import PROMPTS, each_family, engine
 
 CAPACITY = 32
 REQUESTS = [  # prompt, sampling, seed, tokens
@@ -42,9 +41,7 @@ def served(batch: RunningBatch, requests: list, at_a_time: int) -> list[list[int
     return answers
 
 
-@pytest.mark.parametrize(
-    "family", ["flash", *(pytest.param(x, marks=pytest.mark.slow) for x in FAMILIES if x != "flash")]
-)
+@each_family
 def test_each_request_gets_what_it_gets_alone(family):
     """Two rows, five requests, so that most join a batch that runs, in the place of one that has left it."""
     batch = RunningBatch(engine(family), 2, CAPACITY)

@@ -1,0 +1,1 @@
+"""The web service: a page and a JSON API around the running batch."""

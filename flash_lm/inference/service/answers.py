@@ -1,0 +1,233 @@
+"""What each kind of model answers: text and couplets by rows of the scheduler, masks a batch at a time."""
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal
+
+import numpy as np
+
+from flash_lm.data.tokenizers import MASK
+from flash_lm.errors import InputError
+from flash_lm.inference.couplets import CoupletWriter
+from flash_lm.inference.engine import Engine
+from flash_lm.inference.fill_in import FilledIn, Filler
+from flash_lm.inference.generation import Generator, TextDecoder
+from flash_lm.inference.running_batch import Part, RunningBatch
+from flash_lm.inference.sampling import Sampling
+from flash_lm.inference.service.metrics import Metrics
+from flash_lm.inference.service.requests import (
+    Candidate,
+    FillInAnswer,
+    FillInAsked,
+    SecondLine,
+    SecondLinesAnswer,
+    SecondLinesAsked,
+    TextAnswer,
+    TextAsked,
+)
+from flash_lm.inference.service.scheduler import TOKENS_A_TURN, BusyError, FailedError, Row, Scheduler
+from flash_lm.inference.trained_model import TrainedModel
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Of a service.
+
+    Attributes:
+        rows: that are on the device at a time.
+        waiting: rows that may wait for a place.
+        prompt_tokens: of a request.
+        new_tokens: of an answer.
+        seconds: that a request may take, its wait included.
+    """
+
+    rows: int = 16
+    waiting: int = 256
+    prompt_tokens: int = 1024
+    new_tokens: int = 512
+    seconds: float = 120.0
+
+    def check(self, what: str, count: int, limit: int) -> None:
+        """Raises InputError for too many tokens."""
+        if count > limit:
+            raise InputError(f"{what} of {count} tokens is over the {limit} that this service takes: shorten it")
+
+
+class Rows:
+    """Lets rows be generated, for the event loop.
+
+    Attributes:
+        scheduler: of the rows.
+        state_bytes: of a row.
+    """
+
+    def __init__(self, engine: Engine, limits: Limits, metrics: Metrics):
+        """Allocates the rows' states, and starts the scheduler."""
+        asked = limits.prompt_tokens + limits.new_tokens
+        capacity = min(asked, engine.limit or asked)
+        self.state_bytes, self._metrics = engine.state_bytes(1, capacity), metrics
+        batch = RunningBatch(engine, limits.rows, capacity)
+        row = batch.join(np.zeros(1, np.int32), Sampling(), seed=0)
+        batch.advance(TOKENS_A_TURN)  # compiles, so that the first request need not
+        batch.leave(row)
+        self.scheduler = scheduler = Scheduler(batch, limits.waiting)
+        metrics.watch("running_rows", "Rows that are generated", lambda: scheduler.running)
+        metrics.watch("waiting_rows", "Rows that wait for a place", lambda: scheduler.waiting)
+
+    async def parts(self, rows: Sequence[Row]) -> AsyncIterator[tuple[int, Part]]:
+        """Submits rows, and yields the parts of each, with its number, until all have ended.
+
+        Whoever stops to listen, or is cancelled, frees their places.
+        """
+        loop, queue, start = asyncio.get_running_loop(), asyncio.Queue(), time.perf_counter()
+        for number, row in enumerate(rows):
+            row.deliver = lambda part, number=number: loop.call_soon_threadsafe(queue.put_nowait, (number, part))
+        self.scheduler.submit(rows)
+        try:
+            left, first = len(rows), True
+            while left:
+                number, part = await queue.get()
+                if isinstance(part, Exception):
+                    raise part
+                if first:
+                    self._metrics.first_token_seconds.observe(time.perf_counter() - start)
+                first = False
+                self._metrics.tokens.inc(len(part.tokens))
+                left -= part.ended
+                yield number, part
+        finally:
+            self.scheduler.cancel(rows)
+
+
+class TextService:
+    """Continues prompts."""
+
+    kind: Literal["text"] = "text"
+
+    def __init__(self, trained: TrainedModel, limits: Limits, metrics: Metrics):
+        """Raises InputError: the model continues no text."""
+        self._trained, self._generator, self._limits = trained, Generator(trained), limits
+        self.rows = Rows(self._generator.engine, limits, metrics)
+        self.state_bytes = self.rows.state_bytes
+
+    def check(self, asked: TextAsked) -> Row:
+        """The row of a request; raises InputError for what cannot be answered."""
+        sampling, max_tokens = asked.sampling(), asked.max_tokens or self._limits.new_tokens
+        (prompt,) = self._generator.check([asked.prompt], max_tokens, asked.seed)
+        self._limits.check("a prompt", len(prompt), self._limits.prompt_tokens)
+        self._limits.check("max_tokens, an answer", max_tokens, self._limits.new_tokens)
+        return Row(prompt, sampling, asked.seed, 0, max_tokens)
+
+    async def stream(self, row: Row) -> AsyncIterator[tuple[str, TextAnswer]]:
+        """Pieces of text as they come, each with the answer so far; the last one is whole."""
+        decoder, texts, start = TextDecoder(self._trained.tokenizer), [], time.perf_counter()
+        async for _, part in self.rows.parts([row]):
+            texts.append(decoder(part.tokens) + (decoder.close() if part.ended else ""))
+            seconds = time.perf_counter() - start
+            yield (
+                texts[-1],
+                TextAnswer(
+                    text="".join(texts),
+                    tokens=row.count,
+                    finish_reason="end" if row.by_model else "length",
+                    seconds=seconds,
+                    tokens_per_second=row.count / seconds,
+                ),
+            )
+
+    def close(self) -> None:
+        """Finishes the rows that are there."""
+        self.rows.scheduler.close()
+
+
+class CoupletService:
+    """Answers first lines."""
+
+    kind: Literal["couplets"] = "couplets"
+
+    def __init__(self, trained: TrainedModel, limits: Limits, metrics: Metrics):
+        """Raises InputError: the model knows no couplets."""
+        self._writer, self._limits = CoupletWriter(trained), limits
+        self.rows = Rows(self._writer.engine, limits, metrics)
+        self.state_bytes = self.rows.state_bytes
+
+    def check(self, asked: SecondLinesAsked) -> list[Row]:
+        """The rows of a request; raises InputError for what cannot be answered."""
+        prompt, length = self._writer.question(asked.first)
+        self._limits.check("a first line", len(prompt), self._limits.prompt_tokens)
+        return [Row(prompt, asked.sampling(), asked.seed, i, length) for i in range(asked.candidates)]
+
+    async def answer(self, first: str, rows: list[Row]) -> SecondLinesAnswer:
+        """All candidates, ranked."""
+        start = time.perf_counter()
+        tokens, log_probs = [[] for _ in rows], [[] for _ in rows]
+        async for number, part in self.rows.parts(rows):
+            tokens[number] += part.tokens
+            log_probs[number] += part.log_probs
+        ranked = self._writer.ranked(first, tokens, log_probs)
+        found = [SecondLine(text=one.text, log_prob=one.log_prob) for one in ranked]
+        return SecondLinesAnswer(first=first, candidates=found, seconds=time.perf_counter() - start)
+
+    def close(self) -> None:
+        """Finishes the rows that are there."""
+        self.rows.scheduler.close()
+
+
+class FillInService:
+    """Fills in masks; requests that come while others are on the device go there together next."""
+
+    kind: Literal["fill_in"] = "fill_in"
+    state_bytes = 0  # nothing is carried from token to token
+
+    def __init__(self, trained: TrainedModel, limits: Limits, metrics: Metrics):
+        """Raises InputError: the model is causal."""
+        self._filler, self._limits = Filler(trained), limits
+        self._filler([MASK])  # compiles
+        self._waiting: list[tuple[FillInAsked, asyncio.Future[FilledIn | None]]] = []
+        self._filling: asyncio.Task[None] | None = None
+        metrics.watch("waiting_rows", "Rows that wait for a place", lambda: len(self._waiting))
+
+    def check(self, asked: FillInAsked) -> None:
+        """Raises InputError for what cannot be answered."""
+        self._limits.check("a prompt", len(self._filler.encode(asked.prompt)), self._limits.prompt_tokens)
+
+    async def answer(self, asked: FillInAsked) -> FillInAnswer:
+        """The likeliest tokens of each mask."""
+        if len(self._waiting) >= self._limits.waiting:
+            raise BusyError(f"{len(self._waiting)} requests are waiting already: try again later")
+        start, future = time.perf_counter(), asyncio.get_running_loop().create_future()
+        self._waiting.append((asked, future))
+        if self._filling is None or self._filling.done():
+            self._filling = asyncio.create_task(self._fill())
+        if (found := await future) is None:
+            raise FailedError
+        masks = [
+            [Candidate(text=x.text, probability=x.probability) for x in mask[: asked.candidates]]
+            for mask in found.masks
+        ]
+        return FillInAnswer(text=found.text, masks=masks, seconds=time.perf_counter() - start)
+
+    async def _fill(self) -> None:
+        """Until nobody waits: as many as there are rows at a time, but for those that have left."""
+        while self._waiting:
+            batch, self._waiting = self._waiting[: self._limits.rows], self._waiting[self._limits.rows :]
+            batch = [(asked, future) for asked, future in batch if not future.done()]
+            if not batch:
+                continue
+            most = max(asked.candidates for asked, _ in batch)
+            try:
+                found = await asyncio.to_thread(self._filler, [asked.prompt for asked, _ in batch], most)
+            except Exception:  # whatever the device has: nobody may wait for ever
+                logger.exception("filling in failed")
+                found = [None] * len(batch)
+            for (_, future), one in zip(batch, found, strict=True):
+                if not future.done():
+                    future.set_result(one)
+
+    def close(self) -> None:
+        """There is nothing to finish: whoever is on the device waits for it."""

@@ -1,0 +1,252 @@
+"""The web service of one model: a page, a JSON API with its OpenAPI description, health, and metrics."""
+
+import asyncio
+import contextlib
+import json
+import pathlib
+import time
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.sse import format_sse_event
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from flash_lm.errors import InputError
+from flash_lm.inference.service.answers import CoupletService, FillInService, Limits, TextService
+from flash_lm.inference.service.metrics import Metrics
+from flash_lm.inference.service.requests import (
+    FillInAnswer,
+    FillInAsked,
+    ModelAnswer,
+    Problem,
+    SecondLinesAnswer,
+    SecondLinesAsked,
+    TextAnswer,
+    TextAsked,
+)
+from flash_lm.inference.service.scheduler import BusyError, ClosedError, FailedError
+from flash_lm.inference.trained_model import TrainedModel
+
+Answer = TypeVar("Answer")
+
+_PAGE = pathlib.Path(__file__).parent / "page.html"
+_EVENTS = {
+    "type": "object",
+    "properties": {"event": {"enum": ["text", "done", "error"]}, "data": {"type": "string"}},
+    "required": ["event", "data"],
+}
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    400: {"model": Problem, "description": "No UTF-8"},
+    422: {"model": Problem, "description": "Bad input"},
+    500: {"model": Problem, "description": "The model failed"},
+    503: {"model": Problem, "description": "Busy, or ending"},
+    504: {"model": Problem, "description": "Took too long"},
+}
+_STATUS = {InputError: 422, FailedError: 500, BusyError: 503, ClosedError: 503, TimeoutError: 504}
+_CLIENT_LEFT = 499
+
+
+class LeftError(Exception):
+    """The client has closed its connection."""
+
+
+def build_app(trained: TrainedModel, limits: Limits) -> FastAPI:
+    """The service of a trained model.
+
+    Args:
+        trained: on text or couplets, or masked.
+        limits: of requests.
+
+    Raises:
+        InputError: a model of something else.
+    """
+    metrics, config = Metrics(), trained.config
+    masked, couplets = config.task == "masked_lm", config.data.corpus == "couplets"
+    kind = FillInService if masked else CoupletService if couplets else TextService
+    service = kind(trained, limits, metrics)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(service.close)
+
+    app = FastAPI(title=f"flash_lm: {trained.name}", version="1", lifespan=lifespan)
+    _add_errors(app, limits)
+    app.add_middleware(_Counting, metrics=metrics)
+    about = ModelAnswer(
+        name=trained.name,
+        kind=service.kind,
+        family=config.model.family,
+        corpus=config.data.corpus,
+        step=trained.step,
+        parameters=trained.model.parameter_count(),
+        most_prompt_tokens=min(limits.prompt_tokens, trained.model.abstract.longest or limits.prompt_tokens),
+        most_new_tokens=limits.new_tokens,
+        state_bytes=service.state_bytes,
+    )
+    page = _PAGE.read_text(encoding="utf-8")
+
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def index() -> str:
+        return page
+
+    @app.get("/api/model")
+    async def model() -> ModelAnswer:
+        """Which checkpoint is served."""
+        return about
+
+    @app.get("/health", responses={500: _PROBLEMS[500]})
+    async def health() -> dict[str, str]:
+        """Whether requests are answered."""
+        if not isinstance(service, FillInService) and service.rows.scheduler.failed:
+            raise FailedError
+        return {"status": "ok"}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def prometheus() -> Response:
+        """Counters, for Prometheus."""
+        return PlainTextResponse(metrics.text())
+
+    routes = {TextService: _add_text, CoupletService: _add_couplets, FillInService: _add_fill_in}
+    routes[type(service)](app, service, limits)
+    return app
+
+
+def _add_text(app: FastAPI, service: TextService, limits: Limits) -> None:
+    @app.post("/api/generate", responses=_PROBLEMS)
+    async def generate(asked: TextAsked, request: Request) -> TextAnswer:
+        """Continues a prompt."""
+        row = service.check(asked)
+
+        async def last() -> TextAnswer:
+            return [answer async for _, answer in service.stream(row)][-1]
+
+        return await _while_connected(request, last(), limits)
+
+    @app.post(
+        "/api/generate/stream",
+        response_class=StreamingResponse,
+        responses=_PROBLEMS | {200: {"content": {"text/event-stream": {"schema": _EVENTS}}}},
+    )
+    async def stream(asked: TextAsked) -> StreamingResponse:
+        """Continues a prompt by server-sent events.
+
+        `text` has a piece of the text as it comes, with tokens, tokens_per_second and state_bytes; `done` has the
+        whole answer; `error` says why there will be none.
+        """
+        row = service.check(asked)
+
+        async def events() -> AsyncIterator[bytes]:
+            answer = None
+            try:
+                async with asyncio.timeout(limits.seconds):
+                    async for text, answer in service.stream(row):
+                        now = {"text": text, "state_bytes": service.state_bytes}
+                        yield _event("text", now | answer.model_dump(include={"tokens", "tokens_per_second"}))
+            except tuple(_STATUS) as error:
+                yield _event("error", {"error": _problem(error, limits)[1]})
+            else:
+                assert answer is not None
+                yield _event("done", answer.model_dump())
+
+        return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+def _add_couplets(app: FastAPI, service: CoupletService, limits: Limits) -> None:
+    @app.post("/api/second_lines", responses=_PROBLEMS)
+    async def second_lines(asked: SecondLinesAsked, request: Request) -> SecondLinesAnswer:
+        """Second lines for a first line, as long as it is, the likeliest first."""
+        return await _while_connected(request, service.answer(asked.first, service.check(asked)), limits)
+
+
+def _add_fill_in(app: FastAPI, service: FillInService, limits: Limits) -> None:
+    @app.post("/api/fill_in", responses=_PROBLEMS)
+    async def fill_in(asked: FillInAsked, request: Request) -> FillInAnswer:
+        """The likeliest tokens for each [MASK]."""
+        service.check(asked)
+        return await _while_connected(request, service.answer(asked), limits)
+
+
+async def _while_connected(request: Request, answer: Awaitable[Answer], limits: Limits) -> Answer:
+    """The answer, unless it takes too long or the client leaves, which cancels it."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    work, leaving = tasks = asyncio.ensure_future(answer), asyncio.ensure_future(gone())
+    try:
+        async with asyncio.timeout(limits.seconds):
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+    if leaving in done and work not in done:
+        raise LeftError
+    return work.result()
+
+
+def _event(name: str, data: dict[str, Any]) -> bytes:
+    return format_sse_event(event=name, data_str=json.dumps(data, ensure_ascii=False))
+
+
+def _problem(error: Exception, limits: Limits) -> tuple[int, str]:
+    """Status and sentence."""
+    if isinstance(error, TimeoutError):
+        return 504, f"this took longer than {limits.seconds:g} s: ask for fewer tokens, or again later"
+    return _STATUS[type(error)], "; ".join(str(error).splitlines())
+
+
+def _add_errors(app: FastAPI, limits: Limits) -> None:
+    """A sentence for whatever goes wrong."""
+
+    async def sentence(request: Request, error: Exception) -> JSONResponse:
+        status, text = _problem(error, limits)
+        return JSONResponse({"error": text}, status, {"Retry-After": "1"} if status == 503 else None)
+
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        found = [(".".join(str(x) for x in one["loc"][1:]) or "the body", one["msg"]) for one in error.errors()]
+        return JSONResponse({"error": "; ".join(f"{where}: {what}" for where, what in found)}, 422)
+
+    async def other(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+    async def left(request: Request, error: Exception) -> Response:
+        return Response(status_code=_CLIENT_LEFT)  # which nobody reads
+
+    for kind in _STATUS:
+        app.add_exception_handler(kind, sentence)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, other)
+    app.add_exception_handler(LeftError, left)
+
+
+class _Counting:
+    """Counts answers and measures how long each took, to the end of its stream."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics):
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        start, status = time.perf_counter(), 500
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            path = getattr(scope.get("route"), "path", "other")
+            self._metrics.requests.labels(path, str(status)).inc()
+            self._metrics.request_seconds.observe(time.perf_counter() - start)

@@ -1,0 +1,56 @@
+"""python -m flash_lm.serve --workdir=runs/x [--host=127.0.0.1 --port=8000 --rows=16 …]."""
+
+import argparse
+import dataclasses
+import pathlib
+import signal
+import socket
+import sys
+
+from flash_lm.command import positive, run
+from flash_lm.config import DTYPES
+from flash_lm.errors import InputError, first_line
+from flash_lm.inference.trained_model import load_model
+
+_ENDING_S = 30  # that answers may still take when the service is told to end
+
+
+def main(argv: list[str]) -> None:
+    """Serves the newest checkpoint of a run: a page to try it, and a JSON API, which /docs describes."""
+    try:
+        import uvicorn  # noqa: PLC0415 (an extra)
+
+        from flash_lm.inference.service.answers import Limits  # noqa: PLC0415 (needs it)
+        from flash_lm.inference.service.app import build_app  # noqa: PLC0415
+    except ImportError as error:
+        raise InputError(f"{error.name} is not installed, which serving needs: pip install flash_lm[serve]") from None
+    defaults = Limits()
+    parser = argparse.ArgumentParser(prog="python -m flash_lm.serve", description=main.__doc__)
+    parser.add_argument("--workdir", required=True, type=pathlib.Path, help="folder of the run")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0: all of this machine's")
+    parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
+    parser.add_argument("--dtype", choices=DTYPES, help="of parameters and computation; default: as trained")
+    parser.add_argument("--rows", type=positive, default=defaults.rows, help="answers that are generated at a time")
+    parser.add_argument("--waiting", type=positive, default=defaults.waiting, help="answers that may wait for that")
+    parser.add_argument("--prompt_tokens", type=positive, default=defaults.prompt_tokens, help="of a request, at most")
+    parser.add_argument("--new_tokens", type=positive, default=defaults.new_tokens, help="of an answer, at most")
+    parser.add_argument("--seconds", type=positive, default=defaults.seconds, help="that a request may take")
+    arguments = parser.parse_args(argv)
+    limits = Limits(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Limits)})
+    try:
+        listening = socket.create_server((arguments.host, arguments.port))
+    except (OSError, OverflowError) as error:
+        where = f"{arguments.host}:{arguments.port}"
+        raise InputError(f"cannot listen at {where}: {first_line(error)}: choose another --host or --port") from None
+    with listening:
+        app = build_app(load_model(arguments.workdir, dtype=arguments.dtype), limits)
+        host, port = listening.getsockname()[:2]
+        print(f"http://{host}:{port} has a page to try {arguments.workdir.name}; Ctrl-C ends it", flush=True)
+        for ending in (signal.SIGINT, signal.SIGTERM):  # which uvicorn raises again when all answers are finished
+            signal.signal(ending, lambda *_: sys.exit(0))
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_ENDING_S)
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,85 @@
+"""Models with random parameters behind real servers."""
+
+import contextlib
+import dataclasses
+import pathlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import jax
+import uvicorn
+from small import small_config
+
+from flash_lm.config import parse
+from flash_lm.data.tokenizers import ByteTokenizer, CharacterTokenizer
+from flash_lm.inference.service.answers import Limits
+from flash_lm.inference.service.app import build_app
+from flash_lm.inference.trained_model import TrainedModel
+from flash_lm.models.families import complete_config
+from flash_lm.training.sharding import make_mesh
+from flash_lm.training.state import ModelFunction
+
+CHARACTERS = "春夏秋冬東南西北山水"
+LIMITS = Limits(rows=4, waiting=64, prompt_tokens=64, new_tokens=64, seconds=60)
+
+
+def random_model(kind: str, family: str = "flash") -> TrainedModel:
+    """Of kind text, couplets or fill_in."""
+    raw = small_config("corpus", pathlib.Path("cache"))
+    raw.model.family = family
+    raw.mesh.shape = (1, 1, 1)
+    tokenizer = CharacterTokenizer(CHARACTERS) if kind == "couplets" else ByteTokenizer()
+    if kind == "couplets":
+        raw.data.update(corpus="couplets", pack="examples", path="couplets")
+    if kind == "fill_in":
+        raw.task = "masked_lm"
+    raw.model.vocab_size = tokenizer.vocab_size
+    config = complete_config(parse(raw))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.0))
+    model, mesh = ModelFunction(config.model, seed=1), make_mesh(config.mesh, jax.devices()[:1])
+    return TrainedModel(f"a_{kind}_run", 7, config, tokenizer, model, jax.jit(model.init)(), mesh)
+
+
+@contextlib.contextmanager
+def served(app) -> Iterator[uvicorn.Server]:
+    """A server of an app in a thread, at `server.url`; it ends as a command does that is told to."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=30))
+    server.url = f"http://127.0.0.1:{port}"
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    until(lambda: server.started)
+    try:
+        yield server
+    finally:
+        server.should_exit = True
+        thread.join(timeout=60)
+    assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def service(kind: str, limits: Limits = LIMITS, **changes) -> Iterator[httpx.Client]:
+    """A client of a service of a random model; `changes`: of the limits."""
+    app = build_app(random_model(kind), dataclasses.replace(limits, **changes))
+    with served(app) as server, httpx.Client(base_url=server.url, timeout=120) as client:
+        client.app, client.server = app, server
+        yield client
+
+
+def until(true, seconds: float = 60) -> None:
+    """Waits until something is true."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never was"
+        time.sleep(0.01)
+
+
+def gauge(client: httpx.Client, name: str) -> float:
+    """A figure of /metrics."""
+    lines = client.get("/metrics").text.splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(f"flash_lm_{name}"))

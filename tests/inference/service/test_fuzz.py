@@ -1,0 +1,26 @@
+"""The API against its own description: no answer that it does not name, and nothing that ends the service."""
+
+import hypothesis
+import pytest
+import schemathesis
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from flash_lm.inference.service.app import build_app
+from inference.service.serving import LIMITS, random_model
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+
+@pytest.fixture(scope="module", params=["text", "couplets", "fill_in"])
+def api(request):
+    return schemathesis.openapi.from_asgi("/openapi.json", build_app(random_model(request.param), LIMITS))
+
+
+schema = schemathesis.pytest.from_fixture("api")
+
+
+@schema.parametrize()
+@hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
+def test_the_api_does_what_it_says(case):
+    # That a tokenizer does not know a character, or that a mask is missing, no description can say.
+    case.call_and_validate(excluded_checks=[positive_data_acceptance])

@@ -1,0 +1,107 @@
+"""The page in a real browser: typed, clicked, read."""
+
+import os
+import pathlib
+import re
+import shutil
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from inference.service.serving import CHARACTERS, gauge, service, until
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+PHONE = {"width": 360, "height": 740}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if not BROWSER:
+        pytest.skip("there is no chromium: install it to test the page")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=OPTIONS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser):
+    """On a phone, in the dark; what goes wrong in its script fails the test."""
+    context = browser.new_context(viewport=PHONE, color_scheme="dark", locale="en-GB")
+    page, wrong = context.new_page(), []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda line: wrong.append(line.text) if line.type == "error" else None)
+    page.wrong = wrong
+    yield page
+    context.close()
+
+
+def fits(page) -> bool:
+    """Whether nothing is wider than the screen."""
+    return page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def shot(page, name: str) -> None:
+    """Kept where FLASH_LM_SHOTS says, to be looked at."""
+    if folder := os.environ.get("FLASH_LM_SHOTS"):
+        page.screenshot(path=str(pathlib.Path(folder) / f"{name}.png"), full_page=True)
+
+
+def test_a_text_is_streamed(page):
+    """By keyboard alone: type, Ctrl + Enter."""
+    with service("text") as client:
+        page.goto(client.server.url)
+        expect(page.locator("#model")).to_contain_text("a_text_run · flash on text · step 7")
+        page.keyboard.type("the cat 猫 ")
+        page.keyboard.press("Control+Enter")
+        expect(page.locator("#status")).to_contain_text(re.compile(r"\d+ tokens · [\d.]+ tokens/s · state .*B · "))
+        body = {"prompt": "the cat 猫 ", "max_tokens": 64, "temperature": 0.8}
+        alone = client.post("/api/generate", json=body).json()
+        assert page.locator("#answer .text").inner_text() == "the cat 猫 " + alone["text"].rstrip("\n")
+        assert fits(page) and not page.wrong
+        shot(page, "text_phone_dark")
+
+
+def test_stop_frees_the_row(page):
+    with service("text", new_tokens=100_000, seconds=600) as client:
+        page.goto(client.server.url)
+        page.locator("#prompt").fill("a")
+        page.locator("summary").click()
+        page.locator("#max_tokens").fill("100000")
+        page.get_by_role("button", name="Continue").click()
+        expect(page.locator("#status")).to_contain_text("tokens/s")
+        page.get_by_role("button", name="Stop").click()
+        expect(page.locator("#status")).to_have_text("stopped")
+        until(lambda: gauge(client, "running_rows") == 0)
+        assert not page.wrong
+
+
+def test_a_couplet_is_answered(page):
+    with service("couplets") as client:
+        page.goto(client.server.url)
+        page.locator("#first").fill("春山水")
+        page.get_by_role("button", name="Answer").click()
+        lines = page.locator("#answer li .text")
+        expect(lines.first).to_be_visible()
+        found = lines.all_inner_texts()
+        assert len(found) > 1 and all(len(line) == 3 and set(line) <= set(CHARACTERS) for line in found)
+        page.locator("#first").fill("猫")
+        page.keyboard.press("Enter")
+        expect(page.locator("#status")).to_contain_text("does not know what begins with '猫'")
+        assert fits(page) and page.wrong == [x for x in page.wrong if "422" in x]
+        shot(page, "couplets_phone_dark")
+
+
+def test_masks_are_filled_in_on_a_wide_screen(browser):
+    page = browser.new_page(viewport={"width": 1100, "height": 800}, color_scheme="light")
+    with service("fill_in") as client:
+        page.goto(client.server.url)
+        page.locator("#prompt").fill("the [MASK] sees a [MASK]")
+        page.get_by_role("button", name="Fill in").click()
+        expect(page.locator("#answer li")).to_have_count(2)
+        expect(page.locator("#answer li").first).to_contain_text("%")
+        expect(page.locator("#status")).to_contain_text("2 masks")
+        shot(page, "fill_in_wide_light")
+    page.close()

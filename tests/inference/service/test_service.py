@@ -1,0 +1,242 @@
+"""The JSON API, against the same models without a service; and what happens when somebody leaves or too many come."""
+
+import concurrent.futures
+import json
+import random
+import signal
+import socket
+
+import httpx
+import pytest
+from small import command, finish, small_config, write_corpus
+
+from flash_lm.inference.couplets import CoupletWriter
+from flash_lm.inference.fill_in import Filler
+from flash_lm.inference.generation import Generator
+from flash_lm.inference.running_batch import RunningBatch
+from flash_lm.inference.sampling import Sampling
+from flash_lm.training.loop import train
+from inference.service.serving import CHARACTERS, gauge, random_model, service, until
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+
+@pytest.fixture(scope="module")
+def text():
+    with service("text") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def couplets():
+    with service("couplets") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def fill_in():
+    with service("fill_in") as client:
+        yield client
+
+
+def events(lines) -> list[tuple[str, dict]]:
+    """Of a stream that has ended."""
+    blocks = "\n".join(lines).strip().split("\n\n")
+    fields = [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks]
+    return [(block["event"], json.loads(block["data"])) for block in fields]
+
+
+def test_many_clients_each_get_what_they_would_get_alone(text):
+    """200 requests from 16 clients through four rows: nothing lost, nothing mixed up."""
+    draw, generator = random.Random(0), Generator(random_model("text"))
+    asked = [
+        {
+            "prompt": "".join(draw.choices("abc 猫é", k=draw.randint(1, 12))),
+            "max_tokens": draw.randint(1, 12),
+            "temperature": draw.choice([0, 0, 1.0]),
+            "seed": number,
+        }
+        for number in range(200)
+    ]
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda body: text.post("/api/generate", json=body), asked))
+    assert {answer.status_code for answer in answers} == {200}
+    for body, answer in zip(asked, answers, strict=True):
+        sampling = Sampling(temperature=body["temperature"])
+        (alone,) = generator.generate([body["prompt"]], body["max_tokens"], sampling, body["seed"])
+        found = answer.json()
+        assert (found["text"], found["finish_reason"]) == (alone.text, alone.finish_reason)
+        assert found["tokens"] == len(alone.tokens)
+    until(lambda: gauge(text, "running_rows") == 0)
+    assert gauge(text, "tokens_total") >= sum(answer.json()["tokens"] for answer in answers)
+
+
+def test_a_stream_is_the_answer_in_pieces(text):
+    body = {"prompt": "猫 sees", "max_tokens": 40, "seed": 3}
+    whole = text.post("/api/generate", json=body).json()
+    with text.stream("POST", "/api/generate/stream", json=body) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        found = events(response.iter_lines())
+    *pieces, (last, answer) = found
+    assert {name for name, _ in pieces} == {"text"} and last == "done" and len(pieces) > 3
+    assert "".join(data["text"] for _, data in pieces) == answer["text"] == whole["text"]
+    counts = [data["tokens"] for _, data in pieces]
+    assert counts == sorted(counts) and counts[-1] == answer["tokens"]
+    model = text.get("/api/model").json()
+    assert {data["state_bytes"] for _, data in pieces} == {model["state_bytes"]} and model["state_bytes"] > 0
+
+
+def test_which_checkpoint_it_serves(text):
+    model = text.get("/api/model").json()
+    assert (model["name"], model["kind"], model["step"], model["family"]) == ("a_text_run", "text", 7, "flash")
+    assert text.get("/health").json() == {"status": "ok"}
+    assert "<title>" in text.get("/").text
+
+
+def test_second_lines_are_those_of_the_command(couplets):
+    writer = CoupletWriter(random_model("couplets"))
+    for first, seed in (("春", 0), ("東山水", 5)):
+        body = {"first": first, "candidates": 6, "temperature": 1.5, "seed": seed}
+        found = couplets.post("/api/second_lines", json=body).json()["candidates"]
+        alone = writer(first, 6, Sampling(temperature=1.5), seed)
+        assert [one["text"] for one in found] == [one.text for one in alone]
+        assert [one["log_prob"] for one in found] == pytest.approx([one.log_prob for one in alone], abs=1e-4)
+        assert all(len(one["text"]) == len(first) and set(one["text"]) <= set(CHARACTERS) for one in found)
+
+
+def test_masks_are_filled_in_as_by_the_command(fill_in):
+    """Also those that are on the device together, with other numbers of candidates."""
+    filler = Filler(random_model("fill_in"))
+    asked = [{"prompt": f"{'a cat ' * (i % 3)}[MASK] sees", "candidates": 1 + i % 4} for i in range(24)]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda body: fill_in.post("/api/fill_in", json=body).json(), asked))
+    for body, answer in zip(asked, answers, strict=True):
+        (alone,) = filler([body["prompt"]], body["candidates"])
+        assert answer["text"] == alone.text
+        for found, expected in zip(answer["masks"], alone.masks, strict=True):
+            assert [one["text"] for one in found] == [one.text for one in expected]
+            assert [one["probability"] for one in found] == pytest.approx([x.probability for x in expected], rel=1e-3)
+
+
+BAD = {
+    "no prompt": ({"prompt": ""}, "prompt: "),
+    "no number": ({"prompt": "a", "max_tokens": "x"}, "max_tokens: "),
+    "too many tokens": ({"prompt": "a", "max_tokens": 65}, "max_tokens, an answer of 65 tokens is over the 64"),
+    "a long prompt": ({"prompt": "a" * 64}, "a prompt of 65 tokens is over the 64 that this service takes: shorten it"),
+    "a temperature between": ({"prompt": "a", "temperature": 1e-9}, "temperature=1e-09 must be 0"),
+    "a negative one": ({"prompt": "a", "temperature": -1}, "temperature: "),
+    "an unknown key": ({"prompt": "a", "top": 1}, "top: "),
+    "a large seed": ({"prompt": "a", "seed": 2**32}, "seed: "),
+    "no object": ([], "the body: "),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("path", ["/api/generate", "/api/generate/stream"])
+def test_bad_input_gets_a_sentence(text, path, name):
+    body, sentence = BAD[name]
+    answer = text.post(path, json=body)
+    assert answer.status_code == 422 and sentence in answer.json()["error"]
+
+
+def test_bad_input_of_other_kinds(couplets, fill_in):
+    for client, path, body, sentence in (
+        (couplets, "/api/second_lines", {"first": "猫"}, "does not know what begins with '猫' in the first line"),
+        (couplets, "/api/second_lines", {"first": "春", "candidates": 65}, "candidates: "),
+        (fill_in, "/api/fill_in", {"prompt": "a cat"}, "the prompt has no [MASK]"),
+        (fill_in, "/api/fill_in", {"prompt": "[MASK]" * 64}, "a prompt of 65 tokens is over the 64"),
+    ):
+        answer = client.post(path, json=body)
+        assert answer.status_code == 422 and sentence in answer.json()["error"]
+
+
+def test_no_json_and_no_such_page(text):
+    json_ = {"Content-Type": "application/json"}
+    assert text.post("/api/generate", content=b"{", headers=json_).status_code == 422
+    assert "parsing the body" in text.post("/api/generate", content=b"\xff", headers=json_).json()["error"]
+    assert text.get("/nothing").status_code == 404
+    assert text.get("/api/generate").status_code == 405
+
+
+def test_a_client_that_leaves_frees_its_row():
+    """In the midst of a stream, and while it waits for a whole answer; the next one has the only row at once."""
+    with service("text", rows=1, new_tokens=4096) as client:
+        body = {"prompt": "a", "max_tokens": 4096, "temperature": 0}
+        with client.stream("POST", "/api/generate/stream", json=body) as response:
+            next(response.iter_lines())
+            assert gauge(client, "running_rows") == 1
+        until(lambda: gauge(client, "running_rows") == 0)
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/api/generate", json=body, timeout=0.3)
+        until(lambda: gauge(client, "running_rows") == 0)
+        assert client.post("/api/generate", json={"prompt": "a", "max_tokens": 2}).json()["tokens"] == 2
+
+
+def test_too_many_are_sent_away():
+    with service("couplets", rows=1, waiting=2) as client:
+        answer = client.post("/api/second_lines", json={"first": "春", "candidates": 4})
+        assert answer.status_code == 503 and "try again later" in answer.json()["error"]
+        assert answer.headers["retry-after"] == "1"
+        assert client.post("/api/second_lines", json={"first": "春", "candidates": 3}).status_code == 200
+
+
+def test_what_takes_too_long_ends():
+    with service("text", rows=1, new_tokens=4096, seconds=0.2) as client:
+        body = {"prompt": "a", "max_tokens": 4096, "temperature": 0}
+        answer = client.post("/api/generate", json=body)
+        assert answer.status_code == 504 and "took longer than 0.2 s" in answer.json()["error"]
+        with client.stream("POST", "/api/generate/stream", json=body) as response:
+            name, data = events(response.iter_lines())[-1]
+        assert name == "error" and "took longer" in data["error"]
+        until(lambda: gauge(client, "running_rows") == 0)
+
+
+def test_answers_that_run_finish_when_the_service_ends():
+    with service("text") as client:
+        with client.stream("POST", "/api/generate/stream", json={"prompt": "a", "max_tokens": 60}) as response:
+            lines = response.iter_lines()
+            first = next(lines)
+            client.server.should_exit = True
+            name, answer = events([first, *lines])[-1]
+        assert name == "done" and answer["tokens"] + (answer["finish_reason"] == "end") >= 1
+
+
+def test_a_model_that_fails_is_told_of(monkeypatch):
+    """Whoever waits gets an answer, and so do those who come later."""
+
+    def fails(*_):
+        raise RuntimeError("out of memory")
+
+    with service("text") as client:
+        monkeypatch.setattr(RunningBatch, "advance", fails)
+        answer = client.post("/api/generate", json={"prompt": "a"})
+        assert answer.status_code == 500 and "log of the service" in answer.json()["error"]
+        assert client.post("/api/generate", json={"prompt": "a"}).status_code == 500
+        assert client.get("/health").status_code == 500
+    with service("fill_in") as client:
+        monkeypatch.setattr(Filler, "__call__", fails)
+        for _ in range(2):
+            assert client.post("/api/fill_in", json={"prompt": "[MASK]"}).status_code == 500
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path):
+    """Trained, served, asked, and ended while an answer runs, which is finished."""
+    config = small_config(write_corpus(tmp_path / "text"), tmp_path / "cache")
+    config.train.update(steps=4, eval_every=0, checkpoint_every=0)
+    config.mesh.shape = (-1, 1, 1)
+    train(config, tmp_path / "run")
+    words = [f"--workdir={tmp_path / 'run'}", "--new_tokens=2000"]
+    process = command("flash_lm.serve", *words, "--port=0")
+    url = process.stdout.readline().split()[0]
+    asked = {"prompt": "the cat", "max_tokens": 2000}
+    with httpx.stream("POST", f"{url}/api/generate/stream", json=asked, timeout=120) as response:
+        lines = response.iter_lines()
+        first = next(lines)
+        process.send_signal(signal.SIGTERM)
+        assert events([first, *lines])[-1][0] == "done"
+    finish(process)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        _, err = finish(command("flash_lm.serve", *words, f"--port={port}"), code=2)
+    assert err.count("\n") == 1 and f"cannot listen at 127.0.0.1:{port}" in err and "choose another" in err
