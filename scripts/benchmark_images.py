@@ -25,10 +25,12 @@ from flash_lm.command import load_config, positive, run, whole_numbers
 from flash_lm.data.tokenizers import ByteTokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.bare_decoding import BareDecoding
+from flash_lm.training.device import free_memory
 
 PIXELS = {"MNIST": 28 * 28, "CIFAR-10": 32 * 32 * 3}
 LINEAR, CACHED, RECOMPUTED = "linear, recurrent state", "softmax, cache", "softmax, recomputed"
 PLACES = (1 / 8, 3 / 8, 5 / 8, 7 / 8)  # of the image
+SHARE = 0.8  # of the free memory, for states
 MOST_RECOMPUTED = 2**14  # tokens in a batch of prefixes; more rows make it no faster
 COLUMNS: Columns = {
     "images": ("images", "{}"),
@@ -47,6 +49,10 @@ def measure(config: Any, images: str, batches: list[int], tokens: int, rounds: i
     for batch in batches:
         cells: dict[str, list[Cell]] = {}
         for way, model in ((LINEAR, linear), (CACHED, softmax)):
+            state = model.engine.state_bytes(batch, pixels)
+            if (room := free_memory()) is not None and SHARE * room < 2 * state:  # of which there are two for a moment
+                print(f"{images}, batch {batch}, {way}: no room for {state / 1e9:.1f} GB of state", flush=True)
+                continue
             cells[way] = [warmed(way, model.stepper(batch, pixels, model.tokens_a_turn(tokens)))]
         if batch * pixels <= MOST_RECOMPUTED:
             contexts = [round(place * pixels) for place in PLACES]
@@ -92,7 +98,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/mnist.py")
     parser.add_argument("--images", default=" ".join(PIXELS), help="between blanks")
-    parser.add_argument("--batches", default="1 16 64", help="between blanks")
+    parser.add_argument("--batches", default="1 16 64 256", help="between blanks")
     parser.add_argument("--tokens", type=positive, default=16, help="drawn a turn, of softmax attention")
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
