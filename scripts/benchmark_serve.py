@@ -132,6 +132,7 @@ def main(argv: list[str]) -> None:
         service.wait(60)
     memory = {"early_resident_mb": early_mb, "late_resident_mb": more["resident_mb"], "late_requests": arguments.more}
     about = provenance(jax.devices()[0].device_kind) | {"run": pathlib.Path(arguments.workdir).name} | memory
+    arguments.out.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)
     append_jsonl(file, [line | about for line in lines])
     text = markdown_table(lines, COLUMNS) + (

@@ -9,11 +9,13 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from small import small_config, write_corpus
 
 from flash_lm.analysis.results import read_jsonl
 from flash_lm.analysis.rounds import COUNTED
 from flash_lm.errors import InputError, RunError
 from flash_lm.ops.kernels import attention, programs
+from flash_lm.training.loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -186,6 +188,25 @@ def test_images_a_second(tmp_path, monkeypatch, capsys):
     with pytest.raises(InputError, match="must be among MNIST"):
         script.main(["--images=mnist", f"--out={tmp_path / 'none'}"])
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.slow
+def test_a_service_under_load(tmp_path, capsys):
+    script, out = load("benchmark_serve"), tmp_path / "out"
+    config = small_config(write_corpus(tmp_path / "text"), tmp_path / "cache")
+    config.train.update(steps=4, eval_every=0, checkpoint_every=0)
+    config.mesh.shape = (-1, 1, 1)
+    train(config, tmp_path / "run")
+    words = ["--clients=1 3", "--requests=6", "--tokens=5", "--more=8", f"--workdir={tmp_path / 'run'}"]
+    script.main([*words, f"--out={out}"])
+    lines = read_jsonl(out / "serve.jsonl")
+    assert [(line["clients"], line["requests"]) for line in lines] == [(1, 6), (3, 6)]
+    for line in lines:
+        assert 0 < line["first_p50_ms"] <= line["p50_ms"] <= line["p99_ms"] and line["resident_mb"] > 50
+        assert 0 < line["tokens_per_s"] <= 5 * line["requests_per_s"] * (1 + 1e-9)
+    assert (out / "table.md").read_text().strip() in capsys.readouterr().out
+    with pytest.raises(RunError, match="did not start"):
+        script.main([f"--workdir={tmp_path / 'none'}", f"--out={tmp_path / 'no_out'}"])
 
 
 FAKE_PEER = """

@@ -64,6 +64,7 @@ def test_a_text_is_streamed(page):
         shot(page, "text_phone_dark")
 
 
+@pytest.mark.slow
 def test_stop_frees_the_row(page):
     with service("text", new_tokens=100_000, seconds=600) as client:
         page.goto(client.server.url)
@@ -94,6 +95,7 @@ def test_a_couplet_is_answered(page):
         shot(page, "couplets_phone_dark")
 
 
+@pytest.mark.slow
 def test_masks_are_filled_in_on_a_wide_screen(browser):
     page = browser.new_page(viewport={"width": 1100, "height": 800}, color_scheme="light")
     with service("fill_in") as client:

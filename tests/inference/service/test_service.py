@@ -172,6 +172,7 @@ def test_a_client_that_leaves_frees_its_row():
         assert client.post("/api/generate", json={"prompt": "a", "max_tokens": 2}).json()["tokens"] == 2
 
 
+@pytest.mark.slow
 def test_too_many_are_sent_away():
     with service("couplets", rows=1, waiting=2) as client:
         answer = client.post("/api/second_lines", json={"first": "春", "candidates": 4})
@@ -180,6 +181,7 @@ def test_too_many_are_sent_away():
         assert client.post("/api/second_lines", json={"first": "春", "candidates": 3}).status_code == 200
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_ends():
     with service("text", rows=1, new_tokens=4096, seconds=0.2) as client:
         body = {"prompt": "a", "max_tokens": 4096, "temperature": 0}
@@ -191,6 +193,7 @@ def test_what_takes_too_long_ends():
         until(lambda: gauge(client, "running_rows") == 0)
 
 
+@pytest.mark.slow
 def test_answers_that_run_finish_when_the_service_ends():
     with service("text") as client:
         with client.stream("POST", "/api/generate/stream", json={"prompt": "a", "max_tokens": 60}) as response:
@@ -201,6 +204,7 @@ def test_answers_that_run_finish_when_the_service_ends():
         assert name == "done" and answer["tokens"] + (answer["finish_reason"] == "end") >= 1
 
 
+@pytest.mark.slow
 def test_a_model_that_fails_is_told_of(monkeypatch):
     """Whoever waits gets an answer, and so do those who come later."""
 

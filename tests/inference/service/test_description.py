@@ -8,7 +8,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from flash_lm.inference.service.app import build_app
 from inference.service.serving import LIMITS, random_model
 
-pytestmark = pytest.mark.usefixtures("usual_promotion")
+pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", params=["text", "couplets", "fill_in"])
