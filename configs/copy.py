@@ -4,7 +4,7 @@
     python -m flash_lm.sweep --config=configs/copy.py    # all five families, in runs/copy_sweep
 
 The paper's: 4 layers, 8 heads, batch 64, RAdam 1e-3, and 1e-4 after 3000 updates. Here, for two cores, a width of 64,
-batch 16, and 1e-2, which learns in a third of the updates, and 1e-3 after 1500 of 2000. The window of AFT-local reaches
+batch 16, and 1e-2, and 1e-3 after 1500 of 2000: 3 to 10 minutes a model on one core. The window of AFT-local reaches
 the symbol that is to be copied.
 """
 

@@ -1,4 +1,4 @@
-"""MNIST pixel by pixel for two cores: 4 layers of 128 and batches of 4 images, as configs/mnist.py else.
+"""MNIST pixel by pixel: 4 layers of 128 and batches of 4 images, as configs/mnist.py else; 23 minutes on one core.
 
 python -m flash_lm.train --config=configs/mnist_small.py --config.data.path=$DATA/mnist --workdir=runs/mnist_small
 """
