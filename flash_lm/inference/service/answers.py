@@ -116,12 +116,14 @@ class TextService:
         self.state_bytes = self.rows.state_bytes
 
     def check(self, asked: TextAsked) -> Row:
-        """The row of a request; raises InputError for what cannot be answered."""
+        """The row of a request; raises InputError for what cannot be answered, and as `Scheduler.check` does."""
         sampling, max_tokens = asked.sampling(), asked.max_tokens or self._limits.new_tokens
         (prompt,) = self._generator.check([asked.prompt], max_tokens, asked.seed)
         self._limits.check("a prompt", len(prompt), self._limits.prompt_tokens)
         self._limits.check("max_tokens, an answer", max_tokens, self._limits.new_tokens)
-        return Row(prompt, sampling, asked.seed, 0, max_tokens)
+        row = Row(prompt, sampling, asked.seed, 0, max_tokens)
+        self.rows.scheduler.check([row])  # a stream that has begun could only tell of it in the midst
+        return row
 
     async def stream(self, row: Row) -> AsyncIterator[tuple[str, TextAnswer]]:
         """Pieces of text as they come, each with the answer so far; the last one is whole."""

@@ -89,21 +89,25 @@ class Scheduler:
         """Rows that wait for a free one."""
         return len(self._waiting)
 
-    def submit(self, rows: Sequence[Row]) -> None:
-        """Lets rows wait for their turn, all of them or none.
+    def check(self, rows: Sequence[Row]) -> None:
+        """Whether these rows may wait for their turn.
 
         Raises:
             BusyError: too many wait.
             ClosedError: the scheduler is closed.
             FailedError: its thread has failed.
         """
+        if self.failed:
+            raise FailedError
+        if self._closing:
+            raise ClosedError("the service is ending")
+        if len(self._waiting) + len(rows) > self._most_waiting + self._batch.free:
+            raise BusyError(f"{len(self._waiting)} rows are waiting already: try again later")
+
+    def submit(self, rows: Sequence[Row]) -> None:
+        """Lets rows wait for their turn, all of them or none; raises as `check` does."""
         with self._changed:
-            if self.failed:
-                raise FailedError
-            if self._closing:
-                raise ClosedError("the service is ending")
-            if len(self._waiting) + len(rows) > self._most_waiting + self._batch.free:
-                raise BusyError(f"{len(self._waiting)} rows are waiting already: try again later")
+            self.check(rows)
             self._waiting.extend(rows)
             self._changed.notify()
 
@@ -112,6 +116,7 @@ class Scheduler:
         with self._changed:
             for row in rows:
                 row.cancelled = True
+            self._waiting = collections.deque(row for row in self._waiting if not row.cancelled)
             self._changed.notify()
 
     def close(self) -> None:
@@ -150,8 +155,6 @@ class Scheduler:
             self._leave(place)
         while self._batch.free:
             with self._changed:
-                while self._waiting and self._waiting[0].cancelled:
-                    self._waiting.popleft()
                 if not self._waiting:
                     return
                 row = self._waiting.popleft()

@@ -1,6 +1,7 @@
 """The JSON API, against the same models without a service; and what happens when somebody leaves or too many come."""
 
 import concurrent.futures
+import contextlib
 import json
 import random
 import signal
@@ -163,8 +164,8 @@ def test_a_client_that_leaves_frees_its_row():
     with service("text", rows=1, new_tokens=4096) as client:
         body = {"prompt": "a", "max_tokens": 4096, "temperature": 0}
         with client.stream("POST", "/api/generate/stream", json=body) as response:
-            next(response.iter_lines())
-            assert gauge(client, "running_rows") == 1
+            next(lines := response.iter_lines())  # kept: without it httpx would close the stream
+            assert gauge(client, "running_rows") == 1 and lines
         until(lambda: gauge(client, "running_rows") == 0)
         with pytest.raises(httpx.ReadTimeout):
             client.post("/api/generate", json=body, timeout=0.3)
@@ -179,6 +180,13 @@ def test_too_many_are_sent_away():
         assert answer.status_code == 503 and "try again later" in answer.json()["error"]
         assert answer.headers["retry-after"] == "1"
         assert client.post("/api/second_lines", json={"first": "春", "candidates": 3}).status_code == 200
+    with service("text", rows=1, waiting=1, new_tokens=4096) as client, contextlib.ExitStack() as open_:
+        body = {"prompt": "a", "max_tokens": 4096, "temperature": 0}
+        ask = lambda: open_.enter_context(client.stream("POST", "/api/generate/stream", json=body))
+        next(lines := ask().iter_lines())
+        ask()
+        until(lambda: gauge(client, "waiting_rows") == 1)
+        assert ask().status_code == 503 and lines
 
 
 @pytest.mark.slow
