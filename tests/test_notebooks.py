@@ -35,12 +35,8 @@ def settings(tmp_path: pathlib.Path) -> dict:
     }
 
 
-# Two of them train what other tests train.
-SHORT = {"add_a_family"}
-NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
-
-
-@pytest.mark.parametrize("name", [x if x in SHORT else pytest.param(x, marks=pytest.mark.slow) for x in NAMES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb")))
 def test_notebook(name, tmp_path, monkeypatch):
     monkeypatch.chdir(NOTEBOOKS.parent)
     monkeypatch.setitem(FAMILIES, "cosformer", None)  # so that it is gone again at the end

@@ -31,6 +31,7 @@ def load(name: str):
     return module
 
 
+@pytest.mark.slow
 def test_step_times_of_two_families(tmp_path, monkeypatch, capsys):
     """One line a cell; one that does not fit is told of, and the rest goes on."""
     script, out = load("benchmark_step_time"), tmp_path / "out"
@@ -124,6 +125,7 @@ def test_kernels_beside_what_xla_compiles(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "out" / "table.md").read_text().strip() in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "found"), [(1.1, "0"), (float("nan"), "nan")])
 def test_a_kernel_that_differs_is_not_timed(tmp_path, monkeypatch, wrong, found):
     """Here the sums that only derivatives need."""

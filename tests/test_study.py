@@ -111,6 +111,7 @@ def config(tmp_path):
     return config
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_where_it_stopped(config, tmp_path, monkeypatch, capsys):
     runs = {f"chunk_{n}": {"model.chunk_size": n} for n in (8, 16)}
     # Before the first run, after its three steps, at its end; before the second, and after its first step.

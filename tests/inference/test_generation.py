@@ -200,7 +200,7 @@ def test_filling_in(masked):
     best = [mask[0].text for mask in found.masks]
     assert found.text == text.replace("[MASK]", "{}").format(*best)
     # Against the model itself, and no matter what it is padded with or beside.
-    ids = filler._encode(text)
+    ids = filler.encode(text)
     logits = np.asarray(masked.model.bind(masked.params)(jnp.asarray(ids)[None]), np.float64)[0]
     for place, mask in zip(np.flatnonzero(ids == masked.tokenizer.mask), found.masks, strict=True):
         weights = np.where(masked.text_ids(), np.exp(logits[place] - logits[place].max()), 0)

@@ -12,7 +12,8 @@ from flash_lm.inference.trained_model import load_model
 from flash_lm.training.evaluation import evaluate
 from flash_lm.training.loop import train
 
-pytestmark = pytest.mark.usefixtures("usual_promotion")
+# The decode loop is that of text.
+pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.slow]
 LINES, WIDTH = 4, 3
 
 

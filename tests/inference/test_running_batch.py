@@ -56,6 +56,7 @@ def test_who_else_is_there_does_not_matter():
     assert served(batch, REQUESTS, at_a_time=3)[1] == first
 
 
+@pytest.mark.slow
 def test_rows_over_devices():
     """Rounded up to divide."""
     batch = RunningBatch(engine("flash", (2, 2, 2)), 3, CAPACITY)

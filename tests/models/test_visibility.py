@@ -39,7 +39,7 @@ def test_influence_without_segment_ids(family):
     assert_only_where_visible(case(family, False).influence(None), ONE_DOCUMENT, False)
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["causal", "bidirectional"])
 @pytest.mark.parametrize(
     "segment_ids", [pytest.param(ONE_DOCUMENT, marks=pytest.mark.slow), PACKED], ids=["one-document", "packed"]
 )

@@ -139,6 +139,7 @@ def softmax_attention(q, k, v) -> np.ndarray:
     return scores @ v / scores.sum(axis=-1, keepdims=True)
 
 
+@pytest.mark.slow
 def test_the_error_falls_with_the_root_of_the_number_of_features():
     """Root mean square over draws, against exact softmax attention: 16 times the features, a fourth of the error.
 

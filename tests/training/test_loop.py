@@ -67,7 +67,7 @@ def test_the_run_is_recorded(config, finished):
     assert kept == {9, 12}
 
 
-@pytest.mark.parametrize("stops", [[1], [4], [3, 4, 11]], ids=str)
+@pytest.mark.parametrize("stops", [[1], [4], pytest.param([3, 4, 11], marks=pytest.mark.slow)], ids=str)
 def test_stopped_and_resumed_equals_one_go(config, finished, tmp_path, stops):
     for stop in stops:
         counter = itertools.count(1 + (int(max(stops[: stops.index(stop)], default=0))))
@@ -283,6 +283,7 @@ def test_a_streamed_run_resumes_to_the_bit(config, tmp_path, monkeypatch):
         train(config, tmp_path / "two hosts")
 
 
+@pytest.mark.slow
 def test_a_stream_that_breaks_loses_nothing(config, tmp_path, monkeypatch):
     monkeypatch.setattr(streaming, "_WINDOW", 300)
     good = "".join(json.dumps({"text": f"document {i} and its text"}) + "\n" for i in range(150))
@@ -309,6 +310,7 @@ def test_a_masked_validation_split_without_a_mask_is_refused(config, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_of_an_older_version_goes_on(config, finished, tmp_path):
     train(config, tmp_path / "run", should_stop=stop_at(5))
     path = tmp_path / "run" / "config.json"
