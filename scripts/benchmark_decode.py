@@ -58,10 +58,10 @@ def measure(
                     lines.append(line | {"does_not_fit": f"{line['state_bytes'] / 1e9:.1f} GB of state"})
                     continue
                 here = model.tokens_a_turn(tokens)
-                cells.append((line, warmed(model.family, model.stepper(rows, context, here)), here))
+                cells.append((line, Cell.compiled(model.family, model.stepper(rows, context, here)), here))
                 if model.family == CACHED and context <= RECOMPUTED_UP_TO:
                     line = line | {"family": RECOMPUTED, "state_bytes": 0}
-                    cells.append((line, warmed(RECOMPUTED, model.recomputer(rows, context)), 1))
+                    cells.append((line, Cell.compiled(RECOMPUTED, model.recomputer(rows, context)), 1))
             say = lambda text, here=f"batch {rows}, context {context}": print(f"{here}: {text}", flush=True)
             take_turns([cell for _, cell, _ in cells], rounds, say)
             for line, cell, here in cells:
@@ -69,12 +69,6 @@ def measure(
                 lines.append(line | {"ms_a_token": cell.median_ms / here} | spread)
             keep(lines[before:])
     return lines
-
-
-def warmed(name: str, turn: Callable[[], float]) -> Cell:
-    """After a turn that compiles, and one that tells how long it takes."""
-    turn()
-    return Cell.warmed(name, turn)
 
 
 def measure_prefill(models: list[BareDecoding], rounds: int) -> list[Line]:
@@ -85,7 +79,7 @@ def measure_prefill(models: list[BareDecoding], rounds: int) -> list[Line]:
     prompt, lines = np.ones(PREFILLED, np.int32), []
     for model in models:
         prefill = timed(lambda engine=model.engine: jax.block_until_ready(engine.prefill([prompt], 0)))
-        step, whole = warmed("step", model.stepper(1, PREFILLED, STEPPED)), warmed("prefill", prefill)
+        step, whole = Cell.compiled("step", model.stepper(1, PREFILLED, STEPPED)), Cell.compiled("prefill", prefill)
         take_turns([step, whole], rounds)
         together, stepping = whole.median_ms, step.median_ms * PREFILLED / STEPPED
         lines.append(

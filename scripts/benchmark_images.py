@@ -12,7 +12,6 @@ import argparse
 import logging
 import pathlib
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -53,10 +52,10 @@ def measure(config: Any, images: str, batches: list[int], tokens: int, rounds: i
             if (room := free_memory()) is not None and SHARE * room < 2 * state:  # of which there are two for a moment
                 print(f"{images}, batch {batch}, {way}: no room for {state / 1e9:.1f} GB of state", flush=True)
                 continue
-            cells[way] = [warmed(way, model.stepper(batch, pixels, model.tokens_a_turn(tokens)))]
+            cells[way] = [Cell.compiled(way, model.stepper(batch, pixels, model.tokens_a_turn(tokens)))]
         if batch * pixels <= MOST_RECOMPUTED:
             contexts = [round(place * pixels) for place in PLACES]
-            cells[RECOMPUTED] = [warmed(RECOMPUTED, softmax.recomputer(batch, context)) for context in contexts]
+            cells[RECOMPUTED] = [Cell.compiled(RECOMPUTED, softmax.recomputer(batch, context)) for context in contexts]
         say = lambda text, batch=batch: print(f"{images}, batch {batch}: {text}", flush=True)
         take_turns([cell for turns in cells.values() for cell in turns], rounds, say)
         for way, turns in cells.items():
@@ -69,12 +68,6 @@ def measure(config: Any, images: str, batches: list[int], tokens: int, rounds: i
             line["state_mb"] = 0 if way == RECOMPUTED else model.engine.state_bytes(batch, pixels) / 1e6
             lines.append(line | {"turns": len(turns[0].times_ms), "parameters": model.parameters})
     return lines
-
-
-def warmed(name: str, turn: Callable[[], float]) -> Cell:
-    """After a turn that compiles, and one that tells how long it takes."""
-    turn()
-    return Cell.warmed(name, turn)
 
 
 def tables(lines: list[Line]) -> str:

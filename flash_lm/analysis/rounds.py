@@ -32,6 +32,12 @@ class Cell:
         """After its first turn, in which it may compile, touch its memory, or fail."""
         return cls(name, turn, warm_ms=turn())
 
+    @classmethod
+    def compiled(cls, name: str, turn: Callable[[], float]) -> "Cell":
+        """After a turn that compiles, and one that tells how long it takes."""
+        turn()
+        return cls.warmed(name, turn)
+
     @property
     def median_ms(self) -> float:
         """Of its turns."""
