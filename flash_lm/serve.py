@@ -12,8 +12,6 @@ from flash_lm.config import DTYPES
 from flash_lm.errors import InputError, first_line
 from flash_lm.inference.trained_model import load_model
 
-_ENDING_S = 30  # that answers may still take when the service is told to end
-
 
 def main(argv: list[str]) -> None:
     """Serves the newest checkpoint of a run: a page to try it, and a JSON API, which /docs describes."""
@@ -48,7 +46,8 @@ def main(argv: list[str]) -> None:
         print(f"http://{host}:{port} has a page to try {arguments.workdir.name}; Ctrl-C ends it", flush=True)
         for ending in (signal.SIGINT, signal.SIGTERM):  # which uvicorn raises again when all answers are finished
             signal.signal(ending, lambda *_: sys.exit(0))
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_ENDING_S)
+        # Answers that run may take as long as any; a little more, so that they hear of it themselves.
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=arguments.seconds + 1)
         uvicorn.Server(config).run(sockets=[listening])
 
 

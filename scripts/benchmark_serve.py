@@ -126,7 +126,7 @@ def main(argv: list[str]) -> None:
         for number in clients:
             lines.append(measure(url, service.pid, number, arguments.requests, arguments.tokens))
             print(f"{number} clients: {lines[-1]['requests_per_s']:.1f} requests/s", flush=True)
-        more = measure(url, service.pid, max(clients), arguments.more, 1)
+        more = measure(url, service.pid, max(clients), arguments.more, arguments.tokens)
     finally:
         service.terminate()
         service.wait(60)

@@ -78,9 +78,9 @@ def command(module: str, *arguments: str, devices: int = 1, **popen) -> subproce
 
 
 def python(*words: str, devices: int, **popen) -> subprocess.Popen:
-    """Python with the tests' compilation cache."""
+    """Python with the tests' compilation cache and their haste in compiling; of two flags the last one counts."""
     environment = os.environ | {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
         "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
     }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

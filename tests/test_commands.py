@@ -29,29 +29,29 @@ def words(corpus, tmp_path):
 
 def test_train_stop_resume_evaluate_compare(words, tmp_path):
     workdir = tmp_path / "runs" / "flash"
-    arguments = ("--config=configs/quickstart.py", f"--workdir={workdir}", *words, "--config.train.steps=1200")
-    arguments += ("--config.train.checkpoint_every=400", "--config.train.eval_every=400")
+    arguments = ("--config=configs/quickstart.py", f"--workdir={workdir}", *words, "--config.train.steps=600")
+    arguments += ("--config.train.checkpoint_every=200", "--config.train.eval_every=200")
     first = command("flash_lm.train", *arguments)
     metrics = workdir / "metrics.jsonl"
     deadline = time.monotonic() + 240
-    while not list((workdir / "checkpoints").glob("400")):
+    while not list((workdir / "checkpoints").glob("200")):
         assert time.monotonic() < deadline and first.poll() is None, first.communicate()
         time.sleep(0.1)
     first.send_signal(signal.SIGTERM)
     out, err = finish(first)
     assert "the same command goes on from there" in out + err
     stopped = read_jsonl(metrics)[-1]["step"]
-    assert 400 < stopped < 1200
+    assert 200 < stopped < 600
     finish(command("flash_lm.train", *arguments))
     lines = read_jsonl(metrics)
-    assert [line["step"] for line in lines if line["split"] == "train"] == list(range(1, 1201))
-    assert [line["step"] for line in lines if line["split"] == "validation"] == [400, 800, 1200]
+    assert [line["step"] for line in lines if line["split"] == "train"] == list(range(1, 601))
+    assert [line["step"] for line in lines if line["split"] == "validation"] == [200, 400, 600]
 
     out, _ = finish(command("flash_lm.evaluate", f"--workdir={workdir}", "--lengths=16,32"))
     assert len(out.splitlines()) == 2 and "perplexity" in out
     results = read_jsonl(workdir / "results.jsonl")
     assert [result["length"] for result in results] == [16, 32]
-    assert results[0]["family"] == "flash" and results[0]["step"] == 1200
+    assert results[0]["family"] == "flash" and results[0]["step"] == 600
     # A model that has learned nothing has a perplexity of 260.
     assert results[1]["perplexity"] < 30
 

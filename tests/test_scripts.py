@@ -229,6 +229,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_peers_take_turns_with_us(tmp_path, monkeypatch, capsys):
     """One that has other parameters, cannot be built, or dies is told of, and the rest goes on."""
     script, out = load("benchmark_peers"), tmp_path / "out"

@@ -36,7 +36,7 @@ class FilledIn:
 
 
 class Filler:
-    """Fills in with a masked language model of a run; rows are padded to buckets, so that few lengths are compiled."""
+    """Fills in with a masked language model of a run; rows and their number are padded, so that little is compiled."""
 
     def __init__(self, trained: TrainedModel):
         """Compiles nothing before the first call.
@@ -79,7 +79,7 @@ class Filler:
         longest = max(len(row) for row in rows)
         length = longest if self._exact else min(bucket(longest), limit or bucket(longest))
         places = [np.flatnonzero(row == mask) for row in rows]
-        count = rows_that_divide(len(rows), mesh)
+        count = rows_that_divide(1 << (len(rows) - 1).bit_length(), mesh)
         inputs_BxL, segment_ids_BxL = np.zeros((count, length), np.int32), np.zeros((count, length), np.int32)
         places_BxM = np.zeros((count, bucket(max(len(x) for x in places))), np.int32)
         for b, (row, masks) in enumerate(zip(rows, places, strict=True)):

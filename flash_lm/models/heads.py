@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from flash_lm.ops.cross_entropy import cross_entropy, cross_entropy_and_hits
 from flash_lm.ops.logistics import VALUES, mixture_log_probs
 
+_PACE, _LOG_SCALE = 0.1, -3.0  # of the logistics' means and scales, and where the scales start
+
 
 class SoftmaxHead(NamedTuple):
     """softmax(features · tableᵀ)."""
@@ -30,7 +32,11 @@ class SoftmaxHead(NamedTuple):
 
 
 class LogisticsHead(NamedTuple):
-    """A mixture of discretised logistics over the last 256 words of the vocabulary; the others never come."""
+    """A mixture of discretised logistics over the last 256 words of the vocabulary; the others never come.
+
+    The components start spread over the values, and a step moves their means and scales a tenth as far as their
+    weights: the gradient of a mean that has overshot its value is its distance in scales, and drowns all others.
+    """
 
     kernel_Dx3P: jax.Array
     vocab_size: int
@@ -54,7 +60,12 @@ class LogisticsHead(NamedTuple):
         return {"nll": self.nll(features_BxLxD, targets_BxL, weights_BxL, chunk, parts)}
 
     def _parameters(self, features_xD: jax.Array) -> jax.Array:
-        return jnp.matmul(features_xD, self.kernel_Dx3P.astype(features_xD.dtype), preferred_element_type=jnp.float32)
+        kernel_Dx3P = self.kernel_Dx3P.astype(features_xD.dtype)
+        found_x3P = jnp.matmul(features_xD, kernel_Dx3P, preferred_element_type=jnp.float32)
+        weights_xP, means_xP, log_scales_xP = jnp.split(found_x3P, 3, axis=-1)
+        starts_xP = jnp.broadcast_to(jnp.linspace(-1, 1, means_xP.shape[-1]), means_xP.shape)
+        means_xP = starts_xP + _PACE * means_xP
+        return jnp.concatenate([weights_xP, means_xP, _LOG_SCALE + _PACE * log_scales_xP], axis=-1)
 
 
 Head = SoftmaxHead | LogisticsHead

@@ -74,6 +74,7 @@ def test_requests_compile_nothing_after_the_first_ones(family):
     assert [function._cache_size() for function in compiled] == before
 
 
+@pytest.mark.slow
 def test_samples_of_one_prompt_are_those_of_one_call():
     """The prompt is consumed once."""
     batch, sampling = RunningBatch(engine("flash"), 4, CAPACITY), Sampling(temperature=1.5)

@@ -25,6 +25,23 @@ def test_logits_are_log_probabilities_of_values_alone(model):
     np.testing.assert_allclose(np.exp(logits).sum(axis=-1), 1, rtol=1e-5)
 
 
+def test_components_start_spread_over_the_values(model):
+    """Before features move them: equal logistics of scale 1/e³ with means from −1 to 1."""
+    found = np.exp(np.asarray(model.head().logits(jnp.zeros((1, 32)))))[0, -256:]
+    edges = (np.arange(257) - 0.5) / 127.5 - 1
+    edges[0], edges[-1] = -np.inf, np.inf
+    below = 1 / (1 + np.exp(-(edges - np.array([[-1.0], [0.0], [1.0]])) * np.exp(3)))
+    np.testing.assert_allclose(found, np.diff(below, axis=1).mean(axis=0), rtol=1e-4)
+
+
+def test_a_step_moves_weights_ten_times_as_far_as_means_and_scales(model):
+    head, features = model.head(), jnp.ones((1, 32)) / 32
+    before, moved = (
+        np.asarray(x._parameters(features))[0] for x in (head, head._replace(kernel_Dx3P=head.kernel_Dx3P + 1))
+    )
+    np.testing.assert_allclose(moved - before, [1, 1, 1] + [0.1] * 6, rtol=1e-4)
+
+
 def test_the_loss_is_that_of_the_logits(model):
     inputs, targets = jnp.int32([[1, 4, 259, 100]]), jnp.int32([[4, 259, 100, 0]])
     weights = jnp.float32([[1, 2, 1, 0]])  # the last target is no value, and left out

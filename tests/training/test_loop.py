@@ -237,6 +237,7 @@ def stop_at(step: int):
     return lambda: next(counter) == step
 
 
+@pytest.mark.slow
 def test_a_masked_run_resumes_to_the_bit_and_is_scored_by_its_masked_tokens(config, tmp_path):
     config = config.copy_and_resolve_references()
     config.task = "masked_lm"

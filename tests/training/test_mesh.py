@@ -133,9 +133,8 @@ def test_parameters_and_moments_are_cut_over_fsdp_and_tensor(family):
         assert bytes_here < 0.45 * sum(x.nbytes for x in jax.tree.leaves(tree))
 
 
-@pytest.mark.parametrize(
-    "family", [name if name == "flash" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_checkpoint_is_restored_onto_another_mesh(family, tmp_path):
     source = Run(family, "causal_lm", (2, 2, 2))
     state = source.start()

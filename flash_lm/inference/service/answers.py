@@ -27,6 +27,7 @@ from flash_lm.inference.service.requests import (
     SecondLinesAsked,
     TextAnswer,
     TextAsked,
+    TextPiece,
 )
 from flash_lm.inference.service.scheduler import TOKENS_A_TURN, BusyError, FailedError, Row, Scheduler
 from flash_lm.inference.trained_model import TrainedModel
@@ -72,9 +73,7 @@ class Rows:
         capacity = min(asked, engine.limit or asked)
         self.state_bytes, self._metrics = engine.state_bytes(1, capacity), metrics
         batch = RunningBatch(engine, limits.rows, capacity)
-        row = batch.join(np.zeros(1, np.int32), Sampling(), seed=0)
-        batch.advance(TOKENS_A_TURN)  # compiles, so that the first request need not
-        batch.leave(row)
+        _compile_all(batch, min(limits.prompt_tokens, capacity - 1))
         self.scheduler = scheduler = Scheduler(batch, limits.waiting)
         metrics.watch("running_rows", "Rows that are generated", lambda: scheduler.running)
         metrics.watch("waiting_rows", "Rows that wait for a place", lambda: scheduler.waiting)
@@ -104,6 +103,15 @@ class Rows:
             self.scheduler.cancel(rows)
 
 
+def _compile_all(batch: RunningBatch, longest: int) -> None:
+    """Runs whatever a request may need, so that none keeps the others waiting while something is compiled."""
+    lengths = sorted({min(2**i, longest) for i in range(longest.bit_length() + 1)})
+    for length, sampling in [(1, Sampling(top_p=0.5)), *((length, Sampling()) for length in lengths)]:
+        row = batch.join(np.zeros(length, np.int32), sampling, seed=0)
+        batch.advance(TOKENS_A_TURN)
+        batch.leave(row)
+
+
 class TextService:
     """Continues prompts."""
 
@@ -117,30 +125,26 @@ class TextService:
 
     def check(self, asked: TextAsked) -> Row:
         """The row of a request; raises InputError for what cannot be answered, and as `Scheduler.check` does."""
-        sampling, max_tokens = asked.sampling(), asked.max_tokens or self._limits.new_tokens
-        (prompt,) = self._generator.check([asked.prompt], max_tokens, asked.seed)
+        sampling, limit = asked.sampling(), self._generator.engine.limit
+        (prompt,) = self._generator.check([asked.prompt], asked.max_tokens or 1, asked.seed)
+        room = self._limits.new_tokens if limit is None else min(self._limits.new_tokens, limit - len(prompt))
+        max_tokens = asked.max_tokens or room
         self._limits.check("a prompt", len(prompt), self._limits.prompt_tokens)
         self._limits.check("max_tokens, an answer", max_tokens, self._limits.new_tokens)
         row = Row(prompt, sampling, asked.seed, 0, max_tokens)
         self.rows.scheduler.check([row])  # a stream that has begun could only tell of it in the midst
         return row
 
-    async def stream(self, row: Row) -> AsyncIterator[tuple[str, TextAnswer]]:
-        """Pieces of text as they come, each with the answer so far; the last one is whole."""
-        decoder, texts, start = TextDecoder(self._trained.tokenizer), [], time.perf_counter()
+    async def stream(self, row: Row) -> AsyncIterator[TextPiece | TextAnswer]:
+        """Pieces of text as they come, and the whole answer."""
+        decoder, texts, tokens, start = TextDecoder(self._trained.tokenizer), [], 0, time.perf_counter()
+        speed = lambda: {"tokens": tokens, "tokens_per_second": tokens / (time.perf_counter() - start)}
         async for _, part in self.rows.parts([row]):
+            tokens += len(part.tokens)
             texts.append(decoder(part.tokens) + (decoder.close() if part.ended else ""))
-            seconds = time.perf_counter() - start
-            yield (
-                texts[-1],
-                TextAnswer(
-                    text="".join(texts),
-                    tokens=row.count,
-                    finish_reason="end" if row.by_model else "length",
-                    seconds=seconds,
-                    tokens_per_second=row.count / seconds,
-                ),
-            )
+            yield TextPiece(text=texts[-1], state_bytes=self.state_bytes, **speed())
+        why, seconds = "end" if row.by_model else "length", time.perf_counter() - start
+        yield TextAnswer(text="".join(texts), finish_reason=why, seconds=seconds, **speed())
 
     def close(self) -> None:
         """Finishes the rows that are there."""
@@ -162,6 +166,7 @@ class CoupletService:
         """The rows of a request; raises InputError for what cannot be answered."""
         prompt, length = self._writer.question(asked.first)
         self._limits.check("a first line", len(prompt), self._limits.prompt_tokens)
+        self._limits.check("a first line, and so a second one", length, self._limits.new_tokens)
         return [Row(prompt, asked.sampling(), asked.seed, i, length) for i in range(asked.candidates)]
 
     async def answer(self, first: str, rows: list[Row]) -> SecondLinesAnswer:
@@ -192,7 +197,12 @@ class FillInService:
         self._filler([MASK])  # compiles
         self._waiting: list[tuple[FillInAsked, asyncio.Future[FilledIn | None]]] = []
         self._filling: asyncio.Task[None] | None = None
-        metrics.watch("waiting_rows", "Rows that wait for a place", lambda: len(self._waiting))
+        metrics.watch("waiting_rows", "Rows that wait for a place", lambda: self._count)
+
+    @property
+    def _count(self) -> int:
+        """Who waits; not those that have left."""
+        return sum(not future.done() for _, future in self._waiting)
 
     def check(self, asked: FillInAsked) -> None:
         """Raises InputError for what cannot be answered."""
@@ -200,8 +210,8 @@ class FillInService:
 
     async def answer(self, asked: FillInAsked) -> FillInAnswer:
         """The likeliest tokens of each mask."""
-        if len(self._waiting) >= self._limits.waiting:
-            raise BusyError(f"{len(self._waiting)} requests are waiting already: try again later")
+        if self._count >= self._limits.waiting:
+            raise BusyError(f"{self._count} requests are waiting already: try again later")
         start, future = time.perf_counter(), asyncio.get_running_loop().create_future()
         self._waiting.append((asked, future))
         if self._filling is None or self._filling.done():

@@ -41,6 +41,7 @@ _EVENTS = {
 }
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "No UTF-8"},
+    413: {"model": Problem, "description": "Too large"},
     422: {"model": Problem, "description": "Bad input"},
     500: {"model": Problem, "description": "The model failed"},
     503: {"model": Problem, "description": "Busy, or ending"},
@@ -48,6 +49,8 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 _STATUS = {InputError: 422, FailedError: 500, BusyError: 503, ClosedError: 503, TimeoutError: 504}
 _CLIENT_LEFT = 499
+_LONGEST_SENTENCE = 500  # characters: a request may have names of any length
+_MOST_BYTES = 2_000_000  # of a request: more than the longest text, each character written as an escape
 
 
 class LeftError(Exception):
@@ -77,6 +80,7 @@ def build_app(trained: TrainedModel, limits: Limits) -> FastAPI:
     app = FastAPI(title=f"flash_lm: {trained.name}", version="1", lifespan=lifespan)
     _add_errors(app, limits)
     app.add_middleware(_Counting, metrics=metrics)
+    longest = trained.model.abstract.longest
     about = ModelAnswer(
         name=trained.name,
         kind=service.kind,
@@ -84,8 +88,8 @@ def build_app(trained: TrainedModel, limits: Limits) -> FastAPI:
         corpus=config.data.corpus,
         step=trained.step,
         parameters=trained.model.parameter_count(),
-        most_prompt_tokens=min(limits.prompt_tokens, trained.model.abstract.longest or limits.prompt_tokens),
-        most_new_tokens=limits.new_tokens,
+        most_prompt_tokens=min(limits.prompt_tokens, longest or limits.prompt_tokens),
+        most_new_tokens=min(limits.new_tokens, (longest or limits.new_tokens + 1) - 1),
         state_bytes=service.state_bytes,
     )
     page = _PAGE.read_text(encoding="utf-8")
@@ -123,7 +127,10 @@ def _add_text(app: FastAPI, service: TextService, limits: Limits) -> None:
         row = service.check(asked)
 
         async def last() -> TextAnswer:
-            return [answer async for _, answer in service.stream(row)][-1]
+            async for found in service.stream(row):
+                if isinstance(found, TextAnswer):
+                    return found
+            raise AssertionError("a stream ends with the whole answer")
 
         return await _while_connected(request, last(), limits)
 
@@ -141,17 +148,12 @@ def _add_text(app: FastAPI, service: TextService, limits: Limits) -> None:
         row = service.check(asked)
 
         async def events() -> AsyncIterator[bytes]:
-            answer = None
             try:
                 async with asyncio.timeout(limits.seconds):
-                    async for text, answer in service.stream(row):
-                        now = {"text": text, "state_bytes": service.state_bytes}
-                        yield _event("text", now | answer.model_dump(include={"tokens", "tokens_per_second"}))
+                    async for found in service.stream(row):
+                        yield _event("done" if isinstance(found, TextAnswer) else "text", found.model_dump())
             except tuple(_STATUS) as error:
                 yield _event("error", {"error": _problem(error, limits)[1]})
-            else:
-                assert answer is not None
-                yield _event("done", answer.model_dump())
 
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
@@ -210,8 +212,12 @@ def _add_errors(app: FastAPI, limits: Limits) -> None:
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        found = [(".".join(str(x) for x in one["loc"][1:]) or "the body", one["msg"]) for one in error.errors()]
-        return JSONResponse({"error": "; ".join(f"{where}: {what}" for where, what in found)}, 422)
+        found = []
+        for one in error.errors():
+            no_json = one["type"] == "json_invalid"  # whose location is a place in the body
+            where = "the body" if no_json else ".".join(str(x) for x in one["loc"][1:]) or "the body"
+            found.append(f"{where}: {one['msg']}" + (f" at character {one['loc'][1]}" if no_json else ""))
+        return JSONResponse({"error": " ".join("; ".join(found).split())[:_LONGEST_SENTENCE]}, 422)
 
     async def other(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -220,15 +226,19 @@ def _add_errors(app: FastAPI, limits: Limits) -> None:
     async def left(request: Request, error: Exception) -> Response:
         return Response(status_code=_CLIENT_LEFT)  # which nobody reads
 
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": "the service has a defect: its log tells where"}, 500)
+
     for kind in _STATUS:
         app.add_exception_handler(kind, sentence)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, other)
     app.add_exception_handler(LeftError, left)
+    app.add_exception_handler(Exception, unexpected)
 
 
 class _Counting:
-    """Counts answers and measures how long each took, to the end of its stream."""
+    """Counts answers and measures how long each took, to the end of its stream; refuses what is too large to read."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics):
         self._app, self._metrics = app, metrics
@@ -236,7 +246,14 @@ class _Counting:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        start, status = time.perf_counter(), 500
+        start, status, received = time.perf_counter(), 500, 0
+
+        async def limited() -> Message:
+            nonlocal received
+            received += len((message := await receive()).get("body", b""))
+            if received > _MOST_BYTES:
+                raise HTTPException(413, f"a request of more than {_MOST_BYTES:,} bytes: shorten it")
+            return message
 
         async def watch(message: Message) -> None:
             nonlocal status
@@ -245,7 +262,7 @@ class _Counting:
             await send(message)
 
         try:
-            await self._app(scope, receive, watch)
+            await self._app(scope, limited, watch)
         finally:
             path = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(path, str(status)).inc()

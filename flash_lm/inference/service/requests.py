@@ -55,6 +55,15 @@ class FillInAsked(_Asked):
     candidates: int = Field(5, ge=1, le=100, description="a mask")
 
 
+class TextPiece(BaseModel):
+    """What has come since the last piece, and how it goes."""
+
+    text: str
+    tokens: int = Field(description="that were generated so far")
+    tokens_per_second: float
+    state_bytes: int
+
+
 class TextAnswer(BaseModel):
     """What followed a prompt, or, in a stream, all of it once more at the end."""
 

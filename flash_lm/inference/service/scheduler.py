@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from flash_lm.errors import InputError
 from flash_lm.inference.running_batch import Part, RunningBatch
 from flash_lm.inference.sampling import Sampling
 
@@ -96,11 +97,14 @@ class Scheduler:
             BusyError: too many wait.
             ClosedError: the scheduler is closed.
             FailedError: its thread has failed.
+            InputError: so many rows can never wait.
         """
         if self.failed:
             raise FailedError
         if self._closing:
             raise ClosedError("the service is ending")
+        if len(rows) > (most := self._most_waiting + self._batch.rows):
+            raise InputError(f"{len(rows)} rows are over the {most} that this service takes: ask for fewer")
         if len(self._waiting) + len(rows) > self._most_waiting + self._batch.free:
             raise BusyError(f"{len(self._waiting)} rows are waiting already: try again later")
 
@@ -158,7 +162,13 @@ class Scheduler:
                 if not self._waiting:
                     return
                 row = self._waiting.popleft()
-            self._running[self._batch.join(row.prompt, row.sampling, row.seed, row.number)] = row
+            try:
+                place = self._batch.join(row.prompt, row.sampling, row.seed, row.number)
+            except Exception:
+                with self._changed:
+                    self._waiting.appendleft(row)  # with those who are told
+                raise
+            self._running[place] = row
 
     def _turn(self) -> None:
         for place, part in self._batch.advance(TOKENS_A_TURN).items():

@@ -63,9 +63,9 @@ def served(app) -> Iterator[uvicorn.Server]:
 
 
 @contextlib.contextmanager
-def service(kind: str, limits: Limits = LIMITS, **changes) -> Iterator[httpx.Client]:
+def service(kind: str, family: str = "flash", **changes) -> Iterator[httpx.Client]:
     """A client of a service of a random model; `changes`: of the limits."""
-    app = build_app(random_model(kind), dataclasses.replace(limits, **changes))
+    app = build_app(random_model(kind, family), dataclasses.replace(LIMITS, **changes))
     with served(app) as server, httpx.Client(base_url=server.url, timeout=120) as client:
         client.app, client.server = app, server
         yield client

@@ -57,7 +57,7 @@ def test_a_text_is_streamed(page):
         page.keyboard.type("the cat 猫 ")
         page.keyboard.press("Control+Enter")
         expect(page.locator("#status")).to_contain_text(re.compile(r"\d+ tokens · [\d.]+ tokens/s · state .*B · "))
-        body = {"prompt": "the cat 猫 ", "max_tokens": 64, "temperature": 0.8}
+        body = {"prompt": "the cat 猫 ", "max_tokens": 32, "temperature": 0.8}
         alone = client.post("/api/generate", json=body).json()
         assert page.locator("#answer .text").inner_text() == "the cat 猫 " + alone["text"].rstrip("\n")
         assert fits(page) and not page.wrong
@@ -75,8 +75,51 @@ def test_stop_frees_the_row(page):
         expect(page.locator("#status")).to_contain_text("tokens/s")
         page.get_by_role("button", name="Stop").click()
         expect(page.locator("#status")).to_have_text("stopped")
+        expect(page.get_by_role("button", name="Continue")).to_be_focused()
         until(lambda: gauge(client, "running_rows") == 0)
+        assert gauge(client, "tokens_total") < 10_000 and not page.wrong
+
+
+@pytest.mark.slow
+def test_what_is_wrong_is_shown_and_what_is_empty_left_to_the_service(page):
+    with service("text") as client:
+        page.goto(client.server.url)
+        page.locator("#prompt").fill("a")
+        page.locator("#max_tokens").evaluate("field => { field.value = 999 }")
+        page.keyboard.press("Control+Enter")
+        expect(page.locator("#max_tokens")).to_be_visible()
+        expect(page.locator("#max_tokens")).to_be_focused()
+        assert gauge(client, "running_rows") == 0 and page.locator("#answer").inner_text() == ""
+        for field in ("#max_tokens", "#temperature"):
+            page.locator(field).fill("")
+        page.get_by_role("button", name="Continue").click()
+        expect(page.locator("#status")).to_contain_text(" · state ")
+        expect(page.get_by_role("button", name="Continue")).to_have_attribute("aria-disabled", "false")
+        alone = client.post("/api/generate", json={"prompt": "a"}).json()
+        assert page.locator("#answer .text").inner_text() == "a" + alone["text"].rstrip("\n")
         assert not page.wrong
+
+
+@pytest.mark.slow
+def test_a_service_that_ends_is_told_of(page):
+    with service("text") as client:
+        page.goto(client.server.url)
+        page.route(
+            "**/api/generate/stream",
+            lambda route: route.fulfill(
+                content_type="text/event-stream",
+                body='event: text\ndata: {"text": "b", "tokens": 1, "tokens_per_second": 2, "state_bytes": 3}\n\n',
+            ),
+        )
+        page.locator("#prompt").fill("a")
+        page.keyboard.press("Control+Enter")
+        expect(page.locator("#status")).to_contain_text("the answer was cut off")
+        page.route("**/api/generate/stream", lambda route: route.fulfill(status=502, body="Bad gateway"))
+        page.keyboard.press("Control+Enter")
+        expect(page.locator("#status")).to_contain_text("the service answers 502")
+        page.route("**/api/generate/stream", lambda route: route.abort())
+        page.keyboard.press("Control+Enter")
+        expect(page.locator("#status")).to_contain_text("the service does not answer")
 
 
 def test_a_couplet_is_answered(page):

@@ -1,5 +1,6 @@
 """The JSON API, against the same models without a service; and what happens when somebody leaves or too many come."""
 
+import asyncio
 import concurrent.futures
 import contextlib
 import json
@@ -16,8 +17,11 @@ from flash_lm.inference.fill_in import Filler
 from flash_lm.inference.generation import Generator
 from flash_lm.inference.running_batch import RunningBatch
 from flash_lm.inference.sampling import Sampling
+from flash_lm.inference.service.answers import TextService
+from flash_lm.inference.service.metrics import Metrics
+from flash_lm.inference.service.requests import TextAsked
 from flash_lm.training.loop import train
-from inference.service.serving import CHARACTERS, gauge, random_model, service, until
+from inference.service.serving import CHARACTERS, LIMITS, gauge, random_model, service, until
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -38,6 +42,9 @@ def couplets():
 def fill_in():
     with service("fill_in") as client:
         yield client
+
+
+ENDLESS = 2**20  # tokens: minutes, even of so small a model
 
 
 def events(lines) -> list[tuple[str, dict]]:
@@ -94,6 +101,22 @@ def test_which_checkpoint_it_serves(text):
     assert "<title>" in text.get("/").text
 
 
+def test_no_request_waits_for_a_compiler():
+    text = TextService(random_model("text"), LIMITS, Metrics())
+    engine = text._generator.engine
+    compiled = [engine._start, engine._prefill, engine._put_apart, engine._join, engine._advance, engine._leave]
+    before = [function._cache_size() for function in compiled]
+
+    async def answer(asked: TextAsked) -> int:
+        return len([piece async for piece in text.stream(text.check(asked))])
+
+    for length in (1, 15, 17, 40, 63):
+        for sampling in ({}, {"top_k": 3}, {"temperature": 0.0, "repetition_penalty": 2.0}):
+            assert asyncio.run(answer(TextAsked(prompt="a" * length, max_tokens=5, **sampling))) > 1
+    text.close()
+    assert [function._cache_size() for function in compiled] == before
+
+
 def test_second_lines_are_those_of_the_command(couplets):
     writer = CoupletWriter(random_model("couplets"))
     for first, seed in (("春", 0), ("東山水", 5)):
@@ -144,6 +167,7 @@ def test_bad_input_of_other_kinds(couplets, fill_in):
     for client, path, body, sentence in (
         (couplets, "/api/second_lines", {"first": "猫"}, "does not know what begins with '猫' in the first line"),
         (couplets, "/api/second_lines", {"first": "春", "candidates": 65}, "candidates: "),
+        (couplets, "/api/second_lines", {"first": "春" * 65}, "a first line of 67 tokens is over the 64"),
         (fill_in, "/api/fill_in", {"prompt": "a cat"}, "the prompt has no [MASK]"),
         (fill_in, "/api/fill_in", {"prompt": "[MASK]" * 64}, "a prompt of 65 tokens is over the 64"),
     ):
@@ -155,14 +179,20 @@ def test_no_json_and_no_such_page(text):
     json_ = {"Content-Type": "application/json"}
     assert text.post("/api/generate", content=b"{", headers=json_).status_code == 422
     assert "parsing the body" in text.post("/api/generate", content=b"\xff", headers=json_).json()["error"]
+    answer = text.post("/api/generate", content=b"{", headers=json_)
+    assert answer.json() == {"error": "the body: JSON decode error at character 1"}
+    answer = text.post("/api/generate", content=b'{"prompt": "%s"}' % (b"a" * 2_000_000), headers=json_)
+    assert answer.status_code == 413 and "more than 2,000,000 bytes: shorten it" in answer.json()["error"]
+    answer = text.post("/api/generate", json={"prompt": "a", "x\n" * 5000: 1})
+    assert answer.status_code == 422 and len(answer.json()["error"]) <= 500 and "\n" not in answer.json()["error"]
     assert text.get("/nothing").status_code == 404
     assert text.get("/api/generate").status_code == 405
 
 
 def test_a_client_that_leaves_frees_its_row():
     """In the midst of a stream, and while it waits for a whole answer; the next one has the only row at once."""
-    with service("text", rows=1, new_tokens=4096) as client:
-        body = {"prompt": "a", "max_tokens": 4096, "temperature": 0}
+    with service("text", rows=1, new_tokens=ENDLESS) as client:
+        body = {"prompt": "a", "max_tokens": ENDLESS, "temperature": 0}
         with client.stream("POST", "/api/generate/stream", json=body) as response:
             next(lines := response.iter_lines())  # kept: without it httpx would close the stream
             assert gauge(client, "running_rows") == 1 and lines
@@ -170,63 +200,92 @@ def test_a_client_that_leaves_frees_its_row():
         with pytest.raises(httpx.ReadTimeout):
             client.post("/api/generate", json=body, timeout=0.3)
         until(lambda: gauge(client, "running_rows") == 0)
+        assert gauge(client, "tokens_total") < ENDLESS / 10
         assert client.post("/api/generate", json={"prompt": "a", "max_tokens": 2}).json()["tokens"] == 2
+
+
+@pytest.mark.slow
+def test_an_answer_ends_where_the_positions_do():
+    with service("text", family="transformer") as client:  # of 32 positions, of the 64 + 64 tokens that are allowed
+        model = client.get("/api/model").json()
+        assert (model["most_prompt_tokens"], model["most_new_tokens"]) == (32, 31)
+        answer = client.post("/api/generate", json={"prompt": "abc", "temperature": 0}).json()
+        assert answer["tokens"] == 28 or answer["finish_reason"] == "end"
+        answer = client.post("/api/generate", json={"prompt": "abc", "max_tokens": 29})
+        assert answer.status_code == 422 and "lower max_tokens" in answer.json()["error"]
+
+
+@pytest.mark.slow
+def test_second_lines_are_no_longer_than_answers_may_be():
+    with service("couplets", new_tokens=4) as client:
+        assert client.post("/api/second_lines", json={"first": "春夏秋冬"}).status_code == 200
+        answer = client.post("/api/second_lines", json={"first": "春夏秋冬東"})
+        assert answer.status_code == 422 and "a second one of 5 tokens is over the 4" in answer.json()["error"]
 
 
 @pytest.mark.slow
 def test_too_many_are_sent_away():
     with service("couplets", rows=1, waiting=2) as client:
         answer = client.post("/api/second_lines", json={"first": "春", "candidates": 4})
-        assert answer.status_code == 503 and "try again later" in answer.json()["error"]
-        assert answer.headers["retry-after"] == "1"
+        assert answer.status_code == 422 and "4 rows are over the 3 that this service takes" in answer.json()["error"]
         assert client.post("/api/second_lines", json={"first": "春", "candidates": 3}).status_code == 200
-    with service("text", rows=1, waiting=1, new_tokens=4096) as client, contextlib.ExitStack() as open_:
-        body = {"prompt": "a", "max_tokens": 4096, "temperature": 0}
+    with service("text", rows=1, waiting=1, new_tokens=ENDLESS) as client, contextlib.ExitStack() as open_:
+        body = {"prompt": "a", "max_tokens": ENDLESS, "temperature": 0}
         ask = lambda: open_.enter_context(client.stream("POST", "/api/generate/stream", json=body))
         next(lines := ask().iter_lines())
         ask()
         until(lambda: gauge(client, "waiting_rows") == 1)
+        answer = client.post("/api/generate", json=body)
+        assert answer.status_code == 503 and "try again later" in answer.json()["error"]
+        assert answer.headers["retry-after"] == "1"
         assert ask().status_code == 503 and lines
 
 
 @pytest.mark.slow
 def test_what_takes_too_long_ends():
-    with service("text", rows=1, new_tokens=4096, seconds=0.2) as client:
-        body = {"prompt": "a", "max_tokens": 4096, "temperature": 0}
+    with service("text", rows=1, new_tokens=ENDLESS, seconds=0.2) as client:
+        body = {"prompt": "a", "max_tokens": ENDLESS, "temperature": 0}
         answer = client.post("/api/generate", json=body)
         assert answer.status_code == 504 and "took longer than 0.2 s" in answer.json()["error"]
         with client.stream("POST", "/api/generate/stream", json=body) as response:
             name, data = events(response.iter_lines())[-1]
         assert name == "error" and "took longer" in data["error"]
         until(lambda: gauge(client, "running_rows") == 0)
+        assert gauge(client, "tokens_total") < ENDLESS / 10
 
 
 @pytest.mark.slow
 def test_answers_that_run_finish_when_the_service_ends():
-    with service("text") as client:
-        with client.stream("POST", "/api/generate/stream", json={"prompt": "a", "max_tokens": 60}) as response:
+    with service("text", new_tokens=4096) as client:
+        body = {"prompt": "a", "max_tokens": 4096, "temperature": 0}
+        with client.stream("POST", "/api/generate/stream", json=body) as response:
             lines = response.iter_lines()
             first = next(lines)
             client.server.should_exit = True
             name, answer = events([first, *lines])[-1]
-        assert name == "done" and answer["tokens"] + (answer["finish_reason"] == "end") >= 1
+        assert name == "done" and answer["tokens"] == 4096
+
+
+def _fails(*_):
+    raise RuntimeError("out of memory")
 
 
 @pytest.mark.slow
-def test_a_model_that_fails_is_told_of(monkeypatch):
+@pytest.mark.parametrize("step", ["join", "advance"])
+def test_a_model_that_fails_is_told_of(monkeypatch, step):
     """Whoever waits gets an answer, and so do those who come later."""
-
-    def fails(*_):
-        raise RuntimeError("out of memory")
-
     with service("text") as client:
-        monkeypatch.setattr(RunningBatch, "advance", fails)
-        answer = client.post("/api/generate", json={"prompt": "a"})
+        monkeypatch.setattr(RunningBatch, step, _fails)
+        answer = client.post("/api/generate", json={"prompt": "a"}, timeout=20)  # of 60 s that it would time out
         assert answer.status_code == 500 and "log of the service" in answer.json()["error"]
         assert client.post("/api/generate", json={"prompt": "a"}).status_code == 500
         assert client.get("/health").status_code == 500
+
+
+@pytest.mark.slow
+def test_a_filler_that_fails_is_told_of(monkeypatch):
     with service("fill_in") as client:
-        monkeypatch.setattr(Filler, "__call__", fails)
+        monkeypatch.setattr(Filler, "__call__", _fails)
         for _ in range(2):
             assert client.post("/api/fill_in", json={"prompt": "[MASK]"}).status_code == 500
 
