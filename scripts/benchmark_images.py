@@ -102,6 +102,8 @@ def main(argv: list[str]) -> None:
     batches, asked = whole_numbers(arguments.batches), arguments.images.split()
     if unknown := sorted(set(asked) - PIXELS.keys()):
         raise InputError(f"--images: {', '.join(unknown)} must be among {' '.join(PIXELS)}")
+    if arguments.tokens > (most := min(PIXELS[images] for images in asked)):
+        raise InputError(f"--tokens={arguments.tokens} is over the {most} pixels of an image: draw fewer a turn")
     about, lines = provenance(jax.devices()[0].device_kind), []
     file = arguments.out / "images.jsonl"
     file.unlink(missing_ok=True)

@@ -86,7 +86,7 @@ def copies(evidence: Evidence) -> tuple[bool, str]:
     """99 of 100 symbols are copied."""
     runs = {name: evidence.line(COPY, family=name) for name in ("transformer", "linear_transformer")}
     return all("solved_at" in run for run in runs.values()), ", ".join(
-        f"{name} copies {run['accuracy']:.2%}, and 99 % after {run.get('solved_at', 'no')} updates"
+        f"{name} copies {run['accuracy']:.2%}, and 99 % from update {run.get('solved_at', 'none')} on"
         for name, run in runs.items()
     )
 

@@ -6,6 +6,7 @@ OUT gets samples.png, a square grid, and completions.png: in each row the given 
 """
 
 import argparse
+import importlib.util
 import math
 import pathlib
 
@@ -58,6 +59,8 @@ def main(argv: list[str]) -> None:
     columns = math.isqrt(arguments.samples)
     if columns**2 != arguments.samples:
         raise InputError(f"--samples={arguments.samples} must be a square number, such as {columns**2}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError("images are written by matplotlib: pip install flash_lm[plot]")
     trained = load_model(arguments.workdir)
     if trained.config.data.corpus != "images":
         raise InputError(f"{trained.name} was not trained on images: train a model with configs/mnist.py")

@@ -36,7 +36,7 @@ def write_comparison(workdirs: list[pathlib.Path], split: str, out: pathlib.Path
     )
     lengths = {line["length"] for line in results}
     title += f", rows of {lengths.pop()} tokens" if len(lengths) == 1 else ", rows of several lengths"
-    solved = {f"{SOLVED:.0%} after steps": ("solved_at", "{:,}")} if any("solved_at" in x for x in results) else {}
+    solved = {f"{SOLVED:.0%} from step": ("solved_at", "{:,}")} if any("solved_at" in x for x in results) else {}
     text = f"{title}, {split} split\n\n{markdown_table(results, {**RUNS, **solved})}"
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
@@ -82,7 +82,9 @@ def _on_examples(result: Line) -> bool:
 
 
 def _solved_at(workdirs: list[pathlib.Path], result: Line) -> int | None:
-    """The first step at which a run on examples had nearly all of them right."""
+    """The first step from which on a run on examples had nearly all of them right."""
+    if not _on_examples(result):
+        return None
     curve = next(validation_curve(path) for path in workdirs if path.name == result["run"])
-    steps = (line["step"] for line in curve if _on_examples(result) and line["accuracy"] >= SOLVED)
-    return next(steps, None)
+    last_below = max((line["step"] for line in curve if line["accuracy"] < SOLVED), default=0)
+    return min((line["step"] for line in curve if line["step"] > last_below), default=None)

@@ -110,7 +110,12 @@ def _parquet_pairs(path: pathlib.Path) -> Iterable[Pair]:
         table = file.read(columns=["first", "second"])
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
-    return zip(*([text or "" for text in table[name].to_pylist()] for name in ("first", "second")), strict=True)
+    columns = [table[name].to_pylist() for name in ("first", "second")]
+    if other := {type(text).__name__ for column in columns for text in column} - {"str", "NoneType"}:
+        raise InputError(
+            f"{path} has {' and '.join(sorted(other))} in its columns first and second: couplets need text"
+        )
+    return zip(*([text or "" for text in column] for column in columns), strict=True)
 
 
 def _lines(path: pathlib.Path) -> list[str]:

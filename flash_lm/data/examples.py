@@ -72,7 +72,10 @@ class ExampleRows:
         """
         del begin
         if examples.longest > length:
-            raise InputError(f"rows of {length} tokens are too short for the examples: take {examples.longest} or more")
+            raise InputError(
+                f"rows of {length} tokens are too short for the examples, which need {examples.longest}: set "
+                "--config.model.max_length (and data.length, if given) to that, and data.tokens_per_batch to a multiple"
+            )
         self._examples, self._length = examples, length
 
     def __len__(self) -> int:

@@ -57,6 +57,11 @@ def images(config: DataConfig) -> ExampleCorpus:
     if "validation" not in found:
         kept = len(found["train"]) - len(found["train"]) // _HELD_OUT
         found["train"], found["validation"] = found["train"][:kept], found["train"][kept:]
+    if empty := [split for split in SPLITS if not len(found[split])]:
+        raise InputError(f"{name} has no image for {', '.join(empty)}: give one or more")
+    if len(shapes := {found[split].shape[1:] for split in SPLITS}) > 1:
+        told = " and ".join("×".join(map(str, shape)) for shape in sorted(shapes))
+        raise InputError(f"the images of {name} have {told} values, and must all have as many")
     digest = hashlib.sha256()
     for split in SPLITS:
         digest.update(f"{split} {found[split].shape}".encode())

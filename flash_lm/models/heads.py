@@ -34,8 +34,9 @@ class SoftmaxHead(NamedTuple):
 class LogisticsHead(NamedTuple):
     """A mixture of discretised logistics over the last 256 words of the vocabulary; the others never come.
 
-    The components start spread over the values, and a step moves their means and scales a tenth as far as their
-    weights: the gradient of a mean that has overshot its value is its distance in scales, and drowns all others.
+    The components start spread over the values, and a step of Adam moves their means and scales a tenth as far as their
+    weights. Far from a value the gradient of a log-scale is the distance in scales, and that of a mean one over the
+    scale: at the same pace they drown those of the weights, and a narrow component jumps past its value.
     """
 
     kernel_Dx3P: jax.Array

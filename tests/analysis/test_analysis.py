@@ -56,7 +56,7 @@ def test_curves_are_drawn_from_validation_lines(tmp_path):
 
 
 def test_examples_are_compared_by_accuracy_too(tmp_path):
-    """And the table tells after how many steps 99 % of them were right."""
+    """And the table tells from which step on 99 % of them were right."""
     accuracies = {"solved": [0.1, 0.99, 0.98, 1.0], "unsolved": [0.1, 0.2, 0.3, 0.98]}
     for pack in ("examples", "stream"):
         for name, values in accuracies.items():
@@ -68,11 +68,11 @@ def test_examples_are_compared_by_accuracy_too(tmp_path):
             append_jsonl(folder / "results.jsonl", [result])
         folders = [tmp_path / pack / name for name in accuracies]
         table = write_comparison(folders, "validation", tmp_path / pack / "out")
-        assert table and ("99% after steps" in table) == (pack == "examples")
+        assert table and ("99% from step" in table) == (pack == "examples")
         assert (tmp_path / pack / "out" / "accuracy.png").exists() == (pack == "examples")
     rows = (tmp_path / "examples" / "out" / "table.md").read_text().splitlines()
     solved, unsolved = (line.split("|")[-2].strip() for line in rows[-2:])
-    assert (solved, unsolved) == ("100", "")
+    assert (solved, unsolved) == ("200", "")
 
 
 def test_panels_are_drawn_with_names_that_do_not_cover_each_other(tmp_path, monkeypatch):

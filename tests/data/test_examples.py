@@ -39,7 +39,10 @@ def test_a_row_asks_for_what_is_not_given():
 
 
 def test_a_row_that_is_too_short_says_so():
-    with pytest.raises(InputError, match="rows of 2 tokens are too short for the examples: take 3 or more"):
+    with pytest.raises(
+        InputError,
+        match="rows of 2 tokens are too short for the examples, which need 3: set --config.model.max_length",
+    ):
         ExampleRows(Two(), 2, begin=1)
 
 

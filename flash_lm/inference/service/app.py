@@ -79,6 +79,7 @@ def build_app(trained: TrainedModel, limits: Limits) -> FastAPI:
 
     app = FastAPI(title=f"flash_lm: {trained.name}", version="1", lifespan=lifespan)
     _add_errors(app, limits)
+    app.add_middleware(_Bounded)
     app.add_middleware(_Counting, metrics=metrics)
     longest = trained.model.abstract.longest
     about = ModelAnswer(
@@ -89,7 +90,7 @@ def build_app(trained: TrainedModel, limits: Limits) -> FastAPI:
         step=trained.step,
         parameters=trained.model.parameter_count(),
         most_prompt_tokens=min(limits.prompt_tokens, longest or limits.prompt_tokens),
-        most_new_tokens=min(limits.new_tokens, (longest or limits.new_tokens + 1) - 1),
+        most_new_tokens=limits.new_tokens if longest is None else min(limits.new_tokens, longest - 1),
         state_bytes=service.state_bytes,
     )
     page = _PAGE.read_text(encoding="utf-8")
@@ -237,8 +238,27 @@ def _add_errors(app: FastAPI, limits: Limits) -> None:
     app.add_exception_handler(Exception, unexpected)
 
 
+class _Bounded:
+    """Refuses requests that are too large to read."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        received = 0
+
+        async def bounded() -> Message:
+            nonlocal received
+            received += len((message := await receive()).get("body", b""))
+            if received > _MOST_BYTES:
+                raise HTTPException(413, f"a request of more than {_MOST_BYTES:,} bytes: shorten it")
+            return message
+
+        await self._app(scope, bounded, send)
+
+
 class _Counting:
-    """Counts answers and measures how long each took, to the end of its stream; refuses what is too large to read."""
+    """Counts answers and measures how long each took, to the end of its stream."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics):
         self._app, self._metrics = app, metrics
@@ -246,14 +266,7 @@ class _Counting:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        start, status, received = time.perf_counter(), 500, 0
-
-        async def limited() -> Message:
-            nonlocal received
-            received += len((message := await receive()).get("body", b""))
-            if received > _MOST_BYTES:
-                raise HTTPException(413, f"a request of more than {_MOST_BYTES:,} bytes: shorten it")
-            return message
+        start, status = time.perf_counter(), 500
 
         async def watch(message: Message) -> None:
             nonlocal status
@@ -262,7 +275,7 @@ class _Counting:
             await send(message)
 
         try:
-            await self._app(scope, limited, watch)
+            await self._app(scope, receive, watch)
         finally:
             path = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(path, str(status)).inc()
