@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import pathlib
-import time
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any, TypeVar
 
@@ -13,11 +12,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from fastapi.sse import format_sse_event
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flash_lm.errors import InputError
 from flash_lm.inference.service.answers import CoupletService, FillInService, Limits, TextService
 from flash_lm.inference.service.metrics import Metrics
+from flash_lm.inference.service.middleware import Bounded, Counting
 from flash_lm.inference.service.requests import (
     FillInAnswer,
     FillInAsked,
@@ -50,7 +49,6 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 _STATUS = {InputError: 422, FailedError: 500, BusyError: 503, ClosedError: 503, TimeoutError: 504}
 _CLIENT_LEFT = 499
 _LONGEST_SENTENCE = 500  # characters: a request may have names of any length
-_MOST_BYTES = 2_000_000  # of a request: more than the longest text, each character written as an escape
 
 
 class LeftError(Exception):
@@ -79,8 +77,8 @@ def build_app(trained: TrainedModel, limits: Limits) -> FastAPI:
 
     app = FastAPI(title=f"flash_lm: {trained.name}", version="1", lifespan=lifespan)
     _add_errors(app, limits)
-    app.add_middleware(_Bounded)
-    app.add_middleware(_Counting, metrics=metrics)
+    app.add_middleware(Bounded)
+    app.add_middleware(Counting, metrics=metrics)
     longest = trained.model.abstract.longest
     about = ModelAnswer(
         name=trained.name,
@@ -236,47 +234,3 @@ def _add_errors(app: FastAPI, limits: Limits) -> None:
     app.add_exception_handler(HTTPException, other)
     app.add_exception_handler(LeftError, left)
     app.add_exception_handler(Exception, unexpected)
-
-
-class _Bounded:
-    """Refuses requests that are too large to read."""
-
-    def __init__(self, app: ASGIApp):
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        received = 0
-
-        async def bounded() -> Message:
-            nonlocal received
-            received += len((message := await receive()).get("body", b""))
-            if received > _MOST_BYTES:
-                raise HTTPException(413, f"a request of more than {_MOST_BYTES:,} bytes: shorten it")
-            return message
-
-        await self._app(scope, bounded, send)
-
-
-class _Counting:
-    """Counts answers and measures how long each took, to the end of its stream."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics):
-        self._app, self._metrics = app, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        start, status = time.perf_counter(), 500
-
-        async def watch(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watch)
-        finally:
-            path = getattr(scope.get("route"), "path", "other")
-            self._metrics.requests.labels(path, str(status)).inc()
-            self._metrics.request_seconds.observe(time.perf_counter() - start)
