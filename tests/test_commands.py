@@ -57,7 +57,7 @@ def test_train_stop_resume_evaluate_compare(words, tmp_path):
 
     script = [sys.executable, "scripts/compare.py", str(workdir), f"--out={tmp_path / 'out'}"]
     out = subprocess.run(script, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert "| flash " in out and "1,200" in out
+    assert "| flash " in out and "   600 | " in out
     assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert len(read_jsonl(tmp_path / "out" / "validation.jsonl")) == 3
     assert read_jsonl(tmp_path / "out" / "results.jsonl")[0]["length"] == 32
