@@ -139,6 +139,7 @@ def test_a_study_goes_on_where_it_stopped(config, tmp_path, monkeypatch, capsys)
     assert steps == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_study_of_another_config_is_another_study(config, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "evaluate", lambda folder, split, lengths: [{"split": split, "step": 3}])
     runs = {"chunk_8": {"model.chunk_size": 8}}

@@ -122,6 +122,7 @@ def test_a_service_that_ends_is_told_of(page):
         expect(page.locator("#status")).to_contain_text("the service does not answer")
 
 
+@pytest.mark.slow
 def test_a_couplet_is_answered(page):
     with service("couplets") as client:
         page.goto(client.server.url)
