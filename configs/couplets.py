@@ -4,7 +4,7 @@
     python -m flash_lm.evaluate --workdir=runs/couplets --split=test
     python -m flash_lm.generate --workdir=runs/couplets --prompt=春風得意馬蹄疾 --samples=16 --top_k=20
 
-A model of four layers of 128, 9 to 15 minutes on one core, and lines of up to 7 characters; longer ones need a larger
+A model of four layers of 128, 9 to 16 minutes on one core, and lines of up to 7 characters; longer ones need a larger
 model.max_length. A sweep trains the linear, the softmax and the FLASH one. The report that this follows had 8 layers of
 256, RAdam 1e-4 and 20 epochs of 770,491 pairs.
 """
