@@ -100,8 +100,8 @@ def main(argv: list[str]) -> None:
     config: Any = load_config(arguments.config, overrides)
     config.model.vocab_size = ByteTokenizer.vocab_size
     batches, asked = whole_numbers(arguments.batches), arguments.images.split()
-    if unknown := sorted(set(asked) - PIXELS.keys()):
-        raise InputError(f"--images: {', '.join(unknown)} must be among {' '.join(PIXELS)}")
+    if (unknown := sorted(set(asked) - PIXELS.keys())) or not asked:
+        raise InputError(f"--images: {', '.join(unknown) or 'nothing'} must be among {' '.join(PIXELS)}")
     if arguments.tokens > (most := min(PIXELS[images] for images in asked)):
         raise InputError(f"--tokens={arguments.tokens} is over the {most} pixels of an image: draw fewer a turn")
     about, lines = provenance(jax.devices()[0].device_kind), []

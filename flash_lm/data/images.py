@@ -59,9 +59,6 @@ def images(config: DataConfig) -> ExampleCorpus:
         found["train"], found["validation"] = found["train"][:kept], found["train"][kept:]
     if empty := [split for split in SPLITS if not len(found[split])]:
         raise InputError(f"{name} has no image for {', '.join(empty)}: give one or more")
-    if len(shapes := {found[split].shape[1:] for split in SPLITS}) > 1:
-        told = " and ".join("×".join(map(str, shape)) for shape in sorted(shapes))
-        raise InputError(f"the images of {name} have {told} values, and must all have as many")
     digest = hashlib.sha256()
     for split in SPLITS:
         digest.update(f"{split} {found[split].shape}".encode())
@@ -72,7 +69,15 @@ def images(config: DataConfig) -> ExampleCorpus:
 
 def _of_files(path: str) -> tuple[dict[str, np.ndarray], str]:
     folder = pathlib.Path(path).expanduser()
-    return {split: _read_idx(folder, name) for split, name in _FILES.items()}, folder.name
+    found = {split: _read_idx(folder, name) for split, name in _FILES.items()}
+    _check_one_size(str(folder), {images.shape[1:] for images in found.values()})
+    return found, folder.name
+
+
+def _check_one_size(where: str, shapes: set[tuple[int, ...]]) -> None:
+    if len(shapes) > 1:
+        told = " and ".join("×".join(map(str, shape)) for shape in sorted(shapes)[:3])
+        raise InputError(f"the images of {where} have {told} values, and must all have as many")
 
 
 def _read_idx(folder: pathlib.Path, name: str) -> np.ndarray:
@@ -110,6 +115,5 @@ def _of_hub(config: DataConfig) -> tuple[dict[str, np.ndarray], str]:
         )
     # Loaded pictures of the image library are arrays for NumPy.
     arrays = {x: [np.asarray(row, np.uint8) for row in found[x][column]] for x in SPLITS if x in found}
-    if len(shapes := {row.shape for rows in arrays.values() for row in rows}) > 1:
-        raise InputError(f"the images of data.name={name} have {len(shapes)} different sizes, and must have one")
+    _check_one_size(f"data.name={name}", {row.shape for rows in arrays.values() for row in rows})
     return {x: np.stack(rows) for x, rows in arrays.items()}, name.replace("/", "--")
