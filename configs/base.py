@@ -83,7 +83,7 @@ def get_config() -> ConfigDict:
     train.boundaries = ()  # of step: the steps from which on the rate is a tenth of what it was
     train.b1 = 0.9
     train.b2 = 0.999
-    train.eps = 1e-6
+    train.eps = 1e-8  # gradients of AFT's position bias begin at 1e-7; a larger one holds them still
     train.weight_decay = 0.01  # of matrices; not of gains, offsets and biases
     train.clip = 1.0  # largest norm of the gradient; 0 = off
     train.clip_mode = "global"  # global (the norm of all) | parameter (of each parameter of each layer)

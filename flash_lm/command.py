@@ -126,14 +126,14 @@ def positive(word: str) -> int:
 
 
 def whole_numbers(words: str) -> list[int]:
-    """Positive numbers between blanks, one or more.
+    """Positive numbers between blanks or commas, one or more.
 
     Raises:
         InputError: something else.
     """
-    numbers = words.split()
+    numbers = words.replace(",", " ").split()
     if not numbers or not all(number.isdecimal() and int(number) for number in numbers):
-        raise InputError(f"{words!r} must be positive whole numbers between blanks, such as '512 2048'")
+        raise InputError(f"{words!r} must be positive whole numbers, such as 512,2048")
     return [int(number) for number in numbers]
 
 

@@ -4,8 +4,7 @@ import argparse
 import pathlib
 
 from flash_lm.analysis.results import append_jsonl
-from flash_lm.command import run
-from flash_lm.errors import InputError
+from flash_lm.command import run, whole_numbers
 from flash_lm.training.evaluation import evaluate
 
 
@@ -17,12 +16,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--lengths", default="", help="row lengths, such as 512,1024; default: the trained one")
     parser.add_argument("--out", type=pathlib.Path, help="default: results.jsonl of the workdir")
     arguments = parser.parse_args(argv)
-    try:
-        lengths = [int(word) for word in arguments.lengths.split(",") if word]
-    except ValueError:
-        lengths = [0]
-    if any(length < 1 for length in lengths):
-        raise InputError(f"--lengths={arguments.lengths} must be positive whole numbers, such as 512,1024")
+    lengths = whole_numbers(arguments.lengths) if arguments.lengths else []
     out = arguments.out or arguments.workdir / "results.jsonl"
     results = evaluate(arguments.workdir, arguments.split, lengths)
     append_jsonl(out, results)

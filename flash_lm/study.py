@@ -4,7 +4,7 @@ import copy
 import itertools
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -95,7 +95,12 @@ def problem_of(config: ConfigDict) -> str | None:
 
 
 def run_study(
-    config: ConfigDict, runs: Runs, workdir: pathlib.Path, split: str, should_stop: Callable[[], bool]
+    config: ConfigDict,
+    runs: Runs,
+    workdir: pathlib.Path,
+    split: str,
+    should_stop: Callable[[], bool],
+    lengths: Sequence[int] = (),
 ) -> dict[str, str]:
     """Trains and evaluates each run in a folder of its name; what is done is skipped, what was begun goes on.
 
@@ -105,6 +110,7 @@ def run_study(
         workdir: of the folders.
         split: to be scored.
         should_stop: asked after every step and every run; when true, the study is left as it is.
+        lengths: of the rows that are scored; empty: the length of training.
 
     Returns:
         Why it failed, for each run that did: its loss became non-finite. The others are not kept from running.
@@ -119,7 +125,8 @@ def run_study(
         if should_stop():
             break
         folder, here = workdir / name, changed(config, changes)
-        if is_done(folder, split, here.train.steps):
+        asked = list(lengths) or [parse(here).data.length]
+        if is_done(folder, split, here.train.steps, asked):
             print(f"run {number} of {len(runs)}, {name}: done before", flush=True)
             continue
         print(f"run {number} of {len(runs)}, {name}", flush=True)
@@ -130,7 +137,7 @@ def run_study(
             print(f"{name} failed: {error}", flush=True)
             continue
         if not should_stop():
-            append_jsonl(folder / "results.jsonl", evaluate(folder, split, []))
+            append_jsonl(folder / "results.jsonl", evaluate(folder, split, asked))
     return failures
 
 
@@ -144,11 +151,11 @@ def raise_failures(failures: Mapping[str, str]) -> None:
         raise RunError("\n".join(f"{name} failed: {failure}" for name, failure in failures.items()))
 
 
-def is_done(folder: pathlib.Path, split: str, steps: int) -> bool:
-    """Whether the run in a folder has been evaluated on a split after its last step."""
+def is_done(folder: pathlib.Path, split: str, steps: int, lengths: Sequence[int]) -> bool:
+    """Whether the run in a folder has been evaluated on a split at all these lengths after its last step."""
     file = folder / "results.jsonl"
     lines = read_jsonl(file) if file.exists() else []
-    return any(line["split"] == split and line["step"] == steps for line in lines)
+    return set(lengths) <= {line["length"] for line in lines if line["split"] == split and line["step"] == steps}
 
 
 def _value(config: Any, key: str) -> Any:

@@ -6,7 +6,7 @@ import pathlib
 from typing import Any
 
 from flash_lm.analysis.comparison import write_comparison
-from flash_lm.command import load_config, load_module, run
+from flash_lm.command import load_config, load_module, run, whole_numbers
 from flash_lm.errors import InputError
 from flash_lm.study import check_runs, grid_runs, raise_failures, run_study
 from flash_lm.training.interrupt import stop_on_signal
@@ -26,8 +26,10 @@ def main(argv: list[str]) -> None:
         "--workdir", type=pathlib.Path, help="folder of the runs; default: runs/<name of the file>_sweep"
     )
     parser.add_argument("--split", default="validation", choices=("validation", "test"), help="scored at the end")
+    parser.add_argument("--lengths", default="", help="of the rows that are scored, such as 512,1024; default: trained")
     arguments, overrides = parser.parse_known_args(argv)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores, for every run
+    lengths = whole_numbers(arguments.lengths) if arguments.lengths else []
     config, file = load_config(arguments.config, overrides), arguments.runs or arguments.config
     if arguments.grid:
         runs, impossible = grid_runs(config, arguments.grid)
@@ -43,7 +45,7 @@ def main(argv: list[str]) -> None:
     if (workdir / "config.json").exists():
         raise InputError(f"{workdir} holds a single run: choose another --workdir")
     with stop_on_signal() as should_stop:
-        failures = run_study(config, runs, workdir, arguments.split, should_stop)
+        failures = run_study(config, runs, workdir, arguments.split, should_stop, lengths)
     text = write_comparison([workdir / name for name in runs], arguments.split, workdir)
     print(f"\n{text or 'no run is finished yet: the same command goes on'}")
     raise_failures(failures)

@@ -18,7 +18,6 @@ import numpy as np
 
 from flash_lm.analysis.drawing import can_draw
 from flash_lm.analysis.plots import Panel, plot_panels
-from flash_lm.analysis.provenance import provenance
 from flash_lm.analysis.results import Line, append_jsonl, write_jsonl
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.table import markdown_table, pivot
@@ -26,6 +25,7 @@ from flash_lm.command import load_config, positive, run, whole_numbers
 from flash_lm.errors import InputError
 from flash_lm.inference.bare_decoding import BareDecoding
 from flash_lm.models.families import FAMILIES
+from flash_lm.provenance import provenance
 from flash_lm.training.device import free_memory
 
 CACHED = "transformer_plus_plus"

@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 
-from flash_lm.analysis.provenance import provenance
 from flash_lm.analysis.results import Line, append_jsonl
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns
 from flash_lm.analysis.table import Columns, markdown_table
@@ -24,6 +23,7 @@ from flash_lm.command import load_config, positive, run, whole_numbers
 from flash_lm.data.tokenizers import ByteTokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.bare_decoding import BareDecoding
+from flash_lm.provenance import provenance
 from flash_lm.training.device import free_memory
 
 PIXELS = {"MNIST": 28 * 28, "CIFAR-10": 32 * 32 * 3}

@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from flash_lm.analysis.provenance import provenance
 from flash_lm.analysis.results import Line, append_jsonl
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.table import markdown_table
@@ -32,6 +31,7 @@ from flash_lm.errors import InputError, RunError
 from flash_lm.layers.context import Context
 from flash_lm.models.families import FAMILIES, complete
 from flash_lm.ops.segments import find_segments, whole_row
+from flash_lm.provenance import provenance
 
 WITH_KERNELS = ("flash_quad", "flash", "linear_transformer")
 FORMS = ("pallas", "xla")

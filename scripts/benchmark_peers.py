@@ -19,13 +19,13 @@ from ml_collections import ConfigDict
 
 from flash_lm.analysis.drawing import can_draw
 from flash_lm.analysis.plots import Panel, plot_panels
-from flash_lm.analysis.provenance import provenance
 from flash_lm.analysis.results import Line, append_jsonl
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.table import markdown_table
 from flash_lm.command import load_config, positive, run, user_environment, whole_numbers
 from flash_lm.config import DTYPES, Config
 from flash_lm.errors import InputError
+from flash_lm.provenance import provenance
 from flash_lm.training.bare_step import BareStep, step_config
 from flash_lm.training.state import ModelFunction
 

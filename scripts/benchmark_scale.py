@@ -18,12 +18,12 @@ from ml_collections import ConfigDict
 
 from configs.tables import gau_mhsa
 from flash_lm.analysis.collectives import collectives
-from flash_lm.analysis.provenance import provenance
 from flash_lm.analysis.results import Line, append_jsonl
 from flash_lm.command import load_config, positive, run
 from flash_lm.config import parse
 from flash_lm.errors import InputError
 from flash_lm.models.families import complete_config
+from flash_lm.provenance import provenance
 from flash_lm.training.experiment import Setup, build_setup
 from flash_lm.training.loop import compile_step
 from flash_lm.training.sharding import check_batch, make_mesh

@@ -25,7 +25,6 @@ from ml_collections import ConfigDict
 
 from flash_lm.analysis.drawing import can_draw
 from flash_lm.analysis.peaks import peak_flops
-from flash_lm.analysis.provenance import config_hash, provenance
 from flash_lm.analysis.results import Line, append_jsonl
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.step_time import BASELINE, plot_step_times, step_time_tables
@@ -33,6 +32,7 @@ from flash_lm.command import apply_overrides, load_config, positive, run, whole_
 from flash_lm.config import DTYPES, TASKS, Config
 from flash_lm.errors import InputError
 from flash_lm.models.families import FAMILIES
+from flash_lm.provenance import config_hash, provenance
 from flash_lm.training.bare_step import BareStep, step_config
 from flash_lm.training.device import free_memory
 

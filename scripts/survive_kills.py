@@ -17,10 +17,10 @@ import time
 import jax
 import numpy as np
 
-from flash_lm.analysis.provenance import provenance
 from flash_lm.analysis.results import Line, append_jsonl, read_jsonl
 from flash_lm.command import load_config, positive, run
 from flash_lm.errors import RunError
+from flash_lm.provenance import provenance
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import open_checkpoints
 from flash_lm.training.experiment import build_experiment

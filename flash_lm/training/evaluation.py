@@ -13,6 +13,7 @@ from flash_lm.data.loader import evaluation_batches
 from flash_lm.data.packing import Rows
 from flash_lm.data.token_cache import TokenizedCorpus
 from flash_lm.errors import InputError
+from flash_lm.provenance import config_hash, provenance
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import open_checkpoints
 from flash_lm.training.experiment import Experiment, build_experiment
@@ -76,13 +77,16 @@ def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict
         lengths: of the rows; empty: the length that the run trained with.
 
     Returns:
-        One flat result a length: what was evaluated, how it was trained, and its scores. Those of a masked model are
-        of the masked tokens alone; only a causal one of text has a perplexity a word.
+        One flat result a length: what was evaluated, how it was trained, its scores, and where they come from (seed,
+        hash of the config; device, versions and commit of the scoring, and as trained_… of the checkpoint). Scores of
+        a masked model are of the masked tokens alone; only a causal one of text has a perplexity a word.
 
     Raises:
         InputError: no run, no such split, or a length that the model's positions do not reach.
     """
     config = run_folder.read_config(workdir)
+    origin = {"seed": config["seed"], "config_hash": config_hash(run_folder.without_places(config))}
+    origin |= provenance(jax.devices()[0].device_kind)
     # The devices that are here now, whatever it was trained on.
     config.update_from_flattened_dict({"mesh.shape": (-1, 1, 1)})
     experiment = build_experiment(config)
@@ -96,6 +100,7 @@ def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict
     with open_checkpoints(workdir) as checkpoints:
         state, facts = checkpoints.restore_newest(experiment.abstract)
     run_folder.check_corpus(facts["corpus"], experiment.corpus)
+    origin |= {f"trained_{name}": value for name, value in facts.get("code", {}).items()}
     results, evaluator = [], Evaluator(experiment)
     for length in lengths:
         rows = experiment.evaluation_rows(split, length)
@@ -121,6 +126,7 @@ def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict
                 "train_seconds": facts["train_seconds"],
                 **_speed(workdir / "metrics.jsonl"),
                 **scores,
+                **origin,
             }
         )
     return results

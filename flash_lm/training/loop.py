@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from flash_lm.data.loader import Batch
 from flash_lm.data.packing import Rows, empty_row
 from flash_lm.errors import InputError, RunError
+from flash_lm.provenance import provenance
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.clock import Clock
@@ -99,6 +100,7 @@ class _Loop:
         self.compiled_step = compile_step(experiment)
         self.writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
         self.logged_step, self.logged_seconds = self.step, self.clock.seconds
+        self.code = provenance(jax.devices()[0].device_kind)
         self.pending: tuple | None = None  # number, metrics and batch of the last step, of which nothing has been read
 
     def run(self, should_stop: Callable[[], bool], profile: Profile) -> None:
@@ -231,6 +233,7 @@ class _Loop:
             "corpus": self.experiment.corpus.fingerprint,
             "train_seconds": self.clock.seconds,
             "skipped_steps": self.nonfinite.skipped,
+            "code": self.code,
         }
         if self.experiment.corpus.stream:
             facts["places"] = of_all_hosts(self.batches.state())

@@ -19,6 +19,7 @@ _PARTIAL = "config.json.partial"
 
 # Keys that may differ when a run is resumed: they change neither the model nor what it is trained on.
 _FREE = ("mesh.", "data.cache_dir", "train.log_every", "train.eval_", "train.checkpoint_every", "train.keep")
+_PLACES = ("data.path", "data.cache_dir")
 
 
 def check_config(workdir: pathlib.Path, config: ConfigDict) -> None:
@@ -117,6 +118,11 @@ def fingerprint(workdir: pathlib.Path) -> str | None:
     flat = _flat(json.loads(path.read_text()))
     kept = {key: flat[key] for key in sorted(flat) if not key.startswith(("data.", *_FREE))}
     return hashlib.sha256(json.dumps(kept).encode()).hexdigest()[:16]
+
+
+def without_places(config: ConfigDict) -> dict[str, Any]:
+    """The config, flat, but for where on this machine the corpus and its cache lie."""
+    return {key: value for key, value in _flat(config.to_dict()).items() if key not in _PLACES}
 
 
 def read_config(workdir: pathlib.Path) -> ConfigDict:

@@ -5,12 +5,12 @@ import subprocess
 
 import pytest
 
-from flash_lm.analysis import provenance as origin
+from flash_lm import provenance as origin
 from flash_lm.analysis.peaks import peak_flops
-from flash_lm.analysis.provenance import config_hash, provenance
 from flash_lm.analysis.rounds import SLOW_MS, Cell, take_turns
 from flash_lm.analysis.step_time import plot_step_times, step_time_tables
 from flash_lm.analysis.table import pivot
+from flash_lm.provenance import config_hash, provenance
 
 
 def recorded(order: list[str], name: str, times: list[float]) -> Cell:

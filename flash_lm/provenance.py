@@ -1,4 +1,4 @@
-"""What every measured line says of where it comes from."""
+"""What every measured or scored line says of where it comes from."""
 
 import hashlib
 import importlib.metadata
@@ -10,12 +10,10 @@ import re
 import subprocess
 from typing import Any
 
-from flash_lm.analysis.results import Line
-
 _PACKAGES = ("jax", "flax")
 
 
-def provenance(device_kind: str) -> Line:
+def provenance(device_kind: str) -> dict[str, Any]:
     """The device, versions, and the commit of the code with whether it has been changed since (None: no repository).
 
     Args:
