@@ -29,6 +29,7 @@ def get_config() -> ConfigDict:
     model.chunk_size = 128  # C, tokens; performer takes the power of two below
     model.window_size = 32  # tokens that are nearer than this have a position bias, of aft_local and aft_conv
     model.bias_dim = 64  # width of the factors of AFT's position bias
+    model.bias_rate = 3.0  # times the learning rate, of those factors: each pair of positions learns from few tokens
     model.num_features = open_int()  # random features a head of performer; open: K ln K of the head's width K
     model.redraw_features = False  # new ones for each microbatch of training; false: one draw for all
     model.max_length = 512  # tokens; bounds learned positions and the decode cache

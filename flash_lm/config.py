@@ -105,6 +105,7 @@ class ModelConfig:
     chunk_size: int = _at_least(1)
     window_size: int = _added(32, _at_least(0))
     bias_dim: int = _added(64, _at_least(1))
+    bias_rate: float = _added(1.0, _above(0))
     num_features: int = _added(None, _open(_at_least(1)))
     redraw_features: bool = _added(False)
     max_length: int = _at_least(1)

@@ -10,6 +10,7 @@ from flash_lm.config import ModelConfig
 from flash_lm.layers.attention import AttentionSublayer, join_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.dense import Dense
+from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.table import whole
 from flash_lm.ops.aft import aft
 from flash_lm.ops.aft_bias import PairBias, PositionBias, TapBias
@@ -125,8 +126,8 @@ class FactorisedCore(AFTCore):
         super().__init__(config, rngs=rngs)
         self.window, self.longest, self.width_of_w = window, config.max_length, config.bias_dim
         shape, dtype = (config.max_length, config.bias_dim), jnp.dtype(config.param_dtype)
-        self.query_position = nnx.Param(_POSITION_INIT(rngs.params(), shape, dtype))
-        self.key_position = nnx.Param(_POSITION_INIT(rngs.params(), shape, dtype))
+        draw = lambda: nnx.Param(_POSITION_INIT(rngs.params(), shape, dtype), rate=config.bias_rate)
+        self.query_position, self.key_position = draw(), draw()
 
     def bias(self, queries_BxL: jax.Array, keys_BxM: jax.Array) -> PositionBias | None:
         """Rows of u and v; in a document a distance of positions is one of places."""
@@ -149,9 +150,9 @@ class ConvCore(AFTCore):
         self.heads, self.key_width, self.window = config.num_heads, 1, config.window_size
         dtype = jnp.dtype(config.param_dtype)
         count = config.window_size if config.causal else 2 * config.window_size - 1
-        self.taps = nnx.Param(jax.nn.initializers.normal(1.0)(rngs.params(), (self.heads, count), dtype))
-        self.gain = nnx.Param(jnp.zeros((self.heads, 1), dtype))
-        self.offset = nnx.Param(jnp.zeros((self.heads, 1), dtype))
+        self.taps = nnx.Param(jax.nn.initializers.normal(1.0)(rngs.params(), (self.heads, count), dtype), **VECTORS)
+        self.gain = nnx.Param(jnp.zeros((self.heads, 1), dtype), **VECTORS)
+        self.offset = nnx.Param(jnp.zeros((self.heads, 1), dtype), **VECTORS)
 
     def bias(self, queries_BxL: jax.Array, keys_BxM: jax.Array) -> TapBias:
         """The normalised filters."""

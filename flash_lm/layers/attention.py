@@ -10,6 +10,7 @@ from flax import nnx
 from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.dense import KERNEL_INITS, Dense
+from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.sublayer import State, Sublayer
 from flash_lm.ops.positions import rotate
 from flash_lm.ops.scale_offset import scale_offset
@@ -28,8 +29,8 @@ class ScaleOffsets(nnx.Module):
 
     def __init__(self, scale: jax.Array):
         """γ, n×K or n×H×K, at the start; β starts at 0."""
-        self.scale = nnx.Param(scale)
-        self.offset = nnx.Param(jnp.zeros_like(scale))
+        self.scale = nnx.Param(scale, **VECTORS)
+        self.offset = nnx.Param(jnp.zeros_like(scale), **VECTORS)
 
     def __call__(self, x_BxHxLxK: jax.Array | Sequence[jax.Array]) -> list[jax.Array]:
         """N arrays B×H×L×K of one or of n; parameters are (K) or (H, K)."""

@@ -123,7 +123,7 @@ _TOEPLITZ_REACH = 512  # the paper's: a learned w up to here, rope(a)Â·rope(b)áµ
 
 _MLP = frozenset({"mlp_dim"})
 _HEADS = _MLP | {"num_heads", "rotary"}
-_FACTORS = frozenset({"bias_dim"})
+_FACTORS = frozenset({"bias_dim", "bias_rate"})
 _WINDOW = frozenset({"window_size"})
 _FEATURES = frozenset({"num_features", "redraw_features"})
 _UNITS = frozenset(

@@ -47,7 +47,8 @@ class BareStep:
     def __init__(self, config: Config):
         """Compiles; allocates nothing of size. `config`: of `complete_config`."""
         self.config = config
-        model, optimizer = ModelFunction(config.model, config.seed), make_optimizer(config.train)
+        model = ModelFunction(config.model, config.seed)
+        optimizer = make_optimizer(config.train, model.traits())
         self.parameters = model.parameter_count()
         tokens = config.data.batch_size * config.data.length
         self.model_flops = training_flops(model.abstract, tokens, config.data.length)

@@ -11,8 +11,8 @@ import jax
 import optax
 
 from flash_lm.config import TrainConfig
+from flash_lm.layers.parameter import Traits, is_stacked
 
-_DECAYED = ("kernel", "embedding", "output_embedding", "table")  # names of the matrices among the parameters
 _STEP_DECAY = 0.1  # factor of the learning rate at each boundary
 _ADAFACTOR_DECAY = 0.8  # β₂ of step t is 1 − t^−0.8 (Shazeer and Stern 2018, section 7.2)
 _ADAFACTOR_EPS = 1e-30  # ε₁ there
@@ -37,33 +37,33 @@ def learning_rate(config: TrainConfig) -> optax.Schedule:
     return optax.join_schedules([warmup, decay], [config.warmup_steps])
 
 
-def _adamw(config: TrainConfig) -> list[optax.GradientTransformation]:
-    return [optax.scale_by_adam(config.b1, config.b2, config.eps), _weight_decay(config)]
+def _adamw(config: TrainConfig, matrix: Any) -> list[optax.GradientTransformation]:
+    return [optax.scale_by_adam(config.b1, config.b2, config.eps), _weight_decay(config, matrix)]
 
 
-def _radam(config: TrainConfig) -> list[optax.GradientTransformation]:
-    return [optax.scale_by_radam(config.b1, config.b2, config.eps), _weight_decay(config)]
+def _radam(config: TrainConfig, matrix: Any) -> list[optax.GradientTransformation]:
+    return [optax.scale_by_radam(config.b1, config.b2, config.eps), _weight_decay(config, matrix)]
 
 
-def _lion(config: TrainConfig) -> list[optax.GradientTransformation]:
-    return [optax.scale_by_lion(config.b1, config.b2), _weight_decay(config)]
+def _lion(config: TrainConfig, matrix: Any) -> list[optax.GradientTransformation]:
+    return [optax.scale_by_lion(config.b1, config.b2), _weight_decay(config, matrix)]
 
 
-def _adafactor(config: TrainConfig) -> list[optax.GradientTransformation]:
+def _adafactor(config: TrainConfig, matrix: Any) -> list[optax.GradientTransformation]:
     """Without momentum, and with updates relative to the parameter's size; b1, b2 and eps have no say."""
     return [
         optax.scale_by_factored_rms(decay_rate=_ADAFACTOR_DECAY, epsilon=_ADAFACTOR_EPS),
         _by_parameter(optax.clip_by_block_rms(1.0)),
         _by_parameter(optax.scale_by_param_block_rms()),
-        _weight_decay(config),
+        _weight_decay(config, matrix),
     ]
 
 
-def _lamb(config: TrainConfig) -> list[optax.GradientTransformation]:
-    return [*_adamw(config), _by_parameter(optax.scale_by_trust_ratio())]
+def _lamb(config: TrainConfig, matrix: Any) -> list[optax.GradientTransformation]:
+    return [*_adamw(config, matrix), _by_parameter(optax.scale_by_trust_ratio())]
 
 
-OPTIMIZERS: dict[str, Callable[[TrainConfig], list[optax.GradientTransformation]]] = {
+OPTIMIZERS: dict[str, Callable[[TrainConfig, Any], list[optax.GradientTransformation]]] = {
     "adamw": _adamw,
     "radam": _radam,
     "lion": _lion,
@@ -72,19 +72,29 @@ OPTIMIZERS: dict[str, Callable[[TrainConfig], list[optax.GradientTransformation]
 }
 
 
-def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
-    """Clipping, then the optimizer of config.optimizer; decoupled weight decay, of matrices alone."""
-    rule = optax.chain(*OPTIMIZERS[config.optimizer](config), optax.scale_by_learning_rate(learning_rate(config)))
+def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransformation:
+    """Clipping, then the optimizer of config.optimizer; decoupled weight decay, of matrices alone.
+
+    Args:
+        config: of the training.
+        traits: what the parameters say of themselves.
+    """
+    rules = OPTIMIZERS[config.optimizer](config, traits.matrix)
+    rule = optax.chain(*rules, optax.scale_by_learning_rate(learning_rate(config)))
     clip = optax.clip_by_global_norm(config.clip)
     clips = {"global": clip, "parameter": _by_parameter(clip)}
-    return optax.chain(clips[config.clip_mode], rule) if config.clip else rule
+    whole = optax.chain(clips[config.clip_mode], rule) if config.clip else rule
+
+    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, state = whole.update(gradients, state, params)
+        return jax.tree.map(lambda x, rate: x if rate == 1 else x * rate, updates, traits.rate), state
+
+    # No link of the chain, which would be a part of the state: older checkpoints have none.
+    return optax.GradientTransformation(whole.init, update)
 
 
-def _weight_decay(config: TrainConfig) -> optax.GradientTransformation:
-    def decayed(params: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in _DECAYED, params)
-
-    return optax.add_decayed_weights(config.weight_decay, mask=decayed)
+def _weight_decay(config: TrainConfig, matrix: Any) -> optax.GradientTransformation:
+    return optax.add_decayed_weights(config.weight_decay, mask=matrix)
 
 
 def _by_parameter(transform: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -94,6 +104,6 @@ def _by_parameter(transform: optax.GradientTransformation) -> optax.GradientTran
         return transform.update(update, optax.EmptyState(), param)[0]  # type: ignore[return-value]
 
     def apply(path: Any, update: jax.Array, param: jax.Array) -> jax.Array:
-        return (jax.vmap(one) if path[0].key == "layers" else one)(update, param)
+        return (jax.vmap(one) if is_stacked(path) else one)(update, param)
 
     return optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(apply, updates, params))

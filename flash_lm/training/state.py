@@ -9,6 +9,7 @@ import optax
 from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.layers.parameter import Traits, traits
 from flash_lm.models.language_model import LanguageModel
 
 Params = dict[str, Any]  # nested, of arrays
@@ -51,6 +52,10 @@ class ModelFunction:
         state = jax.tree.map(lambda leaf: leaf, self._params)
         nnx.replace_by_pure_dict(state, params)
         return nnx.merge(self._graph, state, self._constants)
+
+    def traits(self) -> Traits:
+        """What each parameter says of itself."""
+        return traits(self._params)
 
     def parameter_count(self) -> int:
         """Number of scalars in the parameters."""

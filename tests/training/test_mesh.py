@@ -56,7 +56,8 @@ class Run:
         config.train.update(warmup_steps=0, eps=1e-3, **train_keys)
         config.mesh.shape = shape
         parsed = parse(config)
-        self.model, self.optimizer = ModelFunction(complete(parsed.model), seed=0), make_optimizer(parsed.train)
+        self.model = ModelFunction(complete(parsed.model), seed=0)
+        self.optimizer = make_optimizer(parsed.train, self.model.traits())
         self.mesh = make_mesh(parsed.mesh, jax.devices()[:devices])
         abstract = jax.eval_shape(lambda: init_state(self.model, self.optimizer))
         self.shardings = state_shardings(abstract, self.optimizer, parsed.mesh, self.mesh)

@@ -61,7 +61,7 @@ def first_parameters(**model_keys):
 def one_step(train_keys=(), steps=1, **model_keys):
     model, config = parts(**model_keys)
     config = dataclasses.replace(config, **dict(train_keys))
-    optimizer = make_optimizer(config)
+    optimizer = make_optimizer(config, model.traits())
     params = first_parameters(**model_keys)
     state = TrainState(jnp.zeros((), jnp.int32), params, jax.jit(optimizer.init)(params))
     step = jax.jit(make_train_step(model, optimizer, config, seed=0))
