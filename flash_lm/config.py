@@ -162,6 +162,11 @@ class DataConfig:
     cache_dir: str
 
     @property
+    def packed(self) -> bool:
+        """Whether a row may hold several documents that do not see each other."""
+        return self.pack == "documents"
+
+    @property
     def batch_size(self) -> int:
         """Rows a batch, over all devices."""
         return self.tokens_per_batch // self.length

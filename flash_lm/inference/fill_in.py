@@ -92,7 +92,7 @@ class Filler:
 
     def _at_masks(self, params: Params, inputs_BxL, segment_ids_BxL, places_BxM) -> jax.Array:
         bound = self._trained.model.bind(params)
-        features_BxLxD = bound.features(inputs_BxL, segment_ids_BxL)
+        features_BxLxD = bound.features(inputs_BxL, segment_ids_BxL, packed=False)
         logits_BxMxV = bound.logits(jnp.take_along_axis(features_BxLxD, places_BxM[..., None], axis=1))
         return jax.nn.softmax(jnp.where(self._text_ids, logits_BxMxV, -jnp.inf), axis=-1)
 

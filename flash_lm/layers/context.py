@@ -19,7 +19,7 @@ class Context:
         lengths_B: prefill and step: tokens that each row consumes; the rest is right padding.
         dropout_key: of all randomness of this call; None: deterministic, without dropout.
         causal: static.
-        packed: static: the rows hold several documents, or padding.
+        packed: static: a row may hold several documents; else it is one, and perhaps padding.
     """
 
     positions_BxL: jax.Array

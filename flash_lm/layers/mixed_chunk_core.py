@@ -185,7 +185,7 @@ class MixedChunkCore(nnx.Module):
         elif context.packed:
             out = ops.global_attention_in_segments(*arrays, segments, chunk_size=size, weight_BxL=weight_BxL)
         else:
-            out = ops.global_attention_both_ways(*arrays, weight_BxL=weight_BxL)
+            out = ops.global_attention_both_ways(*arrays, segments.runs_BxL, weight_BxL=weight_BxL)
         return out.reshape(v.shape)
 
 

@@ -133,7 +133,8 @@ class QuadraticCore(nnx.Module):
 
     def _attend_by_cudnn(self, q, k, v, context: Context) -> jax.Array:
         assert context.segments is not None
-        runs_BxL = context.segments.runs_BxL if context.packed else None
+        # Padding is at a row's end, where no causal query sees it.
+        runs_BxL = context.segments.runs_BxL if context.packed or not context.causal else None
         return fused_softmax_attention(q, k, v, runs_BxL, causal=context.causal)
 
 

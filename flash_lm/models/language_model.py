@@ -111,9 +111,14 @@ class LanguageModel(nnx.Module):
         segment_ids: jax.Array | None = None,
         positions: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
+        packed: bool = True,
     ) -> jax.Array:
-        """As `__call__`, up to the last norm: B×L×D in the computation's dtype."""
-        return self._features(inputs_BxL, segment_ids, positions, dropout_key, lambda x_BxLxD: ())[0]
+        """As `__call__`, up to the last norm: B×L×D in the computation's dtype.
+
+        `packed=False` promises that segment_ids know one document a row, and padding at its end: bidirectional linear
+        attention then needs one pass over the row where it would need three.
+        """
+        return self._features(inputs_BxL, segment_ids, positions, dropout_key, lambda x_BxLxD: (), packed)[0]
 
     def watch(
         self,
@@ -130,7 +135,7 @@ class LanguageModel(nnx.Module):
         """
         return self._features(inputs_BxL, segment_ids, positions, dropout_key, seen)[1]
 
-    def _features(self, inputs_BxL, segment_ids, positions, dropout_key, seen: Callable[[jax.Array], Any]):
+    def _features(self, inputs_BxL, segment_ids, positions, dropout_key, seen: Callable, packed: bool = True):
         """The features, and what `watch` gives."""
         length = inputs_BxL.shape[1]
         self.check_length(length)
@@ -140,7 +145,7 @@ class LanguageModel(nnx.Module):
             segments=segments,
             dropout_key=dropout_key,
             causal=self.config.causal,
-            packed=segment_ids is not None,
+            packed=packed and segment_ids is not None,
         )
         x_BxLxD, context = self._embed(inputs_BxL, context)
         if dropout_key is not None:

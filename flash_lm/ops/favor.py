@@ -100,7 +100,7 @@ def favor(
         runs_BxL: run of each token (see `Segments`), (B or 1)×L.
         block_size: tokens among which pairs are looked at one by one; a power of two.
         causal: hide keys after the query.
-        packed: a row may hold several documents, or padding.
+        packed: a row may hold several documents.
 
     Returns:
         B×H×L×E, dtype of v. Padding gets zeros.
@@ -109,7 +109,8 @@ def favor(
     @jax.checkpoint
     def mix(log_q: jax.Array, log_k: jax.Array, v: jax.Array) -> jax.Array:
         if not causal and not packed:
-            return ratio(_read(log_q, _of_keys(log_k, with_ones(v), jnp.ones((1, 1, 1, 1), bool))))
+            real = (runs_BxL > 0)[:, None, :, None]
+            return jnp.where(real, ratio(_read(log_q, _of_keys(log_k, with_ones(v), real))), 0)
         sums = _causal_sums(log_q, log_k, v, runs_BxL, block_size)
         if not causal:
             log_q, log_k, v = (jnp.flip(x, 2) for x in (log_q, log_k, v))

@@ -43,7 +43,7 @@ def linear_attention(
         segments: the documents of each row.
         chunk_size: C.
         causal: hide keys after the query.
-        packed: a row may hold several documents, or padding.
+        packed: a row may hold several documents.
 
     Returns:
         N×L×E, dtype of v. Padding gets zeros.
@@ -58,7 +58,7 @@ def linear_attention(
     elif packed:
         sums = global_attention_in_segments(q_NxLxK, k_NxLxK, values, segments, chunk_size=chunk_size, weight_BxL=ones)
     else:
-        sums = global_attention_both_ways(q_NxLxK, k_NxLxK, values, weight_BxL=ones)
+        sums = global_attention_both_ways(q_NxLxK, k_NxLxK, values, segments.runs_BxL, weight_BxL=ones)
     return _ratio(sums).astype(v_NxLxE.dtype)
 
 

@@ -121,20 +121,24 @@ def global_attention(
 
 
 def global_attention_both_ways(
-    q_NxLxK: jax.Array, k_NxLxK: jax.Array, v_NxLxE: jax.Array, *, weight_BxL: jax.Array
+    q_NxLxK: jax.Array, k_NxLxK: jax.Array, v_NxLxE: jax.Array, runs_BxL: jax.Array, *, weight_BxL: jax.Array
 ) -> jax.Array:
-    """Bidirectional, one document a row: q · Σ kᵀv / N over the whole row.
+    """Bidirectional, one document a row and perhaps padding: q · Σ kᵀv / N over the whole row.
 
     Args:
         q_NxLxK: queries.
         k_NxLxK: keys.
         v_NxLxE: values.
+        runs_BxL: run of each token (see `Segments`), (B or 1)×L; one run a row.
         weight_BxL: 1 / N of each query, (B or 1)×L float32.
 
     Returns:
-        N×L×E, dtype of v.
+        N×L×E, dtype of v. Padding gets zeros.
     """
-    sum_NxKxE = matmul(k_NxLxK, v_NxLxE, transpose_a=True).astype(v_NxLxE.dtype)
+    real_BxL = runs_BxL > 0
+    sum_NxKxE = matmul(jnp.where(_for_heads(real_BxL, k_NxLxK)[..., None], k_NxLxK, 0), v_NxLxE, transpose_a=True)
+    sum_NxKxE = sum_NxKxE.astype(v_NxLxE.dtype)
+    weight_BxL = jnp.where(real_BxL, weight_BxL, 0)
     weighted_NxLxK = q_NxLxK * _for_heads(weight_BxL, q_NxLxK)[..., None].astype(q_NxLxK.dtype)
     return matmul(weighted_NxLxK, sum_NxKxE).astype(v_NxLxE.dtype)
 

@@ -47,7 +47,7 @@ class BareStep:
     def __init__(self, config: Config):
         """Compiles; allocates nothing of size. `config`: of `complete_config`."""
         self.config = config
-        model = ModelFunction(config.model, config.seed)
+        model = ModelFunction(config.model, config.seed, packed=config.data.packed)
         optimizer = make_optimizer(config.train, model.traits())
         self.parameters = model.parameter_count()
         tokens = config.data.batch_size * config.data.length

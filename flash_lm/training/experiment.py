@@ -100,7 +100,7 @@ def vocabulary(config: Config, tokenizer: Tokenizer) -> int:
 
 def build_setup(config: Config, mesh: Mesh) -> Setup:
     """Model and optimizer of a completed config on a mesh; computes nothing."""
-    model = ModelFunction(config.model, config.seed)
+    model = ModelFunction(config.model, config.seed, packed=config.data.packed)
     optimizer = make_optimizer(config.train, model.traits())
     abstract = jax.eval_shape(lambda: init_state(model, optimizer))
     shardings = state_shardings(abstract, optimizer, config.mesh, mesh)

@@ -31,12 +31,13 @@ class ModelFunction:
     Attributes:
         config: of the model.
         seed: of its first parameters, and of what is drawn and never trained.
+        packed: whether a row of its batches may hold several documents.
         abstract: the model with shapes in place of arrays.
     """
 
-    def __init__(self, config: ModelConfig, seed: int):
+    def __init__(self, config: ModelConfig, seed: int, *, packed: bool = True):
         """Traces the model of a completed config; computes its untrained constants and nothing else."""
-        self.config, self.seed = config, seed
+        self.config, self.seed, self.packed = config, seed, packed
         self.abstract = nnx.eval_shape(self._build)
         self._graph, self._params, self._constants = nnx.split(self.abstract, nnx.Param, ...)
         if jax.tree.leaves(self._constants):

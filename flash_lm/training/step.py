@@ -23,8 +23,8 @@ def make_train_step(
     """One update: the mean loss over the batch's targets, its gradient, clipping, the optimizer.
 
     All randomness is fold_in(seed, step), so a resumed run draws what an uninterrupted one would. A step in which a
-    loss, gradient or update is not finite changes neither parameters nor moments; the optimizer's counts go on, so that
-    the learning rate is that of the step.
+    loss, gradient or update is not finite changes neither parameters nor the optimizer's state: Adam's bias correction
+    counts the gradients that its moments have seen. The schedule alone goes on: the learning rate is that of the step.
 
     Args:
         model: to be trained.
@@ -52,11 +52,9 @@ def make_train_step(
         params: Any = optax.apply_updates(state.params, updates)
         metrics["finite"] = finite = _all_finite((metrics["loss"], metrics["grad_norm"], params, opt_state))
 
-        def if_finite(new: jax.Array, old: jax.Array) -> jax.Array:
-            is_count = jnp.issubdtype(new.dtype, jnp.integer)
-            return new if is_count else jnp.where(finite, new, old)
-
+        if_finite = lambda new, old: jnp.where(finite, new, old)
         params, opt_state = jax.tree.map(if_finite, (params, opt_state), (state.params, state.opt_state))
+        opt_state = optax.tree.set(opt_state, _of_schedule, count=state.step + 1)
         return TrainState(state.step + 1, params, opt_state), metrics
 
     return step
@@ -125,12 +123,16 @@ def _predictions(
 ) -> tuple[Head, tuple[jax.Array, jax.Array, jax.Array, int, int]]:
     """The model's head, and what its methods take."""
     bound = model.bind(params)
-    features_BxLxD = bound.features(
-        batch["inputs_BxL"], batch["segment_ids_BxL"], batch["positions_BxL"], dropout_key=key
-    )
+    rows = (batch[name] for name in ("inputs_BxL", "segment_ids_BxL", "positions_BxL"))
+    features_BxLxD = bound.features(*rows, dropout_key=key, packed=model.packed)
     parts = batch_parts(features_BxLxD.shape[0])
     targets_BxL, weights_BxL = batch["targets_BxL"], batch["loss_mask_BxL"]
     return bound.head(), (features_BxLxD, targets_BxL, weights_BxL, loss_chunk, parts)
+
+
+def _of_schedule(path: tuple, value: Any) -> bool:
+    del value
+    return getattr(path[-1], "tuple_name", None) == optax.ScaleByScheduleState.__name__
 
 
 def _all_finite(tree: Any) -> jax.Array:

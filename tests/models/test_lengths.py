@@ -1,10 +1,13 @@
 """Any length: one token, less than a chunk, no multiple of a chunk, more than max_length where positions allow."""
 
+import functools
+
+import jax
 import numpy as np
 import pytest
 from oracles import families as oracle_families
 
-from models.cases import CASES, SHAPE, assert_close, case
+from models.cases import CASES, SHAPE, assert_close, assert_trees_close, case
 
 # Learned positions, or a Toeplitz bias over the row.
 ENDS = [name for name, row in oracle_families.FAMILIES.items() if row.absolute == "learned" or name == "flash_quad"]
@@ -59,3 +62,27 @@ def test_options_move_the_end():
         case("flash", True, absolute_positions="learned").init_state(capacity=33)
     case("transformer", True, absolute_positions="sinusoid").init_state(capacity=33)
     case("flash_quad", True, relative_bias="rope").init_state(capacity=33)
+
+
+ONE_PASS = ("flash", "mc_tfm", "linear_transformer", "performer")
+
+
+@pytest.mark.parametrize("family", ONE_PASS)
+def test_one_document_a_row_and_padding(family):
+    """What `data.pack=stream` promises saves two of three passes, and neither values nor gradients see the padding."""
+    model = case(family, False)
+    segment_ids = np.array([[1] * 29, [1] * 18 + [0] * 11, [0] * 29], np.int32)
+    inputs, keep = inputs_for(segment_ids), segment_ids > 0
+
+    @functools.partial(jax.jit, static_argnames="packed")
+    def run(params, packed):
+        def loss(params):
+            features = model.model(params).features(inputs, segment_ids, packed=packed)
+            return (keep[..., None].astype(np.float32) * features**2).sum(), features
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    (one, features), (other, _) = (run(model.params, packed=packed) for packed in (False, True))
+    logits = jax.jit(lambda params, x: model.model(params).logits(x))(model.params, features)
+    assert_close(np.asarray(logits)[keep], model.oracle(segment_ids, inputs)[keep], 1e-5)
+    assert_trees_close(jax.tree.map(np.asarray, one), jax.tree.map(np.asarray, other), 1e-5)

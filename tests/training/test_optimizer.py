@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 from configs.base import get_config
 from flash_lm.config import TrainConfig, parse
+from flash_lm.layers.parameter import VECTORS, Traits, traits
 from flash_lm.training.optimizer import OPTIMIZERS, learning_rate, make_optimizer
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -52,8 +54,16 @@ def by_layer(flat: dict) -> dict:
     return {(name, None): x for name, x in flat.items() if "/" not in name} | stacked
 
 
-def run_ours(config: TrainConfig) -> dict:
-    optimizer = make_optimizer(config)
+RATES = {"embedding": 1.0, "layers/kernel": 1.0, "layers/scale": 1.0}
+
+
+def told(rates: dict) -> Traits:
+    """That all but the scales are matrices."""
+    return Traits(nested({name: "scale" not in name for name in rates}), nested(rates))
+
+
+def run_ours(config: TrainConfig, rates: dict = RATES) -> dict:
+    optimizer = make_optimizer(config, told(rates))
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), nested(parameters()))
     state, update = optimizer.init(params), jax.jit(optimizer.update)
     for step in range(STEPS):
@@ -110,7 +120,7 @@ def adafactor(g, memory, t, c, p):
 RULES = {"adamw": adamw, "radam": radam, "lion": lion, "adafactor": adafactor, "lamb": adamw}
 
 
-def run_oracle(config: TrainConfig, rates=None) -> dict:
+def run_oracle(config: TrainConfig, rates: dict = RATES) -> dict:
     rule, params = RULES[config.optimizer], by_layer(parameters())
     memories = {name: {} for name in params}
     for step in range(STEPS):
@@ -127,14 +137,14 @@ def run_oracle(config: TrainConfig, rates=None) -> dict:
                 direction = direction + config.weight_decay * p
             if config.optimizer == "lamb":  # You et al. 2020, algorithm 2, φ the identity
                 direction *= np.sqrt((p**2).sum()) / np.sqrt((direction**2).sum())
-            params[name] = p - config.learning_rate * direction
+            params[name] = p - config.learning_rate * rates[name[0]] * direction
     return params
 
 
-def assert_follows_the_oracle(config: TrainConfig) -> None:
+def assert_follows_the_oracle(config: TrainConfig, rates: dict = RATES) -> None:
     """To 1e-4 of how far each parameter has moved, beside the rounding of the parameter itself."""
-    expected, start = run_oracle(config), by_layer(parameters())
-    for key, x in run_ours(config).items():
+    expected, start = run_oracle(config, rates), by_layer(parameters())
+    for key, x in run_ours(config, rates).items():
         moved, size = np.abs(expected[key] - start[key]).max(), np.abs(start[key]).max()
         assert moved > 0
         assert np.abs(np.asarray(x, np.float64) - expected[key]).max() < 1e-4 * moved + 1e-6 * size, key
@@ -143,6 +153,39 @@ def assert_follows_the_oracle(config: TrainConfig) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_update_rule(name):
     assert_follows_the_oracle(settings(optimizer=name))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_parameter_may_have_a_rate_of_its_own(name):
+    assert_follows_the_oracle(settings(optimizer=name), RATES | {"layers/kernel": 3.0, "layers/scale": 0.5})
+
+
+class Two(nnx.Module):
+    """Parameters whose names say nothing."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        draw = lambda *shape: jax.random.normal(rngs.params(), shape)
+        self.a, self.b = nnx.Param(draw(3, 2)), nnx.Param(draw(3))
+        self.c, self.d = nnx.Param(draw(3, 2), **VECTORS), nnx.Param(draw(3, 2), rate=2.0)
+
+
+def test_what_a_parameter_is_decides_and_not_its_name():
+    """A matrix has two dimensions beside that of the layers, unless it says otherwise."""
+    alone = traits(nnx.state(Two(nnx.Rngs(0)), nnx.Param))
+    assert alone.matrix == {"a": True, "b": False, "c": False, "d": True}
+    assert alone.rate == {"a": 1.0, "b": 1.0, "c": 1.0, "d": 2.0}
+
+    @nnx.split_rngs(splits=4)
+    @nnx.vmap(in_axes=(0,), out_axes=0)
+    def stack(rngs: nnx.Rngs) -> Two:
+        return Two(rngs)
+
+    class Model(nnx.Module):
+        def __init__(self):
+            self.layers = stack(nnx.Rngs(0))
+
+    stacked = traits(nnx.state(Model(), nnx.Param))
+    assert stacked.matrix == {"layers": alone.matrix} and stacked.rate == {"layers": alone.rate}
 
 
 @pytest.mark.parametrize("mode", ["global", "parameter"])
@@ -156,7 +199,7 @@ def test_clipping(name, mode):
 
 def test_adafactor_keeps_rows_and_columns_alone():
     params = jax.tree.map(jnp.asarray, nested(parameters()))
-    state = make_optimizer(settings(optimizer="adafactor")).init(params)
+    state = make_optimizer(settings(optimizer="adafactor"), told(RATES)).init(params)
     kept = sum(x.size for x in jax.tree.leaves(state))
     assert kept < 0.03 * sum(x.size for x in jax.tree.leaves(params))
 
