@@ -1,53 +1,60 @@
-"""The page of claims, from a study's folders that are made up and from the committed results."""
+"""The page of claims: from a study's folders that are made up, and recomputed from the committed results."""
 
 import json
+import math
 import pathlib
+import re
+import shlex
+import tomllib
 
+import pytest
 from test_scripts import load
 
-from configs import claims as study
+from configs import claims as books
+from configs.studies import aft, flash
 from flash_lm.config import parse
+from flash_lm.errors import InputError
 from flash_lm.models.families import complete_config
 from flash_lm.study import changed
 
-ROOT = pathlib.Path(__file__).parent.parent
+RESULTS = pathlib.Path(__file__).parent.parent / "results"
+TABLE = tomllib.loads((RESULTS / "claims.toml").read_text())
 
 
-def write_run(folder: pathlib.Path, name: str, seed: int, loss: float, lengths=(512,)) -> None:
+def rows_of(text: str) -> dict[str, list[str]]:
+    rows = [row.strip("| ").split(" | ") for row in text.splitlines() if row.startswith("| ")]
+    return {cells[0]: cells for cells in rows}
+
+
+def write_run(folder: pathlib.Path, name: str, seed: int, perplexity: float, split: str = "test") -> None:
     workdir = folder / f"{name}_seed_{seed}"
     workdir.mkdir(parents=True)
-    scores = [
-        {"split": split, "length": length, "loss": loss + i, "train_step_ms": 100, "step": 500}
-        for i, length in enumerate(lengths)
-        for split in ("validation", "test")
-    ]
-    curve = [
-        {"split": "validation", "step": step, "loss": loss + 1 / step, "train_seconds": step} for step in (50, 500)
-    ]
-    (workdir / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in scores))
+    score = {"split": split, "length": 512, "perplexity": perplexity, "corpus": "x", "bytes": 9, "step": 500}
+    score |= {"bits_per_byte": math.log2(perplexity), "parameters": 9, "tokens": 9, "batch_tokens": 2048}
+    score |= {"trained_git": "c0ffee", "trained_dirty": False}
+    curve = [{"split": "validation", "step": n, "loss": 1 / n, "tokens": 7, "train_seconds": n} for n in (50, 500)]
+    (workdir / "results.jsonl").write_text(json.dumps(score) + "\n")
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curve))
 
 
 def test_finished_runs_get_a_verdict_and_the_others_say_so(tmp_path, capsys):
-    script, out = load("claims"), tmp_path / "results"
+    script, out, runs = load("claims"), tmp_path / "results", tmp_path / "runs"
     for seed in range(2):
-        write_run(tmp_path / "runs", "flash", seed, 5.0, lengths=(512, 1024))
-        write_run(tmp_path / "runs", "transformer_plus_plus", seed, 5.1)
-        write_run(tmp_path / "runs", "flash_local", seed, 4.9 + 0.2 * seed)
-        write_run(tmp_path / "runs", "rotary_alone", seed, 4.8)
-    script.main([f"--runs={tmp_path / 'runs'}", f"--out={out}"])
+        write_run(runs, "simple", seed, 9.0)
+        write_run(runs, "linear_transformer", seed, 9.2)
+        write_run(runs, "window_32", seed, 8.0)
+        write_run(runs, "full", seed, 6.0 if seed else 9.0)
+    script.main(["--study=aft", f"--runs={runs}", f"--out={out}"])
     text = (out / "CLAIMS.md").read_text()
-    rows = {row.split(" | ")[0].strip("| "): row for row in text.splitlines() if row.startswith("| ")}
-    no_worse = rows["FLASH is no worse than Transformer++ at 512"]
-    assert "**reproduced at small scale**" in no_worse
-    assert "perplexity of flash 0.905 times that of transformer_plus_plus (0.905–0.905, 2 seeds)" in no_worse
-    assert "**contradicted at small scale**" in rows["Three kinds of positions are better than rotary ones alone"]
-    assert (
-        "no finished run of flash_global"
-        in rows["Local attention matters more than global, and both together are best"]
-    )
+    rows = rows_of(text)
+    _, _, rule, verdict, figure, _ = rows["AFT-simple is as good as the Linear Transformer"]
+    assert verdict == "**reproduced at small scale**" and rule.startswith("bits a byte of simple at most 1.01 ×")
+    assert figure == "bits a byte of simple 0.990 (0.990–0.990, 2 seeds) × that of linear_transformer"
+    assert rows["AFT-local is best with a window in the middle"][3] == "**undecided at small scale**"
+    assert "no finished run of rows_of_1024 in aft" in rows["AFT-local gains from longer rows"]
     assert "**not run**" in rows["FLASH's step time is flat in the length"]
-    assert len(rows) == len(script.CLAIMS) + 1
+    assert "trained by commit c0ffee." in text and "seeds 0, 1" in text
+    assert len(rows) == len(TABLE["claims"]) + 1
     assert text.strip() in capsys.readouterr().out
     script.main([f"--out={out}"])  # the page alone
     assert (out / "CLAIMS.md").read_text() == text
@@ -56,24 +63,123 @@ def test_finished_runs_get_a_verdict_and_the_others_say_so(tmp_path, capsys):
 def test_runs_of_another_machine_stay(tmp_path):
     script, out = load("claims"), tmp_path / "results"
     for seed, machine in enumerate(("one", "other")):
-        write_run(tmp_path / machine, "flash", seed, 5.0, lengths=(512, 1024))
-    write_run(tmp_path / "other", "flash", 0, 4.0)  # and one that is here replaces what was
+        write_run(tmp_path / machine, "simple", seed, 5.0)
+    write_run(tmp_path / "other", "simple", 0, 4.0)  # and one that is here replaces what was
     for machine in ("one", "other"):
-        script.main([f"--runs={tmp_path / machine}", f"--out={out}"])
-    runs, _ = script.read_results(out)
-    assert {seed: run.scores[512]["loss"] for seed, run in runs["flash"].items()} == {0: 4.0, 1: 5.0}
-    assert [line["step"] for line in runs["flash"][1].curve] == [50, 500] and 1024 not in runs["flash"][0].scores
+        script.main(["--study=aft", f"--runs={tmp_path / machine}", f"--out={out}"])
+    runs = script.read_evidence(out).studies["aft"]["simple"]
+    assert {seed: run.line("test", None)["perplexity"] for seed, run in runs.items()} == {0: 4.0, 1: 5.0}
+    curves = [json.loads(line) for line in (out / "claims" / "aft" / "curves.jsonl").read_text().splitlines()]
+    assert [(line["seed"], line["step"], line["tokens"]) for line in curves] == [
+        (0, 50, 7),
+        (0, 500, 7),
+        (1, 50, 7),
+        (1, 500, 7),
+    ]
 
 
-def test_the_committed_page_is_that_of_the_committed_results(tmp_path):
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--study=books"], "--study and --runs go together"),
+        (["--study=book", "--runs=."], "--study=book must be one of books, "),
+        (["--study=books", "--runs=nowhere"], "nowhere has no finished run: train some first with `python -m"),
+    ],
+)
+def test_bad_arguments(tmp_path, arguments, words):
+    with pytest.raises(InputError, match=re.escape(words)):
+        load("claims").main([*arguments, f"--out={tmp_path}"])
+
+
+def test_the_committed_page_is_that_of_the_committed_results():
     script = load("claims")
-    evidence = script.Evidence(*script.read_results(ROOT / "results"))
-    assert (ROOT / "results" / "CLAIMS.md").read_text() == script.page(evidence) + "\n"
+    assert (RESULTS / "CLAIMS.md").read_text() == script.page(script.read_evidence(RESULTS)) + "\n"
 
 
-def test_the_runs_of_the_study_are_possible():
+def perplexities(study: str, run: str, length: int | None, metric: str) -> tuple[dict[int, float], bool]:
+    """By seed, straight from the file, and whether they are of the test split."""
+    lines = [json.loads(line) for line in (RESULTS / "claims" / study / "runs.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if line["run"] == run]
+    lines = [line for line in lines if line["length"] == (length or lines[0]["length"])]
+    on_test = [line for line in lines if line["split"] == "test"]
+    return {line["seed"]: line[metric] for line in on_test or lines}, bool(on_test)
+
+
+RATIOS = [row for row in TABLE["claims"] if {part["rule"] for part in row["rules"]} == {"ratio"}]
+
+
+@pytest.mark.parametrize("row", RATIOS, ids=lambda row: row["text"])
+def test_each_verdict_recomputed_from_the_files(row):
+    """Without the code that made the page: the rule as it is printed, on the lines as they are."""
+    _, _, rules, verdict, figure, _ = rows_of((RESULTS / "CLAIMS.md").read_text())[row["text"]]
+    words = set()
+    for part, rule, told in zip(row["rules"], rules.split("; "), figure.split("; "), strict=False):
+        get = lambda name, part=part: perplexities(
+            part["study"], part[name], part.get("length"), part.get("metric", "perplexity")
+        )
+        (first, on_test), (second, _) = get("first"), get("second")
+        ratios = [first[seed] / second[seed] for seed in sorted(first.keys() & second.keys())]
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        assert f" {mean:.3f} (" in told and f"{min(ratios):.3f}–{max(ratios):.3f}, {len(ratios)} seeds" in told
+        if between := re.search(r"between ([\d.]+) and ([\d.]+) ×", rule):
+            low, high = map(float, between.groups())
+        else:
+            low, high = 0.0, float(re.search(r"at most ([\d.]+) ×", rule)[1])
+        held = {low < ratio < high for ratio in ratios}
+        decided = on_test and len(ratios) > 1 and len(held) == 1
+        words.add(("reproduced" if held == {True} else "contradicted") if decided else "undecided")
+    expected = next((word for word in ("contradicted", "undecided") if word in words), "reproduced")
+    expected = "undecided" if "withdrawn" in row else expected
+    assert verdict.startswith(f"**{expected} at small scale**")
+
+
+def flags(command: str) -> dict[str, str]:
+    return dict(
+        word.lstrip("-").split("=", 1) for word in shlex.split(command) if word.startswith("--") and "=" in word
+    )
+
+
+def test_the_command_under_a_figure_makes_its_file():
+    """A benchmark's --out is the folder of the file; a sweep's --workdir is what the page takes over."""
+    for name, command in TABLE["commands"].items():
+        files = {
+            path
+            for row in TABLE["claims"]
+            if row.get("command") == name
+            for part in row["rules"]
+            if part.get("judged", True)
+            for path in part.get("files", ())
+        }
+        given = flags(command)
+        folder = given.get("out", given.get("workdir"))
+        assert all(str(pathlib.Path("results", path).parent) == folder for path in files), name
+    script = load("claims")
+    for claim in script.read_table()[1]:
+        for sweep, study, runs in re.findall(
+            r"`(python -m flash_lm.sweep [^`]+)`.*?--study=(\S+) --runs=([^`]+)`", claim.command
+        ):
+            assert flags(sweep)["workdir"] == runs == f"runs/{study}"
+            assert pathlib.Path(RESULTS.parent, flags(sweep)["config"]).exists()
+
+
+@pytest.mark.parametrize("study", [books, aft, flash], ids=["books", "aft", "flash"])
+def test_the_runs_of_a_study_are_possible(study):
     config = study.get_config()
     runs = study.get_runs(config)
     for changes in runs.values():
         complete_config(parse(changed(config, changes)))
-    assert len(runs) == len(study.SEEDS) * len(study.RUNS)
+    seeds = {int(name.rpartition("_")[2]) for name in runs}
+    assert seeds == set(books.SEEDS) and len(runs) % len(seeds) == 0
+
+
+def test_each_run_of_a_rule_is_one_of_its_study():
+    names = {
+        "books": set(books.RUNS),
+        "aft": set(aft.RUNS),
+        "flash": {name.rpartition("_seed_")[0] for name in flash.get_runs(flash.get_config())},
+    }
+    for row in TABLE["claims"]:
+        for part in row["rules"]:
+            if "study" in part:
+                asked = [part.get("first"), part.get("second"), *part.get("of", ()), *part.get("than", ())]
+                assert set(filter(None, asked)) <= names[part["study"].partition("/")[0]]

@@ -1,57 +1,54 @@
-"""Verdicts on claims, from the losses of runs that share their seeds and differ in one thing, or from measurements."""
+"""Verdicts on claims: each follows from a rule that is printed beside it, applied to result lines.
+
+A rule is a frozen dataclass whose fields are what it is applied with and what `text` prints. It gives a verdict for
+what two seeds or more, or two runs of a benchmark or more, all say; whatever a single one says is undecided.
+"""
 
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from flash_lm.analysis.results import Line
 
-REPRODUCED, CONTRADICTED = "reproduced at small scale", "contradicted at small scale"
-UNDECIDED, NOT_RUN, NOT_TESTABLE = "undecided at small scale", "not run", "not testable here"
-ALIKE = 1.02  # perplexities within this ratio are called alike
+REPRODUCED, CONTRADICTED, UNDECIDED = (f"{word} at small scale" for word in ("reproduced", "contradicted", "undecided"))
+ARITHMETIC, NOT_TESTABLE, NOT_RUN = "by arithmetic", "not testable here", "not run"
+WORDS = (REPRODUCED, UNDECIDED, CONTRADICTED, ARITHMETIC, NOT_TESTABLE, NOT_RUN)
+ALIKE = 1.02  # perplexities within this factor of each other are alike
+SAME_TIME = 1.03  # and so are training times
+# what is asked of a ratio -> its bounds, of a margin
+RELATIONS = {
+    "better": lambda margin: (0.0, 1 / margin),
+    "no worse": lambda margin: (0.0, margin),
+    "alike": lambda margin: (1 / margin, margin),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What was found of a claim: one of the words above, and the figure with its spread."""
+    """What was found of a claim: a word of WORDS (None: nothing is judged), the figure, and why no more than it."""
 
-    word: str
+    word: str | None
     figure: str
+    reasons: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One seed of a run of the study.
+    """One seed of a run of a study.
 
     Attributes:
-        scores: what it scored on rows of several lengths, by length.
+        scores: its result lines, by split and length of the rows.
         trained_at: the length that it was trained at.
-        curve: its validation lines in order.
     """
 
-    scores: Mapping[int, Line]
+    scores: Mapping[tuple[str, int], Line]
     trained_at: int
-    curve: Sequence[Line]
 
-    def loss_at(self, seconds: float) -> float:
-        """Validation loss after so much training, on the line between the two nearest points.
-
-        A step takes the run's median time, whatever else the machine did meanwhile.
-        """
-        step_s = self.scores[self.trained_at]["train_step_ms"] / 1000
-        before = self.curve[0]
-        for line in self.curve:
-            if line["step"] * step_s >= seconds and line is not before:
-                share = (seconds / step_s - before["step"]) / (line["step"] - before["step"])
-                return before["loss"] + share * (line["loss"] - before["loss"])
-            before = line
-        return before["loss"]
-
-    @property
-    def seconds(self) -> float:
-        """Of all of its training, at the median time of a step."""
-        return self.curve[-1]["step"] * self.scores[self.trained_at]["train_step_ms"] / 1000
+    def line(self, split: str, length: int | None) -> Line | None:
+        """Its score on a split, on rows of `length` (None: as trained)."""
+        return self.scores.get((split, length or self.trained_at))
 
 
 class MissingError(Exception):
@@ -63,43 +60,242 @@ class Evidence:
     """What was run and measured.
 
     Attributes:
-        runs: of the study, by name and seed.
+        studies: runs by study, name and seed.
         files: the lines of result files, by path.
     """
 
-    runs: Mapping[str, Mapping[int, Run]]
+    studies: Mapping[str, Mapping[str, Mapping[int, Run]]]
     files: Mapping[str, Sequence[Line]]
 
-    def together(self, *names: str) -> list[tuple[Run, ...]]:
-        """Runs of the study beside each other, for each seed that all of them have.
+    def together(self, study: str, *names: str) -> list[tuple[Run, ...]]:
+        """Runs of a study beside each other, for each seed that all of them have.
 
         Raises:
-            MissingError: there is none.
+            MissingError: there is no such seed.
         """
-        by_seed = [self.runs.get(name, {}) for name in names]
-        seeds = set.intersection(*(set(runs) for runs in by_seed))
+        runs = self.studies.get(study, {})
+        if absent := [name for name in names if name not in runs]:
+            raise MissingError(f"no finished run of {', '.join(absent)} in {study}")
+        seeds = sorted(set.intersection(*(set(runs[name]) for name in names)))
         if not seeds:
-            missing = next((name for name, runs in zip(names, by_seed, strict=True) if not runs), names[-1])
-            raise MissingError(f"no finished run of {missing}, or none of the same seed")
-        return [tuple(runs[seed] for runs in by_seed) for seed in sorted(seeds)]
+            raise MissingError(f"no seed of all of {', '.join(names)} in {study}")
+        return [tuple(runs[name][seed] for name in names) for seed in seeds]
 
-    def line(self, path: str, **wanted: object) -> Line:
-        """The newest of `lines`."""
-        return self.lines(path, **wanted)[-1]
-
-    def lines(self, path: str, **wanted: object) -> list[Line]:
-        """The lines of a file that have these values.
+    def value(self, path: str, key: str, wanted: Mapping[str, Any]) -> float:
+        """The largest value of a key among the lines of a file that have what is wanted.
 
         Raises:
-            MissingError: there is none.
+            MissingError: there is no such line.
         """
-        found = [line for line in self.files.get(path, ()) if wanted.items() <= line.items()]
+        found = [line[key] for line in self.files.get(path, ()) if wanted.items() <= line.items() and key in line]
         if not found:
-            raise MissingError(f"{path} has no line with {', '.join(f'{key} {x}' for key, x in wanted.items())}")
-        return found
+            raise MissingError(f"{path} has no {key} of {_named(wanted)}")
+        return max(found)
 
 
-Judge = Callable[[Evidence], Verdict]
+class Rule(Protocol):
+    """One condition of a claim."""
+
+    @property
+    def text(self) -> str:
+        """The rule in words, with its threshold."""
+        ...
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """What the evidence says; raises MissingError."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """A score of one run over that of another, seed by seed, on the test split."""
+
+    study: str
+    first: str
+    second: str
+    relation: str
+    length: int | None = None
+    metric: str = "perplexity"
+    margin: float = ALIKE
+
+    @property
+    def text(self) -> str:
+        """With the bounds of the relation."""
+        return f"{self._what} {_bounds(*RELATIONS[self.relation](self.margin))} that of {self.second}"
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """Undecided, too, when only the validation split was scored, on which choices were made."""
+        pairs = evidence.together(self.study, self.first, self.second)
+        ratios, reasons = _ratios(pairs, self.length, self.metric)
+        low, high = RELATIONS[self.relation](self.margin)
+        word = UNDECIDED if reasons else _decided([low < ratio < high for ratio in ratios])
+        return Verdict(word, f"{self._what} {_spread(ratios)} that of {self.second}", reasons)
+
+    @property
+    def _what(self) -> str:
+        at = f" scored on rows of {self.length}" if self.length else ""
+        part = f" ({self.study.partition('/')[2]}{at})" if "/" in self.study else at
+        return f"{self.metric.replace('_per_', ' a ')} of {self.first}{part}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Growth:
+    """Perplexity grows by a larger factor between two runs than between two others."""
+
+    study: str
+    of: Sequence[str]
+    than: Sequence[str]
+    margin: float = ALIKE
+
+    @property
+    def text(self) -> str:
+        """With the margin."""
+        return f"perplexity of {self._pair(self.of)} more than {self.margin:g} × that of {self._pair(self.than)}"
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """Of the seeds that all four runs have."""
+        runs = evidence.together(self.study, *self.of, *self.than)
+        of, reasons = _ratios([(after, before) for before, after, _, _ in runs], None, "perplexity")
+        than, _ = _ratios([(after, before) for _, _, before, after in runs], None, "perplexity")
+        word = UNDECIDED if reasons else _decided([a > self.margin * b for a, b in zip(of, than, strict=True)])
+        figures = (f"{self._pair(pair)} {_spread(x)}" for pair, x in ((self.of, of), (self.than, than)))
+        return Verdict(word, "; ".join(figures), reasons)
+
+    def _pair(self, pair: Sequence[str]) -> str:
+        return f"{pair[1]} / {pair[0]}"
+
+
+@dataclasses.dataclass(frozen=True)
+class EqualTime:
+    """Perplexity of two runs whose schedules end after the same training time.
+
+    A run's time is its steps times what a step takes, timed side by side with the others' (`times`: a file with lines
+    of run and median_ms). A run that is cut off in mid-schedule has not annealed, so it is never read off a curve.
+    """
+
+    study: str
+    first: str
+    second: str
+    times: str
+    margin: float = ALIKE
+
+    @property
+    def text(self) -> str:
+        """With both margins."""
+        return (
+            f"perplexity of {self.first} at most {self.margin:g} × that of {self.second}, both at the end of schedules "
+            f"that take the same time within a factor of {SAME_TIME:g}, steps timed side by side"
+        )
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """Undecided unless the times agree; the ratio at equal steps beside it where these runs have that."""
+        pairs = evidence.together(self.study, self.first, self.second)
+        ratios, reasons = _ratios(pairs, None, "perplexity")
+        steps = {tuple(_scored(run, None)[0]["step"] for run in pair) for pair in pairs}
+        figure = f"perplexity of {self.first} {_spread(ratios)} that of {self.second}"
+        if all(one == other for one, other in steps):
+            figure += " at equal steps"
+        try:
+            step_ms = [evidence.value(self.times, "median_ms", {"run": name}) for name in (self.first, self.second)]
+        except MissingError:
+            return Verdict(UNDECIDED, figure, ("no steps timed side by side", *reasons))
+        for pair in steps:
+            seconds = [ms * count / 1000 for ms, count in zip(step_ms, pair, strict=True)]
+            if max(seconds) > SAME_TIME * min(seconds):
+                told = " and ".join(f"{x:.0f}" for x in seconds)
+                return Verdict(UNDECIDED, figure, (f"the schedules end after {told} s", *reasons))
+        word = UNDECIDED if reasons else _decided([ratio < self.margin for ratio in ratios])
+        return Verdict(word, f"{figure} after the same time", reasons)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A measured value, or its ratio to another, of each file: a file is one run of a benchmark.
+
+    Attributes:
+        files: paths.
+        value: key of a line.
+        what: the key in words, with what it is of.
+        first: what a line must have; the largest value of those that do.
+        second: the same of what it is divided by; None: by nothing.
+        least: smallest that will do.
+        most: largest that will do.
+        judged: whether it decides, or is shown beside.
+    """
+
+    files: Sequence[str]
+    value: str
+    what: str
+    first: Mapping[str, Any]
+    second: Mapping[str, Any] | None = None
+    least: float = 0.0
+    most: float = math.inf
+    judged: bool = True
+
+    @property
+    def text(self) -> str:
+        """With the bounds; nothing where it does not decide."""
+        return f"{self.what} {_bounds(self.least, self.most, '')}".strip() if self.judged else ""
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """Each run of the benchmark must say the same."""
+        found = [self._of(evidence, path) for path in self.files]
+        asked = f" of {self.least:,g}" if self.least else ""
+        figures = ", ".join(f"{x:,.{_digits(x)}f}{asked}" for x in found)
+        runs = f"{len(found)} runs" if len(found) > 1 else "one run"
+        word = _decided([self.least <= x <= self.most for x in found]) if self.judged else None
+        return Verdict(word, f"{self.what} {figures} ({runs})")
+
+    def _of(self, evidence: Evidence, path: str) -> float:
+        first = evidence.value(path, self.value, self.first)
+        return first / evidence.value(path, self.value, self.second) if self.second else first
+
+
+@dataclasses.dataclass(frozen=True)
+class Arithmetic:
+    """What follows from sizes alone: a product over a product."""
+
+    what: str
+    over: Sequence[float]
+    under: Sequence[float]
+
+    @property
+    def text(self) -> str:
+        """The formula."""
+        return self.what
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """Nothing was run, so nothing was reproduced."""
+        del evidence
+        told = " / ".join("·".join(f"{x:g}" for x in factors) for factors in (self.over, self.under))
+        return Verdict(ARITHMETIC, f"{told} = {math.prod(self.over) / math.prod(self.under):.3g}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Untestable:
+    """What cannot be run at this scale."""
+
+    why: str
+
+    @property
+    def text(self) -> str:
+        """None."""
+        return ""
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """Says why."""
+        del evidence
+        return Verdict(NOT_TESTABLE, self.why)
+
+
+RULES = {
+    "ratio": Ratio,
+    "growth": Growth,
+    "equal time": EqualTime,
+    "measured": Measured,
+    "arithmetic": Arithmetic,
+    "untestable": Untestable,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,118 +305,63 @@ class Claim:
     Attributes:
         text: the claim.
         source: who made it.
-        judge: gives the verdict.
-        command: that makes its evidence.
+        rules: it is reproduced when all hold, contradicted when one does not.
+        command: letter or words for what makes its evidence.
+        withdrawn: why no verdict follows from this evidence, whatever it says.
+        note: what to know of the figure.
     """
 
     text: str
     source: str
-    judge: Judge
+    rules: Sequence[Rule]
     command: str
+    withdrawn: str = ""
+    note: str = ""
 
     def verdict(self, evidence: Evidence) -> Verdict:
         """What the evidence says, or that it is missing."""
         try:
-            return self.judge(evidence)
+            verdicts = [rule.judge(evidence) for rule in self.rules]
         except MissingError as missing:
             return Verdict(NOT_RUN, str(missing))
+        words = [verdict.word for verdict in verdicts if verdict.word]
+        word = next((word for word in (CONTRADICTED, UNDECIDED) if word in words), words[0])
+        reasons = dict.fromkeys(reason for verdict in verdicts for reason in verdict.reasons)
+        if self.withdrawn:
+            word, reasons = UNDECIDED, {f"withdrawn: {self.withdrawn}": None} | reasons
+        figure = "; ".join(verdict.figure for verdict in verdicts)
+        return Verdict(word, f"{figure}; {self.note}" if self.note else figure, tuple(reasons))
 
 
-def better(first: str, second: str, *, most: float = 1.0, length: int | None = None) -> Judge:
-    """The first run's perplexity is below `most` times the second's, with every seed.
-
-    Args:
-        first: name of a run.
-        second: name of another.
-        most: 1: better; ALIKE: no worse.
-        length: of the rows that are scored; None: as in training.
-    """
-
-    def judge(evidence: Evidence) -> Verdict:
-        ratios = []
-        for runs in evidence.together(first, second):
-            one, other = (_loss(run, length) for run in runs)
-            ratios.append(math.exp(one - other))
-        at = f" on rows of {length}" if length else ""
-        return Verdict(_decided([ratio < most for ratio in ratios]), _told(first, second, ratios, at))
-
-    return judge
+def read_claim(row: Mapping[str, Any], command: str) -> Claim:
+    """A claim from a row of the table, whose rules are a `rule` of RULES and its fields each."""
+    rules = [RULES[part["rule"]](**{key: x for key, x in part.items() if key != "rule"}) for part in row["rules"]]
+    return Claim(row["text"], row["source"], rules, command, row.get("withdrawn", ""), row.get("note", ""))
 
 
-def alike(first: str, second: str) -> Judge:
-    """Neither run's perplexity is ALIKE times the other's or more, with any seed."""
-
-    def judge(evidence: Evidence) -> Verdict:
-        ratios = [math.exp(_loss(one) - _loss(other)) for one, other in evidence.together(first, second)]
-        return Verdict(_decided([1 / ALIKE < ratio < ALIKE for ratio in ratios]), _told(first, second, ratios))
-
-    return judge
-
-
-def better_at_equal_time(first: str, second: str) -> Judge:
-    """The first run's perplexity is no higher when both have trained as long as the shorter of them."""
-
-    def judge(evidence: Evidence) -> Verdict:
-        ratios = []
-        for one, other in evidence.together(first, second):
-            seconds = min(one.seconds, other.seconds)
-            ratios.append(math.exp(one.loss_at(seconds) - other.loss_at(seconds)))
-        return Verdict(_decided([ratio <= 1 for ratio in ratios]), _told(first, second, ratios, " after the same time"))
-
-    return judge
+def _scored(run: Run, length: int | None) -> tuple[Line, str]:
+    """The line of the test split, or else of the validation split, and what is wrong with that."""
+    if line := run.line("test", length):
+        return line, ""
+    if line := run.line("validation", length):
+        return line, "scored on the validation split alone, on which choices were made"
+    raise MissingError(f"not scored on rows of {length or run.trained_at}")
 
 
-def loses_more(of: tuple[str, str], than: tuple[str, str]) -> Judge:
-    """From the first to the second run of `of` perplexity grows by a larger factor than with those of `than`."""
-
-    def judge(evidence: Evidence) -> Verdict:
-        runs = evidence.together(*of, *than)
-        growth = lambda before, after: math.exp(_loss(after) - _loss(before))
-        factors = [growth(a, b) for a, b, _, _ in runs], [growth(c, d) for _, _, c, d in runs]
-        return Verdict(
-            _decided([one > other for one, other in zip(*factors, strict=True)]),
-            "; ".join(_told(names[1], names[0], each) for names, each in zip((of, than), factors, strict=True)),
-        )
-
-    return judge
-
-
-def all_of(*judges: Judge) -> Judge:
-    """A claim of several parts: reproduced when all are, contradicted when one is."""
-
-    def judge(evidence: Evidence) -> Verdict:
-        verdicts = [part(evidence) for part in judges]
-        words = {verdict.word for verdict in verdicts}
-        word = next((word for word in (CONTRADICTED, UNDECIDED) if word in words), REPRODUCED)
-        return Verdict(word, "; ".join(verdict.figure for verdict in verdicts))
-
-    return judge
-
-
-def measured(holds: Callable[[Evidence], tuple[bool, str]]) -> Judge:
-    """A claim about measured figures: `holds` tells whether, and the figure."""
-
-    def judge(evidence: Evidence) -> Verdict:
-        held, figure = holds(evidence)
-        return Verdict(REPRODUCED if held else CONTRADICTED, figure)
-
-    return judge
-
-
-def untestable(why: str) -> Judge:
-    """A claim about what cannot be run at this scale."""
-    return lambda evidence: Verdict(NOT_TESTABLE, why)
-
-
-def _loss(run: Run, length: int | None = None) -> float:
-    length = length or run.trained_at
-    if length not in run.scores:
-        raise MissingError(f"not scored on rows of {length}")
-    return run.scores[length]["loss"]
+def _ratios(pairs: Sequence[tuple[Run, ...]], length: int | None, metric: str) -> tuple[list[float], tuple[str, ...]]:
+    """First over second of each seed, and why nothing follows from them, if so."""
+    ratios, reasons = [], {}
+    for one, other in pairs:
+        (a, why), (b, _) = _scored(one, length), _scored(other, length)
+        reasons[why] = None
+        if (a["split"], a["corpus"], a["bytes"]) != (b["split"], b["corpus"], b["bytes"]):
+            reasons["not scored on the same text"] = None
+        ratios.append(a[metric] / b[metric])
+    return ratios, tuple(filter(None, reasons))
 
 
 def _decided(held: Sequence[bool]) -> str:
-    """Of what held with each seed; a single one has no spread, and so decides nothing."""
+    """Of what held with each seed or run; a single one has no spread, and so decides nothing."""
     if len(held) < 2:
         return UNDECIDED
     if all(held):
@@ -228,7 +369,22 @@ def _decided(held: Sequence[bool]) -> str:
     return UNDECIDED if any(held) else CONTRADICTED
 
 
-def _told(first: str, second: str, ratios: Sequence[float], more: str = "") -> str:
+def _spread(ratios: Sequence[float]) -> str:
     middle = statistics.geometric_mean(ratios)
-    spread = f"{min(ratios):.3f}–{max(ratios):.3f}, {len(ratios)} seeds" if len(ratios) > 1 else "1 seed"
-    return f"perplexity of {first} {middle:.3f} times that of {second}{more} ({spread})"
+    if len(ratios) == 1:
+        return f"{middle:.3f} (one seed) ×"
+    return f"{middle:.3f} ({min(ratios):.3f}–{max(ratios):.3f}, {len(ratios)} seeds) ×"
+
+
+def _bounds(low: float, high: float, times: str = " ×") -> str:
+    if low <= 0:
+        return f"at most {high:.4g}{times}"
+    return f"at least {low:.4g}{times}" if math.isinf(high) else f"between {low:.4g} and {high:.4g}{times}"
+
+
+def _digits(x: float) -> int:
+    return 0 if abs(x) >= 100 else 2 if abs(x) >= 1 else 3
+
+
+def _named(wanted: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {x}" for key, x in wanted.items())

@@ -5,112 +5,203 @@ import math
 import pytest
 
 from flash_lm.analysis.claims import (
-    ALIKE,
+    ARITHMETIC,
     CONTRADICTED,
     NOT_RUN,
+    NOT_TESTABLE,
     REPRODUCED,
     UNDECIDED,
+    Arithmetic,
     Claim,
+    EqualTime,
     Evidence,
+    Growth,
+    Measured,
+    Ratio,
     Run,
-    Verdict,
-    alike,
-    all_of,
-    better,
-    better_at_equal_time,
-    loses_more,
-    measured,
+    Untestable,
+    read_claim,
 )
 
 
-def run(perplexity: float, step_ms: float = 100, others: dict | None = None) -> Run:
-    """Whose loss falls by a straight line from 5 to its own in 100 steps, in pieces."""
-    loss = math.log(perplexity)
-    curve = [{"step": step, "loss": 5 + (loss - 5) * step / 100} for step in (10, 40, 100)]
-    scores = {length: {"loss": math.log(x), "train_step_ms": step_ms} for length, x in (others or {}).items()}
-    return Run({512: {"loss": loss, "train_step_ms": step_ms}} | scores, 512, curve)
+def line(perplexity: float, **more) -> dict:
+    scores = {"perplexity": perplexity, "bits_per_byte": math.log2(perplexity) / 4}
+    return {"split": "test", "length": 512, "corpus": "books", "bytes": 100, "step": 500} | scores | more
 
 
-def evidence(**perplexities: list[float]) -> Evidence:
-    return Evidence({name: {i: run(x) for i, x in enumerate(seeds)} for name, seeds in perplexities.items()}, {})
+def run(*lines: dict) -> Run:
+    return Run({(x["split"], x["length"]): x for x in lines}, 512)
+
+
+def evidence(files: dict | None = None, **perplexities: list[float]) -> Evidence:
+    runs = {name: {i: run(line(x)) for i, x in enumerate(seeds)} for name, seeds in perplexities.items()}
+    return Evidence({"study": runs}, files or {})
+
+
+def ratio(relation: str, **more) -> Ratio:
+    return Ratio("study", "a", "b", relation, **more)
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "word"),
+    ("relation", "a", "word"),
     [
-        ([10, 20], [11, 22], REPRODUCED),
-        ([10, 22], [11, 20], UNDECIDED),
-        ([11, 22], [10, 20], CONTRADICTED),
-        ([10], [11], UNDECIDED),
-        ([], [10], NOT_RUN),
+        ("better", [9.7, 9.7], REPRODUCED),
+        ("better", [9.9, 9.9], CONTRADICTED),  # alike is not better
+        ("better", [9.7, 9.9], UNDECIDED),
+        ("better", [9.0], UNDECIDED),  # one seed
+        ("no worse", [10.1, 9.0], REPRODUCED),
+        ("no worse", [10.3, 10.4], CONTRADICTED),
+        ("no worse", [10.1, 10.3], UNDECIDED),
+        ("alike", [10.1, 9.9], REPRODUCED),
+        ("alike", [9.5, 10.5], CONTRADICTED),
     ],
 )
-def test_better_with_every_seed(a, b, word):
-    verdict = Claim("a is better", "", better("a", "b"), "").verdict(evidence(a=a, b=b))
+def test_a_relation_of_every_seed(relation, a, word):
+    verdict = ratio(relation).judge(evidence(a=a, b=[10] * len(a)))
     assert verdict.word == word
-    if word == REPRODUCED:
-        assert verdict.figure == "perplexity of a 0.909 times that of b (0.909–0.909, 2 seeds)"
+    if a == [9.7, 9.7]:
+        assert verdict.figure == "perplexity of a 0.970 (0.970–0.970, 2 seeds) × that of b"
 
 
-def test_no_worse():
-    assert better("a", "b", most=ALIKE)(evidence(a=[10.1, 10], b=[10, 10])).word == REPRODUCED
-    assert better("a", "b", most=ALIKE)(evidence(a=[10.3, 10.4], b=[10, 10])).word == CONTRADICTED
+def test_the_printed_rule_has_the_threshold_that_is_applied():
+    assert ratio("no worse").text == "perplexity of a at most 1.02 × that of b"
+    strict = ratio("no worse", margin=1.001)
+    assert "at most 1.001 ×" in strict.text
+    assert strict.judge(evidence(a=[10.1, 10.1], b=[10, 10])).word == CONTRADICTED
 
 
-@pytest.mark.parametrize(
-    ("a", "word"), [([10.1, 9.9], REPRODUCED), ([10.1, 10.5], UNDECIDED), ([9.5, 10.5], CONTRADICTED)]
-)
-def test_alike(a, word):
-    assert alike("a", "b")(evidence(a=a, b=[10, 10])).word == word
+def test_another_metric():
+    """2 % more perplexity is less than 1 % more bits."""
+    rule = ratio("no worse", metric="bits_per_byte", margin=1.01)
+    assert rule.text == "bits a byte of a at most 1.01 × that of b"
+    verdict = rule.judge(evidence(a=[10.15, 10.15], b=[10, 10]))
+    assert verdict.word == REPRODUCED and "1.006" in verdict.figure
+
+
+def test_no_verdict_from_the_validation_split():
+    one, other = (run(line(x, split="validation")) for x in (9, 10))
+    figures = Evidence({"study": {"a": {0: one, 1: one}, "b": {0: other, 1: other}}}, {})
+    verdict = ratio("better").judge(figures)
+    assert verdict.word == UNDECIDED and "0.900" in verdict.figure and "validation" in verdict.reasons[0]
+
+
+def test_no_verdict_from_different_texts():
+    one, other = run(line(9)), run(line(10, bytes=101))
+    verdict = ratio("better").judge(Evidence({"study": {"a": {0: one, 1: one}, "b": {0: other, 1: other}}}, {}))
+    assert verdict.word == UNDECIDED and verdict.reasons == ("not scored on the same text",)
 
 
 def test_only_seeds_of_both_count():
-    one, other = {0: run(10), 2: run(30)}, {1: run(5), 2: run(31)}
-    assert "(1 seed)" in better("a", "b")(Evidence({"a": one, "b": other}, {})).figure
+    runs = {"a": {0: run(line(10)), 2: run(line(30))}, "b": {1: run(line(5)), 2: run(line(31))}}
+    assert "(one seed)" in ratio("better").judge(Evidence({"study": runs}, {})).figure
 
 
 def test_other_lengths():
-    a, b, c = run(10, others={1024: 12}), run(9, others={1024: 13}), run(9)
-    runs = {name: {0: one, 1: one} for name, one in (("a", a), ("b", b), ("c", c))}
-    assert better("a", "b", length=1024)(Evidence(runs, {})).word == REPRODUCED
-    assert better("a", "b")(Evidence(runs, {})).word == CONTRADICTED
-    missing = Claim("", "", better("a", "c", length=1024), "").verdict(Evidence(runs, {}))
-    assert missing == Verdict(NOT_RUN, "not scored on rows of 1024")
+    long = lambda x: line(x, length=1024)
+    a, b, c = run(line(10), long(12)), run(line(9), long(13)), run(line(9))
+    figures = Evidence({"study": {name: {0: x, 1: x} for name, x in (("a", a), ("b", b), ("c", c))}}, {})
+    assert ratio("better", length=1024).judge(figures).word == REPRODUCED
+    assert ratio("better").judge(figures).word == CONTRADICTED
+    verdict = Claim("", "", [Ratio("study", "a", "c", "better", length=1024)], "").verdict(figures)
+    assert (verdict.word, verdict.figure) == (NOT_RUN, "not scored on rows of 1024")
 
 
-def test_equal_time():
-    """After 10 s b has made all of its steps, and a, twice as slow, half of them."""
-    slow, fast = run(10, step_ms=200), run(20, step_ms=100)
-    assert slow.seconds == 20 and fast.loss_at(10) == pytest.approx(math.log(20))
-    assert slow.loss_at(10) == pytest.approx(5 + (math.log(10) - 5) / 2)
-    runs = Evidence({"a": {0: slow, 1: slow}, "b": {0: fast, 1: fast}}, {})
-    assert better("a", "b")(runs).word == REPRODUCED
-    assert better_at_equal_time("a", "b")(runs).word == CONTRADICTED
+def test_what_is_missing_is_named():
+    verdict = Claim("", "", [ratio("better")], "").verdict(evidence(b=[1, 2]))
+    assert (verdict.word, verdict.figure) == (NOT_RUN, "no finished run of a in study")
 
 
-def test_loses_more():
-    figures = evidence(a=[10, 10], b=[12, 12], c=[10, 10], d=[11, 11])
-    assert loses_more(("a", "b"), than=("c", "d"))(figures).word == REPRODUCED
-    assert loses_more(("c", "d"), than=("a", "b"))(figures).word == CONTRADICTED
+def equal_time(step_ms: dict[str, float], steps: dict[str, int], perplexities: dict[str, float]) -> tuple:
+    runs = {name: {i: run(line(x, step=steps[name])) for i in range(2)} for name, x in perplexities.items()}
+    files = {"times.jsonl": [{"run": name, "median_ms": ms} for name, ms in step_ms.items()]}
+    verdict = EqualTime("study", "a", "b", "times.jsonl").judge(Evidence({"study": runs}, files))
+    return verdict.word, verdict.figure, verdict.reasons
 
 
-def test_loses_more_takes_all_four_of_a_seed():
+def test_equal_time_is_of_schedules_that_end_at_the_same_time():
+    """A run of half as many steps that take twice as long; at equal steps nothing is decided."""
+    both = {"a": 9.0, "b": 10.0}
+    word, figure, _ = equal_time({"a": 200, "b": 100}, {"a": 250, "b": 500}, both)
+    assert word == REPRODUCED and figure.endswith("× that of b after the same time")
+    word, figure, reasons = equal_time({"a": 200, "b": 100}, {"a": 500, "b": 500}, both)
+    assert word == UNDECIDED and "at equal steps" in figure and reasons == ("the schedules end after 100 and 50 s",)
+    assert equal_time({}, {"a": 500, "b": 500}, both)[2] == ("no steps timed side by side",)
+    assert equal_time({"a": 100, "b": 102}, {"a": 500, "b": 500}, {"a": 11.0, "b": 10.0})[0] == CONTRADICTED
+
+
+def test_growth():
+    figures = evidence(a=[10, 10], b=[12, 12], c=[10, 10], d=[11, 11], e=[11.9, 11.9])
+    assert Growth("study", ("a", "b"), ("c", "d")).judge(figures).word == REPRODUCED
+    assert Growth("study", ("c", "d"), ("a", "b")).judge(figures).word == CONTRADICTED
+    assert Growth("study", ("a", "b"), ("c", "e")).judge(figures).word == CONTRADICTED  # by less than the margin
+
+
+def test_growth_takes_all_four_of_a_seed():
     """Seed 0 of c has not been run, and d of seed 1 is no partner of c of seed 2."""
-    runs = {"a": {i: run(10) for i in range(3)}, "b": {i: run(12) for i in range(3)}}
-    runs |= {"c": {1: run(10), 2: run(20)}, "d": {0: run(30), 1: run(11), 2: run(22)}}
-    verdict = loses_more(("a", "b"), than=("c", "d"))(Evidence(runs, {}))
-    assert verdict.word == REPRODUCED and "1.100 times that of c (1.100–1.100, 2 seeds)" in verdict.figure
+    one = lambda x: run(line(x))
+    runs = {"a": {i: one(10) for i in range(3)}, "b": {i: one(12) for i in range(3)}}
+    runs |= {"c": {1: one(10), 2: one(20)}, "d": {0: one(30), 1: one(11), 2: one(22)}}
+    verdict = Growth("study", ("a", "b"), ("c", "d")).judge(Evidence({"study": runs}, {}))
+    assert verdict.word == REPRODUCED and "d / c 1.100 (1.100–1.100, 2 seeds)" in verdict.figure
 
 
-def test_a_claim_of_parts():
-    right, wrong, open_ = better("a", "b"), better("b", "a"), better("a", "c")
-    figures = evidence(a=[10, 10], b=[11, 11], c=[9, 11])
-    assert all_of(right, right)(figures).word == REPRODUCED
-    assert all_of(right, open_)(figures).word == UNDECIDED
-    assert all_of(right, open_, wrong)(figures).word == CONTRADICTED
+FIRST, SECOND = {"way": "linear"}, {"way": "softmax"}
+
+
+def measured(values: list[tuple[float, float]], **bounds) -> tuple:
+    lines = [[{"rate": a / 2} | FIRST, {"rate": a} | FIRST, {"rate": b} | SECOND] for a, b in values]
+    names = [f"{i}.jsonl" for i in range(len(values))]
+    rule = Measured(names, "rate", "images a second", FIRST, SECOND, **bounds)
+    verdict = rule.judge(Evidence({}, dict(zip(names, lines, strict=True))))
+    return verdict.word, verdict.figure, rule.text
+
+
+def test_a_claimed_factor_is_all_of_it_and_in_two_runs():
+    assert measured([(237, 1)], least=317) == (
+        UNDECIDED,
+        "images a second 237 of 317 (one run)",
+        "images a second at least 317",
+    )
+    assert measured([(237, 1), (250, 1)], least=317)[:2] == (
+        CONTRADICTED,
+        "images a second 237 of 317, 250 of 317 (2 runs)",
+    )
+    assert measured([(320, 1), (318, 1)], least=317)[0] == REPRODUCED
+    assert measured([(320, 1), (300, 1)], least=317)[0] == UNDECIDED
+    assert measured([(1.1, 1), (1.2, 1)], most=1.15)[0] == UNDECIDED
+    assert measured([(9, 1)], judged=False) == (None, "images a second 9.00 (one run)", "")
 
 
 def test_measured_figures_name_what_is_missing():
-    claim = Claim("", "", measured(lambda e: (e.line("x.jsonl", n=2)["ms"] > 1, "2 ms")), "")
-    assert claim.verdict(Evidence({}, {"x.jsonl": [{"n": 2, "ms": 0}, {"n": 2, "ms": 2}]})).word == REPRODUCED
-    assert claim.verdict(Evidence({}, {})) == Verdict(NOT_RUN, "x.jsonl has no line with n 2")
+    rule = Measured(["x.jsonl"], "ms", "ms", {"n": 2})
+    assert Claim("", "", [rule], "").verdict(Evidence({}, {})).figure == "x.jsonl has no ms of n 2"
+
+
+def test_a_claim_of_parts():
+    right, wrong = ratio("better"), Ratio("study", "b", "a", "better")
+    open_, shown = Ratio("study", "a", "c", "better"), Measured(["x"], "ms", "ms", {}, judged=False)
+    figures = evidence({"x": [{"ms": 3.0}]}, a=[10, 10], b=[11, 11], c=[9, 11])
+    word = lambda *rules: Claim("", "", rules, "").verdict(figures).word
+    assert word(right, right) == word(right, shown) == REPRODUCED
+    assert word(right, open_) == UNDECIDED
+    assert word(right, open_, wrong) == CONTRADICTED
+
+
+def test_what_was_withdrawn_has_no_verdict():
+    claim = Claim("", "", [ratio("better")], "", withdrawn="a bias that never moved", note="N = count")
+    verdict = claim.verdict(evidence(a=[9, 9], b=[10, 10]))
+    assert verdict.word == UNDECIDED and verdict.reasons == ("withdrawn: a bias that never moved",)
+    assert verdict.figure.endswith("× that of b; N = count")
+
+
+def test_arithmetic_is_counted_apart():
+    verdict = Arithmetic("c·s / e", [256, 128], [1536]).judge(evidence())
+    assert (verdict.word, verdict.figure) == (ARITHMETIC, "256·128 / 1536 = 21.3")
+    assert Untestable("no cluster").judge(evidence()).word == NOT_TESTABLE
+
+
+def test_a_row_of_the_table():
+    row = {"text": "t", "source": "s", "rules": [{"rule": "ratio", "study": "x", "first": "a", "second": "b"}]}
+    row["rules"][0]["relation"] = "alike"
+    claim = read_claim(row, "make it")
+    assert claim.rules == [Ratio("x", "a", "b", "alike")] and (claim.withdrawn, claim.note) == ("", "")
