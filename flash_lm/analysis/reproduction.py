@@ -9,6 +9,7 @@ from flash_lm.analysis.table import markdown_table
 METRICS = {
     "perplexity": "perplexity a token",
     "word_perplexity": "perplexity a word",
+    "word_perplexity_eos": "perplexity a word, line ends counted",
     "bits_per_byte": "bits a byte",
 }
 

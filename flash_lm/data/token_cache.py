@@ -32,7 +32,7 @@ from flash_lm.errors import InputError
 
 _log = logging.getLogger(__name__)
 Made = TypeVar("Made")
-_FORMAT = "3"  # raise it when the files' meaning changes
+_FORMAT = "4"  # raise it when the files' meaning changes
 _BATCH_BYTES = 4 << 20  # of text, tokenised at a time
 _TRAINING_BYTES = 32 << 20  # of text, to train a tokenizer on
 # What reading files that are cut, empty or changed raises.
@@ -132,7 +132,7 @@ def _training_lines(corpus: Corpus) -> Iterator[str]:
 
 
 def _tokenize(corpus: Corpus, split: str, tokenizer: Tokenizer, folder: pathlib.Path) -> dict[str, int]:
-    """Streams a split through the tokenizer into two files; returns the numbers of words and bytes."""
+    """Streams a split through the tokenizer into two files; returns the numbers of words, lines and bytes."""
     dtype = _dtype(tokenizer)
     with open(folder / f"{split}.tokens", "wb") as file:
         starts, counts = encode(_batches(corpus, split), tokenizer, lambda ids: file.write(ids.astype(dtype).tobytes()))

@@ -17,12 +17,14 @@ class TokenStore:
         tokens: of all documents, in an array that may be memory-mapped.
         starts: where each document begins, and the number of all tokens at the end, int64.
         words: of the text, separated by white space.
+        lines: of the text; a document's last one needs no line end.
         bytes: of the text.
     """
 
     tokens: np.ndarray
     starts: np.ndarray
     words: int
+    lines: int
     bytes: int
 
 
@@ -37,19 +39,23 @@ def encode(
         write: takes the tokens, (n,) int32, part after part.
 
     Returns:
-        Starts, as in a TokenStore, and the numbers of words and bytes by name.
+        Starts, as in a TokenStore, and the numbers of words, lines and bytes by name.
     """
-    written, starts, counts = 0, [], {"words": 0, "bytes": 0}
+    written, starts, counts, in_line = 0, [], {"words": 0, "lines": 0, "bytes": 0}, False
     for batch in batches:
         for piece, ids in zip(batch, tokenizer.encode([piece.text for piece in batch]), strict=True):
             if piece.begins_document:
+                counts["lines"] += in_line  # the last one of the document before
                 specials = [tokenizer.end, tokenizer.begin] if starts else [tokenizer.begin]
                 starts.append(written + len(specials) - 1)
                 ids = np.concatenate([np.array(specials, np.int32), ids])
             write(ids)
             written += len(ids)
             counts["words"] += len(piece.text.split())
+            counts["lines"] += piece.text.count("\n")
+            in_line = not piece.text.endswith("\n")
             counts["bytes"] += len(piece.text.encode())
+    counts["lines"] += in_line
     if starts:
         write(np.array([tokenizer.end], np.int32))
         written += 1

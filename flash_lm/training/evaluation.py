@@ -112,6 +112,8 @@ def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict
             scores["bytes"] = float(store.bytes)
             scores["bits_per_byte"] = scores["nll"] / math.log(2) / store.bytes
             scores["word_perplexity"] = perplexity(scores["nll"], store.words)
+            # As WikiText's published figures have it, whose lines each end with a word </s>.
+            scores["word_perplexity_eos"] = perplexity(scores["nll"], store.words + store.lines)
         results.append(
             {
                 "run": workdir.name,

@@ -16,7 +16,7 @@ def store(sizes, seed=0) -> TokenStore:
     fresh = iter(np.random.default_rng(seed).permutation(np.arange(10, 10 + sum(sizes))).tolist())
     documents = [[BEGIN, *(next(fresh) for _ in range(size)), END] for size in sizes]
     tokens = np.array([token for document in documents for token in document], np.uint16)
-    return TokenStore(tokens, np.cumsum([0, *map(len, documents)]), 0, 0)
+    return TokenStore(tokens, np.cumsum([0, *map(len, documents)]), 0, 0, 0)
 
 
 CASES = {
