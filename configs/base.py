@@ -51,7 +51,7 @@ def get_config() -> ConfigDict:
     model.attention_implementation = "blocked"  # plain | blocked | cudnn (softmax, a GPU), of quadratic attention
     model.kernels = "auto"  # auto (Pallas kernels on GPU and TPU, where the shapes suit them) | xla | pallas
     model.dropout = 0.0  # of the embedding and of each sublayer's output
-    model.dtype = "float32"  # of the computation; sums and states are float32 always
+    model.dtype = "float32"  # of activations; docs/numerics.md tells what stays float32, and what accelerators round
     model.param_dtype = "float32"
     model.scan_layers = True  # one compiled layer, scanned; false unrolls: longer to compile, on CPU often faster
     model.remat = "none"  # none | products (keep matrix products) | full (keep only each layer's input)
@@ -101,13 +101,12 @@ def get_config() -> ConfigDict:
     config.mesh = mesh = ConfigDict()
     mesh.shape = (-1, 1, 1)  # devices along (data, fsdp, tensor); one may be -1: the rest
     # The first rule whose regex is found in the parameter's path. The spec names the mesh axis of each dimension, the
-    # stacked layers' dimension excepted.
+    # stacked layers' dimension excepted. A matrix that no rule names is cut over fsdp, along its largest dimension.
     mesh.rules = (
         ("embedding", ("tensor", "fsdp")),
         ("shared/kernel", ("fsdp", None)),  # one head: to cut it would send scores instead of values
         ("(query|key|value|gate|up)/kernel", ("fsdp", "tensor")),
         ("(output|down)/kernel", ("tensor", "fsdp")),
         ("(query|key)_position", (None, "fsdp")),
-        (".*", ()),
     )
     return config

@@ -93,7 +93,7 @@ def load_model(
     abstract = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, saved_dtype, sharding=s),
         abstract,
-        param_shardings(abstract, config.mesh, mesh),
+        param_shardings(abstract, model.traits().matrix, config.mesh, mesh),
     )
     with open_checkpoints(workdir) as checkpoints:
         step, params = checkpoints.restore_newest_params(abstract)

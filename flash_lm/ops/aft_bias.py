@@ -9,10 +9,15 @@ import jax.numpy as jnp
 from flash_lm.ops.blocks import Rectangles
 from flash_lm.ops.products import matmul
 
+LARGEST = 40.0  # of |w|: exp(-80) is 2e-35, and the smallest normal number 1e-38
+
 
 @dataclasses.dataclass(frozen=True)
 class PairBias:
-    """The w of pairs of tokens; zero for those that are `window` or more apart.
+    """The w of pairs of tokens, from −LARGEST to LARGEST; zero for those that are `window` or more apart.
+
+    Rectangles of pairs take the largest key and the largest w out of their exponentials apart. When those belong to
+    different keys, what is left of each is at least exp(−2 LARGEST), which float32 holds; so no sum comes to 0.
 
     Attributes:
         query_index_BxL: place of each query in its row, (B or 1)×L.
@@ -28,7 +33,7 @@ class PairBias:
         """(B or 1)×(H or 1)×G×C×C float32, from queries to keys."""
         query_index, key_index = where.queries(self.query_index_BxL, 1), where.keys(self.key_index_BxM, 1)
         distance = query_index[..., :, None] - key_index[..., None, :]
-        w = self.weights(distance, where)
+        w = self.weights(distance, where).clip(-LARGEST, LARGEST)
         return w if self.window is None else jnp.where(jnp.abs(distance)[:, None] < self.window, w, 0)
 
     def weights(self, distance: jax.Array, where: Rectangles) -> jax.Array:

@@ -40,7 +40,10 @@ def add(a: Sums, b: Sums) -> Sums:
 def ratio(sums: Sums) -> jax.Array:
     """B×H×L×E; a query without a visible key gets zeros."""
     seen = sums.max_BxHxLxM > NOTHING / 2
-    return jnp.where(seen, sums.numerator_BxHxLxE / jnp.where(seen, sums.denominator_BxHxLxM, 1), 0)
+    denominator = jnp.where(seen, sums.denominator_BxHxLxM, 1)
+    # The derivative of a quotient divides by its square, which float32 may not hold; that of a denominator of 1 does.
+    scale = jax.lax.stop_gradient(1 / denominator)
+    return jnp.where(seen, sums.numerator_BxHxLxE * scale / (denominator * scale), 0)
 
 
 def nothing(v: jax.Array, width: int) -> Sums:

@@ -103,7 +103,7 @@ def build_setup(config: Config, mesh: Mesh) -> Setup:
     model = ModelFunction(config.model, config.seed, packed=config.data.packed)
     optimizer = make_optimizer(config.train, model.traits())
     abstract = jax.eval_shape(lambda: init_state(model, optimizer))
-    shardings = state_shardings(abstract, optimizer, config.mesh, mesh)
+    shardings = state_shardings(abstract, model.traits().matrix, optimizer, config.mesh, mesh)
     return Setup(config, model, optimizer, mesh, with_shardings(abstract, shardings))
 
 

@@ -1,4 +1,7 @@
-"""The whole sharding policy: one mesh, and for each parameter the first rule that fits its path."""
+"""The whole sharding policy: one mesh, and for each parameter the first rule that fits its path.
+
+A matrix that no rule names is cut over fsdp along its largest dimension that divides; a vector is on each device.
+"""
 
 import math
 import re
@@ -11,6 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from flash_lm.config import MESH_AXES, MeshConfig
 from flash_lm.errors import InputError
+from flash_lm.layers.parameter import is_stacked
 from flash_lm.training.state import Params, TrainState
 
 BATCH = PartitionSpec(("data", "fsdp"))
@@ -56,11 +60,12 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, BATCH)
 
 
-def param_shardings(abstract: Params, config: MeshConfig, mesh: Mesh) -> Params:
-    """The sharding of each parameter, by the first rule that fits its path.
+def param_shardings(abstract: Params, matrix: Any, config: MeshConfig, mesh: Mesh) -> Params:
+    """The sharding of each parameter, by the first rule that fits its path, or else by what it is.
 
     Args:
         abstract: shapes.
+        matrix: of each parameter, whether it is one (see `layers.parameter`).
         config: the rules.
         mesh: of `make_mesh`.
 
@@ -69,7 +74,9 @@ def param_shardings(abstract: Params, config: MeshConfig, mesh: Mesh) -> Params:
     """
     problems: list[str] = []
     shardings = jax.tree_util.tree_map_with_path(
-        lambda path, x: NamedSharding(mesh, _spec(path, x.shape, config, mesh, problems)), abstract
+        lambda path, x, is_matrix: NamedSharding(mesh, _spec(path, x.shape, is_matrix, config, mesh, problems)),
+        abstract,
+        matrix,
     )
     if problems:
         raise InputError.of(problems)
@@ -89,12 +96,13 @@ def batch_parts(rows: int) -> int:
 
 
 def state_shardings(
-    abstract: TrainState, optimizer: optax.GradientTransformation, config: MeshConfig, mesh: Mesh
+    abstract: TrainState, matrix: Any, optimizer: optax.GradientTransformation, config: MeshConfig, mesh: Mesh
 ) -> TrainState:
     """The sharding of each array of the state; an optimizer's moments follow their parameters.
 
     Args:
         abstract: shapes of the state.
+        matrix: of each parameter, whether it is one.
         optimizer: whose state it holds.
         config: the rules.
         mesh: of `make_mesh`.
@@ -102,7 +110,7 @@ def state_shardings(
     Raises:
         InputError: with every parameter that a rule does not fit, one a line.
     """
-    params = param_shardings(abstract.params, config, mesh)
+    params = param_shardings(abstract.params, matrix, config, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
     # A factored moment has one dimension less than its parameter, and is small.
     follow = lambda moment, param, sharding: sharding if moment.shape == param.shape else everywhere
@@ -117,11 +125,15 @@ def _devices_of_rows(mesh: Mesh | AbstractMesh) -> int:
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def _spec(path: Any, shape: tuple[int, ...], config: MeshConfig, mesh: Mesh, problems: list[str]) -> PartitionSpec:
+def _spec(
+    path: Any, shape: tuple[int, ...], is_matrix: bool, config: MeshConfig, mesh: Mesh, problems: list[str]
+) -> PartitionSpec:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
-    rule = next((spec for regex, spec in config.rules if re.search(regex, name)), ())
     # The stacked layers' first dimension is the layer, which lax.scan slices.
-    spec = ((None,) if name.startswith("layers/") else ()) + tuple(rule)
+    stacked = (None,) if is_stacked(path) else ()
+    by_shape = _largest_cut(shape[len(stacked) :], mesh.shape["fsdp"]) if is_matrix else ()
+    rule = next((spec for regex, spec in config.rules if re.search(regex, name)), by_shape)
+    spec = stacked + tuple(rule)
     if len(spec) > len(shape):
         problems.append(f"mesh.rules: {rule} has more dimensions than the parameter {name} of shape {shape}")
         return PartitionSpec()
@@ -133,6 +145,15 @@ def _spec(path: Any, shape: tuple[int, ...], config: MeshConfig, mesh: Mesh, pro
                 f"or other mesh.rules"
             )
     return PartitionSpec(*spec)
+
+
+def _largest_cut(shape: tuple[int, ...], parts: int) -> tuple[str | None, ...]:
+    """Fsdp along the largest dimension that it divides; nothing where it divides none."""
+    places = [i for i, size in enumerate(shape) if size % parts == 0]
+    if not places:
+        return ()
+    chosen = max(places, key=lambda i: shape[i])
+    return (None,) * chosen + ("fsdp",)
 
 
 def place(batch: dict[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:

@@ -39,7 +39,7 @@ ALLOWED = ~np.isin(np.arange(VOCAB), (0, 1, 3))
 def engine(family: str, shape: tuple[int, ...] = (1, 1, 1), end: int = END) -> Engine:
     model = ModelFunction(case(family, True).config, seed=0)
     devices = mesh(*shape)
-    shardings = param_shardings(jax.eval_shape(model.init), RULES, devices)
+    shardings = param_shardings(jax.eval_shape(model.init), model.traits().matrix, RULES, devices)
     params = jax.device_put(case(family, True).params, shardings)
     return Engine(model, params, devices, end=end, allowed_V=ALLOWED)
 

@@ -79,6 +79,28 @@ def test_values(kind, causal, blocks, scale, monkeypatch):
             np.testing.assert_allclose(out[b, h], expected, rtol=0, atol=1e-5)
 
 
+def test_the_largest_key_and_the_largest_w_of_different_keys():
+    """Far apart, exp(K − max K) · exp(w − max w) would be 0 of both, and the mean 0 / 0; so w has a largest size."""
+    k, v = draw(2, 1, L, E), draw(2, 1, L, E)
+    u, of_keys = np.full((2, L, 1), 10.0, np.float32), draw(2, L, 1)
+    k[:, :, 5::9], of_keys[:, 5::9] = 120.0, -10.0
+    of_keys[:, 3::9] = 10.0
+    bias = PositionBias(INDEX, INDEX, None, jnp.asarray(u), jnp.asarray(of_keys))
+    runs = find_segments(jnp.asarray(IDS)).runs_BxL
+
+    def loss(k, v, bias):
+        out = aft.aft(k, v, runs, bias, causal=True)
+        return (out**2).sum(), out
+
+    grads, out = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))(k, v, bias)
+    assert all(np.isfinite(x).all() for x in grads)
+    for b, ids in enumerate(IDS.tolist()):
+        w = lambda t, u, b=b: float(np.clip(10.0 * of_keys[b, u, 0], -40, 40))
+        row = Row(visibility(ids, True), list(range(L)))
+        expected = mix(k[b, 0].astype(float), v[b, 0].astype(float), row, w)
+        np.testing.assert_allclose(np.asarray(out)[b, 0], expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 @pytest.mark.parametrize("kind", ["simple", "full", "window 8", "conv"])
 def test_prefill_in_parts_is_the_parallel_form(kind, scale, monkeypatch):

@@ -1,5 +1,6 @@
 """Every family on meshes of eight devices: the losses of one device, arrays really cut, checkpoints that move."""
 
+import dataclasses
 import functools
 
 import jax
@@ -14,7 +15,7 @@ from flash_lm.config import TASKS, parse
 from flash_lm.models.families import FAMILIES, complete
 from flash_lm.training.checkpoint import Checkpoints, with_shardings
 from flash_lm.training.optimizer import OPTIMIZERS, make_optimizer
-from flash_lm.training.sharding import batch_sharding, make_mesh, place, state_shardings
+from flash_lm.training.sharding import batch_sharding, make_mesh, param_shardings, place, state_shardings
 from flash_lm.training.state import ModelFunction, init_state
 from flash_lm.training.step import make_train_step
 
@@ -60,7 +61,7 @@ class Run:
         self.optimizer = make_optimizer(parsed.train, self.model.traits())
         self.mesh = make_mesh(parsed.mesh, jax.devices()[:devices])
         abstract = jax.eval_shape(lambda: init_state(self.model, self.optimizer))
-        self.shardings = state_shardings(abstract, self.optimizer, parsed.mesh, self.mesh)
+        self.shardings = state_shardings(abstract, self.model.traits().matrix, self.optimizer, parsed.mesh, self.mesh)
         self.abstract = with_shardings(abstract, self.shardings)
         self._step = make_train_step(self.model, self.optimizer, parsed.train, seed=0)
         self.losses = []
@@ -122,6 +123,21 @@ def assert_matrices_are_cut(tree) -> None:
         if ("kernel" in name or "embedding" in name) and x.ndim > 1:
             cut[name] = len({str(shard.index) for shard in x.addressable_shards})
     assert cut and all(count == (2 if "shared" in name else 4) for name, count in cut.items()), cut
+
+
+def test_a_matrix_that_no_rule_names_is_cut_by_its_shape():
+    """So a family of one's own needs no name from a list; what is no matrix is on each device, as a bias is."""
+    config = dataclasses.replace(parse(get_config()).mesh, shape=(2, 4, 1))
+    shapes = {"layers": {"mine": (2, 8, 6), "wide": (2, 3, 5), "gains": (2, 8, 8)}, "mine": (6, 8), "bias": (8,)}
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x, jnp.float32), shapes, is_leaf=lambda x: type(x) is tuple)
+    matrix = {"layers": {"mine": True, "wide": True, "gains": False}, "mine": True, "bias": False}
+    mesh = make_mesh(config, jax.devices()[:8])
+    found = jax.tree.map(lambda x: tuple(x.spec), param_shardings(abstract, matrix, config, mesh))
+    assert found == {
+        "layers": {"mine": (None, "fsdp"), "wide": (None,), "gains": (None,)},
+        "mine": (None, "fsdp"),
+        "bias": (),
+    }
 
 
 @pytest.mark.parametrize("family", FAMILIES)

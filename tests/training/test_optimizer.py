@@ -12,7 +12,9 @@ from flax import nnx
 from configs.base import get_config
 from flash_lm.config import TrainConfig, parse
 from flash_lm.layers.parameter import VECTORS, Traits, traits
+from flash_lm.models.families import complete
 from flash_lm.training.optimizer import OPTIMIZERS, learning_rate, make_optimizer
+from flash_lm.training.state import ModelFunction
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -186,6 +188,21 @@ def test_what_a_parameter_is_decides_and_not_its_name():
 
     stacked = traits(nnx.state(Model(), nnx.Param))
     assert stacked.matrix == {"layers": alone.matrix} and stacked.rate == {"layers": alone.rate}
+
+
+@pytest.mark.parametrize("family", ["aft_full", "aft_local"])
+def test_the_first_gradients_of_afts_position_bias_move_it(family):
+    """They are of 1e-7, and beside an eps of 1e-6 a step was a sixth of the learning rate: the bias stood still."""
+    config = get_config()
+    config.model.update(family=family, vocab_size=32, max_length=8, model_dim=8, num_layers=2)
+    settings = dataclasses.replace(parse(config).train, warmup_steps=0, schedule="constant", clip=0.0)
+    model = ModelFunction(complete(parse(config).model), seed=0)
+    optimizer, params = make_optimizer(settings, model.traits()), model.init()
+    gradients = jax.tree.map(lambda x: jnp.full_like(x, 1e-7), params)
+    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+    core = updates["layers"]["sublayer_0"]["core"]
+    for name in ("query_position", "key_position"):
+        assert np.abs(core[name]).min() > 0.9 * config.model.bias_rate * settings.learning_rate
 
 
 @pytest.mark.parametrize("mode", ["global", "parameter"])
