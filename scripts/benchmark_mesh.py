@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from flash_lm.analysis.collectives import collectives
 from flash_lm.analysis.results import append_jsonl
 from flash_lm.command import load_config, run
+from flash_lm.provenance import provenance
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.loop import compile_step, new_state
 from flash_lm.training.sharding import batch_sharding, check_batch, place
@@ -52,7 +53,7 @@ def measure(config: ConfigDict, steps: int) -> dict:
         "steps": steps,
         "losses": losses,
         "platform": jax.devices()[0].platform,
-        "jax": jax.__version__,
+        **provenance(jax.devices()[0].device_kind),
     }
 
 

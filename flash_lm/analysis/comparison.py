@@ -61,7 +61,7 @@ def write_curves(
         title: of the plot.
         step_s: seconds a step of each run, measured side by side, to be the axis of time; None: as long as they took.
     """
-    scored = {line["run"] for line in results}
+    scored = {line["run"]: line for line in results}
     curves = {path.name: curve for path in workdirs if path.name in scored and (curve := validation_curve(path))}
     if step_s:
         curves = {
@@ -71,9 +71,9 @@ def write_curves(
     lines = [{"run": name, **line} for name, curve in curves.items() for line in curve]
     write_jsonl(out / "validation.jsonl", lines)
     time = "rated_seconds" if step_s else "train_seconds"
-    plot_curves(curves, out / "curves.png", title, time)
+    plot_curves(curves, scored, out / "curves.png", title, time)
     if all(_on_examples(line) for line in results):
-        plot_curves(curves, out / "accuracy.png", title, time, quality="accuracy")
+        plot_curves(curves, scored, out / "accuracy.png", title, time, quality="accuracy")
 
 
 def _on_examples(result: Line) -> bool:

@@ -13,13 +13,14 @@ _AXES = {
 }
 # key of a validation line -> what it is, its scale, how it stands beside the axis and beside the name of a run
 _QUALITIES = {
-    "perplexity": ("validation perplexity (a token)", "log", "{x:g}", "{:.1f}"),
-    "accuracy": ("validation accuracy (of the tokens to be predicted)", "linear", "{x:.0%}", "{:.1%}"),
+    "perplexity": ("validation perplexity a token", "log", "{x:g}", "{:.1f}"),
+    "accuracy": ("validation accuracy of the tokens to be predicted", "linear", "{x:.0%}", "{:.1%}"),
 }
 
 
 def plot_curves(
     curves: dict[str, list[Line]],
+    results: dict[str, Line],
     path: pathlib.Path,
     title: str,
     time: str = "train_seconds",
@@ -27,8 +28,12 @@ def plot_curves(
 ) -> None:
     """Draws one curve a run, in two panels: quality for the same data, and quality for the same time.
 
+    A curve's points may be of the first tokens of a split alone, which the axis tells. The number beside a run's name is
+    that of its result, of a whole split, as in a table: not the curve's last point.
+
     Args:
         curves: name of the run -> its validation lines.
+        results: name of the run -> what it scored in the end.
         path: of the PNG.
         title: says what was trained.
         time: key of the second panel.
@@ -39,7 +44,7 @@ def plot_curves(
         for axes, key in zip(panels, keys, strict=True):
             for i, (name, lines) in enumerate(curves.items()):
                 x, y = ([line[field] for line in lines] for field in (key, quality))
-                axes.plot(x, y, markersize=4, label=f"{name}: {end.format(y[-1])}", **style(i))
+                axes.plot(x, y, markersize=4, label=f"{name}: {end.format(results[name][quality])}", **style(i))
             axes.margins(x=0.03)
             axes.set_xlim(left=0)
             axes.set_xlabel(_AXES[key])
@@ -47,7 +52,17 @@ def plot_curves(
         first.set_yscale(scale)
         first.yaxis.set_major_formatter(tick)
         first.yaxis.set_minor_formatter(tick)
-        first.set_ylabel(label)
+        first.set_ylabel(label + _scored_on(curves))
         named = first.get_legend_handles_labels()
-        figure.legend(*named, loc="outside right center", frameon=False, title="at the end")
+        splits = " and ".join(dict.fromkeys(results[name]["split"] for name in curves))
+        heading = f"in the end, on all of\nthe {splits} split"
+        figure.legend(*named, loc="outside right center", frameon=False, title=heading)
         figure.suptitle(title)
+
+
+def _scored_on(curves: dict[str, list[Line]]) -> str:
+    """How many tokens each point is of, where the lines tell."""
+    counts = sorted({line["tokens"] for lines in curves.values() for line in lines if "tokens" in line})
+    if not counts:
+        return ""
+    return f", {' to '.join(f'{x:,.0f}' for x in dict.fromkeys((counts[0], counts[-1])))} tokens a point"
