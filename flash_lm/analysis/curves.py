@@ -28,8 +28,8 @@ def plot_curves(
 ) -> None:
     """Draws one curve a run, in two panels: quality for the same data, and quality for the same time.
 
-    A curve's points may be of the first tokens of a split alone, which the axis tells. The number beside a run's name is
-    that of its result, of a whole split, as in a table: not the curve's last point.
+    A curve's points may be of the first tokens of a split alone, which the axis tells. The number beside a run's name
+    is that of its result, of a whole split, as in a table: not the curve's last point.
 
     Args:
         curves: name of the run -> its validation lines.

@@ -4,6 +4,8 @@ import itertools
 import json
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from flash_lm.analysis.comparison import write_comparison
 from flash_lm.analysis.curves import plot_curves
@@ -51,8 +53,24 @@ def test_curves_are_drawn_from_validation_lines(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     curve = validation_curve(tmp_path)
     assert [line["step"] for line in curve] == [1, 2]
-    plot_curves({"flash": curve}, tmp_path / "curves.png", "title")
+    plot_curves({"flash": curve}, {"flash": curve[-1]}, tmp_path / "curves.png", "title")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_number_in_a_legend_is_that_of_the_table(tmp_path, monkeypatch):
+    """And not the curve's last point, which is of a part of the split, as the axis says."""
+    texts = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: texts.extend(figure.findobj(Text)))
+    (folder := tmp_path / "mine").mkdir()
+    point = {"split": "validation", "step": 5, "perplexity": 98.5, "tokens": 40960.0, "train_seconds": 1.0}
+    write_jsonl(folder / "metrics.jsonl", [point])
+    about = {"run": "mine", "corpus": "x", "length": 8, "family": "flash", "step": 5, "bits_per_byte": 2.0}
+    append_jsonl(folder / "results.jsonl", [about | {"split": "test", "perplexity": 112.63, "tokens": 1.6e6}])
+    table = write_comparison([folder], "test", tmp_path / "out")
+    written = [text.get_text() for text in texts]
+    assert "112.63" in table and "mine: 112.6" in written
+    assert "validation perplexity a token, 40,960 tokens a point" in written
+    assert any("test split" in text for text in written)
 
 
 def test_examples_are_compared_by_accuracy_too(tmp_path):
