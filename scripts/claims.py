@@ -12,8 +12,10 @@ import string
 import tomllib
 from typing import Any
 
-from flash_lm.analysis.claims import ALIKE, ARITHMETIC, WORDS, Claim, Evidence, Measured, read_claim
+from flash_lm.analysis.claims import Claim, read_claim
+from flash_lm.analysis.evidence import Evidence
 from flash_lm.analysis.results import Line, read_jsonl, write_jsonl
+from flash_lm.analysis.rules import ALIKE, ARITHMETIC, WORDS, Measured, Verdict
 from flash_lm.analysis.study_results import collect, gather, merged
 from flash_lm.command import run
 from flash_lm.errors import InputError
@@ -31,19 +33,17 @@ steps of such small models need not hold for those of the papers, and what fails
 def read_table() -> tuple[dict[str, Any], list[Claim]]:
     """The table, and its claims with their commands."""
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
-    return table, [read_claim(row, _command(row, table)) for row in table["claims"]]
+    return table, [read_claim(row, _commands(row, table)) for row in table["claims"]]
 
 
-def _command(row: dict[str, Any], table: dict[str, Any]) -> str:
-    """What makes a claim's evidence: the commands of its studies, or its own."""
+def _commands(row: dict[str, Any], table: dict[str, Any]) -> list[str]:
+    """What makes a claim's evidence: the sweeps of its studies, and its own commands."""
     studies = dict.fromkeys(part["study"] for part in row["rules"] if "study" in part)
-    if studies:
-        return "; ".join(
-            f"`{table['studies'][study]['command']}`, then `python scripts/claims.py --study={study} "
-            f"--runs=runs/{study}`"
-            for study in studies
-        )
-    return f"`{table['commands'][row['command']]}`" if "command" in row else ARITHMETIC
+    sweeps = [
+        f"`{table['studies'][study]['command']}`, then `python scripts/claims.py --study={study} --runs=runs/{study}`"
+        for study in studies
+    ]
+    return sweeps + [f"`{table['commands'][name]}`" for name in row.get("commands", ())] or [ARITHMETIC]
 
 
 def read_evidence(results: pathlib.Path) -> Evidence:
@@ -62,12 +62,9 @@ def page(evidence: Evidence) -> str:
     verdicts = [(claim, claim.verdict(evidence)) for claim in claims]
     counts = {word: sum(verdict.word == word for _, verdict in verdicts) for word in WORDS}
     told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    letters = {command: string.ascii_uppercase[i] for i, command in enumerate(dict.fromkeys(x.command for x in claims))}
-    rows = [
-        f"| {claim.text} | {claim.source} | {'; '.join(filter(None, (rule.text for rule in claim.rules)))} "
-        f"| **{verdict.word}**{'<br>'.join(['', *verdict.reasons])} | {verdict.figure} | {letters[claim.command]} |"
-        for claim, verdict in verdicts
-    ]
+    commands = dict.fromkeys(command for claim in claims for command in claim.commands)
+    letters = {command: string.ascii_uppercase[i] for i, command in enumerate(commands)}
+    rows = [_row(claim, verdict, letters) for claim, verdict in verdicts]
     return "\n".join(
         [
             "# A verdict on every claim",
@@ -90,6 +87,13 @@ def page(evidence: Evidence) -> str:
             *(f"- {letter}: {command}" for command, letter in letters.items()),
         ]
     )
+
+
+def _row(claim: Claim, verdict: Verdict, letters: dict[str, str]) -> str:
+    rules = "; ".join(filter(None, (rule.text for rule in claim.rules)))
+    word = "<br>".join([f"**{verdict.word}**", *verdict.reasons])
+    made_by = ", ".join(letters[command] for command in claim.commands)
+    return f"| {claim.text} | {claim.source} | {rules} | {word} | {verdict.figure} | {made_by} |"
 
 
 def _described(study: str, what: str, evidence: Evidence) -> str:

@@ -5,7 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 
-from flash_lm.analysis.claims import Run
+from flash_lm.analysis.evidence import Run
 from flash_lm.analysis.results import Line, read_jsonl, validation_curve
 
 _OF_A_CURVE = ("step", "loss", "tokens", "train_seconds")

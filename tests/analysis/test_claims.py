@@ -4,7 +4,9 @@ import math
 
 import pytest
 
-from flash_lm.analysis.claims import (
+from flash_lm.analysis.claims import Claim, read_claim
+from flash_lm.analysis.evidence import Evidence, Run
+from flash_lm.analysis.rules import (
     ARITHMETIC,
     CONTRADICTED,
     NOT_RUN,
@@ -12,15 +14,11 @@ from flash_lm.analysis.claims import (
     REPRODUCED,
     UNDECIDED,
     Arithmetic,
-    Claim,
     EqualTime,
-    Evidence,
     Growth,
     Measured,
     Ratio,
-    Run,
     Untestable,
-    read_claim,
 )
 
 
@@ -102,12 +100,12 @@ def test_other_lengths():
     figures = Evidence({"study": {name: {0: x, 1: x} for name, x in (("a", a), ("b", b), ("c", c))}}, {})
     assert ratio("better", length=1024).judge(figures).word == REPRODUCED
     assert ratio("better").judge(figures).word == CONTRADICTED
-    verdict = Claim("", "", [Ratio("study", "a", "c", "better", length=1024)], "").verdict(figures)
+    verdict = Claim("", "", [Ratio("study", "a", "c", "better", length=1024)], []).verdict(figures)
     assert (verdict.word, verdict.figure) == (NOT_RUN, "not scored on rows of 1024")
 
 
 def test_what_is_missing_is_named():
-    verdict = Claim("", "", [ratio("better")], "").verdict(evidence(b=[1, 2]))
+    verdict = Claim("", "", [ratio("better")], []).verdict(evidence(b=[1, 2]))
     assert (verdict.word, verdict.figure) == (NOT_RUN, "no finished run of a in study")
 
 
@@ -174,21 +172,21 @@ def test_a_claimed_factor_is_all_of_it_and_in_two_runs():
 
 def test_measured_figures_name_what_is_missing():
     rule = Measured(["x.jsonl"], "ms", "ms", {"n": 2})
-    assert Claim("", "", [rule], "").verdict(Evidence({}, {})).figure == "x.jsonl has no ms of n 2"
+    assert Claim("", "", [rule], []).verdict(Evidence({}, {})).figure == "x.jsonl has no ms of n 2"
 
 
 def test_a_claim_of_parts():
     right, wrong = ratio("better"), Ratio("study", "b", "a", "better")
     open_, shown = Ratio("study", "a", "c", "better"), Measured(["x"], "ms", "ms", {}, judged=False)
     figures = evidence({"x": [{"ms": 3.0}]}, a=[10, 10], b=[11, 11], c=[9, 11])
-    word = lambda *rules: Claim("", "", rules, "").verdict(figures).word
+    word = lambda *rules: Claim("", "", rules, []).verdict(figures).word
     assert word(right, right) == word(right, shown) == REPRODUCED
     assert word(right, open_) == UNDECIDED
     assert word(right, open_, wrong) == CONTRADICTED
 
 
 def test_what_was_withdrawn_has_no_verdict():
-    claim = Claim("", "", [ratio("better")], "", withdrawn="a bias that never moved", note="N = count")
+    claim = Claim("", "", [ratio("better")], [], withdrawn="a bias that never moved", note="N = count")
     verdict = claim.verdict(evidence(a=[9, 9], b=[10, 10]))
     assert verdict.word == UNDECIDED and verdict.reasons == ("withdrawn: a bias that never moved",)
     assert verdict.figure.endswith("× that of b; N = count")
@@ -203,5 +201,5 @@ def test_arithmetic_is_counted_apart():
 def test_a_row_of_the_table():
     row = {"text": "t", "source": "s", "rules": [{"rule": "ratio", "study": "x", "first": "a", "second": "b"}]}
     row["rules"][0]["relation"] = "alike"
-    claim = read_claim(row, "make it")
+    claim = read_claim(row, ["make it"])
     assert claim.rules == [Ratio("x", "a", "b", "alike")] and (claim.withdrawn, claim.note) == ("", "")

@@ -1,0 +1,287 @@
+"""The rules by which claims are judged. Each prints what it applies.
+
+A rule is a frozen dataclass whose fields are what it is applied with and what `text` prints. It gives a verdict for
+what two seeds or more, or two runs of a benchmark or more, all say; whatever a single one says is undecided.
+"""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from flash_lm.analysis.evidence import Evidence, MissingError, Run
+from flash_lm.analysis.results import Line
+
+REPRODUCED, CONTRADICTED, UNDECIDED = (f"{word} at small scale" for word in ("reproduced", "contradicted", "undecided"))
+ARITHMETIC, NOT_TESTABLE, NOT_RUN = "by arithmetic", "not testable here", "not run"
+WORDS = (REPRODUCED, UNDECIDED, CONTRADICTED, ARITHMETIC, NOT_TESTABLE, NOT_RUN)
+ALIKE = 1.02  # perplexities within this factor of each other are alike
+SAME_TIME = 1.03  # and so are training times
+# what is asked of a ratio -> its bounds, of a margin
+RELATIONS = {
+    "better": lambda margin: (0.0, 1 / margin),
+    "no worse": lambda margin: (0.0, margin),
+    "alike": lambda margin: (1 / margin, margin),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What was found of a claim: a word of WORDS (None: nothing is judged), the figure, and why no more than it."""
+
+    word: str | None
+    figure: str
+    reasons: tuple[str, ...] = ()
+
+
+class Rule(Protocol):
+    """One condition of a claim."""
+
+    @property
+    def text(self) -> str:
+        """The rule in words, with its threshold."""
+        ...
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """What the evidence says; raises MissingError."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """A score of one run over that of another, seed by seed, on the test split."""
+
+    study: str
+    first: str
+    second: str
+    relation: str
+    length: int | None = None
+    metric: str = "perplexity"
+    margin: float = ALIKE
+
+    @property
+    def text(self) -> str:
+        """With the bounds of the relation."""
+        return f"{self._what} {_bounds(*RELATIONS[self.relation](self.margin))} that of {self.second}"
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """Undecided, too, when only the validation split was scored, on which choices were made."""
+        pairs = evidence.together(self.study, self.first, self.second)
+        ratios, reasons = _ratios(pairs, self.length, self.metric)
+        low, high = RELATIONS[self.relation](self.margin)
+        word = UNDECIDED if reasons else _decided([low < ratio < high for ratio in ratios])
+        return Verdict(word, f"{self._what} {_spread(ratios)} that of {self.second}", reasons)
+
+    @property
+    def _what(self) -> str:
+        at = f" scored on rows of {self.length}" if self.length else ""
+        part = f" ({self.study.partition('/')[2]}{at})" if "/" in self.study else at
+        return f"{self.metric.replace('_per_', ' a ')} of {self.first}{part}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Growth:
+    """Perplexity grows by a larger factor between two runs than between two others."""
+
+    study: str
+    of: Sequence[str]
+    than: Sequence[str]
+    margin: float = ALIKE
+
+    @property
+    def text(self) -> str:
+        """With the margin."""
+        return f"perplexity of {self._pair(self.of)} more than {self.margin:g} × that of {self._pair(self.than)}"
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """Of the seeds that all four runs have."""
+        runs = evidence.together(self.study, *self.of, *self.than)
+        of, reasons = _ratios([(after, before) for before, after, _, _ in runs], None, "perplexity")
+        than, _ = _ratios([(after, before) for _, _, before, after in runs], None, "perplexity")
+        word = UNDECIDED if reasons else _decided([a > self.margin * b for a, b in zip(of, than, strict=True)])
+        figures = (f"{self._pair(pair)} {_spread(x)}" for pair, x in ((self.of, of), (self.than, than)))
+        return Verdict(word, "; ".join(figures), reasons)
+
+    def _pair(self, pair: Sequence[str]) -> str:
+        return f"{pair[1]} / {pair[0]}"
+
+
+@dataclasses.dataclass(frozen=True)
+class EqualTime:
+    """Perplexity of two runs whose schedules end after the same training time.
+
+    A run's time is its steps times what a step takes, timed side by side with the others' (`times`: a file with lines
+    of run and median_ms). A run that is cut off in mid-schedule has not annealed, so it is never read off a curve.
+    """
+
+    study: str
+    first: str
+    second: str
+    times: str
+    margin: float = ALIKE
+
+    @property
+    def text(self) -> str:
+        """With both margins."""
+        return (
+            f"perplexity of {self.first} at most {self.margin:g} × that of {self.second}, both at the end of schedules "
+            f"that take the same time within a factor of {SAME_TIME:g}, steps timed side by side"
+        )
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """Undecided unless the times agree; the ratio at equal steps beside it where these runs have that."""
+        pairs = evidence.together(self.study, self.first, self.second)
+        ratios, reasons = _ratios(pairs, None, "perplexity")
+        steps = {tuple(_scored(run, None)[0]["step"] for run in pair) for pair in pairs}
+        figure = f"perplexity of {self.first} {_spread(ratios)} that of {self.second}"
+        if all(one == other for one, other in steps):
+            figure += " at equal steps"
+        try:
+            step_ms = [evidence.value(self.times, "median_ms", {"run": name}) for name in (self.first, self.second)]
+        except MissingError:
+            return Verdict(UNDECIDED, figure, ("no steps timed side by side", *reasons))
+        for pair in steps:
+            seconds = [ms * count / 1000 for ms, count in zip(step_ms, pair, strict=True)]
+            if max(seconds) > SAME_TIME * min(seconds):
+                told = " and ".join(f"{x:.0f}" for x in seconds)
+                return Verdict(UNDECIDED, figure, (f"the schedules end after {told} s", *reasons))
+        word = UNDECIDED if reasons else _decided([ratio < self.margin for ratio in ratios])
+        return Verdict(word, f"{figure} after the same time", reasons)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A measured value, or its ratio to another, of each file: a file is one run of a benchmark.
+
+    Attributes:
+        files: paths.
+        value: key of a line.
+        what: the key in words, with what it is of.
+        first: what a line must have; the largest value of those that do.
+        second: the same of what it is divided by; None: by nothing.
+        least: smallest that will do.
+        most: largest that will do.
+        judged: whether it decides, or is shown beside.
+    """
+
+    files: Sequence[str]
+    value: str
+    what: str
+    first: Mapping[str, Any]
+    second: Mapping[str, Any] | None = None
+    least: float = 0.0
+    most: float = math.inf
+    judged: bool = True
+
+    @property
+    def text(self) -> str:
+        """With the bounds; nothing where it does not decide."""
+        return f"{self.what} {_bounds(self.least, self.most, '')}".strip() if self.judged else ""
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """Each run of the benchmark must say the same."""
+        found = [self._of(evidence, path) for path in self.files]
+        asked = f" of {self.least:,g}" if self.least else ""
+        figures = ", ".join(f"{x:,.{_digits(x)}f}{asked}" for x in found)
+        runs = f"{len(found)} runs" if len(found) > 1 else "one run"
+        word = _decided([self.least <= x <= self.most for x in found]) if self.judged else None
+        return Verdict(word, f"{self.what} {figures} ({runs})")
+
+    def _of(self, evidence: Evidence, path: str) -> float:
+        first = evidence.value(path, self.value, self.first)
+        return first / evidence.value(path, self.value, self.second) if self.second else first
+
+
+@dataclasses.dataclass(frozen=True)
+class Arithmetic:
+    """What follows from sizes alone: a product over a product."""
+
+    what: str
+    over: Sequence[float]
+    under: Sequence[float]
+
+    @property
+    def text(self) -> str:
+        """The formula."""
+        return self.what
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """Nothing was run, so nothing was reproduced."""
+        del evidence
+        told = " / ".join("·".join(f"{x:g}" for x in factors) for factors in (self.over, self.under))
+        return Verdict(ARITHMETIC, f"{told} = {math.prod(self.over) / math.prod(self.under):.3g}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Untestable:
+    """What cannot be run at this scale."""
+
+    why: str
+
+    @property
+    def text(self) -> str:
+        """None."""
+        return ""
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """Says why."""
+        del evidence
+        return Verdict(NOT_TESTABLE, self.why)
+
+
+RULES = {
+    "ratio": Ratio,
+    "growth": Growth,
+    "equal time": EqualTime,
+    "measured": Measured,
+    "arithmetic": Arithmetic,
+    "untestable": Untestable,
+}
+
+
+def _scored(run: Run, length: int | None) -> tuple[Line, str]:
+    """The line of the test split, or else of the validation split, and what is wrong with that."""
+    if line := run.line("test", length):
+        return line, ""
+    if line := run.line("validation", length):
+        return line, "scored on the validation split alone, on which choices were made"
+    raise MissingError(f"not scored on rows of {length or run.trained_at}")
+
+
+def _ratios(pairs: Sequence[tuple[Run, ...]], length: int | None, metric: str) -> tuple[list[float], tuple[str, ...]]:
+    """First over second of each seed, and why nothing follows from them, if so."""
+    ratios, reasons = [], {}
+    for one, other in pairs:
+        (a, why), (b, _) = _scored(one, length), _scored(other, length)
+        reasons[why] = None
+        if (a["split"], a["corpus"], a["bytes"]) != (b["split"], b["corpus"], b["bytes"]):
+            reasons["not scored on the same text"] = None
+        ratios.append(a[metric] / b[metric])
+    return ratios, tuple(filter(None, reasons))
+
+
+def _decided(held: Sequence[bool]) -> str:
+    """Of what held with each seed or run; a single one has no spread, and so decides nothing."""
+    if len(held) < 2:
+        return UNDECIDED
+    if all(held):
+        return REPRODUCED
+    return UNDECIDED if any(held) else CONTRADICTED
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    middle = statistics.geometric_mean(ratios)
+    if len(ratios) == 1:
+        return f"{middle:.3f} (one seed) ×"
+    return f"{middle:.3f} ({min(ratios):.3f}–{max(ratios):.3f}, {len(ratios)} seeds) ×"
+
+
+def _bounds(low: float, high: float, times: str = " ×") -> str:
+    if low <= 0:
+        return f"at most {high:.4g}{times}"
+    return f"at least {low:.4g}{times}" if math.isinf(high) else f"between {low:.4g} and {high:.4g}{times}"
+
+
+def _digits(x: float) -> int:
+    return 0 if abs(x) >= 100 else 2 if abs(x) >= 1 else 3
