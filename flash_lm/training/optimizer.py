@@ -85,8 +85,8 @@ def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransfo
     clips = {"global": clip, "parameter": _by_parameter(clip)}
     whole = optax.chain(clips[config.clip_mode], rule) if config.clip else rule
 
-    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        updates, state = whole.update(gradients, state, params)
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, state = whole.update(updates, state, params)
         return jax.tree.map(lambda x, rate: x if rate == 1 else x * rate, updates, traits.rate), state
 
     # No link of the chain, which would be a part of the state: older checkpoints have none.
