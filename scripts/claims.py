@@ -98,20 +98,19 @@ def _row(claim: Claim, verdict: Verdict, letters: dict[str, str]) -> str:
 
 def _described(study: str, what: str, evidence: Evidence) -> str:
     """A study's size, as its lines tell it."""
-    seeds = [run for by_seed in evidence.studies[study].values() for run in by_seed.values()]
-    lines = [line for run in seeds for line in run.scores.values()]
+    runs = [run for by_seed in evidence.studies[study].values() for run in by_seed.values()]
+    lines = [line for run in runs for line in run.scores.values()]
     if not lines:
         return f"- **{study}**: {what}. Not run yet."
     of = lambda key: sorted({line[key] for line in lines if key in line})
-    span = lambda values: f"{values[0]:,}" + (f" to {values[-1]:,}" if len(values) > 1 else "")
-    commits = ", ".join(f"{x}" for x in of("trained_git")) or "not recorded"
+    span = lambda key: " to ".join(f"{x:,.0f}" for x in dict.fromkeys((of(key)[0], of(key)[-1])))
+    a_step = f" of {span('batch_tokens')} tokens" if of("batch_tokens") else ""
     dirty = " (changed)" if any(line.get("trained_dirty") for line in lines) else ""
+    seeds, splits, corpora, commits = (", ".join(map(str, of(x))) for x in ("seed", "split", "corpus", "trained_git"))
     return (
-        f"- **{study}**: {what}. {len(evidence.studies[study])} kinds of runs, seeds "
-        f"{', '.join(map(str, of('seed')))}; {span(of('parameters'))} parameters, {span(of('step'))} steps of "
-        f"{span(of('batch_tokens')) if of('batch_tokens') else '2,048 or 4,096'} tokens; scored on the "
-        f"{' and '.join(of('split'))} split of {' and '.join(of('corpus'))}, {span(of('tokens'))} tokens; trained by "
-        f"commit {commits}{dirty}."
+        f"- **{study}**: {what}. {len(evidence.studies[study])} kinds of runs, seeds {seeds}; {span('parameters')} "
+        f"parameters, {span('step')} steps{a_step}; scored on the {splits} split of {corpora}, {span('tokens')} tokens; "
+        f"trained by commit {commits or 'not recorded'}{dirty}."
     )
 
 
