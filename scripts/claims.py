@@ -109,8 +109,8 @@ def _described(study: str, what: str, evidence: Evidence) -> str:
     seeds, splits, corpora, commits = (", ".join(map(str, of(x))) for x in ("seed", "split", "corpus", "trained_git"))
     return (
         f"- **{study}**: {what}. {len(evidence.studies[study])} kinds of runs, seeds {seeds}; {span('parameters')} "
-        f"parameters, {span('step')} steps{a_step}; scored on the {splits} split of {corpora}, {span('tokens')} tokens; "
-        f"trained by commit {commits or 'not recorded'}{dirty}."
+        f"parameters, {span('step')} steps{a_step}; scored on the {splits} split of {corpora}, {span('tokens')} "
+        f"tokens; trained by commit {commits or 'not recorded'}{dirty}."
     )
 
 

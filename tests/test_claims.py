@@ -123,7 +123,8 @@ def test_each_verdict_recomputed_from_the_files(row):
         (first, on_test), (second, _) = pair
         ratios = [first[seed] / second[seed] for seed in sorted(first.keys() & second.keys())]
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        assert f" {mean:.3f} (" in told and f"{min(ratios):.3f}–{max(ratios):.3f}, {len(ratios)} seeds" in told
+        spread = f"{min(ratios):.3f}–{max(ratios):.3f}, {len(ratios)} seeds" if len(ratios) > 1 else "one seed"
+        assert f" {mean:.3f} ({spread}) ×" in told
         if between := re.search(r"between ([\d.]+) and ([\d.]+) ×", rule):
             low, high = map(float, between.groups())
         else:
