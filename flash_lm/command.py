@@ -125,15 +125,20 @@ def positive(word: str) -> int:
     return int(word)
 
 
-def whole_numbers(words: str) -> list[int]:
+def whole_numbers(words: str, flag: str = "") -> list[int]:
     """Positive numbers between blanks or commas, one or more.
+
+    Args:
+        words: the numbers.
+        flag: that has them, for the message.
 
     Raises:
         InputError: something else.
     """
     numbers = words.replace(",", " ").split()
     if not numbers or not all(number.isdecimal() and int(number) for number in numbers):
-        raise InputError(f"{words!r} must be positive whole numbers, such as 512,2048")
+        told = f"{flag}={words}" if flag else repr(words)
+        raise InputError(f"{told} must be positive whole numbers, such as 512,2048")
     return [int(number) for number in numbers]
 
 

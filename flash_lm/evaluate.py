@@ -16,7 +16,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--lengths", default="", help="row lengths, such as 512,1024; default: the trained one")
     parser.add_argument("--out", type=pathlib.Path, help="default: results.jsonl of the workdir")
     arguments = parser.parse_args(argv)
-    lengths = whole_numbers(arguments.lengths) if arguments.lengths else []
+    lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else []
     out = arguments.out or arguments.workdir / "results.jsonl"
     results = evaluate(arguments.workdir, arguments.split, lengths)
     append_jsonl(out, results)

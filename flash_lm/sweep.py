@@ -29,7 +29,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--lengths", default="", help="of the rows that are scored, such as 512,1024; default: trained")
     arguments, overrides = parser.parse_known_args(argv)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores, for every run
-    lengths = whole_numbers(arguments.lengths) if arguments.lengths else []
+    lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else []
     config, file = load_config(arguments.config, overrides), arguments.runs or arguments.config
     if arguments.grid:
         runs, impossible = grid_runs(config, arguments.grid)

@@ -9,7 +9,7 @@ from small import small_config, write_corpus
 
 from configs import flash_base, quickstart
 from flash_lm import study, sweep
-from flash_lm.analysis.results import read_jsonl
+from flash_lm.analysis.results import append_jsonl, read_jsonl
 from flash_lm.command import load_module
 from flash_lm.errors import InputError, RunError
 from flash_lm.study import check_runs, grid_runs, run_study
@@ -109,6 +109,16 @@ def config(tmp_path):
     config = small_config(write_corpus(tmp_path / "corpus"), tmp_path / "cache")
     config.train.update(steps=3, eval_every=0, checkpoint_every=0)
     return config
+
+
+def test_a_run_is_done_when_all_lengths_are_scored(tmp_path):
+    """On this split, after the last step; a score of other rows is none of these."""
+    line = lambda **more: {"split": "test", "step": 3, "length": 16} | more
+    append_jsonl(tmp_path / "results.jsonl", [line(), line(split="validation", length=32), line(step=2, length=32)])
+    assert study.is_done(tmp_path, "test", 3, [16])
+    assert not study.is_done(tmp_path, "test", 3, [16, 32])
+    append_jsonl(tmp_path / "results.jsonl", [line(length=32)])
+    assert study.is_done(tmp_path, "test", 3, [16, 32]) and not study.is_done(tmp_path, "test", 4, [16])
 
 
 @pytest.mark.slow

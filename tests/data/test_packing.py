@@ -5,8 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
+from flash_lm.data.corpus import Piece
 from flash_lm.data.packing import PACKERS, empty_row
-from flash_lm.data.token_store import TokenStore
+from flash_lm.data.token_store import TokenStore, encode_in_memory
+from flash_lm.data.tokenizers import ByteTokenizer
 
 BEGIN, END = 1, 2
 
@@ -17,6 +19,14 @@ def store(sizes, seed=0) -> TokenStore:
     documents = [[BEGIN, *(next(fresh) for _ in range(size)), END] for size in sizes]
     tokens = np.array([token for document in documents for token in document], np.uint16)
     return TokenStore(tokens, np.cumsum([0, *map(len, documents)]), 0, 0, 0)
+
+
+def test_lines_are_counted_whether_or_not_they_end():
+    """Of each document, also of one in pieces; its last line needs no line end."""
+    documents = [["a b\n", "c\n"], ["d"], ["e\nf", "g\n", "h"]]
+    pieces = [Piece(text, begins_document=i == 0) for document in documents for i, text in enumerate(document)]
+    found = encode_in_memory(pieces, ByteTokenizer())
+    assert found.lines == 2 + 1 + 3 and found.bytes == 6 + 1 + 6
 
 
 CASES = {

@@ -7,8 +7,11 @@ import pytest
 from small import small_config, write_corpus
 
 from flash_lm.errors import InputError
+from flash_lm.provenance import config_hash, provenance
+from flash_lm.study import changed
 from flash_lm.training.evaluation import evaluate, perplexity
 from flash_lm.training.loop import train
+from flash_lm.training.workdir import read_config, without_places
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -39,6 +42,25 @@ def test_a_run_that_is_being_written_is_left_alone(run, tmp_path):
     (result,) = evaluate(tmp_path / "run", "test", [])
     assert result["step"] == 3 and result["train_step_ms"] > 0
     assert sorted(path for path in (tmp_path / "run").rglob("*")) == before
+
+
+def test_a_result_says_where_it_comes_from(run):
+    """Seed and config of the run; device, versions and commit of the scoring, and of the training as it was then."""
+    (line,) = evaluate(run, "test", [])
+    here = provenance("cpu")
+    assert here.items() <= line.items() and line["seed"] == 0 and line["batch_tokens"] == 256
+    assert {name: line[f"trained_{name}"] for name in here} == here
+    config = read_config(run)
+    told = lambda **changes: config_hash(without_places(changed(config, changes)))
+    assert line["config_hash"] == told() == told(**{"data.path": "moved", "data.cache_dir": "too"})
+    assert line["config_hash"] != told(**{"train.learning_rate": 1.0})
+
+
+def test_line_ends_count_as_words(run):
+    """As in WikiText's published figures: the same nats over more words."""
+    (line,) = evaluate(run, "test", [])
+    words, eos = (line["nll"] / math.log(line[name]) for name in ("word_perplexity", "word_perplexity_eos"))
+    assert words == pytest.approx(round(words)) and eos == pytest.approx(round(eos)) and eos > words
 
 
 def test_figures_do_not_depend_on_the_batch(run, tmp_path):
