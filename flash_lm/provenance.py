@@ -36,6 +36,12 @@ def provenance(device_kind: str) -> dict[str, Any]:
     }
 
 
+def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Of what was made in two sessions: each value that they had, the dirty one if either was."""
+    both = {key: ", ".join(dict.fromkeys(str(x[key]) for x in (before, now) if x.get(key))) or None for key in now}
+    return both | {"dirty": before.get("dirty") or now["dirty"]}
+
+
 def config_hash(config: Any) -> str:
     """Twelve digits that two configs share when they say the same; `config`: of what JSON can write."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]

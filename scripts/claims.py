@@ -26,8 +26,9 @@ INTRODUCTION = f"""\
 A verdict needs all seeds, or all runs of a benchmark, to say the same, two of them at least; else it is undecided. So
 is what was scored on the validation split alone, on which choices were made: verdicts are of the test split.
 Perplexities within a factor of {ALIKE:g} of each other are alike; "as good as" means no worse than that factor, and
-"better" means better by more. What is measured stands beside what is claimed ("237 of 317"). What holds after so few
-steps of such small models need not hold for those of the papers, and what fails here may hold there."""
+"better" means better by more; where the rule has another factor, that is the one. What is measured stands beside what
+is claimed ("237 of 317"). What holds after so few steps of such small models need not hold for those of the papers,
+and what fails here may hold there."""
 
 
 def read_table() -> tuple[dict[str, Any], list[Claim]]:

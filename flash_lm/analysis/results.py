@@ -26,11 +26,12 @@ def append_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
 
 
 def newest_results(workdirs: list[pathlib.Path], split: str) -> list[Line]:
-    """The last result on a split of each run that has any."""
+    """The last result on a split of each run that has any; one on rows as it was trained on, if there is one."""
     found = []
     for path in (workdir / "results.jsonl" for workdir in workdirs):
         lines = [line for line in read_jsonl(path) if line["split"] == split] if path.exists() else []
-        found.extend(lines[-1:])
+        as_trained = [line for line in lines if line.get("trained_length", -1) == line.get("length")]
+        found.extend((as_trained or lines)[-1:])
     return found
 
 

@@ -59,10 +59,13 @@ class Ratio:
     length: int | None = None
     metric: str = "perplexity"
     margin: float = ALIKE
+    judged: bool = True
 
     @property
     def text(self) -> str:
-        """With the bounds of the relation."""
+        """With the bounds of the relation; nothing where it does not decide but is shown beside."""
+        if not self.judged:
+            return ""
         return f"{self._what} {_bounds(*RELATIONS[self.relation](self.margin))} that of {self.second}"
 
     def judge(self, evidence: Evidence) -> Verdict:
@@ -71,6 +74,8 @@ class Ratio:
         ratios, reasons = _ratios(pairs, self.length, self.metric)
         low, high = RELATIONS[self.relation](self.margin)
         word = UNDECIDED if reasons else _decided([low < ratio < high for ratio in ratios])
+        if not self.judged:
+            word, reasons = None, ()
         return Verdict(word, f"{self._what} {_spread(ratios)} that of {self.second}", reasons)
 
     @property
@@ -119,14 +124,16 @@ class EqualTime:
     first: str
     second: str
     times: str
+    relation: str
     margin: float = ALIKE
 
     @property
     def text(self) -> str:
         """With both margins."""
+        bounds = _bounds(*RELATIONS[self.relation](self.margin))
         return (
-            f"perplexity of {self.first} at most {self.margin:g} × that of {self.second}, both at the end of schedules "
-            f"that take the same time within a factor of {SAME_TIME:g}, steps timed side by side"
+            f"perplexity of {self.first} {bounds} that of {self.second}, both at the end of schedules that take the "
+            f"same time within a factor of {SAME_TIME:g}, steps timed side by side"
         )
 
     def judge(self, evidence: Evidence) -> Verdict:
@@ -146,7 +153,8 @@ class EqualTime:
             if max(seconds) > SAME_TIME * min(seconds):
                 told = " and ".join(f"{x:.0f}" for x in seconds)
                 return Verdict(UNDECIDED, figure, (f"the schedules end after {told} s", *reasons))
-        word = UNDECIDED if reasons else _decided([ratio < self.margin for ratio in ratios])
+        low, high = RELATIONS[self.relation](self.margin)
+        word = UNDECIDED if reasons else _decided([low < ratio < high for ratio in ratios])
         return Verdict(word, f"{figure} after the same time", reasons)
 
 
@@ -182,7 +190,7 @@ class Measured:
     def judge(self, evidence: Evidence) -> Verdict:
         """Each run of the benchmark must say the same."""
         found = [self._of(evidence, path) for path in self.files]
-        asked = f" of {self.least:,g}" if self.least else ""
+        asked = f" of {self.least:,g}" if self.least and self.second else ""
         figures = ", ".join(f"{x:,.{_digits(x)}f}{asked}" for x in found)
         runs = f"{len(found)} runs" if len(found) > 1 else "one run"
         word = _decided([self.least <= x <= self.most for x in found]) if self.judged else None

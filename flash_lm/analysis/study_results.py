@@ -34,7 +34,8 @@ def gather(scores: Iterable[Line]) -> dict[str, dict[int, Run]]:
     """The runs of a study by name and seed."""
     found: dict[str, dict[int, Run]] = defaultdict(dict)
     for line in scores:
-        # A run is scored as it was trained first.
-        run = found[line["run"]].setdefault(line["seed"], Run({}, line["length"]))
+        # Older lines do not tell; their runs were scored at the length of training first.
+        trained_at = line.get("trained_length", line["length"])
+        run = found[line["run"]].setdefault(line["seed"], Run({}, trained_at))
         found[line["run"]][line["seed"]] = Run({**run.scores, (line["split"], line["length"]): line}, run.trained_at)
     return found

@@ -46,6 +46,7 @@ def encode(
         for piece, ids in zip(batch, tokenizer.encode([piece.text for piece in batch]), strict=True):
             if piece.begins_document:
                 counts["lines"] += in_line  # the last one of the document before
+                in_line = False
                 specials = [tokenizer.end, tokenizer.begin] if starts else [tokenizer.begin]
                 starts.append(written + len(specials) - 1)
                 ids = np.concatenate([np.array(specials, np.int32), ids])
@@ -53,7 +54,7 @@ def encode(
             written += len(ids)
             counts["words"] += len(piece.text.split())
             counts["lines"] += piece.text.count("\n")
-            in_line = not piece.text.endswith("\n")
+            in_line = in_line if not piece.text else not piece.text.endswith("\n")
             counts["bytes"] += len(piece.text.encode())
     counts["lines"] += in_line
     if starts:

@@ -125,6 +125,7 @@ def evaluate(workdir: pathlib.Path, split: str, lengths: list[int]) -> list[dict
                 "split": split,
                 "length": length,
                 "step": int(state.step),
+                "trained_length": data.length,
                 "batch_tokens": data.tokens_per_batch,
                 "train_seconds": facts["train_seconds"],
                 **_speed(workdir / "metrics.jsonl"),

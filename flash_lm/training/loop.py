@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from flash_lm.data.loader import Batch
 from flash_lm.data.packing import Rows, empty_row
 from flash_lm.errors import InputError, RunError
-from flash_lm.provenance import provenance
+from flash_lm.provenance import joined, provenance
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.clock import Clock
@@ -90,6 +90,7 @@ class _Loop:
         debug_nonfinite: bool,
     ):
         self.experiment, self.config, self.checkpoints = experiment, experiment.config, checkpoints
+        self.code = provenance(jax.devices()[0].device_kind)
         self.state, self.clock, skipped, places = self._start_or_resume()
         self.nonfinite = NonfiniteSteps(experiment, skipped)
         self.origin = Origin(experiment) if debug_nonfinite else None
@@ -100,7 +101,6 @@ class _Loop:
         self.compiled_step = compile_step(experiment)
         self.writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
         self.logged_step, self.logged_seconds = self.step, self.clock.seconds
-        self.code = provenance(jax.devices()[0].device_kind)
         self.pending: tuple | None = None  # number, metrics and batch of the last step, of which nothing has been read
 
     def run(self, should_stop: Callable[[], bool], profile: Profile) -> None:
@@ -168,6 +168,7 @@ class _Loop:
             return new_state(self.experiment), Clock(), 0, [None] * hosts
         state, facts = self.checkpoints.restore_newest(self.experiment.abstract)
         run_folder.check_corpus(facts["corpus"], self.experiment.corpus)
+        self.code = joined(facts.get("code", {}), self.code)
         places = facts.get("places") or [None] * hosts
         if len(places) != hosts:
             raise InputError(

@@ -112,7 +112,7 @@ def test_what_is_missing_is_named():
 def equal_time(step_ms: dict[str, float], steps: dict[str, int], perplexities: dict[str, float]) -> tuple:
     runs = {name: {i: run(line(x, step=steps[name])) for i in range(2)} for name, x in perplexities.items()}
     files = {"times.jsonl": [{"run": name, "median_ms": ms} for name, ms in step_ms.items()]}
-    verdict = EqualTime("study", "a", "b", "times.jsonl").judge(Evidence({"study": runs}, files))
+    verdict = EqualTime("study", "a", "b", "times.jsonl", "no worse").judge(Evidence({"study": runs}, files))
     return verdict.word, verdict.figure, verdict.reasons
 
 
@@ -125,6 +125,13 @@ def test_equal_time_is_of_schedules_that_end_at_the_same_time():
     assert word == UNDECIDED and "at equal steps" in figure and reasons == ("the schedules end after 100 and 50 s",)
     assert equal_time({}, {"a": 500, "b": 500}, both)[2] == ("no steps timed side by side",)
     assert equal_time({"a": 100, "b": 102}, {"a": 500, "b": 500}, {"a": 11.0, "b": 10.0})[0] == CONTRADICTED
+
+
+def test_what_is_shown_beside_decides_nothing():
+    figures = evidence(a=[9, 9], b=[10, 10], c=[5, 20])
+    shown = Ratio("study", "a", "c", "alike", judged=False)
+    verdict = Claim("", "", [ratio("better"), shown], []).verdict(figures)
+    assert verdict.word == REPRODUCED and "that of c" in verdict.figure and shown.text == ""
 
 
 def test_growth():

@@ -10,7 +10,7 @@ from flash_lm.analysis.peaks import peak_flops
 from flash_lm.analysis.rounds import SLOW_MS, Cell, take_turns
 from flash_lm.analysis.step_time import plot_step_times, step_time_tables
 from flash_lm.analysis.table import pivot
-from flash_lm.provenance import config_hash, provenance
+from flash_lm.provenance import config_hash, joined, provenance
 
 
 def recorded(order: list[str], name: str, times: list[float]) -> Cell:
@@ -115,3 +115,10 @@ def test_step_times_are_shown_with_what_did_not_fit(tmp_path):
     assert "peak" not in text  # nothing is told of a device whose peak nobody knows
     plot_step_times(lines, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_of_two_sessions_has_the_code_of_both():
+    now = {"git": "b", "dirty": False, "device": "cpu"}
+    assert joined({}, now) == now == joined(now, now)
+    assert joined({"git": "a", "dirty": True, "device": "cpu"}, now) == {"git": "a, b", "dirty": True, "device": "cpu"}
+    assert joined({"git": None, "dirty": None}, now | {"git": None, "dirty": None})["git"] is None

@@ -12,8 +12,10 @@ import pytest
 from configs.base import get_config
 from flash_lm.config import parse
 from flash_lm.models.families import complete
+from flash_lm.training.experiment import build_setup
 from flash_lm.training.optimizer import learning_rate, make_optimizer
-from flash_lm.training.state import ModelFunction, TrainState
+from flash_lm.training.sharding import make_mesh
+from flash_lm.training.state import ModelFunction, TrainState, init_state
 from flash_lm.training.step import make_evaluation_step, make_train_step
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -68,6 +70,22 @@ def one_step(train_keys=(), steps=1, **model_keys):
     for _ in range(steps):
         state, metrics = step(state, batch())
     return state, metrics
+
+
+@pytest.mark.parametrize(("pack", "passes"), [("stream", 1), ("documents", 3)])
+def test_bidirectional_rows_of_one_document_are_read_once(pack, passes):
+    """Rows that may hold several are read from both ends, which shows as a reversal in the program."""
+    raw = get_config()
+    raw.task, raw.data.pack = "masked_lm", pack
+    raw.model.update(vocab_size=VOCAB, max_length=L, model_dim=8, shared_dim=4, num_layers=1, chunk_size=4)
+    raw.data.tokens_per_batch = B * L
+    raw.train.update(steps=2, warmup_steps=0)
+    config = parse(raw)
+    config = dataclasses.replace(config, model=complete(config.model))
+    setup = build_setup(config, make_mesh(config.mesh, jax.devices()[:1]))
+    step = make_train_step(setup.model, setup.optimizer, config.train, seed=0)
+    program = str(jax.make_jaxpr(step)(jax.eval_shape(lambda: init_state(setup.model, setup.optimizer)), batch()))
+    assert ("rev[" in program) == (passes == 3)
 
 
 def test_the_loss_is_the_mean_over_targets():
