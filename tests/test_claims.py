@@ -49,7 +49,10 @@ def test_finished_runs_get_a_verdict_and_the_others_say_so(tmp_path, capsys):
     text = (out / "CLAIMS.md").read_text()
     rows = rows_of(text)
     _, _, rule, verdict, figure, _ = rows["AFT-simple is as good as the Linear Transformer"]
-    assert verdict == "**reproduced at small scale**" and rule == "bits a byte of simple between 0.9901 and 1.01 × that of linear_transformer"
+    assert (
+        verdict == "**reproduced at small scale**"
+        and rule == "bits a byte of simple between 0.9901 and 1.01 × that of linear_transformer"
+    )
     assert figure == "bits a byte of simple 0.995 (0.995–0.995, 2 seeds) × that of linear_transformer"
     assert rows["AFT-local is best with a window in the middle"][3] == "**undecided at small scale**"
     assert "no finished run of rows_of_1024 in aft" in rows["AFT-local gains from longer rows"]
