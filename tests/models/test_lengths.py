@@ -73,12 +73,14 @@ def test_one_document_a_row_and_padding(family):
     model = case(family, False)
     segment_ids = np.array([[1] * 29, [1] * 18 + [0] * 11, [0] * 29], np.int32)
     inputs, keep = inputs_for(segment_ids), segment_ids > 0
+    # Not the sum of squares, which a norm keeps the same.
+    weights = np.random.default_rng(7).normal(size=(*keep.shape, SHAPE["model_dim"])).astype(np.float32)
 
     @functools.partial(jax.jit, static_argnames="packed")
     def run(params, packed):
         def loss(params):
             features = model.model(params).features(inputs, segment_ids, packed=packed)
-            return (keep[..., None].astype(np.float32) * features**2).sum(), features
+            return (keep[..., None] * weights * features).sum(), features
 
         return jax.grad(loss, has_aux=True)(params)
 
