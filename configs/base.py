@@ -65,6 +65,7 @@ def get_config() -> ConfigDict:
     data.split = "train"  # hf: trained on; validation and test are its own, or else held out of this one
     data.text_column = "text"  # hf
     data.streaming = False  # hf: read while training, with nothing of the training split on the disk
+    data.shuffle_buffer = 64  # of a stream: millions of characters whose documents are in random order; 0 = as they are
     data.tokenizer = "sentencepiece"  # bytes | sentencepiece
     data.tokenizer_path = open_str()  # a SentencePiece model; open: trained on the corpus
     data.vocab_size = 8192  # of the SentencePiece model to train
@@ -79,8 +80,9 @@ def get_config() -> ConfigDict:
     train.optimizer = "adamw"  # adamw | radam | lion | adafactor | lamb
     train.learning_rate = 3e-3  # peak
     train.end_learning_rate = 0.0  # of linear and cosine, after the last step
-    train.warmup_steps = 30
+    train.warmup_steps = open_int()  # open: a tenth of the steps
     train.schedule = "linear"  # linear | cosine | step | constant, after the warm-up
+    train.decay_steps = open_int()  # of linear and cosine: the last so many, after a constant rate; open: all of them
     train.boundaries = ()  # of step: the steps from which on the rate is a tenth of what it was
     train.b1 = 0.9
     train.b2 = 0.999
@@ -97,6 +99,7 @@ def get_config() -> ConfigDict:
     train.checkpoint_every = 100  # steps; 0 = only at the end
     train.keep = 2  # newest checkpoints kept, beside the best
     train.best_metric = "loss"  # of the validation split; the lowest is the best
+    train.branch_from = open_str()  # RUN[@best|@STEP]: state, step and data order go on from there, in a new workdir
 
     config.mesh = mesh = ConfigDict()
     mesh.shape = (-1, 1, 1)  # devices along (data, fsdp, tensor); one may be -1: the rest

@@ -15,7 +15,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from flash_lm.config import unknown_key
+from flash_lm.config import is_open, unknown_key
 from flash_lm.errors import InputError, RunError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -125,6 +125,27 @@ def positive(word: str) -> int:
     return int(word)
 
 
+def words_of(text: str) -> list[str]:
+    """The words of a list on the command line, between commas or blanks."""
+    return text.replace(",", " ").split()
+
+
+def mesh_shape(text: str) -> tuple[int, ...]:
+    """Devices along data, fsdp and tensor: a type for argparse."""
+    try:
+        return tuple(int(word) for word in words_of(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} must be three whole numbers, such as 1,2,4") from None
+
+
+def mesh_shapes(text: str) -> list[tuple[int, ...]]:
+    """Several of them: a type for argparse."""
+    numbers = mesh_shape(text)
+    if not numbers or len(numbers) % 3:
+        raise argparse.ArgumentTypeError(f"{text} must be three whole numbers a mesh, such as 8,1,1 1,8,1")
+    return [numbers[i : i + 3] for i in range(0, len(numbers), 3)]
+
+
 def whole_numbers(words: str, flag: str = "") -> list[int]:
     """Positive numbers between blanks or commas, one or more.
 
@@ -135,7 +156,7 @@ def whole_numbers(words: str, flag: str = "") -> list[int]:
     Raises:
         InputError: something else.
     """
-    numbers = words.replace(",", " ").split()
+    numbers = words_of(words)
     if not numbers or not all(number.isdecimal() and int(number) for number in numbers):
         told = f"{flag}={words}" if flag else repr(words)
         raise InputError(f"{told} must be positive whole numbers, such as 512,2048")
@@ -158,6 +179,9 @@ def override(config: ConfigDict, word: str) -> str | None:
     kind = node.get_type(key)
     if kind is ConfigDict:
         return f"{prefix}{key} is a group of keys: set one of them, such as {prefix}{key}.{next(iter(node[key]))}"
+    if not text and is_open(prefix + key):
+        node[key] = None
+        return None
     try:
         node[key] = (_PARSERS.get(kind) or kind)(text)
     except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
@@ -166,6 +190,8 @@ def override(config: ConfigDict, word: str) -> str | None:
 
 
 def _tuple(text: str) -> tuple[Any, ...]:
+    if not set(text) & set("([{'\""):
+        return tuple(ast.literal_eval(word) for word in words_of(text))
     value = ast.literal_eval(text)
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 

@@ -86,6 +86,7 @@ MESH_AXES = ("data", "fsdp", "tensor")
 DTYPES = ("float32", "bfloat16")
 TEXTS = ("stdlib", "text", "hf")  # corpora of text, to be tokenised and packed
 EXAMPLES = ("copy", "couplets", "images")  # corpora of examples, each a row, with tokens of their own
+DECAYS = ("linear", "cosine")  # schedules that fall to an end
 TASKS = {"causal_lm": True, "masked_lm": False}  # whether the model is causal
 
 
@@ -152,6 +153,7 @@ class DataConfig:
     split: str = _added("train")
     text_column: str = _added("text")
     streaming: bool = _added(False)
+    shuffle_buffer: int = _added(0, _at_least(0))
     tokenizer: str = _one_of("bytes", "sentencepiece")
     tokenizer_path: str = _open()
     vocab_size: int = _at_least(300)  # SentencePiece needs its 256 bytes and the special tokens
@@ -201,7 +203,8 @@ class TrainConfig:
     optimizer: str = _one_of("adamw", "radam", "lion", "adafactor", "lamb")
     learning_rate: float = _above(0)
     end_learning_rate: float = _at_least(0)
-    warmup_steps: int = _at_least(0)
+    warmup_steps: int = _open(_at_least(0))
+    decay_steps: int = _added(None, _open(_at_least(1)))
     schedule: str = _one_of("linear", "cosine", "step", "constant")
     boundaries: tuple = _added((), _ruled(_boundaries))
     b1: float = _fraction()
@@ -219,12 +222,20 @@ class TrainConfig:
     checkpoint_every: int = _at_least(0)
     keep: int = _at_least(1)
     best_metric: str = _one_of("loss", "bits_per_byte")
+    branch_from: str = _added(None, _open())
 
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""
         found = []
         if self.warmup_steps >= self.steps and self.schedule != "constant":
             found.append(f"train.warmup_steps={self.warmup_steps} must be less than train.steps={self.steps}")
+        if self.decay_steps and self.schedule not in DECAYS:
+            found.append(f"train.decay_steps is of train.schedule={' and '.join(DECAYS)}, and here is {self.schedule}")
+        elif (self.decay_steps or 0) > self.steps - self.warmup_steps:
+            found.append(
+                f"train.decay_steps={self.decay_steps} must be at most the {self.steps - self.warmup_steps} steps "
+                f"after the warm-up"
+            )
         if bool(self.boundaries) != (self.schedule == "step"):
             found.append(
                 f"train.schedule=step and train.boundaries go together, and here are {self.schedule} and "
@@ -302,15 +313,31 @@ def parse(config: ConfigDict) -> Config:
     Raises:
         InputError: with every problem found, one a line.
     """
-    plain = config.to_dict()
-    model, data = plain.get("model", {}), plain.get("data", {})
+    return _parse(Config, filled(config.to_dict()))
+
+
+def filled(values: dict[str, Any]) -> dict[str, Any]:
+    """A config, as nested plain values, with the open keys that its other keys fill in."""
+    values = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
+    model, data, train = (values.get(name, {}) for name in ("model", "data", "train"))
     if model.get("causal") is None:
-        model["causal"] = TASKS.get(plain.get("task", ""), True)
+        model["causal"] = TASKS.get(values.get("task", ""), True)
     if data.get("length") is None:
         data["length"] = model.get("max_length")
     if model.get("normalizer") is None and not model["causal"]:
         model["normalizer"] = str(data["length"])
-    return _parse(Config, plain)
+    if train.get("warmup_steps") is None and isinstance(train.get("steps"), int):
+        train["warmup_steps"] = train["steps"] // 10
+    return values
+
+
+def is_open(key: str) -> bool:
+    """Whether a key, such as model.norm, may be left open."""
+    *parents, name = key.split(".")
+    kind: Any = Config
+    for parent in parents:
+        kind = typing.get_type_hints(kind).get(parent)
+    return any(field.name == name and "open" in field.metadata for field in dataclasses.fields(kind))
 
 
 def upgrade(values: dict[str, Any], cls: type = Config) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 import argparse
 import pathlib
 
-from flash_lm.analysis.results import append_jsonl
 from flash_lm.command import run, whole_numbers
+from flash_lm.jsonl import append_jsonl
 from flash_lm.training.evaluation import evaluate
 
 

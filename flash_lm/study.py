@@ -9,10 +9,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from flash_lm.analysis.results import append_jsonl, read_jsonl
 from flash_lm.command import override
 from flash_lm.config import parse
 from flash_lm.errors import InputError, RunError
+from flash_lm.jsonl import append_jsonl, read_jsonl
 from flash_lm.models.families import complete_config
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.evaluation import evaluate
@@ -50,7 +50,7 @@ def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:
         if key in axes:
             problems.append(f"--grid: {key} comes twice, give all its values at once")
         axis = axes[key] = {}
-        for value in re.split(r",(?![^(]*\))", values):  # the commas that are not inside a tuple
+        for value in re.split(r"[,\s]+(?![^(]*\))", values):  # commas and blanks that are not inside a tuple
             alone = copy.deepcopy(config)
             problem = override(alone, f"--config.{key}={value}")
             problems += [f"--grid={words}: {problem}"] if problem else []

@@ -18,12 +18,12 @@ import numpy as np
 
 from flash_lm.analysis.drawing import can_draw
 from flash_lm.analysis.plots import Panel, plot_panels
-from flash_lm.analysis.results import Line, append_jsonl, write_jsonl
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.table import markdown_table, pivot
-from flash_lm.command import load_config, positive, run, whole_numbers
+from flash_lm.command import load_config, positive, run, whole_numbers, words_of
 from flash_lm.errors import InputError
 from flash_lm.inference.bare_decoding import BareDecoding
+from flash_lm.jsonl import Line, append_jsonl, write_jsonl
 from flash_lm.models.families import FAMILIES
 from flash_lm.provenance import provenance
 from flash_lm.training.device import free_memory
@@ -124,14 +124,14 @@ def main(argv: list[str]) -> None:
     """Writes decode.jsonl, prefill.jsonl, table.md and decode.png to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/small.py")
-    parser.add_argument("--families", default=" ".join(FAMILIES), help="between blanks")
-    parser.add_argument("--contexts", default="256 1024 4096 16384 65536", help="between blanks")
-    parser.add_argument("--batches", default="1 16", help="between blanks")
+    parser.add_argument("--families", default=" ".join(FAMILIES), help="between blanks or commas")
+    parser.add_argument("--contexts", default="256 1024 4096 16384 65536", help="between blanks or commas")
+    parser.add_argument("--batches", default="1 16", help="between blanks or commas")
     parser.add_argument("--tokens", type=positive, default=16, help="generated a turn")
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
-    families = arguments.families.split()
+    families = words_of(arguments.families)
     contexts, batches = (whole_numbers(words) for words in (arguments.contexts, arguments.batches))
     config: Any = load_config(arguments.config, overrides)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores

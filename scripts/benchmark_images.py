@@ -16,13 +16,13 @@ from typing import Any
 
 import jax
 
-from flash_lm.analysis.results import Line, append_jsonl
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns
 from flash_lm.analysis.table import Columns, markdown_table
-from flash_lm.command import load_config, positive, run, whole_numbers
+from flash_lm.command import load_config, positive, run, whole_numbers, words_of
 from flash_lm.data.tokenizers import ByteTokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.bare_decoding import BareDecoding
+from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.provenance import provenance
 from flash_lm.training.device import free_memory
 
@@ -90,8 +90,8 @@ def main(argv: list[str]) -> None:
     """Writes images.jsonl and table.md to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/mnist.py")
-    parser.add_argument("--images", default=" ".join(PIXELS), help="between blanks")
-    parser.add_argument("--batches", default="1 16 64 256", help="between blanks")
+    parser.add_argument("--images", default=" ".join(PIXELS), help="between blanks or commas")
+    parser.add_argument("--batches", default="1 16 64 256", help="between blanks or commas")
     parser.add_argument("--tokens", type=positive, default=16, help="drawn a turn, of softmax attention")
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
@@ -99,7 +99,7 @@ def main(argv: list[str]) -> None:
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores
     config: Any = load_config(arguments.config, overrides)
     config.model.vocab_size = ByteTokenizer.vocab_size
-    batches, asked = whole_numbers(arguments.batches), arguments.images.split()
+    batches, asked = whole_numbers(arguments.batches), words_of(arguments.images)
     if (unknown := sorted(set(asked) - PIXELS.keys())) or not asked:
         raise InputError(f"--images: {', '.join(unknown) or 'nothing'} must be among {' '.join(PIXELS)}")
     if arguments.tokens > (most := min(PIXELS[images] for images in asked)):

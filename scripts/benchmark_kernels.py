@@ -22,12 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from flash_lm.analysis.results import Line, append_jsonl
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.table import markdown_table
-from flash_lm.command import load_config, positive, run, whole_numbers
+from flash_lm.command import load_config, positive, run, whole_numbers, words_of
 from flash_lm.config import DTYPES, parse_model
 from flash_lm.errors import InputError, RunError
+from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.layers.context import Context
 from flash_lm.models.families import FAMILIES, complete
 from flash_lm.ops.segments import find_segments, whole_row
@@ -180,8 +180,8 @@ def main(argv: list[str]) -> None:
     """Writes kernels.jsonl and table.md to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/flash_base.py")
-    parser.add_argument("--families", default=" ".join(WITH_KERNELS), help="between blanks")
-    parser.add_argument("--lengths", default="2048 8192", help="of the rows, between blanks")
+    parser.add_argument("--families", default=" ".join(WITH_KERNELS), help="between blanks or commas")
+    parser.add_argument("--lengths", default="2048 8192", help="of the rows, between blanks or commas")
     parser.add_argument("--tokens", type=positive, default=2**16, help="of all rows")
     parser.add_argument("--calls", type=positive, default=10, help="a turn")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
@@ -192,7 +192,7 @@ def main(argv: list[str]) -> None:
     if taken := [word for word in overrides if word.startswith(tuple(f"--config.model.{key}=" for key in TAKEN))]:
         raise InputError(f"{', '.join(taken)}: the flags of this script say that, see --help")
     config: Any = load_config(arguments.config, overrides)
-    families = arguments.families.split()
+    families = words_of(arguments.families)
     if unknown := sorted(set(families) - set(WITH_KERNELS)):
         raise InputError(f"--families={arguments.families}: {unknown[0]} has no kernel, {', '.join(WITH_KERNELS)} have")
     config.model.vocab_size = config.model.vocab_size or config.data.vocab_size

@@ -16,10 +16,10 @@ import time
 import jax
 from ml_collections import ConfigDict
 
-from flash_lm.analysis.results import append_jsonl, read_jsonl
 from flash_lm.command import load_config, run
 from flash_lm.config import parse
 from flash_lm.data.token_cache import load_tokenized
+from flash_lm.jsonl import append_jsonl, read_jsonl
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.loop import compile_step, new_state, train
 from flash_lm.training.sharding import batch_sharding, place

@@ -13,8 +13,8 @@ import jax
 from ml_collections import ConfigDict
 
 from flash_lm.analysis.collectives import collectives
-from flash_lm.analysis.results import append_jsonl
-from flash_lm.command import load_config, run
+from flash_lm.command import load_config, mesh_shapes, run
+from flash_lm.jsonl import append_jsonl
 from flash_lm.provenance import provenance
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.loop import compile_step, new_state
@@ -62,13 +62,13 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/quickstart.py")
     parser.add_argument("--devices", type=int, default=8, help="that the CPU plays, if there is no accelerator")
-    parser.add_argument("--shapes", default="8,1,1 1,8,1 2,2,2", help="meshes (data, fsdp, tensor), between blanks")
+    parser.add_argument("--shapes", type=mesh_shapes, default="8,1,1 1,8,1 2,2,2", help="meshes (data, fsdp, tensor)")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
     jax.config.update("jax_num_cpu_devices", arguments.devices)
     lines = []
-    for shape in arguments.shapes.split():
+    for shape in arguments.shapes:
         config = load_config(arguments.config, [*overrides, f"--config.mesh.shape={shape}"])
         lines.append(measure(config, arguments.steps))
         line = lines[-1]

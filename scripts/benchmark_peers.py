@@ -19,12 +19,12 @@ from ml_collections import ConfigDict
 
 from flash_lm.analysis.drawing import can_draw
 from flash_lm.analysis.plots import Panel, plot_panels
-from flash_lm.analysis.results import Line, append_jsonl
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.table import markdown_table
-from flash_lm.command import load_config, positive, run, user_environment, whole_numbers
+from flash_lm.command import load_config, positive, run, user_environment, whole_numbers, words_of
 from flash_lm.config import DTYPES, Config
 from flash_lm.errors import InputError
+from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.provenance import provenance
 from flash_lm.training.bare_step import BareStep, step_config
 from flash_lm.training.state import ModelFunction
@@ -138,7 +138,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/small.py")
     parser.add_argument("--peers", default=" ".join(PEERS), help="between blanks; default: all")
-    parser.add_argument("--lengths", default="512 2048 4096", help="of the rows, between blanks")
+    parser.add_argument("--lengths", default="512 2048 4096", help="of the rows, between blanks or commas")
     parser.add_argument("--tokens_per_step", type=positive, default=4096)
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
@@ -149,7 +149,7 @@ def main(argv: list[str]) -> None:
     if not arguments.python.exists():
         raise InputError(f"no interpreter {arguments.python} for the peers: run `make peers`, or set --python")
     config = load_config(arguments.config, overrides)
-    peers, lengths = arguments.peers.split(), whole_numbers(arguments.lengths)
+    peers, lengths = words_of(arguments.peers), whole_numbers(arguments.lengths)
     about: Line = {key: getattr(arguments, key) for key in ("dtype", "tokens_per_step")}
     configs = configs_of(config, peers, lengths, **about)
     # An allocator's setting that a user makes is that of both sides.

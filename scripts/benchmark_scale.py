@@ -18,10 +18,10 @@ from ml_collections import ConfigDict
 
 from configs.tables import gau_mhsa
 from flash_lm.analysis.collectives import collectives
-from flash_lm.analysis.results import Line, append_jsonl
-from flash_lm.command import load_config, positive, run
+from flash_lm.command import load_config, positive, run, words_of
 from flash_lm.config import parse
 from flash_lm.errors import InputError
+from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.models.families import complete_config
 from flash_lm.provenance import provenance
 from flash_lm.training.experiment import Setup, build_setup
@@ -31,12 +31,12 @@ from flash_lm.training.sharding import check_batch, make_mesh
 SIZES = gau_mhsa.SIZES["paper"]
 
 
-def setup_of(config: ConfigDict, family: str, size: str, shape: str, length: int, rows: int) -> Setup:
+def setup_of(config: ConfigDict, family: str, size: str, shape: tuple[int, ...], length: int, rows: int) -> Setup:
     """A family of a size on a mesh, with so many rows a device of the batch's axes."""
     changed: Any = config.copy_and_resolve_references()
     layers, dim, heads = SIZES[size]
     changed.model.update(family=family, num_layers=layers, model_dim=dim, num_heads=heads, max_length=length)
-    changed.mesh.shape = tuple(map(int, shape.split(",")))
+    changed.mesh.shape = shape
     parts = changed.mesh.shape[0] * changed.mesh.shape[1]
     changed.data.update(length=length, tokens_per_batch=rows * parts * length)
     changed.train.accumulate = 1
@@ -75,21 +75,21 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/flash_base.py")
     parser.add_argument("--devices", type=positive, default=8, help="that the CPU plays")
-    parser.add_argument("--shapes", required=True, help="meshes (data, fsdp, tensor), between blanks")
-    parser.add_argument("--sizes", default=" ".join(SIZES), help="between blanks")
-    parser.add_argument("--families", default="transformer_plus_plus flash", help="between blanks")
+    parser.add_argument("--shapes", required=True, help="meshes (data, fsdp, tensor), between blanks or commas")
+    parser.add_argument("--sizes", default=" ".join(SIZES), help="between blanks or commas")
+    parser.add_argument("--families", default="transformer_plus_plus flash", help="between blanks or commas")
     parser.add_argument("--length", type=positive, default=8192)
     parser.add_argument("--rows", type=positive, default=1, help="a device of the batch's axes")
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
-    config, sizes = load_config(arguments.config, overrides), arguments.sizes.split()
+    config, sizes = load_config(arguments.config, overrides), words_of(arguments.sizes)
     if unknown := [size for size in sizes if size not in SIZES]:
         raise InputError(f"--sizes={' '.join(unknown)}: must be among {', '.join(SIZES)}")
     jax.config.update("jax_num_cpu_devices", arguments.devices)
     about = provenance(jax.devices()[0].device_kind)
     for size in sizes:
-        for family in arguments.families.split():
-            for shape in arguments.shapes.split():
+        for family in words_of(arguments.families):
+            for shape in arguments.shapes:
                 setup = setup_of(config, family, size, shape, arguments.length, arguments.rows)
                 line = {"size": size} | measure(setup)
                 append_jsonl(arguments.out, [line | about])

@@ -20,10 +20,10 @@ import time
 import httpx
 import jax
 
-from flash_lm.analysis.results import Line, append_jsonl
 from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.command import positive, run, whole_numbers
 from flash_lm.errors import RunError
+from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.provenance import provenance
 
 EARLY = 100  # requests, after which memory is looked at for the first time

@@ -25,12 +25,12 @@ from ml_collections import ConfigDict
 
 from flash_lm.analysis.drawing import can_draw
 from flash_lm.analysis.peaks import peak_flops
-from flash_lm.analysis.results import Line, append_jsonl
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.step_time import BASELINE, plot_step_times, step_time_tables
-from flash_lm.command import apply_overrides, load_config, positive, run, whole_numbers
+from flash_lm.command import apply_overrides, load_config, positive, run, whole_numbers, words_of
 from flash_lm.config import DTYPES, TASKS, Config
 from flash_lm.errors import InputError
+from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.models.families import FAMILIES
 from flash_lm.provenance import config_hash, provenance
 from flash_lm.training.bare_step import BareStep, step_config
@@ -154,7 +154,7 @@ def main(argv: list[str]) -> None:
     """Appends to steps.jsonl in OUT after each length, and at the end writes table.md and step_time.png."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--families", default=" ".join(FAMILIES), help="between blanks, each with +key=value; all")
-    parser.add_argument("--lengths", default="512 1024 2048 4096 8192", help="of the rows, between blanks")
+    parser.add_argument("--lengths", default="512 1024 2048 4096 8192", help="of the rows, between blanks or commas")
     parser.add_argument("--tokens_per_step", type=int, default=8192)
     parser.add_argument("--task", default="causal_lm", choices=TASKS)
     parser.add_argument("--size", default="small", choices=SIZES)
@@ -167,7 +167,7 @@ def main(argv: list[str]) -> None:
     if taken := [word for word in overrides if word.startswith(tuple(f"--config.{key}=" for key in TAKEN))]:
         raise InputError(f"{', '.join(taken)}: the flags of this script say that, see --help")
     config, lengths = load_config(SIZES[arguments.size], overrides), whole_numbers(arguments.lengths)
-    families = arguments.families.split() or list(FAMILIES)
+    families = words_of(arguments.families) or list(FAMILIES)
     # All that is wrong is told before anything is measured.
     step = {key: getattr(arguments, key) for key in ("task", "dtype", "tokens_per_step")}
     configs = {n: {word: variant(config, word, n, **step) for word in families} for n in lengths}

@@ -14,11 +14,11 @@ from typing import Any
 
 from flash_lm.analysis.claims import Claim, read_claim
 from flash_lm.analysis.evidence import Evidence
-from flash_lm.analysis.results import Line, read_jsonl, write_jsonl
 from flash_lm.analysis.rules import ALIKE, ARITHMETIC, WORDS, Measured, Verdict
 from flash_lm.analysis.study_results import collect, gather, merged
 from flash_lm.command import run
 from flash_lm.errors import InputError
+from flash_lm.jsonl import Line, read_jsonl, write_jsonl
 
 TABLE = pathlib.Path(__file__).parent.parent / "results" / "claims.toml"
 RUNS, CURVES = "runs.jsonl", "curves.jsonl"

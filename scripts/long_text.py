@@ -13,12 +13,12 @@ import pathlib
 import jax
 import numpy as np
 
-from flash_lm.analysis.results import Line, append_jsonl
 from flash_lm.command import positive, run
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.inference.trained_model import TrainedModel, load_model
+from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.provenance import provenance
 
 _GRAM = 4  # tokens

@@ -18,10 +18,11 @@ from ml_collections import ConfigDict
 
 from flash_lm.analysis.comparison import write_curves
 from flash_lm.analysis.reproduction import plot_quality_against_step_time, reproduction_table
-from flash_lm.analysis.results import Line, append_jsonl, newest_results, read_jsonl, write_jsonl
+from flash_lm.analysis.results import newest_results
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.command import apply_overrides, load_module, positive, run
 from flash_lm.errors import InputError
+from flash_lm.jsonl import Line, append_jsonl, read_jsonl, write_jsonl
 from flash_lm.provenance import config_hash, provenance
 from flash_lm.study import Runs, changed, check_runs, raise_failures, run_study
 from flash_lm.training.bare_step import BareStep

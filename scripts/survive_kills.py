@@ -17,9 +17,9 @@ import time
 import jax
 import numpy as np
 
-from flash_lm.analysis.results import Line, append_jsonl, read_jsonl
-from flash_lm.command import load_config, positive, run
+from flash_lm.command import load_config, positive, run, words_of
 from flash_lm.errors import RunError
+from flash_lm.jsonl import Line, append_jsonl, read_jsonl
 from flash_lm.provenance import provenance
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import open_checkpoints
@@ -128,7 +128,7 @@ def main(argv: list[str]) -> None:
     """Appends a line a kill and one a family to kills.jsonl in OUT; exit code 1 when a run has not survived."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/tiny.py")
-    parser.add_argument("--families", default="flash aft_local", help="between blanks")
+    parser.add_argument("--families", default="flash aft_local", help="between blanks or commas")
     parser.add_argument("--kills", type=positive, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
@@ -138,7 +138,7 @@ def main(argv: list[str]) -> None:
     draw, about = random.Random(arguments.seed), provenance(jax.devices()[0].device_kind)
     file, failed = arguments.out / "kills.jsonl", []
     file.unlink(missing_ok=True)
-    for family in arguments.families.split():
+    for family in words_of(arguments.families):
         command = [sys.executable, "-m", "flash_lm.train", f"--config={arguments.config}", *settings]
         command.append(f"--config.model.family={family}")
         with tempfile.TemporaryDirectory() as folder:

@@ -10,8 +10,8 @@ import pytest
 from small import ROOT, as_overrides, command, finish, small_config, write_corpus
 
 from flash_lm import evaluate, train
-from flash_lm.analysis.results import read_jsonl
 from flash_lm.command import run
+from flash_lm.jsonl import read_jsonl
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

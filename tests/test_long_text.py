@@ -5,8 +5,8 @@ import pytest
 from small import small_config, write_corpus
 from test_scripts import load
 
-from flash_lm.analysis.results import read_jsonl
 from flash_lm.errors import InputError
+from flash_lm.jsonl import read_jsonl
 from flash_lm.training.loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

@@ -11,9 +11,9 @@ import jax
 import pytest
 from small import small_config, write_corpus
 
-from flash_lm.analysis.results import read_jsonl
 from flash_lm.analysis.rounds import COUNTED
 from flash_lm.errors import InputError, RunError
+from flash_lm.jsonl import read_jsonl
 from flash_lm.ops.kernels import attention, programs
 from flash_lm.training.loop import train
 

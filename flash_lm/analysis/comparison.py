@@ -4,8 +4,9 @@ import pathlib
 from collections.abc import Mapping
 
 from flash_lm.analysis.curves import plot_curves
-from flash_lm.analysis.results import Line, newest_results, validation_curve, write_jsonl
+from flash_lm.analysis.results import newest_results, validation_curve
 from flash_lm.analysis.table import RUNS, markdown_table
+from flash_lm.jsonl import Line, write_jsonl
 
 SOLVED = 0.99  # accuracy
 

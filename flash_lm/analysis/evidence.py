@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flash_lm.analysis.results import Line
+from flash_lm.jsonl import Line
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterable
 
 from flash_lm.analysis.drawing import drawing, style
-from flash_lm.analysis.results import Line
+from flash_lm.jsonl import Line
 
 _NAME_HEIGHT = 0.045  # of a curve's name, as a part of the axes
 

@@ -3,8 +3,8 @@
 import pathlib
 
 from flash_lm.analysis.drawing import drawing, style
-from flash_lm.analysis.results import Line
 from flash_lm.analysis.table import markdown_table
+from flash_lm.jsonl import Line
 
 METRICS = {
     "perplexity": "perplexity a token",

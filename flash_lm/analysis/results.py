@@ -1,28 +1,8 @@
-"""Reads what runs leave behind, and writes results."""
+"""What runs leave behind: their results and their validation curves."""
 
-import json
 import pathlib
-from typing import Any
 
-Line = dict[str, Any]
-
-
-def read_jsonl(path: pathlib.Path) -> list[Line]:
-    """The whole lines of a JSONL file; a cut last line is left out."""
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line.strip()]
-
-
-def write_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
-    """Writes a JSONL file, in place of one that may be there."""
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-
-
-def append_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
-    """Appends lines to a JSONL file; its folder is made if need be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
+from flash_lm.jsonl import Line, read_jsonl
 
 
 def newest_results(workdirs: list[pathlib.Path], split: str) -> list[Line]:

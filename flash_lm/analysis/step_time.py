@@ -3,8 +3,8 @@
 import pathlib
 
 from flash_lm.analysis.plots import Panel, plot_panels
-from flash_lm.analysis.results import Line
 from flash_lm.analysis.table import markdown_table, pivot
+from flash_lm.jsonl import Line
 
 BASELINE = "transformer_plus_plus"
 # title -> (key of a line, factor, how it is written)

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from flash_lm.analysis.evidence import Run
-from flash_lm.analysis.results import Line, read_jsonl, validation_curve
+from flash_lm.analysis.results import validation_curve
+from flash_lm.jsonl import Line, read_jsonl
 
 _OF_A_CURVE = ("step", "loss", "tokens", "train_seconds")
 

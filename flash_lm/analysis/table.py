@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from flash_lm.analysis.results import Line
+from flash_lm.jsonl import Line
 
 # heading -> (key of a line, how it is written); text is left-aligned, numbers are right-aligned
 Columns = Mapping[str, tuple[str, str]]

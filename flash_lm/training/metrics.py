@@ -8,6 +8,7 @@ from typing import Any
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
+from flash_lm.jsonl import read_jsonl, write_jsonl
 from flash_lm.training.hosts import is_first
 
 
@@ -67,14 +68,12 @@ class MetricsWriter:
 
 
 def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The whole lines of metrics.jsonl; a cut last line is left out, and without a file there are none."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    """The whole lines of metrics.jsonl; without a file there are none. Raises as `read_jsonl` does."""
+    return read_jsonl(path) if path.exists() else []
 
 
 def _truncate(path: pathlib.Path, step: int) -> None:
     """Keeps the whole lines up to `step`; the file is written anew and renamed."""
     partial = path.with_suffix(".partial")
-    kept = [line for line in read_lines(path) if line["step"] <= step]
-    partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    write_jsonl(partial, [line for line in read_lines(path) if line["step"] <= step])
     os.replace(partial, path)

@@ -19,22 +19,27 @@ _ADAFACTOR_EPS = 1e-30  # ε₁ there
 
 
 def learning_rate(config: TrainConfig) -> optax.Schedule:
-    """Linear warm-up from zero to the peak, then what config.schedule names, over the steps that are left."""
-    left = max(config.steps - config.warmup_steps, 1)
-    peak, end = config.learning_rate, config.end_learning_rate
-    drops = {boundary - config.warmup_steps: _STEP_DECAY for boundary in config.boundaries}
+    """Linear warm-up from zero to the peak, then what config.schedule names, over the steps that are left.
+
+    With decay_steps the rate stays at the peak until so many steps are left (warm-up, stable, decay).
+    """
+    warmup, peak, end = config.warmup_steps, config.learning_rate, config.end_learning_rate
+    left = max(config.steps - warmup, 1)
+    decay = config.decay_steps or left
+    drops = {boundary - warmup: _STEP_DECAY for boundary in config.boundaries}
     decays = {
-        "linear": lambda: optax.linear_schedule(peak, end, left),
-        "cosine": lambda: optax.cosine_decay_schedule(peak, left, alpha=end / peak),
+        "linear": lambda: optax.linear_schedule(peak, end, decay),
+        "cosine": lambda: optax.cosine_decay_schedule(peak, decay, alpha=end / peak),
         "step": lambda: optax.piecewise_constant_schedule(peak, drops),
         "constant": lambda: optax.constant_schedule(peak),
     }
-    decay = decays[config.schedule]()
-    if not config.warmup_steps:
-        return decay
-    # The first step is number 0; a rate of zero there would waste it.
-    warmup = optax.linear_schedule(peak / config.warmup_steps, peak, max(config.warmup_steps - 1, 1))
-    return optax.join_schedules([warmup, decay], [config.warmup_steps])
+    parts, ends = [decays[config.schedule]()], []
+    if decay < left:
+        parts, ends = [optax.constant_schedule(peak), *parts], [warmup + left - decay]
+    if warmup:
+        # The first step is number 0; a rate of zero there would waste it.
+        parts, ends = [optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1)), *parts], [warmup, *ends]
+    return optax.join_schedules(parts, ends) if ends else parts[0]
 
 
 def _adamw(config: TrainConfig, matrix: Any) -> list[optax.GradientTransformation]:

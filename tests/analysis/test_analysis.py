@@ -10,8 +10,9 @@ from matplotlib.text import Text
 from flash_lm.analysis.comparison import write_comparison
 from flash_lm.analysis.curves import plot_curves
 from flash_lm.analysis.plots import Panel, plot_panels
-from flash_lm.analysis.results import append_jsonl, newest_results, read_jsonl, validation_curve, write_jsonl
+from flash_lm.analysis.results import newest_results, validation_curve
 from flash_lm.analysis.table import RUNS, markdown_table
+from flash_lm.jsonl import append_jsonl, read_jsonl, write_jsonl
 
 
 def test_a_cut_last_line_is_left_out(tmp_path):

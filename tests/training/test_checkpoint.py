@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from small import small_config, write_corpus
 
-from flash_lm.analysis.results import read_jsonl
 from flash_lm.errors import InputError
+from flash_lm.jsonl import read_jsonl
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.evaluation import evaluate
 from flash_lm.training.experiment import Experiment, build_experiment

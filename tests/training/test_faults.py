@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from small import as_overrides, command, finish, python, small_config, write_corpus
 
-from flash_lm.analysis.results import read_jsonl
+from flash_lm.jsonl import read_jsonl
 from flash_lm.training.interrupt import stop_on_signal
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from small import as_overrides, command, small_config, write_corpus
 
-from flash_lm.analysis.results import read_jsonl
 from flash_lm.errors import InputError
+from flash_lm.jsonl import read_jsonl
 from flash_lm.training.hosts import parse_hosts
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

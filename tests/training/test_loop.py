@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from small import small_config, write_corpus
 
-from flash_lm.analysis.results import read_jsonl
 from flash_lm.data import hugging_face, streaming
 from flash_lm.errors import InputError, RunError
+from flash_lm.jsonl import read_jsonl
 from flash_lm.training import loop
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.clock import Clock

@@ -10,8 +10,8 @@ import optax
 import pytest
 from small import small_config, write_corpus
 
-from flash_lm.analysis.results import read_jsonl
 from flash_lm.errors import RunError
+from flash_lm.jsonl import read_jsonl
 from flash_lm.training import nonfinite
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.experiment import Experiment, build_experiment
