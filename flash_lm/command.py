@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import pathlib
+import re
 import sys
 import types
 import typing
@@ -130,19 +131,20 @@ def words_of(text: str) -> list[str]:
     return text.replace(",", " ").split()
 
 
-def mesh_shape(text: str) -> tuple[int, ...]:
-    """Devices along data, fsdp and tensor: a type for argparse."""
-    try:
-        return tuple(int(word) for word in words_of(text))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} must be three whole numbers, such as 1,2,4") from None
+def mesh_shapes(text: str, flag: str) -> list[tuple[int, ...]]:
+    """Meshes, each of the numbers of devices along data, fsdp and tensor.
 
+    Args:
+        text: the numbers.
+        flag: that has them, for the message.
 
-def mesh_shapes(text: str) -> list[tuple[int, ...]]:
-    """Several of them: a type for argparse."""
-    numbers = mesh_shape(text)
-    if not numbers or len(numbers) % 3:
-        raise argparse.ArgumentTypeError(f"{text} must be three whole numbers a mesh, such as 8,1,1 1,8,1")
+    Raises:
+        InputError: something else.
+    """
+    words = words_of(text)
+    if not words or len(words) % 3 or not all(re.fullmatch(r"-?\d+", word) for word in words):
+        raise InputError(f"{flag}={text} must be three whole numbers, or as many for each mesh, such as 1,2,4")
+    numbers = tuple(int(word) for word in words)
     return [numbers[i : i + 3] for i in range(0, len(numbers), 3)]
 
 

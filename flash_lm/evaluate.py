@@ -1,34 +1,41 @@
-"""python -m flash_lm.evaluate --workdir=runs/x [--split=test] [--lengths=512,1024] [--out=results.jsonl]."""
+"""python -m flash_lm.evaluate --workdir=runs/x[@best] [--split=test] [--lengths=512,1024] [--config.data.path=…]."""
 
 import argparse
 import pathlib
 
 from flash_lm.command import run, whole_numbers
+from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import append_jsonl
-from flash_lm.training.evaluation import evaluate
+from flash_lm.run_flags import add_run_flags, run_of
+from flash_lm.training.hosts import is_first, losses_told
 
 
 def main(argv: list[str]) -> None:
-    """Scores the newest checkpoint of a run on a split and appends the results to a JSONL file."""
+    """Scores a checkpoint of a run on a split and appends the results to a JSONL file.
+
+    --config.data.KEY=VALUE names another text than the run's own, of which --split=whole is all.
+    """
     parser = argparse.ArgumentParser(prog="python -m flash_lm.evaluate", description=main.__doc__)
-    parser.add_argument("--workdir", required=True, type=pathlib.Path, help="folder of the run")
-    parser.add_argument("--split", default="test", help="train, validation or test")
+    add_run_flags(parser)
+    parser.add_argument("--split", default="test", help="train, validation, test or whole (all of a text)")
     parser.add_argument("--lengths", default="", help="row lengths, such as 512,1024; default: the trained one")
-    parser.add_argument("--out", type=pathlib.Path, help="default: results.jsonl of the workdir")
-    arguments = parser.parse_args(argv)
+    parser.add_argument("--out", type=pathlib.Path, help="default: results.jsonl of the run")
+    arguments, overrides = parser.parse_known_args(argv)
     lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else []
-    out = arguments.out or arguments.workdir / "results.jsonl"
-    results = evaluate(arguments.workdir, arguments.split, lengths)
-    append_jsonl(out, results)
+    name, mesh = run_of(arguments)
+    with losses_told():
+        results = evaluate(name, arguments.split, lengths, mesh_shape=mesh, overrides=overrides)
+    if not is_first():
+        return
+    append_jsonl(arguments.out or name.workdir / "results.jsonl", results)
     for result in results:
         word = f" {result['word_perplexity']:.1f} a word," if "word_perplexity" in result else ""
         accuracy = f"accuracy {result['accuracy']:.2%} " if "accuracy" in result else ""
         masked = " masked" if result["task"] == "masked_lm" else ""
         print(
-            f"{result['family']} {result['split']} at length {result['length']}, step {result['step']}: "
-            f"perplexity {result['perplexity']:.3f} a{masked} token,{word} {result['bits_per_byte']:.4f} bits a byte, "
-            f"{accuracy}"
-            f"over {result['tokens']:.0f}{masked} tokens"
+            f"{result['family']} on {result['corpus']} {result['split']} at length {result['length']}, step "
+            f"{result['step']}: perplexity {result['perplexity']:.3f} a{masked} token,{word} "
+            f"{result['bits_per_byte']:.4f} bits a byte, {accuracy}over {result['tokens']:.0f}{masked} tokens"
         )
 
 

@@ -10,18 +10,19 @@ from flash_lm.config import DTYPES
 from flash_lm.errors import InputError
 from flash_lm.inference.answer import CAUSAL_ONLY, MASKED_ONLY, answer
 from flash_lm.inference.sampling import Sampling
+from flash_lm.run_flags import add_run_flags, run_of
+from flash_lm.training.hosts import is_first, losses_told
 
 
 def main(argv: list[str]) -> None:
-    """Continues a prompt with the newest checkpoint of a run, fills in [MASK]s, or answers a couplet's first line."""
+    """Continues a prompt with a checkpoint of a run, fills in [MASK]s, or answers a couplet's first line."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.generate", description=main.__doc__)
-    parser.add_argument("--workdir", required=True, type=pathlib.Path, help="folder of the run")
+    add_run_flags(parser)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", help="default: standard input")
     source.add_argument("--prompt_file", type=pathlib.Path, help="a UTF-8 file that is the prompt")
     parser.add_argument("--json", action="store_true", help="with tokens and log-probabilities, an object a line")
     parser.add_argument("--dtype", choices=DTYPES, help="of parameters and computation; default: as trained")
-    parser.add_argument("--mesh", default="-1,1,1", help="devices along data, fsdp and tensor")
     causal = parser.add_argument_group("causal language models")
     for name, (kind, default, help_) in CAUSAL_ONLY.items():
         causal.add_argument(f"--{name}", type=kind, help=f"{help_}; default: {default}")
@@ -32,8 +33,12 @@ def main(argv: list[str]) -> None:
     for field in dataclasses.fields(Sampling):
         sampling.add_argument(f"--{field.name}", type=type(field.default), help=f"default: {field.default}")
     arguments = parser.parse_args(argv)
-    for text in answer(read_prompt(arguments.prompt, arguments.prompt_file), vars(arguments)):
-        print(text, end="", flush=True)
+    prompt, flags = read_prompt(arguments.prompt, arguments.prompt_file), vars(arguments)
+    flags["workdir"], flags["mesh"] = run_of(arguments)
+    with losses_told():
+        for text in answer(prompt, flags):  # on all hosts alike
+            if is_first():
+                print(text, end="", flush=True)
 
 
 def read_prompt(prompt: str | None, path: pathlib.Path | None) -> str:

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import pathlib
 import signal
 import socket
 import sys
@@ -11,10 +10,11 @@ from flash_lm.command import positive, run
 from flash_lm.config import DTYPES
 from flash_lm.errors import InputError, first_line
 from flash_lm.inference.trained_model import load_model
+from flash_lm.run_flags import add_run_flags, run_of
 
 
 def main(argv: list[str]) -> None:
-    """Serves the newest checkpoint of a run: a page to try it, and a JSON API, which /docs describes."""
+    """Serves a checkpoint of a run: a page to try it, and a JSON API, which /docs describes."""
     try:
         import uvicorn  # noqa: PLC0415 (an extra)
 
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> None:
         raise InputError(f"{error.name} is not installed, which serving needs: pip install flash_lm[serve]") from None
     defaults = Limits()
     parser = argparse.ArgumentParser(prog="python -m flash_lm.serve", description=main.__doc__)
-    parser.add_argument("--workdir", required=True, type=pathlib.Path, help="folder of the run")
+    add_run_flags(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0: all of this machine's")
     parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
     parser.add_argument("--dtype", choices=DTYPES, help="of parameters and computation; default: as trained")
@@ -41,9 +41,11 @@ def main(argv: list[str]) -> None:
         where = f"{arguments.host}:{arguments.port}"
         raise InputError(f"cannot listen at {where}: {first_line(error)}: choose another --host or --port") from None
     with listening:
-        app = build_app(load_model(arguments.workdir, dtype=arguments.dtype), limits)
+        name, mesh = run_of(arguments)
+        trained = load_model(name, dtype=arguments.dtype, mesh_shape=mesh)
+        app = build_app(trained, limits)
         host, port = listening.getsockname()[:2]
-        print(f"http://{host}:{port} has a page to try {arguments.workdir.name}; Ctrl-C ends it", flush=True)
+        print(f"http://{host}:{port} has a page to try {trained.name}; Ctrl-C ends it", flush=True)
         for ending in (signal.SIGINT, signal.SIGTERM):  # which uvicorn raises again when all answers are finished
             signal.signal(ending, lambda *_: sys.exit(0))
         # Answers that run may take as long as any; a little more, so that they hear of it themselves.

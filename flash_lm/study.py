@@ -12,10 +12,10 @@ from ml_collections import ConfigDict
 from flash_lm.command import override
 from flash_lm.config import parse
 from flash_lm.errors import InputError, RunError
+from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import append_jsonl, read_jsonl
 from flash_lm.models.families import complete_config
 from flash_lm.training import workdir as run_folder
-from flash_lm.training.evaluation import evaluate
 from flash_lm.training.loop import train
 from flash_lm.training.sharding import check_batch, make_mesh
 

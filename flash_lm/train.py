@@ -4,7 +4,7 @@ import argparse
 import pathlib
 
 from flash_lm.command import load_config, run
-from flash_lm.training.hosts import join, parse_hosts
+from flash_lm.run_flags import HOSTS, HOSTS_HELP, join_hosts
 from flash_lm.training.interrupt import stop_on_signal
 from flash_lm.training.loop import train
 from flash_lm.training.profile import parse_span
@@ -16,19 +16,14 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--config", required=True, help="a file of configs/; --config.KEY=VALUE overrides a key of it")
     parser.add_argument("--workdir", help="folder of the run; default: runs/<name of the config file>")
     parser.add_argument("--profile", metavar="START:STOP", help="trace the steps after START up to STOP")
-    parser.add_argument(
-        "--hosts",
-        metavar="auto | ADDRESS:PORT,COUNT,NUMBER",
-        help="one process of several: of the cluster that is discovered, or of COUNT, the first of which listens there",
-    )
+    parser.add_argument("--hosts", metavar=HOSTS, help=HOSTS_HELP)
     parser.add_argument(
         "--debug_nonfinite", action="store_true", help="find the layer where a NaN or Inf begins; slower"
     )
     arguments, overrides = parser.parse_known_args(argv)
     profile = parse_span(arguments.profile) if arguments.profile else None
     config = load_config(arguments.config, overrides)
-    if arguments.hosts:
-        join(*parse_hosts(arguments.hosts))
+    join_hosts(arguments.hosts)
     workdir = pathlib.Path(arguments.workdir or f"runs/{pathlib.Path(arguments.config).stem}")
     with stop_on_signal() as should_stop:
         train(config, workdir, should_stop, profile, arguments.debug_nonfinite)

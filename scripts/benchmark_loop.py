@@ -38,7 +38,8 @@ def bare_step_ms(config: ConfigDict) -> float:
     experiment = build_experiment(config)
     with jax.set_mesh(experiment.mesh):
         step, state = compile_step(experiment), new_state(experiment)
-        batch = place(next(experiment.training_batches(0, None)), batch_sharding(experiment.mesh))
+        share = experiment.share()
+        batch = place(next(experiment.training_batches(share)), batch_sharding(experiment.mesh), share)
         every, times = experiment.config.train.log_every, []
         for _ in range(experiment.config.train.steps // every):
             start = time.perf_counter()

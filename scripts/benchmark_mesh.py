@@ -32,9 +32,10 @@ def measure(config: ConfigDict, steps: int) -> dict:
             f"{name}_bytes_a_device": sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
             for name, tree in (("parameter", state.params), ("optimizer", state.opt_state))
         }
-        batches, losses = experiment.training_batches(0, None), []
+        share, losses = experiment.share(), []
+        batches = experiment.training_batches(share)
         for _ in range(steps):
-            state, metrics = step(state, place(next(batches), batch_sharding(experiment.mesh)))
+            state, metrics = step(state, place(next(batches), batch_sharding(experiment.mesh), share))
             losses.append(float(metrics["loss"]))
     traffic = collectives(step.as_text())
     return {
@@ -62,13 +63,13 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/quickstart.py")
     parser.add_argument("--devices", type=int, default=8, help="that the CPU plays, if there is no accelerator")
-    parser.add_argument("--shapes", type=mesh_shapes, default="8,1,1 1,8,1 2,2,2", help="meshes (data, fsdp, tensor)")
+    parser.add_argument("--shapes", default="8,1,1 1,8,1 2,2,2", help="meshes (data, fsdp, tensor)")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
     jax.config.update("jax_num_cpu_devices", arguments.devices)
     lines = []
-    for shape in arguments.shapes:
+    for shape in mesh_shapes(arguments.shapes, "--shapes"):
         config = load_config(arguments.config, [*overrides, f"--config.mesh.shape={shape}"])
         lines.append(measure(config, arguments.steps))
         line = lines[-1]

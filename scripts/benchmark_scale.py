@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from configs.tables import gau_mhsa
 from flash_lm.analysis.collectives import collectives
-from flash_lm.command import load_config, positive, run, words_of
+from flash_lm.command import load_config, mesh_shapes, positive, run, words_of
 from flash_lm.config import parse
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, append_jsonl
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/flash_base.py")
     parser.add_argument("--devices", type=positive, default=8, help="that the CPU plays")
-    parser.add_argument("--shapes", required=True, help="meshes (data, fsdp, tensor), between blanks or commas")
+    parser.add_argument("--shapes", required=True, help="meshes (data, fsdp, tensor)")
     parser.add_argument("--sizes", default=" ".join(SIZES), help="between blanks or commas")
     parser.add_argument("--families", default="transformer_plus_plus flash", help="between blanks or commas")
     parser.add_argument("--length", type=positive, default=8192)
@@ -89,9 +89,9 @@ def main(argv: list[str]) -> None:
     about = provenance(jax.devices()[0].device_kind)
     for size in sizes:
         for family in words_of(arguments.families):
-            for shape in arguments.shapes:
+            for shape in mesh_shapes(arguments.shapes, "--shapes"):
                 setup = setup_of(config, family, size, shape, arguments.length, arguments.rows)
-                line = {"size": size} | measure(setup)
+                line: Line = {"size": size} | measure(setup)
                 append_jsonl(arguments.out, [line | about])
                 print(
                     f"{size} {family} {line['mesh']}: {line['state_bytes_a_device'] / 1e9:.2f} GB of state and "

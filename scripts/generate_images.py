@@ -49,7 +49,7 @@ def write_png(path: pathlib.Path, image: np.ndarray) -> None:
 def main(argv: list[str]) -> None:
     """Draws with the newest checkpoint of a run."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--workdir", required=True, type=pathlib.Path, help="folder of the run")
+    parser.add_argument("--workdir", required=True, metavar="RUN[@best|@STEP]", help="folder of the run")
     parser.add_argument("--samples", type=positive, default=64, help="new images; a square number")
     parser.add_argument("--completed", type=positive, default=8, help="test images whose lower half is made anew")
     parser.add_argument("--temperature", type=float, default=1.0, help="0: always the likeliest value")

@@ -49,7 +49,7 @@ def draw(trained: TrainedModel, tokens: int, samples: int, seed: int) -> tuple[n
 def main(argv: list[str]) -> None:
     """Appends a line a run and window to OUT, and prints the first and the last."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("workdirs", nargs="+", type=pathlib.Path, help="folders of runs")
+    parser.add_argument("workdirs", nargs="+", metavar="RUN[@best|@STEP]", help="folders of runs")
     parser.add_argument("--tokens", type=positive, default=8192)
     parser.add_argument("--samples", type=positive, default=4, help="texts a run")
     parser.add_argument("--seed", type=int, default=0)
@@ -63,11 +63,11 @@ def main(argv: list[str]) -> None:
         if arguments.tokens < size:
             raise InputError(f"--tokens={arguments.tokens} must be {size} or more, the rows of training: raise it")
         found = windows(*draw(trained, arguments.tokens, arguments.samples, arguments.seed), size)
-        about = {"run": workdir.name, "samples": arguments.samples, "seed": arguments.seed, "length": size}
+        about = {"run": trained.name, "samples": arguments.samples, "seed": arguments.seed, "length": size}
         append_jsonl(arguments.out, [about | line | provenance(jax.devices()[0].device_kind) for line in found])
         first, last = found[0], found[-1]
         print(
-            f"{workdir.name}: −log p {first['nll']:.3f} in tokens 0 to {size}, {last['nll']:.3f} from {last['start']} "
+            f"{trained.name}: −log p {first['nll']:.3f} in tokens 0 to {size}, {last['nll']:.3f} from {last['start']} "
             f"on; different runs of four {first['distinct']:.1%} and {last['distinct']:.1%}",
             flush=True,
         )

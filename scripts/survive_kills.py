@@ -22,8 +22,9 @@ from flash_lm.errors import RunError
 from flash_lm.jsonl import Line, append_jsonl, read_jsonl
 from flash_lm.provenance import provenance
 from flash_lm.training import workdir as run_folder
-from flash_lm.training.checkpoint import open_checkpoints
 from flash_lm.training.experiment import build_experiment
+from flash_lm.training.run_name import run_name
+from flash_lm.training.saved import restore
 
 TIMES = ("train_seconds", "step_ms", "tokens_per_second")
 SETTINGS = ("model.dropout=0.1", "train.steps=200", "train.warmup_steps=5", "train.log_every=1", "train.eval_every=20")
@@ -100,8 +101,7 @@ class Run:
     def state(self) -> list[np.ndarray]:
         """Of the newest checkpoint."""
         experiment = build_experiment(run_folder.read_config(self.workdir))
-        with open_checkpoints(self.workdir) as checkpoints:
-            return jax.device_get(jax.tree.leaves(checkpoints.restore_newest(experiment.abstract)[0]))
+        return jax.device_get(jax.tree.leaves(restore(run_name(self.workdir), experiment.abstract)[0]))
 
 
 def survive(command: list[str], folder: pathlib.Path, kills: int, draw: random.Random) -> tuple[list[Line], bool]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 _PIECE = 1 << 20  # characters
 
 SPLITS = ("train", "validation", "test")
+WHOLE = "whole"  # all documents, as one more split
 
 
 class Piece(NamedTuple):

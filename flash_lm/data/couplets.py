@@ -49,8 +49,10 @@ def question(first: np.ndarray, tokenizer: CharacterTokenizer) -> np.ndarray:
     return np.concatenate([[tokenizer.begin], first, [tokenizer.begin]]).astype(np.int32)
 
 
-def couplets(config: DataConfig) -> ExampleCorpus:
+def couplets(config: DataConfig, tokenizer: CharacterTokenizer | None = None) -> ExampleCorpus:
     """The pairs of the folder `data.path`; tokens are the characters of the training split, the frequent ones first.
+
+    With a tokenizer they are those of its training.
 
     A split that is missing is held out of the training split by the hash of a pair's first line, so that no first line
     is in both. A character that the training split lacks is one and the same unknown token, which counts as a target.
@@ -72,8 +74,9 @@ def couplets(config: DataConfig) -> ExampleCorpus:
         splits |= dict(zip(missing, parts, strict=True))
     if empty := [name for name in SPLITS if not splits[name]]:
         raise InputError(f"data.path={config.path} leaves no couplet for {', '.join(empty)}: give more of them")
-    counts = collections.Counter(character for pair in splits["train"] for line in pair for character in line)
-    tokenizer = CharacterTokenizer("".join(sorted(counts, key=lambda x: (-counts[x], x))))
+    if tokenizer is None:
+        counts = collections.Counter(character for pair in splits["train"] for line in pair for character in line)
+        tokenizer = CharacterTokenizer("".join(sorted(counts, key=lambda x: (-counts[x], x))))
     lines = ([f"{name} {len(splits[name])}", *(line for pair in splits[name] for line in pair)] for name in SPLITS)
     digest = hashlib.sha256("\n".join(itertools.chain.from_iterable(lines)).encode())
     examples = {name: Couplets(splits[name], tokenizer) for name in SPLITS}

@@ -1,5 +1,6 @@
 """Corpora of Hugging Face datasets: of the hub by name, or local parquet, arrow and json files. A row is a document."""
 
+import functools
 import glob
 import hashlib
 import itertools
@@ -13,7 +14,7 @@ import numpy as np
 
 from flash_lm.config import DataConfig
 from flash_lm.data import hub
-from flash_lm.data.corpus import SPLITS, Piece, cut
+from flash_lm.data.corpus import SPLITS, WHOLE, Piece, cut
 from flash_lm.data.text_files import file_hash
 from flash_lm.errors import InputError
 
@@ -30,19 +31,15 @@ class DatasetCorpus:
     stream = None
 
     def __init__(self, config: DataConfig, fingerprint: str, splits: dict[str, Rows]):
-        """Holds out what is missing, reading nothing yet.
+        """Reads nothing yet.
 
         Args:
             config: names the data set and the column.
             fingerprint: of the content.
             splits: train, and validation and test if there are such.
-
-        Raises:
-            InputError: too few rows to hold out the missing splits.
         """
         self.name, self.fingerprint, self._config = _name(config), fingerprint, config
-        missing = [name for name in SPLITS if name not in splits]
-        self._splits = _hold_out(splits, missing) if missing else splits
+        self._given = splits
         self._sizes: dict[str, int] = {}
 
     def size(self, split: str) -> int | None:
@@ -52,9 +49,19 @@ class DatasetCorpus:
         return self._sizes[split]
 
     def pieces(self, split: str) -> Iterator[Piece]:
-        """The text of a split, document by document."""
-        for text in _texts(self._config, self._splits[split]):
+        """The text of a split, document by document.
+
+        Raises:
+            InputError: too few rows to hold out the missing splits.
+        """
+        for text in _texts(self._config, self._given["train"] if split == WHOLE else self._splits[split]):
             yield from cut(text)
+
+    @functools.cached_property
+    def _splits(self) -> dict[str, Rows]:
+        """With what is missing held out."""
+        missing = [name for name in SPLITS if name not in self._given]
+        return _hold_out(self._given, missing) if missing else self._given
 
 
 class StreamedCorpus:
@@ -74,6 +81,8 @@ class StreamedCorpus:
         """The text of a split, document by document."""
         if split == "train":
             texts = self.stream.documents(epoch=0)
+        elif split == WHOLE:
+            texts = _texts(self._config, self._splits["train"])
         elif split in self._missing:
             every = _texts(self._config, self._splits["train"])
             mine = (text for text in every if _bucket(text) == self._missing.index(split))

@@ -1,7 +1,7 @@
 """Batches of rows. The training order is a pure function of (seed, step), whatever the number of hosts."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import grain
 import numpy as np
@@ -15,34 +15,51 @@ _PREFETCH = 4  # batches that a thread makes ahead of the device
 _ENDLESS = 1 << 50  # steps: grain divides the number of rows by that of a batch as floats, which then are exact
 
 
+class Share(NamedTuple):
+    """What one host reads of each batch.
+
+    Attributes:
+        batch_size: B, over all hosts.
+        rows: numbers of its rows in the batch, ascending.
+        group: its number among the groups of hosts that read the same rows.
+        groups: of them.
+    """
+
+    batch_size: int
+    rows: Sequence[int]
+    group: int = 0
+    groups: int = 1
+
+
+def whole_batch(batch_size: int) -> Share:
+    """The share of a single host."""
+    return Share(batch_size, range(batch_size))
+
+
 class IndexedBatches:
     """Batches of rows that can be had by number, without end, in a new order each epoch.
 
     Rows are numbered over all epochs, and step i has rows i·B … (i+1)·B − 1: no row is left out or repeated where an
-    epoch ends, and to resume needs a step alone. Each host reads its contiguous share of them, so that together they
-    place the batch that one host would.
+    epoch ends, and to resume needs a step alone. Each host reads its share of them, so that together they place the
+    batch that one host would.
     """
 
     def __init__(
         self,
         rows: Rows,
-        batch_size: int,
+        share: Share,
         *,
         seed: int,
         start_step: int,
-        host: int = 0,
-        hosts: int = 1,
         transform: Transform | None = None,
     ):
         """Starts at a step.
 
         Args:
             rows: of the training split.
-            batch_size: B, over all hosts; divisible by `hosts`.
+            share: of this host.
             seed: of the order.
             start_step: of the first batch.
-            host: number of this process.
-            hosts: number of processes.
             transform: makes the rows, given seed, epoch and the row's number.
         """
 
@@ -51,8 +68,7 @@ class IndexedBatches:
             return transform(row, seed, i // len(rows), number) if transform else row
 
         order = grain.MapDataset.range(len(rows)).seed(seed).shuffle().repeat().map_with_index(make)
-        share = batch_size // hosts
-        mine = _Share(order, host * share, share, batch_size).batch(share, batch_fn=stack)
+        mine = _Shared(order, share).batch(len(share.rows), batch_fn=stack)
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCH)
         self._batches = iter(mine[start_step:].to_iter_dataset(options))
 
@@ -61,47 +77,43 @@ class IndexedBatches:
         return self
 
     def __next__(self) -> Batch:
-        """The next batch, a dict of (B / hosts)×L arrays."""
+        """This host's rows of the next batch, a dict of arrays of L columns."""
         return next(self._batches)
 
     def state(self) -> None:
         """Nothing: the step says it all."""
 
 
-class _Share(grain.MapDataset):
-    """Of each `size` elements the `share` ones from `first` on."""
+class _Shared(grain.MapDataset):
+    """Of each batch of elements those of a share."""
 
-    def __init__(self, parent: grain.MapDataset, first: int, share: int, size: int):
+    def __init__(self, parent: grain.MapDataset, share: Share):
         super().__init__(parent)
-        self._first, self._share, self._size = first, share, size
+        self._size, self._rows = share.batch_size, share.rows
 
     def __len__(self) -> int:
-        return min(len(self._parent) // self._size, _ENDLESS) * self._share
+        return min(len(self._parent) // self._size, _ENDLESS) * len(self._rows)
 
     def __getitem__(self, i: int) -> Any:
-        return self._parent[i // self._share * self._size + self._first + i % self._share]
+        batch, place = divmod(i, len(self._rows))
+        return self._parent[batch * self._size + self._rows[place]]
 
 
-def evaluation_batches(
-    rows: Rows, batch_size: int, *, limit: int = 0, host: int = 0, hosts: int = 1
-) -> Iterator[Batch]:
+def evaluation_batches(rows: Rows, share: Share, limit: int = 0) -> Iterator[Batch]:
     """Every row once, in order; the last batch is filled up with padding.
 
     Args:
         rows: of a split.
-        batch_size: B, over all hosts; divisible by `hosts`.
+        share: of this host.
         limit: number of batches; 0 = all.
-        host: number of this process.
-        hosts: number of processes.
 
     Yields:
-        Dicts of (B / hosts)×L arrays.
+        This host's rows, dicts of arrays of L columns.
     """
-    batches = -(-len(rows) // batch_size)
+    batches = -(-len(rows) // share.batch_size)
     padding = {name: np.zeros_like(x) for name, x in rows[0].items()}
     for i in range(min(batches, limit) if limit else batches):
-        share = batch_size // hosts
-        numbers = range(i * batch_size + host * share, i * batch_size + (host + 1) * share)
+        numbers = (i * share.batch_size + row for row in share.rows)
         yield stack([rows[n] if n < len(rows) else padding for n in numbers])
 
 

@@ -6,21 +6,32 @@ from flash_lm.data.couplets import couplets
 from flash_lm.data.examples import ExampleCorpus, ExampleRows
 from flash_lm.data.images import images
 from flash_lm.data.packing import PACKERS
-from flash_lm.data.token_cache import TokenizedCorpus, load_tokenized
+from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus, load_tokenized
 
 Splits = TokenizedCorpus | ExampleCorpus
 
-_EXAMPLES = {"copy": lambda config: copying(), "couplets": couplets, "images": images}
+_EXAMPLES = {
+    "copy": lambda config, own: copying(),
+    "couplets": lambda config, own: couplets(config, own.tokenizer if own else None),
+    "images": lambda config, own: images(config),
+}
 assert set(_EXAMPLES) == set(EXAMPLES)
 
 # data.pack -> rows of a split
 ROWS = PACKERS | {"examples": ExampleRows}
 
 
-def load_splits(config: DataConfig) -> Splits:
+def load_splits(config: DataConfig, own: OwnCorpus | None = None, *, whole: bool = False) -> Splits:
     """All splits of the corpus that `config` names, with their tokenizer.
+
+    Args:
+        config: names it.
+        own: what a run knows of its own; None: there is no run.
+        whole: of text, all of it as one split of the name WHOLE, and no other.
 
     Raises:
         InputError: it cannot be had, or there is nothing in it.
     """
-    return _EXAMPLES.get(config.corpus, load_tokenized)(config)
+    if config.corpus in _EXAMPLES:
+        return _EXAMPLES[config.corpus](config, own)
+    return load_tokenized(config, own, whole=whole)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from flash_lm.config import DataConfig
-from flash_lm.data.corpus import SPLITS, Piece
+from flash_lm.data.corpus import SPLITS, WHOLE, Piece
 from flash_lm.errors import InputError
 
 _HELD_OUT = 0.05  # share of the documents, or of a single file's bytes, in each of validation and test
@@ -61,6 +61,7 @@ class FileCorpus:
             for path, digest in files:
                 split = SPLITS[0 if place[digest] < 0 else 1 + place[digest] // held_out]
                 self._spans[split].append(Span(path, 0, os.path.getsize(path)))
+        self._spans[WHOLE] = [Span(path, 0, os.path.getsize(path)) for path, _ in files]
 
     def size(self, split: str) -> int:
         """Bytes of a split."""

@@ -11,14 +11,14 @@ import pathlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from tqdm import tqdm
 
 from flash_lm.config import DataConfig
 from flash_lm.data.corpora import load_corpus
-from flash_lm.data.corpus import SPLITS, Corpus, DocumentStream, Piece
+from flash_lm.data.corpus import SPLITS, WHOLE, Corpus, DocumentStream, Piece
 from flash_lm.data.token_store import TokenStore, encode
 from flash_lm.data.tokenizers import (
     ByteTokenizer,
@@ -59,18 +59,47 @@ class TokenizedCorpus:
     stream: DocumentStream | None
 
 
-def load_tokenized(config: DataConfig) -> TokenizedCorpus:
+@dataclasses.dataclass(frozen=True)
+class OwnCorpus:
+    """What a run knows of its corpus.
+
+    Attributes:
+        tokenizer: that it was trained with, and is to be used.
+        fingerprint: of the corpus, whose tokens may be taken from the cache when it has changed or is gone; None: they
+            may not.
+    """
+
+    tokenizer: Any
+    fingerprint: str | None = None
+
+
+def load_tokenized(config: DataConfig, own: OwnCorpus | None = None, *, whole: bool = False) -> TokenizedCorpus:
     """The corpus of `config.data` as tokens, from the cache, or made now.
+
+    Args:
+        config: names it.
+        own: what a run knows of it; None: there is no run.
+        whole: all of it as one split of the name WHOLE, and no other.
 
     Raises:
         InputError: the corpus or the tokenizer cannot be had, or a split has no text.
     """
-    corpus = load_corpus(config)
-    names = SPLITS if corpus.stream is None else SPLITS[1:]
     cache = pathlib.Path(os.path.expanduser(config.cache_dir))
-    tokenizer = _tokenizer(config, corpus, cache)
-    key = hashlib.sha256(f"{_FORMAT} {corpus.fingerprint} {tokenizer.fingerprint}".encode()).hexdigest()[:16]
-    folder = cache / f"{corpus.name}-{key}"
+    kept = _kept(cache, own) if own and not config.streaming and not whole else None
+    try:
+        corpus = load_corpus(config)
+    except InputError as error:
+        if kept is None:
+            raise
+        _log.warning("%s: its tokens in %s are used", error, cache)
+        return kept
+    if kept and kept.fingerprint != corpus.fingerprint:
+        _log.warning("corpus %s has changed: the tokens of the one before, in %s, are used", corpus.name, cache)
+        return kept
+    names = (WHOLE,) if whole else SPLITS if corpus.stream is None else SPLITS[1:]
+    tokenizer = own.tokenizer if own else _tokenizer(config, corpus, cache)
+    key = _key(corpus.fingerprint, tokenizer)
+    folder = cache / (f"{corpus.name}-{key}-{WHOLE}" if whole else f"{corpus.name}-{key}")
 
     def make(partial: pathlib.Path) -> None:
         counts = {split: _tokenize(corpus, split, tokenizer, partial) for split in names}
@@ -83,6 +112,23 @@ def load_tokenized(config: DataConfig) -> TokenizedCorpus:
 
     splits = _cached(folder, make, lambda folder: _read_splits(folder, names, _dtype(tokenizer)))
     return TokenizedCorpus(corpus.name, corpus.fingerprint, tokenizer, splits, corpus.stream)
+
+
+def _key(fingerprint: str, tokenizer: Tokenizer) -> str:
+    return hashlib.sha256(f"{_FORMAT} {fingerprint} {tokenizer.fingerprint}".encode()).hexdigest()[:16]
+
+
+def _kept(cache: pathlib.Path, own: OwnCorpus) -> TokenizedCorpus | None:
+    """The tokens of a run's corpus, if they are in the cache and whole; the corpus itself may be gone."""
+    if own.fingerprint is None:
+        return None
+    key = _key(own.fingerprint, own.tokenizer)
+    for folder in cache.glob(f"*-{key}"):
+        with contextlib.suppress(*_DAMAGED):
+            splits = _read_splits(folder, SPLITS, _dtype(own.tokenizer))
+            name = folder.name.removesuffix(f"-{key}")
+            return TokenizedCorpus(name, own.fingerprint, own.tokenizer, splits, None)
+    return None
 
 
 def _read_splits(folder: pathlib.Path, names: Sequence[str], dtype: type[np.unsignedinteger]) -> dict[str, TokenStore]:

@@ -39,11 +39,7 @@ def answer(prompt: str, flags: dict[str, Any]) -> Iterator[str]:
     set_ = {name: default if flags[name] is None else flags[name] for name, (_, default, _) in numbers.items()}
     if set_["samples"] < 1:
         raise InputError(f"--samples={set_['samples']} must be 1 or more")
-    try:
-        mesh_shape = tuple(int(word) for word in flags["mesh"].split(","))
-    except ValueError:
-        raise InputError(f"--mesh={flags['mesh']} must be three whole numbers, such as 1,2,4") from None
-    trained = load_model(flags["workdir"], dtype=flags["dtype"], mesh_shape=mesh_shape)
+    trained = load_model(flags["workdir"], dtype=flags["dtype"], mesh_shape=flags["mesh"])
     masked = trained.config.task == "masked_lm"
     others = (CAUSAL_ONLY.keys() | {field.name for field in dataclasses.fields(Sampling)}) if masked else MASKED_ONLY
     if wrong := sorted(name for name in others if flags[name] is not None):

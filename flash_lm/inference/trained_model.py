@@ -1,37 +1,71 @@
-"""The model of a run: its newest parameters, without optimizer and corpus."""
+"""The model of a run: the parameters of a checkpoint, without optimizer and corpus."""
 
 import dataclasses
-import pathlib
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
 
+from flash_lm.command import apply_overrides
 from flash_lm.config import Config, parse
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.models.families import complete
 from flash_lm.training import workdir as run_folder
-from flash_lm.training.checkpoint import open_checkpoints
 from flash_lm.training.experiment import vocabulary
+from flash_lm.training.run_name import RunName, run_name
+from flash_lm.training.saved import Facts, restore_params
 from flash_lm.training.sharding import make_mesh, param_shardings
 from flash_lm.training.state import ModelFunction, Params
+
+# Keys that say which text is read, and how it is cut; the rows' length is that of training, or a flag of its own.
+_OF_A_TEXT = (
+    "data.corpus=",
+    "data.path=",
+    "data.name=",
+    "data.config=",
+    "data.split=",
+    "data.text_column=",
+    "data.streaming=",
+    "data.pack=",
+    "data.tokens_per_batch=",
+    "data.cache_dir=",
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-    """What decoding needs of a run; `step`: of the checkpoint."""
+    """What decoding and scoring need of a run.
 
-    name: str
+    Attributes:
+        run: which it is.
+        step: of the checkpoint.
+        config: complete.
+        tokenizer: of the run.
+        model: with what was drawn and not trained.
+        params: of the checkpoint.
+        mesh: on which they lie.
+        facts: of the checkpoint.
+    """
+
+    run: RunName
     step: int
     config: Config
     tokenizer: Tokenizer
     model: ModelFunction
     params: Params
     mesh: Mesh
+    facts: Facts
+
+    @property
+    def name(self) -> str:
+        """Of the run's folder, for messages."""
+        return self.run.workdir.name
 
     def text_ids(self) -> np.ndarray:
         """(V,) bool: ids that stand for text."""
@@ -68,34 +102,55 @@ class TrainedModel:
 
 
 def load_model(
-    workdir: pathlib.Path, *, dtype: str | None = None, mesh_shape: tuple[int, ...] = (-1, 1, 1)
+    run: str | os.PathLike[str] | RunName,
+    *,
+    dtype: str | None = None,
+    mesh_shape: tuple[int, ...] = (-1, 1, 1),
+    overrides: Sequence[str] = (),
 ) -> TrainedModel:
-    """Loads the newest checkpoint of a run.
+    """Loads the parameters of a checkpoint, and what is drawn and not trained, without optimizer and corpus.
 
     Args:
-        workdir: of the run.
+        run: its name, such as runs/x or runs/x@best.
         dtype: of parameters and computation; None: as it was trained.
         mesh_shape: devices along (data, fsdp, tensor), whatever it was trained on.
+        overrides: words such as --config.data.path=… that change what of the config does not change the model.
 
     Raises:
-        InputError: no run, no checkpoint, or a mesh that does not fit.
+        InputError: no run, no such checkpoint, an override of what was trained, or a mesh that does not fit.
     """
-    raw: Any = run_folder.read_config(workdir)
+    name = run_name(run)
+    raw: Any = run_folder.read_config(name.workdir)
+    _override(raw, overrides)
     raw.update_from_flattened_dict({"mesh.shape": mesh_shape})
     saved_dtype = jnp.dtype(raw.model.param_dtype)
     if dtype:
         raw.update_from_flattened_dict({"model.dtype": dtype, "model.param_dtype": dtype})
-    config, tokenizer = parse(raw), load_tokenizer(workdir / "tokenizer")
+    config, tokenizer = parse(raw), load_tokenizer(name.workdir / "tokenizer")
     model_config = complete(dataclasses.replace(config.model, vocab_size=vocabulary(config, tokenizer)))
     config = dataclasses.replace(config, model=model_config)
     model, mesh = ModelFunction(model_config, config.seed), make_mesh(config.mesh)
+    everywhere = NamedSharding(mesh, PartitionSpec())
     abstract = jax.eval_shape(model.init)
+    with_sharding = lambda x, s: jax.ShapeDtypeStruct(x.shape, saved_dtype, sharding=s)
     abstract = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, saved_dtype, sharding=s),
-        abstract,
-        param_shardings(abstract, model.traits().matrix, config.mesh, mesh),
+        with_sharding, abstract, param_shardings(abstract, model.traits().matrix, config.mesh, mesh)
     )
-    with open_checkpoints(workdir) as checkpoints:
-        step, params = checkpoints.restore_newest_params(abstract)
+    drawn = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), model.constants)
+    step, params, constants, facts = restore_params(name, abstract, drawn)
+    run_folder.check_tokenizer(facts, tokenizer)
+    model = model if constants is None else model.with_constants(constants)
     params = jax.tree.map(lambda x: x.astype(model_config.param_dtype), params)
-    return TrainedModel(workdir.name, step, config, tokenizer, model, params, mesh)
+    return TrainedModel(name, step, config, tokenizer, model, params, mesh, facts)
+
+
+def _override(raw: ConfigDict, overrides: Sequence[str]) -> None:
+    """Of a text to be scored, and of how it is computed."""
+    may_change = tuple(f"--config.{key}" for key in (*_OF_A_TEXT, *run_folder.FREE))
+    if trained := [word for word in overrides if word.startswith("--config.") and not word.startswith(may_change)]:
+        raise InputError.of(
+            f"{word} would change what was trained: change the text (--config.{', --config.'.join(_OF_A_TEXT)}) or how "
+            f"it is computed (--config.model.kernels, …)"
+            for word in trained
+        )
+    apply_overrides(raw, list(overrides))

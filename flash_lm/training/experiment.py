@@ -1,6 +1,7 @@
 """All that a config stands for: corpus, model, optimizer, mesh, and the shapes and shardings of the train state."""
 
 import dataclasses
+import pathlib
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ from ml_collections import ConfigDict
 
 from flash_lm.config import Config, parse
 from flash_lm.data.examples import ExampleCorpus
-from flash_lm.data.loader import IndexedBatches
+from flash_lm.data.loader import IndexedBatches, Share
 from flash_lm.data.loading import ROWS, Splits, load_splits
 from flash_lm.data.masking import MaskedRows, Masking
 from flash_lm.data.packing import Packer, Rows
@@ -21,8 +22,11 @@ from flash_lm.models.families import complete
 from flash_lm.ops.logistics import VALUES
 from flash_lm.training.checkpoint import with_shardings
 from flash_lm.training.optimizer import make_optimizer
-from flash_lm.training.sharding import make_mesh, state_shardings
-from flash_lm.training.state import ModelFunction, TrainState, init_state
+from flash_lm.training.sharding import batch_sharding, check_documents, make_mesh, share_of, state_shardings
+from flash_lm.training.state import ModelFunction, Params, TrainState, init_state
+from flash_lm.training.workdir import own_corpus
+
+_MILLION = 10**6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,40 +46,60 @@ class Experiment(Setup):
 
     corpus: Splits
 
-    def evaluation_rows(self, split: str, length: int | None = None) -> Rows:
-        """The packed rows of a split, of `length` tokens (None: data.length); masked ones have fixed masks."""
-        rows = self._packer(self.corpus.splits[split], length or self.config.data.length, self.corpus.tokenizer.begin)
-        return MaskedRows(rows, self._masking) if self._masking else rows
+    def evaluation_rows(self, split: str) -> Rows:
+        """As `evaluation_rows` gives them, of data.length tokens."""
+        return evaluation_rows(self.config, self.corpus, split, self.config.data.length)
 
-    def training_batches(self, start_step: int, place: dict[str, Any] | None) -> IndexedBatches | StreamedBatches:
+    def share(self) -> Share:
+        """What this host reads of a batch.
+
+        Raises:
+            InputError: the corpus is a stream, which cannot be shared in this way.
+        """
+        share = share_of(batch_sharding(self.mesh), self.config.data.batch_size)
+        if self.corpus.stream:
+            check_documents(share)
+        return share
+
+    def training_batches(
+        self, share: Share, start_step: int = 0, place: dict[str, Any] | None = None
+    ) -> IndexedBatches | StreamedBatches:
         """This host's batches from a step on.
 
         Args:
+            share: of this host.
             start_step: of the first batch.
             place: where a streamed corpus goes on, from the state of its batches; None: at the beginning.
         """
-        data, corpus = self.config.data, self.corpus
-        settings: dict[str, Any] = {
-            "seed": self.config.seed,
-            "transform": self._masking,
-            "host": jax.process_index(),
-            "hosts": jax.process_count(),
-        }
+        config, corpus = self.config, self.corpus
+        settings: dict[str, Any] = {"seed": config.seed, "transform": _masking(config, corpus)}
+        packer, length = _packer(config), config.data.length
         if corpus.stream:
-            return StreamedBatches(
-                corpus.stream, corpus.tokenizer, self._packer, data.length, data.batch_size, place=place, **settings
-            )
-        rows = self._packer(corpus.splits["train"], data.length, corpus.tokenizer.begin)
-        return IndexedBatches(rows, data.batch_size, start_step=start_step, **settings)
+            buffer = config.data.shuffle_buffer * _MILLION
+            source = (corpus.stream, corpus.tokenizer, packer, length)
+            return StreamedBatches(*source, share, buffer=buffer, place=place, **settings)
+        rows = packer(corpus.splits["train"], length, corpus.tokenizer.begin)
+        return IndexedBatches(rows, share, start_step=start_step, **settings)
 
-    @property
-    def _packer(self) -> Packer:
-        return ROWS[self.config.data.pack]
+    def with_constants(self, constants: Params) -> "Experiment":
+        """The same with other constants of the model, such as those of a checkpoint."""
+        return dataclasses.replace(self, model=self.model.with_constants(constants))
 
-    @property
-    def _masking(self) -> Masking | None:
-        masked = self.config.task == "masked_lm"
-        return Masking(self.corpus.tokenizer, self.config.data.mask_rate) if masked else None
+
+def evaluation_rows(config: Config, corpus: Splits, split: str, length: int) -> Rows:
+    """The packed rows of a split, of `length` tokens; masked ones have fixed masks."""
+    rows = _packer(config)(corpus.splits[split], length, corpus.tokenizer.begin)
+    masking = _masking(config, corpus)
+    return MaskedRows(rows, masking) if masking else rows
+
+
+def _packer(config: Config) -> Packer:
+    return ROWS[config.data.pack]
+
+
+def _masking(config: Config, corpus: Splits) -> Masking | None:
+    masked = config.task == "masked_lm"
+    return Masking(corpus.tokenizer, config.data.mask_rate) if masked else None
 
 
 def vocabulary(config: Config, tokenizer: Tokenizer) -> int:
@@ -107,8 +131,13 @@ def build_setup(config: Config, mesh: Mesh) -> Setup:
     return Setup(config, model, optimizer, mesh, with_shardings(abstract, shardings))
 
 
-def build_experiment(config: ConfigDict) -> Experiment:
+def build_experiment(config: ConfigDict, run: pathlib.Path | None = None) -> Experiment:
     """Checks a config, tokenises its corpus if need be, and sets up model, optimizer and mesh.
+
+    Args:
+        config: in the schema of configs/base.py.
+        run: the folder of a run that goes on, whose tokenizer is taken; and where its corpus has changed since or is
+            gone, its tokens from the cache. None: the corpus is taken as it is.
 
     Raises:
         InputError: with every problem found.
@@ -117,7 +146,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
     # All that can be wrong without the corpus comes before the work of tokenising it.
     model_config = complete(dataclasses.replace(parsed.model, vocab_size=parsed.model.vocab_size or VALUES))
     mesh = make_mesh(parsed.mesh)
-    corpus = load_splits(parsed.data)
+    corpus = load_splits(parsed.data, own_corpus(run, config) if run else None)
     vocab_size = vocabulary(parsed, corpus.tokenizer)
     if isinstance(corpus, ExampleCorpus):
         for split in corpus.splits.values():

@@ -1,26 +1,34 @@
 """The training loop: start or resume, step, log, evaluate, save."""
 
+import contextlib
+import dataclasses
 import math
+import os
 import pathlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from flash_lm.data.loader import Batch
 from flash_lm.data.packing import Rows, empty_row
 from flash_lm.errors import InputError, RunError
 from flash_lm.provenance import joined, provenance
+from flash_lm.training import saved
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.clock import Clock
 from flash_lm.training.evaluation import Evaluator
 from flash_lm.training.experiment import Experiment, Setup, build_experiment
 from flash_lm.training.hosts import StopTogether, check_same, is_first, losses_told, of_all_hosts
+from flash_lm.training.lock import locked
 from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin
 from flash_lm.training.profile import Profile, Span, check_span
+from flash_lm.training.run_name import RunName, run_name
 from flash_lm.training.sharding import batch_sharding, check_batch, place
 from flash_lm.training.state import TrainState, init_state
 from flash_lm.training.step import make_train_step
@@ -28,12 +36,14 @@ from flash_lm.training.step import make_train_step
 
 def train(
     config: ConfigDict,
-    workdir: pathlib.Path,
+    workdir: str | os.PathLike[str],
     should_stop: Callable[[], bool] = lambda: False,
     profile: Span | None = None,
     debug_nonfinite: bool = False,
 ) -> None:
     """Trains to config.train.steps, from the newest checkpoint in `workdir` if there is one.
+
+    A run that has none and whose config.train.branch_from names one begins with a copy of that.
 
     Args:
         config: in the schema of configs/base.py.
@@ -47,24 +57,28 @@ def train(
         RunError: the loss became non-finite, a checkpoint could not be written, or another host is gone.
     """
     with losses_told():
-        _train(config, workdir, should_stop, profile, debug_nonfinite)
+        _train(config, pathlib.Path(workdir), should_stop, profile, debug_nonfinite)
 
 
 def _train(config: ConfigDict, workdir: pathlib.Path, should_stop, profile: Span | None, debug_nonfinite: bool) -> None:
     run_folder.check_config(workdir, config)
-    experiment = build_experiment(config)
+    parent = _parent(config)
+    begun = (workdir / "config.json").exists()
+    experiment = build_experiment(config, workdir if begun else parent.workdir if parent else None)
     check_batch(experiment.mesh, experiment.config.data.batch_size, experiment.config.train.accumulate)
     if profile:
         check_span(profile, experiment.config.train.steps)
-    run_folder.check_tokenizer(workdir, experiment.corpus.tokenizer)
     corpus = experiment.corpus
     check_same(config=config.to_dict(), corpus=corpus.fingerprint, tokenizer=corpus.tokenizer.fingerprint)
     validation = experiment.evaluation_rows("validation")
     if not any(validation[i]["loss_mask_BxL"].any() for i in range(len(validation))):
         raise InputError("no token of the validation split is to be predicted: give more text, or raise data.mask_rate")
-    run_folder.write(workdir, config, experiment.corpus.tokenizer)
     settings = experiment.config.train
-    with Checkpoints(workdir, keep=settings.keep, best_metric=settings.best_metric) as checkpoints:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locked(workdir))
+        run_folder.check_config(workdir, config)  # again: another process may just have left
+        run_folder.write(workdir, config, corpus)
+        checkpoints = stack.enter_context(Checkpoints(workdir, keep=settings.keep, best_metric=settings.best_metric))
         newest = checkpoints.newest()
         check_same(checkpoint=newest)
         if newest == settings.steps and int(checkpoints.restore_newest(experiment.abstract)[0].step) == newest:
@@ -74,8 +88,47 @@ def _train(config: ConfigDict, workdir: pathlib.Path, should_stop, profile: Span
         if newest is None:
             run_folder.check_nothing_lost(workdir)
         with jax.set_mesh(experiment.mesh):
-            loop = _Loop(experiment, validation, workdir, checkpoints, debug_nonfinite)
+            start = _start(experiment, checkpoints, parent)
+            loop = _Loop(experiment, start, validation, workdir, checkpoints, debug_nonfinite)
             loop.run(should_stop, Profile(workdir / "profile", profile))
+
+
+def _parent(config: Any) -> RunName | None:
+    """The checkpoint that a run branches from."""
+    name = config.get("train", {}).get("branch_from")
+    if not name:
+        return None
+    parent = run_name(name)
+    run_folder.check_branch(parent.workdir, config)
+    return parent
+
+
+@dataclasses.dataclass(frozen=True)
+class _Start:
+    """Where a run begins or goes on: its state, and what the checkpoint tells of the steps before (nothing: {})."""
+
+    state: TrainState
+    facts: dict[str, Any]
+    branches: bool = False  # the checkpoint is another run's
+
+
+def _start(experiment: Experiment, checkpoints: Checkpoints, parent: RunName | None) -> _Start:
+    """The newest checkpoint of a run, or else that of its parent, or the beginning."""
+    branches = checkpoints.newest() is None and parent is not None
+    if checkpoints.newest() is None and parent is None:
+        return _Start(new_state(experiment), {})
+    read = checkpoints.restore_newest if parent is None or not branches else partial(saved.restore, parent)
+    state, facts = read(experiment.abstract)
+    run_folder.check_corpus(facts, experiment.corpus)
+    if state.constants is None:
+        everywhere = NamedSharding(experiment.mesh, PartitionSpec())
+        state = dataclasses.replace(state, constants=jax.device_put(experiment.model.constants, everywhere))
+    step, steps = int(state.step), experiment.config.train.steps
+    if parent is not None and branches:
+        if step >= steps:
+            raise InputError(f"{parent} has done {step} steps, and train.steps={steps} must be more: raise it")
+        facts |= {"parent": saved.identity(parent, step, facts, state)}
+    return _Start(state, facts, branches)
 
 
 class _Loop:
@@ -84,19 +137,24 @@ class _Loop:
     def __init__(
         self,
         experiment: Experiment,
+        start: _Start,
         validation_rows: Rows,
         workdir: pathlib.Path,
         checkpoints: Checkpoints,
         debug_nonfinite: bool,
     ):
+        facts, self.share = start.facts, experiment.share()
+        experiment = experiment.with_constants(start.state.constants)
         self.experiment, self.config, self.checkpoints = experiment, experiment.config, checkpoints
-        self.code = provenance(jax.devices()[0].device_kind)
-        self.state, self.clock, skipped, places = self._start_or_resume()
-        self.nonfinite = NonfiniteSteps(experiment, skipped)
+        self.code = joined(facts.get("code", {}), provenance(jax.devices()[0].device_kind))
+        self.state, self.clock, self.start = start.state, Clock(facts.get("train_seconds", 0.0)), start
+        self.nonfinite = NonfiniteSteps(experiment, facts.get("skipped_steps", 0))
         self.origin = Origin(experiment) if debug_nonfinite else None
         self.step = int(self.state.step)
-        self.batches = experiment.training_batches(self.step, places[jax.process_index()])
-        self.evaluator = Evaluator(experiment)
+        self.batches = experiment.training_batches(self.share, self.step, self._place(facts.get("places")))
+        self.evaluator = Evaluator(
+            experiment.model, experiment.corpus.tokenizer, experiment.mesh, self.config.train.loss_chunk
+        )
         self.validation_rows = validation_rows
         self.compiled_step = compile_step(experiment)
         self.writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
@@ -107,13 +165,16 @@ class _Loop:
         config = self.config.train
         sharding, stops = batch_sharding(self.experiment.mesh), StopTogether(should_stop)
         self._announce()
+        if self.start.branches:  # from now on the parent may change or vanish
+            self._save(None)
+            self.checkpoints.wait()
         stopping = False
         try:
             self.clock.start()
             while self.step < config.steps and not stopping:
                 if profile.is_due(self.step):
                     self._start(profile)
-                batch = place(self._next_batch(), sharding)
+                batch = place(self._next_batch(), sharding, self.share)
                 self.state, metrics = self.compiled_step(self.state, batch)
                 self.step += 1
                 # The device works on this step while the last one's metrics are read.
@@ -161,21 +222,16 @@ class _Loop:
         self.writer.say(f"step {self.step}: trace in {profile.folder}, for TensorBoard or ui.perfetto.dev")
         self.clock.start()
 
-    def _start_or_resume(self) -> tuple[TrainState, Clock, int, list[Any]]:
-        """State, clock, number of skipped steps, and each host's place in the data."""
-        hosts = jax.process_count()
-        if self.checkpoints.newest() is None:
-            return new_state(self.experiment), Clock(), 0, [None] * hosts
-        state, facts = self.checkpoints.restore_newest(self.experiment.abstract)
-        run_folder.check_corpus(facts["corpus"], self.experiment.corpus)
-        self.code = joined(facts.get("code", {}), self.code)
-        places = facts.get("places") or [None] * hosts
-        if len(places) != hosts:
+    def _place(self, places: list[Any] | None) -> Any:
+        """Of this host in a streamed corpus."""
+        if not places:
+            return None
+        if len(places) != self.share.groups:
             raise InputError(
-                f"the run streams its corpus on {len(places)} hosts, and here are {hosts}: resume on as many, or set "
-                f"--config.data.streaming=false and choose another --workdir"
+                f"the run streams its corpus on {len(places)} hosts, and here are {self.share.groups}: resume on as "
+                f"many, or set --config.data.streaming=false and choose another --workdir"
             )
-        return state, Clock(facts["train_seconds"]), facts.get("skipped_steps", 0), places
+        return places[self.share.group]
 
     def _next_batch(self) -> Batch:
         """A streamed corpus may fail at any time; what has been learned until then is logged and kept."""
@@ -200,6 +256,8 @@ class _Loop:
             f"{devices[0].platform} device(s); corpus {corpus.name} {corpus.fingerprint[:12]}, step {self.step} of "
             f"{self.config.train.steps}"
         )
+        if self.start.branches:
+            self.writer.say(f"it branches from {self.config.train.branch_from} at step {self.step}")
 
     def _log(self, step: int, metrics: dict[str, jax.Array], batch: dict[str, jax.Array]) -> None:
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
@@ -232,12 +290,16 @@ class _Loop:
         self.writer.flush()
         facts = {
             "corpus": self.experiment.corpus.fingerprint,
+            "tokenizer": self.experiment.corpus.tokenizer.fingerprint,
             "train_seconds": self.clock.seconds,
             "skipped_steps": self.nonfinite.skipped,
             "code": self.code,
         }
+        if "parent" in self.start.facts:
+            facts["parent"] = self.start.facts["parent"]
         if self.experiment.corpus.stream:
-            facts["places"] = of_all_hosts(self.batches.state())
+            places = dict(of_all_hosts([self.share.group, self.batches.state()]))
+            facts["places"] = [places[group] for group in sorted(places)]
         of_a_model = scores is not None and all(map(math.isfinite, scores.values()))
         self.checkpoints.save(self.step, self.state, facts, scores if of_a_model else None)
 

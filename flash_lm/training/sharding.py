@@ -3,6 +3,7 @@
 A matrix that no rule names is cut over fsdp along its largest dimension that divides; a vector is on each device.
 """
 
+import bisect
 import math
 import re
 from typing import Any
@@ -13,8 +14,10 @@ import optax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from flash_lm.config import MESH_AXES, MeshConfig
+from flash_lm.data.loader import Share
 from flash_lm.errors import InputError
 from flash_lm.layers.parameter import is_stacked
+from flash_lm.training.hosts import of_all_hosts
 from flash_lm.training.state import Params, TrainState
 
 BATCH = PartitionSpec(("data", "fsdp"))
@@ -37,7 +40,7 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
 
 
 def check_batch(mesh: Mesh, batch_size: int, accumulate: int) -> None:
-    """Checks that each microbatch divides over the devices, and the batch over the hosts.
+    """Checks that each microbatch divides over the devices.
 
     Raises:
         InputError: it does not.
@@ -47,11 +50,6 @@ def check_batch(mesh: Mesh, batch_size: int, accumulate: int) -> None:
         raise InputError(
             f"a batch of {batch_size} rows (data.tokens_per_batch / data.length) must be a multiple of data x fsdp x "
             f"train.accumulate = {parts}: raise --config.data.tokens_per_batch or change --config.mesh.shape"
-        )
-    hosts = jax.process_count()
-    if _devices_of_rows(mesh) % hosts:
-        raise InputError(
-            f"{hosts} hosts must have rows of their own: make data x fsdp of --config.mesh.shape a multiple of {hosts}"
         )
 
 
@@ -117,7 +115,8 @@ def state_shardings(
     opt_state = optax.tree_map_params(
         optimizer, follow, abstract.opt_state, abstract.params, params, transform_non_params=lambda _: everywhere
     )
-    return TrainState(everywhere, params, opt_state)  # type: ignore[arg-type]
+    constants = jax.tree.map(lambda _: everywhere, abstract.constants)
+    return TrainState(everywhere, params, opt_state, constants)  # type: ignore[arg-type]
 
 
 def _devices_of_rows(mesh: Mesh | AbstractMesh) -> int:
@@ -156,6 +155,39 @@ def _largest_cut(shape: tuple[int, ...], parts: int) -> tuple[str | None, ...]:
     return (None,) * chosen + ("fsdp",)
 
 
-def place(batch: dict[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
+def share_of(sharding: NamedSharding, batch_size: int) -> Share:
+    """What this host reads of a batch: the rows of its devices, wherever they stand in the mesh.
+
+    Hosts over which the tensor axis lies read the same rows.
+    """
+    slices: Any = sharding.addressable_devices_indices_map((batch_size,)).values()
+    mine = sorted({row for (rows,) in slices for row in range(batch_size)[rows]})
+    groups = sorted({tuple(rows) for rows in of_all_hosts(mine)})
+    return Share(batch_size, mine, groups.index(tuple(mine)), len(groups))
+
+
+def check_documents(share: Share) -> None:
+    """Checks that hosts of different groups read different rows, as a streamed corpus needs.
+
+    Raises:
+        InputError: some rows are read by hosts of two groups.
+    """
+    if sum(len(rows) for rows in {tuple(rows) for rows in of_all_hosts(list(share.rows))}) > share.batch_size:
+        raise InputError(
+            "hosts share some of their rows and not all, which a streamed corpus cannot: choose a --config.mesh.shape "
+            "whose data x fsdp is a multiple of the number of hosts"
+        )
+
+
+def place(batch: dict[str, np.ndarray], sharding: NamedSharding, share: Share) -> dict[str, jax.Array]:
     """This host's rows of a batch, as global arrays on the devices."""
-    return {name: jax.make_array_from_process_local_data(sharding, x) for name, x in batch.items()}
+
+    def one(x: np.ndarray) -> jax.Array:
+        def part(index: Any) -> np.ndarray:
+            first, end, _ = index[0].indices(share.batch_size)
+            here = bisect.bisect_left(share.rows, first)
+            return x[here : here + end - first]
+
+        return jax.make_array_from_callback((share.batch_size, *x.shape[1:]), sharding, part)
+
+    return {name: one(x) for name, x in batch.items()}

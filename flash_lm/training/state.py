@@ -1,5 +1,6 @@
 """The explicit state of training, and the model as a function of its parameters."""
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -18,11 +19,15 @@ Params = dict[str, Any]  # nested, of arrays
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """All that a step changes: number of steps done (int32), parameters, optimizer state."""
+    """All that is saved: number of steps done (int32), parameters, optimizer state, and what no step changes.
+
+    Constants are drawn and never trained; the model computes with its own copy of them.
+    """
 
     step: jax.Array
     params: Params
     opt_state: optax.OptState
+    constants: Params = dataclasses.field(default_factory=dict)
 
 
 class ModelFunction:
@@ -54,6 +59,24 @@ class ModelFunction:
         nnx.replace_by_pure_dict(state, params)
         return nnx.merge(self._graph, state, self._constants)
 
+    @property
+    def constants(self) -> Params:
+        """What was drawn and is never trained; empty for most families."""
+        return nnx.to_pure_dict(self._constants)
+
+    def of_rows(self, *, packed: bool) -> "ModelFunction":
+        """The same model for rows that may hold several documents, or that do not."""
+        other = copy.copy(self)
+        other.packed = packed
+        return other
+
+    def with_constants(self, constants: Params) -> "ModelFunction":
+        """The same model with other constants, such as those of a checkpoint."""
+        other = copy.copy(self)
+        other._constants = jax.tree.map(lambda leaf: leaf, self._constants)
+        nnx.replace_by_pure_dict(other._constants, jax.device_get(constants))
+        return other
+
     def traits(self) -> Traits:
         """What each parameter says of itself."""
         return traits(self._params)
@@ -69,4 +92,4 @@ class ModelFunction:
 def init_state(model: ModelFunction, optimizer: optax.GradientTransformation) -> TrainState:
     """The state before the first step."""
     params = model.init()
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), model.constants)

@@ -55,7 +55,7 @@ def make_train_step(
         if_finite = lambda new, old: jnp.where(finite, new, old)
         params, opt_state = jax.tree.map(if_finite, (params, opt_state), (state.params, state.opt_state))
         opt_state = optax.tree.set(opt_state, _of_schedule, count=state.step + 1)
-        return TrainState(state.step + 1, params, opt_state), metrics
+        return TrainState(state.step + 1, params, opt_state, state.constants), metrics
 
     return step
 

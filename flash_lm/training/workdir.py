@@ -1,4 +1,7 @@
-"""The folder of a run: config.json and tokenizer/, written once and checked at every resume."""
+"""The folder of a run: config.json, corpus.json and tokenizer/, written once, and changes.jsonl.
+
+What a resumed run changes is a line of changes.jsonl; config.json stays what the run began with.
+"""
 
 import hashlib
 import json
@@ -8,85 +11,149 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from flash_lm.config import upgrade
+from flash_lm.config import filled, upgrade
 from flash_lm.data.loading import Splits
+from flash_lm.data.token_cache import OwnCorpus
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError
+from flash_lm.jsonl import append_jsonl, read_jsonl
+from flash_lm.training import lock
 from flash_lm.training.hosts import is_first, of_all_hosts
 from flash_lm.training.metrics import read_lines
 
-_PARTIAL = "config.json.partial"
+_CONFIG, _CORPUS, _CHANGES, _TOKENIZER = "config.json", "corpus.json", "changes.jsonl", "tokenizer"
+# What a run that was killed in its first moments may leave.
+_BEFORE_CONFIG = (lock.NAME, f"{_CORPUS}.partial", _CORPUS, f"{_CONFIG}.partial")
 
-# Keys that may differ when a run is resumed: they change neither the model nor what it is trained on.
-_FREE = ("mesh.", "data.cache_dir", "train.log_every", "train.eval_", "train.checkpoint_every", "train.keep")
+# Keys that may differ when a run is resumed: what they change of the model is rounding, or nothing.
+FREE = (
+    "mesh.",
+    "model.remat",
+    "model.scan_layers",
+    "model.kernels",
+    "model.attention_implementation",
+    "data.path",  # its content is checked
+    "data.cache_dir",
+    "train.loss_chunk",
+    "train.on_nonfinite",
+    "train.best_metric",
+    "train.log_every",
+    "train.eval_",
+    "train.checkpoint_every",
+    "train.keep",
+)
+# Those that a branch may change beside them: its schedule.
+_OF_A_BRANCH = (
+    "train.branch_from",
+    "train.steps",
+    "train.learning_rate",
+    "train.end_learning_rate",
+    "train.warmup_steps",
+    "train.schedule",
+    "train.decay_steps",
+    "train.boundaries",
+)
 _PLACES = ("data.path", "data.cache_dir")
+# Checkpoints know their run by the rest of its config.json. The list is that of the oldest runs and never changes.
+_NOT_IN_FINGERPRINT = (
+    "data.",
+    "mesh.",
+    "train.log_every",
+    "train.eval_",
+    "train.checkpoint_every",
+    "train.keep",
+)
 
 
-def check_config(workdir: pathlib.Path, config: ConfigDict) -> None:
-    """Checks that a run in `workdir`, if there is one, was started with this config.
+def check_config(workdir: pathlib.Path, config: Any) -> None:
+    """Checks that a run in `workdir`, if there is one, may go on with this config.
 
     Raises:
         InputError: it was another; or something that is no run is there.
     """
     if not workdir.exists():
         return
-    # A run that was killed in its first moments leaves nothing but a partial file.
-    names = [path.name for path in workdir.iterdir() if path.name != _PARTIAL] if workdir.is_dir() else [workdir.name]
+    names = [path.name for path in workdir.iterdir()] if workdir.is_dir() else [workdir.name]
+    names = [name for name in names if name not in _BEFORE_CONFIG]
     if not names:
         return
-    if "config.json" not in names:
+    if _CONFIG not in names:
         raise InputError(f"{workdir} exists and is no run of flash_lm: choose another --workdir")
-    before, now = _flat(read_config(workdir).to_dict()), _flat(config.to_dict())
-    differing = [
-        f"{key}={before.get(key)} there, {now.get(key)} here"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and not key.startswith(_FREE)
-    ]
-    if differing:
-        raise InputError(f"{workdir} holds a run of another config ({'; '.join(differing)}): choose another --workdir")
-
-
-def check_tokenizer(workdir: pathlib.Path, tokenizer: Tokenizer) -> None:
-    """Checks that the run in `workdir`, if there is one, was trained with this tokenizer.
-
-    Raises:
-        InputError: the tokenizer is another.
-    """
-    if not (workdir / "tokenizer").exists():
-        return
-    there = load_tokenizer(workdir / "tokenizer")
-    if there.fingerprint != tokenizer.fingerprint:
+    changes = _changes(workdir, config)
+    if differing := _told(changes, lambda key: not _is_free(key, config)):
         raise InputError(
-            f"{workdir} was trained with another tokenizer ({there.vocab_size} tokens) than that of config.data "
-            f"({tokenizer.vocab_size} tokens): restore the corpus or data.tokenizer_path, or choose another --workdir"
+            f"{workdir} holds a run of another config ({differing}): choose another --workdir, or give a new one "
+            f"--config.train.branch_from={workdir} if it is another schedule"
         )
 
 
-def check_corpus(trained_on: str, corpus: Splits) -> None:
-    """Checks a checkpoint's fingerprint of its corpus.
+def check_branch(parent: pathlib.Path, config: Any) -> None:
+    """Checks that a config differs from its parent's in its schedule alone.
 
     Raises:
-        InputError: the corpus has changed.
+        InputError: there is no such run, or its config is another.
     """
-    if corpus.fingerprint != trained_on:
+    changes = _changes(parent, config)
+    if differing := _told(changes, lambda key: not _is_free(key, config) and key not in _OF_A_BRANCH):
+        raise InputError(
+            f"train.branch_from={config.train.branch_from} is a run of another config ({differing}): a branch "
+            f"changes {', '.join(_OF_A_BRANCH[1:])} and what a resumed run may"
+        )
+
+
+def own_corpus(workdir: pathlib.Path, config: Any) -> OwnCorpus | None:
+    """What the run in `workdir` knows of its corpus; None: there is no run yet.
+
+    Its content is remembered for a config that says the same of data.path: at another place it must be found.
+    """
+    if not (workdir / _TOKENIZER).exists():
+        return None
+    tokenizer, path = load_tokenizer(workdir / _TOKENIZER), workdir / _CORPUS
+    same = read_config(workdir).data.path == config.data.path and path.exists()
+    return OwnCorpus(tokenizer, json.loads(path.read_text(encoding="utf-8"))["fingerprint"] if same else None)
+
+
+def check_corpus(facts: dict[str, Any], corpus: Splits) -> None:
+    """Checks what a checkpoint says of its corpus and its tokenizer.
+
+    Raises:
+        InputError: the corpus or the tokenizer has changed.
+    """
+    if corpus.fingerprint != facts["corpus"]:
         raise InputError(
             f"corpus {corpus.name} is not the one that the run began with, its content has changed: restore it, or "
             f"choose another --workdir"
         )
+    check_tokenizer(facts, corpus.tokenizer)
 
 
-def write(workdir: pathlib.Path, config: ConfigDict, tokenizer: Tokenizer) -> None:
-    """Writes config and tokenizer, unless they are there; then they have been checked to be the same."""
+def check_tokenizer(facts: dict[str, Any], tokenizer: Tokenizer) -> None:
+    """Checks what a checkpoint says of its tokenizer; an older one says nothing.
+
+    Raises:
+        InputError: the tokenizer has changed.
+    """
+    if facts.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
+        raise InputError(
+            f"the folder tokenizer/ of the run holds another tokenizer ({tokenizer.vocab_size} tokens) than the one "
+            f"that it was trained with: put that back"
+        )
+
+
+def write(workdir: pathlib.Path, config: Any, corpus: Splits) -> None:
+    """Writes config, corpus and tokenizer, unless they are there, and what this resume changes."""
     of_all_hosts(None)  # they have all looked
     if is_first():
-        workdir.mkdir(parents=True, exist_ok=True)
-        if not (workdir / "config.json").exists():
-            (workdir / _PARTIAL).write_text(json.dumps(config.to_dict(), indent=2) + "\n")
-            os.replace(workdir / _PARTIAL, workdir / "config.json")
-        if not (workdir / "tokenizer").exists():
+        if (workdir / _CONFIG).exists():
+            if changes := {key: now for key, (_, now) in _changes(workdir, config).items()}:
+                append_jsonl(workdir / _CHANGES, [changes])
+        else:
+            _write_whole(workdir / _CORPUS, {"name": corpus.name, "fingerprint": corpus.fingerprint})
+            _write_whole(workdir / _CONFIG, config.to_dict())
+        if not (workdir / _TOKENIZER).exists():
             partial = workdir / "tokenizer.partial"
-            save_tokenizer(tokenizer, partial)
-            os.replace(partial, workdir / "tokenizer")
+            save_tokenizer(corpus.tokenizer, partial)
+            os.replace(partial, workdir / _TOKENIZER)
     of_all_hosts(None)
 
 
@@ -96,7 +163,7 @@ def check_nothing_lost(workdir: pathlib.Path) -> None:
     Raises:
         InputError: it has.
     """
-    config: Any = read_config(workdir)
+    config = read_config(workdir)
     every = config.train.checkpoint_every
     done = max((line["step"] for line in read_lines(workdir / "metrics.jsonl")), default=0)
     # A checkpoint is whole before the next one is begun.
@@ -112,33 +179,77 @@ def fingerprint(workdir: pathlib.Path) -> str | None:
 
     Of the file as it is: a key that a later version adds is not in it. Where the corpus lies may change.
     """
-    path = workdir / "config.json"
+    path = workdir / _CONFIG
     if not path.exists():
         return None
     flat = _flat(json.loads(path.read_text()))
-    kept = {key: flat[key] for key in sorted(flat) if not key.startswith(("data.", *_FREE))}
+    kept = {key: flat[key] for key in sorted(flat) if not key.startswith(_NOT_IN_FINGERPRINT)}
     return hashlib.sha256(json.dumps(kept).encode()).hexdigest()[:16]
 
 
-def without_places(config: ConfigDict) -> dict[str, Any]:
+def without_places(config: Any) -> dict[str, Any]:
     """The config, flat, but for where on this machine the corpus and its cache lie."""
     return {key: value for key, value in _flat(config.to_dict()).items() if key not in _PLACES}
 
 
-def read_config(workdir: pathlib.Path) -> ConfigDict:
-    """The config of the run in `workdir`.
+def read_config(workdir: pathlib.Path) -> Any:
+    """The config of the run in `workdir`, with what resuming it has changed.
 
     Raises:
-        InputError: there is no run.
+        InputError: there is no run, or its config.json is damaged.
     """
+    path = pathlib.Path(workdir) / _CONFIG
     try:
-        return ConfigDict(upgrade(_tuples(json.loads((workdir / "config.json").read_text()))))
+        text = path.read_text(encoding="utf-8")
     except OSError:
         raise InputError(
             f"{workdir} holds no run: train one there with python -m flash_lm.train --workdir={workdir}"
         ) from None
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise InputError(f"{workdir}/config.json is damaged: restore it, or train into another --workdir") from None
+    except UnicodeDecodeError:
+        raise _damaged(path) from None
+    try:
+        values = json.loads(text)
+    except ValueError:
+        raise _damaged(path) from None
+    if not isinstance(values, dict) or not all(isinstance(values.get(x), dict) for x in ("model", "data", "train")):
+        raise _damaged(path)
+    config = ConfigDict(upgrade(_tuples(values)))
+    changes = path.with_name(_CHANGES)
+    for line in read_jsonl(changes) if changes.exists() else []:
+        config.update_from_flattened_dict(_tuples(line))
+    return config
+
+
+def _damaged(path: pathlib.Path) -> InputError:
+    return InputError(f"{path} is damaged: restore it, or train into another --workdir")
+
+
+def _write_whole(path: pathlib.Path, value: dict[str, Any]) -> None:
+    """JSON, under its name only when all of it is there."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _is_free(key: str, config: Any) -> bool:
+    # Nothing is drawn anew for a microbatch, so their number changes the order of a sum alone.
+    model = config.get("model", {})
+    draws = model.get("dropout") or model.get("redraw_features")
+    return key.startswith(FREE) or (key == "train.accumulate" and not draws)
+
+
+def _changes(workdir: pathlib.Path, config: Any) -> dict[str, tuple[Any, Any]]:
+    """By key what the run there has and what this config has; keys left open stand for what fills them in."""
+    before, now = (_flat(filled(x.to_dict())) for x in (read_config(workdir), config))
+    return {
+        key: (before.get(key), now.get(key))
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    }
+
+
+def _told(changes: dict[str, tuple[Any, Any]], matters) -> str:
+    return "; ".join(f"{key}={there} there, {here} here" for key, (there, here) in changes.items() if matters(key))
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from flash_lm.data.loader import IndexedBatches, evaluation_batches
+from flash_lm.data.loader import IndexedBatches, Share, evaluation_batches, whole_batch
 
 
 class Numbers:
@@ -29,7 +29,7 @@ def rows(batches, count) -> list[list[int]]:
 
 def test_each_epoch_has_each_row_once_in_another_order():
     # 10 rows in batches of 4: an epoch ends in the middle of a batch.
-    flat = sum(rows(IndexedBatches(Numbers(10), 4, seed=0, start_step=0), 5), [])
+    flat = sum(rows(IndexedBatches(Numbers(10), whole_batch(4), seed=0, start_step=0), 5), [])
     assert sorted(flat[:10]) == sorted(flat[10:]) == list(range(1, 11))
     assert flat[:10] != flat[10:]
     assert flat[:10] != list(range(1, 11))
@@ -37,31 +37,37 @@ def test_each_epoch_has_each_row_once_in_another_order():
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 7])
 def test_batches_of_any_size(batch_size):
-    flat = sum(rows(IndexedBatches(Numbers(10), batch_size, seed=0, start_step=0), 20 // batch_size + 1), [])
+    flat = sum(
+        rows(IndexedBatches(Numbers(10), whole_batch(batch_size), seed=0, start_step=0), 20 // batch_size + 1), []
+    )
     assert sorted(flat[:10]) == sorted(flat[10:20]) == list(range(1, 11))
 
 
 def test_resuming_needs_a_step_alone():
-    whole = rows(IndexedBatches(Numbers(10), 4, seed=3, start_step=0), 12)
+    whole = rows(IndexedBatches(Numbers(10), whole_batch(4), seed=3, start_step=0), 12)
     for start in range(8):
-        assert rows(IndexedBatches(Numbers(10), 4, seed=3, start_step=start), 4) == whole[start : start + 4]
-    assert rows(IndexedBatches(Numbers(10), 4, seed=4, start_step=0), 12) != whole
+        assert (
+            rows(IndexedBatches(Numbers(10), whole_batch(4), seed=3, start_step=start), 4) == whole[start : start + 4]
+        )
+    assert rows(IndexedBatches(Numbers(10), whole_batch(4), seed=4, start_step=0), 12) != whole
 
 
-@pytest.mark.parametrize("hosts", [2, 4])
-def test_hosts_share_each_batch(hosts):
-    whole = rows(IndexedBatches(Numbers(10), 4, seed=3, start_step=2), 6)
-    shares = [rows(IndexedBatches(Numbers(10), 4, seed=3, start_step=2, host=h, hosts=hosts), 6) for h in range(hosts)]
+@pytest.mark.parametrize("shares", [[(0, 1), (2, 3)], [(0, 3), (1, 2)], [(2,), (0,), (3,), (1,)]], ids=str)
+def test_hosts_share_each_batch(shares):
+    """Whichever rows they have: each puts those of one host where they belong."""
+    whole = rows(IndexedBatches(Numbers(10), whole_batch(4), seed=3, start_step=2), 6)
+    parts = [rows(IndexedBatches(Numbers(10), Share(4, mine), seed=3, start_step=2), 6) for mine in shares]
     for step, batch in enumerate(whole):
-        assert sum((share[step] for share in shares), []) == batch
+        for mine, part in zip(shares, parts, strict=True):
+            assert part[step] == [batch[row] for row in mine]
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
-def test_evaluation_has_each_row_once_and_pads_the_last_batch(hosts):
+@pytest.mark.parametrize("shares", [[(0, 1, 2, 3)], [(0, 3), (1, 2)]], ids=str)
+def test_evaluation_has_each_row_once_and_pads_the_last_batch(shares):
     flat = []
-    for host in range(hosts):
-        batches = list(evaluation_batches(Numbers(10), 4, host=host, hosts=hosts))
-        assert all(batch["x"].shape == (4 // hosts, 3) for batch in batches)
+    for mine in shares:
+        batches = list(evaluation_batches(Numbers(10), Share(4, mine)))
+        assert all(batch["x"].shape == (len(mine), 3) for batch in batches)
         flat += sum(rows(batches, 99), [])
     assert sorted(flat) == [0, 0, *range(1, 11)]
-    assert len(list(evaluation_batches(Numbers(10), 4, limit=2))) == 2
+    assert len(list(evaluation_batches(Numbers(10), whole_batch(4), limit=2))) == 2

@@ -7,7 +7,7 @@ import pytest
 from small import write_corpus
 
 from flash_lm.data.corpus import cut
-from flash_lm.data.loader import IndexedBatches
+from flash_lm.data.loader import IndexedBatches, Share, whole_batch
 from flash_lm.data.masking import MaskedRows, Masking
 from flash_lm.data.packing import PACKERS, empty_row
 from flash_lm.data.token_store import encode_in_memory
@@ -78,7 +78,7 @@ def flat(batches, name, count):
 def test_masks_follow_the_example_and_change_with_the_epoch(rows):
     n, masking = len(rows), Masking(BYTES, 0.3)
     settings = {"seed": 5, "start_step": 0, "transform": masking}
-    batches = flat(IndexedBatches(rows, 4, **settings), "inputs_BxL", -(-2 * n // 4))
+    batches = flat(IndexedBatches(rows, whole_batch(4), **settings), "inputs_BxL", -(-2 * n // 4))
     expected = {epoch: {masking(rows[i], 5, epoch, i)["inputs_BxL"].tobytes() for i in range(n)} for epoch in (0, 1)}
     for epoch in (0, 1):
         got = {x.tobytes() for x in batches[epoch * n : (epoch + 1) * n]}
@@ -89,10 +89,10 @@ def test_masks_follow_the_example_and_change_with_the_epoch(rows):
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_masks_do_not_depend_on_hosts_or_on_where_one_resumes(rows, hosts):
     masking = Masking(BYTES, 0.3)
-    whole = flat(IndexedBatches(rows, 4, seed=1, start_step=0, transform=masking), "inputs_BxL", 12)
+    whole = flat(IndexedBatches(rows, whole_batch(4), seed=1, start_step=0, transform=masking), "inputs_BxL", 12)
     shares = [
-        flat(IndexedBatches(rows, 4, seed=1, start_step=3, host=h, hosts=hosts, transform=masking), "inputs_BxL", 9)
-        for h in range(hosts)
+        flat(IndexedBatches(rows, Share(4, mine), seed=1, start_step=3, transform=masking), "inputs_BxL", 9)
+        for mine in np.arange(4).reshape(hosts, -1).tolist()
     ]
     for h, share in enumerate(shares):
         steps = whole[12:].reshape(-1, hosts, 4 // hosts, whole.shape[-1])

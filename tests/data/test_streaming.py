@@ -13,6 +13,7 @@ from configs.base import get_config
 from flash_lm.config import parse
 from flash_lm.data import streaming
 from flash_lm.data.hugging_face import DatasetStream
+from flash_lm.data.loader import Share, whole_batch
 from flash_lm.data.masking import Masking
 from flash_lm.data.packing import PACKERS
 from flash_lm.data.streaming import StreamedBatches
@@ -40,7 +41,8 @@ def batches(folder, pack="documents", **settings):
     config = get_config()
     config.data.update(corpus="hf", path=str(folder), tokens_per_batch=512)
     stream = DatasetStream(parse(config).data, rows, held_out=0)
-    return StreamedBatches(stream, BYTES, PACKERS[pack], 16, 4, **{"seed": 0} | settings)
+    share = settings.pop("share", whole_batch(4))
+    return StreamedBatches(stream, BYTES, PACKERS[pack], 16, share, **{"seed": 0, "buffer": 0} | settings)
 
 
 def texts(found) -> list[str]:
@@ -68,17 +70,18 @@ def test_an_epoch_has_each_document_once(folder):
     assert found[: len(ROWS)] != ROWS
 
 
+@pytest.mark.parametrize("buffer", [0, 400])
 @pytest.mark.parametrize("pack", PACKERS)
-def test_any_place_is_resumed_exactly(folder, pack):
+def test_any_place_is_resumed_exactly(folder, pack, buffer):
     masking = Masking(BYTES, 0.3)
-    source = batches(folder, pack, transform=masking)
+    source = batches(folder, pack, transform=masking, buffer=buffer)
     whole, places = [], [source.state()]
     for _ in range(40):  # more than an epoch
         whole.append(next(source))
         places.append(json.loads(json.dumps(source.state())))
     assert places[-1]["epoch"] > 0
     for start in range(34):
-        again = batches(folder, pack, transform=masking, place=places[start])
+        again = batches(folder, pack, transform=masking, place=places[start], buffer=buffer)
         for expected, batch in zip(whole[start : start + 6], again, strict=False):
             for name, x in expected.items():
                 assert np.array_equal(x, batch[name])
@@ -93,9 +96,42 @@ def test_the_order_follows_the_seed_and_the_epoch(folder):
 
 
 def test_hosts_share_the_documents(folder):
-    shares = [texts(epoch(folder, host=h, hosts=2)) for h in range(2)]
+    shares = [texts(epoch(folder, share=Share(4, (2 * h, 2 * h + 1), h, 2))) for h in range(2)]
     assert set(shares[0]) | set(shares[1]) == set(ROWS)
     assert not set(shares[0]) & set(shares[1])
+
+
+def distance(found: list[str]) -> float:
+    """How far a document lies from its place in the stream, on average."""
+    return float(np.mean([abs(ROWS.index(text) - i) for i, text in enumerate(found)]))
+
+
+def test_documents_are_shuffled_over_the_whole_buffer(folder):
+    """Not inside windows alone: with a buffer over all documents they lie a third of the stream from their places."""
+    plain, buffered = (texts(epoch(folder, buffer=buffer))[: len(ROWS)] for buffer in (0, 10_000))
+    assert set(buffered) == set(ROWS)
+    assert distance(plain) < 10 and 25 < distance(buffered) < 42
+
+
+def test_each_epoch_has_its_own_order_of_documents(folder):
+    source, epochs = batches(folder, buffer=10_000), {0: [], 1: []}
+    while (number := source.state()["epoch"]) < 2:
+        epochs[number] += texts([next(source)])
+    orders = [epochs[number][: len(ROWS) - 12] for number in (0, 1)]
+    assert orders[0] != orders[1]
+    neighbours = [set(itertools.pairwise(order)) for order in orders]
+    assert len(neighbours[0] & neighbours[1]) < 10
+
+
+def test_a_place_of_a_run_without_buffers_is_found(folder):
+    """As they were saved before there were any."""
+    source = batches(folder)
+    for _ in range(9):
+        next(source)
+    place = source.state()
+    old = {name: place[name] for name in ("epoch", "window", "row", "stream")}
+    assert place["window"] > 0
+    assert np.array_equal(next(batches(folder, place=old))["inputs_BxL"], next(source)["inputs_BxL"])
 
 
 def test_a_stream_without_text_ends_in_a_clear_line(tmp_path):

@@ -13,8 +13,8 @@ from flash_lm import generate
 from flash_lm.errors import InputError
 from flash_lm.inference.couplets import CoupletWriter
 from flash_lm.inference.sampling import Sampling
+from flash_lm.inference.scoring import evaluate
 from flash_lm.inference.trained_model import load_model
-from flash_lm.training.evaluation import evaluate
 from flash_lm.training.loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

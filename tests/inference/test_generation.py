@@ -20,9 +20,10 @@ from flash_lm.inference.fill_in import Filler
 from flash_lm.inference.generation import Generator, TextDecoder
 from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.trained_model import load_model
-from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.loop import train
+from flash_lm.training.run_name import run_name
+from flash_lm.training.saved import restore
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 GREEDY = Sampling(temperature=0)
@@ -71,9 +72,7 @@ def test_parameters_are_those_of_the_newest_checkpoint(causal, generator, shape,
     """On any mesh, in either precision; it was trained on (2, 2, 2)."""
     config, workdir = causal
     experiment = build_experiment(config)
-    checkpoints = Checkpoints(workdir, read_only=True)
-    state, _ = checkpoints.restore_newest(experiment.abstract)
-    checkpoints.close()
+    state, _ = restore(run_name(workdir), experiment.abstract)
     loaded = load_model(workdir, dtype=dtype, mesh_shape=shape)
     assert loaded.step == 20 and loaded.config.model.dtype == (dtype or "float32")
 
@@ -274,7 +273,7 @@ BAD_ARGUMENTS = {
     "--prompt=the --continuation=": "the continuation is empty",
     "--prompt=the --candidates=3": "is a causal language model, for which --candidates mean nothing",
     "--prompt=the --samples=0": "--samples=0 must be 1 or more",
-    "--prompt=the --mesh=2,2": "mesh.shape",
+    "--prompt=the --mesh=2,2": "--mesh=2,2 must be three whole numbers",
     "--prompt=the --mesh=1,1,8": "does not divide a dimension of 260 of embedding: choose another mesh shape",
     "--prompt=the --mesh=a": "--mesh=a must be three whole numbers",
 }

@@ -8,8 +8,8 @@ from test_scripts import load
 from configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.inference.images import ImageGenerator
+from flash_lm.inference.scoring import evaluate
 from flash_lm.inference.trained_model import load_model
-from flash_lm.training.evaluation import evaluate
 from flash_lm.training.loop import train
 
 # The decode loop is that of text.

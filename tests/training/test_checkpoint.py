@@ -13,12 +13,14 @@ import pytest
 from small import small_config, write_corpus
 
 from flash_lm.errors import InputError
+from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import read_jsonl
 from flash_lm.training.checkpoint import Checkpoints
-from flash_lm.training.evaluation import evaluate
 from flash_lm.training.experiment import Experiment, build_experiment
 from flash_lm.training.fingerprint import fingerprint
 from flash_lm.training.loop import new_state, train
+from flash_lm.training.run_name import run_name
+from flash_lm.training.saved import restore
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -57,8 +59,10 @@ def workdir(sound, tmp_path) -> pathlib.Path:
     return shutil.copytree(sound, tmp_path / "run")
 
 
-def newest(workdir: pathlib.Path, experiment: Experiment, **options):
-    checkpoints = Checkpoints(workdir, **options)
+def newest(workdir: pathlib.Path, experiment: Experiment, *, read_only: bool = False):
+    if read_only:
+        return restore(run_name(workdir), experiment.abstract)
+    checkpoints = Checkpoints(workdir)
     try:
         return checkpoints.restore_newest(experiment.abstract)
     finally:

@@ -7,9 +7,10 @@ import pytest
 from small import small_config, write_corpus
 
 from flash_lm.errors import InputError
+from flash_lm.inference.scoring import evaluate
 from flash_lm.provenance import config_hash, provenance
 from flash_lm.study import changed
-from flash_lm.training.evaluation import evaluate, perplexity
+from flash_lm.training.evaluation import perplexity
 from flash_lm.training.loop import train
 from flash_lm.training.workdir import read_config, without_places
 

@@ -12,13 +12,14 @@ from small import small_config, write_corpus
 
 from flash_lm.data import hugging_face, streaming
 from flash_lm.errors import InputError, RunError
+from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import read_jsonl
 from flash_lm.training import loop
-from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.clock import Clock
-from flash_lm.training.evaluation import evaluate
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.loop import train
+from flash_lm.training.run_name import run_name
+from flash_lm.training.saved import restore
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -46,9 +47,7 @@ def figures(workdir: pathlib.Path) -> list[dict]:
 
 
 def parameters(config, workdir: pathlib.Path):
-    checkpoints = Checkpoints(workdir)
-    state, _ = checkpoints.restore_newest(build_experiment(config).abstract)
-    checkpoints.close()
+    state, _ = restore(run_name(workdir), build_experiment(config).abstract)
     return jax.tree.leaves(state)
 
 
@@ -59,7 +58,7 @@ def test_the_run_is_recorded(config, finished):
     losses = [line["loss"] for line in lines if line["split"] == "validation"]
     assert losses[-1] < losses[0] < np.log(260) + 0.5
     assert {path.name for path in finished.iterdir()} == {
-        "config.json", "tokenizer", "checkpoints", "metrics.jsonl", "tensorboard",
+        "config.json", "corpus.json", "tokenizer", "checkpoints", "metrics.jsonl", "tensorboard", "lock",
     }  # fmt: skip
     assert list((finished / "tensorboard").glob("events*"))
     # The newest two, and the best of the two that have an evaluation.
@@ -162,6 +161,7 @@ def test_another_tokenizer_or_corpus_is_refused(config, finished, tmp_path):
     counter = itertools.count(1)
     train(other, tmp_path / "run", should_stop=lambda: next(counter) == 2)
     write_corpus(tmp_path / "text", seed=6)
+    shutil.rmtree(tmp_path / "cache")
     with pytest.raises(InputError, match="its content has changed"):
         train(other, tmp_path / "run")
 
@@ -278,7 +278,7 @@ def test_a_streamed_run_resumes_to_the_bit(config, tmp_path, monkeypatch):
         assert np.array_equal(a, b)
     with pytest.raises(InputError, match="--split is one of validation, test"):
         evaluate(tmp_path / "run", "train", [])
-    monkeypatch.setattr(loop, "of_all_hosts", lambda value: [value, value])
+    monkeypatch.setattr(loop, "of_all_hosts", lambda value: [value, [1, value[1]]])
     train(config, tmp_path / "two hosts", should_stop=stop_at(2))
     with pytest.raises(InputError, match="streams its corpus on 2 hosts, and here are 1"):
         train(config, tmp_path / "two hosts")
@@ -291,7 +291,7 @@ def test_a_stream_that_breaks_loses_nothing(config, tmp_path, monkeypatch):
     for split, text in {"train-0": good, "train-1": good.replace("}", ""), "validation": good, "test": good}.items():
         (tmp_path / f"{split}.jsonl").write_text(text)
     config = config.copy_and_resolve_references()
-    config.data.update(corpus="hf", path=str(tmp_path), streaming=True)
+    config.data.update(corpus="hf", path=str(tmp_path), streaming=True, shuffle_buffer=0)
     config.train.update(steps=500, checkpoint_every=0, eval_every=0, warmup_steps=0)
     with pytest.raises(RunError, match="cannot load data.path=.*\nsaved at step .*: the same command goes on") as error:
         train(config, tmp_path / "run")

@@ -12,9 +12,12 @@ import pytest
 from configs.base import get_config
 from flash_lm.analysis.collectives import collectives
 from flash_lm.config import TASKS, parse
+from flash_lm.data.loader import whole_batch
 from flash_lm.models.families import FAMILIES, complete
 from flash_lm.training.checkpoint import Checkpoints, with_shardings
 from flash_lm.training.optimizer import OPTIMIZERS, make_optimizer
+from flash_lm.training.run_name import run_name
+from flash_lm.training.saved import restore
 from flash_lm.training.sharding import batch_sharding, make_mesh, param_shardings, place, state_shardings
 from flash_lm.training.state import ModelFunction, init_state
 from flash_lm.training.step import make_train_step
@@ -74,7 +77,7 @@ class Run:
     def go(self, state):
         with jax.set_mesh(self.mesh):
             step = jax.jit(self._step, out_shardings=(self.shardings, None))
-            placed = [place(batch, batch_sharding(self.mesh)) for batch in batches()]
+            placed = [place(batch, batch_sharding(self.mesh), whole_batch(B)) for batch in batches()]
             compiled = step.lower(state, placed[0]).compile()
             self.traffic = collectives(compiled.as_text())
             for batch in placed:
@@ -163,9 +166,7 @@ def test_a_checkpoint_is_restored_onto_another_mesh(family, tmp_path):
     checkpoints.close()
     for shape, devices in (((1, 8, 1), 8), ((1, 1, 4), 4), ((1, 1, 1), 1)):
         target = Run(family, "causal_lm", shape, devices)
-        reader = Checkpoints(tmp_path, read_only=True)
-        restored, facts = reader.restore_newest(target.abstract)
-        reader.close()
+        restored, facts = restore(run_name(tmp_path), target.abstract)
         assert facts == {"note": "here"}
         for x, y, s in zip(*map(jax.tree.leaves, (restored, state, target.shardings)), strict=True):
             assert np.array_equal(x, y) and x.sharding.is_equivalent_to(s, x.ndim)

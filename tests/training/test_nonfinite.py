@@ -17,6 +17,8 @@ from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.experiment import Experiment, build_experiment
 from flash_lm.training.loop import new_state, train
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin
+from flash_lm.training.run_name import run_name
+from flash_lm.training.saved import restore
 from flash_lm.training.state import TrainState
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -46,8 +48,8 @@ def poisoned(monkeypatch):
                 batch["inputs_BxL"][ROW, 0] = OUTSIDE
             return batch
 
-    def batches(experiment, start_step, place):
-        return Poisoned(training_batches(experiment, start_step, place), start_step)
+    def batches(experiment, share, start_step, place):
+        return Poisoned(training_batches(experiment, share, start_step, place), start_step)
 
     monkeypatch.setattr(Experiment, "training_batches", batches)
 
@@ -59,9 +61,7 @@ def skipping(config, **settings):
 
 
 def saved_state(config, workdir: pathlib.Path):
-    checkpoints = Checkpoints(workdir, read_only=True)
-    state, facts = checkpoints.restore_newest(build_experiment(config).abstract)
-    checkpoints.close()
+    state, facts = restore(run_name(workdir), build_experiment(config).abstract)
     return state, facts
 
 
@@ -143,7 +143,7 @@ def test_the_layer_is_found_where_it_begins(config, accumulate):
     config.data.tokens_per_batch = 512
     experiment = build_experiment(config)
     origin, params = Origin(experiment), new_state(experiment).params
-    batch = next(experiment.training_batches(0, None))
+    batch = next(experiment.training_batches(experiment.share()))
     assert "are finite" in origin.find(params, 0, batch)
 
     huge = jax.tree.map(lambda x: x, params)

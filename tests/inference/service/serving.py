@@ -19,6 +19,7 @@ from flash_lm.inference.service.answers import Limits
 from flash_lm.inference.service.app import build_app
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.models.families import complete_config
+from flash_lm.training.run_name import run_name
 from flash_lm.training.sharding import make_mesh
 from flash_lm.training.state import ModelFunction
 
@@ -40,7 +41,7 @@ def random_model(kind: str, family: str = "flash") -> TrainedModel:
     config = complete_config(parse(raw))
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.0))
     model, mesh = ModelFunction(config.model, seed=1), make_mesh(config.mesh, jax.devices()[:1])
-    return TrainedModel(f"a_{kind}_run", 7, config, tokenizer, model, jax.jit(model.init)(), mesh)
+    return TrainedModel(run_name(f"a_{kind}_run"), 7, config, tokenizer, model, jax.jit(model.init)(), mesh, {})
 
 
 @contextlib.contextmanager

@@ -1,0 +1,127 @@
+"""Scores of a run's checkpoint on a split of its own corpus, or of another text."""
+
+import logging
+import math
+import os
+import pathlib
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from flash_lm.config import EXAMPLES
+from flash_lm.data.corpus import WHOLE
+from flash_lm.data.loading import load_splits
+from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus
+from flash_lm.errors import InputError
+from flash_lm.inference.trained_model import TrainedModel, load_model
+from flash_lm.provenance import config_hash, provenance
+from flash_lm.training import workdir as run_folder
+from flash_lm.training.evaluation import Evaluator, perplexity
+from flash_lm.training.experiment import evaluation_rows
+from flash_lm.training.metrics import read_lines
+from flash_lm.training.run_name import RunName, run_name
+
+_log = logging.getLogger(__name__)
+
+
+def evaluate(
+    run: str | os.PathLike[str] | RunName,
+    split: str,
+    lengths: Sequence[int] = (),
+    *,
+    mesh_shape: tuple[int, ...] = (-1, 1, 1),
+    overrides: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """Scores a checkpoint on a whole split.
+
+    Args:
+        run: name of the checkpoint, such as runs/x or runs/x@best.
+        split: train, validation or test; or whole: all of a text.
+        lengths: of the rows; empty: the length that the run trained with.
+        mesh_shape: devices along (data, fsdp, tensor), whatever it was trained on.
+        overrides: words such as --config.data.path=…, of another text than the run's own.
+
+    Returns:
+        One flat result a length: what was evaluated, how it was trained, its scores, and where they come from (seed,
+        hash of the config; device, versions and commit of the scoring, and as trained_… of the checkpoint). The value
+        of `checkpoint` is newest, best or step; `own_corpus` tells whether the text is of what the run was trained on.
+        Scores of a masked model are of the masked tokens alone; only a causal one of text has a perplexity a word.
+
+    Raises:
+        InputError: no run, no such checkpoint or split, or a length that the model's positions do not reach.
+    """
+    name = run_name(run)
+    trained = load_model(name, mesh_shape=mesh_shape, overrides=overrides)
+    config, data = trained.config, trained.config.data
+    raw = run_folder.read_config(name.workdir)
+    whole = split == WHOLE and data.corpus not in EXAMPLES
+    own = OwnCorpus(trained.tokenizer, None if overrides else trained.facts["corpus"])
+    corpus = load_splits(data, own, whole=whole)
+    if split not in corpus.splits:
+        names = [*corpus.splits, *([] if data.corpus in EXAMPLES else [WHOLE])]
+        raise InputError(f"no split {split}: --split is one of {', '.join(names)}")
+    lengths = list(lengths) or [data.length]
+    for length in lengths:
+        trained.model.abstract.check_length(length)
+    if not overrides and corpus.fingerprint != trained.facts["corpus"]:
+        _log.warning(
+            "corpus %s has changed since the training, and its old tokens are gone: what is scored may have been "
+            "trained on, and is marked own_corpus=false",
+            corpus.name,
+        )
+    model = trained.model.of_rows(packed=data.packed)
+    evaluator = Evaluator(model, corpus.tokenizer, trained.mesh, config.train.loss_chunk)
+    results = []
+    for length in lengths:
+        rows = evaluation_rows(config, corpus, split, length)
+        with jax.set_mesh(trained.mesh):
+            scores = evaluator(trained.params, rows, max(1, data.tokens_per_batch // config.train.accumulate // length))
+        if config.task == "causal_lm" and isinstance(corpus, TokenizedCorpus):
+            store = corpus.splits[split]
+            # A tokenizer that was given may change the text, so the bytes are those of the split itself.
+            scores["bytes"] = float(store.bytes)
+            scores["bits_per_byte"] = scores["nll"] / math.log(2) / store.bytes
+            scores["word_perplexity"] = perplexity(scores["nll"], store.words)
+            # As WikiText's published figures have it, whose lines each end with a word </s>.
+            scores["word_perplexity_eos"] = perplexity(scores["nll"], store.words + store.lines)
+        results.append(
+            {
+                "run": trained.name,
+                "checkpoint": name.which if isinstance(name.which, str) else "step",
+                "task": config.task,
+                "family": config.model.family,
+                "parameters": trained.model.parameter_count(),
+                "corpus": corpus.name,
+                "own_corpus": corpus.fingerprint == trained.facts["corpus"],
+                "pack": data.pack,
+                "split": split,
+                "length": length,
+                "step": trained.step,
+                "trained_length": data.length,
+                "batch_tokens": data.tokens_per_batch,
+                "train_seconds": trained.facts["train_seconds"],
+                **_speed(name.workdir / "metrics.jsonl"),
+                **scores,
+                "seed": raw["seed"],
+                "config_hash": config_hash(run_folder.without_places(raw)),
+                **provenance(jax.devices()[0].device_kind),
+                **_origin(trained),
+            }
+        )
+    return results
+
+
+def _origin(trained: TrainedModel) -> dict[str, Any]:
+    """Where the training took place, and the run from which it branched, if it did."""
+    found = {f"trained_{key}": value for key, value in trained.facts.get("code", {}).items()}
+    parent = trained.facts.get("parent", {})
+    return found | {f"parent_{key}": parent[key] for key in ("run", "step", "params") if parent}
+
+
+def _speed(metrics: pathlib.Path) -> dict[str, float]:
+    """Medians over the train lines of a run."""
+    train = [line for line in read_lines(metrics) if line["split"] == "train"]
+    names = ("step_ms", "tokens_per_second")
+    return {f"train_{name}": statistics.median(line[name] for line in train) for name in names} if train else {}

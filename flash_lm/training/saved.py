@@ -1,0 +1,217 @@
+"""The checkpoints that a run has saved: which there are, and reading them without disturbing a run that goes on.
+
+Each host reads its part alone and then tells the others whether it could, so that none waits for one that has failed.
+"""
+
+import json
+import logging
+import math
+import pathlib
+import re
+import typing
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import orbax.checkpoint as ocp
+from etils import epath
+
+from flash_lm.errors import InputError, first_line
+from flash_lm.provenance import config_hash
+from flash_lm.training import workdir as run_folder
+from flash_lm.training.fingerprint import fingerprint
+from flash_lm.training.hosts import of_all_hosts
+from flash_lm.training.run_name import BEST, NEWEST, RunName
+from flash_lm.training.state import Params, TrainState
+
+_log = logging.getLogger(__name__)
+CHECKSUMS = "checksums"  # key of the facts
+PARTS = ("state", "facts")  # of a checkpoint's folder
+Facts = dict[str, Any]
+Tree = dict[str, Any]  # step, params, opt_state and constants, or some of them
+Done = TypeVar("Done")
+
+
+def folder_of(workdir: pathlib.Path) -> pathlib.Path:
+    """Where a run keeps its checkpoints; each is a folder named by its step."""
+    return workdir.absolute() / "checkpoints"
+
+
+def steps(workdir: pathlib.Path) -> list[int]:
+    """Of all checkpoints, sound or not, as the first host sees them; the lowest first."""
+    names = [path.name for path in folder_of(workdir).glob("*")]
+    return of_all_hosts(sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name)))[0]
+
+
+def restore(name: RunName, abstract: TrainState, damaged: dict[int, str] | None = None) -> tuple[TrainState, Facts]:
+    """A sound state, with the shapes, dtypes and shardings of `abstract`, and its facts.
+
+    Its constants are None when they were not saved: the checkpoint is older than that.
+
+    Args:
+        name: of the checkpoint; if the newest is damaged, the newest sound one is taken.
+        abstract: of the state.
+        damaged: is filled with the steps that were not sound, and why.
+
+    Raises:
+        InputError: there is no such checkpoint, or none that is a sound one of this model and optimizer.
+    """
+    _, tree, facts = _restore(name, tree_of(abstract), {} if damaged is None else damaged)
+    constants = tree.get("constants", None if abstract.constants else {})
+    return TrainState(tree["step"], tree["params"], tree["opt_state"], constants), facts
+
+
+def restore_params(name: RunName, params: Params, constants: Params) -> tuple[int, Params, Params | None, Facts]:
+    """Step, parameters, constants (None: not saved) and facts of a checkpoint, without the optimizer's state.
+
+    Args:
+        name: of the checkpoint.
+        params: shapes, dtypes as they were saved, and shardings.
+        constants: likewise of what is drawn and not trained; empty: there is nothing.
+
+    Raises as `restore` does.
+    """
+    step, tree, facts = _restore(name, {"params": params} | ({"constants": constants} if constants else {}), {})
+    return step, tree["params"], tree.get("constants", None if constants else {}), facts
+
+
+def identity(name: RunName, step: int, facts: Facts, state: TrainState) -> Facts:
+    """What a branch remembers of the checkpoint that it begins with; its own parent is among it, if it has one."""
+    config: Any = run_folder.read_config(name.workdir)
+    return {
+        "run": str(name),
+        "step": step,
+        "config_hash": config_hash(run_folder.without_places(config)),
+        "params": fingerprint(state.params),
+        "corpus": facts["corpus"],
+    } | {key: facts[key] for key in ("code", "parent") if key in facts}
+
+
+def tree_of(state: TrainState) -> Tree:
+    """A state by name, as it is saved: without constants where there are none."""
+    tree = {"step": state.step, "params": state.params, "opt_state": state.opt_state}
+    return tree | ({"constants": state.constants} if state.constants else {})
+
+
+def checksums(tree: Tree) -> dict[str, str]:
+    """Of the parts of a saved state."""
+    found = {name: fingerprint(tree[name]) for name in ("params", "constants") if name in tree}
+    if "opt_state" in tree:
+        found["rest"] = fingerprint({name: tree[name] for name in ("step", "opt_state")})
+    return found
+
+
+def checksum_of(facts: Facts) -> str:
+    """Of the facts themselves."""
+    return f"{zlib.crc32(json.dumps(facts, sort_keys=True).encode()):08x}"
+
+
+def no_checkpoint(workdir: pathlib.Path) -> InputError:
+    """The error of a run that has none."""
+    return InputError(f"{workdir} has no checkpoint yet: train it first")
+
+
+def none_sound(workdir: pathlib.Path, damaged: dict[int, str]) -> InputError:
+    """The error of a run all of whose checkpoints are damaged, with why."""
+    reasons = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
+    return InputError(
+        f"no checkpoint in {folder_of(workdir)} is a sound one of this config ({reasons}): put a copy back, or choose "
+        f"another --workdir"
+    )
+
+
+def _restore(name: RunName, abstract: Tree, damaged: dict[int, str]) -> tuple[int, Tree, Facts]:
+    workdir, config = name.workdir, run_folder.fingerprint(name.workdir)
+    while (step := _chosen(name, damaged)) is not None:
+        read = _on_all_hosts(partial(_read, workdir, step, config, abstract))
+        if not isinstance(read, str):
+            tree, facts = read
+            # Apart from reading, since all hosts must take part in it.
+            read = _on_all_hosts(partial(_checked, facts, tree))
+        if not isinstance(read, str):
+            return step, tree, read
+        if step not in steps(workdir):
+            continue  # a run that goes on has deleted it meanwhile
+        damaged[step] = read
+        _log.warning("checkpoint %d is damaged, or of another config (%s)", step, read)
+    raise none_sound(workdir, damaged) if damaged else no_checkpoint(workdir)
+
+
+def _chosen(name: RunName, damaged: dict[int, str]) -> int | None:
+    """The step that a name means; None when there is none, or none that is not damaged."""
+    there = steps(name.workdir)
+    if name.which == NEWEST:
+        return max((step for step in there if step not in damaged), default=None)
+    if not there:
+        return None
+    step = _best(name.workdir, there) if name.which == BEST else name.which
+    if step not in there:
+        raise InputError(
+            f"{name.workdir} has no checkpoint of step {step}: those of {', '.join(map(str, there))} are there"
+        )
+    return None if step in damaged else typing.cast(int, step)
+
+
+def _best(workdir: pathlib.Path, there: list[int]) -> int:
+    """The step with the lowest train.best_metric of those that were evaluated when they were saved."""
+    config: Any = run_folder.read_config(workdir)
+    metric, scores = config.train.best_metric, {}
+    for step in there:
+        try:
+            score = json.loads((folder_of(workdir) / str(step) / "metrics" / "metrics").read_text())[metric]
+        except (OSError, ValueError, KeyError):
+            continue
+        if isinstance(score, float) and math.isfinite(score):
+            scores[step] = score
+    best = of_all_hosts(min(scores, key=scores.__getitem__, default=None))[0]
+    if best is None:
+        raise InputError(
+            f"no checkpoint of {workdir} was evaluated when it was saved, so none is the best: take "
+            f"{workdir}@{there[-1]}, or make train.eval_every and train.checkpoint_every meet"
+        )
+    return best
+
+
+def _read(workdir: pathlib.Path, step: int, config: str | None, abstract: Tree) -> tuple[Tree, Facts]:
+    folder = folder_of(workdir) / str(step)
+    facts = json.loads((folder / "facts" / "metadata").read_text(encoding="utf-8"))
+    if (facts.get("step", step), facts.get("config", config)) != (step, config):
+        raise ValueError("it was saved by another run, or at another step")
+    if "constants" in abstract and "constants" not in facts.get(CHECKSUMS, {}):
+        _log.warning("checkpoint %d is older than saved random features: they are drawn from the seed again", step)
+        abstract = {name: part for name, part in abstract.items() if name != "constants"}
+    restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
+    arguments = ocp.args.PyTreeRestore(item=abstract, restore_args=restore_args, partial_restore=True)
+    # Not through Orbax's manager, whose hosts wait for each other even if one has failed.
+    return ocp.PyTreeCheckpointHandler().restore(epath.Path(folder / "state"), args=arguments), facts
+
+
+def _checked(facts: Facts, tree: Tree) -> Facts:
+    """The facts without what saving has added; raises ValueError where a checksum is not that of its part."""
+    expected = facts.pop(CHECKSUMS, None)
+    if expected is None and "step" not in facts:
+        _log.warning("the checkpoint is older than checksums, and has none")
+        return facts
+    found = checksums(tree) | {"facts": checksum_of(facts)}
+    if wrong := [name for name, value in found.items() if (expected or {}).get(name) != value]:
+        raise ValueError(f"checksum of {', '.join(wrong)}")
+    return {name: value for name, value in facts.items() if name not in ("step", "config")}
+
+
+def _on_all_hosts(work: Callable[[], Done]) -> Done | str:
+    """What `work` gives, or why it failed on a host: what one host has found, all believe."""
+    done = reason = None
+    try:
+        done = work()
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged file makes a reader raise anything
+        if "RESOURCE_EXHAUSTED" in str(error):
+            raise
+        reason = first_line(error)
+    reasons = of_all_hosts(reason)
+    if not any(reasons):
+        return typing.cast(Done, done)
+    number = next(i for i, found in enumerate(reasons) if found)
+    return reasons[number] if len(reasons) == 1 else f"host {number}: {reasons[number]}"
