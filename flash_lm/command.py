@@ -16,7 +16,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from flash_lm.config import is_open, unknown_key
+from flash_lm.config import open_type, unknown_key
 from flash_lm.errors import InputError, RunError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -181,9 +181,11 @@ def override(config: ConfigDict, word: str) -> str | None:
     kind = node.get_type(key)
     if kind is ConfigDict:
         return f"{prefix}{key} is a group of keys: set one of them, such as {prefix}{key}.{next(iter(node[key]))}"
-    if not text and is_open(prefix + key):
-        node[key] = None
-        return None
+    if (open_as := open_type(prefix + key)) is not None:
+        if not text:
+            node[key] = None
+            return None
+        kind = open_as  # the config of a run that left it open does not say
     try:
         node[key] = (_PARSERS.get(kind) or kind)(text)
     except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):

@@ -331,13 +331,14 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def is_open(key: str) -> bool:
-    """Whether a key, such as model.norm, may be left open."""
+def open_type(key: str) -> type | None:
+    """The type of a key, such as model.norm, that may be left open; None: it may not."""
     *parents, name = key.split(".")
-    kind: Any = Config
+    level: Any = Config
     for parent in parents:
-        kind = typing.get_type_hints(kind).get(parent)
-    return any(field.name == name and "open" in field.metadata for field in dataclasses.fields(kind))
+        level = typing.get_type_hints(level).get(parent)
+    is_open = any(field.name == name and "open" in field.metadata for field in dataclasses.fields(level))
+    return typing.get_type_hints(level)[name] if is_open else None
 
 
 def upgrade(values: dict[str, Any], cls: type = Config) -> dict[str, Any]:

@@ -4,8 +4,8 @@ import argparse
 
 from flash_lm.command import mesh_shapes
 from flash_lm.errors import InputError
+from flash_lm.run_name import RunName, run_name
 from flash_lm.training.hosts import join, parse_hosts
-from flash_lm.training.run_name import RunName, run_name
 
 HOSTS = "auto | ADDRESS:PORT,COUNT,NUMBER"
 HOSTS_HELP = "one process of several: of the cluster that is discovered, or of COUNT, the first of which listens there"

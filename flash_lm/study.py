@@ -155,7 +155,8 @@ def is_done(folder: pathlib.Path, split: str, steps: int, lengths: Sequence[int]
     """Whether the run in a folder has been evaluated on a split at all these lengths after its last step."""
     file = folder / "results.jsonl"
     lines = read_jsonl(file) if file.exists() else []
-    return set(lengths) <= {line["length"] for line in lines if line["split"] == split and line["step"] == steps}
+    done = [line for line in lines if line["split"] == split and line["step"] == steps]
+    return set(lengths) <= {line["length"] for line in done if line.get("own_corpus", True)}
 
 
 def _value(config: Any, key: str) -> Any:

@@ -14,13 +14,13 @@ from flash_lm.errors import InputError
 def main(argv: list[str]) -> None:
     """Writes table.md and curves.png with their figures, results.jsonl and validation.jsonl, and prints the table."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("workdirs", nargs="+", type=pathlib.Path, help="folders of evaluated runs")
+    parser.add_argument("workdirs", nargs="+", metavar="RUN[@best|@STEP]", help="evaluated runs")
     parser.add_argument("--split", default="test", help="split of the table (default: test)")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the files")
     arguments = parser.parse_args(argv)
     text = write_comparison(arguments.workdirs, arguments.split, arguments.out)
     if text is None:
-        names = ", ".join(map(str, arguments.workdirs))
+        names = ", ".join(arguments.workdirs)
         raise InputError(f"no run of {names} has results on {arguments.split}: evaluate one first")
     print(f"\n{text}\n\ncurves: {arguments.out / 'curves.png'}")
 

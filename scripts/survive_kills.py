@@ -21,9 +21,9 @@ from flash_lm.command import load_config, positive, run, words_of
 from flash_lm.errors import RunError
 from flash_lm.jsonl import Line, append_jsonl, read_jsonl
 from flash_lm.provenance import provenance
+from flash_lm.run_name import run_name
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.experiment import build_experiment
-from flash_lm.training.run_name import run_name
 from flash_lm.training.saved import restore
 
 TIMES = ("train_seconds", "step_ms", "tokens_per_second")

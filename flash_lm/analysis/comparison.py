@@ -1,53 +1,53 @@
 """Finished runs side by side: a table of their results, the best first, and quality against steps and time."""
 
+import itertools
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from flash_lm.analysis.curves import plot_curves
-from flash_lm.analysis.results import newest_results, validation_curve
+from flash_lm.analysis.results import Run, labels, newest_results, validation_curve
 from flash_lm.analysis.table import RUNS, markdown_table
 from flash_lm.jsonl import Line, write_jsonl
 
 SOLVED = 0.99  # accuracy
 
 
-def write_comparison(workdirs: list[pathlib.Path], split: str, out: pathlib.Path) -> str | None:
+def write_comparison(runs: Sequence[Run], split: str, out: pathlib.Path) -> str | None:
     """Writes table.md and curves.png with their figures, results.jsonl and validation.jsonl.
 
-    Runs on examples that have an accuracy get accuracy.png, too, and where one is right about nearly all of them, the
-    table tells since when.
+    Only figures of the same text, task and length of the rows stand in one table, the best first. Runs on examples that
+    have an accuracy get accuracy.png, too, and where one is right about nearly all of them, the table tells since when.
 
     Args:
-        workdirs: of runs; those that have not been evaluated are left out.
-        split: of the table.
+        runs: names of them; those that have not been evaluated are left out.
+        split: of the tables.
         out: folder of the files; made if need be.
 
     Returns:
-        The title and the table; None, and nothing is written, when no run has results on the split.
+        The tables, each below its title; None, and nothing is written, when no run has results on the split.
     """
-    results = newest_results(workdirs, split)
+    results = newest_results(runs, split)
     if not results:
         return None
-    results.sort(key=lambda line: line["bits_per_byte"])
+    results.sort(key=lambda line: (_group(line), line["bits_per_byte"]))
+    names = labels(runs)
     for line in results:
-        if (step := _solved_at(workdirs, line)) is not None:
+        if (step := _solved_at(names[line["run"]].workdir, line)) is not None:
             line["solved_at"] = step
-    title = ", ".join(
-        {line["corpus"]: None for line in results} | {line.get("task", "causal_lm"): None for line in results}
-    )
-    lengths = {line["length"] for line in results}
-    title += f", rows of {lengths.pop()} tokens" if len(lengths) == 1 else ", rows of several lengths"
     solved = {f"{SOLVED:.0%} from step": ("solved_at", "{:,}")} if any("solved_at" in x for x in results) else {}
-    text = f"{title}, {split} split\n\n{markdown_table(results, {**RUNS, **solved})}"
+    groups = {key: list(lines) for key, lines in itertools.groupby(results, _group)}
+    text = "\n\n".join(
+        f"{_title(key)}, {split} split\n\n{markdown_table(lines, {**RUNS, **solved})}" for key, lines in groups.items()
+    )
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     write_jsonl(out / "results.jsonl", results)
-    write_curves(workdirs, results, out, title)
+    write_curves(runs, results, out, "; ".join(map(_title, groups)))
     return text
 
 
 def write_curves(
-    workdirs: list[pathlib.Path],
+    runs: Sequence[Run],
     results: list[Line],
     out: pathlib.Path,
     title: str,
@@ -56,14 +56,15 @@ def write_curves(
     """Writes curves.png, of examples accuracy.png too, with their figures, validation.jsonl, into a folder.
 
     Args:
-        workdirs: of runs.
-        results: of those that are drawn.
+        runs: names of them.
+        results: of those that are drawn, as `newest_results` calls them.
         out: folder of the files, which is there.
         title: of the plot.
         step_s: seconds a step of each run, measured side by side, to be the axis of time; None: as long as they took.
     """
     scored = {line["run"]: line for line in results}
-    curves = {path.name: curve for path in workdirs if path.name in scored and (curve := validation_curve(path))}
+    there = {label: name.workdir for label, name in labels(runs).items() if label in scored}
+    curves = {label: curve for label, workdir in there.items() if (curve := validation_curve(workdir))}
     if step_s:
         curves = {
             name: [line | {"rated_seconds": line["step"] * step_s[name]} for line in curve]
@@ -77,15 +78,25 @@ def write_curves(
         plot_curves(curves, scored, out / "accuracy.png", title, time, quality="accuracy")
 
 
+def _group(result: Line) -> tuple[str, str, int]:
+    """What figures must share to be ranked."""
+    return result["corpus"], result.get("task", "causal_lm"), result["length"]
+
+
+def _title(group: tuple[str, str, int]) -> str:
+    corpus, task, length = group
+    return f"{corpus}, {task}, rows of {length} tokens"
+
+
 def _on_examples(result: Line) -> bool:
     """Whether it tells which share of them was right; text has an accuracy that nobody asks for."""
     return result.get("pack") == "examples" and "accuracy" in result
 
 
-def _solved_at(workdirs: list[pathlib.Path], result: Line) -> int | None:
+def _solved_at(workdir: pathlib.Path, result: Line) -> int | None:
     """The first step from which on a run on examples had nearly all of them right."""
     if not _on_examples(result):
         return None
-    curve = next(validation_curve(path) for path in workdirs if path.name == result["run"])
+    curve = validation_curve(workdir)
     last_below = max((line["step"] for line in curve if line["accuracy"] < SOLVED), default=0)
     return min((line["step"] for line in curve if line["step"] > last_below), default=None)

@@ -1,18 +1,54 @@
 """What runs leave behind: their results and their validation curves."""
 
+import os
 import pathlib
+from collections.abc import Sequence
 
 from flash_lm.jsonl import Line, read_jsonl
+from flash_lm.run_name import BEST, NEWEST, RunName, run_name
+
+Run = str | os.PathLike[str] | RunName
 
 
-def newest_results(workdirs: list[pathlib.Path], split: str) -> list[Line]:
-    """The last result on a split of each run that has any; one on rows as it was trained on, if there is one."""
+def labels(runs: Sequence[Run]) -> dict[str, RunName]:
+    """Runs by what they are called beside each other: the folder's name, and as many before it as tell them apart."""
+    names = dict.fromkeys(run_name(run) for run in runs)
+    depths, longest = dict.fromkeys(names, 1), max((len(x.workdir.absolute().parts) for x in names), default=0)
+    while True:
+        found = [_label(name, depth) for name, depth in depths.items()]
+        again = [name for name, label in zip(names, found, strict=True) if found.count(label) > 1]
+        if not again or depths[again[0]] == longest:  # the same folder, written in two ways
+            return dict(zip(found, names, strict=True))
+        for name in again:
+            depths[name] += 1
+
+
+def _label(name: RunName, depth: int) -> str:
+    folder = "/".join(name.workdir.absolute().parts[-depth:])
+    return folder if name.which == NEWEST else f"{folder}@{name.which}"
+
+
+def newest_results(runs: Sequence[Run], split: str) -> list[Line]:
+    """The last result on a split of each checkpoint that has any, its run called by its label.
+
+    One of the run's own corpus and on rows as it was trained on, if there is one.
+    """
     found = []
-    for path in (workdir / "results.jsonl" for workdir in workdirs):
+    for label, name in labels(runs).items():
+        path = name.workdir / "results.jsonl"
         lines = [line for line in read_jsonl(path) if line["split"] == split] if path.exists() else []
+        lines = _of_checkpoint(lines, name)
+        lines = [line for line in lines if line.get("own_corpus", True)] or lines
         as_trained = [line for line in lines if line.get("trained_length", -1) == line.get("length")]
-        found.extend((as_trained or lines)[-1:])
+        found.extend(line | {"run": label} for line in (as_trained or lines)[-1:])
     return found
+
+
+def _of_checkpoint(lines: list[Line], name: RunName) -> list[Line]:
+    if name.which == BEST:
+        return [line for line in lines if line.get("checkpoint") == BEST]
+    step = max((line.get("step", 0) for line in lines), default=0) if name.which == NEWEST else name.which
+    return [line for line in lines if line.get("step", 0) == step]
 
 
 def validation_curve(workdir: pathlib.Path) -> list[Line]:

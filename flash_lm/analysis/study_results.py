@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from flash_lm.analysis.evidence import Run
 from flash_lm.analysis.results import validation_curve
 from flash_lm.jsonl import Line, read_jsonl
+from flash_lm.run_name import NEWEST
 
 _OF_A_CURVE = ("step", "loss", "tokens", "train_seconds")
 
@@ -18,10 +19,15 @@ def collect(folder: pathlib.Path) -> tuple[list[Line], list[Line]]:
     for path in sorted(folder.glob("*_seed_*/results.jsonl")):
         name, seed = re.fullmatch(r"(.+)_seed_(\d+)", path.parent.name).groups()  # type: ignore[union-attr]
         about = {"run": name, "seed": int(seed)}
-        newest = {(line["split"], line["length"]): line | about for line in read_jsonl(path)}
+        scored = [line for line in read_jsonl(path) if line.get("own_corpus", True) and _is_newest(line)]
+        newest = {(line["split"], line["length"]): line | about for line in scored}
         scores += newest.values()
         curves += [about | {key: line[key] for key in _OF_A_CURVE} for line in validation_curve(path.parent)]
     return scores, curves
+
+
+def _is_newest(line: Line) -> bool:
+    return line.get("checkpoint", NEWEST) == NEWEST
 
 
 def merged(before: list[Line], lines: list[Line]) -> list[Line]:

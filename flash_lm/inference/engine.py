@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from flash_lm.inference.sampling import SamplingArrays, choose
 from flash_lm.models.language_model import DecodeState
 from flash_lm.models.layer import Layer
+from flash_lm.training.hosts import fetched
 from flash_lm.training.sharding import BATCH, rows_that_divide
 from flash_lm.training.state import ModelFunction, Params
 
@@ -167,8 +168,8 @@ class Engine:
         with jax.set_mesh(self._mesh):
             arguments = (carry, settings, keys_B, jnp.int32(max_tokens), bucket(max_tokens))
             carry, new = self._advance(self._params, self._layers, *arguments)
-        tokens_BxT, log_probs_BxT, lengths_B = (np.asarray(x) for x in new)
-        return carry, Tokens(tokens_BxT, log_probs_BxT, lengths_B, np.asarray(carry.finished_B))
+        tokens_BxT, log_probs_BxT, lengths_B = (fetched(x) for x in new)
+        return carry, Tokens(tokens_BxT, log_probs_BxT, lengths_B, fetched(carry.finished_B))
 
     def join(self, carry: Decoding, row: int, other: Decoding) -> Decoding:
         """Puts the first row of another carry, of the same capacity, in the place of a row.
@@ -196,7 +197,7 @@ class Engine:
                 self._pieces([row[:-1] for row in rows]), targets, strict=True
             ):
                 log_probs_BxL, state = self._score(self._params, state, inputs_BxL, targets_BxL, lengths_B)
-                scored.append(np.asarray(log_probs_BxL))
+                scored.append(fetched(log_probs_BxL))
         joined = np.concatenate(scored, axis=1)
         return [joined[b, len(prompts[b]) - 1 : len(row) - 1] for b, row in enumerate(rows)]
 

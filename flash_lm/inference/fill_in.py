@@ -13,6 +13,7 @@ from flash_lm.errors import InputError
 from flash_lm.inference.engine import bucket
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.layers.normalizer import NOT_DECODABLE
+from flash_lm.training.hosts import fetched
 from flash_lm.training.sharding import batch_sharding, rows_that_divide
 from flash_lm.training.state import Params
 
@@ -87,7 +88,7 @@ class Filler:
             places_BxM[b, : len(masks)] = masks
         with jax.set_mesh(mesh):
             batch = jax.device_put((inputs_BxL, segment_ids_BxL, places_BxM), batch_sharding(mesh))
-            found_BxMxV = np.asarray(self._probabilities(self._trained.params, *batch))
+            found_BxMxV = fetched(self._probabilities(self._trained.params, *batch))
         return [found_BxMxV[b, : len(masks)] for b, masks in enumerate(places)]
 
     def _at_masks(self, params: Params, inputs_BxL, segment_ids_BxL, places_BxM) -> jax.Array:

@@ -11,17 +11,17 @@ from typing import Any
 import jax
 
 from flash_lm.config import EXAMPLES
-from flash_lm.data.corpus import WHOLE
+from flash_lm.data.corpus import SPLITS, WHOLE
 from flash_lm.data.loading import load_splits
 from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus
 from flash_lm.errors import InputError
 from flash_lm.inference.trained_model import TrainedModel, load_model
 from flash_lm.provenance import config_hash, provenance
+from flash_lm.run_name import RunName, run_name
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.evaluation import Evaluator, perplexity
 from flash_lm.training.experiment import evaluation_rows
 from flash_lm.training.metrics import read_lines
-from flash_lm.training.run_name import RunName, run_name
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ def evaluate(
     Raises:
         InputError: no run, no such checkpoint or split, or a length that the model's positions do not reach.
     """
+    if split not in (*SPLITS, WHOLE):
+        raise InputError(f"no split {split}: --split is one of {', '.join((*SPLITS, WHOLE))}")
     name = run_name(run)
     trained = load_model(name, mesh_shape=mesh_shape, overrides=overrides)
     config, data = trained.config, trained.config.data

@@ -16,25 +16,17 @@ from flash_lm.config import Config, parse
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.models.families import complete
+from flash_lm.run_name import RunName, run_name
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.experiment import vocabulary
-from flash_lm.training.run_name import RunName, run_name
 from flash_lm.training.saved import Facts, restore_params
 from flash_lm.training.sharding import make_mesh, param_shardings
 from flash_lm.training.state import ModelFunction, Params
 
 # Keys that say which text is read, and how it is cut; the rows' length is that of training, or a flag of its own.
-_OF_A_TEXT = (
-    "data.corpus=",
-    "data.path=",
-    "data.name=",
-    "data.config=",
-    "data.split=",
-    "data.text_column=",
-    "data.streaming=",
-    "data.pack=",
-    "data.tokens_per_batch=",
-    "data.cache_dir=",
+_OF_A_TEXT = tuple(
+    f"data.{key}"
+    for key in ("corpus", "path", "name", "config", "split", "text_column", "streaming", "pack", "tokens_per_batch")
 )
 
 
@@ -146,10 +138,10 @@ def load_model(
 
 def _override(raw: ConfigDict, overrides: Sequence[str]) -> None:
     """Of a text to be scored, and of how it is computed."""
-    may_change = tuple(f"--config.{key}" for key in (*_OF_A_TEXT, *run_folder.FREE))
+    may_change = tuple(f"--config.{key}" for key in (*(f"{key}=" for key in _OF_A_TEXT), *run_folder.FREE))
     if trained := [word for word in overrides if word.startswith("--config.") and not word.startswith(may_change)]:
         raise InputError.of(
-            f"{word} would change what was trained: change the text (--config.{', --config.'.join(_OF_A_TEXT)}) or how "
+            f"{word} would change what was trained: change the text ({', '.join(_OF_A_TEXT)}) or how "
             f"it is computed (--config.model.kernels, …)"
             for word in trained
         )

@@ -189,9 +189,13 @@ def complete(config: ModelConfig) -> ModelConfig:
             config = dataclasses.replace(config, **{key: value})
     if problems := _width_problems(config, family):
         raise InputError.of(problems)
-    ignored = sorted(_SOME_USE - family.keys)
-    _log.info("family %s does not use model.%s", config.family, ", model.".join(ignored))
+    _log.info("family %s does not use model.%s", config.family, ", model.".join(sorted(unused(config.family))))
     return config
+
+
+def unused(family: str) -> frozenset[str]:
+    """Keys of `config.model` that other families use, and this one does not."""
+    return _SOME_USE - FAMILIES[family].keys
 
 
 def complete_config(config: Config) -> Config:

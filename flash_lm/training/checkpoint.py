@@ -15,10 +15,10 @@ from orbax.checkpoint.checkpoint_manager import StepAlreadyExistsError
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from flash_lm.errors import RunError
+from flash_lm.run_name import NEWEST, RunName
 from flash_lm.training import saved
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.hosts import is_first, of_all_hosts
-from flash_lm.training.run_name import NEWEST, RunName
 from flash_lm.training.state import TrainState
 
 _log = logging.getLogger(__name__)

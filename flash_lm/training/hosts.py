@@ -115,6 +115,11 @@ class StopTogether:
         return any(stops for stops, _ in answers)
 
 
+def fetched(x: jax.Array) -> np.ndarray:
+    """All of an array, on every host, wherever its parts lie."""
+    return np.asarray(x) if x.is_fully_addressable else np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+
 def of_all_hosts(value: Any) -> list[Any]:
     """Each host's JSON value, on every host, in the order of their numbers."""
     if jax.process_count() == 1:

@@ -6,7 +6,6 @@ import math
 import os
 import pathlib
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ from flash_lm.data.loader import Batch
 from flash_lm.data.packing import Rows, empty_row
 from flash_lm.errors import InputError, RunError
 from flash_lm.provenance import joined, provenance
+from flash_lm.run_name import RunName, run_name
 from flash_lm.training import saved
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import Checkpoints
@@ -28,7 +28,6 @@ from flash_lm.training.lock import locked
 from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin
 from flash_lm.training.profile import Profile, Span, check_span
-from flash_lm.training.run_name import RunName, run_name
 from flash_lm.training.sharding import batch_sharding, check_batch, place
 from flash_lm.training.state import TrainState, init_state
 from flash_lm.training.step import make_train_step
@@ -62,9 +61,8 @@ def train(
 
 def _train(config: ConfigDict, workdir: pathlib.Path, should_stop, profile: Span | None, debug_nonfinite: bool) -> None:
     run_folder.check_config(workdir, config)
-    parent = _parent(config)
-    begun = (workdir / "config.json").exists()
-    experiment = build_experiment(config, workdir if begun else parent.workdir if parent else None)
+    parent = None if saved.steps(workdir) else _parent(config)
+    experiment = build_experiment(config, parent.workdir if parent else workdir)
     check_batch(experiment.mesh, experiment.config.data.batch_size, experiment.config.train.accumulate)
     if profile:
         check_span(profile, experiment.config.train.steps)
@@ -94,12 +92,14 @@ def _train(config: ConfigDict, workdir: pathlib.Path, should_stop, profile: Span
 
 
 def _parent(config: Any) -> RunName | None:
-    """The checkpoint that a run branches from."""
-    name = config.get("train", {}).get("branch_from")
-    if not name:
+    """The checkpoint that a run begins with, if it is a branch."""
+    train = config.get("train", {})
+    if not train.get("branch_from"):
         return None
-    parent = run_name(name)
+    parent = run_name(train.branch_from)
     run_folder.check_branch(parent.workdir, config)
+    if (step := saved.step_of(parent)) >= train.steps:
+        raise InputError(f"{parent} has done {step} steps, and train.steps={train.steps} must be more: raise it")
     return parent
 
 
@@ -113,22 +113,20 @@ class _Start:
 
 
 def _start(experiment: Experiment, checkpoints: Checkpoints, parent: RunName | None) -> _Start:
-    """The newest checkpoint of a run, or else that of its parent, or the beginning."""
-    branches = checkpoints.newest() is None and parent is not None
-    if checkpoints.newest() is None and parent is None:
+    """The newest checkpoint of a run, or of a branch that has none yet its parent's, or the beginning."""
+    if parent is not None:
+        state, facts = saved.restore(parent, experiment.abstract)
+    elif checkpoints.newest() is not None:
+        state, facts = checkpoints.restore_newest(experiment.abstract)
+    else:
         return _Start(new_state(experiment), {})
-    read = checkpoints.restore_newest if parent is None or not branches else partial(saved.restore, parent)
-    state, facts = read(experiment.abstract)
     run_folder.check_corpus(facts, experiment.corpus)
     if state.constants is None:
         everywhere = NamedSharding(experiment.mesh, PartitionSpec())
         state = dataclasses.replace(state, constants=jax.device_put(experiment.model.constants, everywhere))
-    step, steps = int(state.step), experiment.config.train.steps
-    if parent is not None and branches:
-        if step >= steps:
-            raise InputError(f"{parent} has done {step} steps, and train.steps={steps} must be more: raise it")
-        facts |= {"parent": saved.identity(parent, step, facts, state)}
-    return _Start(state, facts, branches)
+    if parent is not None:
+        facts |= {"parent": saved.identity(parent, facts, state)}
+    return _Start(state, facts, branches=parent is not None)
 
 
 class _Loop:

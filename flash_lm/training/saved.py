@@ -19,10 +19,10 @@ from etils import epath
 
 from flash_lm.errors import InputError, first_line
 from flash_lm.provenance import config_hash
+from flash_lm.run_name import BEST, NEWEST, RunName
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.fingerprint import fingerprint
 from flash_lm.training.hosts import of_all_hosts
-from flash_lm.training.run_name import BEST, NEWEST, RunName
 from flash_lm.training.state import Params, TrainState
 
 _log = logging.getLogger(__name__)
@@ -76,12 +76,24 @@ def restore_params(name: RunName, params: Params, constants: Params) -> tuple[in
     return step, tree["params"], tree.get("constants", None if constants else {}), facts
 
 
-def identity(name: RunName, step: int, facts: Facts, state: TrainState) -> Facts:
+def step_of(name: RunName) -> int:
+    """The step that a name means.
+
+    Raises:
+        InputError: there is no such checkpoint.
+    """
+    step = _chosen(name, {})
+    if step is None:
+        raise no_checkpoint(name.workdir)
+    return step
+
+
+def identity(name: RunName, facts: Facts, state: TrainState) -> Facts:
     """What a branch remembers of the checkpoint that it begins with; its own parent is among it, if it has one."""
     config: Any = run_folder.read_config(name.workdir)
     return {
         "run": str(name),
-        "step": step,
+        "step": int(state.step),
         "config_hash": config_hash(run_folder.without_places(config)),
         "params": fingerprint(state.params),
         "corpus": facts["corpus"],

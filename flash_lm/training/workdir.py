@@ -17,6 +17,7 @@ from flash_lm.data.token_cache import OwnCorpus
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.jsonl import append_jsonl, read_jsonl
+from flash_lm.models.families import FAMILIES, unused
 from flash_lm.training import lock
 from flash_lm.training.hosts import is_first, of_all_hosts
 from flash_lm.training.metrics import read_lines
@@ -241,11 +242,15 @@ def _is_free(key: str, config: Any) -> bool:
 def _changes(workdir: pathlib.Path, config: Any) -> dict[str, tuple[Any, Any]]:
     """By key what the run there has and what this config has; keys left open stand for what fills them in."""
     before, now = (_flat(filled(x.to_dict())) for x in (read_config(workdir), config))
-    return {
-        key: (before.get(key), now.get(key))
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    }
+    differing = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
+    return {key: (before.get(key), now.get(key)) for key in sorted(differing - _meaningless(before, now))}
+
+
+def _meaningless(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
+    """Keys that neither of two flat configs uses."""
+    kept = set() if before["data.streaming"] or now.get("data.streaming") else {"data.shuffle_buffer"}
+    family = now.get("model.family")
+    return kept | {f"model.{key}" for key in (unused(family) if family in FAMILIES else ())}
 
 
 def _told(changes: dict[str, tuple[Any, Any]], matters) -> str:

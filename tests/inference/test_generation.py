@@ -20,9 +20,9 @@ from flash_lm.inference.fill_in import Filler
 from flash_lm.inference.generation import Generator, TextDecoder
 from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.trained_model import load_model
+from flash_lm.run_name import run_name
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.loop import train
-from flash_lm.training.run_name import run_name
 from flash_lm.training.saved import restore
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

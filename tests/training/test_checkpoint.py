@@ -15,11 +15,11 @@ from small import small_config, write_corpus
 from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import read_jsonl
+from flash_lm.run_name import run_name
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.experiment import Experiment, build_experiment
 from flash_lm.training.fingerprint import fingerprint
 from flash_lm.training.loop import new_state, train
-from flash_lm.training.run_name import run_name
 from flash_lm.training.saved import restore
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

@@ -14,11 +14,11 @@ from flash_lm.data import hugging_face, streaming
 from flash_lm.errors import InputError, RunError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import read_jsonl
+from flash_lm.run_name import run_name
 from flash_lm.training import loop
 from flash_lm.training.clock import Clock
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.loop import train
-from flash_lm.training.run_name import run_name
 from flash_lm.training.saved import restore
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

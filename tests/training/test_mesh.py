@@ -14,9 +14,9 @@ from flash_lm.analysis.collectives import collectives
 from flash_lm.config import TASKS, parse
 from flash_lm.data.loader import whole_batch
 from flash_lm.models.families import FAMILIES, complete
+from flash_lm.run_name import run_name
 from flash_lm.training.checkpoint import Checkpoints, with_shardings
 from flash_lm.training.optimizer import OPTIMIZERS, make_optimizer
-from flash_lm.training.run_name import run_name
 from flash_lm.training.saved import restore
 from flash_lm.training.sharding import batch_sharding, make_mesh, param_shardings, place, state_shardings
 from flash_lm.training.state import ModelFunction, init_state

@@ -12,12 +12,12 @@ from small import small_config, write_corpus
 
 from flash_lm.errors import RunError
 from flash_lm.jsonl import read_jsonl
+from flash_lm.run_name import run_name
 from flash_lm.training import nonfinite
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.experiment import Experiment, build_experiment
 from flash_lm.training.loop import new_state, train
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin
-from flash_lm.training.run_name import run_name
 from flash_lm.training.saved import restore
 from flash_lm.training.state import TrainState
 

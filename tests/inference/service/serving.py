@@ -19,7 +19,7 @@ from flash_lm.inference.service.answers import Limits
 from flash_lm.inference.service.app import build_app
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.models.families import complete_config
-from flash_lm.training.run_name import run_name
+from flash_lm.run_name import run_name
 from flash_lm.training.sharding import make_mesh
 from flash_lm.training.state import ModelFunction
 
