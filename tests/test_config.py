@@ -4,14 +4,16 @@ import dataclasses
 import pathlib
 
 import pytest
+from ml_collections import ConfigDict
 from oracles import families
 from oracles.sizes import parameters
 
 from configs.base import get_config
-from flash_lm.command import load_config
+from flash_lm.command import apply_overrides, load_config, mesh_shapes, whole_numbers
 from flash_lm.config import parse, parse_model, upgrade
 from flash_lm.errors import InputError
 from flash_lm.models.families import FAMILIES, complete
+from flash_lm.study import grid_runs
 from flash_lm.training.state import ModelFunction
 
 CONFIGS = sorted((pathlib.Path(__file__).parent.parent / "configs").glob("*.py"))
@@ -32,12 +34,43 @@ def test_every_config_file_is_valid(path):
         ("--config.train.learning_rate=1", "train", "learning_rate", 1.0),
         ("--config.mesh.shape=(2,-1,1)", "mesh", "shape", (2, -1, 1)),
         ("--config.mesh.shape=2,-1,1", "mesh", "shape", (2, -1, 1)),
+        ("--config.mesh.shape=2 -1 1", "mesh", "shape", (2, -1, 1)),
         ("--config.data.path=a=b.txt", "data", "path", "a=b.txt"),
+        ("--config.train.steps=30", "train", "warmup_steps", 3),
+        ("--config.train.steps=9", "train", "warmup_steps", 0),
     ],
 )
 def test_an_override_takes_the_type_of_its_key(word, group, key, value):
     config = load_config("configs/base.py", [word])
     assert getattr(getattr(parse(config), group), key) == value
+
+
+@pytest.mark.parametrize("key", ["model.norm", "model.mlp_dim", "model.rotary", "data.path", "train.warmup_steps"])
+def test_an_override_sets_an_open_key_back_to_open(key):
+    """Also in the config of a run, which does not say what may stand there."""
+    values = {"model.norm": "rms", "model.mlp_dim": "8", "model.rotary": "true"}
+    there = f"--config.{key}={values.get(key, '7')}"
+    group, name = key.split(".")
+    for config in (get_config(), ConfigDict(get_config().to_dict())):
+        apply_overrides(config, [there])
+        assert config[group][name] is not None
+        apply_overrides(config, [f"--config.{key}="])
+        assert config[group][name] is None
+        apply_overrides(config, [there])
+        parse(config)
+    with pytest.raises(InputError, match=r"model.num_layers= must be of type int"):
+        apply_overrides(get_config(), ["--config.model.num_layers="])
+
+
+def test_lists_of_a_command_take_commas_or_blanks():
+    for text in ("8,1,1 1,2,4", "8 1 1 1 2 4", "8,1,1,1,2,4"):
+        assert mesh_shapes(text, "--shapes") == [(8, 1, 1), (1, 2, 4)]
+    for text in ("", "8,1", "a b c", "1.5,1,1"):
+        with pytest.raises(InputError, match=f"--mesh={text} must be three whole numbers"):
+            mesh_shapes(text, "--mesh")
+    assert whole_numbers("512 1024") == whole_numbers("512,1024") == [512, 1024]
+    grids = [grid_runs(get_config(), [f"model.chunk_size=64{sign}128", "mesh.shape=(1,1,8)"])[0] for sign in ", "]
+    assert grids[0] == grids[1] and len(grids[0]) == 2
 
 
 def test_all_bad_overrides_are_reported_at_once():
@@ -101,6 +134,8 @@ def test_all_impossible_values_are_reported_at_once():
         ("data", {"corpus": "text"}, "needs data.path"),
         ("train", {"accumulate": 3}, "does not divide"),
         ("train", {"warmup_steps": 300}, "less than train.steps=300"),
+        ("train", {"decay_steps": 271}, "at most the 270 steps after the warm-up"),
+        ("train", {"decay_steps": 9, "schedule": "constant"}, "is of train.schedule=linear and cosine"),
     ],
 )
 def test_keys_that_do_not_go_together(group, values, expected):

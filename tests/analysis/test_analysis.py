@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import pathlib
 
+import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -10,9 +12,11 @@ from matplotlib.text import Text
 from flash_lm.analysis.comparison import write_comparison
 from flash_lm.analysis.curves import plot_curves
 from flash_lm.analysis.plots import Panel, plot_panels
-from flash_lm.analysis.results import newest_results, validation_curve
+from flash_lm.analysis.results import labels, newest_results, validation_curve
 from flash_lm.analysis.table import RUNS, markdown_table
+from flash_lm.errors import InputError
 from flash_lm.jsonl import append_jsonl, read_jsonl, write_jsonl
+from flash_lm.study import is_done
 
 
 def test_a_cut_last_line_is_left_out(tmp_path):
@@ -33,6 +37,73 @@ def test_the_newest_result_of_each_run_on_the_split(tmp_path):
         (tmp_path / name / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = newest_results([tmp_path / "one", tmp_path / "two"], "test")
     assert [line["value"] for line in found] == [2, 3]
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"a": 1}\n{"a": \n{"a": 3}\n')
+    with pytest.raises(InputError, match=r"x.jsonl: line 2 is damaged"):
+        read_jsonl(tmp_path / "x.jsonl")
+
+
+def scored_run(folder: pathlib.Path, *lines: dict) -> pathlib.Path:
+    """A run with a curve and these results."""
+    folder.mkdir(parents=True)
+    point = {"split": "validation", "step": 5, "perplexity": 98.5, "tokens": 40960.0, "train_seconds": 1.0}
+    write_jsonl(folder / "metrics.jsonl", [point])
+    about = {"run": folder.name, "corpus": "x", "length": 8, "trained_length": 8, "family": "flash", "step": 5}
+    about |= {"split": "test", "bits_per_byte": 2.0, "perplexity": 50.0}
+    append_jsonl(folder / "results.jsonl", [about | line for line in lines])
+    return folder
+
+
+def test_runs_of_the_same_folder_name_stand_both_in_a_comparison(tmp_path):
+    runs = [scored_run(tmp_path / side / "flash", {"perplexity": x}) for side, x in (("a", 51.5), ("b", 52.5))]
+    other = scored_run(tmp_path / "a" / "quad", {"perplexity": 53.5})
+    table = write_comparison([*runs, other, runs[0]], "test", tmp_path / "out")
+    assert [line["run"] for line in read_jsonl(tmp_path / "out" / "results.jsonl")] == ["a/flash", "b/flash", "quad"]
+    assert [line["run"] for line in read_jsonl(tmp_path / "out" / "validation.jsonl")] == ["a/flash", "b/flash", "quad"]
+    assert all(f"{x}.50" in table for x in (51, 52, 53))
+    assert list(labels([runs[0], f"{tmp_path}/b/../a/flash"]))  # the same one, written in two ways
+
+
+def test_figures_of_different_rows_or_texts_are_not_ranked(tmp_path):
+    runs = [
+        scored_run(tmp_path / "long", {"length": 16, "trained_length": 16, "bits_per_byte": 1.0}),
+        scored_run(tmp_path / "short", {"bits_per_byte": 2.0}, {"length": 16, "bits_per_byte": 1.5}),
+        scored_run(tmp_path / "other", {"corpus": "y", "bits_per_byte": 0.5}),
+        scored_run(tmp_path / "best", {"bits_per_byte": 1.5}),
+    ]
+    table = write_comparison(runs, "test", tmp_path / "out")
+    titles = [part for part in table.split("\n\n") if not part.startswith("|")]
+    assert titles == [
+        "x, causal_lm, rows of 8 tokens, test split",
+        "x, causal_lm, rows of 16 tokens, test split",
+        "y, causal_lm, rows of 8 tokens, test split",
+    ]
+    first = table.split("\n\n")[1].splitlines()[2:]
+    assert [row.split("|")[1].strip() for row in first] == ["best", "short"]
+
+
+def test_a_result_is_that_of_the_checkpoint_that_is_named(tmp_path):
+    """The newest one where none is, however late another one or another text was scored."""
+    run = scored_run(
+        tmp_path / "run",
+        {"step": 5, "checkpoint": "newest", "perplexity": 5.0},
+        {"step": 9, "checkpoint": "newest", "perplexity": 9.0},
+        {"step": 7, "checkpoint": "best", "perplexity": 7.0},
+        {"step": 3, "checkpoint": "step", "perplexity": 3.0},
+        {"step": 9, "checkpoint": "newest", "perplexity": 1.0, "own_corpus": False},
+    )
+    named = {
+        f"{run}{which}": x for which, x in (("", 9.0), ("@newest", 9.0), ("@best", 7.0), ("@3", 3.0), ("@4", None))
+    }
+    for name, expected in named.items():
+        assert [line["perplexity"] for line in newest_results([name], "test")] == ([expected] if expected else [])
+    both = newest_results([run, f"{run}@best"], "test")
+    assert [line["run"] for line in both] == ["run", "run@best"]
+    assert not is_done(run, "test", 7, [9]) and is_done(run, "test", 9, [8])
+    append_jsonl(run / "results.jsonl", [{"split": "train", "step": 9, "length": 8, "own_corpus": False}])
+    assert not is_done(run, "train", 9, [8])
 
 
 def test_the_table_is_aligned_markdown():

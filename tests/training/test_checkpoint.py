@@ -1,5 +1,6 @@
 """Damaged checkpoints are found, the newest sound one is used, and nothing is ever begun anew in silence."""
 
+import dataclasses
 import itertools
 import json
 import logging
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from small import small_config, write_corpus
 
-from flash_lm.errors import InputError
+from flash_lm.errors import InputError, RunError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import read_jsonl
 from flash_lm.run_name import run_name
@@ -252,3 +253,68 @@ def test_a_fingerprint_is_that_of_any_mesh():
     for spec in (("x", "y"), ("y", None), (None, ("x", "y")), ()):
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
         assert fingerprint({"x": jax.device_put(x, sharding)}) == one
+
+
+@pytest.fixture(scope="module")
+def performer(config) -> Experiment:
+    other = config.copy_and_resolve_references()
+    other.model.family = "performer"
+    return build_experiment(other)
+
+
+def test_what_is_drawn_and_not_trained_is_saved(performer, tmp_path):
+    """And checked: a change in how it is drawn gives no trained model other random features."""
+    state = new_state(performer)
+    drawn = jax.tree.map(lambda x: x + 1, state.constants)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(3, dataclasses.replace(state, constants=drawn), {"corpus": "x"}, None)
+    restored, _ = restore(run_name(tmp_path), performer.abstract)
+    assert jax.tree.leaves(drawn) and equal(restored.constants, drawn) and not equal(drawn, performer.model.constants)
+    bound = performer.with_constants(restored.constants).model
+    batch = next(performer.training_batches(performer.share()))
+    tokens = [jnp.asarray(batch[name]) for name in ("inputs_BxL", "segment_ids_BxL", "positions_BxL")]
+    features = [model.bind(state.params).features(*tokens) for model in (performer.model, bound)]
+    assert not np.allclose(*features, atol=1e-3)
+    facts = json.loads((tmp_path / "checkpoints" / "3" / "facts" / "metadata").read_text())
+    facts["checksums"]["constants"] = "0" * 16
+    edit_facts(tmp_path / "checkpoints" / "3", **facts)
+    with pytest.raises(InputError, match="checksum of constants"):
+        restore(run_name(tmp_path), performer.abstract)
+
+
+def test_a_checkpoint_that_is_older_than_saved_constants_is_read(performer, tmp_path, caplog):
+    """They are then drawn from the seed, as they were when it was trained."""
+    state = new_state(performer)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(3, dataclasses.replace(state, constants={}), {"corpus": "x"}, None)
+    restored, _ = restore(run_name(tmp_path), performer.abstract)
+    assert restored.constants is None and equal(restored.params, state.params)
+    assert "older than saved random features" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "message"),
+    [
+        (
+            ValueError("INTERNAL: a/b: No space left on device"),
+            RunError,
+            r"\(No space left on device\).*: make room,",
+        ),
+        (PermissionError(13, "Permission denied", "a/b"), RunError, "allow writing there"),
+        (OSError(5, "Input/output error"), RunError, "look at the disk"),
+        (ValueError("shapes differ"), ValueError, "^shapes differ$"),
+        (RuntimeError("no such thing"), RuntimeError, "^no such thing$"),
+    ],
+    ids=str,
+)
+def test_only_a_disk_that_takes_no_more_is_told_as_such(states, tmp_path, monkeypatch, error, expected, message):
+    """What is a mistake of the program comes through as it is."""
+    checkpoints = Checkpoints(tmp_path)
+
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(checkpoints._manager, "save", fail)
+    with pytest.raises(expected, match=message) as caught:
+        checkpoints.save(5, states[5], {}, None)
+    assert isinstance(caught.value, RunError) == (expected is RunError)

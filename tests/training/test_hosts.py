@@ -1,12 +1,14 @@
 """Several processes are one run: the same losses, files written once, and no host waits for one that is gone."""
 
+import json
+import shutil
 import socket
 import subprocess
 import time
 
 import numpy as np
 import pytest
-from small import as_overrides, command, small_config, write_corpus
+from small import as_overrides, command, python, small_config, write_corpus
 
 from flash_lm.errors import InputError
 from flash_lm.jsonl import read_jsonl
@@ -95,13 +97,87 @@ def test_one_host_is_killed_and_the_others_end(words, tmp_path, killed):
     assert steps == list(range(1, len(steps) + 1))
 
 
+# A train command whose mesh has the devices in this order, and none of whose hosts but the first can read checkpoints.
+PERMUTED = """
+import sys
+import jax, numpy as np
+from flash_lm.config import MESH_AXES
+from flash_lm.training import experiment, saved
+from flash_lm import command, train
+order, sound, *sys.argv[1:] = sys.argv[1:]
+order = [int(i) for i in order.split(",")]
+shape = lambda config: [len(order) if n == -1 else n for n in config.shape]
+axes = (jax.sharding.AxisType.Auto,) * 3
+experiment.make_mesh = lambda config: jax.sharding.Mesh(
+    np.array(jax.devices())[order].reshape(shape(config)), MESH_AXES, axis_types=axes
+)
+read = saved._read
+def fails(*words):
+    if sound == "no" and jax.process_index():
+        raise OSError(5, "Input/output error")
+    return read(*words)
+saved._read = fails
+command.run(train.main)
+"""
+
+
+def permuted(order: str, sound: str, *words: str) -> list[subprocess.Popen]:
+    place = a_place(2)
+    there = ("-c", PERMUTED, order, sound, *words)
+    return [python(*there, f"{place},{i}", devices=DEVICES // 2) for i in range(2)]
+
+
 @pytest.mark.slow
-def test_hosts_without_rows_of_their_own_are_refused(words, tmp_path):
-    processes = start(2, *words, "--config.mesh.shape=(1,1,4)", "--config.model.num_heads=4", f"--workdir={tmp_path}/r")
-    for process in processes:
+@pytest.mark.parametrize(
+    ("order", "mesh"),
+    [("0,2,1,3", "(4,1,1)"), ("3,0,2,1", "(4,1,1)"), ("0,2,1,3", "(2,1,2)"), ("0,1,2,3", "(1,1,4)")],
+)
+def test_any_order_of_devices_gives_one_hosts_losses(words, alone, tmp_path, order, mesh):
+    """Also where the tensor axis lies across the hosts, which then read the same rows."""
+    settings = (f"--config.mesh.shape={mesh}", "--config.model.num_heads=4", f"--workdir={tmp_path / 'run'}")
+    finish(permuted(order, "yes", *words, *settings))
+    for (step, split, loss), (*place, expected) in zip(figures(tmp_path / "run"), figures(alone), strict=True):
+        assert [step, split] == place
+        np.testing.assert_allclose(loss, expected, rtol=1e-6 if mesh == "(4,1,1)" else 1e-5)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_one_host_cannot_read_ends_all(words, alone, tmp_path):
+    """Each with the same line, and nothing is moved or lost."""
+    run = shutil.copytree(alone, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints" / "12")
+    before = sorted(path.name for path in (run / "checkpoints").iterdir())
+    for process in permuted("0,1,2,3", "no", *words, f"--workdir={run}"):
         _, err = process.communicate(timeout=120)
-        assert process.returncode == 2 and "2 hosts must have rows of their own" in err
-    assert not (tmp_path / "r").exists()
+        (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert process.returncode == 2 and "host 1: [Errno 5] Input/output error" in line, err
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == before
+    finish(start(1, *words, f"--workdir={run}"))
+    assert figures(run) == figures(alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["2,1,2", "1,2,2"])
+def test_several_hosts_score_and_generate_as_one_does(alone, tmp_path, mesh):
+    commands = {
+        "evaluate": ("--split=validation", f"--out={tmp_path / 'results.jsonl'}"),
+        "generate": ("--prompt=the cat", "--max_tokens=9", "--json"),
+    }
+    for name, words in commands.items():
+        place, words = a_place(2), (f"--workdir={alone}@best", *words)
+        several = [
+            command(f"flash_lm.{name}", *words, f"--mesh={mesh}", f"{place},{i}", devices=DEVICES // 2)
+            for i in range(2)
+        ]
+        first, second = finish(several)
+        (one,) = finish([command(f"flash_lm.{name}", *words, devices=1)])
+        ours = lambda out: [line for line in out.splitlines() if "[Gloo]" not in line]
+        if name == "generate":
+            here, there = (json.loads(ours(out)[0]) for out in (first, one))
+            assert here["tokens"] == there["tokens"] and np.allclose(here["log_probs"], there["log_probs"], atol=1e-4)
+        assert not ours(second)
+    scores = [line["loss"] for line in read_jsonl(tmp_path / "results.jsonl")]
+    assert len(scores) == 2 and np.isclose(*scores, rtol=1e-6)
 
 
 @pytest.mark.slow

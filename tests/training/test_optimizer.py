@@ -228,6 +228,12 @@ def test_adafactor_keeps_rows_and_columns_alone():
         ({"schedule": "step", "boundaries": (3, 7)}, [1, 1, 1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.01]),
         ({"schedule": "step", "boundaries": (6,), "warmup_steps": 2}, [0.5, 1, 1, 1, 1, 1, 0.1, 0.1, 0.1, 0.1]),
         ({"schedule": "linear", "end_learning_rate": 0.5}, [1 - 0.05 * i for i in range(10)]),
+        ({"schedule": "linear", "decay_steps": 4}, [1, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25]),
+        (
+            {"schedule": "linear", "decay_steps": 5, "warmup_steps": 2, "end_learning_rate": 0.5},
+            [0.5, 1, 1, 1, 1, 1, 0.9, 0.8, 0.7, 0.6],
+        ),
+        ({"schedule": "cosine", "decay_steps": 4}, [1] * 6 + [0.5 * (1 + np.cos(np.pi * i / 4)) for i in range(4)]),
         ({"schedule": "cosine"}, [0.5 * (1 + np.cos(np.pi * i / 10)) for i in range(10)]),
     ],
     ids=lambda x: x["schedule"] if isinstance(x, dict) else "",

@@ -1,15 +1,18 @@
 """Parameters, moments and batches on a mesh of eight fake devices."""
 
 import jax
+import numpy as np
 import optax
 import pytest
 from small import small_config, write_corpus
 
-from flash_lm.config import MeshConfig
+from flash_lm.config import MESH_AXES, MeshConfig
+from flash_lm.data.loader import Share
 from flash_lm.errors import InputError
+from flash_lm.training import sharding
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.loop import new_state
-from flash_lm.training.sharding import check_batch, make_mesh
+from flash_lm.training.sharding import batch_sharding, check_batch, check_documents, make_mesh, place, share_of
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -59,3 +62,54 @@ def test_rules_that_do_not_fit_a_parameter(config):
         build_experiment(config)
     assert "more dimensions than the parameter" in str(error.value)
     assert "fsdp=8 does not divide a dimension of 12" in str(error.value)
+
+
+class Permuted:
+    """A host whose devices stand at these places of a batch."""
+
+    def __init__(self, *slices: slice):
+        self.slices = slices
+
+    def addressable_devices_indices_map(self, shape):
+        return {i: (part,) for i, part in enumerate(self.slices)}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "rows", "groups"),
+    [
+        ([(slice(0, 4), slice(4, 8))], [list(range(8))], [0]),
+        ([(slice(6, 8), slice(0, 2)), (slice(2, 4), slice(4, 6))], [[0, 1, 6, 7], [2, 3, 4, 5]], [0, 1]),
+        # The tensor axis lies across hosts: both have all rows, or pairs of hosts share theirs.
+        ([(slice(None), slice(None))] * 2, [list(range(8))] * 2, [0, 0]),
+        (
+            [(slice(4, 8),), (slice(0, 4),), (slice(4, 8),), (slice(0, 4),)],
+            [[4, 5, 6, 7], [0, 1, 2, 3]] * 2,
+            [1, 0] * 2,
+        ),
+    ],
+)
+def test_a_host_reads_the_rows_of_its_devices(monkeypatch, hosts, rows, groups):
+    monkeypatch.setattr(sharding, "of_all_hosts", lambda value: rows)
+    shares = [share_of(Permuted(*slices), 8) for slices in hosts]
+    assert [share.rows for share in shares] == rows
+    assert [share.group for share in shares] == groups and {share.groups for share in shares} == {max(groups) + 1}
+    check_documents(shares[0])
+
+
+def test_a_stream_needs_rows_that_are_shared_wholly_or_not_at_all(monkeypatch):
+    monkeypatch.setattr(sharding, "of_all_hosts", lambda value: [[0, 1, 2, 3], [2, 3, 4, 5]])
+    with pytest.raises(InputError, match="hosts share some of their rows and not all"):
+        check_documents(Share(6, [0, 1, 2, 3]))
+
+
+def test_rows_are_placed_where_they_belong():
+    """Each device gets its own, in any order of devices."""
+    devices = np.array(jax.devices())[[3, 1, 7, 0, 5, 2, 6, 4]]
+    mesh = jax.sharding.Mesh(devices.reshape(4, 1, 2), MESH_AXES)
+    batch = {"x": np.arange(24).reshape(8, 3)}
+    spread = batch_sharding(mesh)
+    share = share_of(spread, 8)
+    assert share.rows == list(range(8))
+    placed = place(batch, spread, share)["x"]
+    assert np.array_equal(placed, batch["x"]) and placed.sharding == spread
+    assert np.array_equal(placed.addressable_data(0), batch["x"][placed.addressable_shards[0].index])

@@ -1,0 +1,36 @@
+"""One name for a checkpoint."""
+
+import pathlib
+
+import pytest
+
+from flash_lm.errors import InputError
+from flash_lm.run_name import run_name
+
+
+@pytest.mark.parametrize(
+    ("word", "folder", "which"),
+    [
+        ("runs/x", "runs/x", "newest"),
+        ("runs/x@newest", "runs/x", "newest"),
+        ("runs/x@best", "runs/x", "best"),
+        ("runs/x@300", "runs/x", 300),
+        ("runs/me@home/x@0", "runs/me@home/x", 0),
+        (pathlib.Path("runs/x@best"), "runs/x", "best"),
+    ],
+)
+def test_a_name_says_run_and_checkpoint(word, folder, which):
+    name = run_name(word)
+    assert name == (pathlib.Path(folder), which) and run_name(name) == run_name(str(name)) == name
+
+
+@pytest.mark.parametrize("word", ["runs/x@bets", "runs/x@", "@best", "runs/x@-3", "runs/x@³"])
+def test_another_word_after_the_sign_is_told(word):
+    with pytest.raises(InputError, match="must be RUN, RUN@newest, RUN@best or RUN@STEP"):
+        run_name(word)
+
+
+def test_a_folder_with_the_sign_in_its_name_is_that_folder(tmp_path):
+    (tmp_path / "x@best").mkdir()
+    assert run_name(tmp_path / "x@best") == (tmp_path / "x@best", "newest")
+    assert run_name(f"{tmp_path}/x@best@7") == (tmp_path / "x@best", 7)

@@ -1,0 +1,305 @@
+"""Runs are picked up again: with other settings, as branches, by one process at a time, and without what is gone."""
+
+import itertools
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+from small import small_config, write_corpus
+
+from flash_lm.data import token_cache
+from flash_lm.errors import InputError
+from flash_lm.inference.scoring import evaluate
+from flash_lm.inference.trained_model import load_model
+from flash_lm.jsonl import read_jsonl
+from flash_lm.study import changed
+from flash_lm.training import saved
+from flash_lm.training import workdir as run_folder
+from flash_lm.training.lock import locked
+from flash_lm.training.loop import train
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+# None of them changes more than rounding.
+HARMLESS = {
+    "model.remat": "full",
+    "model.scan_layers": False,
+    "model.kernels": "xla",
+    "model.attention_implementation": "plain",
+    "train.loss_chunk": 32,
+    "train.on_nonfinite": "skip",
+    "train.best_metric": "bits_per_byte",
+    "train.log_every": 2,
+    "train.eval_every": 6,
+    "train.eval_steps": 3,
+    "train.checkpoint_every": 6,
+    "train.keep": 1,
+    "mesh.shape": (2, 2, 2),
+}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """With a vocabulary of its own, which a tokenizer that was trained again might not have."""
+    folder = tmp_path_factory.mktemp("corpus")
+    config = small_config(write_corpus(folder / "text"), folder / "cache")
+    config.data.update(tokenizer="sentencepiece", vocab_size=320)
+    config.model.update(num_layers=2, num_heads=4)
+    return config
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory) -> pathlib.Path:
+    workdir = tmp_path_factory.mktemp("runs") / "finished"
+    train(config, workdir)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def half(config, tmp_path_factory) -> pathlib.Path:
+    workdir = tmp_path_factory.mktemp("runs") / "half"
+    train(config, workdir, should_stop=stop_after(6))
+    return workdir
+
+
+def stop_after(steps: int):
+    counter = itertools.count(1)
+    return lambda: next(counter) == steps
+
+
+def losses(workdir: pathlib.Path) -> dict[tuple[int, str], float]:
+    return {(line["step"], line["split"]): line["loss"] for line in read_jsonl(workdir / "metrics.jsonl")}
+
+
+def close(found: dict, expected: dict) -> bool:
+    return bool(found) and all(np.isclose(loss, expected[key], rtol=2e-5) for key, loss in found.items())
+
+
+def test_a_resumed_run_may_change_what_changes_rounding(config, finished, half, tmp_path):
+    """All of it at once; its corpus has moved, too. What it was is kept, and what is new is used from then on."""
+    run = shutil.copytree(half, tmp_path / "run")
+    moved = shutil.copytree(pathlib.Path(config.data.path).parent, tmp_path / "moved")
+    other = changed(config, HARMLESS | {"data.path": f"{moved}/*.txt", "data.cache_dir": str(tmp_path / "cache")})
+    before = (run / "config.json").read_bytes()
+    train(other, run)
+    found, expected = losses(run), losses(finished)
+    assert close({key: loss for key, loss in found.items() if key[1] == "train"}, expected)
+    assert max(found) == (12, "validation") and (6, "train") in found and (7, "train") not in found
+    assert (run / "config.json").read_bytes() == before
+    now = run_folder.read_config(run)
+    told = {key: now[key.split(".")[0]][key.split(".")[1]] for key in HARMLESS}
+    assert told == HARMLESS | {"model.attention_implementation": "blocked"}  # which the family does not use
+    assert now.data.path == other.data.path and now.train.learning_rate == config.train.learning_rate
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        *(({key: value}, None) for key, value in HARMLESS.items()),
+        ({"data.path": "elsewhere"}, None),
+        ({"train.warmup_steps": 2, "data.length": 32}, None),  # which is what it was, said openly
+        ({"model.bias_rate": 1.0, "model.num_features": 3, "data.shuffle_buffer": 1}, None),  # of other families
+        ({"train.accumulate": 2}, "train.accumulate=1 there, 2 here"),  # dropout draws other masks
+        ({"train.steps": 20}, "train.steps=12 there, 20 here.*branch_from="),
+        ({"model.chunk_size": 4}, "model.chunk_size=8 there, 4 here"),
+    ],
+    ids=str,
+)
+def test_what_a_resumed_run_may_change(config, half, changes, refused):
+    other = changed(config, changes)
+    if refused is None:
+        run_folder.check_config(half, other)
+        return
+    with pytest.raises(InputError, match=refused):
+        run_folder.check_config(half, other)
+
+
+def test_microbatches_may_change_where_nothing_is_drawn_for_them(config, half, tmp_path):
+    """That they change rounding alone is tested where a step is."""
+    run = shutil.copytree(half, tmp_path / "run")
+    path = run / "config.json"
+    path.write_text(path.read_text().replace('"dropout": 0.1', '"dropout": 0.0'))
+    run_folder.check_config(run, changed(config, {"model.dropout": 0.0, "train.accumulate": 2}))
+
+
+@pytest.fixture(scope="module")
+def constant(config, tmp_path_factory):
+    """A schedule that is the same for any number of steps; and its run of 6."""
+    parent = changed(config, {"train.schedule": "constant", "train.steps": 6, "train.eval_every": 2})
+    workdir = tmp_path_factory.mktemp("runs") / "parent"
+    train(parent, workdir)
+    return parent, workdir
+
+
+def test_a_branch_goes_on_as_if_it_had_been_one_run(constant, tmp_path):
+    """State, step and order of the data, to the bit; and it remembers whose it was, and needs it no longer."""
+    config, workdir = constant
+    parent = shutil.copytree(workdir, tmp_path / "parent")
+    train(changed(config, {"train.steps": 9}), tmp_path / "whole")
+    branch = changed(config, {"train.steps": 9, "train.branch_from": f"{parent}@6"})
+    train(branch, tmp_path / "branch", should_stop=stop_after(1))
+    shutil.rmtree(parent)
+    train(branch, tmp_path / "branch")
+    found = losses(tmp_path / "branch")
+    assert [step for step, split in found if split == "train"] == [7, 8, 9]
+    assert found.items() <= losses(tmp_path / "whole").items()
+    (line,) = evaluate(tmp_path / "branch", "test")
+    assert line["parent_run"] == str(parent) + "@6" and line["parent_step"] == 6 and len(line["parent_params"]) == 16
+    (whole,) = evaluate(tmp_path / "whole", "test")
+    assert line["loss"] == whole["loss"] and "parent_run" not in whole
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"train.steps": 6}, "has done 6 steps, and train.steps=6 must be more"),
+        ({"train.steps": 9, "seed": 5}, r"a run of another config \(seed=0 there, 5 here\)"),
+        ({"train.steps": 9, "model.model_dim": 32}, "model.model_dim=16 there, 32 here"),
+        ({"train.steps": 9, "train.branch_from": "{parent}@5"}, "no checkpoint of step 5: those of .*6 are there"),
+        ({"train.steps": 9, "train.branch_from": "nowhere"}, "nowhere holds no run"),
+    ],
+    ids=str,
+)
+def test_a_branch_that_cannot_be_is_refused_and_writes_nothing(constant, tmp_path, changes, expected):
+    config, parent = constant
+    changes = {"train.branch_from": str(parent)} | changes
+    changes["train.branch_from"] = changes["train.branch_from"].replace("{parent}", str(parent))
+    with pytest.raises(InputError, match=expected):
+        train(changed(config, changes), tmp_path / "branch")
+    assert not (tmp_path / "branch").exists()
+
+
+def test_one_run_at_a_time(config, half, tmp_path):
+    run = shutil.copytree(half, tmp_path / "run")
+    before = sorted((path, path.stat().st_mtime) for path in run.rglob("*") if path.name != "lock")
+    with locked(run), pytest.raises(InputError, match=r"process \d+ on .* is training in .*: wait for its end"):
+        train(config, run)
+    assert sorted((path, path.stat().st_mtime) for path in run.rglob("*") if path.name != "lock") == before
+    with locked(run):  # it has been let go
+        pass
+
+
+def test_a_name_of_text_works_as_a_path_does(config, tmp_path):
+    """And the best checkpoint, or one of a step, is found by its name."""
+    run = f"{tmp_path}/run"
+    train(changed(config, {"train.steps": 4, "train.checkpoint_every": 2, "train.eval_every": 2}), run)
+    scores = {step: loss for (step, split), loss in losses(pathlib.Path(run)).items() if split == "validation"}
+    assert set(scores) == {2, 4}
+    for name, step in ((run, 4), (f"{run}@2", 2), (f"{run}@best", min(scores, key=scores.__getitem__))):
+        (line,) = evaluate(name, "validation")
+        assert line["step"] == step and np.isclose(line["loss"], scores[step], rtol=1e-6)
+        assert line["checkpoint"] in (name.rpartition("@")[2], "step", "newest")
+        assert load_model(name).step == step
+    with pytest.raises(InputError, match="has no checkpoint of step 3: those of 2, 4 are there"):
+        load_model(f"{run}@3")
+    for metrics in pathlib.Path(run).glob("checkpoints/*/metrics/metrics"):
+        metrics.write_text(metrics.read_text().replace("loss", "lost"))
+    with pytest.raises(InputError, match=f"none is the best: take {run}@4, or make train.eval_every"):
+        load_model(f"{run}@best")
+
+
+def test_a_damaged_config_is_told_apart_from_a_wrong_call(half, tmp_path, monkeypatch):
+    run = shutil.copytree(half, tmp_path / "run")
+    text = (run / "config.json").read_text()
+    for damaged in (text[:100], "[]", "{}", text.replace('"data": {', '"data": 3, "dat": {')):
+        (run / "config.json").write_text(damaged)
+        with pytest.raises(InputError, match=r"config.json is damaged"):
+            run_folder.read_config(run)
+    (run / "config.json").write_text(text)
+    monkeypatch.setattr(run_folder, "upgrade", lambda values: values + 1)
+    with pytest.raises(TypeError):
+        run_folder.read_config(run)
+
+
+def test_scoring_reads_parameters_alone_on_the_mesh_that_is_given(finished, monkeypatch):
+    asked = []
+    read = saved._read
+
+    def spy(workdir, step, config, abstract):
+        asked.append(set(abstract))
+        return read(workdir, step, config, abstract)
+
+    monkeypatch.setattr(saved, "_read", spy)
+    (one,) = evaluate(finished, "validation")
+    (other,) = evaluate(finished, "validation", mesh_shape=(1, 4, 2))
+    assert asked == [{"params"}, {"params"}]
+    assert np.isclose(one["loss"], other["loss"], rtol=1e-6)
+    kernels = load_model(finished, mesh_shape=(1, 4, 2)).params["layers"]["sublayer_0"]["output"]["kernel"]
+    assert kernels.addressable_shards[0].data.size == kernels.size // 8
+
+
+def test_a_text_that_the_run_never_saw_is_scored_without_its_corpus(finished, tmp_path, monkeypatch):
+    """Nor its cache, and with its own tokenizer; all of it, or the parts that are split off."""
+    run = shutil.copytree(finished, tmp_path / "run")
+    monkeypatch.setattr(token_cache, "train_sentencepiece", None)
+    config = json.loads((run / "config.json").read_text())
+    config["data"] |= {"path": str(tmp_path / "gone" / "*.txt"), "cache_dir": str(tmp_path / "empty")}
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="no file matches"):
+        evaluate(run, "test")
+    text = "the cat sees a dog\n" * 100
+    (tmp_path / "mine.txt").write_text(text)
+    (line,) = evaluate(run, "whole", [16], overrides=[f"--config.data.path={tmp_path / 'mine.txt'}"])
+    assert (line["own_corpus"], line["bytes"], line["length"], line["split"]) == (False, len(text), 16, "whole")
+    tokens = load_model(run).encode(text)
+    # Every token but the first is a target, and so is the end.
+    assert line["tokens"] == len(tokens) and line["loss"] < np.log(320)
+    (part,) = evaluate(run, "test", overrides=[f"--config.data.path={tmp_path / 'mine.txt'}"])
+    assert 0 < part["bytes"] < len(text) / 5
+    for word, expected in (
+        ("--config.model.num_layers=1", "would change what was trained: change the text"),
+        ("--config.data.length=16", "would change what was trained"),
+        ("--splt=test", "unknown argument --splt=test"),
+    ):
+        with pytest.raises(InputError, match=expected):
+            evaluate(run, "test", overrides=[word])
+    with pytest.raises(InputError, match="no split dev: --split is one of train, validation, test, whole"):
+        evaluate(run, "dev")
+
+
+def test_a_run_outlives_its_cache(config, finished, half, tmp_path, monkeypatch):
+    """The corpus is tokenised again, with the tokenizer of the run: training one again might give another."""
+    monkeypatch.setattr(token_cache, "train_sentencepiece", None)
+    run = shutil.copytree(half, tmp_path / "run")
+    train(changed(config, {"data.cache_dir": str(tmp_path / "new")}), run)
+    assert losses(run) == losses(finished)
+    (line,) = evaluate(run, "validation")
+    assert line["own_corpus"] and line["step"] == 12
+
+
+def test_a_run_outlives_its_corpus(config, tmp_path, caplog):
+    """As a run on the standard library does a new release of Python, as long as the tokens are in the cache."""
+    folder = tmp_path / "text"
+    mine = changed(config, {"data.path": write_corpus(folder, seed=3), "data.cache_dir": str(tmp_path / "cache")})
+    mine = changed(mine, {"train.steps": 4, "train.eval_every": 0, "train.checkpoint_every": 2})
+    train(mine, tmp_path / "whole")
+    train(mine, tmp_path / "run", should_stop=stop_after(2))
+    (before,) = evaluate(tmp_path / "whole", "test")
+    (folder / "00.txt").write_text("a new release\n")
+    train(mine, tmp_path / "run")
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    (line,) = evaluate(tmp_path / "run", "test")
+    assert line["loss"] == before["loss"] and line["own_corpus"]
+    assert "corpus text has changed: the tokens of the one before" in caplog.text
+    shutil.rmtree(folder)
+    (line,) = evaluate(tmp_path / "run", "test")
+    assert line["loss"] == before["loss"]
+    write_corpus(folder, seed=4)
+    shutil.rmtree(tmp_path / "cache")
+    (line,) = evaluate(tmp_path / "run", "test")
+    assert not line["own_corpus"] and "may have been trained on" in caplog.text
+    # At another place its content is asked for.
+    elsewhere = write_corpus(tmp_path / "elsewhere", seed=4)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")
+    with pytest.raises(InputError, match="is not the one that the run began with"):
+        train(changed(mine, {"data.path": elsewhere}), tmp_path / "run")
+
+
+def test_another_tokenizer_in_the_folder_is_found(finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    lines = [f"abcdefgh {i} hgfedcba {1000 - i}\n" for i in range(400)]
+    token_cache.save_tokenizer(token_cache.train_sentencepiece(lines, 320), run / "tokenizer")
+    with pytest.raises(InputError, match="holds another tokenizer .* than the one that it was trained with"):
+        load_model(run)
