@@ -11,6 +11,7 @@ from flash_lm.config import DTYPES
 from flash_lm.errors import InputError, first_line
 from flash_lm.inference.trained_model import load_model
 from flash_lm.run_flags import add_run_flags, run_of
+from flash_lm.training.hosts import is_first, losses_told
 
 
 def main(argv: list[str]) -> None:
@@ -19,7 +20,7 @@ def main(argv: list[str]) -> None:
         import uvicorn  # noqa: PLC0415 (an extra)
 
         from flash_lm.inference.service.answers import Limits  # noqa: PLC0415 (needs it)
-        from flash_lm.inference.service.app import build_app  # noqa: PLC0415
+        from flash_lm.inference.service.app import build_app, follow  # noqa: PLC0415
     except ImportError as error:
         raise InputError(f"{error.name} is not installed, which serving needs: pip install flash_lm[serve]") from None
     defaults = Limits()
@@ -35,13 +36,17 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--seconds", type=positive, default=defaults.seconds, help="that a request may take")
     arguments = parser.parse_args(argv)
     limits = Limits(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Limits)})
+    name, mesh = run_of(arguments)
+    if not is_first():
+        with losses_told():
+            follow(load_model(name, dtype=arguments.dtype, mesh_shape=mesh), limits)
+        return
     try:
         listening = socket.create_server((arguments.host, arguments.port))
     except (OSError, OverflowError) as error:
         where = f"{arguments.host}:{arguments.port}"
         raise InputError(f"cannot listen at {where}: {first_line(error)}: choose another --host or --port") from None
     with listening:
-        name, mesh = run_of(arguments)
         trained = load_model(name, dtype=arguments.dtype, mesh_shape=mesh)
         app = build_app(trained, limits)
         host, port = listening.getsockname()[:2]

@@ -1,16 +1,24 @@
 """Several processes are one run: the same losses, files written once, and no host waits for one that is gone."""
 
+import contextlib
 import json
 import shutil
+import signal
 import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
+import jax
 import numpy as np
 import pytest
 from small import as_overrides, command, python, small_config, write_corpus
 
 from flash_lm.errors import InputError
+from flash_lm.inference.generation import Generator
+from flash_lm.inference.sampling import Sampling
+from flash_lm.inference.trained_model import load_model
 from flash_lm.jsonl import read_jsonl
 from flash_lm.training.hosts import parse_hosts
 
@@ -178,6 +186,30 @@ def test_several_hosts_score_and_generate_as_one_does(alone, tmp_path, mesh):
         assert not ours(second)
     scores = [line["loss"] for line in read_jsonl(tmp_path / "results.jsonl")]
     assert len(scores) == 2 and np.isclose(*scores, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_several_hosts_serve_as_one_does(alone):
+    """Requests beside each other, after a while of nothing; all hosts end with the first one."""
+    place, port = a_place(2), a_place(1).partition(":")[2].partition(",")[0]
+    words = (f"--workdir={alone}", "--mesh=1,1,2", "--rows=2", "--prompt_tokens=8", "--new_tokens=8", f"--port={port}")
+    processes = [command("flash_lm.serve", *words, f"{place},{i}", devices=1) for i in range(2)]
+    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 120
+    while True:
+        assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health").status_code == 200:
+                break
+        time.sleep(0.2)
+    time.sleep(3)
+    ask = lambda prompt: httpx.post(f"{url}/api/generate", json={"prompt": prompt, "temperature": 0}, timeout=60).json()
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(ask, ("the", "a dog", "cat")))
+    generator = Generator(load_model(alone, mesh_shape=(1, 1, 1) if jax.device_count() == 1 else (1, 4, 2)))
+    expected = [generator.generate([x], 8, Sampling(temperature=0))[0].text for x in ("the", "a dog", "cat")]
+    assert [answer["text"] for answer in found] == expected
+    processes[0].send_signal(signal.SIGINT)
+    finish(processes)
 
 
 @pytest.mark.slow

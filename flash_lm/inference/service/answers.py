@@ -30,6 +30,7 @@ from flash_lm.inference.service.requests import (
     TextPiece,
 )
 from flash_lm.inference.service.scheduler import TOKENS_A_TURN, BusyError, FailedError, Row, Scheduler
+from flash_lm.inference.service.several_hosts import BatchTogether, Together
 from flash_lm.inference.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Rows:
 
     Attributes:
         scheduler: of the rows.
+        together: the calls that all hosts make.
         state_bytes: of a row.
     """
 
@@ -74,9 +76,15 @@ class Rows:
         self.state_bytes, self._metrics = engine.state_bytes(1, capacity), metrics
         batch = RunningBatch(engine, limits.rows, capacity)
         _compile_all(batch, min(limits.prompt_tokens, capacity - 1))
-        self.scheduler = scheduler = Scheduler(batch, limits.waiting)
+        batch = BatchTogether(batch)
+        self.together, self.scheduler = batch.together, (scheduler := Scheduler(batch, limits.waiting))
         metrics.watch("running_rows", "Rows that are generated", lambda: scheduler.running)
         metrics.watch("waiting_rows", "Rows that wait for a place", lambda: scheduler.waiting)
+
+    def close(self) -> None:
+        """Finishes the rows that are there."""
+        self.scheduler.close()
+        self.together.close()
 
     async def parts(self, rows: Sequence[Row]) -> AsyncIterator[tuple[int, Part]]:
         """Submits rows, and yields the parts of each, with its number, until all have ended.
@@ -146,9 +154,14 @@ class TextService:
         why, seconds = "end" if row.by_model else "length", time.perf_counter() - start
         yield TextAnswer(text="".join(texts), finish_reason=why, seconds=seconds, **speed())
 
+    @property
+    def together(self) -> Together:
+        """The calls that all hosts make."""
+        return self.rows.together
+
     def close(self) -> None:
         """Finishes the rows that are there."""
-        self.rows.scheduler.close()
+        self.rows.close()
 
 
 class CoupletService:
@@ -180,9 +193,14 @@ class CoupletService:
         found = [SecondLine(text=one.text, log_prob=one.log_prob) for one in ranked]
         return SecondLinesAnswer(first=first, candidates=found, seconds=time.perf_counter() - start)
 
+    @property
+    def together(self) -> Together:
+        """The calls that all hosts make."""
+        return self.rows.together
+
     def close(self) -> None:
         """Finishes the rows that are there."""
-        self.rows.scheduler.close()
+        self.rows.close()
 
 
 class FillInService:
@@ -195,6 +213,7 @@ class FillInService:
         """Raises InputError: the model is causal."""
         self._filler, self._limits = Filler(trained), limits
         self._filler([MASK])  # compiles
+        self.together = Together(fill=self._filler)
         self._waiting: list[tuple[FillInAsked, asyncio.Future[FilledIn | None]]] = []
         self._filling: asyncio.Task[None] | None = None
         metrics.watch("waiting_rows", "Rows that wait for a place", lambda: self._count)
@@ -233,7 +252,7 @@ class FillInService:
                 continue
             most = max(asked.candidates for asked, _ in batch)
             try:
-                found = await asyncio.to_thread(self._filler, [asked.prompt for asked, _ in batch], most)
+                found = await asyncio.to_thread(self.together, "fill", [asked.prompt for asked, _ in batch], most)
             except Exception:  # whatever the device has: nobody may wait for ever
                 logger.exception("filling in failed")
                 found = [None] * len(batch)
@@ -243,3 +262,4 @@ class FillInService:
 
     def close(self) -> None:
         """There is nothing to finish: whoever is on the device waits for it."""
+        self.together.close()

@@ -55,6 +55,17 @@ class LeftError(Exception):
     """The client has closed its connection."""
 
 
+def follow(trained: TrainedModel, limits: Limits) -> None:
+    """What the other hosts of a service do until it ends, where its model lies on several; as `build_app` raises."""
+    _service(trained, limits, Metrics()).together.follow()
+
+
+def _service(trained: TrainedModel, limits: Limits, metrics: Metrics) -> TextService | CoupletService | FillInService:
+    masked, couplets = trained.config.task == "masked_lm", trained.config.data.corpus == "couplets"
+    kind = FillInService if masked else CoupletService if couplets else TextService
+    return kind(trained, limits, metrics)
+
+
 def build_app(trained: TrainedModel, limits: Limits) -> FastAPI:
     """The service of a trained model.
 
@@ -66,9 +77,7 @@ def build_app(trained: TrainedModel, limits: Limits) -> FastAPI:
         InputError: a model of something else.
     """
     metrics, config = Metrics(), trained.config
-    masked, couplets = config.task == "masked_lm", config.data.corpus == "couplets"
-    kind = FillInService if masked else CoupletService if couplets else TextService
-    service = kind(trained, limits, metrics)
+    service = _service(trained, limits, metrics)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

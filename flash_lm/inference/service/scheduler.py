@@ -12,6 +12,7 @@ import numpy as np
 from flash_lm.errors import InputError
 from flash_lm.inference.running_batch import Part, RunningBatch
 from flash_lm.inference.sampling import Sampling
+from flash_lm.inference.service.several_hosts import BatchTogether
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class Row:
 class Scheduler:
     """Runs a batch in a thread of its own until it is closed."""
 
-    def __init__(self, batch: RunningBatch, most_waiting: int):
+    def __init__(self, batch: RunningBatch | BatchTogether, most_waiting: int):
         """Starts the thread.
 
         Args:

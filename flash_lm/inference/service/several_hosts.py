@@ -1,0 +1,91 @@
+"""A service whose model lies on several hosts: the first one answers, and all compute what it asks for."""
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from flash_lm.inference.running_batch import Part, RunningBatch
+from flash_lm.inference.sampling import Sampling
+from flash_lm.training.hosts import of_all_hosts
+
+_ASK_EVERY_S = 1.0  # whether there is something to do: no host waits longer for the others, which the network forbids
+_NOTHING, _END = "nothing", "end"
+
+
+class Together:
+    """Calls that every host makes when the first one does."""
+
+    def __init__(self, **calls: Callable[..., Any]):
+        """Takes functions of JSON values, by name; on the first of several hosts also starts the thread that asks."""
+        self._calls, self._several = calls, jax.process_count() > 1
+        self._one_at_a_time, self._ended = threading.Lock(), threading.Event()
+        if self._several and jax.process_index() == 0:
+            threading.Thread(target=self._ask, name="hosts", daemon=True).start()
+
+    def __call__(self, name: str, *arguments: Any) -> Any:
+        """Makes a call on all hosts; for the first one alone."""
+        if not self._several:
+            return self._calls[name](*arguments)
+        with self._one_at_a_time:
+            of_all_hosts([name, arguments])
+            return self._calls[name](*arguments)
+
+    def follow(self) -> None:
+        """Makes the calls of the first host until that has ended; for the others."""
+        while True:
+            name, arguments = of_all_hosts(None)[0]
+            if name == _END:
+                return
+            if name != _NOTHING:
+                self._calls[name](*arguments)
+
+    def close(self) -> None:
+        """Lets the others end; for the first one."""
+        if self._several:
+            with self._one_at_a_time:
+                self._ended.set()
+                of_all_hosts([_END, []])
+
+    def _ask(self) -> None:
+        while not self._ended.wait(_ASK_EVERY_S):
+            with self._one_at_a_time:
+                if not self._ended.is_set():
+                    of_all_hosts([_NOTHING, []])
+
+
+class BatchTogether:
+    """A running batch of which every host has its part; it is used as a RunningBatch is."""
+
+    def __init__(self, batch: RunningBatch):
+        """Takes this host's part."""
+        self._batch = batch
+        self.together = Together(join=self._join, advance=batch.advance, leave=batch.leave)
+
+    @property
+    def free(self) -> int:
+        """Rows that nobody has."""
+        return self._batch.free
+
+    @property
+    def rows(self) -> int:
+        """All of them."""
+        return self._batch.rows
+
+    def join(self, prompt: np.ndarray, sampling: Sampling, seed: int, number: int = 0) -> int:
+        """As RunningBatch does."""
+        return self.together("join", prompt.tolist(), dataclasses.asdict(sampling), seed, number)
+
+    def advance(self, tokens: int) -> dict[int, Part]:
+        """As RunningBatch does."""
+        return self.together("advance", tokens)
+
+    def leave(self, row: int) -> None:
+        """As RunningBatch does."""
+        self.together("leave", row)
+
+    def _join(self, prompt: list[int], sampling: dict[str, Any], seed: int, number: int) -> int:
+        return self._batch.join(np.array(prompt, np.int32), Sampling(**sampling), seed, number)
