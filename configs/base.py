@@ -65,7 +65,8 @@ def get_config() -> ConfigDict:
     data.split = "train"  # hf: trained on; validation and test are its own, or else held out of this one
     data.text_column = "text"  # hf
     data.streaming = False  # hf: read while training, with nothing of the training split on the disk
-    data.shuffle_buffer = 64  # of a stream: millions of characters whose documents are in random order; 0 = as they are
+    # of a stream: millions of characters whose documents are put into random order; 0 = as they come; open: 64
+    data.shuffle_buffer = open_int()
     data.tokenizer = "sentencepiece"  # bytes | sentencepiece
     data.tokenizer_path = open_str()  # a SentencePiece model; open: trained on the corpus
     data.vocab_size = 8192  # of the SentencePiece model to train

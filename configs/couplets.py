@@ -26,7 +26,6 @@ def get_config() -> ConfigDict:
     config.train.update(
         steps=2000,
         learning_rate=2e-3,
-        warmup_steps=200,
         eval_every=250,
         checkpoint_every=250,
         clip=0.1,

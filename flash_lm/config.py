@@ -86,6 +86,7 @@ MESH_AXES = ("data", "fsdp", "tensor")
 DTYPES = ("float32", "bfloat16")
 TEXTS = ("stdlib", "text", "hf")  # corpora of text, to be tokenised and packed
 EXAMPLES = ("copy", "couplets", "images")  # corpora of examples, each a row, with tokens of their own
+SHUFFLE_BUFFER = 64  # millions of characters
 DECAYS = ("linear", "cosine")  # schedules that fall to an end
 TASKS = {"causal_lm": True, "masked_lm": False}  # whether the model is causal
 
@@ -153,7 +154,7 @@ class DataConfig:
     split: str = _added("train")
     text_column: str = _added("text")
     streaming: bool = _added(False)
-    shuffle_buffer: int = _added(0, _at_least(0))
+    shuffle_buffer: int = _added(0, _open(_at_least(0)))
     tokenizer: str = _one_of("bytes", "sentencepiece")
     tokenizer_path: str = _open()
     vocab_size: int = _at_least(300)  # SentencePiece needs its 256 bytes and the special tokens
@@ -228,10 +229,13 @@ class TrainConfig:
         """Sentences on keys that do not go together."""
         found = []
         if self.warmup_steps >= self.steps and self.schedule != "constant":
-            found.append(f"train.warmup_steps={self.warmup_steps} must be less than train.steps={self.steps}")
+            found.append(
+                f"train.warmup_steps={self.warmup_steps} must be less than train.steps={self.steps}: lower it, or "
+                f"leave it open with --config.train.warmup_steps="
+            )
         if self.decay_steps and self.schedule not in DECAYS:
             found.append(f"train.decay_steps is of train.schedule={' and '.join(DECAYS)}, and here is {self.schedule}")
-        elif (self.decay_steps or 0) > self.steps - self.warmup_steps:
+        elif self.decay_steps and self.decay_steps > self.steps - self.warmup_steps:
             found.append(
                 f"train.decay_steps={self.decay_steps} must be at most the {self.steps - self.warmup_steps} steps "
                 f"after the warm-up"
@@ -324,6 +328,8 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
         model["causal"] = TASKS.get(values.get("task", ""), True)
     if data.get("length") is None:
         data["length"] = model.get("max_length")
+    if data.get("shuffle_buffer") is None:
+        data["shuffle_buffer"] = SHUFFLE_BUFFER
     if model.get("normalizer") is None and not model["causal"]:
         model["normalizer"] = str(data["length"])
     if train.get("warmup_steps") is None and isinstance(train.get("steps"), int):
@@ -333,12 +339,24 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
 
 def open_type(key: str) -> type | None:
     """The type of a key, such as model.norm, that may be left open; None: it may not."""
-    *parents, name = key.split(".")
+    kind, metadata = _of_schema(key)
+    return kind if "open" in metadata else None
+
+
+def is_free_text(key: str) -> bool:
+    """Whether a key, such as data.path, may be any text."""
+    kind, metadata = _of_schema(key)
+    return kind is str and not metadata.get("rules")
+
+
+def _of_schema(key: str) -> tuple[type | None, Mapping[str, Any]]:
+    """Type and metadata of a key; None and nothing of one that the schema lacks."""
     level: Any = Config
+    *parents, name = key.split(".")
     for parent in parents:
-        level = typing.get_type_hints(level).get(parent)
-    is_open = any(field.name == name and "open" in field.metadata for field in dataclasses.fields(level))
-    return typing.get_type_hints(level)[name] if is_open else None
+        level = typing.get_type_hints(level).get(parent) if dataclasses.is_dataclass(level) else None
+    fields = {field.name: field for field in dataclasses.fields(level)} if dataclasses.is_dataclass(level) else {}
+    return (typing.get_type_hints(level)[name], fields[name].metadata) if name in fields else (None, {})
 
 
 def upgrade(values: dict[str, Any], cls: type = Config) -> dict[str, Any]:

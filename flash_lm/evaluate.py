@@ -17,7 +17,7 @@ def main(argv: list[str]) -> None:
     """
     parser = argparse.ArgumentParser(prog="python -m flash_lm.evaluate", description=main.__doc__)
     add_run_flags(parser)
-    parser.add_argument("--split", default="test", help="train, validation, test or whole (all of a text)")
+    parser.add_argument("--split", default="test", help="train, validation, test or whole (all of it)")
     parser.add_argument("--lengths", default="", help="row lengths, such as 512,1024; default: the trained one")
     parser.add_argument("--out", type=pathlib.Path, help="default: results.jsonl of the run")
     arguments, overrides = parser.parse_known_args(argv)

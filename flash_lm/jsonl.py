@@ -15,12 +15,11 @@ def read_jsonl(path: pathlib.Path) -> list[Line]:
     Raises:
         InputError: another line is damaged.
     """
-    text = path.read_text(encoding="utf-8")
-    found = []
-    for number, line in enumerate(text[: text.rfind("\n") + 1].split("\n"), start=1):
+    content, found = path.read_bytes(), []
+    for number, line in enumerate(content[: content.rfind(b"\n") + 1].split(b"\n"), start=1):
         try:
             found += [json.loads(line)] if line.strip() else []
-        except ValueError:
+        except ValueError:  # of JSON, or of UTF-8
             raise InputError(f"{path}: line {number} is damaged and no JSON: restore the file, or delete it") from None
     return found
 

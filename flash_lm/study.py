@@ -10,7 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from flash_lm.command import override
-from flash_lm.config import parse
+from flash_lm.config import is_free_text, parse
 from flash_lm.errors import InputError, RunError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import append_jsonl, read_jsonl
@@ -50,9 +50,10 @@ def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:
         if key in axes:
             problems.append(f"--grid: {key} comes twice, give all its values at once")
         axis = axes[key] = {}
-        for value in re.split(r"[,\s]+(?![^(]*\))", values):  # commas and blanks that are not inside a tuple
+        # Commas that are not inside a tuple; and blanks, which the text of a path may have.
+        for value in re.split(r",(?![^(]*\))" if is_free_text(key) else r"[,\s]+(?![^(]*\))", values):
             alone = copy.deepcopy(config)
-            problem = override(alone, f"--config.{key}={value}")
+            problem = override(alone, f"--config.{key}={value}") if value else "an empty value"
             problems += [f"--grid={words}: {problem}"] if problem else []
             axis[value] = None if problem else _value(alone, key)
     if problems:

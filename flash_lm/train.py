@@ -4,7 +4,9 @@ import argparse
 import pathlib
 
 from flash_lm.command import load_config, run
+from flash_lm.errors import InputError
 from flash_lm.run_flags import HOSTS, HOSTS_HELP, join_hosts
+from flash_lm.run_name import NEWEST, run_name
 from flash_lm.training.interrupt import stop_on_signal
 from flash_lm.training.loop import train
 from flash_lm.training.profile import parse_span
@@ -24,9 +26,11 @@ def main(argv: list[str]) -> None:
     profile = parse_span(arguments.profile) if arguments.profile else None
     config = load_config(arguments.config, overrides)
     join_hosts(arguments.hosts)
-    workdir = pathlib.Path(arguments.workdir or f"runs/{pathlib.Path(arguments.config).stem}")
+    workdir = run_name(arguments.workdir or f"runs/{pathlib.Path(arguments.config).stem}")
+    if workdir.which != NEWEST:
+        raise InputError(f"--workdir={workdir} names a checkpoint: go on with --config.train.branch_from={workdir}")
     with stop_on_signal() as should_stop:
-        train(config, workdir, should_stop, profile, arguments.debug_nonfinite)
+        train(config, workdir.workdir, should_stop, profile, arguments.debug_nonfinite)
 
 
 if __name__ == "__main__":

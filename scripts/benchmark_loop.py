@@ -21,8 +21,9 @@ from flash_lm.config import parse
 from flash_lm.data.token_cache import load_tokenized
 from flash_lm.jsonl import append_jsonl, read_jsonl
 from flash_lm.training.experiment import build_experiment
-from flash_lm.training.loop import compile_step, new_state, train
+from flash_lm.training.loop import compile_step, train
 from flash_lm.training.sharding import batch_sharding, place
+from flash_lm.training.start import new_state
 
 
 def loop_step_ms(config: ConfigDict) -> float:

@@ -17,8 +17,9 @@ from flash_lm.command import load_config, mesh_shapes, run
 from flash_lm.jsonl import append_jsonl
 from flash_lm.provenance import provenance
 from flash_lm.training.experiment import build_experiment
-from flash_lm.training.loop import compile_step, new_state
+from flash_lm.training.loop import compile_step
 from flash_lm.training.sharding import batch_sharding, check_batch, place
+from flash_lm.training.start import new_state
 
 
 def measure(config: ConfigDict, steps: int) -> dict:

@@ -23,8 +23,9 @@ from flash_lm.models.families import complete_config
 from flash_lm.provenance import provenance
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.experiment import Setup, build_setup
-from flash_lm.training.loop import compile_step, new_state
+from flash_lm.training.loop import compile_step
 from flash_lm.training.sharding import batch_sharding, check_batch, make_mesh
+from flash_lm.training.start import new_state
 
 
 def measure(setup: Setup, rounds: int, workdir: pathlib.Path) -> Line:

@@ -145,6 +145,11 @@ def test_evaluating_a_split_or_a_length_that_does_not_exist(words, tmp_path, mon
     assert not (workdir / "results.jsonl").exists()
 
 
+def test_training_takes_no_checkpoint_for_a_folder(tmp_path, monkeypatch, capsys):
+    (line,) = failure(train.main, ["--config=configs/tiny.py", f"--workdir={tmp_path}/x@best"], monkeypatch, capsys)
+    assert f"go on with --config.train.branch_from={tmp_path}/x@best" in line and not list(tmp_path.iterdir())
+
+
 def test_the_papers_config_without_a_network_names_the_corpus_that_needs_none(tmp_path, monkeypatch, capsys):
     workdir = tmp_path / "run"
     (line,) = failure(train.main, ["--config=configs/flash_base.py", f"--workdir={workdir}"], monkeypatch, capsys)

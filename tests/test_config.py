@@ -71,6 +71,11 @@ def test_lists_of_a_command_take_commas_or_blanks():
     assert whole_numbers("512 1024") == whole_numbers("512,1024") == [512, 1024]
     grids = [grid_runs(get_config(), [f"model.chunk_size=64{sign}128", "mesh.shape=(1,1,8)"])[0] for sign in ", "]
     assert grids[0] == grids[1] and len(grids[0]) == 2
+    here = get_config()
+    here.data.corpus, here.mesh.shape = "text", (1, 1, 8)
+    assert list(grid_runs(here, ["data.path=/my dir/a.txt,b.txt"])[0]) == ["path=_my dir_a.txt", "path=b.txt"]
+    with pytest.raises(InputError, match="model.norm=rms,: an empty value"):
+        grid_runs(here, ["model.norm=rms,"])
 
 
 def test_all_bad_overrides_are_reported_at_once():
@@ -79,6 +84,7 @@ def test_all_bad_overrides_are_reported_at_once():
         "--config.train.steps=many",
         "--config.modle.family=flash",
         "--config.model=3",
+        "--config.mine.x=3",
         "--verbose",
     ]
     with pytest.raises(InputError) as error:
@@ -89,7 +95,8 @@ def test_all_bad_overrides_are_reported_at_once():
     assert lines[1] == "train.steps=many must be of type int"
     assert "did you mean model?" in lines[2]
     assert "group of keys" in lines[3]
-    assert "unknown argument --verbose" in lines[4]
+    assert "unknown key mine" in lines[4]
+    assert "unknown argument --verbose" in lines[5]
 
 
 def test_all_impossible_values_are_reported_at_once():
@@ -133,7 +140,7 @@ def test_all_impossible_values_are_reported_at_once():
         ("data", {"length": 1024}, "over model.max_length=512"),
         ("data", {"corpus": "text"}, "needs data.path"),
         ("train", {"accumulate": 3}, "does not divide"),
-        ("train", {"warmup_steps": 300}, "less than train.steps=300"),
+        ("train", {"warmup_steps": 300}, "less than train.steps=300: lower it, or leave it open with .*=$"),
         ("train", {"decay_steps": 271}, "at most the 270 steps after the warm-up"),
         ("train", {"decay_steps": 9, "schedule": "constant"}, "is of train.schedule=linear and cosine"),
     ],

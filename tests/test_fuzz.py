@@ -89,7 +89,7 @@ def test_a_command_ends_with_code_2_or_is_good(main, tmp_path, monkeypatch, caps
     class GoodError(Exception):
         pass
 
-    def build(config):
+    def build(config, run):
         complete_config(parse(config))
         raise GoodError
 

@@ -2,13 +2,15 @@
 
 import itertools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 from flash_lm.analysis.curves import plot_curves
 from flash_lm.analysis.results import Run, labels, newest_results, validation_curve
 from flash_lm.analysis.table import RUNS, markdown_table
 from flash_lm.jsonl import Line, write_jsonl
 
+Group = tuple[str, str, int]  # text, task, length
 SOLVED = 0.99  # accuracy
 
 
@@ -29,13 +31,14 @@ def write_comparison(runs: Sequence[Run], split: str, out: pathlib.Path) -> str 
     results = newest_results(runs, split)
     if not results:
         return None
-    results.sort(key=lambda line: (_group(line), line["bits_per_byte"]))
+    group = _groups(results)
+    results.sort(key=lambda line: (group(line), line["bits_per_byte"]))
     names = labels(runs)
     for line in results:
         if (step := _solved_at(names[line["run"]].workdir, line)) is not None:
             line["solved_at"] = step
     solved = {f"{SOLVED:.0%} from step": ("solved_at", "{:,}")} if any("solved_at" in x for x in results) else {}
-    groups = {key: list(lines) for key, lines in itertools.groupby(results, _group)}
+    groups = {key: list(lines) for key, lines in itertools.groupby(results, group)}
     text = "\n\n".join(
         f"{_title(key)}, {split} split\n\n{markdown_table(lines, {**RUNS, **solved})}" for key, lines in groups.items()
     )
@@ -78,14 +81,25 @@ def write_curves(
         plot_curves(curves, scored, out / "accuracy.png", title, time, quality="accuracy")
 
 
-def _group(result: Line) -> tuple[str, str, int]:
-    """What figures must share to be ranked."""
-    return result["corpus"], result.get("task", "causal_lm"), result["length"]
+def _groups(results: list[Line]) -> Callable[[Line], Group]:
+    """A function that gives what figures must share to be ranked: text, task and length of the rows.
+
+    Texts of one name are told apart by their hashes; an older line has none, and is of the only one that there is.
+    """
+    hashes = {(line["corpus"], line["corpus_hash"]) for line in results if "corpus_hash" in line}
+    counts = Counter(corpus for corpus, _ in hashes)
+
+    def group(line: Line) -> Group:
+        several = counts[line["corpus"]] > 1
+        text = f"{line['corpus']} {line.get('corpus_hash', '(older)')}" if several else line["corpus"]
+        return text, line.get("task", "causal_lm"), line["length"]
+
+    return group
 
 
-def _title(group: tuple[str, str, int]) -> str:
-    corpus, task, length = group
-    return f"{corpus}, {task}, rows of {length} tokens"
+def _title(group: Group) -> str:
+    text, task, length = group
+    return f"{text}, {task}, rows of {length} tokens"
 
 
 def _on_examples(result: Line) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 _PIECE = 1 << 20  # characters
 
 SPLITS = ("train", "validation", "test")
-WHOLE = "whole"  # all documents, as one more split
+WHOLE = "whole"  # one more split: all documents, of a data set those of data.split
 
 
 class Piece(NamedTuple):

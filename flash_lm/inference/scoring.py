@@ -15,8 +15,8 @@ from flash_lm.data.corpus import SPLITS, WHOLE
 from flash_lm.data.loading import load_splits
 from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus
 from flash_lm.errors import InputError
-from flash_lm.inference.trained_model import TrainedModel, load_model
-from flash_lm.provenance import config_hash, provenance
+from flash_lm.inference.trained_model import OF_A_TEXT, TrainedModel, load_model
+from flash_lm.provenance import provenance
 from flash_lm.run_name import RunName, run_name
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.evaluation import Evaluator, perplexity
@@ -38,7 +38,7 @@ def evaluate(
 
     Args:
         run: name of the checkpoint, such as runs/x or runs/x@best.
-        split: train, validation or test; or whole: all of a text.
+        split: train, validation or test; or whole: all of a text, of a data set all of data.split.
         lengths: of the rows; empty: the length that the run trained with.
         mesh_shape: devices along (data, fsdp, tensor), whatever it was trained on.
         overrides: words such as --config.data.path=…, of another text than the run's own.
@@ -57,9 +57,10 @@ def evaluate(
     name = run_name(run)
     trained = load_model(name, mesh_shape=mesh_shape, overrides=overrides)
     config, data = trained.config, trained.config.data
-    raw = run_folder.read_config(name.workdir)
+    raw: Any = run_folder.read_config(name.workdir)
+    own_text = all(getattr(data, key.removeprefix("data.")) == raw.data[key.removeprefix("data.")] for key in OF_A_TEXT)
     whole = split == WHOLE and data.corpus not in EXAMPLES
-    own = OwnCorpus(trained.tokenizer, None if overrides else trained.facts["corpus"])
+    own = OwnCorpus(trained.tokenizer, trained.facts["corpus"] if own_text else None)
     corpus = load_splits(data, own, whole=whole)
     if split not in corpus.splits:
         names = [*corpus.splits, *([] if data.corpus in EXAMPLES else [WHOLE])]
@@ -67,7 +68,9 @@ def evaluate(
     lengths = list(lengths) or [data.length]
     for length in lengths:
         trained.model.abstract.check_length(length)
-    if not overrides and corpus.fingerprint != trained.facts["corpus"]:
+    if corpus.tokenizer.fingerprint != trained.tokenizer.fingerprint:
+        raise InputError(f"corpus {corpus.name} has tokens of its own, which {trained.name} was not trained on")
+    if own_text and corpus.fingerprint != trained.facts["corpus"]:
         _log.warning(
             "corpus %s has changed since the training, and its old tokens are gone: what is scored may have been "
             "trained on, and is marked own_corpus=false",
@@ -96,6 +99,7 @@ def evaluate(
                 "family": config.model.family,
                 "parameters": trained.model.parameter_count(),
                 "corpus": corpus.name,
+                "corpus_hash": corpus.fingerprint[:12],
                 "own_corpus": corpus.fingerprint == trained.facts["corpus"],
                 "pack": data.pack,
                 "split": split,
@@ -107,7 +111,7 @@ def evaluate(
                 **_speed(name.workdir / "metrics.jsonl"),
                 **scores,
                 "seed": raw["seed"],
-                "config_hash": config_hash(run_folder.without_places(raw)),
+                "config_hash": run_folder.hash_of_config(name.workdir),
                 **provenance(jax.devices()[0].device_kind),
                 **_origin(trained),
             }

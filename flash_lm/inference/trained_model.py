@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from ml_collections import ConfigDict
 
 from flash_lm.command import apply_overrides
 from flash_lm.config import Config, parse
@@ -23,11 +22,12 @@ from flash_lm.training.saved import Facts, restore_params
 from flash_lm.training.sharding import make_mesh, param_shardings
 from flash_lm.training.state import ModelFunction, Params
 
-# Keys that say which text is read, and how it is cut; the rows' length is that of training, or a flag of its own.
-_OF_A_TEXT = tuple(
-    f"data.{key}"
-    for key in ("corpus", "path", "name", "config", "split", "text_column", "streaming", "pack", "tokens_per_batch")
-)
+# Keys that say which text is read.
+OF_A_TEXT = tuple(f"data.{x}" for x in ("corpus", "path", "name", "config", "split", "text_column", "streaming"))
+# And those that change how it is read and computed, and no score beyond rounding.
+_HARMLESS = ("data.cache_dir", "data.tokens_per_batch", "model.kernels", "model.attention_implementation")
+_HARMLESS += ("model.remat", "model.scan_layers", "train.loss_chunk")
+_READ_A_PATH = ("text", "hf", "couplets", "images")  # of the corpora
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,13 +136,15 @@ def load_model(
     return TrainedModel(name, step, config, tokenizer, model, params, mesh, facts)
 
 
-def _override(raw: ConfigDict, overrides: Sequence[str]) -> None:
-    """Of a text to be scored, and of how it is computed."""
-    may_change = tuple(f"--config.{key}" for key in (*(f"{key}=" for key in _OF_A_TEXT), *run_folder.FREE))
-    if trained := [word for word in overrides if word.startswith("--config.") and not word.startswith(may_change)]:
+def _override(raw: Any, overrides: Sequence[str]) -> None:
+    """Of a text to be scored, and of how it is read and computed."""
+    allowed = tuple(f"--config.{key}=" for key in (*OF_A_TEXT, "data.pack", *_HARMLESS))
+    if trained := [word for word in overrides if word.startswith("--config.") and not word.startswith(allowed)]:
         raise InputError.of(
-            f"{word} would change what was trained: change the text ({', '.join(_OF_A_TEXT)}) or how "
-            f"it is computed (--config.model.kernels, …)"
+            f"{word} is of the training, or has a flag of its own: here change {', '.join((*OF_A_TEXT, 'data.pack'))} "
+            f"or {', '.join(_HARMLESS)}"
             for word in trained
         )
     apply_overrides(raw, list(overrides))
+    if raw.data.corpus not in _READ_A_PATH and any(word.startswith("--config.data.path=") for word in overrides):
+        raise InputError(f"data.corpus={raw.data.corpus} reads no data.path: add --config.data.corpus=text")

@@ -53,7 +53,6 @@ class Checkpoints:
             return -value if isinstance(value, float) and math.isfinite(value) else -math.inf
 
         self._workdir = workdir
-        self._config = run_folder.fingerprint(workdir)
         self._set_incomplete_aside()
         policy = AnyPreservationPolicy(
             [LatestN(keep), BestN(get_metric_fn=rank, n=1, keep_checkpoints_without_metrics=False)]
@@ -78,7 +77,7 @@ class Checkpoints:
         Raises:
             RunError: this one or the one before it could not be written.
         """
-        facts, tree = facts | {"step": step, "config": self._config}, saved.tree_of(state)
+        facts, tree = facts | {"step": step, "config": run_folder.fingerprint(self._workdir)}, saved.tree_of(state)
         sums = saved.checksums(tree) | {"facts": saved.checksum_of(facts)}
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(tree), facts=ocp.args.JsonSave(facts | {saved.CHECKSUMS: sums})

@@ -1,7 +1,6 @@
 """All that a config stands for: corpus, model, optimizer, mesh, and the shapes and shardings of the train state."""
 
 import dataclasses
-import pathlib
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from flash_lm.data.loading import ROWS, Splits, load_splits
 from flash_lm.data.masking import MaskedRows, Masking
 from flash_lm.data.packing import Packer, Rows
 from flash_lm.data.streaming import StreamedBatches
+from flash_lm.data.token_cache import OwnCorpus
 from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
 from flash_lm.models.families import complete
@@ -24,7 +24,6 @@ from flash_lm.training.checkpoint import with_shardings
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.sharding import batch_sharding, check_documents, make_mesh, share_of, state_shardings
 from flash_lm.training.state import ModelFunction, Params, TrainState, init_state
-from flash_lm.training.workdir import own_corpus
 
 _MILLION = 10**6
 
@@ -131,13 +130,12 @@ def build_setup(config: Config, mesh: Mesh) -> Setup:
     return Setup(config, model, optimizer, mesh, with_shardings(abstract, shardings))
 
 
-def build_experiment(config: ConfigDict, run: pathlib.Path | None = None) -> Experiment:
+def build_experiment(config: ConfigDict, own: OwnCorpus | None = None) -> Experiment:
     """Checks a config, tokenises its corpus if need be, and sets up model, optimizer and mesh.
 
     Args:
         config: in the schema of configs/base.py.
-        run: the folder of a run that goes on, whose tokenizer is taken; and where its corpus has changed since or is
-            gone, its tokens from the cache. None: the corpus is taken as it is.
+        own: what a run that goes on knows of its corpus; None: there is no run.
 
     Raises:
         InputError: with every problem found.
@@ -146,7 +144,7 @@ def build_experiment(config: ConfigDict, run: pathlib.Path | None = None) -> Exp
     # All that can be wrong without the corpus comes before the work of tokenising it.
     model_config = complete(dataclasses.replace(parsed.model, vocab_size=parsed.model.vocab_size or VALUES))
     mesh = make_mesh(parsed.mesh)
-    corpus = load_splits(parsed.data, own_corpus(run, config) if run else None)
+    corpus = load_splits(parsed.data, own)
     vocab_size = vocabulary(parsed, corpus.tokenizer)
     if isinstance(corpus, ExampleCorpus):
         for split in corpus.splits.values():

@@ -6,6 +6,7 @@ import logging
 import os
 import pathlib
 import platform
+import shutil
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -18,15 +19,17 @@ NAME = "lock"
 
 @contextlib.contextmanager
 def locked(workdir: pathlib.Path) -> Iterator[None]:
-    """Holds a run's folder, which is made if need be; the system lets it go when the process ends, however it does.
+    """Holds a run's folder; the system lets it go when the process ends, however it does.
 
-    Of several hosts the first one holds it.
+    The folder is made if need be, and is gone again if nothing has been written into it. Of several hosts the first one
+    holds it.
 
     Raises:
         InputError: on all hosts, when another process has it.
     """
-    holder = file = None
+    holder, file, made = None, None, False
     if is_first():
+        made = not workdir.exists()
         workdir.mkdir(parents=True, exist_ok=True)
         file = open(workdir / NAME, "a+", encoding="utf-8")  # noqa: SIM115 (closed below)
         holder = _take(file)
@@ -36,6 +39,8 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
         yield
     finally:
         if file is not None:
+            if made and [path.name for path in workdir.iterdir()] == [NAME]:
+                shutil.rmtree(workdir)
             file.close()
 
 

@@ -1,35 +1,31 @@
 """The training loop: start or resume, step, log, evaluate, save."""
 
 import contextlib
-import dataclasses
 import math
 import os
 import pathlib
 from collections.abc import Callable
-from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from flash_lm.data.loader import Batch
 from flash_lm.data.packing import Rows, empty_row
 from flash_lm.errors import InputError, RunError
 from flash_lm.provenance import joined, provenance
-from flash_lm.run_name import RunName, run_name
 from flash_lm.training import saved
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.clock import Clock
 from flash_lm.training.evaluation import Evaluator
-from flash_lm.training.experiment import Experiment, Setup, build_experiment
+from flash_lm.training.experiment import Setup, build_experiment
 from flash_lm.training.hosts import StopTogether, check_same, is_first, losses_told, of_all_hosts
 from flash_lm.training.lock import locked
 from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin
 from flash_lm.training.profile import Profile, Span, check_span
 from flash_lm.training.sharding import batch_sharding, check_batch, place
-from flash_lm.training.state import TrainState, init_state
+from flash_lm.training.start import Start, find_start, parent_of
 from flash_lm.training.step import make_train_step
 
 
@@ -60,73 +56,38 @@ def train(
 
 
 def _train(config: ConfigDict, workdir: pathlib.Path, should_stop, profile: Span | None, debug_nonfinite: bool) -> None:
-    run_folder.check_config(workdir, config)
-    parent = None if saved.steps(workdir) else _parent(config)
-    experiment = build_experiment(config, parent.workdir if parent else workdir)
+    begun = bool(saved.steps(workdir))
+    parent = None if begun else parent_of(config)
+    config = run_folder.check_config(workdir, config)
+    if parent:
+        config = run_folder.check_branch(parent.workdir, config)
+    experiment = build_experiment(config, saved.own_corpus(parent.workdir if parent else workdir, config))
     check_batch(experiment.mesh, experiment.config.data.batch_size, experiment.config.train.accumulate)
     if profile:
         check_span(profile, experiment.config.train.steps)
-    corpus = experiment.corpus
+    corpus, settings = experiment.corpus, experiment.config.train
     check_same(config=config.to_dict(), corpus=corpus.fingerprint, tokenizer=corpus.tokenizer.fingerprint)
     validation = experiment.evaluation_rows("validation")
     if not any(validation[i]["loss_mask_BxL"].any() for i in range(len(validation))):
         raise InputError("no token of the validation split is to be predicted: give more text, or raise data.mask_rate")
-    settings = experiment.config.train
     with contextlib.ExitStack() as stack:
         stack.enter_context(locked(workdir))
-        run_folder.check_config(workdir, config)  # again: another process may just have left
-        run_folder.write(workdir, config, corpus)
-        checkpoints = stack.enter_context(Checkpoints(workdir, keep=settings.keep, best_metric=settings.best_metric))
-        newest = checkpoints.newest()
+        run_folder.check_config(workdir, config)  # again, and what follows: another process may just have left
+        newest = max(saved.steps(workdir), default=None)
         check_same(checkpoint=newest)
-        if newest == settings.steps and int(checkpoints.restore_newest(experiment.abstract)[0].step) == newest:
+        opened = lambda: stack.enter_context(Checkpoints(workdir, keep=settings.keep, best_metric=settings.best_metric))
+        checkpoints = opened() if newest is not None else None
+        stack.enter_context(jax.set_mesh(experiment.mesh))
+        start = find_start(experiment, checkpoints, parent)
+        if int(start.state.step) == settings.steps:
             if is_first():
                 print(f"{workdir}: all {settings.steps} steps are done")
             return
         if newest is None:
             run_folder.check_nothing_lost(workdir)
-        with jax.set_mesh(experiment.mesh):
-            start = _start(experiment, checkpoints, parent)
-            loop = _Loop(experiment, start, validation, workdir, checkpoints, debug_nonfinite)
-            loop.run(should_stop, Profile(workdir / "profile", profile))
-
-
-def _parent(config: Any) -> RunName | None:
-    """The checkpoint that a run begins with, if it is a branch."""
-    train = config.get("train", {})
-    if not train.get("branch_from"):
-        return None
-    parent = run_name(train.branch_from)
-    run_folder.check_branch(parent.workdir, config)
-    if (step := saved.step_of(parent)) >= train.steps:
-        raise InputError(f"{parent} has done {step} steps, and train.steps={train.steps} must be more: raise it")
-    return parent
-
-
-@dataclasses.dataclass(frozen=True)
-class _Start:
-    """Where a run begins or goes on: its state, and what the checkpoint tells of the steps before (nothing: {})."""
-
-    state: TrainState
-    facts: dict[str, Any]
-    branches: bool = False  # the checkpoint is another run's
-
-
-def _start(experiment: Experiment, checkpoints: Checkpoints, parent: RunName | None) -> _Start:
-    """The newest checkpoint of a run, or of a branch that has none yet its parent's, or the beginning."""
-    if parent is not None:
-        state, facts = saved.restore(parent, experiment.abstract)
-    elif checkpoints.newest() is not None:
-        state, facts = checkpoints.restore_newest(experiment.abstract)
-    else:
-        return _Start(new_state(experiment), {})
-    run_folder.check_corpus(facts, experiment.corpus)
-    if state.constants is None:
-        everywhere = NamedSharding(experiment.mesh, PartitionSpec())
-        state = dataclasses.replace(state, constants=jax.device_put(experiment.model.constants, everywhere))
-    if parent is not None:
-        facts |= {"parent": saved.identity(parent, facts, state)}
-    return _Start(state, facts, branches=parent is not None)
+        run_folder.write(workdir, config, corpus.tokenizer)
+        loop = _Loop(start, validation, workdir, checkpoints or opened(), debug_nonfinite)
+        loop.run(should_stop, Profile(workdir / "profile", profile))
 
 
 class _Loop:
@@ -134,22 +95,20 @@ class _Loop:
 
     def __init__(
         self,
-        experiment: Experiment,
-        start: _Start,
+        start: Start,
         validation_rows: Rows,
         workdir: pathlib.Path,
         checkpoints: Checkpoints,
         debug_nonfinite: bool,
     ):
-        facts, self.share = start.facts, experiment.share()
-        experiment = experiment.with_constants(start.state.constants)
+        experiment, facts, self.share = start.experiment, start.facts, start.share
         self.experiment, self.config, self.checkpoints = experiment, experiment.config, checkpoints
         self.code = joined(facts.get("code", {}), provenance(jax.devices()[0].device_kind))
         self.state, self.clock, self.start = start.state, Clock(facts.get("train_seconds", 0.0)), start
         self.nonfinite = NonfiniteSteps(experiment, facts.get("skipped_steps", 0))
         self.origin = Origin(experiment) if debug_nonfinite else None
         self.step = int(self.state.step)
-        self.batches = experiment.training_batches(self.share, self.step, self._place(facts.get("places")))
+        self.batches = experiment.training_batches(self.share, self.step, start.place)
         self.evaluator = Evaluator(
             experiment.model, experiment.corpus.tokenizer, experiment.mesh, self.config.train.loss_chunk
         )
@@ -220,17 +179,6 @@ class _Loop:
         self.writer.say(f"step {self.step}: trace in {profile.folder}, for TensorBoard or ui.perfetto.dev")
         self.clock.start()
 
-    def _place(self, places: list[Any] | None) -> Any:
-        """Of this host in a streamed corpus."""
-        if not places:
-            return None
-        if len(places) != self.share.groups:
-            raise InputError(
-                f"the run streams its corpus on {len(places)} hosts, and here are {self.share.groups}: resume on as "
-                f"many, or set --config.data.streaming=false and choose another --workdir"
-            )
-        return places[self.share.group]
-
     def _next_batch(self) -> Batch:
         """A streamed corpus may fail at any time; what has been learned until then is logged and kept."""
         try:
@@ -300,16 +248,6 @@ class _Loop:
             facts["places"] = [places[group] for group in sorted(places)]
         of_a_model = scores is not None and all(map(math.isfinite, scores.values()))
         self.checkpoints.save(self.step, self.state, facts, scores if of_a_model else None)
-
-
-def new_state(setup: Setup) -> TrainState:
-    """The state before the first step, each array born with its sharding."""
-    shardings = jax.tree.map(lambda x: x.sharding, setup.abstract)
-
-    def init() -> TrainState:
-        return init_state(setup.model, setup.optimizer)
-
-    return jax.jit(init, out_shardings=shardings)()
 
 
 def compile_step(setup: Setup) -> Callable:

@@ -3,6 +3,7 @@
 Each host reads its part alone and then tells the others whether it could, so that none waits for one that has failed.
 """
 
+import contextlib
 import json
 import logging
 import math
@@ -17,8 +18,8 @@ from typing import Any, TypeVar
 import orbax.checkpoint as ocp
 from etils import epath
 
+from flash_lm.data.token_cache import OwnCorpus
 from flash_lm.errors import InputError, first_line
-from flash_lm.provenance import config_hash
 from flash_lm.run_name import BEST, NEWEST, RunName
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.fingerprint import fingerprint
@@ -76,25 +77,27 @@ def restore_params(name: RunName, params: Params, constants: Params) -> tuple[in
     return step, tree["params"], tree.get("constants", None if constants else {}), facts
 
 
-def step_of(name: RunName) -> int:
-    """The step that a name means.
+def own_corpus(workdir: pathlib.Path, config: Any) -> OwnCorpus | None:
+    """What the run in `workdir` knows of its corpus; None: there is no run yet.
 
-    Raises:
-        InputError: there is no such checkpoint.
+    Its content is remembered for a config that says the same of data.path: at another place it must be found.
     """
-    step = _chosen(name, {})
-    if step is None:
-        raise no_checkpoint(name.workdir)
-    return step
+    tokenizer = run_folder.own_tokenizer(workdir)
+    if tokenizer is None:
+        return None
+    found = None
+    for step in steps(workdir) if run_folder.read_config(workdir).data.path == config.data.path else ():
+        with contextlib.suppress(OSError, ValueError, KeyError):  # reading the checkpoint will tell
+            found = _facts(workdir, step)["corpus"]
+    return OwnCorpus(tokenizer, found)
 
 
 def identity(name: RunName, facts: Facts, state: TrainState) -> Facts:
     """What a branch remembers of the checkpoint that it begins with; its own parent is among it, if it has one."""
-    config: Any = run_folder.read_config(name.workdir)
     return {
         "run": str(name),
         "step": int(state.step),
-        "config_hash": config_hash(run_folder.without_places(config)),
+        "config_hash": run_folder.hash_of_config(name.workdir),
         "params": fingerprint(state.params),
         "corpus": facts["corpus"],
     } | {key: facts[key] for key in ("code", "parent") if key in facts}
@@ -185,9 +188,12 @@ def _best(workdir: pathlib.Path, there: list[int]) -> int:
     return best
 
 
+def _facts(workdir: pathlib.Path, step: int) -> Facts:
+    return json.loads((folder_of(workdir) / str(step) / "facts" / "metadata").read_text(encoding="utf-8"))
+
+
 def _read(workdir: pathlib.Path, step: int, config: str | None, abstract: Tree) -> tuple[Tree, Facts]:
-    folder = folder_of(workdir) / str(step)
-    facts = json.loads((folder / "facts" / "metadata").read_text(encoding="utf-8"))
+    facts = _facts(workdir, step)
     if (facts.get("step", step), facts.get("config", config)) != (step, config):
         raise ValueError("it was saved by another run, or at another step")
     if "constants" in abstract and "constants" not in facts.get(CHECKSUMS, {}):
@@ -196,7 +202,9 @@ def _read(workdir: pathlib.Path, step: int, config: str | None, abstract: Tree) 
     restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
     arguments = ocp.args.PyTreeRestore(item=abstract, restore_args=restore_args, partial_restore=True)
     # Not through Orbax's manager, whose hosts wait for each other even if one has failed.
-    return ocp.PyTreeCheckpointHandler().restore(epath.Path(folder / "state"), args=arguments), facts
+    return ocp.PyTreeCheckpointHandler().restore(
+        epath.Path(folder_of(workdir) / str(step) / "state"), args=arguments
+    ), facts
 
 
 def _checked(facts: Facts, tree: Tree) -> Facts:

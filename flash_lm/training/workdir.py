@@ -1,4 +1,4 @@
-"""The folder of a run: config.json, corpus.json and tokenizer/, written once, and changes.jsonl.
+"""The folder of a run: config.json and tokenizer/, written once, and changes.jsonl.
 
 What a resumed run changes is a line of changes.jsonl; config.json stays what the run began with.
 """
@@ -13,18 +13,18 @@ from ml_collections import ConfigDict
 
 from flash_lm.config import filled, upgrade
 from flash_lm.data.loading import Splits
-from flash_lm.data.token_cache import OwnCorpus
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.jsonl import append_jsonl, read_jsonl
 from flash_lm.models.families import FAMILIES, unused
+from flash_lm.provenance import config_hash
 from flash_lm.training import lock
 from flash_lm.training.hosts import is_first, of_all_hosts
 from flash_lm.training.metrics import read_lines
 
-_CONFIG, _CORPUS, _CHANGES, _TOKENIZER = "config.json", "corpus.json", "changes.jsonl", "tokenizer"
-# What a run that was killed in its first moments may leave.
-_BEFORE_CONFIG = (lock.NAME, f"{_CORPUS}.partial", _CORPUS, f"{_CONFIG}.partial")
+_CONFIG, _CHANGES, _TOKENIZER = "config.json", "changes.jsonl", "tokenizer"
+_PARTIAL = f"{_CONFIG}.partial"
+_BEFORE_CONFIG = (lock.NAME, _PARTIAL)  # what a run that was killed in its first moments may leave
 
 # Keys that may differ when a run is resumed: what they change of the model is rounding, or nothing.
 FREE = (
@@ -66,52 +66,55 @@ _NOT_IN_FINGERPRINT = (
 )
 
 
-def check_config(workdir: pathlib.Path, config: Any) -> None:
+def check_config(workdir: pathlib.Path, config: Any) -> Any:
     """Checks that a run in `workdir`, if there is one, may go on with this config.
+
+    Returns:
+        The config to go on with: keys that it leaves open are those of the run.
 
     Raises:
         InputError: it was another; or something that is no run is there.
     """
     if not workdir.exists():
-        return
+        return config
     names = [path.name for path in workdir.iterdir()] if workdir.is_dir() else [workdir.name]
     names = [name for name in names if name not in _BEFORE_CONFIG]
     if not names:
-        return
+        return config
     if _CONFIG not in names:
         raise InputError(f"{workdir} exists and is no run of flash_lm: choose another --workdir")
-    changes = _changes(workdir, config)
-    if differing := _told(changes, lambda key: not _is_free(key, config)):
+    config, changes = _compared(workdir, config)
+    if differing := {key: told for key, told in changes.items() if not _is_free(key, config)}:
+        of_a_branch = set(differing) <= set(_OF_A_BRANCH)
+        advice = f", or go on in a new one with --config.train.branch_from={workdir}" if of_a_branch else ""
         raise InputError(
-            f"{workdir} holds a run of another config ({differing}): choose another --workdir, or give a new one "
-            f"--config.train.branch_from={workdir} if it is another schedule"
+            f"{workdir} holds a run of another config ({_told(differing)}): choose another --workdir{advice}"
         )
+    return config
 
 
-def check_branch(parent: pathlib.Path, config: Any) -> None:
+def check_branch(parent: pathlib.Path, config: Any) -> Any:
     """Checks that a config differs from its parent's in its schedule alone.
+
+    Returns:
+        The config to begin with: other keys that it leaves open are those of the parent.
 
     Raises:
         InputError: there is no such run, or its config is another.
     """
-    changes = _changes(parent, config)
-    if differing := _told(changes, lambda key: not _is_free(key, config) and key not in _OF_A_BRANCH):
+    config, changes = _compared(parent, config, but=_OF_A_BRANCH)
+    differing = {key: told for key, told in changes.items() if not _is_free(key, config) and key not in _OF_A_BRANCH}
+    if differing:
         raise InputError(
-            f"train.branch_from={config.train.branch_from} is a run of another config ({differing}): a branch "
+            f"train.branch_from={config.train.branch_from} is a run of another config ({_told(differing)}): a branch "
             f"changes {', '.join(_OF_A_BRANCH[1:])} and what a resumed run may"
         )
+    return config
 
 
-def own_corpus(workdir: pathlib.Path, config: Any) -> OwnCorpus | None:
-    """What the run in `workdir` knows of its corpus; None: there is no run yet.
-
-    Its content is remembered for a config that says the same of data.path: at another place it must be found.
-    """
-    if not (workdir / _TOKENIZER).exists():
-        return None
-    tokenizer, path = load_tokenizer(workdir / _TOKENIZER), workdir / _CORPUS
-    same = read_config(workdir).data.path == config.data.path and path.exists()
-    return OwnCorpus(tokenizer, json.loads(path.read_text(encoding="utf-8"))["fingerprint"] if same else None)
+def own_tokenizer(workdir: pathlib.Path) -> Tokenizer | None:
+    """The tokenizer of the run in `workdir`; None: there is no run yet."""
+    return load_tokenizer(workdir / _TOKENIZER) if (workdir / _TOKENIZER).exists() else None
 
 
 def check_corpus(facts: dict[str, Any], corpus: Splits) -> None:
@@ -141,19 +144,19 @@ def check_tokenizer(facts: dict[str, Any], tokenizer: Tokenizer) -> None:
         )
 
 
-def write(workdir: pathlib.Path, config: Any, corpus: Splits) -> None:
-    """Writes config, corpus and tokenizer, unless they are there, and what this resume changes."""
+def write(workdir: pathlib.Path, config: Any, tokenizer: Tokenizer) -> None:
+    """Writes config and tokenizer, unless they are there, and what this resume changes."""
     of_all_hosts(None)  # they have all looked
     if is_first():
         if (workdir / _CONFIG).exists():
-            if changes := {key: now for key, (_, now) in _changes(workdir, config).items()}:
+            if changes := {key: now for key, (_, now) in _compared(workdir, config)[1].items()}:
                 append_jsonl(workdir / _CHANGES, [changes])
         else:
-            _write_whole(workdir / _CORPUS, {"name": corpus.name, "fingerprint": corpus.fingerprint})
-            _write_whole(workdir / _CONFIG, config.to_dict())
+            (workdir / _PARTIAL).write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
+            os.replace(workdir / _PARTIAL, workdir / _CONFIG)
         if not (workdir / _TOKENIZER).exists():
             partial = workdir / "tokenizer.partial"
-            save_tokenizer(corpus.tokenizer, partial)
+            save_tokenizer(tokenizer, partial)
             os.replace(partial, workdir / _TOKENIZER)
     of_all_hosts(None)
 
@@ -164,6 +167,8 @@ def check_nothing_lost(workdir: pathlib.Path) -> None:
     Raises:
         InputError: it has.
     """
+    if not (workdir / _CONFIG).exists():
+        return
     config = read_config(workdir)
     every = config.train.checkpoint_every
     done = max((line["step"] for line in read_lines(workdir / "metrics.jsonl")), default=0)
@@ -186,6 +191,11 @@ def fingerprint(workdir: pathlib.Path) -> str | None:
     flat = _flat(json.loads(path.read_text()))
     kept = {key: flat[key] for key in sorted(flat) if not key.startswith(_NOT_IN_FINGERPRINT)}
     return hashlib.sha256(json.dumps(kept).encode()).hexdigest()[:16]
+
+
+def hash_of_config(workdir: pathlib.Path) -> str:
+    """Of config.json as it was written, but for where on that machine the corpus and its cache lie."""
+    return config_hash(without_places(ConfigDict(json.loads((workdir / _CONFIG).read_text()))))
 
 
 def without_places(config: Any) -> dict[str, Any]:
@@ -225,13 +235,6 @@ def _damaged(path: pathlib.Path) -> InputError:
     return InputError(f"{path} is damaged: restore it, or train into another --workdir")
 
 
-def _write_whole(path: pathlib.Path, value: dict[str, Any]) -> None:
-    """JSON, under its name only when all of it is there."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
-
-
 def _is_free(key: str, config: Any) -> bool:
     # Nothing is drawn anew for a microbatch, so their number changes the order of a sum alone.
     model = config.get("model", {})
@@ -239,11 +242,20 @@ def _is_free(key: str, config: Any) -> bool:
     return key.startswith(FREE) or (key == "train.accumulate" and not draws)
 
 
-def _changes(workdir: pathlib.Path, config: Any) -> dict[str, tuple[Any, Any]]:
-    """By key what the run there has and what this config has; keys left open stand for what fills them in."""
+def _compared(workdir: pathlib.Path, config: Any, but: tuple[str, ...] = ()) -> tuple[Any, dict[str, tuple[Any, Any]]]:
+    """A config with what it leaves open as the run there has it, and by key what differs: of the run, and of it.
+
+    Args:
+        workdir: of the run.
+        config: of now.
+        but: keys that stay open.
+    """
+    raw, config = _flat(read_config(workdir).to_dict()), config.copy_and_resolve_references()
+    left_open = {key for key, value in _flat(config.to_dict()).items() if value is None and key not in but}
+    config.update_from_flattened_dict({key: raw[key] for key in left_open if raw.get(key) is not None})
     before, now = (_flat(filled(x.to_dict())) for x in (read_config(workdir), config))
     differing = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
-    return {key: (before.get(key), now.get(key)) for key in sorted(differing - _meaningless(before, now))}
+    return config, {key: (before.get(key), now.get(key)) for key in sorted(differing - _meaningless(before, now))}
 
 
 def _meaningless(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
@@ -253,8 +265,8 @@ def _meaningless(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
     return kept | {f"model.{key}" for key in (unused(family) if family in FAMILIES else ())}
 
 
-def _told(changes: dict[str, tuple[Any, Any]], matters) -> str:
-    return "; ".join(f"{key}={there} there, {here} here" for key, (there, here) in changes.items() if matters(key))
+def _told(changes: dict[str, tuple[Any, Any]]) -> str:
+    return "; ".join(f"{key}={there} there, {here} here" for key, (there, here) in changes.items())
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

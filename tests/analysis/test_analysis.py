@@ -40,9 +40,10 @@ def test_the_newest_result_of_each_run_on_the_split(tmp_path):
 
 
 def test_a_damaged_line_is_named(tmp_path):
-    (tmp_path / "x.jsonl").write_text('{"a": 1}\n{"a": \n{"a": 3}\n')
-    with pytest.raises(InputError, match=r"x.jsonl: line 2 is damaged"):
-        read_jsonl(tmp_path / "x.jsonl")
+    for damaged in (b'{"a": ', b'{"a": "\xff"}'):
+        (tmp_path / "x.jsonl").write_bytes(b'{"a": 1}\n' + damaged + b'\n{"a": 3}\n')
+        with pytest.raises(InputError, match=r"x.jsonl: line 2 is damaged"):
+            read_jsonl(tmp_path / "x.jsonl")
 
 
 def scored_run(folder: pathlib.Path, *lines: dict) -> pathlib.Path:
@@ -84,6 +85,19 @@ def test_figures_of_different_rows_or_texts_are_not_ranked(tmp_path):
     assert [row.split("|")[1].strip() for row in first] == ["best", "short"]
 
 
+def test_texts_of_the_same_name_are_told_apart_by_their_hash(tmp_path):
+    """Where there are several; an older line, which has none, is of the only one."""
+    lines = {"mine": {"corpus_hash": "aa"}, "yours": {"corpus_hash": "bb"}, "older": {}}
+    runs = {name: scored_run(tmp_path / name, {"corpus": "text"} | line) for name, line in lines.items()}
+    titles = lambda names: [
+        part.partition(",")[0]
+        for part in write_comparison([runs[name] for name in names], "test", tmp_path / "out").split("\n\n")
+        if not part.startswith("|")
+    ]
+    assert titles(["mine", "older"]) == ["text"]
+    assert titles(["mine", "yours", "older"]) == ["text (older)", "text aa", "text bb"]
+
+
 def test_a_result_is_that_of_the_checkpoint_that_is_named(tmp_path):
     """The newest one where none is, however late another one or another text was scored."""
     run = scored_run(
@@ -101,6 +115,8 @@ def test_a_result_is_that_of_the_checkpoint_that_is_named(tmp_path):
         assert [line["perplexity"] for line in newest_results([name], "test")] == ([expected] if expected else [])
     both = newest_results([run, f"{run}@best"], "test")
     assert [line["run"] for line in both] == ["run", "run@best"]
+    only_best = scored_run(tmp_path / "best", {"checkpoint": "best"})
+    assert not newest_results([only_best], "test") and newest_results([f"{only_best}@best"], "test")
     assert not is_done(run, "test", 7, [9]) and is_done(run, "test", 9, [8])
     append_jsonl(run / "results.jsonl", [{"split": "train", "step": 9, "length": 8, "own_corpus": False}])
     assert not is_done(run, "train", 9, [8])

@@ -20,8 +20,9 @@ from flash_lm.run_name import run_name
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.experiment import Experiment, build_experiment
 from flash_lm.training.fingerprint import fingerprint
-from flash_lm.training.loop import new_state, train
+from flash_lm.training.loop import train
 from flash_lm.training.saved import restore
+from flash_lm.training.start import new_state
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

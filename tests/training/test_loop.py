@@ -58,7 +58,7 @@ def test_the_run_is_recorded(config, finished):
     losses = [line["loss"] for line in lines if line["split"] == "validation"]
     assert losses[-1] < losses[0] < np.log(260) + 0.5
     assert {path.name for path in finished.iterdir()} == {
-        "config.json", "corpus.json", "tokenizer", "checkpoints", "metrics.jsonl", "tensorboard", "lock",
+        "config.json", "tokenizer", "checkpoints", "metrics.jsonl", "tensorboard", "lock",
     }  # fmt: skip
     assert list((finished / "tensorboard").glob("events*"))
     # The newest two, and the best of the two that have an evaluation.

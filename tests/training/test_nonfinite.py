@@ -16,9 +16,10 @@ from flash_lm.run_name import run_name
 from flash_lm.training import nonfinite
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.experiment import Experiment, build_experiment
-from flash_lm.training.loop import new_state, train
+from flash_lm.training.loop import train
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin
 from flash_lm.training.saved import restore
+from flash_lm.training.start import new_state
 from flash_lm.training.state import TrainState
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from small import small_config, write_corpus
 
-from flash_lm.data import token_cache
+from flash_lm.config import filled
+from flash_lm.data import hugging_face, streaming, token_cache
 from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.inference.trained_model import load_model
 from flash_lm.jsonl import read_jsonl
 from flash_lm.study import changed
-from flash_lm.training import saved
+from flash_lm.training import loop, saved
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.lock import locked
 from flash_lm.training.loop import train
@@ -103,17 +104,82 @@ def test_a_resumed_run_may_change_what_changes_rounding(config, finished, half, 
         ({"model.bias_rate": 1.0, "model.num_features": 3, "data.shuffle_buffer": 1}, None),  # of other families
         ({"train.accumulate": 2}, "train.accumulate=1 there, 2 here"),  # dropout draws other masks
         ({"train.steps": 20}, "train.steps=12 there, 20 here.*branch_from="),
-        ({"model.chunk_size": 4}, "model.chunk_size=8 there, 4 here"),
+        ({"model.chunk_size": 4}, r"model.chunk_size=8 there, 4 here\): choose another --workdir$"),
+        ({"train.warmup_steps": None, "data.vocab_size": 320}, None),  # left open: as the run has it
     ],
     ids=str,
 )
 def test_what_a_resumed_run_may_change(config, half, changes, refused):
     other = changed(config, changes)
     if refused is None:
-        run_folder.check_config(half, other)
+        assert run_folder.check_config(half, other).train.warmup_steps == 2
         return
     with pytest.raises(InputError, match=refused):
         run_folder.check_config(half, other)
+
+
+def test_how_softmax_is_computed_may_change(config, half, tmp_path):
+    """Of a family that uses it."""
+    run = shutil.copytree(half, tmp_path / "run")
+    other = changed(config, {"model.family": "transformer"})
+    (run / "config.json").write_text(json.dumps(other.to_dict()))
+    run_folder.check_config(run, changed(other, {"model.attention_implementation": "plain"}))
+    with pytest.raises(InputError, match="model.rotary=None there, True here"):
+        run_folder.check_config(run, changed(other, {"model.rotary": True}))
+
+
+def test_a_run_of_an_older_version_goes_on_with_what_it_did(config, half, tmp_path):
+    """With the same command, in which keys that are younger than it are open."""
+    run = shutil.copytree(half, tmp_path / "run")
+    values = json.loads((run / "config.json").read_text())
+    for group, key in (("data", "shuffle_buffer"), ("train", "decay_steps"), ("train", "branch_from")):
+        del values[group][key]
+    values["data"]["streaming"], values["train"]["warmup_steps"] = True, 3
+    (run / "config.json").write_text(json.dumps(values))
+    now = changed(config, {"data.streaming": True, "train.warmup_steps": None})
+    goes_on = run_folder.check_config(run, now)
+    assert (goes_on.data.shuffle_buffer, goes_on.train.warmup_steps) == (0, 3)
+    assert filled(now.to_dict())["data"]["shuffle_buffer"] == 64
+    with pytest.raises(InputError, match="data.shuffle_buffer=0 there, 8 here"):
+        run_folder.check_config(run, changed(now, {"data.shuffle_buffer": 8}))
+
+
+def contents(folder: pathlib.Path) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_a_refused_resume_changes_nothing(config, finished, half, constant, tmp_path):
+    """Also of a finished run, and of a branch, which are told that the corpus is another one."""
+    wrong = {"data.path": write_corpus(tmp_path / "wrong", seed=9)}
+    for there in (finished, half):
+        run = shutil.copytree(there, tmp_path / there.name)
+        before = contents(run)
+        with pytest.raises(InputError, match="is not the one that the run began with"):
+            train(changed(config, wrong), run)
+        assert contents(run) == before
+    branch = changed(constant[0], wrong | {"train.steps": 9, "train.branch_from": str(constant[1])})
+    with pytest.raises(InputError, match="is not the one that the run began with"):
+        train(branch, tmp_path / "branch")
+    assert not (tmp_path / "branch").exists()
+
+
+def test_of_two_starts_of_a_branch_the_later_goes_on(constant, tmp_path, monkeypatch):
+    """Where another process has trained between the look at the folder and its lock."""
+    config, parent = constant
+    branch = changed(config, {"train.steps": 8, "train.branch_from": str(parent), "train.eval_every": 0})
+    train(branch, tmp_path / "other", should_stop=stop_after(1))
+    build = loop.build_experiment
+
+    def meanwhile(*words):
+        shutil.copytree(tmp_path / "other", tmp_path / "run")
+        return build(*words)
+
+    monkeypatch.setattr(loop, "build_experiment", meanwhile)
+    before = read_jsonl(tmp_path / "other" / "metrics.jsonl")
+    train(branch, tmp_path / "run")
+    lines = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    assert lines[: len(before)] == before and [line["step"] for line in lines if line["split"] == "train"] == [7, 8]
 
 
 def test_microbatches_may_change_where_nothing_is_drawn_for_them(config, half, tmp_path):
@@ -149,6 +215,31 @@ def test_a_branch_goes_on_as_if_it_had_been_one_run(constant, tmp_path):
     assert line["parent_run"] == str(parent) + "@6" and line["parent_step"] == 6 and len(line["parent_params"]) == 16
     (whole,) = evaluate(tmp_path / "whole", "test")
     assert line["loss"] == whole["loss"] and "parent_run" not in whole
+
+
+def test_a_branch_has_a_schedule_of_its_own(constant, tmp_path):
+    """That of a run of so many steps, taken up where the parent was: here the rate falls over the last two."""
+    config, parent = constant
+    schedule = {"train.schedule": "linear", "train.decay_steps": 2, "train.learning_rate": 0.04, "train.steps": 8}
+    train(changed(config, schedule | {"train.branch_from": f"{parent}@newest"}), tmp_path / "branch")
+    lines = [line for line in read_jsonl(tmp_path / "branch" / "metrics.jsonl") if line["split"] == "train"]
+    assert np.allclose([line["learning_rate"] for line in lines], [0.04, 0.02])
+
+
+@pytest.mark.slow
+def test_a_branch_of_a_stream_goes_on_in_the_stream(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(streaming, "_WINDOW", 1500)
+    monkeypatch.setattr(hugging_face, "_STREAM_SHARE", 10)
+    draw = np.random.default_rng(0)
+    rows = [" ".join(map(str, draw.integers(1000, size=draw.integers(1, 40)))) for _ in range(120)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    here = changed(config, {"data.corpus": "hf", "data.path": str(tmp_path / "train.jsonl"), "data.streaming": True})
+    here = changed(here, {"train.schedule": "constant", "train.steps": 8, "train.eval_every": 0})
+    train(here, tmp_path / "whole")
+    train(changed(here, {"train.steps": 5}), tmp_path / "parent")
+    train(changed(here, {"train.branch_from": str(tmp_path / "parent")}), tmp_path / "branch")
+    found, whole = losses(tmp_path / "branch"), losses(tmp_path / "whole")
+    assert {step for step, _ in found} == {6, 7, 8} and found.items() <= whole.items()
 
 
 @pytest.mark.parametrize(
@@ -187,11 +278,15 @@ def test_a_name_of_text_works_as_a_path_does(config, tmp_path):
     train(changed(config, {"train.steps": 4, "train.checkpoint_every": 2, "train.eval_every": 2}), run)
     scores = {step: loss for (step, split), loss in losses(pathlib.Path(run)).items() if split == "validation"}
     assert set(scores) == {2, 4}
-    for name, step in ((run, 4), (f"{run}@2", 2), (f"{run}@best", min(scores, key=scores.__getitem__))):
-        (line,) = evaluate(name, "validation")
-        assert line["step"] == step and np.isclose(line["loss"], scores[step], rtol=1e-6)
-        assert line["checkpoint"] in (name.rpartition("@")[2], "step", "newest")
-        assert load_model(name).step == step
+    metrics = pathlib.Path(run) / "checkpoints" / "2" / "metrics" / "metrics"
+    metrics.write_text(
+        json.dumps(json.loads(metrics.read_text()) | {"loss": 0.5})
+    )  # so that not the newest is the best
+    named = {"": ("newest", 4), "@newest": ("newest", 4), "@2": ("step", 2), "@best": ("best", 2)}
+    for which, (checkpoint, step) in named.items():
+        (line,) = evaluate(f"{run}{which}", "validation")
+        assert (line["checkpoint"], line["step"]) == (checkpoint, step)
+        assert np.isclose(line["loss"], scores[step], rtol=1e-6) and load_model(f"{run}{which}").step == step
     with pytest.raises(InputError, match="has no checkpoint of step 3: those of 2, 4 are there"):
         load_model(f"{run}@3")
     for metrics in pathlib.Path(run).glob("checkpoints/*/metrics/metrics"):
@@ -249,12 +344,15 @@ def test_a_text_that_the_run_never_saw_is_scored_without_its_corpus(finished, tm
     (part,) = evaluate(run, "test", overrides=[f"--config.data.path={tmp_path / 'mine.txt'}"])
     assert 0 < part["bytes"] < len(text) / 5
     for word, expected in (
-        ("--config.model.num_layers=1", "would change what was trained: change the text"),
-        ("--config.data.length=16", "would change what was trained"),
+        ("--config.model.num_layers=1", "is of the training, or has a flag of its own: here change data.corpus"),
+        ("--config.data.length=16", "is of the training, or has a flag of its own"),
+        ("--config.mesh.shape=1,1,1", "is of the training, or has a flag of its own"),
+        ("--config.data.corpus=stdlib --config.data.path=x", "reads no data.path: add --config.data.corpus=text"),
+        ("--config.data.corpus=copy --config.data.pack=examples", "corpus copy has tokens of its own"),
         ("--splt=test", "unknown argument --splt=test"),
     ):
         with pytest.raises(InputError, match=expected):
-            evaluate(run, "test", overrides=[word])
+            evaluate(run, "test", overrides=word.split())
     with pytest.raises(InputError, match="no split dev: --split is one of train, validation, test, whole"):
         evaluate(run, "dev")
 
@@ -284,7 +382,7 @@ def test_a_run_outlives_its_corpus(config, tmp_path, caplog):
     assert line["loss"] == before["loss"] and line["own_corpus"]
     assert "corpus text has changed: the tokens of the one before" in caplog.text
     shutil.rmtree(folder)
-    (line,) = evaluate(tmp_path / "run", "test")
+    (line,) = evaluate(tmp_path / "run", "test", overrides=["--config.model.kernels=xla"])
     assert line["loss"] == before["loss"]
     write_corpus(folder, seed=4)
     shutil.rmtree(tmp_path / "cache")

@@ -11,8 +11,8 @@ from flash_lm.data.loader import Share
 from flash_lm.errors import InputError
 from flash_lm.training import sharding
 from flash_lm.training.experiment import build_experiment
-from flash_lm.training.loop import new_state
 from flash_lm.training.sharding import batch_sharding, check_batch, check_documents, make_mesh, place, share_of
+from flash_lm.training.start import new_state
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

@@ -1,0 +1,91 @@
+"""Where a run begins or goes on: at its newest checkpoint, at that of its parent, or at the first step."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from flash_lm.data.loader import Share
+from flash_lm.errors import InputError
+from flash_lm.run_name import RunName, run_name
+from flash_lm.training import saved
+from flash_lm.training import workdir as run_folder
+from flash_lm.training.checkpoint import Checkpoints
+from flash_lm.training.experiment import Experiment, Setup
+from flash_lm.training.state import TrainState, init_state
+
+
+def parent_of(config: Any) -> RunName | None:
+    """The checkpoint that a run begins with, if it is a branch."""
+    name = config.get("train", {}).get("branch_from")
+    return run_name(name) if name else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """Where a run begins or goes on.
+
+    Attributes:
+        experiment: with the constants of the checkpoint.
+        state: of the checkpoint, or the first one.
+        facts: that the checkpoint tells of the steps before; at the beginning none.
+        share: what this host reads of a batch.
+        place: in a streamed corpus.
+        branches: whether the checkpoint is another run's.
+    """
+
+    experiment: Experiment
+    state: TrainState
+    facts: saved.Facts
+    share: Share
+    place: dict[str, Any] | None
+    branches: bool
+
+
+def find_start(experiment: Experiment, checkpoints: Checkpoints | None, parent: RunName | None) -> Start:
+    """The newest checkpoint of a run, or of a branch that has none yet its parent's, or the beginning.
+
+    Raises:
+        InputError: no sound checkpoint, of another corpus, or of a stream on other hosts; nothing is written.
+    """
+    share, branches = experiment.share(), checkpoints is None and parent is not None
+    if checkpoints is not None:
+        state, facts = checkpoints.restore_newest(experiment.abstract)
+    elif parent is not None:
+        state, facts = saved.restore(parent, experiment.abstract)
+    else:
+        return Start(experiment, new_state(experiment), {}, share, None, branches)
+    run_folder.check_corpus(facts, experiment.corpus)
+    if state.constants is None:
+        everywhere = NamedSharding(experiment.mesh, PartitionSpec())
+        state = dataclasses.replace(state, constants=jax.device_put(experiment.model.constants, everywhere))
+    if branches and parent is not None:
+        step, steps = int(state.step), experiment.config.train.steps
+        if step >= steps:
+            raise InputError(f"{parent} has done {step} steps, and train.steps={steps} must be more: raise it")
+        facts |= {"parent": saved.identity(parent, facts, state)}
+    experiment = experiment.with_constants(state.constants)
+    return Start(experiment, state, facts, share, _place(facts.get("places"), share), branches)
+
+
+def _place(places: list[Any] | None, share: Share) -> Any:
+    """Of this host in a streamed corpus."""
+    if not places:
+        return None
+    if len(places) != share.groups:
+        raise InputError(
+            f"the run streams its corpus on {len(places)} hosts, and here are {share.groups}: resume on as many, or "
+            f"set --config.data.streaming=false and choose another --workdir"
+        )
+    return places[share.group]
+
+
+def new_state(setup: Setup) -> TrainState:
+    """The state before the first step, each array born with its sharding."""
+    shardings = jax.tree.map(lambda x: x.sharding, setup.abstract)
+
+    def init() -> TrainState:
+        return init_state(setup.model, setup.optimizer)
+
+    return jax.jit(init, out_shardings=shardings)()
