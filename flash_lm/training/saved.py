@@ -82,11 +82,10 @@ def own_corpus(workdir: pathlib.Path, config: Any) -> OwnCorpus | None:
 
     Its content is remembered for a config that says the same of data.path: at another place it must be found.
     """
-    tokenizer = run_folder.own_tokenizer(workdir)
+    there, tokenizer, found = steps(workdir), run_folder.own_tokenizer(workdir), None
     if tokenizer is None:
         return None
-    found = None
-    for step in steps(workdir) if run_folder.read_config(workdir).data.path == config.data.path else ():
+    for step in there if run_folder.read_config(workdir).data.path == config.data.path else ():
         with contextlib.suppress(OSError, ValueError, KeyError):  # reading the checkpoint will tell
             found = _facts(workdir, step)["corpus"]
     return OwnCorpus(tokenizer, found)

@@ -48,6 +48,17 @@ def test_it_has_learned_the_answers(run):
     assert scores["accuracy"] > 0.95 and "word_perplexity" not in scores
 
 
+def test_other_couplets_are_scored_with_the_characters_of_the_run(run, tmp_path):
+    """In whose order they are, whatever the other text's are; one that it does not know counts as wrong."""
+    firsts = ["山山", "南山", "東東", "?南"]
+    for split in ("train", "validation", "test"):
+        (tmp_path / split).mkdir()
+        for name, lines in (("in.txt", firsts), ("out.txt", ["".join(OTHER.get(x, "!") for x in y) for y in firsts])):
+            (tmp_path / split / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (scores,) = evaluate(run, "test", overrides=[f"--config.data.path={tmp_path}"])
+    assert not scores["own_corpus"] and 0.6 < scores["accuracy"] < 0.95
+
+
 def test_second_lines_are_as_long_as_the_first_and_ranked(writer):
     for first in ("春", "東山", "夏南春"):
         found = writer(first, candidates=16, sampling=Sampling(temperature=3.0))
