@@ -13,6 +13,8 @@ from flash_lm.inference.trained_model import load_model
 from flash_lm.run_flags import add_run_flags, run_of
 from flash_lm.training.hosts import is_first, losses_told
 
+_CONNECTIONS = 1024  # at a time; a further one is answered 503
+
 
 def main(argv: list[str]) -> None:
     """Serves a checkpoint of a run: a page to try it, and a JSON API, which /docs describes."""
@@ -21,40 +23,51 @@ def main(argv: list[str]) -> None:
 
         from flash_lm.inference.service.answers import Limits  # noqa: PLC0415 (needs it)
         from flash_lm.inference.service.app import build_app, follow  # noqa: PLC0415
+        from flash_lm.inference.service.connections import Patient  # noqa: PLC0415
     except ImportError as error:
         raise InputError(f"{error.name} is not installed, which serving needs: pip install flash_lm[serve]") from None
     defaults = Limits()
     parser = argparse.ArgumentParser(prog="python -m flash_lm.serve", description=main.__doc__)
     add_run_flags(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0: all of this machine's")
+    parser.add_argument(
+        "--host",
+        action="append",
+        help="address to listen at (default: 127.0.0.1; 0.0.0.0: all of this machine's), and again for each name under "
+        "which it is asked, beside those of this machine",
+    )
     parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
     parser.add_argument("--dtype", choices=DTYPES, help="of parameters and computation; default: as trained")
     parser.add_argument("--rows", type=positive, default=defaults.rows, help="answers that are generated at a time")
     parser.add_argument("--waiting", type=positive, default=defaults.waiting, help="answers that may wait for that")
     parser.add_argument("--prompt_tokens", type=positive, default=defaults.prompt_tokens, help="of a request, at most")
+    parser.add_argument("--masks", type=positive, default=defaults.masks, help="to fill in, of a request, at most")
     parser.add_argument("--new_tokens", type=positive, default=defaults.new_tokens, help="of an answer, at most")
     parser.add_argument("--seconds", type=positive, default=defaults.seconds, help="that a request may take")
     arguments = parser.parse_args(argv)
     limits = Limits(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Limits)})
+    hosts = arguments.host or ["127.0.0.1"]
     name, mesh = run_of(arguments)
     if not is_first():
         with losses_told():
             follow(load_model(name, dtype=arguments.dtype, mesh_shape=mesh), limits)
         return
     try:
-        listening = socket.create_server((arguments.host, arguments.port))
+        listening = socket.create_server((hosts[0], arguments.port))
     except (OSError, OverflowError) as error:
-        where = f"{arguments.host}:{arguments.port}"
+        where = f"{hosts[0]}:{arguments.port}"
         raise InputError(f"cannot listen at {where}: {first_line(error)}: choose another --host or --port") from None
     with listening:
         trained = load_model(name, dtype=arguments.dtype, mesh_shape=mesh)
-        app = build_app(trained, limits)
+        app = build_app(trained, limits, [*hosts, socket.gethostname()])
         host, port = listening.getsockname()[:2]
         print(f"http://{host}:{port} has a page to try {trained.name}; Ctrl-C ends it", flush=True)
         for ending in (signal.SIGINT, signal.SIGTERM):  # which uvicorn raises again when all answers are finished
             signal.signal(ending, lambda *_: sys.exit(0))
         # Answers that run may take as long as any; a little more, so that they hear of it themselves.
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=arguments.seconds + 1)
+        ends_after = arguments.seconds + 1
+        config = uvicorn.Config(
+            app, log_level="warning", http=Patient, limit_concurrency=_CONNECTIONS, timeout_graceful_shutdown=ends_after
+        )
         uvicorn.Server(config).run(sockets=[listening])
 
 

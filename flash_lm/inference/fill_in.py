@@ -17,6 +17,9 @@ from flash_lm.training.hosts import fetched
 from flash_lm.training.sharding import batch_sharding, rows_that_divide
 from flash_lm.training.state import Params
 
+ROWS = 4  # on the device at a time; one alone goes alone
+_MASKS = 64  # whose logits exist at the same time
+
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
@@ -37,7 +40,14 @@ class FilledIn:
 
 
 class Filler:
-    """Fills in with a masked language model of a run; rows and their number are padded, so that little is compiled."""
+    """Fills in with a masked language model of a run.
+
+    Rows and their number are padded, so that little is compiled. Words are chosen on the device, some masks at a time,
+    so that neither many masks nor a large vocabulary need much memory.
+
+    Attributes:
+        exact: whether no row may be padded, since N is its length; then each length is compiled.
+    """
 
     def __init__(self, trained: TrainedModel):
         """Compiles nothing before the first call.
@@ -49,9 +59,9 @@ class Filler:
             raise InputError(f"{trained.name} is a causal language model and has no {MASK}: give a prompt to continue")
         self._trained = trained
         self._text_ids = trained.text_ids()
-        # Where N is the row's length, no row may be padded.
-        self._exact = trained.config.model.normalizer in NOT_DECODABLE
-        self._probabilities = jax.jit(self._at_masks)
+        self.exact = trained.config.model.normalizer in NOT_DECODABLE
+        self._features = jax.jit(self._all_features)
+        self._best = jax.jit(self._likeliest, static_argnums=4)
 
     def __call__(self, prompts: Sequence[str], candidates: int = 5) -> list[FilledIn]:
         """Fills in prompts, each as if it were alone.
@@ -65,37 +75,62 @@ class Filler:
         """
         if candidates < 1:
             raise InputError(f"{candidates} candidates: ask for 1 or more")
-        rows, limit = [self.encode(prompt) for prompt in prompts], self._trained.model.abstract.longest
-        batches = [[row] for row in rows] if self._exact else [rows]
-        found = [probabilities for batch in batches for probabilities in self._fill(batch, limit)]
+        rows = [self.encode(prompt) for prompt in prompts]
         candidates = min(candidates, int(self._text_ids.sum()))
-        return [
-            self._filled(prompt, row, found_MxV, candidates)
-            for prompt, row, found_MxV in zip(prompts, rows, found, strict=True)
-        ]
+        found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for length, numbers in self._batches(rows).items():
+            for i in range(0, len(numbers), ROWS):
+                batch = numbers[i : i + ROWS]
+                found |= dict(zip(batch, self._fill([rows[n] for n in batch], length, candidates), strict=True))
+        return [self._filled(prompt, rows[n], *found[n], candidates) for n, prompt in enumerate(prompts)]
 
-    def _fill(self, rows: list[np.ndarray], limit: int | None) -> list[np.ndarray]:
-        """The probabilities at each row's masks, M×V."""
+    def compile(self, longest: int, candidates: int) -> None:
+        """Runs all shapes that rows of up to so many tokens may need."""
+        lengths = sorted({self._length(n) for n in range(1, longest + 1)})
+        for length in lengths:
+            for count in (1, ROWS):
+                row = np.full(min(length, longest), self._trained.tokenizer.mask, np.int32)
+                self._fill([row[:1]] * count, length, candidates)
+
+    def _batches(self, rows: list[np.ndarray]) -> dict[int, list[int]]:
+        """Numbers of rows by the length that they are padded to: a long one makes no other longer."""
+        found: dict[int, list[int]] = {}
+        for number, row in enumerate(rows):
+            found.setdefault(self._length(len(row)), []).append(number)
+        return found
+
+    def _length(self, tokens: int) -> int:
+        limit = self._trained.model.abstract.longest
+        return tokens if self.exact else min(bucket(tokens), limit or bucket(tokens))
+
+    def _fill(self, rows: list[np.ndarray], length: int, candidates: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Ids and probabilities at each row's masks, M×K with K of at least `candidates`, the likeliest first."""
         mesh, mask = self._trained.mesh, self._trained.tokenizer.mask
-        longest = max(len(row) for row in rows)
-        length = longest if self._exact else min(bucket(longest), limit or bucket(longest))
-        places = [np.flatnonzero(row == mask) for row in rows]
-        count = rows_that_divide(1 << (len(rows) - 1).bit_length(), mesh)
+        places = [(b, place) for b, row in enumerate(rows) for place in np.flatnonzero(row == mask)]
+        count = rows_that_divide(1 if len(rows) == 1 else ROWS, mesh)
         inputs_BxL, segment_ids_BxL = np.zeros((count, length), np.int32), np.zeros((count, length), np.int32)
-        places_BxM = np.zeros((count, bucket(max(len(x) for x in places))), np.int32)
-        for b, (row, masks) in enumerate(zip(rows, places, strict=True)):
+        for b, row in enumerate(rows):
             inputs_BxL[b, : len(row)], segment_ids_BxL[b, : len(row)] = row, 1
-            places_BxM[b, : len(masks)] = masks
+        params, size, found = self._trained.params, min(bucket(candidates), int(self._text_ids.sum())), []
         with jax.set_mesh(mesh):
-            batch = jax.device_put((inputs_BxL, segment_ids_BxL, places_BxM), batch_sharding(mesh))
-            found_BxMxV = fetched(self._probabilities(self._trained.params, *batch))
-        return [found_BxMxV[b, : len(masks)] for b, masks in enumerate(places)]
+            batch = jax.device_put((inputs_BxL, segment_ids_BxL), batch_sharding(mesh))
+            features_BxLxD = self._features(params, *batch)
+            for i in range(0, len(places), _MASKS):
+                some_Mx2 = np.zeros((_MASKS, 2), np.int32)
+                some_Mx2[: len(places[i : i + _MASKS])] = places[i : i + _MASKS]
+                found.append([fetched(x) for x in self._best(params, features_BxLxD, *some_Mx2.T, size)])
+        ids_MxK, probabilities_MxK = (np.concatenate(x)[: len(places)] for x in zip(*found, strict=True))
+        of_row = np.array([b for b, _ in places])
+        return [(ids_MxK[of_row == b], probabilities_MxK[of_row == b]) for b in range(len(rows))]
 
-    def _at_masks(self, params: Params, inputs_BxL, segment_ids_BxL, places_BxM) -> jax.Array:
-        bound = self._trained.model.bind(params)
-        features_BxLxD = bound.features(inputs_BxL, segment_ids_BxL, packed=False)
-        logits_BxMxV = bound.logits(jnp.take_along_axis(features_BxLxD, places_BxM[..., None], axis=1))
-        return jax.nn.softmax(jnp.where(self._text_ids, logits_BxMxV, -jnp.inf), axis=-1)
+    def _all_features(self, params: Params, inputs_BxL, segment_ids_BxL) -> jax.Array:
+        return self._trained.model.bind(params).features(inputs_BxL, segment_ids_BxL, packed=False)
+
+    def _likeliest(self, params: Params, features_BxLxD, rows_M, places_M, size: int) -> tuple[jax.Array, jax.Array]:
+        logits_MxV = self._trained.model.bind(params).logits(features_BxLxD[rows_M, places_M][None])[0]
+        probabilities_MxV = jax.nn.softmax(jnp.where(self._text_ids, logits_MxV, -jnp.inf), axis=-1)
+        probabilities_MxK, ids_MxK = jax.lax.top_k(probabilities_MxV, size)
+        return ids_MxK, probabilities_MxK
 
     def encode(self, prompt: str) -> np.ndarray:
         """The prompt's tokens; raises as the call does."""
@@ -115,10 +150,12 @@ class Filler:
             raise InputError(f"a prompt of {len(row)} tokens is over {limit}, where the positions end: shorten it")
         return row
 
-    def _filled(self, prompt: str, row: np.ndarray, found_MxV: np.ndarray, candidates: int) -> FilledIn:
+    def _filled(
+        self, prompt: str, row: np.ndarray, ids_MxK: np.ndarray, probabilities_MxK: np.ndarray, candidates: int
+    ) -> FilledIn:
         text_of, filled, masks = self._trained.text_of, row.copy(), []
-        for place, found_V in zip(np.flatnonzero(row == self._trained.tokenizer.mask), found_MxV, strict=True):
-            best = np.argsort(-found_V, kind="stable")[:candidates]
-            filled[place] = best[0]
-            masks.append([Candidate(text_of([i]), int(i), float(found_V[i])) for i in best])
+        filled[row == self._trained.tokenizer.mask] = ids_MxK[:, 0]
+        for ids_K, probabilities_K in zip(ids_MxK.tolist(), probabilities_MxK.tolist(), strict=True):
+            best = zip(ids_K[:candidates], probabilities_K[:candidates], strict=True)
+            masks.append([Candidate(text_of([i]), i, probability) for i, probability in best])
         return FilledIn(prompt, text_of(filled), masks)

@@ -1,6 +1,7 @@
 """The model of a run: the parameters of a checkpoint, without optimizer and corpus."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -59,10 +60,20 @@ class TrainedModel:
         """Of the run's folder, for messages."""
         return self.run.workdir.name
 
+    @functools.cached_property
+    def known_ids(self) -> np.ndarray:
+        """(words of the tokenizer,) bool: ids that stand for text."""
+        return self.tokenizer.bytes_per_token() > 0
+
+    @functools.cached_property
+    def characters_a_token(self) -> int:
+        """Of the longest one: so many times a number of tokens is the longest text that they can stand for."""
+        texts = (self.tokenizer.token_bytes(i).decode(errors="replace") for i in range(self.tokenizer.vocab_size))
+        return max(map(len, texts))
+
     def text_ids(self) -> np.ndarray:
         """(V,) bool: ids that stand for text."""
-        known = self.tokenizer.bytes_per_token() > 0
-        return np.pad(known, (0, self.config.model.vocab_size - len(known)))
+        return np.pad(self.known_ids, (0, self.config.model.vocab_size - len(self.known_ids)))
 
     def text_of(self, ids: Iterable[int]) -> str:
         """The text of tokens; special ones have none, broken characters are replaced."""
@@ -85,9 +96,9 @@ class TrainedModel:
         except UnicodeEncodeError as error:  # a byte of the command line that is no UTF-8
             raise InputError(f"the {what} is no UTF-8 text at character {error.start + 1}") from None
         (ids,) = self.tokenizer.encode([text])
-        known = [bool(self.tokenizer.token_bytes(int(i))) for i in ids]
-        if not all(known):
-            place = len(self.tokenizer.decode(ids[: known.index(False)]))
+        known = self.known_ids[ids]
+        if not known.all():
+            place = len(self.tokenizer.decode(ids[: int(known.argmin())]))
             rest = text[place : place + 20]
             raise InputError(f"the tokenizer of {self.name} does not know what begins with {rest!r} in the {what}")
         return np.concatenate([[self.tokenizer.begin], ids]).astype(np.int32)

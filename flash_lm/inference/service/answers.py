@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Literal
 
+import jax
 import numpy as np
 
 from flash_lm.data.tokenizers import MASK
@@ -19,6 +20,7 @@ from flash_lm.inference.running_batch import Part, RunningBatch
 from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.service.metrics import Metrics
 from flash_lm.inference.service.requests import (
+    MOST_CANDIDATES,
     Candidate,
     FillInAnswer,
     FillInAsked,
@@ -44,6 +46,7 @@ class Limits:
         rows: that are on the device at a time.
         waiting: rows that may wait for a place.
         prompt_tokens: of a request.
+        masks: of a request.
         new_tokens: of an answer.
         seconds: that a request may take, its wait included.
     """
@@ -51,6 +54,7 @@ class Limits:
     rows: int = 16
     waiting: int = 256
     prompt_tokens: int = 1024
+    masks: int = 64
     new_tokens: int = 512
     seconds: float = 120.0
 
@@ -58,6 +62,16 @@ class Limits:
         """Raises InputError for too many tokens."""
         if count > limit:
             raise InputError(f"{what} of {count} tokens is over the {limit} that this service takes: shorten it")
+
+    def check_text(self, what: str, text: str, trained: TrainedModel) -> None:
+        """Raises InputError for a text that is too long for the tokens, whatever they are, before it is tokenised."""
+        # A mask is written longer than most tokens.
+        most = self.prompt_tokens * max(trained.characters_a_token, len(MASK))
+        if len(text) > most:
+            raise InputError(
+                f"{what} of {len(text)} characters is over the {self.prompt_tokens} tokens that this service takes, in "
+                f"which no more than {most} fit: shorten it"
+            )
 
 
 class Rows:
@@ -74,10 +88,12 @@ class Rows:
         asked = limits.prompt_tokens + limits.new_tokens
         capacity = min(asked, engine.limit or asked)
         self.state_bytes, self._metrics = engine.state_bytes(1, capacity), metrics
-        batch = RunningBatch(engine, limits.rows, capacity)
-        _compile_all(batch, min(limits.prompt_tokens, capacity - 1))
+        renew = lambda: RunningBatch(engine, limits.rows, capacity)
+        _compile_all(batch := renew(), min(limits.prompt_tokens, capacity - 1))
         batch = BatchTogether(batch)
-        self.together, self.scheduler = batch.together, (scheduler := Scheduler(batch, limits.waiting))
+        several = jax.process_count() > 1  # which a failure puts out of step
+        self.together = batch.together
+        self.scheduler = scheduler = Scheduler(batch, limits.waiting, None if several else renew)
         metrics.watch("running_rows", "Rows that are generated", lambda: scheduler.running)
         metrics.watch("waiting_rows", "Rows that wait for a place", lambda: scheduler.waiting)
 
@@ -133,6 +149,7 @@ class TextService:
 
     def check(self, asked: TextAsked) -> Row:
         """The row of a request; raises InputError for what cannot be answered, and as `Scheduler.check` does."""
+        self._limits.check_text("a prompt", asked.prompt, self._trained)
         sampling, limit = asked.sampling(), self._generator.engine.limit
         (prompt,) = self._generator.check([asked.prompt], asked.max_tokens or 1, asked.seed)
         room = self._limits.new_tokens if limit is None else min(self._limits.new_tokens, limit - len(prompt))
@@ -171,12 +188,13 @@ class CoupletService:
 
     def __init__(self, trained: TrainedModel, limits: Limits, metrics: Metrics):
         """Raises InputError: the model knows no couplets."""
-        self._writer, self._limits = CoupletWriter(trained), limits
+        self._trained, self._writer, self._limits = trained, CoupletWriter(trained), limits
         self.rows = Rows(self._writer.engine, limits, metrics)
         self.state_bytes = self.rows.state_bytes
 
     def check(self, asked: SecondLinesAsked) -> list[Row]:
         """The rows of a request; raises InputError for what cannot be answered."""
+        self._limits.check_text("a first line", asked.first, self._trained)
         prompt, length = self._writer.question(asked.first)
         self._limits.check("a first line", len(prompt), self._limits.prompt_tokens)
         self._limits.check("a first line, and so a second one", length, self._limits.new_tokens)
@@ -210,9 +228,15 @@ class FillInService:
     state_bytes = 0  # nothing is carried from token to token
 
     def __init__(self, trained: TrainedModel, limits: Limits, metrics: Metrics):
-        """Raises InputError: the model is causal."""
-        self._filler, self._limits = Filler(trained), limits
-        self._filler([MASK])  # compiles
+        """Raises InputError: the model is causal, or one that compiles each length of a prompt."""
+        self._trained, self._filler, self._limits = trained, Filler(trained), limits
+        if self._filler.exact:
+            raise InputError(
+                f"{trained.name} has model.normalizer={trained.config.model.normalizer}, for which each length of a "
+                f"prompt is compiled, and the others would wait: use python -m flash_lm.generate"
+            )
+        longest = min(limits.prompt_tokens, trained.model.abstract.longest or limits.prompt_tokens)
+        self._filler.compile(longest, MOST_CANDIDATES)
         self.together = Together(fill=self._filler)
         self._waiting: list[tuple[FillInAsked, asyncio.Future[FilledIn | None]]] = []
         self._filling: asyncio.Task[None] | None = None
@@ -225,6 +249,9 @@ class FillInService:
 
     def check(self, asked: FillInAsked) -> None:
         """Raises InputError for what cannot be answered."""
+        self._limits.check_text("a prompt", asked.prompt, self._trained)
+        if (masks := asked.prompt.count(MASK)) > self._limits.masks:
+            raise InputError(f"a prompt of {masks} {MASK}s is over the {self._limits.masks} that this service takes")
         self._limits.check("a prompt", len(self._filler.encode(asked.prompt)), self._limits.prompt_tokens)
 
     async def answer(self, asked: FillInAsked) -> FillInAnswer:
@@ -250,9 +277,9 @@ class FillInService:
             batch = [(asked, future) for asked, future in batch if not future.done()]
             if not batch:
                 continue
-            most = max(asked.candidates for asked, _ in batch)
+            prompts = [asked.prompt for asked, _ in batch]
             try:
-                found = await asyncio.to_thread(self.together, "fill", [asked.prompt for asked, _ in batch], most)
+                found = await asyncio.to_thread(self.together, "fill", prompts, MOST_CANDIDATES)
             except Exception:  # whatever the device has: nobody may wait for ever
                 logger.exception("filling in failed")
                 found = [None] * len(batch)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import pathlib
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from flash_lm.errors import InputError
 from flash_lm.inference.service.answers import CoupletService, FillInService, Limits, TextService
 from flash_lm.inference.service.metrics import Metrics
-from flash_lm.inference.service.middleware import Bounded, Counting
+from flash_lm.inference.service.middleware import Bounded, Counting, Named
 from flash_lm.inference.service.requests import (
     FillInAnswer,
     FillInAsked,
@@ -32,14 +32,15 @@ from flash_lm.inference.trained_model import TrainedModel
 
 Answer = TypeVar("Answer")
 
-_PAGE = pathlib.Path(__file__).parent / "page.html"
+_PAGE, _DOCS = (pathlib.Path(__file__).parent / name for name in ("page.html", "docs.html"))
 _EVENTS = {
     "type": "object",
     "properties": {"event": {"enum": ["text", "done", "error"]}, "data": {"type": "string"}},
     "required": ["event", "data"],
 }
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "No UTF-8"},
+    400: {"model": Problem, "description": "No UTF-8, or another host's name"},
+    408: {"model": Problem, "description": "Came too slowly"},
     413: {"model": Problem, "description": "Too large"},
     422: {"model": Problem, "description": "Bad input"},
     500: {"model": Problem, "description": "The model failed"},
@@ -47,6 +48,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     504: {"model": Problem, "description": "Took too long"},
 }
 _STATUS = {InputError: 422, FailedError: 500, BusyError: 503, ClosedError: 503, TimeoutError: 504}
+LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _CLIENT_LEFT = 499
 _LONGEST_SENTENCE = 500  # characters: a request may have names of any length
 
@@ -66,12 +68,13 @@ def _service(trained: TrainedModel, limits: Limits, metrics: Metrics) -> TextSer
     return kind(trained, limits, metrics)
 
 
-def build_app(trained: TrainedModel, limits: Limits) -> FastAPI:
+def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = ()) -> FastAPI:
     """The service of a trained model.
 
     Args:
         trained: on text or couplets, or masked.
         limits: of requests.
+        names: of hosts under which it may be asked, beside this machine's own.
 
     Raises:
         InputError: a model of something else.
@@ -84,10 +87,11 @@ def build_app(trained: TrainedModel, limits: Limits) -> FastAPI:
         yield
         await asyncio.to_thread(service.close)
 
-    app = FastAPI(title=f"flash_lm: {trained.name}", version="1", lifespan=lifespan)
+    app = FastAPI(title=f"flash_lm: {trained.name}", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     _add_errors(app, limits)
     app.add_middleware(Bounded)
     app.add_middleware(Counting, metrics=metrics)
+    app.add_middleware(Named, names=LOCAL | {name.lower() for name in names})
     longest = trained.model.abstract.longest
     about = ModelAnswer(
         name=trained.name,
@@ -100,11 +104,15 @@ def build_app(trained: TrainedModel, limits: Limits) -> FastAPI:
         most_new_tokens=limits.new_tokens if longest is None else min(limits.new_tokens, longest - 1),
         state_bytes=service.state_bytes,
     )
-    page = _PAGE.read_text(encoding="utf-8")
+    page, docs = (path.read_text(encoding="utf-8") for path in (_PAGE, _DOCS))
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def index() -> str:
         return page
+
+    @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
+    async def api() -> str:
+        return docs  # FastAPI's own is loaded from the network
 
     @app.get("/api/model")
     async def model() -> ModelAnswer:
@@ -132,7 +140,7 @@ def _add_text(app: FastAPI, service: TextService, limits: Limits) -> None:
     @app.post("/api/generate", responses=_PROBLEMS)
     async def generate(asked: TextAsked, request: Request) -> TextAnswer:
         """Continues a prompt."""
-        row = service.check(asked)
+        row = await asyncio.to_thread(service.check, asked)
 
         async def last() -> TextAnswer:
             async for found in service.stream(row):
@@ -153,7 +161,7 @@ def _add_text(app: FastAPI, service: TextService, limits: Limits) -> None:
         `text` has a piece of the text as it comes, with tokens, tokens_per_second and state_bytes; `done` has the
         whole answer; `error` says why there will be none.
         """
-        row = service.check(asked)
+        row = await asyncio.to_thread(service.check, asked)
 
         async def events() -> AsyncIterator[bytes]:
             try:
@@ -170,14 +178,15 @@ def _add_couplets(app: FastAPI, service: CoupletService, limits: Limits) -> None
     @app.post("/api/second_lines", responses=_PROBLEMS)
     async def second_lines(asked: SecondLinesAsked, request: Request) -> SecondLinesAnswer:
         """Second lines for a first line, as long as it is, the likeliest first."""
-        return await _while_connected(request, service.answer(asked.first, service.check(asked)), limits)
+        rows = await asyncio.to_thread(service.check, asked)
+        return await _while_connected(request, service.answer(asked.first, rows), limits)
 
 
 def _add_fill_in(app: FastAPI, service: FillInService, limits: Limits) -> None:
     @app.post("/api/fill_in", responses=_PROBLEMS)
     async def fill_in(asked: FillInAsked, request: Request) -> FillInAnswer:
         """The likeliest tokens for each [MASK]."""
-        service.check(asked)
+        await asyncio.to_thread(service.check, asked)
         return await _while_connected(request, service.answer(asked), limits)
 
 

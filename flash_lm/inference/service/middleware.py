@@ -1,34 +1,68 @@
 """What every request passes on its way to its answer."""
 
+import asyncio
+import contextlib
 import time
+import urllib.parse
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flash_lm.inference.service.metrics import Metrics
 
+BODY_SECONDS = 10  # in which all of a request must have come
 _MOST_BYTES = 2_000_000  # of a request: more than the longest text, each character written as an escape
 
 
 class Bounded:
-    """Refuses requests that are too large to read."""
+    """Refuses requests that are too large to read, or too slow to come."""
 
     def __init__(self, app: ASGIApp):
         """Around an app."""
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises HTTPException, in the app that reads, once too much has come."""
-        received = 0
+        """Raises HTTPException, in the app that reads, once too much has come, or too little."""
+        received, complete, until = 0, False, time.monotonic() + BODY_SECONDS
 
         async def bounded() -> Message:
-            nonlocal received
-            received += len((message := await receive()).get("body", b""))
+            nonlocal received, complete
+            if complete:  # what comes then is the end of the connection
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), until - time.monotonic())
+            except TimeoutError:
+                raise HTTPException(408, f"a request must come within {BODY_SECONDS} s: send it again") from None
+            received += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
             if received > _MOST_BYTES:
                 raise HTTPException(413, f"a request of more than {_MOST_BYTES:,} bytes: shorten it")
             return message
 
         await self._app(scope, bounded, send)
+
+
+class Named:
+    """Answers requests to the names of the service alone, so that no web page reaches it by a name of its own."""
+
+    def __init__(self, app: ASGIApp, names: frozenset[str]):
+        """Around an app that has these names."""
+        self._app, self._names = app, names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers 400 for another name (DNS rebinding)."""
+        if scope["type"] != "http" or (name := _name(scope)) in self._names:
+            return await self._app(scope, receive, send)
+        told = f"this service is not {name or 'without a name'}: start it with --host={name} to make it so"
+        await JSONResponse({"error": told}, 400)(scope, receive, send)
+
+
+def _name(scope: Scope) -> str | None:
+    """Of the host that is asked, without its port."""
+    with contextlib.suppress(ValueError):  # brackets without an address
+        return urllib.parse.urlsplit("//" + Headers(scope=scope).get("host", "")).hostname
 
 
 class Counting:

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from flash_lm.inference.sampling import Sampling
 
 Text = Annotated[str, Field(min_length=1, max_length=100_000)]
+MOST_CANDIDATES = 100  # of a mask
 Seed = Annotated[int, Field(ge=0, lt=2**32, description="of the draws")]
 
 
@@ -52,7 +53,7 @@ class FillInAsked(_Asked):
     """A text with [MASK]s."""
 
     prompt: Text
-    candidates: int = Field(5, ge=1, le=100, description="a mask")
+    candidates: int = Field(5, ge=1, le=MOST_CANDIDATES, description="a mask")
 
 
 class TextPiece(BaseModel):

@@ -17,6 +17,9 @@ from flash_lm.inference.service.several_hosts import BatchTogether
 logger = logging.getLogger(__name__)
 
 TOKENS_A_TURN = 4  # between two looks at who comes and goes
+_MOST_FAILURES = 3  # in a row: more are no accident
+_JOINING = -1  # the place of a row that has none yet
+Batch = RunningBatch | BatchTogether
 
 
 class BusyError(RuntimeError):
@@ -66,14 +69,16 @@ class Row:
 class Scheduler:
     """Runs a batch in a thread of its own until it is closed."""
 
-    def __init__(self, batch: RunningBatch | BatchTogether, most_waiting: int):
+    def __init__(self, batch: Batch, most_waiting: int, renew: Callable[[], Batch] | None = None):
         """Starts the thread.
 
         Args:
             batch: that nobody else uses.
             most_waiting: rows that may wait for a free one.
+            renew: makes another batch in the place of one that has failed; None: the first failure is the last.
         """
-        self._batch, self._most_waiting = batch, most_waiting
+        self._batch, self._most_waiting, self._renew = batch, most_waiting, renew
+        self._failures = 0  # in a row
         self._waiting: collections.deque[Row] = collections.deque()
         self._running: dict[int, Row] = {}
         self._changed = threading.Condition()
@@ -132,20 +137,40 @@ class Scheduler:
         self._thread.join()
 
     def _run(self) -> None:
-        try:
-            while self._wait():
+        while self._wait():
+            try:
                 self._admit()
                 if self._running:
                     self._turn()
-        except Exception:  # whatever the device has: nobody may wait for ever
-            logger.exception("the scheduler failed")
-            with self._changed:
+                self._failures = 0
+            except Exception:  # whatever the device has: nobody may wait for ever
+                logger.exception("a step of the scheduler failed")
+                self._fail()
+                if self.failed:
+                    return
+
+    def _fail(self) -> None:
+        """Ends the rows that were on the device, and goes on with a batch of its own making; or ends for good."""
+        self._failures += 1
+        try:
+            if self._renew is None or self._failures > _MOST_FAILURES:
+                raise FailedError
+            batch = self._renew()
+        except Exception as error:
+            if not isinstance(error, FailedError):
+                logger.exception("no other batch can be made")
+            batch = None
+        with self._changed:
+            left = [*self._running.values()]
+            self._running.clear()
+            if batch is None:
                 self.failed = True
-                left = [*self._running.values(), *self._waiting]
-                self._running.clear()
+                left += self._waiting
                 self._waiting.clear()
-            for row in left:
-                row.deliver(FailedError())
+            else:
+                self._batch = batch
+        for row in left:
+            row.deliver(FailedError())
 
     def _wait(self) -> bool:
         """Until there is something to do; false when all is done and no more will come."""
@@ -163,13 +188,9 @@ class Scheduler:
                 if not self._waiting:
                     return
                 row = self._waiting.popleft()
-            try:
-                place = self._batch.join(row.prompt, row.sampling, row.seed, row.number)
-            except Exception:
-                with self._changed:
-                    self._waiting.appendleft(row)  # with those who are told
-                raise
-            self._running[place] = row
+            self._running[_JOINING] = row  # one of those who are told if this fails
+            place = self._batch.join(row.prompt, row.sampling, row.seed, row.number)
+            self._running[place] = self._running.pop(_JOINING)
 
     def _turn(self) -> None:
         for place, part in self._batch.advance(TOKENS_A_TURN).items():

@@ -17,6 +17,7 @@ from flash_lm.config import parse
 from flash_lm.data.tokenizers import ByteTokenizer, CharacterTokenizer
 from flash_lm.inference.service.answers import Limits
 from flash_lm.inference.service.app import build_app
+from flash_lm.inference.service.connections import Patient
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.models.families import complete_config
 from flash_lm.run_name import run_name
@@ -24,7 +25,7 @@ from flash_lm.training.sharding import make_mesh
 from flash_lm.training.state import ModelFunction
 
 CHARACTERS = "春夏秋冬東南西北山水"
-LIMITS = Limits(rows=4, waiting=64, prompt_tokens=64, new_tokens=64, seconds=60)
+LIMITS = Limits(rows=4, waiting=64, prompt_tokens=64, masks=8, new_tokens=64, seconds=60)
 
 
 def random_model(kind: str, family: str = "flash") -> TrainedModel:
@@ -50,7 +51,8 @@ def served(app) -> Iterator[uvicorn.Server]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=30))
+    config = uvicorn.Config(app, port=port, http=Patient, log_level="warning", timeout_graceful_shutdown=30)
+    server = uvicorn.Server(config)
     server.url = f"http://127.0.0.1:{port}"
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

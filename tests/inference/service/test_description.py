@@ -13,7 +13,9 @@ pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.slow]
 
 @pytest.fixture(scope="module", params=["text", "couplets", "fill_in"])
 def api(request):
-    return schemathesis.openapi.from_asgi("/openapi.json", build_app(random_model(request.param), LIMITS))
+    return schemathesis.openapi.from_asgi(
+        "/openapi.json", build_app(random_model(request.param), LIMITS, ["testserver", "localhost"])
+    )
 
 
 schema = schemathesis.pytest.from_fixture("api")
