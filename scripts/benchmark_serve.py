@@ -1,13 +1,16 @@
 """What a service of a run answers under load: requests and tokens a second, latencies, and its memory.
 
     python scripts/benchmark_serve.py --workdir=runs/x --out=results/serve [--clients="1 4 16"]
+    python scripts/benchmark_serve.py --workdir=runs/x --out=results/serve --hostile
 
-Clients ask one after the other for greedy continuations of random prompts, by streams; the service is a process of its
-own on the same machine. Memory is its resident set after the first hundred requests and after all.
+Clients ask one after the other for greedy continuations of random prompts, by streams, or of a masked model for what a
+mask hides; the service is a process of its own on the same machine. Memory is its resident set after the first hundred
+requests and after all. With --hostile, four clients ask alone and beside those of scripts/hostile_clients.py, in turns.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import pathlib
 import random
@@ -16,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import httpx
 import jax
@@ -23,9 +27,11 @@ import jax
 from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.command import positive, run, whole_numbers
 from flash_lm.errors import RunError
-from flash_lm.jsonl import Line, append_jsonl
+from flash_lm.jsonl import Line, append_jsonl, write_jsonl
 from flash_lm.provenance import provenance
 
+GOOD = 4  # clients beside hostile ones
+_TOLD = ("p50_ms", "p99_ms", "requests_per_s", "resident_mb")
 EARLY = 100  # requests, after which memory is looked at for the first time
 COLUMNS: Columns = {
     "clients": ("clients", "{}"),
@@ -41,8 +47,14 @@ COLUMNS: Columns = {
 
 
 async def ask(client: httpx.AsyncClient, prompt: str, tokens: int) -> tuple[float, float, int]:
-    """Milliseconds to the first token and to the end, and the number of tokens."""
+    """Milliseconds to the first token and to the end, and the number of tokens; of no tokens, what a mask hides."""
     start, first, name = time.perf_counter(), 0.0, ""
+    if not tokens:
+        answer = await client.post("/api/fill_in", json={"prompt": f"{prompt} [MASK]"})
+        if answer.status_code != 200:
+            raise RunError(f"the service answers {answer.status_code}: {answer.text}")
+        took = 1000 * (time.perf_counter() - start)
+        return took, took, 1
     body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
     async with client.stream("POST", "/api/generate/stream", json=body) as response:
         if response.status_code != 200:
@@ -103,11 +115,41 @@ def measure(url: str, process: int, clients: int, requests: int, tokens: int) ->
     }
 
 
+@contextlib.contextmanager
+def hostile_clients(url: str, tokens: int) -> Iterator[None]:
+    """Others that do their worst meanwhile, in a process of their own."""
+    path = "/api/generate" if tokens else "/api/fill_in"
+    program = pathlib.Path(__file__).with_name("hostile_clients.py")
+    others = subprocess.Popen([sys.executable, str(program), url, path, "prompt"])
+    time.sleep(2)  # until all are there
+    try:
+        yield
+    finally:
+        others.kill()
+        others.wait()
+
+
+def measure_hostile(url: str, process: int, requests: int, tokens: int, turns: int) -> list[Line]:
+    """Good clients alone and beside hostile ones, in turns; the ratios are of the two of a turn."""
+    lines = []
+    for turn in range(1, turns + 1):
+        alone = measure(url, process, GOOD, requests, tokens)
+        with hostile_clients(url, tokens):
+            beside = measure(url, process, GOOD, requests, tokens)
+        ratios = {f"{key}_ratio": beside[f"{key}_ms"] / alone[f"{key}_ms"] for key in ("p50", "p99")}
+        told = {f"{key}_{who}": line[key] for who, line in (("alone", alone), ("beside", beside)) for key in _TOLD}
+        lines.append({"turn": turn, "clients": GOOD, "requests": requests, **told, **ratios})
+        print(f"turn {turn}: p50 {ratios['p50_ratio']:.2f}, p99 {ratios['p99_ratio']:.2f} times as long", flush=True)
+    return lines
+
+
 def main(argv: list[str]) -> None:
-    """Writes serve.jsonl and table.md to OUT."""
+    """Writes serve.jsonl and table.md, or with --hostile hostile_KIND.jsonl, to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--workdir", required=True, help="folder of a run that was trained on text")
-    parser.add_argument("--clients", default="1 4 16", help="between blanks")
+    parser.add_argument("--clients", default="1 4 16", help="between blanks or commas")
+    parser.add_argument("--hostile", action="store_true", help="how long good clients wait beside hostile ones")
+    parser.add_argument("--turns", type=positive, default=5, help="with --hostile")
     parser.add_argument("--requests", type=positive, default=400, help="for each number of clients")
     parser.add_argument("--tokens", type=positive, default=32, help="of an answer")
     parser.add_argument("--more", type=positive, default=10_000, help="requests after which memory is looked at again")
@@ -121,6 +163,12 @@ def main(argv: list[str]) -> None:
         if not (told := service.stdout.readline()):
             raise RunError("the service did not start; what it says is above")
         url, lines = told.split()[0], []
+        kind = httpx.get(f"{url}/api/model").json()["kind"]
+        tokens = 0 if kind == "fill_in" else arguments.tokens
+        if arguments.hostile:
+            measure(url, service.pid, GOOD, EARLY, tokens)  # warm
+            lines = measure_hostile(url, service.pid, arguments.requests, tokens, arguments.turns)
+            return write_hostile(lines, arguments.out / f"hostile_{kind}.jsonl", pathlib.Path(arguments.workdir).name)
         measure(url, service.pid, max(clients), EARLY, arguments.tokens)  # warm, and the first look at its memory
         early_mb = resident_mb(service.pid)
         for number in clients:
@@ -141,6 +189,15 @@ def main(argv: list[str]) -> None:
     )
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)
+
+
+def write_hostile(lines: list[Line], file: pathlib.Path, name: str) -> None:
+    """A line a turn, and the medians of the ratios."""
+    about = provenance(jax.devices()[0].device_kind) | {"run": name}
+    medians = {key: statistics.median(line[key] for line in lines) for key in ("p50_ratio", "p99_ratio")}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_jsonl(file, [line | about for line in [*lines, {"turn": "median", **medians}]])
+    print(f"medians of {len(lines)} turns: p50 {medians['p50_ratio']:.2f}, p99 {medians['p99_ratio']:.2f}")
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ class Rows:
 
     Attributes:
         scheduler: of the rows.
-        together: the calls that all hosts make.
+        together: the calls that all hosts make; None: there is one.
         state_bytes: of a row.
     """
 
@@ -90,17 +90,19 @@ class Rows:
         self.state_bytes, self._metrics = engine.state_bytes(1, capacity), metrics
         renew = lambda: RunningBatch(engine, limits.rows, capacity)
         _compile_all(batch := renew(), min(limits.prompt_tokens, capacity - 1))
-        batch = BatchTogether(batch)
-        several = jax.process_count() > 1  # which a failure puts out of step
-        self.together = batch.together
-        self.scheduler = scheduler = Scheduler(batch, limits.waiting, None if several else renew)
+        self.together = None
+        if jax.process_count() > 1:  # a failure puts them out of step, so there is no other batch
+            batch = BatchTogether(batch)
+            self.together, renew = batch.together, None
+        self.scheduler = scheduler = Scheduler(batch, limits.waiting, renew)
         metrics.watch("running_rows", "Rows that are generated", lambda: scheduler.running)
         metrics.watch("waiting_rows", "Rows that wait for a place", lambda: scheduler.waiting)
 
     def close(self) -> None:
         """Finishes the rows that are there."""
         self.scheduler.close()
-        self.together.close()
+        if self.together:
+            self.together.close()
 
     async def parts(self, rows: Sequence[Row]) -> AsyncIterator[tuple[int, Part]]:
         """Submits rows, and yields the parts of each, with its number, until all have ended.
@@ -172,8 +174,8 @@ class TextService:
         yield TextAnswer(text="".join(texts), finish_reason=why, seconds=seconds, **speed())
 
     @property
-    def together(self) -> Together:
-        """The calls that all hosts make."""
+    def together(self) -> Together | None:
+        """The calls that all hosts make, if there are several."""
         return self.rows.together
 
     def close(self) -> None:
@@ -212,8 +214,8 @@ class CoupletService:
         return SecondLinesAnswer(first=first, candidates=found, seconds=time.perf_counter() - start)
 
     @property
-    def together(self) -> Together:
-        """The calls that all hosts make."""
+    def together(self) -> Together | None:
+        """The calls that all hosts make, if there are several."""
         return self.rows.together
 
     def close(self) -> None:

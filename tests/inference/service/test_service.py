@@ -175,7 +175,7 @@ def test_bad_input_of_other_kinds(couplets, fill_in):
         (couplets, "/api/second_lines", {"first": "春", "candidates": 65}, "candidates: "),
         (couplets, "/api/second_lines", {"first": "春" * 65}, "a first line of 67 tokens is over the 64"),
         (fill_in, "/api/fill_in", {"prompt": "a cat"}, "the prompt has no [MASK]"),
-        (fill_in, "/api/fill_in", {"prompt": "[MASK]" * 64}, "a prompt of 65 tokens is over the 64"),
+        (fill_in, "/api/fill_in", {"prompt": "[MASK]" + "a" * 63}, "a prompt of 65 tokens is over the 64"),
     ):
         answer = client.post(path, json=body)
         assert answer.status_code == 422 and sentence in answer.json()["error"]
