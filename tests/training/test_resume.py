@@ -164,6 +164,7 @@ def test_a_refused_resume_changes_nothing(config, finished, half, constant, tmp_
     assert not (tmp_path / "branch").exists()
 
 
+@pytest.mark.slow
 def test_of_two_starts_of_a_branch_the_later_goes_on(constant, tmp_path, monkeypatch):
     """Where another process has trained between the look at the folder and its lock."""
     config, parent = constant
@@ -217,6 +218,7 @@ def test_a_branch_goes_on_as_if_it_had_been_one_run(constant, tmp_path):
     assert line["loss"] == whole["loss"] and "parent_run" not in whole
 
 
+@pytest.mark.slow
 def test_a_branch_has_a_schedule_of_its_own(constant, tmp_path):
     """That of a run of so many steps, taken up where the parent was: here the rate falls over the last two."""
     config, parent = constant

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Literal
 
+import jax
 import numpy as np
 
 from flash_lm.data.tokenizers import MASK
@@ -65,7 +66,7 @@ class Rows:
 
     Attributes:
         scheduler: of the rows.
-        together: the calls that all hosts make.
+        together: the calls that all hosts make; None: there is one.
         state_bytes: of a row.
     """
 
@@ -76,15 +77,19 @@ class Rows:
         self.state_bytes, self._metrics = engine.state_bytes(1, capacity), metrics
         batch = RunningBatch(engine, limits.rows, capacity)
         _compile_all(batch, min(limits.prompt_tokens, capacity - 1))
-        batch = BatchTogether(batch)
-        self.together, self.scheduler = batch.together, (scheduler := Scheduler(batch, limits.waiting))
+        self.together = None
+        if jax.process_count() > 1:
+            batch = BatchTogether(batch)
+            self.together = batch.together
+        self.scheduler = scheduler = Scheduler(batch, limits.waiting)
         metrics.watch("running_rows", "Rows that are generated", lambda: scheduler.running)
         metrics.watch("waiting_rows", "Rows that wait for a place", lambda: scheduler.waiting)
 
     def close(self) -> None:
         """Finishes the rows that are there."""
         self.scheduler.close()
-        self.together.close()
+        if self.together:
+            self.together.close()
 
     async def parts(self, rows: Sequence[Row]) -> AsyncIterator[tuple[int, Part]]:
         """Submits rows, and yields the parts of each, with its number, until all have ended.
@@ -155,8 +160,8 @@ class TextService:
         yield TextAnswer(text="".join(texts), finish_reason=why, seconds=seconds, **speed())
 
     @property
-    def together(self) -> Together:
-        """The calls that all hosts make."""
+    def together(self) -> Together | None:
+        """The calls that all hosts make, if there are several."""
         return self.rows.together
 
     def close(self) -> None:
@@ -194,8 +199,8 @@ class CoupletService:
         return SecondLinesAnswer(first=first, candidates=found, seconds=time.perf_counter() - start)
 
     @property
-    def together(self) -> Together:
-        """The calls that all hosts make."""
+    def together(self) -> Together | None:
+        """The calls that all hosts make, if there are several."""
         return self.rows.together
 
     def close(self) -> None:

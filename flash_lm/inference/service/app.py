@@ -57,7 +57,9 @@ class LeftError(Exception):
 
 def follow(trained: TrainedModel, limits: Limits) -> None:
     """What the other hosts of a service do until it ends, where its model lies on several; as `build_app` raises."""
-    _service(trained, limits, Metrics()).together.follow()
+    together = _service(trained, limits, Metrics()).together
+    assert together
+    together.follow()
 
 
 def _service(trained: TrainedModel, limits: Limits, metrics: Metrics) -> TextService | CoupletService | FillInService:
