@@ -294,7 +294,7 @@ def test_what_a_step_asks_of_each_device(monkeypatch):
     script = load("benchmark_scale")
     monkeypatch.setitem(script.SIZES, "tiny", (2, 64, 4))
     config = script.load_config("configs/tiny.py", ["--config.data.vocab_size=512", "--config.model.chunk_size=16"])
-    lines = [script.measure(script.setup_of(config, "flash", "tiny", shape, 32, 1)) for shape in ("8,1,1", "1,8,1")]
+    lines = [script.measure(script.setup_of(config, "flash", "tiny", shape, 32, 1)) for shape in ((8, 1, 1), (1, 8, 1))]
     whole, cut = lines
     assert whole["tokens_a_step"] == cut["tokens_a_step"] == 8 * 32 and whole["devices"] == cut["devices"] == 8
     # Parameters and two moments in float32, and some counts.
@@ -303,7 +303,7 @@ def test_what_a_step_asks_of_each_device(monkeypatch):
     assert whole["all-reduce_bytes"] >= 4 * whole["parameters"] and "all-gather_bytes" not in whole
     assert cut["all-gather_bytes"] > 0 and cut["collectives_a_step"] > whole["collectives_a_step"]
     config.train.loss_chunk = 4  # eight slices: the gradient by the table still crosses the devices once
-    sliced = script.measure(script.setup_of(config, "flash", "tiny", "8,1,1", 32, 1))
+    sliced = script.measure(script.setup_of(config, "flash", "tiny", (8, 1, 1), 32, 1))
     assert sliced["collectives_a_step"] == whole["collectives_a_step"]
     assert sliced["collective_bytes_a_step"] == whole["collective_bytes_a_step"]
 

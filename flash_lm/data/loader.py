@@ -1,39 +1,19 @@
 """Batches of rows. The training order is a pure function of (seed, step), whatever the number of hosts."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import grain
 import numpy as np
 
 from flash_lm.data.packing import Row, Rows
+from flash_lm.data.share import Share
 
 Batch = dict[str, np.ndarray]
 Transform = Callable[..., Row]  # of a row and the numbers that it is a pure function of
 
 _PREFETCH = 4  # batches that a thread makes ahead of the device
 _ENDLESS = 1 << 50  # steps: grain divides the number of rows by that of a batch as floats, which then are exact
-
-
-class Share(NamedTuple):
-    """What one host reads of each batch.
-
-    Attributes:
-        batch_size: B, over all hosts.
-        rows: numbers of its rows in the batch, ascending.
-        group: its number among the groups of hosts that read the same rows.
-        groups: of them.
-    """
-
-    batch_size: int
-    rows: Sequence[int]
-    group: int = 0
-    groups: int = 1
-
-
-def whole_batch(batch_size: int) -> Share:
-    """The share of a single host."""
-    return Share(batch_size, range(batch_size))
 
 
 class IndexedBatches:

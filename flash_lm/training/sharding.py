@@ -14,7 +14,7 @@ import optax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from flash_lm.config import MESH_AXES, MeshConfig
-from flash_lm.data.loader import Share
+from flash_lm.data.share import Share
 from flash_lm.errors import InputError
 from flash_lm.layers.parameter import is_stacked
 from flash_lm.training.hosts import of_all_hosts

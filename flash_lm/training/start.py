@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from flash_lm.data.loader import Share
+from flash_lm.data.share import Share
 from flash_lm.errors import InputError
 from flash_lm.run_name import RunName, run_name
 from flash_lm.training import saved

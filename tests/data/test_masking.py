@@ -7,9 +7,10 @@ import pytest
 from small import write_corpus
 
 from flash_lm.data.corpus import cut
-from flash_lm.data.loader import IndexedBatches, Share, whole_batch
+from flash_lm.data.loader import IndexedBatches
 from flash_lm.data.masking import MaskedRows, Masking
 from flash_lm.data.packing import PACKERS, empty_row
+from flash_lm.data.share import Share, whole_batch
 from flash_lm.data.token_store import encode_in_memory
 from flash_lm.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, train_sentencepiece
 

@@ -13,9 +13,9 @@ from configs.base import get_config
 from flash_lm.config import parse
 from flash_lm.data import streaming
 from flash_lm.data.hugging_face import DatasetStream
-from flash_lm.data.loader import Share, whole_batch
 from flash_lm.data.masking import Masking
 from flash_lm.data.packing import PACKERS
+from flash_lm.data.share import Share, whole_batch
 from flash_lm.data.streaming import StreamedBatches
 from flash_lm.data.tokenizers import ByteTokenizer
 from flash_lm.errors import InputError

@@ -12,7 +12,7 @@ import pytest
 from configs.base import get_config
 from flash_lm.analysis.collectives import collectives
 from flash_lm.config import TASKS, parse
-from flash_lm.data.loader import whole_batch
+from flash_lm.data.share import whole_batch
 from flash_lm.models.families import FAMILIES, complete
 from flash_lm.run_name import run_name
 from flash_lm.training.checkpoint import Checkpoints, with_shardings

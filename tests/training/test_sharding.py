@@ -7,7 +7,7 @@ import pytest
 from small import small_config, write_corpus
 
 from flash_lm.config import MESH_AXES, MeshConfig
-from flash_lm.data.loader import Share
+from flash_lm.data.share import Share
 from flash_lm.errors import InputError
 from flash_lm.training import sharding
 from flash_lm.training.experiment import build_experiment
