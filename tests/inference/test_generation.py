@@ -35,6 +35,9 @@ class Ascii(ByteTokenizer):
     def token_bytes(self, i):
         return super().token_bytes(i) if i < 132 else b""
 
+    def bytes_per_token(self):
+        return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], np.int32)
+
 
 def trained(folder, **changes):
     config = small_config(write_corpus(folder / "text"), folder / "cache")
