@@ -63,11 +63,13 @@ class Limits:
         if count > limit:
             raise InputError(f"{what} of {count} tokens is over the {limit} that this service takes: shorten it")
 
+    def characters(self, trained: TrainedModel) -> int:
+        """Of the longest text that may have no more tokens than a request; a mask is written longer than most."""
+        return self.prompt_tokens * max(trained.characters_a_token, len(MASK))
+
     def check_text(self, what: str, text: str, trained: TrainedModel) -> None:
         """Raises InputError for a text that is too long for the tokens, whatever they are, before it is tokenised."""
-        # A mask is written longer than most tokens.
-        most = self.prompt_tokens * max(trained.characters_a_token, len(MASK))
-        if len(text) > most:
+        if len(text) > (most := self.characters(trained)):
             raise InputError(
                 f"{what} of {len(text)} characters is over the {self.prompt_tokens} tokens that this service takes, in "
                 f"which no more than {most} fit: shorten it"

@@ -48,6 +48,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     504: {"model": Problem, "description": "Took too long"},
 }
 _STATUS = {InputError: 422, FailedError: 500, BusyError: 503, ClosedError: 503, TimeoutError: 504}
+_LONGEST_ESCAPE, _OTHER_FIELDS = 6, 4096  # bytes of a character as JSON may write it; of all but the text
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _CLIENT_LEFT = 499
 _LONGEST_SENTENCE = 500  # characters: a request may have names of any length
@@ -91,7 +92,7 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = ()) 
 
     app = FastAPI(title=f"flash_lm: {trained.name}", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     _add_errors(app, limits)
-    app.add_middleware(Bounded)
+    app.add_middleware(Bounded, most_bytes=_LONGEST_ESCAPE * limits.characters(trained) + _OTHER_FIELDS)
     app.add_middleware(Counting, metrics=metrics)
     app.add_middleware(Named, names=LOCAL | {name.lower() for name in names})
     longest = trained.model.abstract.longest

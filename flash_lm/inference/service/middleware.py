@@ -13,18 +13,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from flash_lm.inference.service.metrics import Metrics
 
 BODY_SECONDS = 10  # in which all of a request must have come
-_MOST_BYTES = 2_000_000  # of a request: more than the longest text, each character written as an escape
 
 
 class Bounded:
     """Refuses requests that are too large to read, or too slow to come."""
 
-    def __init__(self, app: ASGIApp):
-        """Around an app."""
-        self._app = app
+    def __init__(self, app: ASGIApp, most_bytes: int):
+        """Around an app that reads bodies of so many bytes at most."""
+        self._app, self._most_bytes = app, most_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises HTTPException, in the app that reads, once too much has come, or too little."""
+        """Answers 413 to what says that it is too large; raises HTTPException, in the app that reads, for the rest."""
+        told = f"a request of more than {self._most_bytes:,} bytes: shorten it"
+        promised = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
+        if promised.isdecimal() and int(promised) > self._most_bytes:  # nothing of it is read
+            return await JSONResponse({"error": told}, 413, {"Connection": "close"})(scope, receive, send)
         received, complete, until = 0, False, time.monotonic() + BODY_SECONDS
 
         async def bounded() -> Message:
@@ -37,8 +40,8 @@ class Bounded:
                 raise HTTPException(408, f"a request must come within {BODY_SECONDS} s: send it again") from None
             received += len(message.get("body", b""))
             complete = not message.get("more_body", False)
-            if received > _MOST_BYTES:
-                raise HTTPException(413, f"a request of more than {_MOST_BYTES:,} bytes: shorten it")
+            if received > self._most_bytes:
+                raise HTTPException(413, told)
             return message
 
         await self._app(scope, bounded, send)

@@ -151,3 +151,33 @@ def test_masks_are_filled_in_on_a_wide_screen(browser):
         expect(page.locator("#status")).to_contain_text("2 masks")
         shot(page, "fill_in_wide_light")
     page.close()
+
+
+def test_the_description_of_the_api_needs_no_network(page):
+    """It is drawn from what the service says of itself, and nothing is loaded from elsewhere."""
+    with service("text") as client:
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"{client.server.url}/docs")
+        expect(page.locator("#paths section").first).to_be_visible()
+        shot(page, "docs")
+        told = page.locator("#paths").inner_text()
+        assert all(
+            x in told for x in ("POST /api/generate", "repetition_penalty", "of tokens that have come already", "503")
+        )
+        assert asked and all(url.startswith(client.server.url) for url in asked)
+    assert fits(page) and not page.wrong
+
+
+def test_nothing_empty_is_drawn_and_defaults_are_shown(page):
+    with service("text") as client:
+        page.goto(client.server.url)
+        expect(page.locator("#model")).to_contain_text("a_text_run")
+        expect(page.locator(".answer")).to_be_hidden()
+        page.locator("#more summary").click()
+        assert page.locator("#top_p").get_attribute("placeholder") == "default: 1"
+        page.locator("#prompt").fill("the cat")
+        page.locator("#go").click()
+        expect(page.locator(".answer")).to_be_visible()
+        shot(page, "answered")
+    assert not page.wrong
