@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 from small import small_config, write_corpus
 
@@ -193,7 +194,7 @@ def test_images_a_second(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_service_under_load(tmp_path, capsys):
+def test_a_service_under_load(tmp_path, capsys, monkeypatch):
     script, out = load("benchmark_serve"), tmp_path / "out"
     config = small_config(write_corpus(tmp_path / "text"), tmp_path / "cache")
     config.train.update(steps=4, eval_every=0, checkpoint_every=0)
@@ -207,6 +208,15 @@ def test_a_service_under_load(tmp_path, capsys):
         assert 0 < line["first_p50_ms"] <= line["p50_ms"] <= line["p99_ms"] and line["resident_mb"] > 50
         assert 0 < line["tokens_per_s"] <= 5 * line["requests_per_s"] * (1 + 1e-9)
     assert (out / "table.md").read_text().strip() in capsys.readouterr().out
+    monkeypatch.setattr(script, "EARLY", 4)
+    script.main(
+        ["--hostile", "--requests=8", "--turns=2", "--tokens=5", f"--workdir={tmp_path / 'run'}", f"--out={out}"]
+    )
+    *turns, median = read_jsonl(out / "hostile_text.jsonl")
+    assert [line["turn"] for line in turns] == [1, 2] and median["turn"] == "median"
+    for line in turns:
+        assert line["p50_ratio"] == line["p50_ms_beside"] / line["p50_ms_alone"] > 0
+    assert median["p99_ratio"] == np.median([line["p99_ratio"] for line in turns])
     with pytest.raises(RunError, match="did not start"):
         script.main([f"--workdir={tmp_path / 'none'}", f"--out={tmp_path / 'no_out'}"])
 
