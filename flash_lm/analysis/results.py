@@ -47,9 +47,10 @@ def newest_results(runs: Sequence[Run], split: str) -> list[Line]:
 def _of_checkpoint(lines: list[Line], name: RunName) -> list[Line]:
     if name.which == BEST:
         return [line for line in lines if line.get("checkpoint") == BEST]
-    if name.which == NEWEST:
+    step = name.which
+    if step == NEWEST:
         lines = [line for line in lines if line.get("checkpoint", NEWEST) == NEWEST]
-    step = max((line.get("step", 0) for line in lines), default=0) if name.which == NEWEST else name.which
+        step = max((line.get("step", 0) for line in lines), default=0)
     return [line for line in lines if line.get("step", 0) == step]
 
 

@@ -12,8 +12,9 @@ import jax
 
 from flash_lm.config import EXAMPLES
 from flash_lm.data.corpus import SPLITS, WHOLE
-from flash_lm.data.loading import load_splits
+from flash_lm.data.loading import Splits, load_splits
 from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus
+from flash_lm.data.token_store import TokenStore
 from flash_lm.errors import InputError
 from flash_lm.inference.trained_model import OF_A_TEXT, TrainedModel, load_model
 from flash_lm.provenance import provenance
@@ -57,25 +58,10 @@ def evaluate(
     name = run_name(run)
     trained = load_model(name, mesh_shape=mesh_shape, overrides=overrides)
     config, data = trained.config, trained.config.data
-    raw: Any = run_folder.read_config(name.workdir)
-    own_text = all(getattr(data, key.removeprefix("data.")) == raw.data[key.removeprefix("data.")] for key in OF_A_TEXT)
-    whole = split == WHOLE and data.corpus not in EXAMPLES
-    own = OwnCorpus(trained.tokenizer, trained.facts["corpus"] if own_text else None)
-    corpus = load_splits(data, own, whole=whole)
-    if split not in corpus.splits:
-        names = [*corpus.splits, *([] if data.corpus in EXAMPLES else [WHOLE])]
-        raise InputError(f"no split {split}: --split is one of {', '.join(names)}")
+    corpus = _load_text(trained, split)
     lengths = list(lengths) or [data.length]
     for length in lengths:
         trained.model.abstract.check_length(length)
-    if corpus.tokenizer.fingerprint != trained.tokenizer.fingerprint:
-        raise InputError(f"corpus {corpus.name} has tokens of its own, which {trained.name} was not trained on")
-    if own_text and corpus.fingerprint != trained.facts["corpus"]:
-        _log.warning(
-            "corpus %s has changed since the training, and its old tokens are gone: what is scored may have been "
-            "trained on, and is marked own_corpus=false",
-            corpus.name,
-        )
     model = trained.model.of_rows(packed=data.packed)
     evaluator = Evaluator(model, corpus.tokenizer, trained.mesh, config.train.loss_chunk)
     results = []
@@ -84,13 +70,7 @@ def evaluate(
         with jax.set_mesh(trained.mesh):
             scores = evaluator(trained.params, rows, max(1, data.tokens_per_batch // config.train.accumulate // length))
         if config.task == "causal_lm" and isinstance(corpus, TokenizedCorpus):
-            store = corpus.splits[split]
-            # A tokenizer that was given may change the text, so the bytes are those of the split itself.
-            scores["bytes"] = float(store.bytes)
-            scores["bits_per_byte"] = scores["nll"] / math.log(2) / store.bytes
-            scores["word_perplexity"] = perplexity(scores["nll"], store.words)
-            # As WikiText's published figures have it, whose lines each end with a word </s>.
-            scores["word_perplexity_eos"] = perplexity(scores["nll"], store.words + store.lines)
+            scores |= _of_text(scores["nll"], corpus.splits[split])
         results.append(
             {
                 "run": trained.name,
@@ -110,13 +90,51 @@ def evaluate(
                 "train_seconds": trained.facts["train_seconds"],
                 **_speed(name.workdir / "metrics.jsonl"),
                 **scores,
-                "seed": raw["seed"],
+                "seed": config.seed,
                 "config_hash": run_folder.hash_of_config(name.workdir),
                 **provenance(jax.devices()[0].device_kind),
                 **_origin(trained),
             }
         )
     return results
+
+
+def _load_text(trained: TrainedModel, split: str) -> Splits:
+    """The corpus of a run, or the other text that its config now names, in the tokens of the run.
+
+    Raises:
+        InputError: it cannot be had, has no such split, or has tokens of its own.
+    """
+    data = trained.config.data
+    raw: Any = run_folder.read_config(trained.run.workdir)
+    own_text = all(getattr(data, key) == raw.data[key] for key in OF_A_TEXT)
+    whole = split == WHOLE and data.corpus not in EXAMPLES
+    own = OwnCorpus(trained.tokenizer, trained.facts["corpus"] if own_text else None)
+    corpus = load_splits(data, own, whole=whole)
+    if split not in corpus.splits:
+        names = [*corpus.splits, *([] if data.corpus in EXAMPLES else [WHOLE])]
+        raise InputError(f"no split {split}: --split is one of {', '.join(names)}")
+    if corpus.tokenizer.fingerprint != trained.tokenizer.fingerprint:
+        raise InputError(f"corpus {corpus.name} has tokens of its own, which {trained.name} was not trained on")
+    if own_text and corpus.fingerprint != trained.facts["corpus"]:
+        _log.warning(
+            "corpus %s has changed since the training, and its old tokens are gone: what is scored may have been "
+            "trained on, and is marked own_corpus=false",
+            corpus.name,
+        )
+    return corpus
+
+
+def _of_text(nll: float, store: TokenStore) -> dict[str, float]:
+    """Figures of a split of text, a byte and a word."""
+    return {
+        # A tokenizer that was given may change the text, so the bytes are those of the split itself.
+        "bytes": float(store.bytes),
+        "bits_per_byte": nll / math.log(2) / store.bytes,
+        "word_perplexity": perplexity(nll, store.words),
+        # As WikiText's published figures have it, whose lines each end with a word </s>.
+        "word_perplexity_eos": perplexity(nll, store.words + store.lines),
+    }
 
 
 def _origin(trained: TrainedModel) -> dict[str, Any]:

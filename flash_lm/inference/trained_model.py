@@ -23,8 +23,8 @@ from flash_lm.training.saved import Facts, restore_params
 from flash_lm.training.sharding import make_mesh, param_shardings
 from flash_lm.training.state import ModelFunction, Params
 
-# Keys that say which text is read.
-OF_A_TEXT = tuple(f"data.{x}" for x in ("corpus", "path", "name", "config", "split", "text_column", "streaming"))
+# Keys of `config.data` that say which text is read.
+OF_A_TEXT = ("corpus", "path", "name", "config", "split", "text_column", "streaming")
 # And those that change how it is read and computed, and no score beyond rounding.
 _HARMLESS = ("data.cache_dir", "data.tokens_per_batch", "model.kernels", "model.attention_implementation")
 _HARMLESS += ("model.remat", "model.scan_layers", "train.loss_chunk")
@@ -149,10 +149,11 @@ def load_model(
 
 def _override(raw: Any, overrides: Sequence[str]) -> None:
     """Of a text to be scored, and of how it is read and computed."""
-    allowed = tuple(f"--config.{key}=" for key in (*OF_A_TEXT, "data.pack", *_HARMLESS))
+    of_a_text = [f"data.{key}" for key in (*OF_A_TEXT, "pack")]
+    allowed = tuple(f"--config.{key}=" for key in (*of_a_text, *_HARMLESS))
     if trained := [word for word in overrides if word.startswith("--config.") and not word.startswith(allowed)]:
         raise InputError.of(
-            f"{word} is of the training, or has a flag of its own: here change {', '.join((*OF_A_TEXT, 'data.pack'))} "
+            f"{word} is of the training, or has a flag of its own: here change {', '.join(of_a_text)} "
             f"or {', '.join(_HARMLESS)}"
             for word in trained
         )

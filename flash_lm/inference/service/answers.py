@@ -140,7 +140,22 @@ def _compile_all(batch: RunningBatch, longest: int) -> None:
         batch.leave(row)
 
 
-class TextService:
+class _OfRows:
+    """What services of rows share."""
+
+    rows: Rows
+
+    @property
+    def together(self) -> Together | None:
+        """The calls that all hosts make, if there are several."""
+        return self.rows.together
+
+    def close(self) -> None:
+        """Finishes the rows that are there."""
+        self.rows.close()
+
+
+class TextService(_OfRows):
     """Continues prompts."""
 
     kind: Literal["text"] = "text"
@@ -175,17 +190,8 @@ class TextService:
         why, seconds = "end" if row.by_model else "length", time.perf_counter() - start
         yield TextAnswer(text="".join(texts), finish_reason=why, seconds=seconds, **speed())
 
-    @property
-    def together(self) -> Together | None:
-        """The calls that all hosts make, if there are several."""
-        return self.rows.together
 
-    def close(self) -> None:
-        """Finishes the rows that are there."""
-        self.rows.close()
-
-
-class CoupletService:
+class CoupletService(_OfRows):
     """Answers first lines."""
 
     kind: Literal["couplets"] = "couplets"
@@ -214,15 +220,6 @@ class CoupletService:
         ranked = self._writer.ranked(first, tokens, log_probs)
         found = [SecondLine(text=one.text, log_prob=one.log_prob) for one in ranked]
         return SecondLinesAnswer(first=first, candidates=found, seconds=time.perf_counter() - start)
-
-    @property
-    def together(self) -> Together | None:
-        """The calls that all hosts make, if there are several."""
-        return self.rows.together
-
-    def close(self) -> None:
-        """Finishes the rows that are there."""
-        self.rows.close()
 
 
 class FillInService:
