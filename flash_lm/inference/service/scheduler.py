@@ -151,15 +151,12 @@ class Scheduler:
 
     def _fail(self) -> None:
         """Ends the rows that were on the device, and goes on with a batch of its own making; or ends for good."""
-        self._failures += 1
-        try:
-            if self._renew is None or self._failures > _MOST_FAILURES:
-                raise FailedError
-            batch = self._renew()
-        except Exception as error:
-            if not isinstance(error, FailedError):
+        self._failures, batch = self._failures + 1, None
+        if self._renew is not None and self._failures <= _MOST_FAILURES:
+            try:
+                batch = self._renew()
+            except Exception:
                 logger.exception("no other batch can be made")
-            batch = None
         with self._changed:
             left = [*self._running.values()]
             self._running.clear()
