@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from flash_lm.errors import InputError
 from flash_lm.inference.service.answers import CoupletService, FillInService, Limits, TextService
 from flash_lm.inference.service.metrics import Metrics
-from flash_lm.inference.service.middleware import Bounded, Counting, Named
+from flash_lm.inference.service.middleware import Bounded, Counting, Named, Slow
 from flash_lm.inference.service.requests import (
     FillInAnswer,
     FillInAsked,
@@ -95,6 +95,7 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = ()) 
     app.add_middleware(Bounded, most_bytes=_LONGEST_ESCAPE * limits.characters(trained) + _OTHER_FIELDS)
     app.add_middleware(Counting, metrics=metrics)
     app.add_middleware(Named, names=LOCAL | {name.lower() for name in names})
+    app.add_middleware(Slow)
     longest = trained.model.abstract.longest
     about = ModelAnswer(
         name=trained.name,

@@ -13,6 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from flash_lm.inference.service.metrics import Metrics
 
 BODY_SECONDS = 10  # in which all of a request must have come
+REFUSALS_A_SECOND = 20  # for all clients together; a burst of as many is answered at once
+_LONGEST_WAIT = 1.0  # seconds that a refusal is held back, however many there are
 
 
 class Bounded:
@@ -60,6 +62,31 @@ class Named:
             return await self._app(scope, receive, send)
         told = f"this service is not {name or 'without a name'}: start it with --host={name} to make it so"
         await JSONResponse({"error": told}, 400)(scope, receive, send)
+
+
+class Slow:
+    """Holds refusals back when there are many, so that whoever asks again at once cannot keep the service busy."""
+
+    def __init__(self, app: ASGIApp):
+        """Around an app whose answers of 4xx are refusals."""
+        self._app, self._due = app, 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Other answers pass as they come."""
+
+        async def slowly(message: Message) -> None:
+            if message["type"] == "http.response.start" and 400 <= message["status"] < 500:
+                await asyncio.sleep(self._wait())
+            await send(message)
+
+        await self._app(scope, receive, slowly)
+
+    def _wait(self) -> float:
+        """Seconds: a bucket of one second's refusals, that drains by itself."""
+        now = time.monotonic()
+        self._due = max(self._due, now - 1.0) + 1.0 / REFUSALS_A_SECOND
+        self._due = min(self._due, now + _LONGEST_WAIT)
+        return max(0.0, self._due - now)
 
 
 def _name(scope: Scope) -> str | None:

@@ -1,0 +1,65 @@
+"""What refusals cost those who are not refused."""
+
+import asyncio
+
+import pytest
+
+from flash_lm.inference.service import middleware
+from flash_lm.inference.service.middleware import REFUSALS_A_SECOND, Slow
+
+
+@pytest.fixture
+def waits(monkeypatch) -> list[float]:
+    """How long each answer is held back, at a clock that stands still."""
+    found: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        found.append(seconds)
+
+    monkeypatch.setattr(middleware.asyncio, "sleep", sleep)
+    monkeypatch.setattr(middleware.time, "monotonic", lambda: 100.0)
+    return found
+
+
+def answer(app: Slow, times: int) -> list[int]:
+    """Statuses that a client sees."""
+    seen: list[int] = []
+
+    async def send(message) -> None:
+        if message["type"] == "http.response.start":
+            seen.append(message["status"])
+
+    async def ask() -> None:
+        for _ in range(times):
+            await app({"type": "http"}, lambda: None, send)  # type: ignore[arg-type]
+
+    asyncio.run(ask())
+    return seen
+
+
+def app_of(status: int) -> Slow:
+    async def app(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    return Slow(app)
+
+
+def test_a_burst_of_refusals_is_answered_at_once_and_then_so_many_a_second(waits):
+    assert set(answer(app_of(422), REFUSALS_A_SECOND)) == {422}
+    assert waits == [0.0] * REFUSALS_A_SECOND
+    del waits[:]
+    app = app_of(413)
+    answer(app, REFUSALS_A_SECOND + 4)
+    assert waits[-4:] == pytest.approx([(i + 1) / REFUSALS_A_SECOND for i in range(4)])
+
+
+def test_no_refusal_waits_longer_than_a_second(waits):
+    answer(app_of(400), 100 * REFUSALS_A_SECOND)
+    assert max(waits) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_other_answers_are_never_held_back(waits, status):
+    assert answer(app_of(status), 100) == [status] * 100
+    assert not waits
