@@ -13,17 +13,13 @@ from flash_lm.inference.trained_model import load_model
 from flash_lm.run_flags import add_run_flags, run_of
 from flash_lm.training.hosts import is_first, losses_told
 
-_CONNECTIONS = 1024  # at a time; a further one is answered 503
-
 
 def main(argv: list[str]) -> None:
     """Serves a checkpoint of a run: a page to try it, and a JSON API, which /docs describes."""
     try:
-        import uvicorn  # noqa: PLC0415 (an extra)
-
-        from flash_lm.inference.service.answers import Limits  # noqa: PLC0415 (needs it)
+        from flash_lm.inference.service.answers import Limits  # noqa: PLC0415 (needs an extra)
         from flash_lm.inference.service.app import build_app, follow  # noqa: PLC0415
-        from flash_lm.inference.service.connections import Patient  # noqa: PLC0415
+        from flash_lm.inference.service.connections import server  # noqa: PLC0415
     except ImportError as error:
         raise InputError(f"{error.name} is not installed, which serving needs: pip install flash_lm[serve]") from None
     defaults = Limits()
@@ -52,7 +48,8 @@ def main(argv: list[str]) -> None:
             follow(load_model(name, dtype=arguments.dtype, mesh_shape=mesh), limits)
         return
     try:
-        listening = socket.create_server((hosts[0], arguments.port))
+        family = socket.AF_INET6 if ":" in hosts[0] else socket.AF_INET
+        listening = socket.create_server((hosts[0], arguments.port), family=family)
     except (OSError, OverflowError) as error:
         where = f"{hosts[0]}:{arguments.port}"
         raise InputError(f"cannot listen at {where}: {first_line(error)}: choose another --host or --port") from None
@@ -60,15 +57,11 @@ def main(argv: list[str]) -> None:
         trained = load_model(name, dtype=arguments.dtype, mesh_shape=mesh)
         app = build_app(trained, limits, [*hosts, socket.gethostname()])
         host, port = listening.getsockname()[:2]
+        host = f"[{host}]" if family == socket.AF_INET6 else host
         print(f"http://{host}:{port} has a page to try {trained.name}; Ctrl-C ends it", flush=True)
         for ending in (signal.SIGINT, signal.SIGTERM):  # which uvicorn raises again when all answers are finished
             signal.signal(ending, lambda *_: sys.exit(0))
-        # Answers that run may take as long as any; a little more, so that they hear of it themselves.
-        ends_after = arguments.seconds + 1
-        config = uvicorn.Config(
-            app, log_level="warning", http=Patient, limit_concurrency=_CONNECTIONS, timeout_graceful_shutdown=ends_after
-        )
-        uvicorn.Server(config).run(sockets=[listening])
+        server(app, arguments.seconds).run(sockets=[listening])
 
 
 if __name__ == "__main__":

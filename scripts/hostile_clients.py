@@ -2,70 +2,117 @@
 
     python scripts/hostile_clients.py http://127.0.0.1:8000 /api/generate prompt
 
-Of each kind four at a time: texts that are far too long, bodies beyond all measure, a thousand masks, bodies that come
-a byte a second, and streams that nobody reads or that are left half open.
+Of each kind two at a time: texts that are far too long, bodies beyond all measure, thousands of masks or of unknown
+keys, as many masks and candidates as are allowed, bodies that come a byte a second or in chunks of a byte without end,
+streams that nobody reads, heads that never end, before the first request and after it, and pages that nobody waits for.
 """
 
 import asyncio
 import contextlib
 import json
+import socket
 import sys
 import urllib.parse
+from collections.abc import Awaitable, Callable
 
-EACH = 4  # of a kind
+EACH = 2  # of a kind
+PAGES_A_SECOND = 100  # that nobody waits for, of each
+
+Address = tuple[str, int]
 
 
-def request(path: str, body: bytes, length: int | None = None) -> bytes:
+def request(path: str, body: bytes, *fields: str, length: int | None = None) -> bytes:
     """A whole request, or one that promises more than it has."""
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    return head.encode() + f"Content-Length: {length or len(body)}\r\n\r\n".encode() + body
+    fields = fields or (f"Content-Length: {length or len(body)}",)
+    head = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *fields, "", ""]
+    return "\r\n".join(head).encode() + body
 
 
-async def send(address: tuple[str, int], content: bytes, seconds: float | None = None) -> None:
-    """Sends, and reads to the end of the answer; with `seconds` reads nothing, and stays so long."""
-    reader, writer = await asyncio.open_connection(*address)
+@contextlib.asynccontextmanager
+async def connected(address: Address, **options):
+    """A connection that is closed at the end."""
+    reader, writer = await asyncio.open_connection(*address, **options)
     try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def send(address: Address, content: bytes) -> None:
+    """Sends, and reads the answer to the end of its head."""
+    async with connected(address) as (reader, writer):
         writer.write(content)
         await writer.drain()
-        await (asyncio.sleep(seconds) if seconds else reader.read())
-    finally:
-        writer.close()
+        await reader.readuntil(b"\r\n\r\n")
 
 
-async def drip(address: tuple[str, int], content: bytes) -> None:
-    """A byte a second, until the service has had enough."""
-    reader, writer = await asyncio.open_connection(*address)
-    end = asyncio.ensure_future(reader.read())
-    try:
-        for i in range(len(content)):
-            writer.write(content[i : i + 1])
+async def leave(address: Address, content: bytes) -> None:
+    """Sends, and waits for nothing."""
+    async with connected(address) as (_, writer):
+        writer.write(content)
+        await writer.drain()
+    await asyncio.sleep(1 / PAGES_A_SECOND)
+
+
+async def hold(address: Address, *contents: bytes, seconds: float = 30.0) -> None:
+    """Sends, one after the other, reads little of what comes, and stays until it is thrown out."""
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    with socket.socket(family) as small:
+        small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        small.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(small, address)
+        reader, writer = await asyncio.open_connection(sock=small, limit=1024)
+        for content in contents:
+            writer.write(content)
             await writer.drain()
-            done, _ = await asyncio.wait([end], timeout=1)
-            if done:
-                return
-    finally:
-        end.cancel()
-        writer.close()
+            await asyncio.sleep(0.2)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(writer.wait_closed(), seconds)
+        del reader
+
+
+async def drip(address: Address, head: bytes, piece: bytes, pause: float) -> None:
+    """A head, and pieces of its body without end, until the service has had enough."""
+    async with connected(address) as (reader, writer):
+        writer.write(head)
+        end = asyncio.ensure_future(reader.read())
+        try:
+            while not end.done():
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(pause)
+        finally:
+            end.cancel()
 
 
 async def attack(url: str, path: str, field: str) -> None:
     """All kinds at once, without end."""
     parts = urllib.parse.urlsplit(url)
     address = parts.hostname or "", parts.port or 80
-    ask = lambda text: request(path, json.dumps({field: text}).encode())
-    stream = request("/api/generate/stream", json.dumps({"prompt": "a", "max_tokens": 64}).encode())
-    kinds = [
+    ask = lambda text, **more: request(path, json.dumps({field: text, **more}).encode())
+    strange = {f"key_{i}": 1 for i in range(3000)}
+    stream = request("/api/generate/stream", json.dumps({"prompt": "a", "max_tokens": 512}).encode())
+    page = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    chunked = "Transfer-Encoding: chunked"
+    kinds: list[Callable[[], Awaitable[None]]] = [
         lambda: send(address, ask("long words " * 8_800)),
         lambda: send(address, request(path, b"x" * 3_000_000)),
         lambda: send(address, ask("[MASK]" * 1000)),
-        lambda: drip(address, request(path, b"{", length=1000)),
-        lambda: send(address, stream, seconds=2.0),
-        lambda: send(address, b"POST /api/generate HTTP/1.1\r\nHost: loc", seconds=30.0),
+        lambda: send(address, ask("[MASK]" * 64, candidates=10)),
+        lambda: send(address, ask("a", **strange)),
+        lambda: drip(address, request(path, b"{", length=1000), b" ", 1.0),
+        lambda: drip(address, request("/nowhere", b"", chunked), b"1\r\nx\r\n" * 1000, 0.0),
+        lambda: drip(address, request(path, b"", chunked), b"1\r\nx\r\n" * 1000, 0.0),
+        lambda: hold(address, stream),
+        lambda: hold(address, page * 400),
+        lambda: hold(address, page[:-2]),
+        lambda: hold(address, page, page[:5]),
+        lambda: leave(address, page.replace(b"/ ", b"/nowhere ")),
     ]
 
-    async def without_end(kind) -> None:
+    async def without_end(kind: Callable[[], Awaitable[None]]) -> None:
         while True:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, EOFError):
                 await kind()
             await asyncio.sleep(0.01)
 

@@ -96,3 +96,7 @@ class RunningBatch:
         self._carry = self._engine.leave(self._carry, row)
         self._samplings[row] = Sampling(temperature=0)  # so that it asks for no random numbers
         self._free.append(row)
+
+    def release(self) -> None:
+        """Lets go of all arrays; it cannot be used any more."""
+        del self._carry, self._last

@@ -14,7 +14,7 @@ from flash_lm.data.tokenizers import MASK
 from flash_lm.errors import InputError
 from flash_lm.inference.couplets import CoupletWriter
 from flash_lm.inference.engine import Engine
-from flash_lm.inference.fill_in import FilledIn, Filler
+from flash_lm.inference.fill_in import MASKS, FilledIn, Filler
 from flash_lm.inference.generation import Generator, TextDecoder
 from flash_lm.inference.running_batch import Part, RunningBatch
 from flash_lm.inference.sampling import Sampling
@@ -36,6 +36,8 @@ from flash_lm.inference.service.several_hosts import BatchTogether, Together
 from flash_lm.inference.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
+_CANDIDATES_A_MASK = 10  # where there are as many masks as are allowed
+_DELAY_A_MASK = 0.01  # seconds that others may go before: those who ask for much wait, and not those who ask for little
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,6 +224,13 @@ class CoupletService(_OfRows):
         return SecondLinesAnswer(first=first, candidates=found, seconds=time.perf_counter() - start)
 
 
+@dataclasses.dataclass
+class _Waiting:
+    asked: FillInAsked
+    found: asyncio.Future[FilledIn | None]
+    due: float  # seconds of time.perf_counter
+
+
 class FillInService:
     """Fills in masks; requests that come while others are on the device go there together next."""
 
@@ -238,21 +247,26 @@ class FillInService:
             )
         longest = min(limits.prompt_tokens, trained.model.abstract.longest or limits.prompt_tokens)
         self._filler.compile(longest, MOST_CANDIDATES)
-        self.together = Together(fill=self._filler)
-        self._waiting: list[tuple[FillInAsked, asyncio.Future[FilledIn | None]]] = []
+        self.together = Together(fill=self._filler.fill)
+        self._waiting: list[_Waiting] = []
         self._filling: asyncio.Task[None] | None = None
         metrics.watch("waiting_rows", "Rows that wait for a place", lambda: self._count)
 
     @property
     def _count(self) -> int:
         """Who waits; not those that have left."""
-        return sum(not future.done() for _, future in self._waiting)
+        return sum(not one.found.done() for one in self._waiting)
 
     def check(self, asked: FillInAsked) -> None:
         """Raises InputError for what cannot be answered."""
         self._limits.check_text("a prompt", asked.prompt, self._trained)
         if (masks := asked.prompt.count(MASK)) > self._limits.masks:
             raise InputError(f"a prompt of {masks} {MASK}s is over the {self._limits.masks} that this service takes")
+        if masks * asked.candidates > (most := _CANDIDATES_A_MASK * self._limits.masks):
+            raise InputError(
+                f"{asked.candidates} candidates for each of {masks} {MASK}s are over the {most} in all that this "
+                f"service takes: ask for fewer"
+            )
         self._limits.check("a prompt", len(self._filler.encode(asked.prompt)), self._limits.prompt_tokens)
 
     async def answer(self, asked: FillInAsked) -> FillInAnswer:
@@ -260,33 +274,37 @@ class FillInService:
         if self._count >= self._limits.waiting:
             raise BusyError(f"{self._count} requests are waiting already: try again later")
         start, future = time.perf_counter(), asyncio.get_running_loop().create_future()
-        self._waiting.append((asked, future))
+        self._waiting.append(_Waiting(asked, future, due=start + _DELAY_A_MASK * asked.prompt.count(MASK)))
         if self._filling is None or self._filling.done():
             self._filling = asyncio.create_task(self._fill())
         if (found := await future) is None:
             raise FailedError
-        masks = [
-            [Candidate(text=x.text, probability=x.probability) for x in mask[: asked.candidates]]
-            for mask in found.masks
-        ]
+        masks = [[Candidate(text=x.text, probability=x.probability) for x in mask] for mask in found.masks]
         return FillInAnswer(text=found.text, masks=masks, seconds=time.perf_counter() - start)
 
     async def _fill(self) -> None:
-        """Until nobody waits: as many as there are rows at a time, but for those that have left."""
-        while self._waiting:
-            batch, self._waiting = self._waiting[: self._limits.rows], self._waiting[self._limits.rows :]
-            batch = [(asked, future) for asked, future in batch if not future.done()]
-            if not batch:
-                continue
-            prompts = [asked.prompt for asked, _ in batch]
+        """Until nobody waits: some at a time."""
+        while batch := self._next():
+            prompts, counts = ([getattr(one.asked, key) for one in batch] for key in ("prompt", "candidates"))
             try:
-                found = await asyncio.to_thread(self.together, "fill", prompts, MOST_CANDIDATES)
+                found = await asyncio.to_thread(self.together, "fill", prompts, counts, MOST_CANDIDATES)
             except Exception:  # whatever the device has: nobody may wait for ever
                 logger.exception("filling in failed")
                 found = [None] * len(batch)
-            for (_, future), one in zip(batch, found, strict=True):
-                if not future.done():
-                    future.set_result(one)
+            for waiting, one in zip(batch, found, strict=True):
+                if not waiting.found.done():
+                    waiting.found.set_result(one)
+
+    def _next(self) -> list["_Waiting"]:
+        """Those that have waited long enough for what they ask, as many as go to the device at once."""
+        batch: list[_Waiting] = []
+        self._waiting = sorted((one for one in self._waiting if not one.found.done()), key=lambda one: one.due)
+        for one in self._waiting[: self._limits.rows]:
+            if batch and sum(x.asked.prompt.count(MASK) for x in [*batch, one]) > MASKS:
+                break
+            batch.append(one)
+        self._waiting = self._waiting[len(batch) :]
+        return batch
 
     def close(self) -> None:
         """There is nothing to finish: whoever is on the device waits for it."""

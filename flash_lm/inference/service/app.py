@@ -41,6 +41,7 @@ _EVENTS = {
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "No UTF-8, or another host's name"},
     408: {"model": Problem, "description": "Came too slowly"},
+    411: {"model": Problem, "description": "In chunks"},
     413: {"model": Problem, "description": "Too large"},
     422: {"model": Problem, "description": "Bad input"},
     500: {"model": Problem, "description": "The model failed"},

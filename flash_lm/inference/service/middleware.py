@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import time
 import urllib.parse
 
@@ -15,6 +16,7 @@ from flash_lm.inference.service.metrics import Metrics
 BODY_SECONDS = 10  # in which all of a request must have come
 REFUSALS_A_SECOND = 20  # for all clients together; a burst of as many is answered at once
 _LONGEST_WAIT = 1.0  # seconds that a refusal is held back, however many there are
+_MOST_HELD = 256  # refusals; each takes some memory
 
 
 class Bounded:
@@ -28,7 +30,7 @@ class Bounded:
         """Answers 413 to what says that it is too large; raises HTTPException, in the app that reads, for the rest."""
         told = f"a request of more than {self._most_bytes:,} bytes: shorten it"
         promised = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
-        if promised.isdecimal() and int(promised) > self._most_bytes:  # nothing of it is read
+        if promised.isdecimal() and int(promised) > self._most_bytes:
             return await JSONResponse({"error": told}, 413, {"Connection": "close"})(scope, receive, send)
         received, complete, until = 0, False, time.monotonic() + BODY_SECONDS
 
@@ -50,7 +52,10 @@ class Bounded:
 
 
 class Named:
-    """Answers requests to the names of the service alone, so that no web page reaches it by a name of its own."""
+    """Answers requests to the names of the service alone, so that no web page reaches it by a name of its own.
+
+    An address is no name: no page has one that leads elsewhere.
+    """
 
     def __init__(self, app: ASGIApp, names: frozenset[str]):
         """Around an app that has these names."""
@@ -58,9 +63,11 @@ class Named:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers 400 for another name (DNS rebinding)."""
-        if scope["type"] != "http" or (name := _name(scope)) in self._names:
+        if scope["type"] != "http" or (name := _name(scope)) in self._names or _is_address(name):
             return await self._app(scope, receive, send)
-        told = f"this service is not {name or 'without a name'}: start it with --host={name} to make it so"
+        told = f"this service is not {name}: add --host={name} to its other --host to make it so"
+        if name is None:
+            told = "a request without a host: send the header Host"
         await JSONResponse({"error": told}, 400)(scope, receive, send)
 
 
@@ -68,15 +75,21 @@ class Slow:
     """Holds refusals back when there are many, so that whoever asks again at once cannot keep the service busy."""
 
     def __init__(self, app: ASGIApp):
-        """Around an app whose answers of 4xx are refusals."""
-        self._app, self._due = app, 0.0
+        """Around an app whose answers of 4xx are refusals; of 499 the client has left."""
+        self._app, self._due, self._held = app, 0.0, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Other answers pass as they come."""
 
         async def slowly(message: Message) -> None:
-            if message["type"] == "http.response.start" and 400 <= message["status"] < 500:
-                await asyncio.sleep(self._wait())
+            if message["type"] == "http.response.start" and 400 <= message["status"] < 499:
+                wait = self._wait()
+                if self._held < _MOST_HELD:
+                    self._held += 1
+                    try:
+                        await asyncio.sleep(wait)
+                    finally:
+                        self._held -= 1
             await send(message)
 
         await self._app(scope, receive, slowly)
@@ -92,7 +105,13 @@ class Slow:
 def _name(scope: Scope) -> str | None:
     """Of the host that is asked, without its port."""
     with contextlib.suppress(ValueError):  # brackets without an address
-        return urllib.parse.urlsplit("//" + Headers(scope=scope).get("host", "")).hostname
+        return (urllib.parse.urlsplit("//" + Headers(scope=scope).get("host", "")).hostname or "").rstrip(".") or None
+
+
+def _is_address(name: str | None) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(name or ""))
+    return False
 
 
 class Counting:

@@ -1,8 +1,8 @@
 """What the service is asked and answers, as its OpenAPI description tells it."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flash_lm.inference.sampling import Sampling
 
@@ -11,8 +11,19 @@ MOST_CANDIDATES = 100  # of a mask
 Seed = Annotated[int, Field(ge=0, lt=2**32, description="of the draws")]
 
 
+_STRANGE = 8  # unknown keys that are named
+
+
 class _Asked(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_keys(cls, values: Any) -> Any:
+        """Else each of ten thousand unknown keys would get a sentence."""
+        if isinstance(values, dict) and len(values) > len(cls.model_fields) + _STRANGE:
+            raise ValueError(f"{len(values)} keys, and there are {len(cls.model_fields)}")
+        return values
 
 
 class SamplingAsked(_Asked):

@@ -143,16 +143,18 @@ class Scheduler:
                 if self._running:
                     self._turn()
                 self._failures = 0
+                continue
             except Exception:  # whatever the device has: nobody may wait for ever
                 logger.exception("a step of the scheduler failed")
-                self._fail()
-                if self.failed:
-                    return
+            self._fail()  # after the error, which knows arrays of the batch
+            if self.failed:
+                return
 
     def _fail(self) -> None:
         """Ends the rows that were on the device, and goes on with a batch of its own making; or ends for good."""
         self._failures, batch = self._failures + 1, None
         if self._renew is not None and self._failures <= _MOST_FAILURES:
+            self._batch.release()  # two may not fit
             try:
                 batch = self._renew()
             except Exception:

@@ -87,5 +87,9 @@ class BatchTogether:
         """As RunningBatch does."""
         self.together("leave", row)
 
+    def release(self) -> None:
+        """As RunningBatch does, of this host's part."""
+        self._batch.release()
+
     def _join(self, prompt: list[int], sampling: dict[str, Any], seed: int, number: int) -> int:
         return self._batch.join(np.array(prompt, np.int32), Sampling(**sampling), seed, number)

@@ -15,11 +15,11 @@ from small import small_config
 
 from flash_lm.config import parse
 from flash_lm.data.tokenizers import ByteTokenizer, CharacterTokenizer
+from flash_lm.inference.service import connections
 from flash_lm.inference.service.answers import Limits
 from flash_lm.inference.service.app import build_app
-from flash_lm.inference.service.connections import Patient
 from flash_lm.inference.trained_model import TrainedModel
-from flash_lm.models.families import complete_config
+from flash_lm.models.family import complete_config
 from flash_lm.run_name import run_name
 from flash_lm.training.sharding import make_mesh
 from flash_lm.training.state import ModelFunction
@@ -51,10 +51,9 @@ def served(app) -> Iterator[uvicorn.Server]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    config = uvicorn.Config(app, port=port, http=Patient, log_level="warning", timeout_graceful_shutdown=30)
-    server = uvicorn.Server(config)
+    server = connections.server(app, 30, port)
     server.url = f"http://127.0.0.1:{port}"
-    thread = threading.Thread(target=server.run, daemon=True)
+    server.thread = thread = threading.Thread(target=server.run, name="event loop", daemon=True)
     thread.start()
     until(lambda: server.started)
     try:

@@ -1,0 +1,149 @@
+"""Clients that keep connections without asking for anything, or that never stop sending; others are answered."""
+
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+
+from flash_lm.inference.service import connections, middleware
+from flash_lm.inference.service.answers import TextService
+from flash_lm.inference.service.app import build_app
+from inference.service.serving import LIMITS, random_model, served, service, until
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+HEAD = b"POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+PAGE = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.fixture(scope="module")
+def client():
+    with service("text") as client:
+        yield client
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    for module, name in ((connections, "HEAD_SECONDS"), (connections, "READ_SECONDS"), (middleware, "BODY_SECONDS")):
+        monkeypatch.setattr(module, name, 0.3)
+    monkeypatch.setattr(connections, "_HELD_SECONDS", 0.1)
+
+
+def connect(client: httpx.Client) -> socket.socket:
+    return socket.create_connection((client.base_url.host, client.base_url.port), timeout=10)
+
+
+def is_answered(client: httpx.Client) -> bool:
+    return client.post("/api/generate", json={"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
+def until_closed(connection: socket.socket) -> bytes:
+    """All that comes before the other side closes."""
+    received = b""
+    try:
+        while some := connection.recv(1 << 16):
+            received += some
+    except ConnectionResetError:
+        pass
+    return received
+
+
+@pytest.mark.parametrize(
+    ("sent", "statuses"),
+    [
+        (b"", []),
+        (HEAD, []),
+        (HEAD + b"Content-Length: 99\r\n\r\n{", [b"408"]),
+        (PAGE + b"\r\nG", [b"200"]),
+        (PAGE + b"Content-Length: 10\r\n\r\nx", [b"200"]),
+        (HEAD.replace(b"localhost", b"a.example") + b"Content-Length: 9\r\n\r\n{", [b"400"]),
+        (PAGE + b"\r\n" + PAGE + b"\r\nG", [b"200", b"200"]),
+        (b"no HTTP at all\r\n\r\n", [b"400"]),
+        (HEAD + b"Content-Length: 3000000\r\n\r\n", [b"413"]),  # at once, of the head alone
+    ],
+)
+def test_nobody_waits_for_ever_for_the_rest(client, impatient, sent, statuses):
+    with connect(client) as slow:
+        slow.sendall(sent)
+        assert is_answered(client)
+        received = until_closed(slow)
+    assert [part[:3] for part in received.split(b"HTTP/1.1 ")[1:]] == statuses
+
+
+@pytest.mark.parametrize("path", [b"/api/generate", b"/nowhere"])
+def test_chunks_without_end_are_not_read(client, impatient, path):
+    """A byte each: to take them apart would take the event loop for itself."""
+    head = HEAD.replace(b"/api/generate", path) + b"Transfer-Encoding: chunked\r\n\r\n"
+    with connect(client) as endless:
+        endless.sendall(head + b"1\r\nx\r\n" * 10_000)
+        assert is_answered(client)
+        received = until_closed(endless)
+    assert received.startswith(b"HTTP/1.1 411") and b"send it whole" in received
+
+
+def test_who_does_not_read_is_cut_off(client, impatient):
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2304)
+        deaf.settimeout(10)
+        deaf.connect((client.base_url.host, client.base_url.port))
+        deaf.sendall((PAGE.replace(b"/health", b"/") + b"\r\n") * 400)
+        before = len(client.server.server_state.connections)
+        until(lambda: len(client.server.server_state.connections) < before, seconds=10)
+    assert is_answered(client)
+
+
+def test_whoever_has_been_silent_for_longest_makes_room(client, monkeypatch):
+    client.get("/health", headers={"connection": "close"})  # else this client would be the one
+    until(lambda: not client.server.server_state.connections)
+    monkeypatch.setattr(connections, "CONNECTIONS", 3)
+    silent = [connect(client) for _ in range(3)]
+    until(lambda: len(client.server.server_state.connections) == connections.CONNECTIONS)
+    silent[0].sendall(PAGE + b"\r\n")  # so that it is not the one
+    assert silent[0].recv(4096).startswith(b"HTTP/1.1 200")
+    with httpx.Client(base_url=client.base_url) as another:
+        assert is_answered(another)
+        silent[1].settimeout(5)  # of the 10 s after which it would be anyway
+        assert until_closed(silent[1]) == b""
+        silent[2].settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            silent[2].recv(1)
+    for connection in silent:
+        connection.close()
+
+
+def test_many_strange_keys_get_one_sentence(client):
+    answer = client.post("/api/generate", json={"prompt": "a", **{f"key_{i}": 1 for i in range(300)}})
+    assert answer.status_code == 422 and "301 keys, and there are 8" in answer.json()["error"]
+
+
+def test_refusals_are_held_back_when_they_are_many(client, monkeypatch):
+    monkeypatch.setattr(middleware, "REFUSALS_A_SECOND", 4)
+    start = time.perf_counter()
+    assert {client.get("/nowhere").status_code for _ in range(8)} == {404}
+    assert time.perf_counter() - start > 0.5
+    assert is_answered(client)
+
+
+def test_requests_are_looked_at_off_the_event_loop(monkeypatch):
+    threads, check = [], TextService.check
+
+    def noted(self, asked):
+        threads.append(threading.current_thread())
+        return check(self, asked)
+
+    monkeypatch.setattr(TextService, "check", noted)
+    with service("text") as client:
+        assert is_answered(client)
+        assert threads and not {thread.name for thread in threads} & {client.server.thread.name}
+
+
+def test_further_names_of_hosts():
+    with served(build_app(random_model("text"), LIMITS, ["Model.Example"])) as server:
+        for host, status in (
+            ("model.example:80", 200),
+            ("model.example.", 200),
+            ("192.168.1.7", 200),
+            ("b.example", 400),
+        ):
+            assert httpx.get(f"{server.url}/health", headers={"host": host}).status_code == status, host
