@@ -10,5 +10,5 @@ from configs import flash_base
 
 def get_config() -> ConfigDict:
     config = flash_base.get_config()
-    config.model.update(family="aft_conv", window_size=32)
+    config.model.update(family="aft_conv", aft={"window": 32})
     return config

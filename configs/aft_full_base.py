@@ -10,5 +10,5 @@ from configs import flash_base
 
 def get_config() -> ConfigDict:
     config = flash_base.get_config()
-    config.model.update(family="aft_full", bias_dim=256)
+    config.model.update(family="aft_full", aft={"bias_dim": 256})
     return config

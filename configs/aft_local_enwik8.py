@@ -12,5 +12,5 @@ from configs import transformer_enwik8
 
 def get_config() -> ConfigDict:
     config = transformer_enwik8.get_config()
-    config.model.update(family="aft_local", window_size=32, bias_dim=256)
+    config.model.update(family="aft_local", aft={"window": 32, "bias_dim": 256})
     return config

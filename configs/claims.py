@@ -18,20 +18,20 @@ _ROWS_OF_4096 = {"model.max_length": 4096, "data.tokens_per_batch": 4096, "train
 # name -> what differs from the FLASH of `get_config`
 RUNS = {
     "flash": {},
-    "flash_local": {"model.global_attention": False},
-    "flash_global": {"model.local_attention": False},
+    "flash_local": {"model.chunks.global_attention": False},
+    "flash_global": {"model.chunks.local_attention": False},
     "flash_quad": {"model.family": "flash_quad"},
     "transformer_plus_plus": {"model.family": "transformer_plus_plus"},
     "mc_tfm": {"model.family": "mc_tfm"},
     "transformer_plus": {"model.family": "transformer_plus"},
-    "quad_softmax": {"model.family": "flash_quad", "model.attention_function": "softmax"},
-    "quad_laplace": {"model.family": "flash_quad", "model.attention_function": "laplace"},
-    "chunk_64": {"model.chunk_size": 64},
-    "chunk_256": {"model.chunk_size": 256},
-    "chunk_512": {"model.chunk_size": 512},
-    "gau_heads_4": {"model.gau_heads": 4},
-    "dense_query_key": {"model.query_key": "dense"},
-    "overlapping_chunks": {"model.overlapping_chunks": True},
+    "quad_softmax": {"model.family": "flash_quad", "model.gau.attention_function": "softmax"},
+    "quad_laplace": {"model.family": "flash_quad", "model.gau.attention_function": "laplace"},
+    "chunk_64": {"model.chunks.size": 64},
+    "chunk_256": {"model.chunks.size": 256},
+    "chunk_512": {"model.chunks.size": 512},
+    "gau_heads_4": {"model.gau.heads": 4},
+    "dense_query_key": {"model.gau.query_key": "dense"},
+    "overlapping_chunks": {"model.chunks.overlapping": True},
     "layers_3": {"model.num_layers": 3},
     "linear_transformer": {"model.family": "linear_transformer"},
     "transformer": {"model.family": "transformer"},
@@ -43,7 +43,14 @@ RUNS = {
 def get_config() -> ConfigDict:
     config = quickstart.get_config()
     config.model.update(
-        family="flash", num_layers=2, model_dim=64, num_heads=4, shared_dim=64, chunk_size=128, max_length=512
+        family="flash",
+        num_layers=2,
+        model_dim=64,
+        num_heads=4,
+        gau={"shared_dim": 64},
+        chunks={"size": 128},
+        linear={"chunk_size": 128},
+        max_length=512,
     )
     config.data.vocab_size = 2048
     config.train.update(steps=500, warmup_steps=50, eval_every=100, eval_steps=20)

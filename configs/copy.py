@@ -21,7 +21,7 @@ def get_config() -> ConfigDict:
     config.model.update(
         family="linear_transformer", num_layers=4, model_dim=64, num_heads=8, max_length=128, init="lecun"
     )
-    config.model.update(chunk_size=32, window_size=64)
+    config.model.update(chunks={"size": 32}, linear={"chunk_size": 32}, aft={"window": 64})
     config.data.update(corpus="copy", pack="examples", tokens_per_batch=16 * 128)
     config.train.update(
         steps=2000,

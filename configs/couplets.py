@@ -21,7 +21,7 @@ def get_config() -> ConfigDict:
     config.model.update(
         family="linear_transformer", num_layers=4, model_dim=128, num_heads=8, max_length=16, init="lecun"
     )
-    config.model.chunk_size = 8
+    config.model.update(chunks={"size": 8}, linear={"chunk_size": 8})
     config.data.update(corpus="couplets", pack="examples", path="couplets", tokens_per_batch=128 * 16)
     config.train.update(
         steps=2000,

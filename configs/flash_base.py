@@ -20,8 +20,9 @@ def get_config() -> ConfigDict:
         num_layers=12,  # 12 attention + feed-forward layers, or 24 GAUs
         model_dim=768,
         num_heads=12,
-        shared_dim=128,
-        chunk_size=256,
+        gau={"shared_dim": 128},
+        chunks={"size": 256},
+        linear={"chunk_size": 256},
         max_length=1024,
         dtype="bfloat16",
         remat="products",

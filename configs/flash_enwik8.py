@@ -10,5 +10,5 @@ from configs import transformer_enwik8
 
 def get_config() -> ConfigDict:
     config = transformer_enwik8.get_config()
-    config.model.update(family="flash", shared_dim=128)
+    config.model.update(family="flash", gau={"shared_dim": 128})
     return config

@@ -24,7 +24,7 @@ def get_config() -> ConfigDict:
         num_heads=8,
         max_length=784,
         head="logistics",
-        mixtures=10,
+        logistics={"mixtures": 10},
         init="lecun",
     )
     config.data.update(corpus="images", pack="examples", path="mnist", tokens_per_batch=_BATCH * 784)

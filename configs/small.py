@@ -10,6 +10,6 @@ from configs import quickstart
 
 def get_config() -> ConfigDict:
     config = quickstart.get_config()
-    config.model.update(num_layers=8, model_dim=256, num_heads=8, shared_dim=128, vocab_size=8192)
+    config.model.update(num_layers=8, model_dim=256, num_heads=8, gau={"shared_dim": 128}, vocab_size=8192)
     config.model.scan_layers = False  # a quarter faster on a CPU, which copies what a scan keeps for its derivative
     return config

@@ -10,6 +10,6 @@ from configs import quickstart
 
 def get_config() -> ConfigDict:
     config = quickstart.get_config()
-    config.model.update(num_layers=4, model_dim=64, num_heads=4, shared_dim=32)
+    config.model.update(num_layers=4, model_dim=64, num_heads=4, gau={"shared_dim": 32})
     config.data.vocab_size = 2048
     return config

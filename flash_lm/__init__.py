@@ -1,5 +1,7 @@
 """Efficient-attention language models in JAX and Flax NNX: train, measure, ablate, decode."""
 
+from flash_lm.models import families  # noqa: F401 (its rows join the table)
+from flash_lm.models.family import register_family
 from flash_lm.models.language_model import LanguageModel, build_model
 
-__all__ = ["LanguageModel", "build_model"]
+__all__ = ["LanguageModel", "build_model", "register_family"]

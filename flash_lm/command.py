@@ -16,8 +16,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from flash_lm.config import open_type, unknown_key
+from flash_lm.config import open_type
 from flash_lm.errors import InputError, RunError
+from flash_lm.schema import unknown_key
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_NAME = {errno.ENAMETOOLONG, errno.ELOOP}

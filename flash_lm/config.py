@@ -1,67 +1,35 @@
-"""ConfigDict -> frozen dataclasses. Each rule stands beside its key; all problems of a config are reported at once."""
+"""The schema that all rows share, and a ConfigDict of it -> frozen dataclasses. All problems are reported at once.
+
+`flash_lm.schema` tells how keys are declared; sections stand beside the parts that read them. docs/keys.md lists all.
+"""
 
 import dataclasses
-import difflib
-import math
 import re
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from flash_lm import schema
 from flash_lm.errors import InputError
+from flash_lm.moved import move
+from flash_lm.schema import Group, above, at_least, fraction, key, one_of
 
-# A rule returns what was expected, or None when the value is good.
-Rule = Callable[[Any], str | None]
-
-
-def _ruled(*rules: Rule) -> Any:
-    return dataclasses.field(metadata={"rules": rules})
-
-
-def _one_of(*values: str) -> Any:
-    return _ruled(lambda x: None if x in values else "one of " + ", ".join(values))
-
-
-_LARGEST = 2**31 - 1  # of JAX's int32
+MESH_AXES = ("data", "fsdp", "tensor")
+DTYPES = ("float32", "bfloat16")
+TEXTS = ("stdlib", "text", "hf")  # corpora of text, to be tokenised and packed
+EXAMPLES = ("copy", "couplets", "images")  # corpora of examples, each a row, with tokens of their own
+SHUFFLE_BUFFER = 64  # millions of characters
+DECAYS = ("linear", "cosine")  # schedules that fall to an end
+TASKS = {"causal_lm": True, "masked_lm": False}  # whether the model is causal
 
 
-def _at_least(low: float) -> Any:
-    most = _LARGEST
-    return _ruled(lambda x: None if math.isfinite(x) and low <= x <= most else f"{low} or more, and at most {most:,}")
-
-
-def _above(low: float) -> Any:
-    return _ruled(lambda x: None if math.isfinite(x) and x > low else f"more than {low}")
-
-
-def _fraction() -> Any:
-    return _ruled(lambda x: None if 0 <= x < 1 else "at least 0 and less than 1")
-
-
-def _open(field: Any = None) -> Any:
-    """May be None in the schema; whoever the schema names fills it in before anyone reads it, hence the plain type."""
-    metadata = dict(field.metadata) if field is not None else {}
-    return dataclasses.field(metadata=metadata | {"open": True})
-
-
-def _added(before: Any, field: Any = None) -> Any:
-    """A key younger than the oldest runs; `before` is what they did, and what `upgrade` fills in for them."""
-    metadata = dict(field.metadata) if field is not None else {}
-    return dataclasses.field(metadata=metadata | {"before": before})
-
-
-def _normalizer() -> Any:
-    def rule(x: str) -> str | None:
-        good = x in ("count", "length", "paper") or (x.isdecimal() and int(x) > 0)
-        return None if good else "count, length, paper or a positive integer"
-
-    return _ruled(rule)
+def _normalizer(x: str) -> str | None:
+    good = x in ("count", "length", "paper") or (x.isdecimal() and int(x) > 0)
+    return None if good else "count, length, paper or a positive integer"
 
 
 def _sharding_rules(rules: tuple) -> str | None:
-    """Rule of `mesh.rules`."""
     for rule in rules:
         try:
             regex, spec = rule
@@ -76,93 +44,117 @@ def _sharding_rules(rules: tuple) -> str | None:
     return None
 
 
+def _mesh_shape(x: tuple) -> str | None:
+    good = len(x) == 3 and all(isinstance(n, int) and (n > 0 or n == -1) for n in x) and x.count(-1) <= 1
+    return None if good else "three sizes (data, fsdp, tensor), each positive, or one of them -1"
+
+
 def _boundaries(steps: tuple) -> str | None:
-    """Rule of `train.boundaries`."""
     good = all(type(x) is int and x > 0 for x in steps) and list(steps) == sorted(set(steps))
     return None if good else "a tuple of positive, increasing steps, such as (3000,)"
 
 
-MESH_AXES = ("data", "fsdp", "tensor")
-DTYPES = ("float32", "bfloat16")
-TEXTS = ("stdlib", "text", "hf")  # corpora of text, to be tokenised and packed
-EXAMPLES = ("copy", "couplets", "images")  # corpora of examples, each a row, with tokens of their own
-SHUFFLE_BUFFER = 64  # millions of characters
-DECAYS = ("linear", "cosine")  # schedules that fall to an end
-TASKS = {"causal_lm": True, "masked_lm": False}  # whether the model is causal
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(Group, name="model"):
+    """What every family shares. models/families.py fills in the keys left open."""
+
+    family: str = key("flash", "a row of the table of families")
+    num_layers: int = key(4, "one layer = attention + feed-forward, or two GAUs", at_least(1))
+    model_dim: int = key(128, "D", at_least(1))
+    num_heads: int = key(4, "H; of a GAU see model.gau.heads", at_least(1))
+    mlp_dim: int = key(None, "open: 4 D for an MLP, 8 D / 3 rounded up to a multiple of 8 for a GLU", at_least(1))
+    max_length: int = key(512, "tokens; bounds learned positions and the decode cache", at_least(1))
+    vocab_size: int = key(None, "open: from the tokenizer", at_least(2))
+    causal: bool = key(None, "open: from the task")
+    tie_embeddings: bool = key(True, "one table for what comes in and what goes out")
+    head: str = key(
+        "softmax",
+        "softmax, or logistics: a mixture over the 256 values of a byte, for images",
+        one_of("softmax", "logistics"),
+        before="softmax",
+    )
+    init: str = key(
+        "normal", "normal (standard deviation 0.02), or lecun (1 / sqrt(fan in))", one_of("normal", "lecun")
+    )
+    norm: str = key(None, "open: from the family", one_of("layer", "rms", "scale"))
+    absolute_positions: str = key(
+        None, "open: from the family", one_of("none", "learned", "sinusoid", "scaled_sinusoid")
+    )
+    rotary: bool = key(None, "rotary position embedding of queries and keys; open: from the family")
+    normalizer: str = key(
+        None,
+        "of attention without a softmax: count, length, paper or an integer; open: count if causal, else data.length",
+        _normalizer,
+    )
+    kernels: str = key(
+        "auto",
+        "auto (Pallas kernels on GPU and TPU, where the shapes suit them), xla or pallas",
+        one_of("auto", "xla", "pallas"),
+        before="auto",
+    )
+    dropout: float = key(0.0, "of the embedding and of each sublayer's output", fraction)
+    dtype: str = key(
+        "float32",
+        "of activations; docs/numerics.md tells what stays float32, and what accelerators round",
+        one_of(*DTYPES),
+    )
+    param_dtype: str = key("float32", "of parameters", one_of(*DTYPES))
+    scan_layers: bool = key(True, "one compiled layer, scanned; false unrolls: longer to compile, on CPU often faster")
+    remat: str = key(
+        "none",
+        "none, products (keep matrix products) or full (keep only each layer's input)",
+        one_of("none", "products", "full"),
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """`config.model`; see configs/base.py for units. models/families.py fills in the keys left open."""
+class DataConfig(Group, name="data"):
+    """`config.data`."""
 
-    family: str
-    num_layers: int = _at_least(1)
-    model_dim: int = _at_least(1)
-    num_heads: int = _at_least(1)
-    mlp_dim: int = _open(_at_least(1))
-    expanded_dim: int = _open(_at_least(1))
-    shared_dim: int = _at_least(1)
-    gau_heads: int = _added(1, _at_least(1))
-    query_key: str = _added("scale_offset", _one_of("scale_offset", "dense"))
-    chunk_size: int = _at_least(1)
-    window_size: int = _added(32, _at_least(0))
-    bias_dim: int = _added(64, _at_least(1))
-    bias_rate: float = _added(1.0, _above(0))
-    num_features: int = _added(None, _open(_at_least(1)))
-    redraw_features: bool = _added(False)
-    max_length: int = _at_least(1)
-    vocab_size: int = _open(_at_least(2))
-    causal: bool = _open()
-    tie_embeddings: bool
-    head: str = _added("softmax", _one_of("softmax", "logistics"))
-    mixtures: int = _added(10, _at_least(1))
-    init: str = _one_of("normal", "lecun")
-    norm: str = _open(_one_of("layer", "rms", "scale"))
-    absolute_positions: str = _open(_one_of("none", "learned", "sinusoid", "scaled_sinusoid"))
-    rotary: bool = _open()
-    relative_bias: str = _open(_one_of("none", "t5", "toeplitz", "rope"))
-    attention_function: str = _one_of("relu2", "softmax", "laplace")
-    normalizer: str = _open(_normalizer())
-    local_attention: bool
-    overlapping_chunks: bool = _added(False)
-    global_attention: bool
-    attention_implementation: str = _one_of("plain", "blocked", "cudnn")
-    kernels: str = _added("auto", _one_of("auto", "xla", "pallas"))
-    dropout: float = _fraction()
-    dtype: str = _one_of(*DTYPES)
-    param_dtype: str = _one_of(*DTYPES)
-    scan_layers: bool
-    remat: str = _one_of("none", "products", "full")
-
-    def problems(self) -> list[str]:
-        """Sentences on keys that do not go together."""
-        if not (self.local_attention or self.global_attention):
-            return ["model.local_attention and model.global_attention are both false: switch one on"]
-        if self.overlapping_chunks and not self.local_attention:
-            return ["model.overlapping_chunks is of local attention: set --config.model.local_attention=True"]
-        return []
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """`config.data`; see configs/base.py for units."""
-
-    corpus: str = _one_of(*TEXTS, *EXAMPLES)
-    path: str = _open()
-    name: str = _added(None, _open())
-    config: str = _added(None, _open())
-    split: str = _added("train")
-    text_column: str = _added("text")
-    streaming: bool = _added(False)
-    shuffle_buffer: int = _added(0, _open(_at_least(0)))
-    tokenizer: str = _one_of("bytes", "sentencepiece")
-    tokenizer_path: str = _open()
-    vocab_size: int = _at_least(300)  # SentencePiece needs its 256 bytes and the special tokens
-    length: int = _at_least(1)
-    tokens_per_batch: int = _at_least(1)
-    pack: str = _one_of("stream", "documents", "examples")
-    mask_rate: float = _added(0.15, _ruled(lambda x: None if 0 < x < 1 else "more than 0 and less than 1"))
-    cache_dir: str
+    corpus: str = key(
+        "stdlib",
+        "stdlib, text, hf (Hugging Face datasets); copy, couplets, images (examples)",
+        one_of(*TEXTS, *EXAMPLES),
+    )
+    path: str = key(
+        None,
+        "text: a file or a glob; hf: a folder, file or glob of parquet, arrow or json; couplets and images: a folder",
+    )
+    name: str = key(None, "hf and images: a data set on the hub, in place of a path", before=None)
+    config: str = key(None, "hf: one of the configs of that data set; open: its only one", before=None)
+    split: str = key(
+        "train",
+        "hf: trained on; validation and test are its own, or else held out of this one",
+        before="train",
+    )
+    text_column: str = key("text", "hf", before="text")
+    streaming: bool = key(
+        False, "hf: read while training, with nothing of the training split on the disk", before=False
+    )
+    shuffle_buffer: int = key(
+        None,
+        "of a stream: millions of characters whose documents are put into random order; 0: as they come; open: 64",
+        at_least(0),
+        before=0,
+    )
+    tokenizer: str = key("sentencepiece", "bytes or sentencepiece", one_of("bytes", "sentencepiece"))
+    tokenizer_path: str = key(None, "a SentencePiece model; open: trained on the corpus")
+    # SentencePiece needs its 256 bytes and the special tokens.
+    vocab_size: int = key(8192, "of the SentencePiece model to train", at_least(300))
+    length: int = key(None, "L, tokens a row; open: model.max_length", at_least(1))
+    tokens_per_batch: int = key(2048, "B x L", at_least(1))
+    pack: str = key(
+        "stream",
+        "stream (documents joined and cut), documents (isolated segments), examples (one a row)",
+        one_of("stream", "documents", "examples"),
+    )
+    mask_rate: float = key(
+        0.15,
+        "of masked_lm: share of the tokens that are to be predicted",
+        lambda x: None if 0 < x < 1 else "more than 0 and less than 1",
+        before=0.15,
+    )
+    cache_dir: str = key("~/.cache/flash_lm", "tokenised corpora")
 
     @property
     def packed(self) -> bool:
@@ -197,33 +189,63 @@ class DataConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """`config.train`; see configs/base.py for units."""
+class TrainConfig(Group, name="train"):
+    """`config.train`."""
 
-    steps: int = _at_least(1)
-    optimizer: str = _one_of("adamw", "radam", "lion", "adafactor", "lamb")
-    learning_rate: float = _above(0)
-    end_learning_rate: float = _at_least(0)
-    warmup_steps: int = _open(_at_least(0))
-    decay_steps: int = _added(None, _open(_at_least(1)))
-    schedule: str = _one_of("linear", "cosine", "step", "constant")
-    boundaries: tuple = _added((), _ruled(_boundaries))
-    b1: float = _fraction()
-    b2: float = _fraction()
-    eps: float = _above(0)
-    weight_decay: float = _at_least(0)
-    clip: float = _at_least(0)
-    clip_mode: str = _added("global", _one_of("global", "parameter"))
-    accumulate: int = _at_least(1)
-    on_nonfinite: str = _added("stop", _one_of("stop", "skip"))
-    loss_chunk: int = _at_least(1)
-    log_every: int = _at_least(1)
-    eval_every: int = _at_least(0)
-    eval_steps: int = _at_least(0)
-    checkpoint_every: int = _at_least(0)
-    keep: int = _at_least(1)
-    best_metric: str = _one_of("loss", "bits_per_byte")
-    branch_from: str = _added(None, _open())
+    steps: int = key(300, "updates", at_least(1))
+    optimizer: str = key(
+        "adamw",
+        "adamw, radam, lion, adafactor or lamb",
+        one_of("adamw", "radam", "lion", "adafactor", "lamb"),
+    )
+    learning_rate: float = key(3e-3, "peak", above(0))
+    end_learning_rate: float = key(0.0, "of linear and cosine, after the last step", at_least(0))
+    warmup_steps: int = key(None, "open: a tenth of the steps", at_least(0))
+    schedule: str = key(
+        "linear",
+        "linear, cosine, step or constant, after the warm-up",
+        one_of("linear", "cosine", "step", "constant"),
+    )
+    decay_steps: int = key(
+        None,
+        "of linear and cosine: the last so many, after a constant rate; open: all of them",
+        at_least(1),
+        before=None,
+    )
+    boundaries: tuple = key(
+        (), "of step: the steps from which on the rate is a tenth of what it was", _boundaries, before=()
+    )
+    b1: float = key(0.9, "of adamw, radam, lion, lamb", fraction)
+    b2: float = key(0.999, "of adamw, radam, lion, lamb", fraction)
+    # Gradients of AFT's position bias begin at 1e-7; a larger one holds them still.
+    eps: float = key(1e-8, "of adamw, radam, lamb", above(0))
+    weight_decay: float = key(0.01, "of matrices; not of gains, offsets and biases", at_least(0))
+    clip: float = key(1.0, "largest norm of the gradient; 0 = off", at_least(0))
+    clip_mode: str = key(
+        "global",
+        "global (the norm of all) or parameter (of each parameter of each layer)",
+        one_of("global", "parameter"),
+        before="global",
+    )
+    accumulate: int = key(1, "microbatches a step", at_least(1))
+    on_nonfinite: str = key(
+        "stop",
+        "stop or skip: what a step does whose loss or gradient is not finite",
+        one_of("stop", "skip"),
+        before="stop",
+    )
+    loss_chunk: int = key(1024, "tokens whose logits exist at the same time on a device", at_least(1))
+    log_every: int = key(10, "steps", at_least(1))
+    eval_every: int = key(100, "steps; 0 = only at the end", at_least(0))
+    eval_steps: int = key(0, "batches an evaluation during training; 0 = the whole split", at_least(0))
+    checkpoint_every: int = key(100, "steps; 0 = only at the end", at_least(0))
+    keep: int = key(2, "newest checkpoints kept, beside the best", at_least(1))
+    best_metric: str = key(
+        "loss", "loss or bits_per_byte of the validation split; the lowest is the best", one_of("loss", "bits_per_byte")
+    )
+    branch_from: str = key(
+        None, "RUN[@best|@STEP]: state, step and data order go on from there, in a new workdir", before=None
+    )
 
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""
@@ -255,28 +277,30 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """`config.mesh`; see configs/base.py."""
+    """`config.mesh`."""
 
-    shape: tuple = _ruled(
-        lambda x: (
-            None
-            if len(x) == 3 and all(isinstance(n, int) and (n > 0 or n == -1) for n in x) and x.count(-1) <= 1
-            else "three sizes (data, fsdp, tensor), each positive, or one of them -1"
-        )
+    shape: tuple = key((-1, 1, 1), "devices along (data, fsdp, tensor); one may be -1: the rest", _mesh_shape)
+    rules: tuple = key(
+        (
+            ("embedding", ("tensor", "fsdp")),
+            ("shared/kernel", ("fsdp", None)),  # one head: to cut it would send scores instead of values
+            ("(query|key|value|gate|up)/kernel", ("fsdp", "tensor")),
+            ("(output|down)/kernel", ("tensor", "fsdp")),
+            ("(query|key)_position", (None, "fsdp")),
+        ),
+        "the first rule whose regex is found in the parameter's path; the spec names the mesh axis of each dimension, "
+        "the stacked layers' dimension excepted; a matrix that no rule names is cut over fsdp, along its largest "
+        "dimension",
+        _sharding_rules,
     )
-    rules: tuple = _ruled(_sharding_rules)
-
-    def problems(self) -> list[str]:
-        """Sentences on keys that do not go together."""
-        return []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole experiment, complete: only `model` may still have open keys that its family fills in."""
 
-    task: str = _one_of(*TASKS)
-    seed: int = _at_least(0)
+    task: str = key("causal_lm", "causal_lm or masked_lm", one_of(*TASKS))
+    seed: int = key(0, "of parameters, data order and dropout", at_least(0))
     model: ModelConfig
     data: DataConfig
     train: TrainConfig
@@ -305,6 +329,11 @@ class Config:
         return found
 
 
+def default_config() -> ConfigDict:
+    """Every key with its default; an open one is a placeholder."""
+    return schema.defaults(Config)
+
+
 def parse(config: ConfigDict) -> Config:
     """Validates a whole experiment.
 
@@ -320,9 +349,18 @@ def parse(config: ConfigDict) -> Config:
     return _parse(Config, filled(config.to_dict()))
 
 
+def parse_model(config: ConfigDict) -> ModelConfig:
+    """Validates `config.model` alone.
+
+    Raises:
+        InputError: with every problem found, one a line.
+    """
+    return _parse(ModelConfig, config.to_dict(), prefix="model.")
+
+
 def filled(values: dict[str, Any]) -> dict[str, Any]:
     """A config, as nested plain values, with the open keys that its other keys fill in."""
-    values = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
+    values = {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
     model, data, train = (values.get(name, {}) for name in ("model", "data", "train"))
     if model.get("causal") is None:
         model["causal"] = TASKS.get(values.get("task", ""), True)
@@ -337,101 +375,31 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def open_type(key: str) -> type | None:
+def upgrade(values: dict[str, Any]) -> dict[str, Any]:
+    """A config that an older version wrote, in today's schema; what has been added since is what its run did."""
+    return schema.upgrade(move(values), Config)
+
+
+def open_type(name: str) -> type | None:
     """The type of a key, such as model.norm, that may be left open; None: it may not."""
-    kind, metadata = _of_schema(key)
-    return kind if "open" in metadata else None
+    kind, about = _of_schema(name)
+    return kind if about.get("open") else None
 
 
-def is_free_text(key: str) -> bool:
+def is_free_text(name: str) -> bool:
     """Whether a key, such as data.path, may be any text."""
-    kind, metadata = _of_schema(key)
-    return kind is str and not metadata.get("rules")
+    kind, about = _of_schema(name)
+    return kind is str and not about.get("rules")
 
 
-def _of_schema(key: str) -> tuple[type | None, Mapping[str, Any]]:
+def _of_schema(name: str) -> tuple[type | None, Mapping[str, Any]]:
     """Type and metadata of a key; None and nothing of one that the schema lacks."""
-    level: Any = Config
-    *parents, name = key.split(".")
-    for parent in parents:
-        level = typing.get_type_hints(level).get(parent) if dataclasses.is_dataclass(level) else None
-    fields = {field.name: field for field in dataclasses.fields(level)} if dataclasses.is_dataclass(level) else {}
-    return (typing.get_type_hints(level)[name], fields[name].metadata) if name in fields else (None, {})
-
-
-def upgrade(values: dict[str, Any], cls: type = Config) -> dict[str, Any]:
-    """A config that an older version wrote, with what its run did for each key that has been added since.
-
-    Args:
-        values: nested dict of plain values.
-        cls: dataclass of this level.
-    """
-    upgraded = dict(values)
-    hints = typing.get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        if field.name not in upgraded and "before" in field.metadata:
-            upgraded[field.name] = field.metadata["before"]
-        elif dataclasses.is_dataclass(kind := hints[field.name]) and isinstance(upgraded.get(field.name), dict):
-            upgraded[field.name] = upgrade(upgraded[field.name], typing.cast(type, kind))
-    return upgraded
-
-
-def parse_model(config: ConfigDict) -> ModelConfig:
-    """Validates `config.model` alone.
-
-    Raises:
-        InputError: with every problem found, one a line.
-    """
-    return _parse(ModelConfig, config.to_dict(), prefix="model.")
+    return next(((one.kind, one.about) for one in schema.keys(Config) if one.name == name), (None, {}))
 
 
 def _parse(cls: type, values: dict[str, Any], prefix: str = "") -> Any:
     problems: list[str] = []
-    parsed = _build(cls, values, prefix, problems)
+    parsed = schema.build(cls, values, prefix, problems)
     if problems:
         raise InputError.of(problems)
     return parsed
-
-
-def _build(cls: type, values: dict[str, Any], prefix: str, problems: list[str]) -> Any:
-    """Collects the problems of one level; returns None when it has any, since its cross-checks would then mislead."""
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    hints = typing.get_type_hints(cls)
-    problems.extend(unknown_key(prefix, name, list(fields)) for name in sorted(values.keys() - fields.keys()))
-    before = len(problems)
-    arguments = {}
-    for name, field in fields.items():
-        kind = hints[name]
-        if name not in values:
-            problems.append(f"{prefix}{name} is missing: start the config from configs/base.py")
-        elif dataclasses.is_dataclass(kind):
-            arguments[name] = _build(typing.cast(type, kind), values[name], f"{prefix}{name}.", problems)
-        else:
-            arguments[name] = _checked(prefix + name, values[name], kind, field.metadata, problems)
-    if len(problems) > before:
-        return None
-    built = cls(**arguments)
-    problems.extend(built.problems())
-    return built
-
-
-def _checked(key: str, value: Any, kind: type, metadata: Mapping[str, Any], problems: list[str]) -> Any:
-    if value is None and metadata.get("open"):
-        return None
-    if kind is float and type(value) is int:
-        value = float(value)
-    # type() and not isinstance(): a bool is an int, yet no substitute for one.
-    if type(value) is not kind:
-        problems.append(f"{key}={value!r} must be of type {kind.__name__}")
-        return value
-    for rule in metadata.get("rules", ()):
-        if expected := rule(value):
-            problems.append(f"{key}={value} must be {expected}")
-    return value
-
-
-def unknown_key(prefix: str, name: str, known: list[str]) -> str:
-    """The sentence for a key that the schema lacks, with the nearest one that it has."""
-    near = difflib.get_close_matches(name, known, n=1)
-    advice = f"did you mean {prefix}{near[0]}?" if near else "configs/base.py lists the keys"
-    return f"unknown key {prefix}{name}: {advice}"

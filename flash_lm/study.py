@@ -14,12 +14,12 @@ from flash_lm.config import is_free_text, parse
 from flash_lm.errors import InputError, RunError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import append_jsonl, read_jsonl
-from flash_lm.models.families import complete_config
+from flash_lm.models.family import complete_config
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.loop import train
 from flash_lm.training.sharding import check_batch, make_mesh
 
-Changes = Mapping[str, Any]  # key of the config, such as model.chunk_size -> value
+Changes = Mapping[str, Any]  # key of the config, such as model.chunks.size -> value
 Runs = Mapping[str, Changes]  # by name
 
 
@@ -35,7 +35,7 @@ def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:
 
     Args:
         config: that the keys are of.
-        grid: such as "model.chunk_size=64,128", one a key.
+        grid: such as "model.chunks.size=64,128", one a key.
 
     Returns:
         The runs that are possible, and a sentence on each combination that is not.

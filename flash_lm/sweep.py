@@ -1,4 +1,4 @@
-"""python -m flash_lm.sweep --config=configs/quickstart.py --grid="model.chunk_size=64,128" [--workdir=runs/sweep …]."""
+"""python -m flash_lm.sweep --config=configs/quickstart.py --grid="model.chunks.size=64,128" [--workdir=runs/x …]."""
 
 import argparse
 import logging

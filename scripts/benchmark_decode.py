@@ -24,7 +24,7 @@ from flash_lm.command import load_config, positive, run, whole_numbers, words_of
 from flash_lm.errors import InputError
 from flash_lm.inference.bare_decoding import BareDecoding
 from flash_lm.jsonl import Line, append_jsonl, write_jsonl
-from flash_lm.models.families import FAMILIES
+from flash_lm.models.family import FAMILIES
 from flash_lm.provenance import provenance
 from flash_lm.training.device import free_memory
 

@@ -19,10 +19,10 @@ step kernels --lengths="2048 8192" --rounds=1 --out="$OUT/kernels"
 
 # Each beside what it is compared with. The plain form fits with its layers recomputed, so flash stands beside it so, too;
 # both are last, since the room of the plain one would be missing to those after it.
-MAIN="transformer_plus_plus transformer_plus_plus+attention_implementation=cudnn flash_quad flash"
+MAIN="transformer_plus_plus transformer_plus_plus+quadratic.implementation=cudnn flash_quad flash"
 XLA="flash_quad+kernels=xla flash+kernels=xla linear_transformer+kernels=xla"
 REST="transformer transformer_plus mc_tfm linear_transformer performer aft_full aft_local aft_simple aft_conv"
-PLAIN="flash+remat=full transformer_plus_plus+attention_implementation=plain+remat=full"
+PLAIN="flash+remat=full transformer_plus_plus+quadratic.implementation=plain+remat=full"
 step step_time --size=base --dtype=bfloat16 --tokens_per_step=65536 --lengths="8192 512 2048 4096 1024 16384" \
     --families="$MAIN $XLA $REST $PLAIN" --config.model.remat=none --rounds=1 --seconds=$((SECONDS < 390 ? 400 - SECONDS : 10)) \
     --out="$OUT/step_time"

@@ -1,6 +1,6 @@
 """The Pallas kernels against the forms that XLA compiles: first whether they agree, then what they cost.
 
-    python scripts/benchmark_kernels.py --out=results/gpu/kernels [--lengths="2048 8192"] [--config.model.chunk_size=…]
+    python scripts/benchmark_kernels.py --out=results/gpu/kernels [--lengths="2048 8192"] [--config.model.chunks.size=…]
 
 Both are compared with the form that XLA compiles in float32 and in its highest precision, the outputs and the gradients
 of values, queries, keys and bias, on whole rows and on packed ones of a length that no tile divides, causal and not. A
@@ -29,7 +29,7 @@ from flash_lm.config import DTYPES, parse_model
 from flash_lm.errors import InputError, RunError
 from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.layers.context import Context
-from flash_lm.models.families import FAMILIES, complete
+from flash_lm.models.family import FAMILIES, complete
 from flash_lm.ops.segments import find_segments, whole_row
 from flash_lm.provenance import provenance
 

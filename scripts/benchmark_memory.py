@@ -18,7 +18,7 @@ from flash_lm.analysis.rounds import timed
 from flash_lm.command import load_config, run
 from flash_lm.config import parse
 from flash_lm.jsonl import append_jsonl
-from flash_lm.models.families import complete_config
+from flash_lm.models.family import complete_config
 from flash_lm.provenance import provenance
 from flash_lm.training.bare_step import BareStep
 

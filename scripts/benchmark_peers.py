@@ -83,8 +83,9 @@ def ask(peer: subprocess.Popen, question: Line) -> Line:
 
 def shape_of(config: Config) -> Line:
     """What a peer must know to build the same model."""
-    keys = ("vocab_size", "model_dim", "num_layers", "num_heads", "chunk_size", "shared_dim", "expanded_dim", "dtype")
-    model = {key: getattr(config.model, key) for key in keys}
+    keys = ("vocab_size", "model_dim", "num_layers", "num_heads", "dtype")
+    sections = ("chunks.size", "gau.shared_dim", "gau.expanded_dim")
+    model = {key.split(".")[-1]: config.model.get(key) for key in (*keys, *sections)}
     return model | {"length": config.data.length, "rows": config.data.batch_size}
 
 

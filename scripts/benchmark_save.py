@@ -19,7 +19,7 @@ from flash_lm.command import load_config, positive, run
 from flash_lm.config import parse
 from flash_lm.data.packing import empty_row
 from flash_lm.jsonl import Line, append_jsonl
-from flash_lm.models.families import complete_config
+from flash_lm.models.family import complete_config
 from flash_lm.provenance import provenance
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.experiment import Setup, build_setup

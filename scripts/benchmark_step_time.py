@@ -1,7 +1,7 @@
 """What a training step costs, by family and length: time, memory, and the share of the device's peak rate.
 
     python scripts/benchmark_step_time.py --families="transformer_plus_plus flash" --lengths="512 2048 8192" \
-        --size=small --out=results/step_time [--config.model.chunk_size=256 …]
+        --size=small --out=results/step_time [--config.model.chunks.size=256 …]
 
 A step is forward, backward and update of the same number of tokens at each length, on tokens that lie on the device.
 Families take turns; on a CPU the peak is a matrix product that takes turns with them. A family may stand there with
@@ -31,7 +31,7 @@ from flash_lm.command import apply_overrides, load_config, positive, run, whole_
 from flash_lm.config import DTYPES, TASKS, Config
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, append_jsonl
-from flash_lm.models.families import FAMILIES
+from flash_lm.models.family import FAMILIES
 from flash_lm.provenance import config_hash, provenance
 from flash_lm.training.bare_step import BareStep, step_config
 from flash_lm.training.device import free_memory

@@ -72,7 +72,7 @@ def flash_pytorch(shape: Shape) -> nn.Module:
         num_tokens=shape["vocab_size"],
         dim=shape["model_dim"],
         depth=2 * shape["num_layers"],
-        group_size=shape["chunk_size"],
+        group_size=shape["size"],
         query_key_dim=shape["shared_dim"],
         expansion_factor=shape["expanded_dim"] / shape["model_dim"],
         causal=True,

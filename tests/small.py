@@ -56,7 +56,15 @@ def small_config(path: str, cache: pathlib.Path) -> ConfigDict:
     """A flash model of one layer on bytes; eight rows a batch, one for each fake device."""
     config = get_config()
     config.model.update(
-        num_layers=1, model_dim=16, num_heads=2, shared_dim=8, chunk_size=8, max_length=32, init="lecun", dropout=0.1
+        num_layers=1,
+        model_dim=16,
+        num_heads=2,
+        gau={"shared_dim": 8},
+        chunks={"size": 8},
+        linear={"chunk_size": 8},
+        max_length=32,
+        init="lecun",
+        dropout=0.1,
     )
     config.data.update(corpus="text", path=path, tokenizer="bytes", tokens_per_batch=256, cache_dir=str(cache))
     config.train.update(

@@ -14,7 +14,7 @@ from configs import claims as books
 from configs.studies import aft, flash
 from flash_lm.config import parse
 from flash_lm.errors import InputError
-from flash_lm.models.families import complete_config
+from flash_lm.models.family import complete_config
 from flash_lm.study import changed
 
 RESULTS = pathlib.Path(__file__).parent.parent / "results"

@@ -12,7 +12,7 @@ from configs.base import get_config
 from flash_lm.command import apply_overrides, load_config, mesh_shapes, whole_numbers
 from flash_lm.config import parse, parse_model, upgrade
 from flash_lm.errors import InputError
-from flash_lm.models.families import FAMILIES, complete
+from flash_lm.models.family import FAMILIES, complete
 from flash_lm.study import grid_runs
 from flash_lm.training.state import ModelFunction
 
@@ -69,7 +69,7 @@ def test_lists_of_a_command_take_commas_or_blanks():
         with pytest.raises(InputError, match=f"--mesh={text} must be three whole numbers"):
             mesh_shapes(text, "--mesh")
     assert whole_numbers("512 1024") == whole_numbers("512,1024") == [512, 1024]
-    grids = [grid_runs(get_config(), [f"model.chunk_size=64{sign}128", "mesh.shape=(1,1,8)"])[0] for sign in ", "]
+    grids = [grid_runs(get_config(), [f"model.chunks.size=64{sign}128", "mesh.shape=(1,1,8)"])[0] for sign in ", "]
     assert grids[0] == grids[1] and len(grids[0]) == 2
     here = get_config()
     here.data.corpus, here.mesh.shape = "text", (1, 1, 8)
@@ -134,7 +134,7 @@ def test_all_impossible_values_are_reported_at_once():
         ("mesh", {"rules": (("kernel", ("fsdp", "fsdp")),)}, "different mesh axes"),
         ("mesh", {"rules": (("(", ("fsdp",)),)}, "pairs of a regex"),
         ("mesh", {"rules": ("kernel",)}, "pairs of a regex"),
-        ("model", {"local_attention": False, "global_attention": False}, "switch one on"),
+        ("model", {"chunks.local_attention": False, "chunks.global_attention": False}, "switch one on"),
         ("model", {"normalizer": "0"}, "count, length, paper or a positive integer"),
         ("model", {"max_length": 256}, None),
         ("data", {"length": 1024}, "over model.max_length=512"),
@@ -147,7 +147,7 @@ def test_all_impossible_values_are_reported_at_once():
 )
 def test_keys_that_do_not_go_together(group, values, expected):
     config = get_config()
-    config[group].update(values)
+    config[group].update_from_flattened_dict(values)
     if expected is None:
         assert parse(config).data.length == 256
         return
@@ -204,15 +204,15 @@ def test_bidirectional_models_take_the_longest_row_for_normalizer():
     [
         ({"family": "transformer", "num_heads": 3}, "must be a multiple of model.num_heads=3"),
         ({"family": "transformer_plus", "model_dim": 12}, "the head width 12 / 4 must be even"),
-        ({"family": "flash", "shared_dim": 7}, "model.shared_dim=7 must be even"),
-        ({"family": "flash_quad", "shared_dim": 7, "rotary": False, "relative_bias": "rope"}, "must be even"),
+        ({"family": "flash", "gau.shared_dim": 7}, "model.gau.shared_dim=7 must be even"),
+        ({"family": "flash_quad", "gau.shared_dim": 7, "rotary": False, "gau.relative_bias": "rope"}, "must be even"),
         ({"family": "flash", "model_dim": 15}, "model.model_dim=15 must be even"),
         ({"family": "flash", "num_heads": 3}, None),  # a GAU has no heads
     ],
 )
 def test_widths_that_a_family_cannot_split(values, expected):
     config = get_config().model
-    config.update(vocab_size=10, **values)
+    config.update_from_flattened_dict({"vocab_size": 10, **values})
     if expected is None:
         complete(parse_model(config))
         return
@@ -230,7 +230,7 @@ def test_the_papers_configs_are_of_one_size():
             settings = families.complete(config.to_dict() | {"causal": True})
             learned = config.max_length * config.model_dim if settings.absolute_positions == "learned" else 0
             if config.family in ("aft_full", "aft_local"):
-                learned += config.num_layers * 2 * config.max_length * config.bias_dim
+                learned += config.num_layers * 2 * config.max_length * config.aft.bias_dim
             assert model.parameter_count() == parameters(settings), path.stem
             counts[path.stem] = model.parameter_count() - learned
     assert len(counts) == len(FAMILIES)

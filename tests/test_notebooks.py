@@ -7,7 +7,7 @@ import matplotlib as mpl
 import pytest
 from small import small_config, write_corpus
 
-from flash_lm.models.families import FAMILIES
+from flash_lm.models.family import FAMILIES
 
 NOTEBOOKS = pathlib.Path(__file__).parent.parent / "notebooks"
 pytestmark = pytest.mark.usefixtures("usual_promotion")

@@ -113,7 +113,7 @@ def test_step_times_of_nonsense_end_before_anything_is_measured(tmp_path, word, 
 def test_kernels_beside_what_xla_compiles(tmp_path, monkeypatch, capsys):
     script = load("benchmark_kernels")
     monkeypatch.setattr(script, "PRODUCT", 64)
-    sizes = ["--config.model.shared_dim=8", "--config.model.chunk_size=8", "--config.data.vocab_size=300", *SMALL]
+    sizes = ["--config.model.gau.shared_dim=8", "--config.model.chunks.size=8", "--config.data.vocab_size=300", *SMALL]
     words = ["--config=configs/tiny.py", "--lengths=16", "--tokens=32", "--rounds=1", "--calls=2", "--families=flash"]
     script.main([*words, f"--out={tmp_path / 'out'}", *sizes])
     lines = read_jsonl(tmp_path / "out" / "kernels.jsonl")
@@ -134,7 +134,7 @@ def test_a_kernel_that_differs_is_not_timed(tmp_path, monkeypatch, wrong, found)
     right = programs.entering_sums
     sums = lambda *words, reverse=False: right(*words, reverse=reverse) * (wrong if reverse else 1)
     monkeypatch.setattr(attention, "entering_sums", sums)
-    sizes = ["--config.model.shared_dim=8", "--config.model.chunk_size=8", "--config.data.vocab_size=300", *SMALL]
+    sizes = ["--config.model.gau.shared_dim=8", "--config.model.chunks.size=8", "--config.data.vocab_size=300", *SMALL]
     words = ["--config=configs/tiny.py", "--lengths=16", "--tokens=32", f"--out={tmp_path / 'out'}", "--families=flash"]
     with pytest.raises(RunError, match=f"the kernel of flash at 14 tokens, packed is {found}"):
         script.main([*words, *sizes])
@@ -157,7 +157,7 @@ def test_decoding_by_context(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(script, "STEPPED", 16)
     monkeypatch.setattr(script, "RECOMPUTED_UP_TO", 32)
     words = ["--config=configs/tiny.py", "--families=transformer_plus_plus flash", "--contexts=32 64", "--batches=2"]
-    sizes = ["--config.model.vocab_size=300", "--config.model.chunk_size=8", *SMALL]
+    sizes = ["--config.model.vocab_size=300", "--config.model.chunks.size=8", *SMALL]
     script.main([*words, *sizes, "--rounds=2", "--tokens=4", f"--out={out}"])
     lines = {(line["family"], line["context"]): line for line in read_jsonl(out / "decode.jsonl")}
     assert set(lines) == {
@@ -180,7 +180,7 @@ def test_images_a_second(tmp_path, monkeypatch, capsys):
     script, out = load("benchmark_images"), tmp_path / "out"
     monkeypatch.setattr(script, "PIXELS", {"MNIST": 16})
     monkeypatch.setattr(script, "MOST_RECOMPUTED", 16)
-    words = ["--batches=1 2", "--tokens=4", "--rounds=1", "--config.model.chunk_size=8", *SMALL]
+    words = ["--batches=1 2", "--tokens=4", "--rounds=1", "--config.model.chunks.size=8", *SMALL]
     script.main([*words, f"--out={out}"])
     lines = {(line["way"], line["batch"]): line for line in read_jsonl(out / "images.jsonl")}
     assert set(lines) == {(script.RECOMPUTED, 1)} | {(way, n) for way in (script.LINEAR, script.CACHED) for n in (1, 2)}
@@ -303,7 +303,7 @@ def test_what_a_step_asks_of_each_device(monkeypatch):
     """A state cut into eight takes an eighth of the bytes, and is gathered; of a whole one gradients are summed."""
     script = load("benchmark_scale")
     monkeypatch.setitem(script.SIZES, "tiny", (2, 64, 4))
-    config = script.load_config("configs/tiny.py", ["--config.data.vocab_size=512", "--config.model.chunk_size=16"])
+    config = script.load_config("configs/tiny.py", ["--config.data.vocab_size=512", "--config.model.chunks.size=16"])
     lines = [script.measure(script.setup_of(config, "flash", "tiny", shape, 32, 1)) for shape in ((8, 1, 1), (1, 8, 1))]
     whole, cut = lines
     assert whole["tokens_a_step"] == cut["tokens_a_step"] == 8 * 32 and whole["devices"] == cut["devices"] == 8

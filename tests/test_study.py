@@ -28,10 +28,10 @@ def one_device(config):
 
 
 def test_a_grid_is_a_product_of_typed_values():
-    grid = ["model.chunk_size=64,128", "mesh.shape=(8,1,1),(-1,1,1)"]
+    grid = ["model.chunks.size=64,128", "mesh.shape=(8,1,1),(-1,1,1)"]
     runs, impossible = grid_runs(one_device(quickstart.get_config()), grid)
     assert list(runs) == [f"chunk_size={n},shape={shape}" for n in (64, 128) for shape in ("(8,1,1)", "(-1,1,1)")]
-    assert runs["chunk_size=64,shape=(8,1,1)"] == {"model.chunk_size": 64, "mesh.shape": (8, 1, 1)}
+    assert runs["chunk_size=64,shape=(8,1,1)"] == {"model.chunks.size": 64, "mesh.shape": (8, 1, 1)}
     assert impossible == []
 
 
@@ -45,8 +45,8 @@ def test_impossible_combinations_are_left_out_and_told():
 def test_keys_that_go_together_are_a_grid():
     """An open key, and values that are possible with each other alone."""
     config = one_device(quickstart.get_config())
-    runs, _ = grid_runs(config, ["model.expanded_dim=128,256", "model.norm=rms"])
-    assert list(runs.values()) == [{"model.expanded_dim": n, "model.norm": "rms"} for n in (128, 256)]
+    runs, _ = grid_runs(config, ["model.gau.expanded_dim=128,256", "model.norm=rms"])
+    assert list(runs.values()) == [{"model.gau.expanded_dim": n, "model.norm": "rms"} for n in (128, 256)]
     runs, impossible = grid_runs(config, ["model.max_length=512,4096", "data.tokens_per_batch=4096,32768"])
     assert len(runs) == 3 and "max_length=4096,tokens_per_batch=4096 is left out" in impossible[0]
 
@@ -54,12 +54,12 @@ def test_keys_that_go_together_are_a_grid():
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
-        (["model.chunk_sise=64"], "did you mean model.chunk_size"),
-        (["model.chunk_size=64,x"], "chunk_size=x must be of type int"),
-        (["model.chunk_size=64,-1"], "chunk_size=-1 must be"),
+        (["model.chunk_sise=64"], "did you mean model.chunks.size"),
+        (["model.chunks.size=64,x"], "chunk_size=x must be of type int"),
+        (["model.chunks.size=64,-1"], "chunk_size=-1 must be"),
         (["model.family=flash,flsh"], "flsh"),
-        (["model.chunk_size"], "model.chunk_size"),
-        (["model.chunk_size=64", "model.chunk_size=128"], "comes twice"),
+        (["model.chunks.size"], "model.chunks.size"),
+        (["model.chunks.size=64", "model.chunks.size=128"], "comes twice"),
     ],
 )
 def test_a_wrong_key_or_value_ends_the_sweep(grid, message):
@@ -82,10 +82,10 @@ def test_expansions_have_about_the_same_size(base):
     """And are those that they are called."""
     config = base.get_config()
     runs, model = load_module(str(ROOT / "configs" / "ablations" / "expansion.py")).get_runs(config), config.model
-    weights = lambda expanded: 3 * model.model_dim * expanded + model.model_dim * model.shared_dim  # of a unit
+    weights = lambda expanded: 3 * model.model_dim * expanded + model.model_dim * model.gau.shared_dim  # of a unit
     usual = model.num_layers * weights(2 * model.model_dim)
     for name, changes in runs.items():
-        expanded = changes["model.expanded_dim"]
+        expanded = changes["model.gau.expanded_dim"]
         assert name == f"expansion_{expanded // model.model_dim}"
         size = changes["model.num_layers"] * weights(expanded)
         assert abs(size - usual) <= weights(expanded) / 2, "the nearest whole number of layers"
@@ -123,7 +123,7 @@ def test_a_run_is_done_when_all_lengths_are_scored(tmp_path):
 
 @pytest.mark.slow
 def test_a_study_goes_on_where_it_stopped(config, tmp_path, monkeypatch, capsys):
-    runs = {f"chunk_{n}": {"model.chunk_size": n} for n in (8, 16)}
+    runs = {f"chunk_{n}": {"model.chunks.size": n} for n in (8, 16)}
     # Before the first run, after its three steps, at its end; before the second, and after its first step.
     asked = iter([False] * 6 + [True] * 2)
     assert run_study(config, runs, tmp_path / "study", "validation", lambda: next(asked)) == {}
@@ -152,7 +152,7 @@ def test_a_study_goes_on_where_it_stopped(config, tmp_path, monkeypatch, capsys)
 @pytest.mark.slow
 def test_a_study_of_another_config_is_another_study(config, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "evaluate", lambda folder, split, lengths: [{"split": split, "step": 3}])
-    runs = {"chunk_8": {"model.chunk_size": 8}}
+    runs = {"chunk_8": {"model.chunks.size": 8}}
     run_study(config, runs, tmp_path / "study", "validation", lambda: False)
     config.train.learning_rate = 1e-4
     with pytest.raises(InputError, match="learning_rate"):
@@ -161,14 +161,14 @@ def test_a_study_of_another_config_is_another_study(config, tmp_path, monkeypatc
 
 def test_a_run_that_fails_keeps_no_other_from_running(config, tmp_path, monkeypatch):
     def train(config, folder, stop):
-        if config.model.chunk_size == 8:
+        if config.model.chunks.size == 8:
             raise RunError("loss nan at step 2")
 
     monkeypatch.setattr(study, "train", train)
     monkeypatch.setattr(
         study, "evaluate", lambda folder, split, lengths: [{"run": folder.name, "split": split, "step": 3}]
     )
-    runs = {f"chunk_{n}": {"model.chunk_size": n} for n in (8, 16)}
+    runs = {f"chunk_{n}": {"model.chunks.size": n} for n in (8, 16)}
     failures = run_study(config, runs, tmp_path, "validation", lambda: False)
     assert failures == {"chunk_8": "loss nan at step 2"}
     assert (tmp_path / "chunk_16" / "results.jsonl").exists()
@@ -184,7 +184,7 @@ def words(config) -> list[str]:
 @pytest.mark.slow
 def test_the_sweep_ends_with_a_table_and_a_plot(config, tmp_path, capsys):
     out = tmp_path / "sweep"
-    grid = ["--grid=model.local_attention=true,false", "--grid=model.global_attention=true,false"]
+    grid = ["--grid=model.chunks.local_attention=true,false", "--grid=model.chunks.global_attention=true,false"]
     sweep.main(["--config=configs/quickstart.py", *grid, f"--workdir={out}", *words(config)])
     printed = capsys.readouterr().out
     assert "local_attention=false,global_attention=false is left out" in printed

@@ -18,7 +18,7 @@ def get_config() -> ConfigDict:
 
 def get_runs(config: ConfigDict) -> dict[str, dict]:
     return {
-        f"{family}_{function}": {"model.family": family, "model.attention_function": function}
+        f"{family}_{function}": {"model.family": family, "model.gau.attention_function": function}
         for family in ("flash_quad", "flash")
         for function in FUNCTIONS
     }

@@ -15,4 +15,4 @@ def get_config() -> ConfigDict:
 
 
 def get_runs(config: ConfigDict) -> dict[str, dict]:
-    return {f"chunk_{size}": {"model.family": "flash", "model.chunk_size": size} for size in SIZES}
+    return {f"chunk_{size}": {"model.family": "flash", "model.chunks.size": size} for size in SIZES}

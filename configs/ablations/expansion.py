@@ -16,11 +16,11 @@ def get_config() -> ConfigDict:
 
 def get_runs(config: ConfigDict) -> dict[str, dict]:
     model = config.model
-    weights = lambda times: 3 * times * model.model_dim**2 + model.model_dim * model.shared_dim  # of a unit
+    weights = lambda times: 3 * times * model.model_dim**2 + model.model_dim * model.gau.shared_dim  # of a unit
     return {
         f"expansion_{times}": {
             "model.family": "flash",
-            "model.expanded_dim": times * model.model_dim,
+            "model.gau.expanded_dim": times * model.model_dim,
             "model.num_layers": round(model.num_layers * weights(2) / weights(times)),
         }
         for times in EXPANSIONS

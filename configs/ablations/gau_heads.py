@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
 
 def get_runs(config: ConfigDict) -> dict[str, dict]:
     return {
-        f"{family}_heads_{heads}": {"model.family": family, "model.gau_heads": heads}
+        f"{family}_heads_{heads}": {"model.family": family, "model.gau.heads": heads}
         for family in ("flash_quad", "flash")
         for heads in HEADS
     }

@@ -18,6 +18,6 @@ def get_config() -> ConfigDict:
 def get_runs(config: ConfigDict) -> dict[str, dict]:
     parts = {"both": (True, True), "local": (True, False), "global": (False, True)}
     return {
-        name: {"model.family": "flash", "model.local_attention": local, "model.global_attention": global_}
+        name: {"model.family": "flash", "model.chunks.local_attention": local, "model.chunks.global_attention": global_}
         for name, (local, global_) in parts.items()
     }

@@ -27,7 +27,7 @@ def get_runs(config: ConfigDict) -> dict[str, dict]:
             "model.family": "flash",
             "model.absolute_positions": absolute,
             "model.rotary": rotary,
-            "model.relative_bias": relative,
+            "model.gau.relative_bias": relative,
         }
         for name, (absolute, rotary, relative) in ENCODINGS.items()
     }

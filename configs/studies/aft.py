@@ -17,9 +17,9 @@ from configs import claims
 SEEDS = claims.SEEDS[:2]
 RUNS = {
     "simple": {"model.family": "aft_simple"},
-    "window_8": {"model.window_size": 8},
+    "window_8": {"model.aft.window": 8},
     "window_32": {},
-    "window_128": {"model.window_size": 128},
+    "window_128": {"model.aft.window": 128},
     "full": {"model.family": "aft_full"},
     "linear_transformer": {"model.family": "linear_transformer"},
     "rows_of_1024": {"model.max_length": 1024},
@@ -29,7 +29,7 @@ RUNS = {
 
 def get_config() -> ConfigDict:
     config = claims.get_config()
-    config.model.update(family="aft_local", window_size=32)
+    config.model.update(family="aft_local", aft={"window": 32})
     config.data.tokenizer = "bytes"
     config.train.update(steps=600, warmup_steps=60)
     return config

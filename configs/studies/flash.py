@@ -36,7 +36,7 @@ def get_runs(config: ConfigDict) -> dict[str, dict]:
     count, constant = {"model.normalizer": "count"}, {"model.normalizer": str(config.data.length)}
     runs = _with_seeds(count=count, constant=constant)
     if (config.data.length, config.data.pack) == (512, "stream"):
-        rotary = {"model.absolute_positions": "none", "model.relative_bias": "none"}
+        rotary = {"model.absolute_positions": "none", "model.gau.relative_bias": "none"}
         runs |= _with_seeds(rotary=count | rotary) | _with_seeds(length={"model.normalizer": "length"})
     return runs
 

@@ -11,9 +11,10 @@ def shrink(config: ConfigDict) -> ConfigDict:
         num_layers=2,
         model_dim=128,
         num_heads=4,
-        shared_dim=64,
-        chunk_size=64,
-        bias_dim=32,
+        gau={"shared_dim": 64},
+        chunks={"size": 64},
+        linear={"chunk_size": 64},
+        aft={"bias_dim": 32},
         max_length=512,
         init="lecun",  # a standard deviation of 0.02 is meant for wide models
         dtype="float32",

@@ -37,7 +37,7 @@ def get_config(scale: str = "paper") -> ConfigDict:
 
 def get_runs(scale: str = "paper") -> dict[str, dict]:
     windows = SMALL if scale == "small" else FIGURES
-    return {f"window_{window}": {"model.window_size": window} for window in windows}
+    return {f"window_{window}": {"model.aft.window": window} for window in windows}
 
 
 def get_figures(scale: str = "paper") -> dict[str, float]:

@@ -13,7 +13,8 @@ from ml_collections import ConfigDict
 from flash_lm.config import MeshConfig, parse_model
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.sampling import Sampling, SamplingArrays
-from flash_lm.models.families import complete
+from flash_lm.layers.mixed_chunk_core import ChunkOptions
+from flash_lm.models.family import complete
 from flash_lm.training.sharding import make_mesh
 from flash_lm.training.state import ModelFunction
 
@@ -50,7 +51,7 @@ class BareDecoding:
 
     def tokens_a_turn(self, tokens: int) -> int:
         """As many as a chunk has where a state does not grow, so that each share of a chunk's fold is counted once."""
-        return tokens if self.engine.grows else self.function.config.chunk_size
+        return tokens if self.engine.grows else self.function.config[ChunkOptions].size
 
     def stepper(self, rows: int, context: int, tokens: int) -> Callable[[], float]:
         """Generates the last tokens of a synthetic context; each call gives milliseconds.

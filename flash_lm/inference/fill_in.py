@@ -12,13 +12,13 @@ from flash_lm.data.tokenizers import MASK
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import bucket
 from flash_lm.inference.trained_model import TrainedModel
-from flash_lm.layers.normalizer import NOT_DECODABLE
+from flash_lm.layers.normalizer import undecodable
 from flash_lm.training.hosts import fetched
 from flash_lm.training.sharding import batch_sharding, rows_that_divide
 from flash_lm.training.state import Params
 
 ROWS = 4  # on the device at a time; one alone goes alone
-_MASKS = 64  # whose logits exist at the same time
+MASKS = 64  # whose logits exist at the same time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Filler:
             raise InputError(f"{trained.name} is a causal language model and has no {MASK}: give a prompt to continue")
         self._trained = trained
         self._text_ids = trained.text_ids()
-        self.exact = trained.config.model.normalizer in NOT_DECODABLE
+        self.exact = undecodable(trained.config.model.normalizer) is not None
         self._features = jax.jit(self._all_features)
         self._best = jax.jit(self._likeliest, static_argnums=4)
 
@@ -75,14 +75,18 @@ class Filler:
         """
         if candidates < 1:
             raise InputError(f"{candidates} candidates: ask for 1 or more")
+        return self.fill(prompts, [candidates] * len(prompts), candidates)
+
+    def fill(self, prompts: Sequence[str], counts: Sequence[int], most: int) -> list[FilledIn]:
+        """As the call does, with a number of candidates for each prompt; the device always finds `most`."""
         rows = [self.encode(prompt) for prompt in prompts]
-        candidates = min(candidates, int(self._text_ids.sum()))
+        candidates = min(most, int(self._text_ids.sum()))
         found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for length, numbers in self._batches(rows).items():
             for i in range(0, len(numbers), ROWS):
                 batch = numbers[i : i + ROWS]
                 found |= dict(zip(batch, self._fill([rows[n] for n in batch], length, candidates), strict=True))
-        return [self._filled(prompt, rows[n], *found[n], candidates) for n, prompt in enumerate(prompts)]
+        return [self._filled(prompt, rows[n], *found[n], counts[n]) for n, prompt in enumerate(prompts)]
 
     def compile(self, longest: int, candidates: int) -> None:
         """Runs all shapes that rows of up to so many tokens may need."""
@@ -115,9 +119,9 @@ class Filler:
         with jax.set_mesh(mesh):
             batch = jax.device_put((inputs_BxL, segment_ids_BxL), batch_sharding(mesh))
             features_BxLxD = self._features(params, *batch)
-            for i in range(0, len(places), _MASKS):
-                some_Mx2 = np.zeros((_MASKS, 2), np.int32)
-                some_Mx2[: len(places[i : i + _MASKS])] = places[i : i + _MASKS]
+            for i in range(0, len(places), MASKS):
+                some_Mx2 = np.zeros((MASKS, 2), np.int32)
+                some_Mx2[: len(places[i : i + MASKS])] = places[i : i + MASKS]
                 found.append([fetched(x) for x in self._best(params, features_BxLxD, *some_Mx2.T, size)])
         ids_MxK, probabilities_MxK = (np.concatenate(x)[: len(places)] for x in zip(*found, strict=True))
         of_row = np.array([b for b, _ in places])

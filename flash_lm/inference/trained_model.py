@@ -15,7 +15,7 @@ from flash_lm.command import apply_overrides
 from flash_lm.config import Config, parse
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer
 from flash_lm.errors import InputError
-from flash_lm.models.families import complete
+from flash_lm.models.family import complete
 from flash_lm.run_name import RunName, run_name
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.experiment import vocabulary
@@ -26,7 +26,7 @@ from flash_lm.training.state import ModelFunction, Params
 # Keys of `config.data` that say which text is read.
 OF_A_TEXT = ("corpus", "path", "name", "config", "split", "text_column", "streaming")
 # And those that change how it is read and computed, and no score beyond rounding.
-_HARMLESS = ("data.cache_dir", "data.tokens_per_batch", "model.kernels", "model.attention_implementation")
+_HARMLESS = ("data.cache_dir", "data.tokens_per_batch", "model.kernels", "model.quadratic.implementation")
 _HARMLESS += ("model.remat", "model.scan_layers", "train.loss_chunk")
 _READ_A_PATH = ("text", "hf", "couplets", "images")  # of the corpora
 

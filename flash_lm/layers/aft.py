@@ -21,6 +21,22 @@ from flash_lm.ops.aft_decode import (
     prefill_full,
     prefill_window,
 )
+from flash_lm.schema import above, at_least, key, section
+
+
+@section("model.aft")
+class AFTOptions:
+    """Of attention-free units."""
+
+    window: int = key(32, "tokens that are nearer than this have a position bias", at_least(0), before=32)
+    bias_dim: int = key(64, "width of the factors of the position bias", at_least(1), before=64)
+    bias_rate: float = key(
+        3.0,
+        "times the learning rate, of those factors: each pair of positions learns from few tokens",
+        above(0),
+        before=1.0,
+    )
+
 
 _STD_EPS = 1e-5  # of AFT-conv's filters, of which one tap has no deviation
 _POSITION_INIT = jax.nn.initializers.normal(0.01)  # of u and v (section 4)
@@ -66,11 +82,11 @@ class AFTCore(nnx.Module):
 
     window: int | None = 0
     longest: int | None = None
+    undecodable: str | None = None
     width_of_w: int = 0  # of the product that makes w
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig):
         """Has no parameters."""
-        del rngs
         self.heads, self.key_width = 1, config.model_dim
 
     @property
@@ -121,12 +137,12 @@ class AFTCore(nnx.Module):
 class FactorisedCore(AFTCore):
     """AFT-full, and AFT-local inside a window: w = u_t · v_t′ with u, v ∈ R^(T×R) (section 3.1)."""
 
-    def __init__(self, window: int | None, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, window: int | None, options: AFTOptions, config: ModelConfig, *, rngs: nnx.Rngs):
         """Draws u and v for max_length positions."""
-        super().__init__(config, rngs=rngs)
-        self.window, self.longest, self.width_of_w = window, config.max_length, config.bias_dim
-        shape, dtype = (config.max_length, config.bias_dim), jnp.dtype(config.param_dtype)
-        draw = lambda: nnx.Param(_POSITION_INIT(rngs.params(), shape, dtype), rate=config.bias_rate)
+        super().__init__(config)
+        self.window, self.longest, self.width_of_w = window, config.max_length, options.bias_dim
+        shape, dtype = (config.max_length, options.bias_dim), jnp.dtype(config.param_dtype)
+        draw = lambda: nnx.Param(_POSITION_INIT(rngs.params(), shape, dtype), rate=options.bias_rate)
         self.query_position, self.key_position = draw(), draw()
 
     def bias(self, queries_BxL: jax.Array, keys_BxM: jax.Array) -> PositionBias | None:
@@ -144,12 +160,12 @@ class FactorisedCore(AFTCore):
 class ConvCore(AFTCore):
     """AFT-conv: one key and one filter a head (section 3.2); w = γ (w − mean) / std + β, γ = β = 0 at the start."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Draws a filter of `window_size` taps a head, causal, or of 2·window_size − 1."""
-        super().__init__(config, rngs=rngs)
-        self.heads, self.key_width, self.window = config.num_heads, 1, config.window_size
+    def __init__(self, options: AFTOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+        """Draws a filter of `window` taps a head, causal, or of 2·window − 1."""
+        super().__init__(config)
+        self.heads, self.key_width, self.window = config.num_heads, 1, options.window
         dtype = jnp.dtype(config.param_dtype)
-        count = config.window_size if config.causal else 2 * config.window_size - 1
+        count = options.window if config.causal else 2 * options.window - 1
         self.taps = nnx.Param(jax.nn.initializers.normal(1.0)(rngs.params(), (self.heads, count), dtype), **VECTORS)
         self.gain = nnx.Param(jnp.zeros((self.heads, 1), dtype), **VECTORS)
         self.offset = nnx.Param(jnp.zeros((self.heads, 1), dtype), **VECTORS)

@@ -14,6 +14,27 @@ from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.sublayer import State, Sublayer
 from flash_lm.ops.positions import rotate
 from flash_lm.ops.scale_offset import scale_offset
+from flash_lm.schema import at_least, key, one_of, section
+
+
+@section("model.gau")
+class GAUOptions:
+    """Of a gated attention unit."""
+
+    expanded_dim: int = key(None, "E; open: 2 D", at_least(1))
+    shared_dim: int = key(64, "S, width of the queries and keys", at_least(1))
+    heads: int = key(1, "that share Z and split E", at_least(1), before=1)
+    query_key: str = key(
+        "scale_offset",
+        "scale_offset (of one Z) or dense (each of a Z of its own)",
+        one_of("scale_offset", "dense"),
+        before="scale_offset",
+    )
+    relative_bias: str = key(
+        None, "none, t5, toeplitz or rope; open: from the family", one_of("none", "t5", "toeplitz", "rope")
+    )
+    attention_function: str = key("relu2", "relu2, softmax or laplace", one_of("relu2", "softmax", "laplace"))
+
 
 # A core is called with pairs of queries and keys, each B×H×L×K, as many as `core.scaled` has flags (whether it divides
 # their scores by √K), and B×H×L×E values.
@@ -60,6 +81,11 @@ class AttentionSublayer(Sublayer):
     def longest(self) -> int | None:  # type: ignore[override]
         """What the core's bias reaches."""
         return self.core.longest
+
+    @property
+    def undecodable(self) -> str | None:  # type: ignore[override]
+        """What the core says."""
+        return self.core.undecodable
 
     @property
     def rotary_width(self) -> int:  # type: ignore[override]
@@ -152,17 +178,17 @@ class GatedAttentionUnit(AttentionSublayer):
     """(U ⊙ A V) W_o with U = silu(x W_u), V = silu(x W_v), Z = silu(x W_z) (FLASH, section 2, eq. 3–5).
 
     The paper's unit has one head. Several split V among them; each has scale-offsets of its own of the same Z. With
-    `model.query_key=dense` each query and key is the scale-offset of a Z of its own, silu(x W_i).
+    `query_key=dense` each query and key is the scale-offset of a Z of its own, silu(x W_i).
     """
 
-    def __init__(self, core: Core, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, core: Core, options: GAUOptions, config: ModelConfig, *, rngs: nnx.Rngs):
         """Expanded width E, shared width S, H heads."""
-        dim, expanded, shared = config.model_dim, config.expanded_dim, config.shared_dim
+        dim, expanded, shared = config.model_dim, options.expanded_dim, options.shared_dim
         self.core = core
-        self.heads = config.gau_heads
+        self.heads = options.heads
         self.key_width, self.value_width = shared, expanded // self.heads
         self.copies = 2 * len(core.scaled)
-        dense = config.query_key == "dense"
+        dense = options.query_key == "dense"
         z_width = self.copies * self.heads * shared if dense else shared  # dense: all queries and keys side by side
         self.projection_weights = 3 * dim * expanded + dim * z_width
         self.gate = Dense(dim, expanded, config, rngs=rngs)

@@ -1,12 +1,14 @@
 """Attention core of the Performer: softmax estimated by random features, decoded from one sum a head."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
-from flash_lm.layers.linear_core import linear_flops
+from flash_lm.layers.linear_core import LinearOptions, linear_flops
 from flash_lm.ops.favor import (
     FeatureSums,
     favor,
@@ -15,12 +17,27 @@ from flash_lm.ops.favor import (
     orthogonal_frequencies,
     prefill_favor,
 )
+from flash_lm.schema import at_least, key, section
 
 _REDRAW = 0x0FEA  # keeps the features' draw apart from that of the dropout
 
 
+@section("model.favor")
+class FavorOptions:
+    """Of the Performer's estimate of softmax."""
+
+    features: int = key(None, "random features a head; open: K ln K of the head's width K", at_least(1))
+    redraw: bool = key(False, "new ones for each microbatch of training; false: one draw for all", before=False)
+
+
 class Frequencies(nnx.Variable):
     """Drawn once and never trained."""
+
+
+def default_features(config: ModelConfig) -> int:
+    """K ln K, which the estimate's error asks for (Performer, section 2.4), rounded up to a multiple of 8."""
+    width = max(config.model_dim // config.num_heads, 2)
+    return math.ceil(width * math.log(width) / 8) * 8
 
 
 class FavorCore(nnx.Module):
@@ -29,12 +46,13 @@ class FavorCore(nnx.Module):
     scaled = (True,)  # one pair of queries and keys, whose scores are divided by √K
     state_grows = False
     longest = None
+    undecodable = None
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, options: FavorOptions, linear: LinearOptions, config: ModelConfig, *, rngs: nnx.Rngs):
         """Draws the features, the same for all heads of the layer."""
         self.width = config.model_dim // config.num_heads
-        self.features, self.redraw = config.num_features, config.redraw_features
-        self.block_size = 1 << (config.chunk_size.bit_length() - 1)
+        self.features, self.redraw = options.features, options.redraw
+        self.block_size = 1 << (linear.chunk_size.bit_length() - 1)
         self.frequencies = Frequencies(orthogonal_frequencies(rngs.params(), self.features, self.width))
 
     def __call__(self, qk: tuple[tuple[jax.Array, jax.Array], ...], v: jax.Array, context: Context) -> jax.Array:

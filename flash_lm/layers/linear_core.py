@@ -11,6 +11,14 @@ from flash_lm.layers.context import Context
 from flash_lm.ops.kernels.choice import choose
 from flash_lm.ops.linear_attention import linear_attention, linear_attention_by_kernel, prefill_linear
 from flash_lm.ops.mixed_chunk_decode import fold
+from flash_lm.schema import at_least, key, section
+
+
+@section("model.linear")
+class LinearOptions:
+    """Of attention by features, over all earlier tokens."""
+
+    chunk_size: int = key(128, "tokens that are taken at a time; performer takes the power of two below", at_least(1))
 
 
 class LinearCore(nnx.Module):
@@ -19,12 +27,12 @@ class LinearCore(nnx.Module):
     scaled = (False,)  # one pair of queries and keys, whose scores are not divided by √K
     state_grows = False
     longest = None
+    undecodable = None
 
-    def __init__(self, features: Callable[[jax.Array], jax.Array], config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, features: Callable[[jax.Array], jax.Array], options: LinearOptions, config: ModelConfig):
         """Core with the feature map φ, which keeps the width."""
-        del rngs
         self.features = features
-        self.chunk_size = config.chunk_size
+        self.chunk_size = options.chunk_size
         self.kernels = config.kernels
 
     def __call__(self, qk: tuple[tuple[jax.Array, jax.Array], ...], v: jax.Array, context: Context) -> jax.Array:

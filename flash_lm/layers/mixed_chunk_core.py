@@ -8,8 +8,8 @@ from flax import nnx
 
 from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
-from flash_lm.layers.normalizer import constant, divisor, scale
-from flash_lm.layers.positions import RELATIVE_BIASES
+from flash_lm.layers.normalizer import constant, divisor, scale, undecodable
+from flash_lm.layers.positions import MakeBias
 from flash_lm.ops import mixed_chunk_attention as ops
 from flash_lm.ops.kernels.choice import choose
 from flash_lm.ops.kernels.programs import Form
@@ -25,6 +25,31 @@ from flash_lm.ops.mixed_chunk_decode import (
 )
 from flash_lm.ops.positions import toeplitz
 from flash_lm.ops.segments import tokens_in_earlier_chunks, visible_keys_in_chunk
+from flash_lm.schema import at_least, key, section
+
+# Whether chunks overlap, and causal or not -> the chunks that a query's local attention sees, counted from its own.
+_REACH = {(False, True): (0,), (False, False): (0,), (True, True): (-1, 0), (True, False): (-1, 0, 1)}
+_OVERLAPPING = "model.chunks.overlapping=True is for training and scoring: a state holds the current chunk alone"
+
+
+@section("model.chunks")
+class ChunkOptions:
+    """Of mixed chunk attention."""
+
+    size: int = key(128, "C, tokens", at_least(1))
+    local_attention: bool = key(True, "attention inside the chunk")
+    overlapping: bool = key(
+        False, "local attention reaches into the neighbouring chunks, too; not to be decoded", before=False
+    )
+    global_attention: bool = key(True, "linear attention over the chunks")
+
+    def problems(self) -> list[str]:
+        """Sentences on keys that do not go together."""
+        if not (self.local_attention or self.global_attention):
+            return ["model.chunks.local_attention and model.chunks.global_attention are both false: switch one on"]
+        if self.overlapping and not self.local_attention:
+            return ["model.chunks.overlapping is of local attention: set --config.model.chunks.local_attention=True"]
+        return []
 
 
 class MixedChunkCore(nnx.Module):
@@ -33,27 +58,27 @@ class MixedChunkCore(nnx.Module):
     state_grows = False
     longest = None
 
-    def __init__(self, function: str, relative_bias: str, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Core of a family whose local attention function is `function` and whose local bias is `relative_bias`."""
+    def __init__(self, function: str, bias: MakeBias | None, options: ChunkOptions, config: ModelConfig):
+        """Core of a family whose local attention function is `function`, and perhaps with a local bias."""
         self.function = function
         self.normalizer = config.normalizer
-        self.chunk_size = config.chunk_size
-        self.reach = _reach(config)
-        self.span = len(self.reach) * config.chunk_size  # tokens that local attention reaches over
-        self.local, self.global_ = config.local_attention, config.global_attention
+        self.chunk_size = options.size
+        self.reach = _REACH[options.overlapping, config.causal]
+        self.span = len(self.reach) * options.size  # tokens that local attention reaches over
+        self.local, self.global_ = options.local_attention, options.global_attention
+        overlapping = _OVERLAPPING if options.overlapping else None
+        self.undecodable = undecodable(config.normalizer) or overlapping
         self.scaled = (True,) * self.local + (False,) * self.global_  # a pair for each part
         self.dtype = config.dtype
         self.kernels = config.kernels
-        has_bias = relative_bias != "none" and self.local
-        distances = config.chunk_size - min(self.reach) * config.chunk_size
-        self.bias = RELATIVE_BIASES[relative_bias](distances, config, rngs=rngs) if has_bias else None
+        self.bias = bias(options.size - min(self.reach) * options.size) if bias and self.local else None
 
     def __call__(self, qk: tuple[tuple[jax.Array, jax.Array], ...], v: jax.Array, context: Context) -> jax.Array:
         """A pair of B×H×L×K queries and keys for each part that is on, B×H×L×E values -> B×H×L×E."""
         x, out, size = self._named(qk, v), jnp.zeros_like(v), min(self.chunk_size, v.shape[2])
-        without = None if self.local else "model.local_attention=False"
+        without = None if self.local else "model.chunks.local_attention=False"
         if len(self.reach) > 1:
-            without = "model.overlapping_chunks=True"
+            without = "model.chunks.overlapping=True"
         backend = choose(self.kernels, "mixed chunk attention", self.function, size, qk[0][0], v, without)
         if backend is not None:
             out += self._attend_by_kernel(backend, x, context)
@@ -187,10 +212,3 @@ class MixedChunkCore(nnx.Module):
         else:
             out = ops.global_attention_both_ways(*arrays, segments.runs_BxL, weight_BxL=weight_BxL)
         return out.reshape(v.shape)
-
-
-def _reach(config: ModelConfig) -> tuple[int, ...]:
-    """The chunks that a query's local attention sees, counted from its own."""
-    if not config.overlapping_chunks:
-        return (0,)
-    return (-1, 0) if config.causal else (-1, 0, 1)

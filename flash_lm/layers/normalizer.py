@@ -12,7 +12,12 @@ cannot be decoded.
 import jax
 import jax.numpy as jnp
 
-NOT_DECODABLE = ("length", "paper")
+
+def undecodable(normalizer: str) -> str | None:
+    """Why there can be no decoding, if there can be none."""
+    if normalizer not in ("length", "paper"):
+        return None
+    return f"model.normalizer={normalizer} depends on the whole row and cannot be decoded: use count or an integer"
 
 
 def scale(normalizer: str, width: int, length: int, function: str) -> float:

@@ -1,5 +1,9 @@
 """Absolute positions, added to the embedding, and relative biases, added to attention scores."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -52,10 +56,13 @@ class ScaledSinusoid(Sinusoid):
 ABSOLUTE_POSITIONS = {"learned": LearnedPositions, "sinusoid": Sinusoid, "scaled_sinusoid": ScaledSinusoid}
 
 
+MakeBias = Callable[[int], Any]  # of the distances that it is asked for: all below so many tokens
+
+
 class ToeplitzBias(nnx.Module):
     """w[j − i], w ∈ R^(2n−1) (FLASH, appendix, for n ≤ 512)."""
 
-    def __init__(self, reach: int, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, reach: int, width: int, config: ModelConfig, *, rngs: nnx.Rngs):
         """Draws w for distances below `reach`."""
         self.reach = reach
         self.weight = nnx.Param(KERNEL_INITS["normal"](rngs.params(), (2 * reach - 1,), jnp.dtype(config.param_dtype)))
@@ -69,7 +76,9 @@ class ToeplitzBias(nnx.Module):
 class T5Bias(nnx.Module):
     """One scalar a bucket of distances (T5)."""
 
-    def __init__(self, reach: int, config: ModelConfig, *, rngs: nnx.Rngs):
+    reach = None
+
+    def __init__(self, reach: int, width: int, config: ModelConfig, *, rngs: nnx.Rngs):
         """Draws the scalars; any distance has a bucket."""
         self.causal = config.causal
         self.weight = nnx.Param(KERNEL_INITS["normal"](rngs.params(), (_T5_BUCKETS,), jnp.dtype(config.param_dtype)))
@@ -83,11 +92,13 @@ class T5Bias(nnx.Module):
 class RopeBias(nnx.Module):
     """rope(a)ᵢ · rope(b)ⱼ with learned a, b ∈ R^S (FLASH, appendix, for n > 512); any distance."""
 
-    def __init__(self, reach: int, config: ModelConfig, *, rngs: nnx.Rngs):
+    reach = None
+
+    def __init__(self, reach: int, width: int, config: ModelConfig, *, rngs: nnx.Rngs):
         """Draws a and b."""
         dtype = jnp.dtype(config.param_dtype)
-        self.query = nnx.Param(KERNEL_INITS["normal"](rngs.params(), (config.shared_dim,), dtype))
-        self.key = nnx.Param(KERNEL_INITS["normal"](rngs.params(), (config.shared_dim,), dtype))
+        self.query = nnx.Param(KERNEL_INITS["normal"](rngs.params(), (width,), dtype))
+        self.key = nnx.Param(KERNEL_INITS["normal"](rngs.params(), (width,), dtype))
 
     def __call__(self, distance: jax.Array) -> jax.Array:
         """A · rope(b) at the distance, since only it matters: rotating both turns their product by the difference."""
@@ -97,3 +108,8 @@ class RopeBias(nnx.Module):
 
 
 RELATIVE_BIASES = {"toeplitz": ToeplitzBias, "t5": T5Bias, "rope": RopeBias}
+
+
+def relative_bias(name: str, width: int, config: ModelConfig, *, rngs: nnx.Rngs) -> MakeBias | None:
+    """What makes the bias of this name for queries and keys of a width; none for "none"."""
+    return None if name == "none" else partial(RELATIVE_BIASES[name], width=width, config=config, rngs=rngs)

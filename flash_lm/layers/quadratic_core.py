@@ -10,16 +10,26 @@ from flax import nnx
 from flash_lm.config import ModelConfig
 from flash_lm.errors import InputError
 from flash_lm.layers.context import Context
-from flash_lm.layers.normalizer import divisor, scale
-from flash_lm.layers.positions import RELATIVE_BIASES
+from flash_lm.layers.normalizer import divisor, scale, undecodable
+from flash_lm.layers.positions import MakeBias
 from flash_lm.ops.cache import write
 from flash_lm.ops.kernels.choice import choose
 from flash_lm.ops.kernels.programs import Form
 from flash_lm.ops.kernels.rows import attend_in_chunks
 from flash_lm.ops.quadratic_attention import Tokens, fused_softmax_attention, quadratic_attention
 from flash_lm.ops.segments import visible_keys
+from flash_lm.schema import key, one_of, section
 
 _SMALLEST_SHARE = 512  # slots of the cache
+
+
+@section("model.quadratic")
+class QuadraticOptions:
+    """Of attention over all pairs of tokens."""
+
+    implementation: str = key(
+        "blocked", "plain, blocked or cudnn (softmax, a GPU)", one_of("plain", "blocked", "cudnn")
+    )
 
 
 class KeyValueCache(NamedTuple):
@@ -35,17 +45,17 @@ class QuadraticCore(nnx.Module):
     scaled = (True,)  # one pair of queries and keys, whose scores are divided by √K
     state_grows = True
 
-    def __init__(self, function: str, relative_bias: str, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Core of a family whose attention function is `function` and whose bias is `relative_bias`."""
+    def __init__(self, function: str, bias: MakeBias | None, options: QuadraticOptions, config: ModelConfig):
+        """Core of a family whose attention function is `function`, and perhaps with a bias."""
         self.function = function
         self.normalizer = config.normalizer
-        self.implementation, self.kernels = config.attention_implementation, config.kernels
+        self.implementation, self.kernels = options.implementation, config.kernels
         self.dtype = config.dtype
-        has_bias = relative_bias != "none"
         if self.implementation == "cudnn":
-            _check_cudnn(function, has_bias, config.dtype)
-        self.longest = config.max_length if relative_bias == "toeplitz" else None
-        self.bias = RELATIVE_BIASES[relative_bias](config.max_length, config, rngs=rngs) if has_bias else None
+            _check_cudnn(function, bias is not None, config.dtype)
+        self.bias = bias(config.max_length) if bias else None
+        self.longest = self.bias.reach if self.bias else None
+        self.undecodable = undecodable(config.normalizer) if function != "softmax" else None
 
     def __call__(self, qk: tuple[tuple[jax.Array, jax.Array], ...], v: jax.Array, context: Context) -> jax.Array:
         """One pair of B×H×L×K queries and keys, B×H×L×E values -> B×H×L×E."""
@@ -113,7 +123,7 @@ class QuadraticCore(nnx.Module):
         )
 
     def _kernel(self, q: jax.Array, v: jax.Array) -> str | None:
-        plain = "model.attention_implementation=plain" if self.implementation == "plain" else None
+        plain = "model.quadratic.implementation=plain" if self.implementation == "plain" else None
         return choose(self.kernels, "quadratic attention", self.function, q.shape[2], q, v, plain)
 
     def _attend_by_kernel(self, backend: str, q, k, v, context: Context) -> jax.Array:
@@ -142,6 +152,6 @@ def _check_cudnn(function: str, has_bias: bool, dtype: str) -> None:
     platform = jax.default_backend()
     if function != "softmax" or has_bias or dtype == "float32" or platform != "gpu":
         raise InputError(
-            "model.attention_implementation=cudnn is softmax without a bias, in model.dtype=bfloat16 on a GPU, and "
+            "model.quadratic.implementation=cudnn is softmax without a bias, in model.dtype=bfloat16 on a GPU, and "
             f"this is {function}{' with a bias' if has_bias else ''}, in {dtype} on a {platform}: use blocked"
         )

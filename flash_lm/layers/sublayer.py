@@ -16,11 +16,13 @@ class Sublayer(nnx.Module):
     Attributes:
         state_grows: whether the decode state holds something of every token, so that its capacity bounds their number.
         longest: largest number of tokens in a row; None: any.
+        undecodable: why there can be no prefill and step, a sentence; None: there can.
         rotary_width: width of the queries and keys that rotary positions rotate; None: there are none.
     """
 
     state_grows: bool = False
     longest: int | None = None
+    undecodable: str | None = None
     rotary_width: int | None = None
 
     def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:

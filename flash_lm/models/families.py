@@ -1,230 +1,154 @@
-"""The table of families: what one layer is made of, and what the keys left open become.
+"""The rows of the table of families: what one layer is made of, and what the keys left open become.
 
-To add a family: write its mathematics in ops/, wrap it in layers/, add a row here and a file in configs/.
+To add a family: write its mathematics in ops/, wrap it in layers/ with a section for keys of its own, and add its parts
+and its row here, or in a module of your own with `flash_lm.register_family`. docs/design.md tells how.
 """
 
-import dataclasses
-import logging
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from flax import nnx
 
-from flash_lm.config import Config, ModelConfig
-from flash_lm.errors import InputError
-from flash_lm.layers.aft import AFTCore, AttentionFreeUnit, ConvCore, FactorisedCore
-from flash_lm.layers.attention import GatedAttentionUnit, MultiHeadAttention
-from flash_lm.layers.favor_core import FavorCore
+from flash_lm.config import ModelConfig
+from flash_lm.layers.aft import AFTCore, AFTOptions, AttentionFreeUnit, ConvCore, FactorisedCore
+from flash_lm.layers.attention import GatedAttentionUnit, GAUOptions, MultiHeadAttention
+from flash_lm.layers.favor_core import FavorCore, FavorOptions, default_features
 from flash_lm.layers.feed_forward import GLU, MLP
-from flash_lm.layers.linear_core import LinearCore
-from flash_lm.layers.mixed_chunk_core import MixedChunkCore
-from flash_lm.layers.quadratic_core import QuadraticCore
+from flash_lm.layers.linear_core import LinearCore, LinearOptions
+from flash_lm.layers.mixed_chunk_core import ChunkOptions, MixedChunkCore
+from flash_lm.layers.positions import relative_bias
+from flash_lm.layers.quadratic_core import QuadraticCore, QuadraticOptions
 from flash_lm.layers.sublayer import Sublayer
+from flash_lm.models.family import Default, Family, Part, register_family
 from flash_lm.ops.linear_attention import elu_plus_one
-from flash_lm.ops.logistics import VALUES
-
-_log = logging.getLogger(__name__)
 
 
-def softmax_attention(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
-    """Multi-head softmax attention."""
-    return MultiHeadAttention(QuadraticCore("softmax", "none", config, rngs=rngs), config, rngs=rngs)
+def _softmax(config: ModelConfig, quadratic: QuadraticOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return MultiHeadAttention(QuadraticCore("softmax", None, quadratic, config), config, rngs=rngs)
 
 
-def gau_quadratic(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
-    """Gated attention unit over all pairs of tokens."""
-    core = QuadraticCore(config.attention_function, config.relative_bias, config, rngs=rngs)
-    return GatedAttentionUnit(core, config, rngs=rngs)
+def _gau_quadratic(config: ModelConfig, gau: GAUOptions, quadratic: QuadraticOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    bias = relative_bias(gau.relative_bias, gau.shared_dim, config, rngs=rngs)
+    return GatedAttentionUnit(QuadraticCore(gau.attention_function, bias, quadratic, config), gau, config, rngs=rngs)
 
 
-def gau_mixed_chunk(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
-    """Gated attention unit over mixed chunks."""
-    core = MixedChunkCore(config.attention_function, config.relative_bias, config, rngs=rngs)
-    return GatedAttentionUnit(core, config, rngs=rngs)
+def _gau_mixed_chunk(config: ModelConfig, gau: GAUOptions, chunks: ChunkOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    bias = relative_bias(gau.relative_bias, gau.shared_dim, config, rngs=rngs)
+    return GatedAttentionUnit(MixedChunkCore(gau.attention_function, bias, chunks, config), gau, config, rngs=rngs)
 
 
-def softmax_mixed_chunk(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
-    """Multi-head mixed chunk attention, softmax inside the chunk."""
-    core = MixedChunkCore("softmax", "none", config, rngs=rngs)
+def _softmax_mixed_chunk(config: ModelConfig, chunks: ChunkOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    core = MixedChunkCore("softmax", None, chunks, config)
     return MultiHeadAttention(core, config, rngs=rngs, scale_offsets=True)
 
 
-def linear_attention(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
-    """Multi-head linear attention with the features elu(x) + 1."""
-    return MultiHeadAttention(LinearCore(elu_plus_one, config, rngs=rngs), config, rngs=rngs)
+def _linear(config: ModelConfig, linear: LinearOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return MultiHeadAttention(LinearCore(elu_plus_one, linear, config), config, rngs=rngs)
 
 
-def favor_attention(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
-    """Multi-head attention whose softmax is estimated by random features."""
-    return MultiHeadAttention(FavorCore(config, rngs=rngs), config, rngs=rngs)
+def _favor(config: ModelConfig, favor: FavorOptions, linear: LinearOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return MultiHeadAttention(FavorCore(favor, linear, config, rngs=rngs), config, rngs=rngs)
 
 
-def aft_full(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
-    """Attention-free unit with a position bias for all pairs."""
-    return AttentionFreeUnit(FactorisedCore(None, config, rngs=rngs), config, rngs=rngs)
+def _aft_full(config: ModelConfig, aft: AFTOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return AttentionFreeUnit(FactorisedCore(None, aft, config, rngs=rngs), config, rngs=rngs)
 
 
-def aft_local(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
-    """Attention-free unit with a position bias inside a window."""
-    return AttentionFreeUnit(FactorisedCore(config.window_size, config, rngs=rngs), config, rngs=rngs)
+def _aft_local(config: ModelConfig, aft: AFTOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return AttentionFreeUnit(FactorisedCore(aft.window, aft, config, rngs=rngs), config, rngs=rngs)
 
 
-def aft_simple(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
-    """Attention-free unit without a position bias."""
-    return AttentionFreeUnit(AFTCore(config, rngs=rngs), config, rngs=rngs)
+def _aft_simple(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
+    return AttentionFreeUnit(AFTCore(config), config, rngs=rngs)
 
 
-def aft_conv(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
-    """Attention-free unit with a filter a head."""
-    return AttentionFreeUnit(ConvCore(config, rngs=rngs), config, rngs=rngs)
+def _aft_conv(config: ModelConfig, aft: AFTOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return AttentionFreeUnit(ConvCore(aft, config, rngs=rngs), config, rngs=rngs)
 
 
-def _num_features(config: ModelConfig) -> int:
-    """K ln K, which the estimate's error asks for (Performer, section 2.4), rounded up to a multiple of 8."""
-    width = max(config.model_dim // config.num_heads, 2)
-    return math.ceil(width * math.log(width) / 8) * 8
+def _head_problems(config: ModelConfig) -> list[str]:
+    dim, heads = config.model_dim, config.num_heads
+    if dim % heads:
+        return [f"model.model_dim={dim} must be a multiple of model.num_heads={heads}"]
+    if config.rotary and dim // heads % 2:
+        return [f"model.rotary pairs up dimensions: the head width {dim} / {heads} must be even"]
+    return []
 
 
-# An open key's value, or what gives it from the config.
-Default = Any | Callable[[ModelConfig], Any]
+def _gau_problems(config: ModelConfig) -> list[str]:
+    found, gau = [], config[GAUOptions]
+    if gau.expanded_dim % gau.heads:
+        found.append(f"model.gau.expanded_dim={gau.expanded_dim} must be a multiple of model.gau.heads={gau.heads}")
+    if (config.rotary or gau.relative_bias == "rope") and gau.shared_dim % 2:
+        found.append(f"rotary positions pair up dimensions: model.gau.shared_dim={gau.shared_dim} must be even")
+    return found
 
 
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """One row: the sublayers of a layer, the defaults of its open keys, and the keys that only some families use."""
+def _filter_problems(config: ModelConfig) -> list[str]:
+    found, dim, heads = [], config.model_dim, config.num_heads
+    if dim % heads:
+        found.append(f"model.model_dim={dim} must be a multiple of model.num_heads={heads}")
+    if not config[AFTOptions].window:
+        found.append("model.family=aft_conv needs a filter of one tap or more: raise --config.model.aft.window")
+    return found
 
-    pattern: tuple[Callable[..., Sublayer], ...]
-    defaults: Mapping[str, Default]
-    keys: frozenset[str]
+
+def _times(numerator: int, denominator: int = 1) -> Callable[[ModelConfig], int]:
+    """So many times D; a fraction is rounded up to a multiple of 8."""
+    if denominator == 1:
+        return lambda config: numerator * config.model_dim
+    return lambda config: -(-numerator * config.model_dim // denominator // 8) * 8
 
 
-_COMMON = {
-    "causal": True,
-    "rotary": False,
-    "norm": "layer",
-    "relative_bias": "none",
-    "normalizer": lambda config: "count" if config.causal else str(config.max_length),
-    "expanded_dim": lambda config: 2 * config.model_dim,
-    "mlp_dim": lambda config: 4 * config.model_dim,
-    "num_features": _num_features,
-}
-_LEARNED = _COMMON | {"absolute_positions": "learned"}
-_ROTARY = _COMMON | {"rotary": True, "absolute_positions": "none"}
+_HEADS = frozenset({"num_heads", "rotary"})
+_GAU: dict[str, Any] = {"problems": _gau_problems, "defaults": {"gau.expanded_dim": _times(2)}}
+_GAU_KEYS = frozenset({"rotary", "normalizer", "kernels"})
+
+MLP_PART = Part(MLP, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": _times(4)})
 # Two thirds of an MLP's width, so that three matrices have the parameters of two.
-_GLU = _ROTARY | {"mlp_dim": lambda config: -(-8 * config.model_dim // 3 // 8) * 8}
-# A key a head and not one a channel leaves D² parameters for the MLP, so that num_layers means the same size.
-_FILTERS = _LEARNED | {"mlp_dim": lambda config: -(-9 * config.model_dim // 2 // 8) * 8}
-_GAU = _ROTARY | {
+GLU_PART = Part(GLU, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": _times(8, 3)})
+SOFTMAX = Part(_softmax, (QuadraticOptions,), _HEADS, problems=_head_problems)
+GAU_QUADRATIC = Part(_gau_quadratic, (GAUOptions, QuadraticOptions), _GAU_KEYS, **_GAU)
+GAU_MIXED_CHUNK = Part(_gau_mixed_chunk, (GAUOptions, ChunkOptions), _GAU_KEYS, **_GAU)
+SOFTMAX_MIXED_CHUNK = Part(_softmax_mixed_chunk, (ChunkOptions,), _HEADS | {"normalizer"}, problems=_head_problems)
+LINEAR = Part(_linear, (LinearOptions,), _HEADS | {"kernels"}, problems=_head_problems)
+FAVOR = Part(
+    _favor,
+    (FavorOptions, LinearOptions),
+    _HEADS,
+    defaults={"favor.features": default_features},
+    problems=_head_problems,
+)
+AFT_FULL = Part(_aft_full, (AFTOptions,), unread=frozenset({"aft.window"}))
+AFT_LOCAL = Part(_aft_local, (AFTOptions,))
+AFT_SIMPLE = Part(_aft_simple)
+AFT_CONV = Part(
+    _aft_conv,
+    (AFTOptions,),
+    frozenset({"num_heads"}),
+    unread=frozenset({"aft.bias_dim", "aft.bias_rate"}),
+    problems=_filter_problems,
+)
+
+_LEARNED: dict[str, Default] = {"absolute_positions": "learned"}
+_ROTARY: dict[str, Default] = {"rotary": True}
+_UNITS: dict[str, Default] = _ROTARY | {
     "absolute_positions": "scaled_sinusoid",
     "norm": lambda config: "layer" if config.causal else "scale",
 }
 _TOEPLITZ_REACH = 512  # the paper's: a learned w up to here, rope(a)·rope(b)ᵀ above
+_BY_LENGTH = {"gau.relative_bias": lambda config: "toeplitz" if config.max_length <= _TOEPLITZ_REACH else "rope"}
 
-_MLP = frozenset({"mlp_dim"})
-_HEADS = _MLP | {"num_heads", "rotary"}
-_FACTORS = frozenset({"bias_dim", "bias_rate"})
-_WINDOW = frozenset({"window_size"})
-_FEATURES = frozenset({"num_features", "redraw_features"})
-_UNITS = frozenset(
-    {
-        "rotary",
-        "expanded_dim",
-        "shared_dim",
-        "gau_heads",
-        "query_key",
-        "relative_bias",
-        "attention_function",
-        "normalizer",
-    }
-)
-_QUADRATIC = frozenset({"attention_implementation"})
-_KERNELS = frozenset({"kernels"})
-_CHUNK = frozenset({"chunk_size"})
-_CHUNKS = _CHUNK | {"local_attention", "overlapping_chunks", "global_attention", "normalizer"}
-_SOME_USE = _HEADS | _UNITS | _QUADRATIC | _KERNELS | _CHUNKS | _FACTORS | _WINDOW | _FEATURES
-
-FAMILIES = {
-    "transformer": Family((softmax_attention, MLP), _LEARNED, _HEADS | _QUADRATIC),
-    "transformer_plus": Family((softmax_attention, MLP), _ROTARY, _HEADS | _QUADRATIC),
-    "transformer_plus_plus": Family((softmax_attention, GLU), _GLU, _HEADS | _QUADRATIC),
-    "flash_quad": Family(
-        (gau_quadratic, gau_quadratic),
-        _GAU | {"relative_bias": lambda config: "toeplitz" if config.max_length <= _TOEPLITZ_REACH else "rope"},
-        _UNITS | _QUADRATIC | _KERNELS,
-    ),
-    "flash": Family(
-        (gau_mixed_chunk, gau_mixed_chunk), _GAU | {"relative_bias": "toeplitz"}, _UNITS | _KERNELS | _CHUNKS
-    ),
-    "mc_tfm": Family((softmax_mixed_chunk, GLU), _GLU, _HEADS | _CHUNKS),
-    "aft_full": Family((aft_full, MLP), _LEARNED, _MLP | _FACTORS),
-    "aft_local": Family((aft_local, MLP), _LEARNED, _MLP | _FACTORS | _WINDOW),
-    "aft_simple": Family((aft_simple, MLP), _LEARNED, _MLP),
-    "aft_conv": Family((aft_conv, MLP), _FILTERS, _MLP | {"num_heads"} | _WINDOW),
-    "linear_transformer": Family((linear_attention, MLP), _LEARNED, _HEADS | _KERNELS | _CHUNK),
-    "performer": Family((favor_attention, MLP), _LEARNED, _HEADS | _CHUNK | _FEATURES),
-}
-
-
-def complete(config: ModelConfig) -> ModelConfig:
-    """Fills in the open keys with the family's defaults.
-
-    Args:
-        config: validated, with open keys.
-
-    Returns:
-        The config with nothing left open.
-
-    Raises:
-        InputError: unknown family, a vocabulary that nobody has given, or widths that do not go together.
-    """
-    if config.family not in FAMILIES:
-        raise InputError(f"model.family={config.family} must be one of {', '.join(FAMILIES)}")
-    if config.vocab_size is None:
-        raise InputError("model.vocab_size is open: set it, or let the tokenizer of a training run give it")
-    family = FAMILIES[config.family]
-    for key, default in family.defaults.items():
-        if getattr(config, key) is None:
-            value = default(config) if callable(default) else default
-            config = dataclasses.replace(config, **{key: value})
-    if problems := _width_problems(config, family):
-        raise InputError.of(problems)
-    _log.info("family %s does not use model.%s", config.family, ", model.".join(sorted(unused(config.family))))
-    return config
-
-
-def unused(family: str) -> frozenset[str]:
-    """Keys of `config.model` that other families use, and this one does not."""
-    return _SOME_USE - FAMILIES[family].keys
-
-
-def complete_config(config: Config) -> Config:
-    """A whole experiment with the model's open keys filled in, for want of a corpus.
-
-    An open vocabulary is that of the tokenizer to train. Raises as `complete` does.
-    """
-    vocab_size = config.model.vocab_size or config.data.vocab_size
-    return dataclasses.replace(config, model=complete(dataclasses.replace(config.model, vocab_size=vocab_size)))
-
-
-def _width_problems(config: ModelConfig, family: Family) -> list[str]:
-    """Sentences on widths that cannot be split as this family needs."""
-    found, dim, heads = [], config.model_dim, config.num_heads
-    if "num_heads" in family.keys:
-        if dim % heads:
-            found.append(f"model.model_dim={dim} must be a multiple of model.num_heads={heads}")
-        elif config.rotary and "rotary" in family.keys and dim // heads % 2:
-            found.append(f"model.rotary pairs up dimensions: the head width {dim} / {heads} must be even")
-    if "gau_heads" in family.keys and config.expanded_dim % config.gau_heads:
-        found.append(
-            f"model.expanded_dim={config.expanded_dim} must be a multiple of model.gau_heads={config.gau_heads}"
-        )
-    if "shared_dim" in family.keys and (config.rotary or config.relative_bias == "rope") and config.shared_dim % 2:
-        found.append(f"rotary positions pair up dimensions: model.shared_dim={config.shared_dim} must be even")
-    if "sinusoid" in config.absolute_positions and dim % 2:
-        found.append(f"sinusoids come in pairs: model.model_dim={dim} must be even")
-    if config.head == "logistics" and config.vocab_size < VALUES:
-        found.append(f"model.head=logistics is over {VALUES} values, and model.vocab_size={config.vocab_size}")
-    if config.family == "aft_conv" and not config.window_size:
-        found.append("model.family=aft_conv needs a filter of one tap or more: raise --config.model.window_size")
-    return found
+register_family("transformer", Family((SOFTMAX, MLP_PART), _LEARNED))
+register_family("transformer_plus", Family((SOFTMAX, MLP_PART), _ROTARY))
+register_family("transformer_plus_plus", Family((SOFTMAX, GLU_PART), _ROTARY))
+register_family("flash_quad", Family((GAU_QUADRATIC, GAU_QUADRATIC), _UNITS | _BY_LENGTH))
+register_family("flash", Family((GAU_MIXED_CHUNK, GAU_MIXED_CHUNK), _UNITS | {"gau.relative_bias": "toeplitz"}))
+register_family("mc_tfm", Family((SOFTMAX_MIXED_CHUNK, GLU_PART), _ROTARY))
+register_family("aft_full", Family((AFT_FULL, MLP_PART), _LEARNED))
+register_family("aft_local", Family((AFT_LOCAL, MLP_PART), _LEARNED))
+register_family("aft_simple", Family((AFT_SIMPLE, MLP_PART), _LEARNED))
+# A key a head and not one a channel leaves D² parameters for the MLP, so that num_layers means the same size.
+register_family("aft_conv", Family((AFT_CONV, MLP_PART), _LEARNED | {"mlp_dim": _times(9, 2)}))
+register_family("linear_transformer", Family((LINEAR, MLP_PART), _LEARNED))
+register_family("performer", Family((FAVOR, MLP_PART), _LEARNED))

@@ -7,8 +7,16 @@ import jax.numpy as jnp
 
 from flash_lm.ops.cross_entropy import cross_entropy, cross_entropy_and_hits
 from flash_lm.ops.logistics import VALUES, mixture_log_probs
+from flash_lm.schema import at_least, key, section
 
 _PACE, _LOG_SCALE = 0.1, -3.0  # of the logistics' means and scales, and where the scales start
+
+
+@section("model.logistics")
+class LogisticsOptions:
+    """Of model.head=logistics."""
+
+    mixtures: int = key(10, "logistics", at_least(1), before=10)
 
 
 class SoftmaxHead(NamedTuple):

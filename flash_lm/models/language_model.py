@@ -14,12 +14,11 @@ from flash_lm.config import ModelConfig, parse_model
 from flash_lm.errors import InputError
 from flash_lm.layers.context import Context
 from flash_lm.layers.dense import EMBEDDING_INITS, Dense
-from flash_lm.layers.normalizer import NOT_DECODABLE
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.positions import ABSOLUTE_POSITIONS
 from flash_lm.layers.table import whole
-from flash_lm.models.families import FAMILIES, complete
-from flash_lm.models.heads import Head, LogisticsHead, SoftmaxHead
+from flash_lm.models.family import complete
+from flash_lm.models.heads import Head, LogisticsHead, LogisticsOptions, SoftmaxHead
 from flash_lm.models.layer import Layer, constrain_residual, drop
 from flash_lm.ops.blocked_attention import KEPT
 from flash_lm.ops.positions import rotary_table
@@ -78,7 +77,7 @@ class LanguageModel(nnx.Module):
         self.layers = stack(rngs)
         self.norm = NORMS[config.norm](config)
         if config.head == "logistics":
-            self.mixture = Dense(config.model_dim, 3 * config.mixtures, config, rngs=rngs)
+            self.mixture = Dense(config.model_dim, 3 * config[LogisticsOptions].mixtures, config, rngs=rngs)
         elif not config.tie_embeddings:
             self.output_embedding = nnx.Param(init(rngs.params(), shape, jnp.dtype(config.param_dtype)))
 
@@ -198,15 +197,9 @@ class LanguageModel(nnx.Module):
         """
         if not self.config.causal:
             raise InputError("prefill and step need a causal model, and this one has model.causal=False")
-        if self.config.normalizer in NOT_DECODABLE and "normalizer" in FAMILIES[self.config.family].keys:
-            raise InputError(
-                f"model.normalizer={self.config.normalizer} depends on the whole row and cannot be decoded: "
-                "use count or an integer"
-            )
-        if self.config.overlapping_chunks and "overlapping_chunks" in FAMILIES[self.config.family].keys:
-            raise InputError(
-                "model.overlapping_chunks=True is for training and scoring: a state holds the current chunk alone"
-            )
+        for sublayer in self.layers.sublayers:
+            if sublayer.undecodable:
+                raise InputError(sublayer.undecodable)
 
     def init_state(self, batch_size: int, capacity: int | None = None) -> DecodeState:
         """The decode state before the first token.
@@ -283,7 +276,9 @@ class LanguageModel(nnx.Module):
     def flops_per_token(self, length: int) -> float:
         """Forward model FLOPs a token of a row of `length` tokens, logits included."""
         stack = self.config.num_layers * self.layers.flops_per_token(length, self.config.causal)
-        words = 3 * self.config.mixtures if self.config.head == "logistics" else self.config.vocab_size
+        words = (
+            3 * self.config[LogisticsOptions].mixtures if self.config.head == "logistics" else self.config.vocab_size
+        )
         return stack + 2 * self.config.model_dim * words
 
     def _prefill(self, inputs_BxL: jax.Array, state: DecodeState, lengths_B: jax.Array):

@@ -8,7 +8,7 @@ from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.sublayer import State, Sublayer
-from flash_lm.models.families import FAMILIES
+from flash_lm.models.family import FAMILIES
 
 
 class Layer(nnx.Module):

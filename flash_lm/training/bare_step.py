@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from flash_lm.config import Config, parse
-from flash_lm.models.families import complete_config
+from flash_lm.layers.quadratic_core import QuadraticOptions
+from flash_lm.models.family import complete_config
 from flash_lm.models.flops import training_flops
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.state import ModelFunction, init_state
@@ -86,7 +87,7 @@ class BareStep:
         masked = self.config.task == "masked_lm"
         chosen_BxL = jax.random.uniform(mask_key, shape) < (data.mask_rate if masked else 1.0)
         # cuDNN would be given them as an L×L array.
-        alone = self.config.model.attention_implementation == "cudnn"
+        alone = self.config.model[QuadraticOptions].implementation == "cudnn"
         return {
             "segment_ids_BxL": None if alone else jnp.ones(shape, jnp.int32),
             "inputs_BxL": tokens_BxL,

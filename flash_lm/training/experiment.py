@@ -19,7 +19,7 @@ from flash_lm.data.streaming import StreamedBatches
 from flash_lm.data.token_cache import OwnCorpus
 from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
-from flash_lm.models.families import complete
+from flash_lm.models.family import complete
 from flash_lm.ops.logistics import VALUES
 from flash_lm.training.checkpoint import with_shardings
 from flash_lm.training.optimizer import make_optimizer

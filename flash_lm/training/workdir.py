@@ -16,7 +16,8 @@ from flash_lm.data.loading import Splits
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.jsonl import append_jsonl, read_jsonl
-from flash_lm.models.families import FAMILIES, unused
+from flash_lm.models.family import FAMILIES, unread
+from flash_lm.moved import places
 from flash_lm.provenance import config_hash
 from flash_lm.training import lock
 from flash_lm.training.hosts import is_first, of_all_hosts
@@ -32,7 +33,7 @@ FREE = (
     "model.remat",
     "model.scan_layers",
     "model.kernels",
-    "model.attention_implementation",
+    "model.quadratic.",
     "data.path",  # its content is checked
     "data.cache_dir",
     "train.loss_chunk",
@@ -227,7 +228,7 @@ def read_config(workdir: pathlib.Path) -> Any:
     config = ConfigDict(upgrade(_tuples(values)))
     changes = path.with_name(_CHANGES)
     for line in read_jsonl(changes) if changes.exists() else []:
-        config.update_from_flattened_dict(_tuples(line))
+        config.update_from_flattened_dict({place: x for key, x in _tuples(line).items() for place in places(key)})
     return config
 
 
@@ -238,7 +239,7 @@ def _damaged(path: pathlib.Path) -> InputError:
 def _is_free(key: str, config: Any) -> bool:
     # Nothing is drawn anew for a microbatch, so their number changes the order of a sum alone.
     model = config.get("model", {})
-    draws = model.get("dropout") or model.get("redraw_features")
+    draws = model.get("dropout") or model.get("favor", {}).get("redraw")
     return key.startswith(FREE) or (key == "train.accumulate" and not draws)
 
 
@@ -261,8 +262,8 @@ def _compared(workdir: pathlib.Path, config: Any, but: tuple[str, ...] = ()) -> 
 def _meaningless(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
     """Keys that neither of two flat configs uses."""
     kept = set() if before["data.streaming"] or now.get("data.streaming") else {"data.shuffle_buffer"}
-    family = now.get("model.family")
-    return kept | {f"model.{key}" for key in (unused(family) if family in FAMILIES else ())}
+    family = str(now.get("model.family"))
+    return kept | (unread(family) if family in FAMILIES else set())
 
 
 def _told(changes: dict[str, tuple[Any, Any]]) -> str:

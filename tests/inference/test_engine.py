@@ -13,7 +13,7 @@ from configs.base import get_config
 from flash_lm.config import parse
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.sampling import Sampling, SamplingArrays
-from flash_lm.models.families import FAMILIES
+from flash_lm.models.family import FAMILIES
 from flash_lm.training.sharding import param_shardings
 from flash_lm.training.state import ModelFunction
 

@@ -32,7 +32,7 @@ def run(tmp_path_factory):
     config.model.update(
         family="transformer", num_layers=2, model_dim=32, num_heads=2, max_length=12, init="lecun", head="logistics"
     )
-    config.model.mixtures = 3
+    config.model.logistics.mixtures = 3
     config.data.update(corpus="images", pack="examples", path=str(folder), tokens_per_batch=32 * 12)
     config.train.update(steps=200, learning_rate=1e-2, warmup_steps=10, eval_every=0, checkpoint_every=0)
     train(config, folder / "run")

@@ -9,7 +9,7 @@ from models.cases import assert_close, case, model_config, randomised, tokens
 
 from flash_lm.config import parse_model
 from flash_lm.layers.context import Context
-from flash_lm.models.families import complete
+from flash_lm.models.family import complete
 from flash_lm.models.language_model import Layer, drop
 from flash_lm.ops.segments import whole_row
 

@@ -15,7 +15,7 @@ from oracles.segments import offsets, visibility
 from flash_lm.config import parse_model
 from flash_lm.layers.context import Context
 from flash_lm.layers.feed_forward import GLU, MLP
-from flash_lm.models.families import FAMILIES, complete
+from flash_lm.models.family import FAMILIES, complete
 from flash_lm.ops.positions import rotary_table
 from flash_lm.ops.segments import find_segments
 

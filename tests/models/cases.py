@@ -17,17 +17,18 @@ from oracles.language_model import language_model
 
 from configs.base import get_config
 from flash_lm import build_model
-from flash_lm.models.families import FAMILIES
+from flash_lm.models.family import FAMILIES
 
 BATCH, LENGTH = 2, 29  # three chunks and five tokens
 SHAPE = {
     "num_layers": 2,
     "model_dim": 32,
     "num_heads": 2,
-    "shared_dim": 8,
-    "chunk_size": 8,
-    "window_size": 5,
-    "bias_dim": 6,
+    "gau.shared_dim": 8,
+    "chunks.size": 8,
+    "linear.chunk_size": 8,
+    "aft.window": 5,
+    "aft.bias_dim": 6,
     "max_length": 32,
     "vocab_size": 61,
     "init": "lecun",
@@ -81,7 +82,7 @@ def randomised(shapes: dict, seed: int = 0) -> dict:
 def model_config(family: str, causal: bool, **overrides):
     """A ConfigDict of the small shape."""
     config = get_config().model
-    config.update({**SHAPE, "family": family, "causal": causal, **overrides})
+    config.update_from_flattened_dict({**SHAPE, "family": family, "causal": causal, **overrides})
     return config
 
 

@@ -9,7 +9,7 @@ import pytest
 from oracles import families as oracle_families
 
 from flash_lm.layers import quadratic_core
-from flash_lm.models.families import FAMILIES
+from flash_lm.models.family import FAMILIES
 from models.cases import BATCH, LENGTH, SHAPE, Case, assert_close, at, case, state_bytes, tokens
 
 RTOL = 1e-5
@@ -182,8 +182,8 @@ def test_normalizers_that_need_the_whole_row_do_not_decode(family, normalizer):
 
 @pytest.mark.parametrize("family", ["flash", "mc_tfm"])
 def test_overlapping_chunks_do_not_decode(family):
-    with pytest.raises(ValueError, match="overlapping_chunks"):
-        case(family, True, overlapping_chunks=True).init_state()
+    with pytest.raises(ValueError, match="chunks.overlapping"):
+        case(family, True, **{"chunks.overlapping": True}).init_state()
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in NORMALIZED])
@@ -192,12 +192,15 @@ def test_other_families_ignore_the_normalizer(family):
 
 
 OPTIONS = [
-    ("flash", {"normalizer": "7", "relative_bias": "rope", "attention_function": "laplace"}),
-    ("flash", {"local_attention": False, "absolute_positions": "learned", "gau_heads": 2, "query_key": "dense"}),
-    ("flash", {"global_attention": False, "relative_bias": "t5", "attention_function": "softmax"}),
-    ("mc_tfm", {"normalizer": "7", "local_attention": False}),
-    ("mc_tfm", {"global_attention": False}),
-    ("flash_quad", {"normalizer": "7", "relative_bias": "rope", "attention_function": "softmax"}),
+    ("flash", {"normalizer": "7", "gau.relative_bias": "rope", "gau.attention_function": "laplace"}),
+    (
+        "flash",
+        {"chunks.local_attention": False, "absolute_positions": "learned", "gau.heads": 2, "gau.query_key": "dense"},
+    ),
+    ("flash", {"chunks.global_attention": False, "gau.relative_bias": "t5", "gau.attention_function": "softmax"}),
+    ("mc_tfm", {"normalizer": "7", "chunks.local_attention": False}),
+    ("mc_tfm", {"chunks.global_attention": False}),
+    ("flash_quad", {"normalizer": "7", "gau.relative_bias": "rope", "gau.attention_function": "softmax"}),
 ]
 
 

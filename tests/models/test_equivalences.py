@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from flash_lm import build_model
-from flash_lm.models.families import FAMILIES
+from flash_lm.models.family import FAMILIES
 from flash_lm.ops import blocked_attention
 from models.cases import (
     LENGTH,
@@ -127,8 +127,12 @@ def test_blocked_is_plain(family, causal, monkeypatch):
     standard(family, causal)  # computed before the blocks shrink, or it would be blocked too
     monkeypatch.setattr(blocked_attention, "SMALLEST", 8)
     monkeypatch.setattr(blocked_attention, "LARGEST", 8)
-    model = case(family, causal, attention_implementation="blocked", dropout=0.5)  # a case that no other test compiled
-    assert primitives(model)["while"] > primitives(case(family, causal, attention_implementation="plain"))["while"]
+    model = case(
+        family, causal, **{"quadratic.implementation": "blocked"}, dropout=0.5
+    )  # a case that no other test compiled
+    assert (
+        primitives(model)["while"] > primitives(case(family, causal, **{"quadratic.implementation": "plain"}))["while"]
+    )
     assert_same(model, family, causal)
 
 
@@ -139,7 +143,7 @@ def test_blocked_prefill_is_plain(family, monkeypatch):
     model = case(family, True, dropout=0.25)
     lengths = np.array((17, 26))
     logits, _ = model.prefill(model.params, tokens(), model.init_state(), lengths)
-    plain = case(family, True, attention_implementation="plain")
+    plain = case(family, True, **{"quadratic.implementation": "plain"})
     expected = plain.logits(plain.params, tokens())
     for b, length in enumerate(lengths):
         assert_close(logits[b, :length], np.asarray(expected)[b, :length], 1e-5)
@@ -148,21 +152,21 @@ def test_blocked_prefill_is_plain(family, monkeypatch):
 @pytest.mark.parametrize("normalizer", ["count", str(LENGTH)])
 def test_flash_in_one_chunk_is_flash_quad(normalizer):
     """The local part, bidirectional. Both biases are Toeplitz over the row, so the parameters are the same."""
-    shape = {"max_length": LENGTH, "chunk_size": LENGTH, "normalizer": normalizer}
+    shape = {"max_length": LENGTH, "chunks.size": LENGTH, "normalizer": normalizer}
     quad = case("flash_quad", False, **shape)
-    flash = case("flash", False, global_attention=False, **shape)
+    flash = case("flash", False, **{"chunks.global_attention": False}, **shape)
     assert_close(flash.logits(quad.params, tokens()), quad.logits(quad.params, tokens()), 1e-5)
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 def test_aft_local_that_reaches_everywhere_is_aft_full(causal):
-    full, local = case("aft_full", causal), case("aft_local", causal, window_size=LENGTH)
+    full, local = case("aft_full", causal), case("aft_local", causal, **{"aft.window": LENGTH})
     assert_close(local.logits(full.params, tokens(), PACKED), full.logits(full.params, tokens(), PACKED), 1e-5)
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 def test_aft_local_that_reaches_nowhere_is_aft_simple(causal):
-    simple, local = case("aft_simple", causal), case("aft_local", causal, window_size=0)
+    simple, local = case("aft_simple", causal), case("aft_local", causal, **{"aft.window": 0})
     params = jax.tree.map(lambda leaf: leaf, local.params)
     for name, layer in simple.params["layers"].items():
         params["layers"][name] = layer | ({"core": params["layers"][name]["core"]} if "key" in layer else {})
@@ -188,7 +192,7 @@ def test_aft_conv_starts_as_aft_simple(causal):
 @pytest.mark.parametrize("family", ["flash", "mc_tfm"])
 def test_one_causal_chunk_has_no_global_part(family):
     """There is no chunk before it; so the parameters of the global part have no say."""
-    model = case(family, True, chunk_size=LENGTH)
+    model = case(family, True, **{"chunks.size": LENGTH})
     params = jax.tree.map(jnp.asarray, model.params)
     for layer in params["layers"].values():
         for name in ("variants", "query_variants", "key_variants"):

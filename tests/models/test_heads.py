@@ -15,7 +15,7 @@ VOCAB = 260
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
 def model(request):
-    keys = {"head": "logistics", "mixtures": 3, "vocab_size": VOCAB, "tie_embeddings": request.param}
+    keys = {"head": "logistics", "logistics.mixtures": 3, "vocab_size": VOCAB, "tie_embeddings": request.param}
     return build_model(model_config("linear_transformer", True, **keys), rngs=nnx.Rngs(0))
 
 

@@ -6,10 +6,10 @@ import pytest
 from flax import nnx
 
 from flash_lm import build_model
-from flash_lm.models.families import FAMILIES
+from flash_lm.models.family import FAMILIES
 from models.cases import model_config
 
-WIDE = {"model_dim": 128, "shared_dim": 64, "num_heads": 2}
+WIDE = {"model_dim": 128, "gau.shared_dim": 64, "num_heads": 2}
 
 
 def parameters(seed=0, **overrides) -> dict[str, np.ndarray]:

@@ -61,7 +61,7 @@ def test_options_move_the_end():
     with pytest.raises(ValueError, match="max_length"):
         case("flash", True, absolute_positions="learned").init_state(capacity=33)
     case("transformer", True, absolute_positions="sinusoid").init_state(capacity=33)
-    case("flash_quad", True, relative_bias="rope").init_state(capacity=33)
+    case("flash_quad", True, **{"gau.relative_bias": "rope"}).init_state(capacity=33)
 
 
 ONE_PASS = ("flash", "mc_tfm", "linear_transformer", "performer")

@@ -21,7 +21,7 @@ L = 8192
 
 def compiled(family: str, length: int):
     """Loss and gradients of one row."""
-    model = case(family, True, max_length=L, num_layers=1, chunk_size=128, window_size=32)
+    model = case(family, True, max_length=L, num_layers=1, **{"chunks.size": 128, "aft.window": 32})
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model.params)
     ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
     weights = jax.ShapeDtypeStruct((1, length), jnp.float32)

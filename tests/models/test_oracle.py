@@ -1,12 +1,14 @@
 """Every family equals its float64 oracle: logits, and gradients against central differences of the oracle's loss."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
 from oracles import families as oracle_families
 from oracles.language_model import cross_entropy
 
-from flash_lm.models.families import FAMILIES
+from flash_lm.models.family import FAMILIES, unread
 from models.cases import (
     CASE_IDS,
     CASES,
@@ -77,8 +79,12 @@ def test_gradients(family, causal, packed):
 def test_defaults_of_the_open_keys(family, causal):
     for max_length in (512, 513):
         model = case(family, causal, max_length=max_length)
-        for key, value in vars(model.settings).items():
-            assert getattr(model.config, key) == value, key
+        sections = {name: vars(x) for name, x in vars(model.settings).items() if isinstance(x, SimpleNamespace)}
+        of_sections = {f"{name}.{key}": value for name, x in sections.items() for key, value in x.items()}
+        shared = {name: x for name, x in vars(model.settings).items() if name not in sections}
+        for key, value in (shared | of_sections).items():
+            found = model.config.get(key)
+            assert found == value or (found is None and f"model.{key}" in unread(family)), key
 
 
 def test_an_open_objective_means_causal():
@@ -93,27 +99,32 @@ def test_the_oracles_know_every_family():
 
 # Each value of each option at least once in both directions, for both gated attention units.
 OPTIONS = {
-    "t5-softmax": {"relative_bias": "t5", "attention_function": "softmax", "norm": "rms", "absolute_positions": "none"},
+    "t5-softmax": {
+        "gau.relative_bias": "t5",
+        "gau.attention_function": "softmax",
+        "norm": "rms",
+        "absolute_positions": "none",
+    },
     "plain-laplace": {
-        "relative_bias": "none",
-        "attention_function": "laplace",
+        "gau.relative_bias": "none",
+        "gau.attention_function": "laplace",
         "norm": "scale",
         "absolute_positions": "learned",
         "rotary": False,
         "normalizer": "7",
     },
     "rope-length": {
-        "relative_bias": "rope",
+        "gau.relative_bias": "rope",
         "norm": "layer",
         "absolute_positions": "sinusoid",
         "normalizer": "length",
         "tie_embeddings": True,
     },
     "paper-relu2": {"normalizer": "paper"},
-    "paper-softmax": {"normalizer": "paper", "attention_function": "softmax"},
+    "paper-softmax": {"normalizer": "paper", "gau.attention_function": "softmax"},
     "count": {"normalizer": "count"},
-    "two-heads": {"gau_heads": 2},
-    "dense-two-heads": {"gau_heads": 2, "query_key": "dense"},
+    "two-heads": {"gau.heads": 2},
+    "dense-two-heads": {"gau.heads": 2, "gau.query_key": "dense"},
 }
 ONE_WAY = {
     ("paper-softmax", False),
@@ -132,7 +143,7 @@ def test_options(family, causal, option):
     assert_logits_equal(model, PACKED, model.logits(model.params, tokens(), PACKED))
 
 
-@pytest.mark.parametrize("off", ["local_attention", "global_attention"])
+@pytest.mark.parametrize("off", ["chunks.local_attention", "chunks.global_attention"])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 @pytest.mark.parametrize("family", ["flash", "mc_tfm"])
 def test_without_a_part(family, causal, off):
@@ -144,19 +155,19 @@ def test_without_a_part(family, causal, off):
     "options",
     [
         {},
-        {"normalizer": "count", "relative_bias": "t5", "attention_function": "laplace"},
-        {"relative_bias": "rope", "normalizer": "paper"},
+        {"normalizer": "count", "gau.relative_bias": "t5", "gau.attention_function": "laplace"},
+        {"gau.relative_bias": "rope", "normalizer": "paper"},
     ],
 )
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 @pytest.mark.parametrize("family", ["flash", "mc_tfm"])
 def test_overlapping_chunks(family, causal, options):
-    model = case(family, causal, overlapping_chunks=True, **options)
+    model = case(family, causal, **{"chunks.overlapping": True}, **options)
     assert_logits_equal(model, PACKED, model.logits(model.params, tokens(), PACKED))
 
 
 def test_overlapping_chunks_in_a_row_of_one():
-    model = case("flash", True, overlapping_chunks=True, chunk_size=32)
+    model = case("flash", True, **{"chunks.overlapping": True, "chunks.size": 32})
     assert_logits_equal(model, PACKED, model.logits(model.params, tokens(), PACKED))
 
 
@@ -180,5 +191,5 @@ def test_given_positions(family):
 
 @pytest.mark.parametrize("family", ["flash", "flash_quad"])
 def test_widths_that_are_set(family):
-    model = case(family, True, expanded_dim=24, shared_dim=4, num_layers=1)
+    model = case(family, True, **{"gau.expanded_dim": 24, "gau.shared_dim": 4}, num_layers=1)
     assert_logits_equal(model, None, model.logits(model.params, tokens()))

@@ -11,7 +11,7 @@ from oracles import families as oracle_families
 from oracles import sizes
 
 from flash_lm import build_model
-from flash_lm.models.families import FAMILIES
+from flash_lm.models.family import FAMILIES
 from flash_lm.ops import aft
 from models.cases import CASE_IDS, CASES, case, model_config
 
@@ -19,8 +19,9 @@ BASE = {
     "num_layers": 12,
     "model_dim": 768,
     "num_heads": 12,
-    "shared_dim": 128,
-    "chunk_size": 256,
+    "gau.shared_dim": 128,
+    "chunks.size": 256,
+    "linear.chunk_size": 256,
     "max_length": 512,
     "vocab_size": 32000,
     "tie_embeddings": True,
@@ -28,16 +29,16 @@ BASE = {
 OPTIONS = [
     {},
     {"tie_embeddings": True, "norm": "rms", "absolute_positions": "learned"},
-    {"relative_bias": "t5", "global_attention": False, "absolute_positions": "none"},
+    {"gau.relative_bias": "t5", "chunks.global_attention": False, "absolute_positions": "none"},
     {
-        "relative_bias": "rope",
-        "local_attention": False,
+        "gau.relative_bias": "rope",
+        "chunks.local_attention": False,
         "norm": "scale",
         "mlp_dim": 72,
-        "expanded_dim": 40,
-        "gau_heads": 4,
+        "gau.expanded_dim": 40,
+        "gau.heads": 4,
     },
-    {"overlapping_chunks": True, "query_key": "dense"},
+    {"chunks.overlapping": True, "gau.query_key": "dense"},
 ]
 
 
@@ -69,9 +70,9 @@ def test_families_have_about_the_same_size(family):
     "options",
     [
         {},
-        {"num_layers": 3, "local_attention": False},
-        {"global_attention": False, "gau_heads": 2},
-        {"overlapping_chunks": True, "query_key": "dense"},
+        {"num_layers": 3, "chunks.local_attention": False},
+        {"chunks.global_attention": False, "gau.heads": 2},
+        {"chunks.overlapping": True, "gau.query_key": "dense"},
     ],
 )
 @pytest.mark.parametrize("length", [1, 8, 9, 29])
@@ -89,9 +90,9 @@ def test_flops_are_those_that_xla_counts(family, monkeypatch):
     """One layer without loops, where XLA counts each product once, and so wide that there is little else to count."""
     monkeypatch.setattr(aft, "_SIMPLE_BLOCK", 512)
     width = 1024 if family.startswith("aft") else 256  # an AFT does more than others element by element
-    shape = {"num_layers": 1, "model_dim": width, "num_heads": 2, "shared_dim": 128, "chunk_size": 128}
-    shape |= {"window_size": 512, "bias_dim": 64}
-    plain = {"attention_implementation": "plain", "scan_layers": False, "max_length": 512}
+    shape = {"num_layers": 1, "model_dim": width, "num_heads": 2, "gau.shared_dim": 128, "chunks.size": 128}
+    shape |= {"aft.window": 512, "aft.bias_dim": 64}
+    plain = {"quadratic.implementation": "plain", "scan_layers": False, "max_length": 512}
     model, length = case(family, False, **shape, **plain), 512
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model.params)
     compiled = model.logits.lower(params, jax.ShapeDtypeStruct((1, length), jnp.int32)).compile()

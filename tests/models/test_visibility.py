@@ -44,14 +44,14 @@ def test_influence_without_segment_ids(family):
     "segment_ids", [pytest.param(ONE_DOCUMENT, marks=pytest.mark.slow), PACKED], ids=["one-document", "packed"]
 )
 def test_influence_with_overlapping_chunks(causal, segment_ids):
-    influence = case("flash", causal, overlapping_chunks=True, global_attention=False, num_layers=1).influence(
-        segment_ids
-    )
+    influence = case(
+        "flash", causal, **{"chunks.overlapping": True, "chunks.global_attention": False}, num_layers=1
+    ).influence(segment_ids)
     chunk = np.arange(LENGTH) // SHAPE["chunk_size"]
     # A layer has two units, each of which reaches one chunk further.
     assert (influence[:, np.abs(chunk[:, None] - chunk) > 2] == 0).all()
     assert_only_where_visible(
-        case("flash", causal, overlapping_chunks=True).influence(segment_ids), segment_ids, causal
+        case("flash", causal, **{"chunks.overlapping": True}).influence(segment_ids), segment_ids, causal
     )
 
 

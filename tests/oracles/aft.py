@@ -43,7 +43,7 @@ def aft_full(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
 
 def aft_local(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     """Pairs in the window have a w; the others count with zero."""
-    return _factorised(x_LxD, p, row, settings.window_size)
+    return _factorised(x_LxD, p, row, settings.aft.window)
 
 
 def aft_simple(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
@@ -53,7 +53,7 @@ def aft_simple(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
 
 def aft_conv(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     """One key and one filter a head; tap 0 is the farthest key after the query that a bidirectional one reaches."""
-    core, reach = p["core"], settings.window_size
+    core, reach = p["core"], settings.aft.window
     first = 0 if settings.causal else reach - 1
 
     def w_of_head(h: int):

@@ -76,25 +76,25 @@ def gated_unit(x_LxD: np.ndarray, p: dict, row: Row, settings, mix: Callable) ->
     """
     u_LxE, v_LxE = (silu(x_LxD @ p[name]["kernel"]) for name in ("gate", "value"))
     mixed = []
-    for h, v in enumerate(heads(v_LxE, settings.gau_heads)):
+    for h, v in enumerate(heads(v_LxE, settings.gau.heads)):
         mixed.append(mix([rotated(x, row, settings) for x in _variants(x_LxD, p, h, settings)], v))
     return (u_LxE * np.concatenate(mixed, axis=1)) @ p["output"]["kernel"]
 
 
 def _variants(x_LxD: np.ndarray, p: dict, h: int, settings) -> list[np.ndarray]:
     """Of head h: Z ⊙ γ_i + β_i, with one Z for all or a Z_i each."""
-    count, width = settings.gau_heads, settings.shared_dim
+    count, width = settings.gau.heads, settings.gau.shared_dim
     z_LxS = silu(x_LxD @ p["shared"]["kernel"])
     scales, offsets = (p["variants"][name].reshape(-1, count, width) for name in ("scale", "offset"))
     zs = [z_LxS] * len(scales)
-    if settings.query_key == "dense":
+    if settings.gau.query_key == "dense":
         zs = heads(heads(z_LxS, count)[h], len(scales))
     return [z * scale + offset for z, scale, offset in zip(zs, scales[:, h], offsets[:, h], strict=True)]
 
 
 def gau_quadratic(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     """(U ⊙ f(q kᵀ / √S + b) / N · V) W_o."""
-    length, normalizer, function = len(x_LxD), settings.normalizer, settings.attention_function
+    length, normalizer, function = len(x_LxD), settings.normalizer, settings.gau.attention_function
 
     def mix(variants: list[np.ndarray], v: np.ndarray) -> np.ndarray:
         q, k = variants
@@ -106,7 +106,7 @@ def gau_quadratic(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
             function=function,
             factor=normalizers.score_factor(normalizer, function, q.shape[1], length),
             divisor=lambda visible: normalizers.quadratic(normalizer, visible, length),
-            bias=relative_bias(settings.relative_bias, settings.max_length, settings.causal, p["core"].get("bias")),
+            bias=relative_bias(settings.gau.relative_bias, settings.max_length, settings.causal, p["core"].get("bias")),
         )
 
     return gated_unit(x_LxD, p, row, settings, mix)

@@ -51,12 +51,12 @@ FAMILIES = {
 
 
 def complete(model: dict) -> SimpleNamespace:
-    """The settings of `config.model` with every open key (None) at its family's default.
+    """The settings of `config.model`, its sections as namespaces, with every open key (None) at its family's default.
 
     Toeplitz biases reach max_length in FLASH-Quad, where above 512 rope takes over, and C in FLASH. Layer norm for
     language models, scale norm for bidirectional GAUs. N counts for causal models and is the length for others.
     """
-    s = SimpleNamespace(**model)
+    s = SimpleNamespace(**{k: SimpleNamespace(**v) if isinstance(v, dict) else v for k, v in model.items()})
     family = FAMILIES[s.family]
     gau = family.pattern[0] in (gau_quadratic, gau_mixed_chunk)
     quadratic_gau = family.pattern[0] is gau_quadratic
@@ -70,15 +70,17 @@ def complete(model: dict) -> SimpleNamespace:
     features = next(count for count in range(8, 10_000, 8) if count >= width * math.log(width))
     defaults = {
         "mlp_dim": glu_width if family.pattern[1] is glu else mlp_width,
-        "expanded_dim": 2 * s.model_dim,
-        "num_features": features,
+        "gau.expanded_dim": 2 * s.model_dim,
+        "favor.features": features,
         "norm": "scale" if gau and not s.causal else "layer",
         "absolute_positions": family.absolute,
         "rotary": family.rotary,
-        "relative_bias": toeplitz if family.bias else "none",
+        "gau.relative_bias": toeplitz if family.bias else "none",
         "normalizer": "count" if s.causal else str(s.max_length),
     }
     for key, value in defaults.items():
-        if getattr(s, key) is None:
-            setattr(s, key, value)
+        *section, name = key.split(".")
+        place = getattr(s, section[0]) if section else s
+        if getattr(place, name) is None:
+            setattr(place, name, value)
     return s

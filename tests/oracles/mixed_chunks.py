@@ -13,7 +13,7 @@ from oracles.positions import relative_bias
 
 def local_part(q, k, v, row: Row, settings, *, function: str, bias_name: str, bias_p: dict | None) -> np.ndarray:
     """f(q kᵀ / √K + b) / N · v over the visible keys of the query's chunk, or also of the chunks that touch it."""
-    chunk, overlap = settings.chunk_size, int(settings.overlapping_chunks)
+    chunk, overlap = settings.chunks.size, int(settings.chunks.overlapping)
     span = chunk * (1 + overlap * (1 if settings.causal else 2))
     bias = relative_bias(bias_name, chunk * (1 + overlap), settings.causal, bias_p)
     start = lambda t: (t // chunk - overlap) * chunk
@@ -34,7 +34,7 @@ def global_part(q, k, v, row: Row, settings) -> np.ndarray:
     """Causal: Σ (q_t·k_u) v_u / N over the visible u of earlier chunks. Bidirectional: over the whole document."""
     out_LxE = np.zeros_like(v)
     for t in range(len(q)):
-        earlier = lambda u, t=t: u // settings.chunk_size < t // settings.chunk_size
+        earlier = lambda u, t=t: u // settings.chunks.size < t // settings.chunks.size
         seen = [u for u in range(len(k)) if row.sees(t, u) and (not settings.causal or earlier(u))]
         for u in seen:
             n = normalizers.linear(settings.normalizer, len(seen), len(q))
@@ -45,9 +45,9 @@ def global_part(q, k, v, row: Row, settings) -> np.ndarray:
 def _mix(pairs: list, v: np.ndarray, row: Row, settings, **local) -> np.ndarray:
     """The sum of the parts that are on; `pairs` holds q, k of each of them."""
     pairs, out = list(pairs), np.zeros_like(v)
-    if settings.local_attention:
+    if settings.chunks.local_attention:
         out += local_part(*pairs.pop(0), v, row, settings, **local)
-    if settings.global_attention:
+    if settings.chunks.global_attention:
         out += global_part(*pairs.pop(0), v, row, settings)
     assert not pairs, "more queries and keys than parts"
     return out
@@ -55,11 +55,11 @@ def _mix(pairs: list, v: np.ndarray, row: Row, settings, **local) -> np.ndarray:
 
 def gau_mixed_chunk(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     """O = (U ⊙ (V^quad + V^lin)) W_o."""
-    bias = {"bias_name": settings.relative_bias, "bias_p": p["core"].get("bias")}
+    bias = {"bias_name": settings.gau.relative_bias, "bias_p": p["core"].get("bias")}
 
     def mix(variants: list[np.ndarray], v: np.ndarray) -> np.ndarray:
         pairs = zip(variants[::2], variants[1::2], strict=True)
-        return _mix(pairs, v, row, settings, function=settings.attention_function, **bias)
+        return _mix(pairs, v, row, settings, function=settings.gau.attention_function, **bias)
 
     return gated_unit(x_LxD, p, row, settings, mix)
 

@@ -21,35 +21,36 @@ def parameters(s: SimpleNamespace) -> int:
 
 
 def _sublayer(s: SimpleNamespace, sublayer) -> int:
-    d, e = s.model_dim, s.expanded_dim
-    parts = s.local_attention + s.global_attention  # each with a q and a k, each of which has a scale and an offset
+    d, e = s.model_dim, s.gau.expanded_dim
+    # Each with a q and a k, each of which has a scale and an offset.
+    parts = s.chunks.local_attention + s.chunks.global_attention
     return {
         softmax_attention: 4 * d * d,
         linear_attention: 4 * d * d,
         favor_attention: 4 * d * d,
-        aft_full: 4 * d * d + 2 * s.max_length * s.bias_dim,
-        aft_local: 4 * d * d + 2 * s.max_length * s.bias_dim,
+        aft_full: 4 * d * d + 2 * s.max_length * s.aft.bias_dim,
+        aft_local: 4 * d * d + 2 * s.max_length * s.aft.bias_dim,
         aft_simple: 4 * d * d,
-        aft_conv: 3 * d * d + s.num_heads * (d + (s.window_size if s.causal else 2 * s.window_size - 1) + 2),
+        aft_conv: 3 * d * d + s.num_heads * (d + (s.aft.window if s.causal else 2 * s.aft.window - 1) + 2),
         mlp: 2 * d * s.mlp_dim,
         glu: 3 * d * s.mlp_dim,
         gau_quadratic: 3 * d * e + _queries_and_keys(s, 1) + _bias(s, s.max_length),
         gau_mixed_chunk: 3 * d * e
         + _queries_and_keys(s, parts)
-        + (_bias(s, s.chunk_size * (1 + s.overlapping_chunks)) if s.local_attention else 0),
+        + (_bias(s, s.chunks.size * (1 + s.chunks.overlapping)) if s.chunks.local_attention else 0),
         softmax_mixed_chunk: 4 * d * d + 4 * d * parts,
     }[sublayer]
 
 
 def _queries_and_keys(s: SimpleNamespace, parts: int) -> int:
     """Of a gated attention unit."""
-    arrays = 2 * parts * s.gau_heads
-    projections = arrays if s.query_key == "dense" else 1
-    return projections * s.model_dim * s.shared_dim + 2 * arrays * s.shared_dim
+    arrays = 2 * parts * s.gau.heads
+    projections = arrays if s.gau.query_key == "dense" else 1
+    return projections * s.model_dim * s.gau.shared_dim + 2 * arrays * s.gau.shared_dim
 
 
 def _bias(s: SimpleNamespace, reach: int) -> int:
-    return {"none": 0, "toeplitz": 2 * reach - 1, "t5": T5_BUCKETS, "rope": 2 * s.shared_dim}[s.relative_bias]
+    return {"none": 0, "toeplitz": 2 * reach - 1, "t5": T5_BUCKETS, "rope": 2 * s.gau.shared_dim}[s.gau.relative_bias]
 
 
 def flops(s: SimpleNamespace, length: int) -> float:
@@ -59,12 +60,13 @@ def flops(s: SimpleNamespace, length: int) -> float:
 
 
 def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
-    d, e, k = s.model_dim, s.expanded_dim, s.shared_dim
-    chunk = lambda t: t // s.chunk_size
+    d, e, k = s.model_dim, s.gau.expanded_dim, s.gau.shared_dim
+    of_sums = sublayer in (linear_attention, favor_attention)
+    chunk = lambda t: t // (s.linear.chunk_size if of_sums else s.chunks.size)
     pairs = [(t, u) for t in range(length) for u in range(length) if u <= t or not s.causal]
     quadratic = sublayer is gau_quadratic
-    parts = 1 if quadratic else s.local_attention + s.global_attention
-    unit = 2 * length * (3 * d * e + d * k * (2 * parts * s.gau_heads if s.query_key == "dense" else 1))
+    parts = 1 if quadratic else s.chunks.local_attention + s.chunks.global_attention
+    unit = 2 * length * (3 * d * e + d * k * (2 * parts * s.gau.heads if s.gau.query_key == "dense" else 1))
     if sublayer is softmax_attention:
         return 2 * length * 4 * d * d + 2 * len(pairs) * 2 * d
     if sublayer is mlp:
@@ -72,7 +74,7 @@ def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
     if sublayer is glu:
         return 2 * length * 3 * d * s.mlp_dim
     if quadratic:
-        return unit + 2 * len(pairs) * (s.gau_heads * k + e)
+        return unit + 2 * len(pairs) * (s.gau.heads * k + e)
     inside = sum(chunk(t) == chunk(u) for t, u in pairs)
     # A token enters a sum if another chunk reads it, and reads one if another chunk is before it.
     if s.causal:
@@ -82,22 +84,22 @@ def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
     if sublayer is aft_simple:
         return 2 * length * 4 * d * d
     if sublayer in (aft_full, aft_local):  # numerator and denominator of each channel, and w itself
-        near = sum(abs(t - u) < s.window_size or sublayer is aft_full for t, u in pairs)
-        return 2 * length * 4 * d * d + 2 * near * (2 * d + s.bias_dim)
+        near = sum(abs(t - u) < s.aft.window or sublayer is aft_full for t, u in pairs)
+        return 2 * length * 4 * d * d + 2 * near * (2 * d + s.aft.bias_dim)
     if sublayer is aft_conv:
-        near = sum(abs(t - u) < s.window_size for t, u in pairs)
+        near = sum(abs(t - u) < s.aft.window for t, u in pairs)
         return 2 * length * (3 * d * d + d * s.num_heads) + 2 * near * (d + s.num_heads)
-    if sublayer in (linear_attention, favor_attention):
+    if of_sums:
         width = d // s.num_heads  # and the denominator is one more value
-        features = width if sublayer is linear_attention else s.num_features
+        features = width if sublayer is linear_attention else s.favor.features
         inside = inside if s.causal else 0
         sums = inside * (features + width + 1) + products * features * (width + 1)
         making = 0 if sublayer is linear_attention else 2 * length * features * width
         return 2 * length * 4 * d * d + 2 * s.num_heads * (making + sums)
-    local, global_ = s.local_attention, s.global_attention
-    inside = sum(abs(chunk(t) - chunk(u)) <= s.overlapping_chunks for t, u in pairs)
+    local, global_ = s.chunks.local_attention, s.chunks.global_attention
+    inside = sum(abs(chunk(t) - chunk(u)) <= s.chunks.overlapping for t, u in pairs)
     if sublayer is gau_mixed_chunk:
-        return unit + 2 * (local * inside * (s.gau_heads * k + e) + global_ * products * k * e)
+        return unit + 2 * (local * inside * (s.gau.heads * k + e) + global_ * products * k * e)
     assert sublayer is softmax_mixed_chunk
     width = d // s.num_heads
     return 2 * length * 4 * d * d + 2 * (local * inside * 2 * d + global_ * products * s.num_heads * width * width)

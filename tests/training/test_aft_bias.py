@@ -9,7 +9,7 @@ import pytest
 
 from configs.base import get_config
 from flash_lm.config import parse
-from flash_lm.models.families import complete
+from flash_lm.models.family import complete
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.state import ModelFunction, init_state
 from flash_lm.training.step import make_train_step
@@ -23,7 +23,7 @@ def loss_after_training(window: int) -> float:
     """Of telling the input two places before: without a bias, a weight is of the token alone and not of its place."""
     config = get_config()
     config.model.update(family="aft_local", vocab_size=VOCAB, max_length=L, num_layers=1, model_dim=32, init="lecun")
-    config.model.window_size = window
+    config.model.aft.window = window
     parsed = parse(config)
     settings = dataclasses.replace(parsed.train, steps=STEPS, warmup_steps=10, clip=0.1)
     model = ModelFunction(complete(parsed.model), seed=0)

@@ -13,7 +13,7 @@ from configs.base import get_config
 from flash_lm.analysis.collectives import collectives
 from flash_lm.config import TASKS, parse
 from flash_lm.data.share import whole_batch
-from flash_lm.models.families import FAMILIES, complete
+from flash_lm.models.family import FAMILIES, complete
 from flash_lm.run_name import run_name
 from flash_lm.training.checkpoint import Checkpoints, with_shardings
 from flash_lm.training.optimizer import OPTIMIZERS, make_optimizer
@@ -51,10 +51,18 @@ class Run:
         config = get_config()
         config.task = task
         config.model.update(
-            family=family, num_layers=2, model_dim=16, num_heads=4, shared_dim=8, mlp_dim=32, chunk_size=8, max_length=L
+            family=family,
+            num_layers=2,
+            model_dim=16,
+            num_heads=4,
+            gau={"shared_dim": 8},
+            chunks={"size": 8},
+            linear={"chunk_size": 8},
+            mlp_dim=32,
+            max_length=L,
         )
         # A window over the whole row would leave AFT-conv's offset without a gradient.
-        config.model.update(vocab_size=VOCAB, init="lecun", dropout=0.1, window_size=5, bias_dim=8)
+        config.model.update(vocab_size=VOCAB, init="lecun", dropout=0.1, aft={"window": 5, "bias_dim": 8})
         config.data.tokens_per_batch = B * L
         # A large eps: where a gradient is rounding alone, Adam's direction would be too.
         config.train.update(warmup_steps=0, eps=1e-3, **train_keys)

@@ -12,7 +12,7 @@ from flax import nnx
 from configs.base import get_config
 from flash_lm.config import TrainConfig, parse
 from flash_lm.layers.parameter import VECTORS, Traits, traits
-from flash_lm.models.families import complete
+from flash_lm.models.family import complete
 from flash_lm.training.optimizer import OPTIMIZERS, learning_rate, make_optimizer
 from flash_lm.training.state import ModelFunction
 
@@ -202,7 +202,7 @@ def test_the_first_gradients_of_afts_position_bias_move_it(family):
     updates, _ = optimizer.update(gradients, optimizer.init(params), params)
     core = updates["layers"]["sublayer_0"]["core"]
     for name in ("query_position", "key_position"):
-        assert np.abs(core[name]).min() > 0.9 * config.model.bias_rate * settings.learning_rate
+        assert np.abs(core[name]).min() > 0.9 * config.model.aft.bias_rate * settings.learning_rate
 
 
 @pytest.mark.parametrize("mode", ["global", "parameter"])

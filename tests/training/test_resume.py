@@ -28,7 +28,7 @@ HARMLESS = {
     "model.remat": "full",
     "model.scan_layers": False,
     "model.kernels": "xla",
-    "model.attention_implementation": "plain",
+    "model.quadratic.implementation": "plain",
     "train.loss_chunk": 32,
     "train.on_nonfinite": "skip",
     "train.best_metric": "bits_per_byte",
@@ -91,7 +91,7 @@ def test_a_resumed_run_may_change_what_changes_rounding(config, finished, half, 
     assert (run / "config.json").read_bytes() == before
     now = run_folder.read_config(run)
     told = {key: now[key.split(".")[0]][key.split(".")[1]] for key in HARMLESS}
-    assert told == HARMLESS | {"model.attention_implementation": "blocked"}  # which the family does not use
+    assert told == HARMLESS | {"model.quadratic.implementation": "blocked"}  # which the family does not use
     assert now.data.path == other.data.path and now.train.learning_rate == config.train.learning_rate
 
 
@@ -101,10 +101,10 @@ def test_a_resumed_run_may_change_what_changes_rounding(config, finished, half, 
         *(({key: value}, None) for key, value in HARMLESS.items()),
         ({"data.path": "elsewhere"}, None),
         ({"train.warmup_steps": 2, "data.length": 32}, None),  # which is what it was, said openly
-        ({"model.bias_rate": 1.0, "model.num_features": 3, "data.shuffle_buffer": 1}, None),  # of other families
+        ({"model.aft.bias_rate": 1.0, "model.favor.features": 3, "data.shuffle_buffer": 1}, None),  # of other families
         ({"train.accumulate": 2}, "train.accumulate=1 there, 2 here"),  # dropout draws other masks
         ({"train.steps": 20}, "train.steps=12 there, 20 here.*branch_from="),
-        ({"model.chunk_size": 4}, r"model.chunk_size=8 there, 4 here\): choose another --workdir$"),
+        ({"model.chunks.size": 4}, r"model.chunks.size=8 there, 4 here\): choose another --workdir$"),
         ({"train.warmup_steps": None, "data.vocab_size": 320}, None),  # left open: as the run has it
     ],
     ids=str,
@@ -123,7 +123,7 @@ def test_how_softmax_is_computed_may_change(config, half, tmp_path):
     run = shutil.copytree(half, tmp_path / "run")
     other = changed(config, {"model.family": "transformer"})
     (run / "config.json").write_text(json.dumps(other.to_dict()))
-    run_folder.check_config(run, changed(other, {"model.attention_implementation": "plain"}))
+    run_folder.check_config(run, changed(other, {"model.quadratic.implementation": "plain"}))
     with pytest.raises(InputError, match="model.rotary=None there, True here"):
         run_folder.check_config(run, changed(other, {"model.rotary": True}))
 

@@ -57,7 +57,7 @@ def test_rules_that_do_not_fit_a_parameter(config):
     config.mesh.update(
         shape=(1, 8, 1), rules=(("scale", ("fsdp", None, None, None)), ("shared/kernel", (None, "fsdp")))
     )
-    config.model.shared_dim = 12
+    config.model.gau.shared_dim = 12
     with pytest.raises(InputError) as error:
         build_experiment(config)
     assert "more dimensions than the parameter" in str(error.value)

@@ -11,7 +11,7 @@ import pytest
 
 from configs.base import get_config
 from flash_lm.config import parse
-from flash_lm.models.families import complete
+from flash_lm.models.family import complete
 from flash_lm.training.experiment import build_setup
 from flash_lm.training.optimizer import learning_rate, make_optimizer
 from flash_lm.training.sharding import make_mesh
@@ -30,8 +30,9 @@ def parts(**model_keys):
         num_layers=1,
         model_dim=16,
         num_heads=2,
-        shared_dim=8,
-        chunk_size=8,
+        gau={"shared_dim": 8},
+        chunks={"size": 8},
+        linear={"chunk_size": 8},
         max_length=L,
         vocab_size=VOCAB,
         init="lecun",
@@ -77,7 +78,15 @@ def test_bidirectional_rows_of_one_document_are_read_once(pack, passes):
     """Rows that may hold several are read from both ends, which shows as a reversal in the program."""
     raw = get_config()
     raw.task, raw.data.pack = "masked_lm", pack
-    raw.model.update(vocab_size=VOCAB, max_length=L, model_dim=8, shared_dim=4, num_layers=1, chunk_size=4)
+    raw.model.update(
+        vocab_size=VOCAB,
+        max_length=L,
+        model_dim=8,
+        gau={"shared_dim": 4},
+        chunks={"size": 4},
+        linear={"chunk_size": 4},
+        num_layers=1,
+    )
     raw.data.tokens_per_batch = B * L
     raw.train.update(steps=2, warmup_steps=0)
     config = parse(raw)
@@ -176,7 +185,7 @@ def test_dropout_follows_seed_and_step():
 @pytest.mark.slow
 def test_redrawn_features_follow_seed_and_step():
     """Without dropout: the same parameters, the same rows, other features at each step; recomputed, the same again."""
-    keys = {"family": "performer", "redraw_features": True}
+    keys = {"family": "performer", "favor.redraw": True}
     still = (("learning_rate", 1e-30),)
     first, second = (float(one_step(still, steps=n, **keys)[1]["loss"]) for n in (1, 2))
     fixed = [float(one_step(still, steps=n, family="performer")[1]["loss"]) for n in (1, 2)]

@@ -1,0 +1,48 @@
+"""Keys of older versions, and where they are now: runs of these versions still load, and old flags get a line."""
+
+from typing import Any
+
+MOVED = {
+    "model.expanded_dim": ("model.gau.expanded_dim",),
+    "model.shared_dim": ("model.gau.shared_dim",),
+    "model.gau_heads": ("model.gau.heads",),
+    "model.query_key": ("model.gau.query_key",),
+    "model.relative_bias": ("model.gau.relative_bias",),
+    "model.attention_function": ("model.gau.attention_function",),
+    "model.chunk_size": ("model.chunks.size", "model.linear.chunk_size"),
+    "model.local_attention": ("model.chunks.local_attention",),
+    "model.overlapping_chunks": ("model.chunks.overlapping",),
+    "model.global_attention": ("model.chunks.global_attention",),
+    "model.window_size": ("model.aft.window",),
+    "model.bias_dim": ("model.aft.bias_dim",),
+    "model.bias_rate": ("model.aft.bias_rate",),
+    "model.num_features": ("model.favor.features",),
+    "model.redraw_features": ("model.favor.redraw",),
+    "model.mixtures": ("model.logistics.mixtures",),
+    "model.attention_implementation": ("model.quadratic.implementation",),
+}
+
+
+def move(values: dict[str, Any]) -> dict[str, Any]:
+    """A config, as nested plain values, with the keys of older versions where they are now."""
+    values = {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
+    for before, places in MOVED.items():
+        *parents, last = before.split(".")
+        level = values
+        for parent in parents:
+            level = level.get(parent, {})
+        if last not in level:
+            continue
+        value = level.pop(last)
+        for place in places:
+            *parents, last = place.split(".")
+            level = values
+            for parent in parents:
+                level = level.setdefault(parent, {})
+            level.setdefault(last, value)
+    return values
+
+
+def places(name: str) -> tuple[str, ...]:
+    """Where a key of any version is now."""
+    return MOVED.get(name, (name,))

@@ -1,0 +1,253 @@
+"""How keys are declared: a frozen dataclass a group of them, and of each a type, a default, a unit and rules.
+
+What only some rows of a table read is a section of a group: a dataclass of its own beside the part that reads it.
+
+    @section("model.gau")
+    class GatedAttention:
+        heads: int = key(1, "heads of a gated attention unit", at_least(1))
+
+is the key --config.model.gau.heads; the part gets `config.model[GatedAttention]`.
+"""
+
+import dataclasses
+import difflib
+import math
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar, dataclass_transform
+
+from ml_collections import ConfigDict, config_dict
+
+from flash_lm.errors import InputError
+from flash_lm.moved import MOVED
+
+# A rule returns what was expected, or None when the value is good.
+Rule = Callable[[Any], str | None]
+Options = TypeVar("Options")
+
+_LARGEST = 2**31 - 1  # of JAX's int32
+SECTIONS: dict[str, type] = {}  # by name, such as model.gau; `section` adds to it
+
+
+def key(default: Any, unit: str, *rules: Rule, **more: Any) -> Any:
+    """A key of a group.
+
+    Args:
+        default: None leaves it open: whoever the unit names fills it in before anyone reads it.
+        unit: what it is, for docs/keys.md.
+        rules: of its values, beside its type.
+        more: `before`, of a key that is younger than the oldest runs: what they did.
+    """
+    about = {"unit": unit, "rules": rules, "open": default is None, **more}
+    return dataclasses.field(default=default, metadata=about)
+
+
+def one_of(*values: str) -> Rule:
+    """Rule of a name."""
+    return lambda x: None if x in values else "one of " + ", ".join(values)
+
+
+def at_least(low: float) -> Rule:
+    """Rule of a number."""
+    most = _LARGEST
+    return lambda x: None if math.isfinite(x) and low <= x <= most else f"{low} or more, and at most {most:,}"
+
+
+def above(low: float) -> Rule:
+    """Rule of a number."""
+    return lambda x: None if math.isfinite(x) and x > low else f"more than {low}"
+
+
+def fraction(x: float) -> str | None:
+    """Rule of a share that is not the whole."""
+    return None if 0 <= x < 1 else "at least 0 and less than 1"
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(key,))
+def section(name: str) -> Callable[[type[Options]], type[Options]]:
+    """Makes a class a frozen dataclass whose keys are a section.
+
+    Args:
+        name: a group and a name of its own, such as model.gau.
+
+    Raises:
+        InputError: another part has a section of this name.
+    """
+
+    def add(cls: type[Options]) -> type[Options]:
+        made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        before = SECTIONS.get(name)
+        if before is not None and (before.__module__, before.__qualname__) != (made.__module__, made.__qualname__):
+            raise InputError(f"{before.__module__} has a section {name} already: choose another name")
+        SECTIONS[name] = made  # a cell of a notebook may run again
+        return made
+
+    return add
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    """Keys that all rows share, and sections: `config[GatedAttention]` is one of them.
+
+    A subclass tells its name in a config: class ModelConfig(Group, name="model").
+    """
+
+    group: typing.ClassVar[str]
+    sections: tuple[Any, ...] = ()
+
+    def __init_subclass__(cls, name: str):
+        """Keeps the name."""
+        cls.group = name
+
+    def __getitem__(self, kind: type[Options]) -> Options:
+        """The section of this class.
+
+        Raises:
+            KeyError: this is what all share alone, or the section is younger than the config.
+        """
+        for options in self.sections:
+            if isinstance(options, kind):
+                return options
+        raise KeyError(f"{kind.__name__} is no section of this config")
+
+    @property
+    def shared(self) -> typing.Self:
+        """Without its sections."""
+        return dataclasses.replace(self, sections=())
+
+    def get(self, name: str) -> Any:
+        """The value of a key, such as "rotary" or "gau.heads"."""
+        *parents, last = name.split(".")
+        return getattr(self[self._section(parents[0])] if parents else self, last)
+
+    def put(self, name: str, value: Any) -> typing.Self:
+        """A copy with another value of a key."""
+        *parents, last = name.split(".")
+        if not parents:
+            return dataclasses.replace(self, **{last: value})
+        kind = self._section(parents[0])
+        changed = dataclasses.replace(self[kind], **{last: value})
+        others = (options for options in self.sections if not isinstance(options, kind))
+        return dataclasses.replace(self, sections=(*others, changed))
+
+    def problems(self) -> list[str]:
+        """Sentences on keys that do not go together."""
+        return []
+
+    def _section(self, name: str) -> Any:
+        return SECTIONS[f"{self.group}.{name}"]
+
+
+class Key(typing.NamedTuple):
+    """One key, of the whole schema."""
+
+    name: str
+    kind: type
+    about: Mapping[str, Any]
+    default: Any
+
+
+def members(cls: type) -> dict[str, type]:
+    """Names and types of the keys, groups and sections of a group."""
+    hints = typing.get_type_hints(cls)
+    own = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.name != "sections"}
+    if not issubclass(cls, Group):
+        return own
+    prefix = f"{cls.group}."
+    return own | {name.removeprefix(prefix): kind for name, kind in SECTIONS.items() if name.startswith(prefix)}
+
+
+def keys(cls: type, prefix: str = "") -> Iterator[Key]:
+    """All keys below a group, with their full names."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for name, kind in members(cls).items():
+        if dataclasses.is_dataclass(kind):
+            yield from keys(typing.cast(type, kind), f"{prefix}{name}.")
+        else:
+            yield Key(prefix + name, kind, fields[name].metadata, fields[name].default)
+
+
+def defaults(cls: type) -> ConfigDict:
+    """A config with the default of each key."""
+    config, fields = ConfigDict(), {field.name: field for field in dataclasses.fields(cls)}
+    for name, kind in members(cls).items():
+        if dataclasses.is_dataclass(kind):
+            config[name] = defaults(typing.cast(type, kind))
+        else:
+            default = fields[name].default
+            config[name] = config_dict.placeholder(kind) if default is None else default
+    return config
+
+
+def upgrade(values: dict[str, Any], cls: type) -> dict[str, Any]:
+    """A config that an older version wrote, with what its run did for each key that has been added since."""
+    upgraded, fields = dict(values), {field.name: field for field in dataclasses.fields(cls)}
+    for name, kind in members(cls).items():
+        if dataclasses.is_dataclass(kind):
+            if name not in fields:
+                upgraded[name] = _upgraded_section(upgraded.get(name, {}), kind)
+            elif isinstance(upgraded.get(name), dict):
+                upgraded[name] = upgrade(upgraded[name], typing.cast(type, kind))
+        elif name not in upgraded and "before" in fields[name].metadata:
+            upgraded[name] = fields[name].metadata["before"]
+    return upgraded
+
+
+def _upgraded_section(values: dict[str, Any], cls: Any) -> dict[str, Any]:
+    """A section that is younger than the run did nothing there: any value will do, and the default is one."""
+    found = {f.name: f.metadata.get("before", f.default) if values else f.default for f in dataclasses.fields(cls)}
+    return found | values
+
+
+def build(cls: type, values: dict[str, Any], prefix: str, problems: list[str]) -> Any:
+    """Checks the values of one group, and collects its problems.
+
+    Args:
+        cls: of the group or section.
+        values: nested and plain.
+        prefix: of its keys, such as "model.".
+        problems: sentences are added to them.
+
+    Returns:
+        The group; None when it has a problem, since its cross-checks would then mislead.
+    """
+    fields, known = {field.name: field for field in dataclasses.fields(cls)}, members(cls)
+    problems.extend(unknown_key(prefix, name, list(known)) for name in sorted(values.keys() - known.keys()))
+    before, arguments, sections = len(problems), {}, []
+    for name, kind in known.items():
+        if name not in fields:  # a config that is older than a section's import lacks it
+            section_values = values.get(name, dataclasses.asdict(typing.cast(Any, kind)()))
+            sections.append(build(kind, section_values, f"{prefix}{name}.", problems))
+        elif name not in values:
+            problems.append(f"{prefix}{name} is missing: start the config from configs/base.py")
+        elif dataclasses.is_dataclass(kind):
+            arguments[name] = build(typing.cast(type, kind), values[name], f"{prefix}{name}.", problems)
+        else:
+            arguments[name] = _checked(prefix + name, values[name], kind, fields[name].metadata, problems)
+    if len(problems) > before:
+        return None
+    built = cls(**arguments, **({"sections": tuple(sections)} if sections else {}))
+    problems.extend(built.problems() if hasattr(built, "problems") else [])
+    return built
+
+
+def _checked(name: str, value: Any, kind: type, about: Mapping[str, Any], problems: list[str]) -> Any:
+    if value is None and about["open"]:
+        return None
+    if kind is float and type(value) is int:
+        value = float(value)
+    # type() and not isinstance(): a bool is an int, yet no substitute for one.
+    if type(value) is not kind:
+        problems.append(f"{name}={value!r} must be of type {kind.__name__}")
+        return value
+    problems.extend(f"{name}={value} must be {expected}" for rule in about["rules"] if (expected := rule(value)))
+    return value
+
+
+def unknown_key(prefix: str, name: str, known: list[str]) -> str:
+    """The sentence for a key that the schema lacks, with where it is now, or the nearest one that there is."""
+    if prefix + name in MOVED:
+        return f"{prefix}{name} is now {' and '.join(MOVED[prefix + name])}: docs/keys.md lists the keys"
+    near = difflib.get_close_matches(name, known, n=1)
+    advice = f"did you mean {prefix}{near[0]}?" if near else "docs/keys.md lists the keys"
+    return f"unknown key {prefix}{name}: {advice}"

@@ -1,0 +1,28 @@
+"""Open tables: a row is a family, a task, a corpus or an optimizer, of this package or of a user's module."""
+
+from typing import NoReturn, TypeVar
+
+from flash_lm.errors import InputError
+
+Row = TypeVar("Row")
+
+
+class Table(dict[str, Row]):
+    """Rows by name; `key` is that of the config which names one."""
+
+    def __init__(self, key: str):
+        """Without rows."""
+        super().__init__()
+        self.key = key
+
+    def register(self, name: str, row: Row) -> None:
+        """Adds a row; it takes the place of one of the same name, so that a cell of a notebook may run again."""
+        self[name] = row
+
+    def rule(self, name: str) -> str | None:
+        """What is expected of the key, or None when there is such a row."""
+        return None if name in self else "one of " + ", ".join(self)
+
+    def __missing__(self, name: str) -> NoReturn:
+        """Raises InputError: there is no row of this name."""
+        raise InputError(f"{self.key}={name} must be {self.rule(name)}")
