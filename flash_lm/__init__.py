@@ -3,5 +3,6 @@
 from flash_lm.models import families  # noqa: F401 (its rows join the table)
 from flash_lm.models.family import register_family
 from flash_lm.models.language_model import LanguageModel, build_model
+from flash_lm.training.optimizer import register_optimizer
 
-__all__ = ["LanguageModel", "build_model", "register_family"]
+__all__ = ["LanguageModel", "build_model", "register_family", "register_optimizer"]

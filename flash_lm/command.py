@@ -16,10 +16,13 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from flash_lm.config import open_type
+from flash_lm.config import add_sections, open_type, plugins_of
 from flash_lm.errors import InputError, RunError
+from flash_lm.models.family import FAMILIES, unread
+from flash_lm.plugins import import_plugins
 from flash_lm.schema import unknown_key
 
+_log = logging.getLogger(__name__)
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_NAME = {errno.ENAMETOOLONG, errno.ELOOP}
 _THP = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -104,9 +107,21 @@ def load_config(path: str, overrides: list[str]) -> ConfigDict:
     Raises:
         InputError: no such file, or with every override that does not fit, one a line.
     """
+    flag = "--config.plugins="
+    import_plugins(name for word in overrides if word.startswith(flag) for name in words_of(word.removeprefix(flag)))
     config = load_module(path).get_config()
+    import_plugins(plugins_of(config))
+    add_sections(config)
     apply_overrides(config, overrides)
+    _tell_unread(config, overrides)
     return config
+
+
+def _tell_unread(config: Any, overrides: list[str]) -> None:
+    """One line on keys that somebody has set for nothing."""
+    by_hand, family = {word.partition("=")[0].removeprefix("--config.") for word in overrides}, config.model.family
+    if family in FAMILIES and (for_nothing := sorted(by_hand & unread(family))):
+        _log.info("family %s does not read %s", family, ", ".join(for_nothing))
 
 
 def apply_overrides(config: ConfigDict, overrides: list[str]) -> None:
@@ -196,9 +211,13 @@ def override(config: ConfigDict, word: str) -> str | None:
 
 def _tuple(text: str) -> tuple[Any, ...]:
     if not set(text) & set("([{'\""):
-        return tuple(ast.literal_eval(word) for word in words_of(text))
+        return tuple(_literal(word) for word in words_of(text))
     value = ast.literal_eval(text)
     return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+def _literal(word: str) -> Any:
+    return word if word.replace(".", "").isidentifier() else ast.literal_eval(word)
 
 
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}

@@ -13,7 +13,9 @@ from ml_collections import ConfigDict
 from flash_lm import schema
 from flash_lm.errors import InputError
 from flash_lm.moved import move
+from flash_lm.plugins import import_plugins
 from flash_lm.schema import Group, above, at_least, fraction, key, one_of
+from flash_lm.tables import FAMILIES, OPTIMIZERS
 
 MESH_AXES = ("data", "fsdp", "tensor")
 DTYPES = ("float32", "bfloat16")
@@ -49,6 +51,11 @@ def _mesh_shape(x: tuple) -> str | None:
     return None if good else "three sizes (data, fsdp, tensor), each positive, or one of them -1"
 
 
+def _modules(names: tuple) -> str | None:
+    good = all(isinstance(name, str) for name in names)
+    return None if good else 'a tuple of names of modules, such as ("my_package.families",)'
+
+
 def _boundaries(steps: tuple) -> str | None:
     good = all(type(x) is int and x > 0 for x in steps) and list(steps) == sorted(set(steps))
     return None if good else "a tuple of positive, increasing steps, such as (3000,)"
@@ -58,7 +65,7 @@ def _boundaries(steps: tuple) -> str | None:
 class ModelConfig(Group, name="model"):
     """What every family shares. models/families.py fills in the keys left open."""
 
-    family: str = key("flash", "a row of the table of families")
+    family: str = key("flash", "a row of the table of families", FAMILIES.rule)
     num_layers: int = key(4, "one layer = attention + feed-forward, or two GAUs", at_least(1))
     model_dim: int = key(128, "D", at_least(1))
     num_heads: int = key(4, "H; of a GAU see model.gau.heads", at_least(1))
@@ -193,11 +200,7 @@ class TrainConfig(Group, name="train"):
     """`config.train`."""
 
     steps: int = key(300, "updates", at_least(1))
-    optimizer: str = key(
-        "adamw",
-        "adamw, radam, lion, adafactor or lamb",
-        one_of("adamw", "radam", "lion", "adafactor", "lamb"),
-    )
+    optimizer: str = key("adamw", "a row of the table of optimizers", OPTIMIZERS.rule)
     learning_rate: float = key(3e-3, "peak", above(0))
     end_learning_rate: float = key(0.0, "of linear and cosine, after the last step", at_least(0))
     warmup_steps: int = key(None, "open: a tenth of the steps", at_least(0))
@@ -299,6 +302,7 @@ class MeshConfig:
 class Config:
     """A whole experiment, complete: only `model` may still have open keys that its family fills in."""
 
+    plugins: tuple = key((), "modules of your own, which add rows to the tables; docs/design.md", _modules, before=())
     task: str = key("causal_lm", "causal_lm or masked_lm", one_of(*TASKS))
     seed: int = key(0, "of parameters, data order and dropout", at_least(0))
     model: ModelConfig
@@ -346,6 +350,7 @@ def parse(config: ConfigDict) -> Config:
     Raises:
         InputError: with every problem found, one a line.
     """
+    import_plugins(plugins_of(config.to_dict()))
     return _parse(Config, filled(config.to_dict()))
 
 
@@ -378,6 +383,20 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
 def upgrade(values: dict[str, Any]) -> dict[str, Any]:
     """A config that an older version wrote, in today's schema; what has been added since is what its run did."""
     return schema.upgrade(move(values), Config)
+
+
+def plugins_of(values: dict[str, Any]) -> tuple[str, ...]:
+    """The modules that a config names, if it names them as it should."""
+    names = values.get("plugins")
+    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, tuple | list) else ()
+
+
+def add_sections(config: Any) -> None:
+    """Gives a config the sections of modules that were imported after it was made."""
+    for name, kind in schema.SECTIONS.items():
+        group, own = name.split(".")
+        if group in config and own not in config[group]:
+            config[group][own] = schema.defaults(kind)
 
 
 def open_type(name: str) -> type | None:

@@ -1,6 +1,6 @@
 """Open tables: a row is a family, a task, a corpus or an optimizer, of this package or of a user's module."""
 
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from flash_lm.errors import InputError
 
@@ -26,3 +26,7 @@ class Table(dict[str, Row]):
     def __missing__(self, name: str) -> NoReturn:
         """Raises InputError: there is no row of this name."""
         raise InputError(f"{self.key}={name} must be {self.rule(name)}")
+
+
+FAMILIES: Table[Any] = Table("model.family")  # of models.family.Family
+OPTIMIZERS: Table[Any] = Table("train.optimizer")  # of training.optimizer.Optimizer

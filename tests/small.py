@@ -75,9 +75,16 @@ def small_config(path: str, cache: pathlib.Path) -> ConfigDict:
 
 def as_overrides(config: ConfigDict) -> list[str]:
     """The words of a command that make its config this one, but for the mesh."""
-    sections = {group: config[group].to_dict() for group in ("model", "data", "train")}
-    pairs = [(f"{group}.{key}", value) for group, keys in sections.items() for key, value in keys.items()]
-    return [f"--config.{key}={value}" for key, value in pairs if value is not None]
+    values = {group: config[group].to_dict() for group in ("model", "data", "train")}
+    return [f"--config.{key}={value}" for key, value in flat(values).items() if value is not None]
+
+
+def flat(values: dict, prefix: str = "") -> dict:
+    """Nested keys as dotted ones."""
+    found = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
 
 
 def command(module: str, *arguments: str, devices: int = 1, **popen) -> subprocess.Popen:
@@ -87,7 +94,7 @@ def command(module: str, *arguments: str, devices: int = 1, **popen) -> subproce
 
 def python(*words: str, devices: int, **popen) -> subprocess.Popen:
     """Python with the tests' compilation cache and their haste in compiling; of two flags the last one counts."""
-    environment = os.environ | {
+    environment = popen.pop("env", os.environ) | {
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
         "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
     }

@@ -5,7 +5,7 @@ import pathlib
 
 import matplotlib as mpl
 import pytest
-from small import small_config, write_corpus
+from small import as_overrides, small_config, write_corpus
 
 from flash_lm.models.family import FAMILIES
 
@@ -17,12 +17,8 @@ def settings(tmp_path: pathlib.Path) -> dict:
     """Of the cells that are tagged as parameters."""
     corpus = write_corpus(tmp_path / "corpus")
     config = small_config(corpus, tmp_path / "cache")
-    overrides = [
-        f"--config.{group}.{key}={value}"
-        for group in ("model", "data", "train")
-        for key, value in config[group].to_dict().items()
-        if value is not None and key not in ("family", "corpus", "path", "steps")
-    ]
+    own = [f"--config.{key}=" for key in ("model.family", "data.corpus", "data.path", "train.steps")]
+    overrides = [word for word in as_overrides(config) if not word.startswith(tuple(own))]
     data = ["--config.data.corpus=text", f"--config.data.path={corpus}"]
     return {
         "quality_against_step_time": {

@@ -11,7 +11,7 @@ from flash_lm.config import Config, ModelConfig
 from flash_lm.errors import InputError
 from flash_lm.layers.sublayer import Sublayer
 from flash_lm.ops.logistics import VALUES
-from flash_lm.tables import Table
+from flash_lm.tables import FAMILIES
 
 # An open key's value, or what gives it from the config.
 Default = Any | Callable[[ModelConfig], Any]
@@ -65,8 +65,10 @@ class Family:
         return set().union(*(part.reads() for part in self.pattern))
 
 
-FAMILIES: Table[Family] = Table("model.family")
-register_family = FAMILIES.register
+def register_family(name: str, row: Family) -> None:
+    """Adds a row to the table of families, for `model.family`."""
+    FAMILIES.register(name, row)
+
 
 _COMMON: Mapping[str, Default] = {
     "causal": True,

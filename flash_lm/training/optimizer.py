@@ -4,6 +4,7 @@ Parameters of stacked layers have the layer as their first dimension. What is re
 root mean square) is reckoned for each layer apart, so that stacking changes nothing.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import optax
 
 from flash_lm.config import TrainConfig
 from flash_lm.layers.parameter import Traits, is_stacked
+from flash_lm.tables import OPTIMIZERS
 
 _STEP_DECAY = 0.1  # factor of the learning rate at each boundary
 _ADAFACTOR_DECAY = 0.8  # β₂ of step t is 1 − t^−0.8 (Shazeer and Stern 2018, section 7.2)
@@ -68,13 +70,30 @@ def _lamb(config: TrainConfig, matrix: Any) -> list[optax.GradientTransformation
     return [*_adamw(config, matrix), _by_parameter(optax.scale_by_trust_ratio())]
 
 
-OPTIMIZERS: dict[str, Callable[[TrainConfig, Any], list[optax.GradientTransformation]]] = {
-    "adamw": _adamw,
-    "radam": _radam,
-    "lion": _lion,
-    "adafactor": _adafactor,
-    "lamb": _lamb,
-}
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """A row of the table of optimizers.
+
+    Attributes:
+        build: of `config.train`, which parameters are matrices (a tree of booleans) and each section: what turns
+            gradients into updates, without clipping and learning rate.
+        sections: of keys.
+    """
+
+    build: Callable[..., list[optax.GradientTransformation]]
+    sections: tuple[type, ...] = ()
+
+
+def register_optimizer(name: str, row: Optimizer) -> None:
+    """Adds a row to the table of optimizers, for `train.optimizer`."""
+    OPTIMIZERS.register(name, row)
+
+
+register_optimizer("adamw", Optimizer(_adamw))
+register_optimizer("radam", Optimizer(_radam))
+register_optimizer("lion", Optimizer(_lion))
+register_optimizer("adafactor", Optimizer(_adafactor))
+register_optimizer("lamb", Optimizer(_lamb))
 
 
 def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransformation:
@@ -84,7 +103,8 @@ def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransfo
         config: of the training.
         traits: what the parameters say of themselves.
     """
-    rules = OPTIMIZERS[config.optimizer](config, traits.matrix)
+    row: Optimizer = OPTIMIZERS[config.optimizer]
+    rules = row.build(config, traits.matrix, *(config[kind] for kind in row.sections))
     rule = optax.chain(*rules, optax.scale_by_learning_rate(learning_rate(config)))
     clip = optax.clip_by_global_norm(config.clip)
     clips = {"global": clip, "parameter": _by_parameter(clip)}

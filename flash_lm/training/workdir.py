@@ -11,13 +11,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from flash_lm.config import filled, upgrade
+from flash_lm.config import filled, plugins_of, upgrade
 from flash_lm.data.loading import Splits
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.jsonl import append_jsonl, read_jsonl
 from flash_lm.models.family import FAMILIES, unread
 from flash_lm.moved import places
+from flash_lm.plugins import import_plugins
 from flash_lm.provenance import config_hash
 from flash_lm.training import lock
 from flash_lm.training.hosts import is_first, of_all_hosts
@@ -29,6 +30,7 @@ _BEFORE_CONFIG = (lock.NAME, _PARTIAL)  # what a run that was killed in its firs
 
 # Keys that may differ when a run is resumed: what they change of the model is rounding, or nothing.
 FREE = (
+    "plugins",  # a module may be renamed
     "mesh.",
     "model.remat",
     "model.scan_layers",
@@ -225,6 +227,7 @@ def read_config(workdir: pathlib.Path) -> Any:
         raise _damaged(path) from None
     if not isinstance(values, dict) or not all(isinstance(values.get(x), dict) for x in ("model", "data", "train")):
         raise _damaged(path)
+    import_plugins(plugins_of(values), pathlib.Path(workdir))
     config = ConfigDict(upgrade(_tuples(values)))
     changes = path.with_name(_CHANGES)
     for line in read_jsonl(changes) if changes.exists() else []:

@@ -1,0 +1,114 @@
+"""Rows from outside: on the command line, in a run, and what goes wrong."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+from small import as_overrides, command, finish, small_config, write_corpus
+
+from configs.base import get_config
+from flash_lm import schema
+from flash_lm.command import load_config
+from flash_lm.config import parse
+from flash_lm.errors import InputError
+from flash_lm.plugins import import_plugins
+from flash_lm.tables import FAMILIES, OPTIMIZERS
+
+HERE = pathlib.Path(__file__).parent
+
+
+@pytest.fixture
+def undone():
+    """The tables are what they were before."""
+    tables = [(table, dict(table)) for table in (FAMILIES, OPTIMIZERS, schema.SECTIONS)]
+    yield
+    for table, before in tables:
+        table.clear()
+        table.update(before)
+    sys.modules.pop("outside", None)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> pathlib.Path:
+    """Trained by the command with a family and an optimizer that only a module of the user's knows."""
+    folder = tmp_path_factory.mktemp("plugins")
+    config = small_config(write_corpus(folder / "corpus"), folder / "cache")
+    config.train.update(steps=4, eval_every=0, checkpoint_every=0)
+    words = ["--config=configs/base.py", f"--workdir={folder / 'run'}", "--config.plugins=outside"]
+    mine = ["--config.model.family=powers", "--config.model.powers.power=3"]
+    mine += ["--config.train.optimizer=signs", "--config.train.signs.share=0.25", "--config.model.gau.heads=2"]
+    environment = os.environ | {"PYTHONPATH": str(HERE)}
+    _, err = finish(command("flash_lm.train", *words, *as_overrides(config), *mine, env=environment))
+    told = next(line for line in err.splitlines() if line.startswith("family powers does not read "))
+    assert "model.gau.heads" in told and "powers.power" not in told and "linear.chunk_size" not in told
+    return folder / "run"
+
+
+def test_a_run_knows_its_plugins(run):
+    values = json.loads((run / "config.json").read_text())
+    assert values["plugins"] == ["outside"] and values["model"]["powers"] == {"power": 3}
+    assert values["train"]["signs"] == {"share": 0.25}
+    environment = os.environ | {"PYTHONPATH": str(HERE)}
+    finish(command("flash_lm.evaluate", f"--workdir={run}", env=environment))
+    generate = ["flash_lm.generate", f"--workdir={run}", "--prompt=the", "--max_tokens=3"]
+    finish(command(*generate, env=environment))
+    _, err = finish(command(*generate), code=2)  # another directory, without it
+    assert err.count("\n") == 1 and "plugins=outside: there is no module outside: install it" in err
+
+
+def test_nothing_is_run_out_of_a_workdir(run, tmp_path):
+    copied = shutil.copytree(run, tmp_path / "run")
+    shutil.copy(HERE / "outside.py", copied)
+    program = "import pathlib; from flash_lm.training import workdir; workdir.read_config(pathlib.Path.cwd())"
+    words, path = [sys.executable, "-c", program], {"PYTHONPATH": f"{copied}:{HERE.parent}"}
+    done = subprocess.run(words, capture_output=True, text=True, cwd=copied, env=os.environ | path, check=False)
+    assert "outside lies in" in done.stderr and "nothing is run out of the folder of a run" in done.stderr
+
+
+def test_a_config_from_before_the_import_gets_the_new_keys(undone, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from configs import base\n\ndef get_config():\n    config = base.get_config()\n"
+        "    config.plugins = ('outside',)\n    config.model.family = 'powers'\n    return config\n"
+    )
+    config = load_config(str(tmp_path / "mine.py"), ["--config.model.powers.power=5"])
+    assert parse(config).model.get("powers.power") == 5
+    older = get_config()
+    del older.model["powers"]
+    assert parse(older).model.get("powers.power") == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        (
+            "from flash_lm.schema import section\nsection('model.gau')(type('Mine', (), {}))",
+            "model.gau already: choose",
+        ),
+    ],
+)
+def test_a_module_that_fails_is_told_of(tmp_path, monkeypatch, source, told):
+    (tmp_path / "a_broken_one.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(InputError, match=told):
+        import_plugins(["a_broken_one"])
+
+
+@pytest.mark.parametrize("name", ["no_such_module", "no_such.module", "not a name", ""])
+def test_a_missing_module_is_one_line(name):
+    config = get_config()
+    config.plugins = (name,)
+    with pytest.raises(InputError, match="there is no module .*: install it, or put its folder on PYTHONPATH"):
+        parse(config)
+
+
+def test_plugins_are_names(undone):
+    config = get_config()
+    config.plugins = (1,)
+    with pytest.raises(InputError, match="plugins=.* must be a tuple of names of modules"):
+        parse(config)
