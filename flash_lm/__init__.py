@@ -1,8 +1,17 @@
 """Efficient-attention language models in JAX and Flax NNX: train, measure, ablate, decode."""
 
+from flash_lm.data.kinds import register_corpus
+from flash_lm.data.tasks import register_task
 from flash_lm.models import families  # noqa: F401 (its rows join the table)
 from flash_lm.models.family import register_family
 from flash_lm.models.language_model import LanguageModel, build_model
 from flash_lm.training.optimizer import register_optimizer
 
-__all__ = ["LanguageModel", "build_model", "register_family", "register_optimizer"]
+__all__ = [
+    "LanguageModel",
+    "build_model",
+    "register_corpus",
+    "register_family",
+    "register_optimizer",
+    "register_task",
+]

@@ -15,15 +15,12 @@ from flash_lm.errors import InputError
 from flash_lm.moved import move
 from flash_lm.plugins import import_plugins
 from flash_lm.schema import Group, above, at_least, fraction, key, one_of
-from flash_lm.tables import FAMILIES, OPTIMIZERS
+from flash_lm.tables import CORPORA, FAMILIES, OPTIMIZERS, TASKS
 
 MESH_AXES = ("data", "fsdp", "tensor")
 DTYPES = ("float32", "bfloat16")
-TEXTS = ("stdlib", "text", "hf")  # corpora of text, to be tokenised and packed
-EXAMPLES = ("copy", "couplets", "images")  # corpora of examples, each a row, with tokens of their own
 SHUFFLE_BUFFER = 64  # millions of characters
 DECAYS = ("linear", "cosine")  # schedules that fall to an end
-TASKS = {"causal_lm": True, "masked_lm": False}  # whether the model is causal
 
 
 def _normalizer(x: str) -> str | None:
@@ -118,11 +115,7 @@ class ModelConfig(Group, name="model"):
 class DataConfig(Group, name="data"):
     """`config.data`."""
 
-    corpus: str = key(
-        "stdlib",
-        "stdlib, text, hf (Hugging Face datasets); copy, couplets, images (examples)",
-        one_of(*TEXTS, *EXAMPLES),
-    )
+    corpus: str = key("stdlib", "a row of the table of corpora", CORPORA.rule)
     path: str = key(
         None,
         "text: a file or a glob; hf: a folder, file or glob of parquet, arrow or json; couplets and images: a folder",
@@ -155,12 +148,6 @@ class DataConfig(Group, name="data"):
         "stream (documents joined and cut), documents (isolated segments), examples (one a row)",
         one_of("stream", "documents", "examples"),
     )
-    mask_rate: float = key(
-        0.15,
-        "of masked_lm: share of the tokens that are to be predicted",
-        lambda x: None if 0 < x < 1 else "more than 0 and less than 1",
-        before=0.15,
-    )
     cache_dir: str = key("~/.cache/flash_lm", "tokenised corpora")
 
     @property
@@ -180,19 +167,11 @@ class DataConfig(Group, name="data"):
             found.append(
                 f"data.tokens_per_batch={self.tokens_per_batch} must be a multiple of data.length={self.length}"
             )
-        if (self.corpus in EXAMPLES) != (self.pack == "examples"):
-            kind = "examples" if self.corpus in EXAMPLES else "stream or documents"
-            found.append(f"data.corpus={self.corpus} needs data.pack={kind}, and here is {self.pack}")
-        if self.corpus == "text" and not self.path:
-            found.append("data.corpus=text needs data.path, a file or a glob: set --config.data.path")
-        if self.corpus == "couplets" and not self.path:
-            found.append("data.corpus=couplets needs data.path, a folder: set --config.data.path")
-        if self.corpus in ("hf", "images") and bool(self.path) == bool(self.name):
-            found.append(
-                f"data.corpus={self.corpus} needs either data.name, a data set on the hub, or data.path, local files, "
-                f"and here are data.name={self.name} and data.path={self.path}: set one, and leave the other empty"
-            )
-        return found
+        kind = CORPORA[self.corpus]
+        if kind.examples != (self.pack == "examples"):
+            needed = "examples" if kind.examples else "stream or documents"
+            found.append(f"data.corpus={self.corpus} needs data.pack={needed}, and here is {self.pack}")
+        return found + kind.problems(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -303,7 +282,7 @@ class Config:
     """A whole experiment, complete: only `model` may still have open keys that its family fills in."""
 
     plugins: tuple = key((), "modules of your own, which add rows to the tables; docs/design.md", _modules, before=())
-    task: str = key("causal_lm", "causal_lm or masked_lm", one_of(*TASKS))
+    task: str = key("causal_lm", "a row of the table of tasks", TASKS.rule)
     seed: int = key(0, "of parameters, data order and dropout", at_least(0))
     model: ModelConfig
     data: DataConfig
@@ -312,14 +291,14 @@ class Config:
 
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""
-        found = []
-        if self.model.causal != TASKS[self.task]:
-            kind = "causal" if TASKS[self.task] else "bidirectional"
+        found, task = [], TASKS[self.task]
+        if self.model.causal != task.causal:
+            kind = "causal" if task.causal else "bidirectional"
             found.append(
                 f"task={self.task} needs a {kind} model, and model.causal={self.model.causal}: leave model.causal open"
             )
-        if self.task == "masked_lm" and self.data.pack == "examples":
-            found.append(f"task=masked_lm is of text: data.corpus={self.data.corpus} needs task=causal_lm")
+        if self.data.pack == "examples" and not task.of_examples:
+            found.append(f"task={self.task} is of text: data.corpus={self.data.corpus} needs task=causal_lm")
         if self.data.length > self.model.max_length:
             found.append(
                 f"data.length={self.data.length} is over model.max_length={self.model.max_length}: "
@@ -368,7 +347,8 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
     values = {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
     model, data, train = (values.get(name, {}) for name in ("model", "data", "train"))
     if model.get("causal") is None:
-        model["causal"] = TASKS.get(values.get("task", ""), True)
+        task = TASKS.get(values.get("task", ""))
+        model["causal"] = task is None or task.causal
     if data.get("length") is None:
         data["length"] = model.get("max_length")
     if data.get("shuffle_buffer") is None:

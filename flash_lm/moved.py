@@ -19,6 +19,7 @@ MOVED = {
     "model.num_features": ("model.favor.features",),
     "model.redraw_features": ("model.favor.redraw",),
     "model.mixtures": ("model.logistics.mixtures",),
+    "data.mask_rate": ("data.masking.rate",),
     "model.attention_implementation": ("model.quadratic.implementation",),
 }
 

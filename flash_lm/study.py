@@ -62,7 +62,7 @@ def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:
     without = {(key, text) for key, axis in axes.items() for text in axis}  # values of no possible run yet
     for texts in itertools.product(*axes.values()):
         chosen = dict(zip(axes, texts, strict=True))
-        name = ",".join(f"{key.split('.')[-1]}={text}" for key, text in chosen.items()).replace("/", "_")
+        name = ",".join(f"{key.partition('.')[2] or key}={text}" for key, text in chosen.items()).replace("/", "_")
         changes = {key: axes[key][text] for key, text in chosen.items()}
         if problem := problem_of(changed(config, changes)):
             impossible[name] = problem

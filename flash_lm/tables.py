@@ -29,4 +29,6 @@ class Table(dict[str, Row]):
 
 
 FAMILIES: Table[Any] = Table("model.family")  # of models.family.Family
+TASKS: Table[Any] = Table("task")  # of data.tasks.Task
+CORPORA: Table[Any] = Table("data.corpus")  # of data.kinds.CorpusKind
 OPTIMIZERS: Table[Any] = Table("train.optimizer")  # of training.optimizer.Optimizer

@@ -28,11 +28,12 @@ from flash_lm.analysis.peaks import peak_flops
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.step_time import BASELINE, plot_step_times, step_time_tables
 from flash_lm.command import apply_overrides, load_config, positive, run, whole_numbers, words_of
-from flash_lm.config import DTYPES, TASKS, Config
+from flash_lm.config import DTYPES, Config
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.models.family import FAMILIES
 from flash_lm.provenance import config_hash, provenance
+from flash_lm.tables import TASKS
 from flash_lm.training.bare_step import BareStep, step_config
 from flash_lm.training.device import free_memory
 

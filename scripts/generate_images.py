@@ -18,6 +18,7 @@ from flash_lm.data.loading import load_splits
 from flash_lm.errors import InputError
 from flash_lm.inference.images import ImageGenerator
 from flash_lm.inference.trained_model import load_model
+from flash_lm.tables import CORPORA
 
 _BORDER = 2  # pixels between images
 _GREY = 128  # what is not given
@@ -62,7 +63,7 @@ def main(argv: list[str]) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise InputError("images are written by matplotlib: pip install flash_lm[plot]")
     trained = load_model(arguments.workdir)
-    if trained.config.data.corpus != "images":
+    if CORPORA[trained.config.data.corpus].answers != "images":
         raise InputError(f"{trained.name} was not trained on images: train a model with configs/mnist.py")
     test = load_splits(trained.config.data).splits["test"]
     assert isinstance(test, Images)

@@ -20,6 +20,7 @@ from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.inference.trained_model import TrainedModel, load_model
 from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.provenance import provenance
+from flash_lm.tables import TASKS
 
 _GRAM = 4  # tokens
 
@@ -57,8 +58,8 @@ def main(argv: list[str]) -> None:
     arguments = parser.parse_args(argv)
     for workdir in arguments.workdirs:
         trained = load_model(workdir)
-        if trained.config.task != "causal_lm":
-            raise InputError(f"{workdir} is a masked language model and makes no text: name runs of task=causal_lm")
+        if TASKS[trained.config.task].answers != "continue":
+            raise InputError(f"{workdir} makes no text: name runs of task=causal_lm")
         size = trained.config.data.length
         if arguments.tokens < size:
             raise InputError(f"--tokens={arguments.tokens} must be {size} or more, the rows of training: raise it")

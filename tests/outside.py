@@ -1,10 +1,14 @@
-"""Rows from outside of the package, as a user's module brings them: a family and an optimizer with their own keys."""
+"""Rows from outside of the package, as a user's module brings them: one of each table, each with a key of its own."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from flash_lm import register_family, register_optimizer
+from flash_lm import register_corpus, register_family, register_optimizer, register_task
+from flash_lm.data.corpus import Piece
+from flash_lm.data.kinds import CorpusKind
+from flash_lm.data.tasks import Task
 from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.linear_core import LinearCore, LinearOptions
 from flash_lm.models.families import MLP_PART
@@ -39,3 +43,43 @@ def mixed_signs(config, matrix, options):
 POWERS = Part(power_attention, (PowerOptions, LinearOptions), frozenset({"num_heads", "rotary"}))
 register_family("powers", Family((POWERS, MLP_PART), {"absolute_positions": "learned"}))
 register_optimizer("signs", Optimizer(mixed_signs, (SignOptions,)))
+
+
+@section("data.counting")
+class CountingOptions:
+    lines: int = key(40, "a document", above(0))
+
+
+class Counting:
+    """Documents that count from one to `lines`."""
+
+    name, stream = "counting", None
+
+    def __init__(self, lines):
+        self.fingerprint, self._text = f"counting {lines}", "".join(f"{i} after {i - 1}\n" for i in range(1, lines + 1))
+
+    def size(self, split):
+        return len(self._text)
+
+    def pieces(self, split):
+        return (Piece(self._text, begins_document=True) for _ in range(8 if split == "train" else 2))
+
+
+@section("data.last")
+class LastOptions:
+    tokens: int = key(4, "at a row's end, that are to be predicted", above(0))
+
+
+def last_tokens(tokenizer, config, options):
+    """Next tokens, of which the last ones of a row count alone."""
+
+    def transform(row, *numbers):
+        count = int(row["loss_mask_BxL"].sum())
+        chosen = row["loss_mask_BxL"] * (np.arange(len(row["loss_mask_BxL"])) >= count - options.tokens)
+        return row | {"loss_mask_BxL": chosen.astype(np.float32)}
+
+    return transform
+
+
+register_corpus("counting", CorpusKind(lambda c, o: Counting(o.lines), reads_path=False, sections=(CountingOptions,)))
+register_task("last_tokens", Task(causal=True, answers="continue", rows=last_tokens, sections=(LastOptions,)))

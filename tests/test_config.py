@@ -2,6 +2,8 @@
 
 import dataclasses
 import pathlib
+import subprocess
+import sys
 
 import pytest
 from ml_collections import ConfigDict
@@ -16,7 +18,8 @@ from flash_lm.models.family import FAMILIES, complete
 from flash_lm.study import grid_runs
 from flash_lm.training.state import ModelFunction
 
-CONFIGS = sorted((pathlib.Path(__file__).parent.parent / "configs").glob("*.py"))
+ROOT = pathlib.Path(__file__).parent.parent
+CONFIGS = sorted((ROOT / "configs").glob("*.py"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -123,7 +126,7 @@ def test_all_impossible_values_are_reported_at_once():
         ("model", {"causal": False}, "needs a causal model"),
         ("data", {"corpus": "hf"}, "needs either data.name"),
         ("data", {"corpus": "hf", "name": "a/b", "path": "c"}, "data.name=a/b and data.path=c"),
-        ("data", {"mask_rate": 1.0}, "more than 0 and less than 1"),
+        ("data", {"masking.rate": 1.0}, "more than 0 and less than 1"),
         ("train", {"schedule": "step"}, "go together"),
         ("train", {"boundaries": (3,)}, "go together"),
         ("train", {"schedule": "step", "boundaries": (200, 100)}, "positive, increasing steps"),
@@ -166,7 +169,7 @@ def test_a_masked_model_is_bidirectional_and_divides_by_the_rows_length():
 def test_a_config_of_an_older_version_gets_what_its_run_did():
     values = get_config().to_dict()
     old = {group: dict(keys) if isinstance(keys, dict) else keys for group, keys in values.items()}
-    for key in ("name", "config", "split", "text_column", "streaming", "mask_rate"):
+    for key in ("name", "config", "split", "text_column", "streaming", "masking"):
         del old["data"][key]
     del old["train"]["boundaries"], old["train"]["clip_mode"], old["model"]["remat"]
     upgraded = upgrade(old)
@@ -244,3 +247,35 @@ def test_a_config_file_must_exist_and_define_get_config(tmp_path):
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(InputError, match="defines no get_config"):
         load_config(str(tmp_path / "empty.py"), [])
+
+
+def test_the_page_of_keys_is_current(tmp_path):
+    """Written by the script into another file: each key of the schema, and what the page in docs/ says."""
+    words = [sys.executable, "scripts/write_keys.py", f"--out={tmp_path / 'keys.md'}"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    written = (tmp_path / "keys.md").read_text()
+    assert written == (ROOT / "docs" / "keys.md").read_text(), "run python scripts/write_keys.py"
+    for key in get_config().model.gau:
+        assert f"| `{key}` |" in written
+
+
+def test_a_flat_key_of_an_older_version_is_told_where_it_is():
+    for key, place in (("model.window_size", "model.aft.window"), ("data.mask_rate", "data.masking.rate")):
+        with pytest.raises(InputError, match=f"{key} is now {place}"):
+            load_config(str(ROOT / "configs" / "base.py"), [f"--config.{key}=8"])
+    with pytest.raises(InputError, match="model.chunk_size is now model.chunks.size and model.linear.chunk_size"):
+        load_config(str(ROOT / "configs" / "base.py"), ["--config.model.chunk_size=8"])
+
+
+def test_a_flat_config_of_an_older_version_is_todays():
+    flat = {"chunk_size": 64, "window_size": 7, "gau_heads": 2, "shared_dim": 24, "relative_bias": None, "mixtures": 4}
+    model = {"family": "flash", "attention_implementation": "plain", "redraw_features": True, **flat}
+    new = upgrade({"task": "causal_lm", "model": model, "data": {"mask_rate": 0.3}, "train": {}})
+    assert (new["model"]["chunks"]["size"], new["model"]["linear"]["chunk_size"]) == (64, 64)
+    assert new["model"]["aft"] == {"window": 7, "bias_dim": 64, "bias_rate": 1.0}  # as they were before they were keys
+    gau = new["model"]["gau"]
+    assert (gau["heads"], gau["shared_dim"], gau["relative_bias"], gau["query_key"]) == (2, 24, None, "scale_offset")
+    assert new["model"]["quadratic"] == {"implementation": "plain"} and new["model"]["favor"]["redraw"] is True
+    assert new["model"]["logistics"] == {"mixtures": 4} and new["data"]["masking"] == {"rate": 0.3}
+    assert not flat.keys() & new["model"].keys() and "mask_rate" not in new["data"]

@@ -8,15 +8,16 @@ import subprocess
 import sys
 
 import pytest
-from small import as_overrides, command, finish, small_config, write_corpus
+from small import as_overrides, command, finish, small_config
 
 from configs.base import get_config
 from flash_lm import schema
 from flash_lm.command import load_config
 from flash_lm.config import parse
 from flash_lm.errors import InputError
+from flash_lm.jsonl import read_jsonl
 from flash_lm.plugins import import_plugins
-from flash_lm.tables import FAMILIES, OPTIMIZERS
+from flash_lm.tables import CORPORA, FAMILIES, OPTIMIZERS, TASKS
 
 HERE = pathlib.Path(__file__).parent
 
@@ -24,7 +25,7 @@ HERE = pathlib.Path(__file__).parent
 @pytest.fixture
 def undone():
     """The tables are what they were before."""
-    tables = [(table, dict(table)) for table in (FAMILIES, OPTIMIZERS, schema.SECTIONS)]
+    tables = [(table, dict(table)) for table in (FAMILIES, TASKS, CORPORA, OPTIMIZERS, schema.SECTIONS)]
     yield
     for table, before in tables:
         table.clear()
@@ -34,13 +35,16 @@ def undone():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> pathlib.Path:
-    """Trained by the command with a family and an optimizer that only a module of the user's knows."""
+    """Trained by the command with rows of all four tables that only a module of the user's knows."""
     folder = tmp_path_factory.mktemp("plugins")
-    config = small_config(write_corpus(folder / "corpus"), folder / "cache")
+    config = small_config("", folder / "cache")
     config.train.update(steps=4, eval_every=0, checkpoint_every=0)
+    config.data.corpus, config.data.path = "stdlib", None
     words = ["--config=configs/base.py", f"--workdir={folder / 'run'}", "--config.plugins=outside"]
     mine = ["--config.model.family=powers", "--config.model.powers.power=3"]
     mine += ["--config.train.optimizer=signs", "--config.train.signs.share=0.25", "--config.model.gau.heads=2"]
+    mine += ["--config.data.corpus=counting", "--config.data.counting.lines=30"]
+    mine += ["--config.task=last_tokens", "--config.data.last.tokens=3"]
     environment = os.environ | {"PYTHONPATH": str(HERE)}
     _, err = finish(command("flash_lm.train", *words, *as_overrides(config), *mine, env=environment))
     told = next(line for line in err.splitlines() if line.startswith("family powers does not read "))
@@ -51,9 +55,13 @@ def run(tmp_path_factory) -> pathlib.Path:
 def test_a_run_knows_its_plugins(run):
     values = json.loads((run / "config.json").read_text())
     assert values["plugins"] == ["outside"] and values["model"]["powers"] == {"power": 3}
-    assert values["train"]["signs"] == {"share": 0.25}
+    assert values["train"]["signs"] == {"share": 0.25} and values["data"]["counting"] == {"lines": 30}
     environment = os.environ | {"PYTHONPATH": str(HERE)}
     finish(command("flash_lm.evaluate", f"--workdir={run}", env=environment))
+    (line,) = read_jsonl(run / "results.jsonl")
+    assert (line["task"], line["corpus"], line["family"]) == ("last_tokens", "counting", "powers")
+    rows = line["bytes"] // 32  # of bytes, each a token; and the last may be short
+    assert 3 * rows < line["tokens"] <= 3 * (rows + 2)
     generate = ["flash_lm.generate", f"--workdir={run}", "--prompt=the", "--max_tokens=3"]
     finish(command(*generate, env=environment))
     _, err = finish(command(*generate), code=2)  # another directory, without it

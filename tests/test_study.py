@@ -5,7 +5,7 @@ import json
 import pathlib
 
 import pytest
-from small import small_config, write_corpus
+from small import as_overrides, small_config, write_corpus
 
 from configs import flash_base, quickstart
 from flash_lm import study, sweep
@@ -30,16 +30,19 @@ def one_device(config):
 def test_a_grid_is_a_product_of_typed_values():
     grid = ["model.chunks.size=64,128", "mesh.shape=(8,1,1),(-1,1,1)"]
     runs, impossible = grid_runs(one_device(quickstart.get_config()), grid)
-    assert list(runs) == [f"chunk_size={n},shape={shape}" for n in (64, 128) for shape in ("(8,1,1)", "(-1,1,1)")]
-    assert runs["chunk_size=64,shape=(8,1,1)"] == {"model.chunks.size": 64, "mesh.shape": (8, 1, 1)}
+    assert list(runs) == [f"chunks.size={n},shape={shape}" for n in (64, 128) for shape in ("(8,1,1)", "(-1,1,1)")]
+    assert runs["chunks.size=64,shape=(8,1,1)"] == {"model.chunks.size": 64, "mesh.shape": (8, 1, 1)}
     assert impossible == []
 
 
 def test_impossible_combinations_are_left_out_and_told():
-    parts = [f"model.{part}_attention=true,false" for part in ("local", "global")]
+    parts = [f"model.chunks.{part}_attention=true,false" for part in ("local", "global")]
     runs, (sentence,) = grid_runs(one_device(quickstart.get_config()), parts)
     assert len(runs) == 3
-    assert "local_attention=false,global_attention=false is left out" in sentence and "both false" in sentence
+    assert (
+        "chunks.local_attention=false,chunks.global_attention=false is left out" in sentence
+        and "both false" in sentence
+    )
 
 
 def test_keys_that_go_together_are_a_grid():
@@ -54,9 +57,9 @@ def test_keys_that_go_together_are_a_grid():
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
-        (["model.chunk_sise=64"], "did you mean model.chunks.size"),
-        (["model.chunks.size=64,x"], "chunk_size=x must be of type int"),
-        (["model.chunks.size=64,-1"], "chunk_size=-1 must be"),
+        (["model.chunks.sise=64"], "did you mean model.chunks.size"),
+        (["model.chunks.size=64,x"], "chunks.size=x must be of type int"),
+        (["model.chunks.size=64,-1"], "chunks.size=-1 must be"),
         (["model.family=flash,flsh"], "flsh"),
         (["model.chunks.size"], "model.chunks.size"),
         (["model.chunks.size=64", "model.chunks.size=128"], "comes twice"),
@@ -174,20 +177,13 @@ def test_a_run_that_fails_keeps_no_other_from_running(config, tmp_path, monkeypa
     assert (tmp_path / "chunk_16" / "results.jsonl").exists()
 
 
-def words(config) -> list[str]:
-    """Overrides that make a config file the given config."""
-    tree = {group: config[group].to_dict() for group in ("model", "data", "train")}
-    pairs = [(f"{group}.{key}", value) for group, keys in tree.items() for key, value in keys.items()]
-    return [f"--config.{key}={value}" for key, value in pairs if value is not None]
-
-
 @pytest.mark.slow
 def test_the_sweep_ends_with_a_table_and_a_plot(config, tmp_path, capsys):
     out = tmp_path / "sweep"
     grid = ["--grid=model.chunks.local_attention=true,false", "--grid=model.chunks.global_attention=true,false"]
-    sweep.main(["--config=configs/quickstart.py", *grid, f"--workdir={out}", *words(config)])
+    sweep.main(["--config=configs/quickstart.py", *grid, f"--workdir={out}", *as_overrides(config)])
     printed = capsys.readouterr().out
-    assert "local_attention=false,global_attention=false is left out" in printed
+    assert "chunks.local_attention=false,chunks.global_attention=false is left out" in printed
     table = (out / "table.md").read_text()
     assert table.strip() in printed and table.count("global_attention=") == 3
     assert (out / "curves.png").exists()
@@ -196,7 +192,8 @@ def test_the_sweep_ends_with_a_table_and_a_plot(config, tmp_path, capsys):
 def test_a_sweep_keeps_out_of_a_run(config, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InputError, match="a single run"):
-        sweep.main(["--config=configs/quickstart.py", "--grid=seed=0,1", f"--workdir={tmp_path}", *words(config)])
+        words = ["--config=configs/quickstart.py", "--grid=seed=0,1", f"--workdir={tmp_path}"]
+        sweep.main([*words, *as_overrides(config)])
 
 
 def test_a_config_that_names_no_runs_needs_a_grid(tmp_path):

@@ -64,6 +64,22 @@ class IndexedBatches:
         """Nothing: the step says it all."""
 
 
+class FixedRows:
+    """Rows of an evaluation: what a task draws for them is fixed, whatever the run's seed."""
+
+    def __init__(self, rows: Rows, transform: Transform):
+        """Makes each row when it is asked for."""
+        self._rows, self._transform = rows, transform
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._rows)
+
+    def __getitem__(self, row: int) -> Row:
+        """The row-th row."""
+        return self._transform(self._rows[row], row)
+
+
 class _Shared(grain.MapDataset):
     """Of each batch of elements those of a share."""
 

@@ -1,21 +1,12 @@
 """The corpus of a config, ready to be cut into rows: text as tokens, or examples."""
 
-from flash_lm.config import EXAMPLES, DataConfig
-from flash_lm.data.copying import copying
-from flash_lm.data.couplets import couplets
+from flash_lm.config import DataConfig
 from flash_lm.data.examples import ExampleCorpus, ExampleRows
-from flash_lm.data.images import images
 from flash_lm.data.packing import PACKERS
 from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus, load_tokenized
+from flash_lm.tables import CORPORA
 
 Splits = TokenizedCorpus | ExampleCorpus
-
-_EXAMPLES = {
-    "copy": lambda config, own: copying(),
-    "couplets": lambda config, own: couplets(config, own.tokenizer if own else None),
-    "images": lambda config, own: images(config),
-}
-assert set(_EXAMPLES) == set(EXAMPLES)
 
 # data.pack -> rows of a split
 ROWS = PACKERS | {"examples": ExampleRows}
@@ -32,6 +23,7 @@ def load_splits(config: DataConfig, own: OwnCorpus | None = None, *, whole: bool
     Raises:
         InputError: it cannot be had, or there is nothing in it.
     """
-    if config.corpus in _EXAMPLES:
-        return _EXAMPLES[config.corpus](config, own)
+    kind = CORPORA[config.corpus]
+    if kind.examples:
+        return kind.load(config, own, *(config[section] for section in kind.sections))
     return load_tokenized(config, own, whole=whole)

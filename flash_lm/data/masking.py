@@ -6,7 +6,7 @@ The choice is a pure function of a key, so it changes from epoch to epoch and ye
 
 import numpy as np
 
-from flash_lm.data.packing import Row, Rows
+from flash_lm.data.packing import Row
 from flash_lm.data.tokenizers import Tokenizer
 
 _MASKED, _RANDOM = 0.8, 0.1
@@ -42,19 +42,3 @@ class Masking:
         inputs = np.where(chosen & (fate < _MASKED), self._mask, targets)
         inputs = np.where(chosen & (fate >= 1 - _RANDOM), others, inputs).astype(np.int32)
         return row | {"inputs_BxL": inputs, "targets_BxL": targets, "loss_mask_BxL": chosen.astype(np.float32)}
-
-
-class MaskedRows:
-    """Rows of an evaluation: their masks are fixed, whatever the run's seed."""
-
-    def __init__(self, rows: Rows, masking: Masking):
-        """Masks each row when it is asked for."""
-        self._rows, self._masking = rows, masking
-
-    def __len__(self) -> int:
-        """Number of rows."""
-        return len(self._rows)
-
-    def __getitem__(self, row: int) -> Row:
-        """The row-th row, masked."""
-        return self._masking(self._rows[row], row)

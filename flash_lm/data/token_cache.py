@@ -17,7 +17,6 @@ import numpy as np
 from tqdm import tqdm
 
 from flash_lm.config import DataConfig
-from flash_lm.data.corpora import load_corpus
 from flash_lm.data.corpus import SPLITS, WHOLE, Corpus, DocumentStream, Piece
 from flash_lm.data.token_store import TokenStore, encode
 from flash_lm.data.tokenizers import (
@@ -29,6 +28,7 @@ from flash_lm.data.tokenizers import (
     train_sentencepiece,
 )
 from flash_lm.errors import InputError
+from flash_lm.tables import CORPORA
 
 _log = logging.getLogger(__name__)
 Made = TypeVar("Made")
@@ -112,6 +112,16 @@ def load_tokenized(config: DataConfig, own: OwnCorpus | None = None, *, whole: b
 
     splits = _cached(folder, make, lambda folder: _read_splits(folder, names, _dtype(tokenizer)))
     return TokenizedCorpus(corpus.name, corpus.fingerprint, tokenizer, splits, corpus.stream)
+
+
+def load_corpus(config: DataConfig) -> Corpus:
+    """The corpus of text that `config.data` names.
+
+    Raises:
+        InputError: it cannot be had, or there is no text in it.
+    """
+    kind = CORPORA[config.corpus]
+    return kind.load(config, *(config[section] for section in kind.sections))
 
 
 def _key(fingerprint: str, tokenizer: Tokenizer) -> str:

@@ -11,6 +11,7 @@ from flash_lm.inference.fill_in import Filler
 from flash_lm.inference.generation import Generator
 from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.trained_model import TrainedModel, load_model
+from flash_lm.tables import CORPORA, TASKS
 
 # flag -> its type, its default, and what it is
 Flags = dict[str, tuple[type, Any, str]]
@@ -40,14 +41,14 @@ def answer(prompt: str, flags: dict[str, Any]) -> Iterator[str]:
     if set_["samples"] < 1:
         raise InputError(f"--samples={set_['samples']} must be 1 or more")
     trained = load_model(flags["workdir"], dtype=flags["dtype"], mesh_shape=flags["mesh"])
-    masked = trained.config.task == "masked_lm"
+    masked = TASKS[trained.config.task].answers == "fill_in"
     others = (CAUSAL_ONLY.keys() | {field.name for field in dataclasses.fields(Sampling)}) if masked else MASKED_ONLY
     if wrong := sorted(name for name in others if flags[name] is not None):
         kind = "masked" if masked else "causal"
         raise InputError(f"{trained.name} is a {kind} language model, for which --{', --'.join(wrong)} mean nothing")
     if masked:
         return _filled_in(trained, prompt, set_["candidates"], flags["json"])
-    if trained.config.data.corpus == "couplets":
+    if CORPORA[trained.config.data.corpus].answers == "couplets":
         if wrong := [name for name in ("max_tokens", "continuation") if flags[name] is not None]:
             raise InputError(f"a second line is as long as the first, for which --{', --'.join(wrong)} mean nothing")
         return _second_lines(trained, prompt, sampling, flags)

@@ -11,6 +11,7 @@ from flash_lm.errors import InputError
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.inference.trained_model import TrainedModel
+from flash_lm.tables import CORPORA, TASKS
 
 _MOST_CANDIDATES = 1024
 
@@ -38,7 +39,7 @@ class CoupletWriter:
             InputError: the model was trained on something else.
         """
         tokenizer, config = trained.tokenizer, trained.config
-        if config.data.corpus != "couplets" or config.task != "causal_lm":
+        if CORPORA[config.data.corpus].answers != "couplets" or TASKS[config.task].answers != "continue":
             raise InputError(
                 f"{trained.name} was not trained to continue couplets: train a model with configs/couplets.py"
             )

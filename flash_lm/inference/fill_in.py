@@ -13,6 +13,7 @@ from flash_lm.errors import InputError
 from flash_lm.inference.engine import bucket
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.layers.normalizer import undecodable
+from flash_lm.tables import TASKS
 from flash_lm.training.hosts import fetched
 from flash_lm.training.sharding import batch_sharding, rows_that_divide
 from flash_lm.training.state import Params
@@ -55,7 +56,7 @@ class Filler:
         Raises:
             InputError: the model is causal.
         """
-        if trained.config.task != "masked_lm":
+        if TASKS[trained.config.task].answers != "fill_in":
             raise InputError(f"{trained.name} is a causal language model and has no {MASK}: give a prompt to continue")
         self._trained = trained
         self._text_ids = trained.text_ids()

@@ -11,6 +11,7 @@ from flash_lm.errors import InputError
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.inference.trained_model import TrainedModel
+from flash_lm.tables import CORPORA, TASKS
 
 _STREAM_EVERY = 8  # tokens between two pieces of streamed text
 _MOST_TOKENS, _SEEDS = 2**20, 2**32
@@ -58,13 +59,14 @@ class Generator:
         Raises:
             InputError: the model is bidirectional.
         """
-        if trained.config.task != "causal_lm":
+        if TASKS[trained.config.task].answers != "continue":
             raise InputError(
                 f"{trained.name} is a masked language model and cannot continue a text: let it fill in {MASK}s, or "
                 f"train one with --config.task=causal_lm"
             )
-        if (corpus := trained.config.data.corpus) in ("copy", "images"):
-            advice = ": use scripts/generate_images.py" if corpus == "images" else ""
+        corpus = trained.config.data.corpus
+        if (answers := CORPORA[corpus].answers) in (None, "images"):
+            advice = ": use scripts/generate_images.py" if answers == "images" else ""
             raise InputError(f"{trained.name} was trained on {corpus}, and continues no text{advice}")
         self._trained = trained
         allowed_V, end = trained.text_ids(), trained.tokenizer.end

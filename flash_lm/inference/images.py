@@ -7,6 +7,7 @@ from flash_lm.errors import InputError
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.inference.trained_model import TrainedModel
+from flash_lm.tables import CORPORA, TASKS
 
 
 class ImageGenerator:
@@ -22,7 +23,8 @@ class ImageGenerator:
         Raises:
             InputError: the model was trained on something else.
         """
-        if trained.config.data.corpus != "images" or trained.config.task != "causal_lm":
+        config = trained.config
+        if CORPORA[config.data.corpus].answers != "images" or TASKS[config.task].answers != "continue":
             raise InputError(f"{trained.name} was not trained to draw images: train a model with configs/mnist.py")
         self._begin, self._shape = trained.tokenizer.begin, shape
         end, allowed_V = trained.tokenizer.end, trained.text_ids()  # an image ends where it is full

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-from flash_lm.config import EXAMPLES
 from flash_lm.data.corpus import SPLITS, WHOLE
 from flash_lm.data.loading import Splits, load_splits
 from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus
@@ -19,6 +18,7 @@ from flash_lm.errors import InputError
 from flash_lm.inference.trained_model import OF_A_TEXT, TrainedModel, load_model
 from flash_lm.provenance import provenance
 from flash_lm.run_name import RunName, run_name
+from flash_lm.tables import CORPORA, TASKS
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.evaluation import Evaluator, perplexity
 from flash_lm.training.experiment import evaluation_rows
@@ -63,13 +63,13 @@ def evaluate(
     for length in lengths:
         trained.model.abstract.check_length(length)
     model = trained.model.of_rows(packed=data.packed)
-    evaluator = Evaluator(model, corpus.tokenizer, trained.mesh, config.train.loss_chunk)
+    evaluator = Evaluator(model, corpus.tokenizer, trained.mesh, config.train.loss_chunk, TASKS[config.task])
     results = []
     for length in lengths:
         rows = evaluation_rows(config, corpus, split, length)
         with jax.set_mesh(trained.mesh):
             scores = evaluator(trained.params, rows, max(1, data.tokens_per_batch // config.train.accumulate // length))
-        if config.task == "causal_lm" and isinstance(corpus, TokenizedCorpus):
+        if TASKS[config.task].causal and isinstance(corpus, TokenizedCorpus):
             scores |= _of_text(scores["nll"], corpus.splits[split])
         results.append(
             {
@@ -108,11 +108,12 @@ def _load_text(trained: TrainedModel, split: str) -> Splits:
     data = trained.config.data
     raw: Any = run_folder.read_config(trained.run.workdir)
     own_text = all(getattr(data, key) == raw.data[key] for key in OF_A_TEXT)
-    whole = split == WHOLE and data.corpus not in EXAMPLES
+    examples = CORPORA[data.corpus].examples
+    whole = split == WHOLE and not examples
     own = OwnCorpus(trained.tokenizer, trained.facts["corpus"] if own_text else None)
     corpus = load_splits(data, own, whole=whole)
     if split not in corpus.splits:
-        names = [*corpus.splits, *([] if data.corpus in EXAMPLES else [WHOLE])]
+        names = [*corpus.splits, *([] if examples else [WHOLE])]
         raise InputError(f"no split {split}: --split is one of {', '.join(names)}")
     if corpus.tokenizer.fingerprint != trained.tokenizer.fingerprint:
         raise InputError(f"corpus {corpus.name} has tokens of its own, which {trained.name} was not trained on")

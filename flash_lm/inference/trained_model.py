@@ -17,6 +17,7 @@ from flash_lm.data.tokenizers import Tokenizer, load_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.models.family import complete
 from flash_lm.run_name import RunName, run_name
+from flash_lm.tables import CORPORA
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.experiment import vocabulary
 from flash_lm.training.saved import Facts, restore_params
@@ -28,7 +29,6 @@ OF_A_TEXT = ("corpus", "path", "name", "config", "split", "text_column", "stream
 # And those that change how it is read and computed, and no score beyond rounding.
 _HARMLESS = ("data.cache_dir", "data.tokens_per_batch", "model.kernels", "model.quadratic.implementation")
 _HARMLESS += ("model.remat", "model.scan_layers", "train.loss_chunk")
-_READ_A_PATH = ("text", "hf", "couplets", "images")  # of the corpora
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,5 +158,5 @@ def _override(raw: Any, overrides: Sequence[str]) -> None:
             for word in trained
         )
     apply_overrides(raw, list(overrides))
-    if raw.data.corpus not in _READ_A_PATH and any(word.startswith("--config.data.path=") for word in overrides):
+    if not CORPORA[raw.data.corpus].reads_path and any(word.startswith("--config.data.path=") for word in overrides):
         raise InputError(f"data.corpus={raw.data.corpus} reads no data.path: add --config.data.corpus=text")

@@ -11,6 +11,7 @@ from flash_lm.config import Config, parse
 from flash_lm.layers.quadratic_core import QuadraticOptions
 from flash_lm.models.family import complete_config
 from flash_lm.models.flops import training_flops
+from flash_lm.tables import TASKS
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.state import ModelFunction, init_state
 from flash_lm.training.step import make_train_step
@@ -54,7 +55,8 @@ class BareStep:
         tokens = config.data.batch_size * config.data.length
         self.model_flops = training_flops(model.abstract, tokens, config.data.length)
         self._init = lambda: init_state(model, optimizer)
-        step = jax.jit(make_train_step(model, optimizer, config.train, config.seed), donate_argnums=0)
+        step = make_train_step(model, optimizer, config.train, config.seed, TASKS[config.task])
+        step = jax.jit(step, donate_argnums=0)
         start = time.perf_counter()
         traced = step.trace(jax.eval_shape(self._init), jax.eval_shape(self._batch))
         self._compiled = traced.lower().compile()
@@ -84,14 +86,15 @@ class BareStep:
         shape = (data.batch_size, data.length)
         tokens_key, mask_key = jax.random.split(jax.random.key(self.config.seed))
         tokens_BxL = jax.random.randint(tokens_key, shape, 0, self.config.model.vocab_size)
-        masked = self.config.task == "masked_lm"
-        chosen_BxL = jax.random.uniform(mask_key, shape) < (data.mask_rate if masked else 1.0)
+        task = TASKS[self.config.task]
+        share = task.share(*(data[section] for section in task.sections))
+        chosen_BxL = jax.random.uniform(mask_key, shape) < share
         # cuDNN would be given them as an L×L array.
         alone = self.config.model[QuadraticOptions].implementation == "cudnn"
         return {
             "segment_ids_BxL": None if alone else jnp.ones(shape, jnp.int32),
             "inputs_BxL": tokens_BxL,
-            "targets_BxL": tokens_BxL if masked else jnp.roll(tokens_BxL, -1, axis=1),
+            "targets_BxL": jnp.roll(tokens_BxL, -1, axis=1) if task.causal else tokens_BxL,
             "loss_mask_BxL": chosen_BxL.astype(jnp.float32),
             "positions_BxL": jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32)[None], shape),
         }

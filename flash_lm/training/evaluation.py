@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from flash_lm.data.loader import evaluation_batches
 from flash_lm.data.packing import Rows
+from flash_lm.data.tasks import NEXT_TOKEN, Task
 from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.training.sharding import batch_sharding, place, rows_that_divide, share_of
 from flash_lm.training.state import ModelFunction, Params
@@ -20,7 +21,9 @@ _LARGEST_EXPONENT = 709  # exp overflows above it
 class Evaluator:
     """Evaluates parameters of a model; used by the command and during training alike."""
 
-    def __init__(self, model: ModelFunction, tokenizer: Tokenizer, mesh: Mesh, loss_chunk: int):
+    def __init__(
+        self, model: ModelFunction, tokenizer: Tokenizer, mesh: Mesh, loss_chunk: int, task: Task = NEXT_TOKEN
+    ):
         """Compiles nothing before the first call.
 
         Args:
@@ -28,9 +31,10 @@ class Evaluator:
             tokenizer: of the rows.
             mesh: on which the parameters lie.
             loss_chunk: tokens whose logits exist at the same time on a device.
+            task: whose scores they are.
         """
         self._mesh = mesh
-        self._step = jax.jit(make_evaluation_step(model, loss_chunk))
+        self._step = jax.jit(make_evaluation_step(model, loss_chunk, task))
         self._bytes_per_token = np.zeros(model.config.vocab_size, np.int32)
         known = tokenizer.bytes_per_token()
         self._bytes_per_token[: len(known)] = known

@@ -10,9 +10,8 @@ from ml_collections import ConfigDict
 
 from flash_lm.config import Config, parse
 from flash_lm.data.examples import ExampleCorpus
-from flash_lm.data.loader import IndexedBatches
+from flash_lm.data.loader import FixedRows, IndexedBatches, Transform
 from flash_lm.data.loading import ROWS, Splits, load_splits
-from flash_lm.data.masking import MaskedRows, Masking
 from flash_lm.data.packing import Packer, Rows
 from flash_lm.data.share import Share
 from flash_lm.data.streaming import StreamedBatches
@@ -21,6 +20,7 @@ from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
 from flash_lm.models.family import complete
 from flash_lm.ops.logistics import VALUES
+from flash_lm.tables import CORPORA, TASKS
 from flash_lm.training.checkpoint import with_shardings
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.sharding import batch_sharding, check_documents, make_mesh, share_of, state_shardings
@@ -72,7 +72,7 @@ class Experiment(Setup):
             place: where a streamed corpus goes on, from the state of its batches; None: at the beginning.
         """
         config, corpus = self.config, self.corpus
-        settings: dict[str, Any] = {"seed": config.seed, "transform": _masking(config, corpus)}
+        settings: dict[str, Any] = {"seed": config.seed, "transform": _of_task(config, corpus)}
         packer, length = _packer(config), config.data.length
         if corpus.stream:
             buffer = config.data.shuffle_buffer * _MILLION
@@ -87,19 +87,20 @@ class Experiment(Setup):
 
 
 def evaluation_rows(config: Config, corpus: Splits, split: str, length: int) -> Rows:
-    """The packed rows of a split, of `length` tokens; masked ones have fixed masks."""
+    """The packed rows of a split, of `length` tokens, as the task makes them; what it draws is fixed."""
     rows = _packer(config)(corpus.splits[split], length, corpus.tokenizer.begin)
-    masking = _masking(config, corpus)
-    return MaskedRows(rows, masking) if masking else rows
+    transform = _of_task(config, corpus)
+    return FixedRows(rows, transform) if transform else rows
 
 
 def _packer(config: Config) -> Packer:
     return ROWS[config.data.pack]
 
 
-def _masking(config: Config, corpus: Splits) -> Masking | None:
-    masked = config.task == "masked_lm"
-    return Masking(corpus.tokenizer, config.data.mask_rate) if masked else None
+def _of_task(config: Config, corpus: Splits) -> Transform | None:
+    task = TASKS[config.task]
+    options = (config.data[section] for section in task.sections)
+    return task.rows(corpus.tokenizer, config.data, *options) if task.rows else None
 
 
 def vocabulary(config: Config, tokenizer: Tokenizer) -> int:
@@ -108,13 +109,12 @@ def vocabulary(config: Config, tokenizer: Tokenizer) -> int:
     Raises:
         InputError: what is set is too few.
     """
-    needed = tokenizer.vocab_size
-    if config.task == "masked_lm":
-        needed = max(needed, tokenizer.mask + 1)
+    needed = TASKS[config.task].vocabulary(tokenizer)
     vocab_size = config.model.vocab_size or needed
     if vocab_size < needed:
         raise InputError(f"model.vocab_size={vocab_size} is smaller than the tokenizer's {needed}: leave it open")
-    if config.model.head == "logistics" and (config.data.corpus != "images" or vocab_size != needed):
+    values = CORPORA[config.data.corpus].ends_in_values and vocab_size == needed
+    if config.model.head == "logistics" and not values:
         raise InputError(
             "model.head=logistics is of images, whose values are the last words, and here are data.corpus="
             f"{config.data.corpus} and model.vocab_size={vocab_size}: take data.corpus=images, with vocab_size open"

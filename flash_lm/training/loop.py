@@ -13,6 +13,7 @@ from flash_lm.data.loader import Batch
 from flash_lm.data.packing import Rows, empty_row
 from flash_lm.errors import InputError, RunError
 from flash_lm.provenance import joined, provenance
+from flash_lm.tables import TASKS
 from flash_lm.training import saved
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import Checkpoints
@@ -69,7 +70,9 @@ def _train(config: ConfigDict, workdir: pathlib.Path, should_stop, profile: Span
     check_same(config=config.to_dict(), corpus=corpus.fingerprint, tokenizer=corpus.tokenizer.fingerprint)
     validation = experiment.evaluation_rows("validation")
     if not any(validation[i]["loss_mask_BxL"].any() for i in range(len(validation))):
-        raise InputError("no token of the validation split is to be predicted: give more text, or raise data.mask_rate")
+        raise InputError(
+            "no token of the validation split is to be predicted: give more text, or raise data.masking.rate"
+        )
     with contextlib.ExitStack() as stack:
         stack.enter_context(locked(workdir))
         run_folder.check_config(workdir, config)  # again, and what follows: another process may just have left
@@ -110,7 +113,11 @@ class _Loop:
         self.step = int(self.state.step)
         self.batches = experiment.training_batches(self.share, self.step, start.place)
         self.evaluator = Evaluator(
-            experiment.model, experiment.corpus.tokenizer, experiment.mesh, self.config.train.loss_chunk
+            experiment.model,
+            experiment.corpus.tokenizer,
+            experiment.mesh,
+            self.config.train.loss_chunk,
+            TASKS[self.config.task],
         )
         self.validation_rows = validation_rows
         self.compiled_step = compile_step(experiment)
@@ -253,7 +260,7 @@ class _Loop:
 def compile_step(setup: Setup) -> Callable:
     """The train step, compiled for a setup's shapes and shardings; the state is donated."""
     config = setup.config
-    step = make_train_step(setup.model, setup.optimizer, config.train, config.seed)
+    step = make_train_step(setup.model, setup.optimizer, config.train, config.seed, TASKS[config.task])
     sharding = batch_sharding(setup.mesh)
     shape = (config.data.batch_size, config.data.length)
     row = empty_row(config.data.length)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from flash_lm.config import TrainConfig
+from flash_lm.data.tasks import NEXT_TOKEN, Task
 from flash_lm.models.heads import Head
 from flash_lm.training.optimizer import learning_rate
 from flash_lm.training.sharding import batch_parts
@@ -18,7 +19,11 @@ Metrics = dict[str, jax.Array]
 
 
 def make_train_step(
-    model: ModelFunction, optimizer: optax.GradientTransformation, config: TrainConfig, seed: int
+    model: ModelFunction,
+    optimizer: optax.GradientTransformation,
+    config: TrainConfig,
+    seed: int,
+    task: Task = NEXT_TOKEN,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """One update: the mean loss over the batch's targets, its gradient, clipping, the optimizer.
 
@@ -31,12 +36,13 @@ def make_train_step(
         optimizer: of `make_optimizer`.
         config: number of microbatches, tokens of a slice of the loss, learning rate.
         seed: of dropout.
+        task: whose loss it is.
 
     Returns:
         A function (state, batch) -> (state, metrics); metrics are loss (nats a target), grad_norm, learning_rate,
         tokens (targets in the batch), and whether the step was finite.
     """
-    rate, gradients_of = learning_rate(config), make_gradients(model, config, seed)
+    rate, gradients_of = learning_rate(config), make_gradients(model, config, seed, task)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         total, gradients = gradients_of(state.params, state.step, batch)
@@ -61,13 +67,13 @@ def make_train_step(
 
 
 def make_gradients(
-    model: ModelFunction, config: TrainConfig, seed: int
+    model: ModelFunction, config: TrainConfig, seed: int, task: Task = NEXT_TOKEN
 ) -> Callable[[Params, jax.Array, Batch], tuple[jax.Array, Params]]:
     """A function (params, step, batch) -> the sum of the loss over the batch's targets (nats), and its gradient."""
 
     def loss_sum(params: Params, batch: Batch, key: jax.Array) -> jax.Array:
         head, predictions = _predictions(model, params, batch, config.loss_chunk, key)
-        return head.nll(*predictions)
+        return task.loss(head, *predictions)
 
     def gradients_of(params: Params, step: jax.Array, batch: Batch) -> tuple[jax.Array, Params]:
         if config.accumulate == 1:
@@ -100,12 +106,12 @@ def microbatches(batch: Batch, count: int, seed: int, step: jax.Array) -> tuple[
 
 
 def make_evaluation_step(
-    model: ModelFunction, loss_chunk: int
+    model: ModelFunction, loss_chunk: int, task: Task = NEXT_TOKEN
 ) -> Callable[[Params, Batch, jax.Array], dict[str, jax.Array]]:
     """Sums over one batch, to be added over batches, so that no figure depends on the batch size.
 
     Returns:
-        A function (params, batch, bytes_per_token_V) -> the head's scores, nll (nats) and perhaps hits (targets that
+        A function (params, batch, bytes_per_token_V) -> the task's scores, nll (nats) and perhaps hits (targets that
         are the likeliest token), and tokens and bytes of the batch's targets.
     """
 
@@ -113,7 +119,7 @@ def make_evaluation_step(
         mask_BxL = batch["loss_mask_BxL"]
         bytes_BxL = bytes_per_token_V[batch["targets_BxL"]].astype(jnp.float32) * mask_BxL
         head, predictions = _predictions(model, params, batch, loss_chunk, None)
-        return head.scores(*predictions) | {"tokens": mask_BxL.sum(), "bytes": bytes_BxL.sum()}
+        return task.scores(head, *predictions) | {"tokens": mask_BxL.sum(), "bytes": bytes_BxL.sum()}
 
     return step
 

@@ -16,9 +16,8 @@ from small import documents, small_config
 
 from flash_lm.config import parse
 from flash_lm.data import hub, hugging_face
-from flash_lm.data.corpora import load_corpus
 from flash_lm.data.corpus import SPLITS
-from flash_lm.data.token_cache import load_tokenized
+from flash_lm.data.token_cache import load_corpus, load_tokenized
 from flash_lm.errors import InputError
 
 ROWS = [f"document {i}, ünd\nits second line {'x' * (i % 7)}\n" for i in range(60)]

@@ -7,8 +7,8 @@ import pytest
 from small import write_corpus
 
 from flash_lm.data.corpus import cut
-from flash_lm.data.loader import IndexedBatches
-from flash_lm.data.masking import MaskedRows, Masking
+from flash_lm.data.loader import FixedRows, IndexedBatches
+from flash_lm.data.masking import Masking
 from flash_lm.data.packing import PACKERS, empty_row
 from flash_lm.data.share import Share, whole_batch
 from flash_lm.data.token_store import encode_in_memory
@@ -101,7 +101,7 @@ def test_masks_do_not_depend_on_hosts_or_on_where_one_resumes(rows, hosts):
 
 
 def test_masks_of_an_evaluation_are_fixed(rows):
-    first, second = (MaskedRows(rows, Masking(BYTES, 0.15)) for _ in range(2))
+    first, second = (FixedRows(rows, Masking(BYTES, 0.15)) for _ in range(2))
     assert len(first) == len(rows)
     masks = [first[i]["loss_mask_BxL"].tobytes() for i in range(len(rows))]
     assert masks == [second[i]["loss_mask_BxL"].tobytes() for i in range(len(rows))]

@@ -13,7 +13,7 @@ import pytest
 from small import ROOT, small_config, write_corpus
 
 from flash_lm.config import parse
-from flash_lm.data import corpora, text_files, token_cache
+from flash_lm.data import text_files, token_cache
 from flash_lm.data.token_cache import load_tokenized
 from flash_lm.errors import InputError
 
@@ -27,7 +27,7 @@ def test_the_tokens_are_the_documents(config, monkeypatch):
     monkeypatch.setattr(text_files, "_BLOCK", 64)  # documents of several pieces
     monkeypatch.setattr(token_cache, "_BATCH_BYTES", 200)
     tokenized = load_tokenized(config)
-    corpus, tokenizer = corpora.load_corpus(config), tokenized.tokenizer
+    corpus, tokenizer = token_cache.load_corpus(config), tokenized.tokenizer
     for split, store in tokenized.splits.items():
         pieces = list(corpus.pieces(split))
         texts = [tokenizer.decode(store.tokens[a:b].tolist()) for a, b in itertools.pairwise(store.starts)]

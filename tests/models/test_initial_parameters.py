@@ -50,7 +50,7 @@ def test_starting_values():
 @pytest.mark.parametrize(("family", "init"), [("flash", "lecun"), ("mc_tfm", "lecun"), ("mc_tfm", "normal")])
 def test_scores_of_the_linear_part_start_divided_by_the_root_of_their_width(family, init):
     """As those of the quadratic part are by their equation: γ_q γ_k = 1/√K. A GAU has the paper's with `normal`."""
-    width = WIDE["shared_dim"]  # of a GAU's queries and of a head's
+    width = WIDE["gau.shared_dim"]  # of a GAU's queries and of a head's
     scales = [value for name, value in parameters(family=family, init=init).items() if "variants/scale" in name]
     for scale in scales:
         local, linear = np.split(scale, 2, axis=1)

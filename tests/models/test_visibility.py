@@ -47,7 +47,7 @@ def test_influence_with_overlapping_chunks(causal, segment_ids):
     influence = case(
         "flash", causal, **{"chunks.overlapping": True, "chunks.global_attention": False}, num_layers=1
     ).influence(segment_ids)
-    chunk = np.arange(LENGTH) // SHAPE["chunk_size"]
+    chunk = np.arange(LENGTH) // SHAPE["chunks.size"]
     # A layer has two units, each of which reaches one chunk further.
     assert (influence[:, np.abs(chunk[:, None] - chunk) > 2] == 0).all()
     assert_only_where_visible(

@@ -305,7 +305,7 @@ def test_a_masked_validation_split_without_a_mask_is_refused(config, tmp_path):
         (tmp_path / f"{split}.jsonl").write_text(json.dumps({"text": text}) + "\n")
     config = config.copy_and_resolve_references()
     config.task = "masked_lm"
-    config.data.update(corpus="hf", path=str(tmp_path), mask_rate=0.01)
+    config.data.update(corpus="hf", path=str(tmp_path), masking={"rate": 0.01})
     with pytest.raises(InputError, match="no token of the validation split is to be predicted"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -316,7 +316,7 @@ def test_a_run_of_an_older_version_goes_on(config, finished, tmp_path):
     train(config, tmp_path / "run", should_stop=stop_at(5))
     path = tmp_path / "run" / "config.json"
     values = json.loads(path.read_text())
-    for group, key in [("data", "name"), ("data", "mask_rate"), ("train", "clip_mode"), ("train", "boundaries")]:
+    for group, key in [("data", "name"), ("data", "masking"), ("train", "clip_mode"), ("train", "boundaries")]:
         del values[group][key]
     path.write_text(json.dumps(values))
     for path in (tmp_path / "run" / "checkpoints").glob("*/facts/metadata"):

@@ -11,10 +11,11 @@ import pytest
 
 from configs.base import get_config
 from flash_lm.analysis.collectives import collectives
-from flash_lm.config import TASKS, parse
+from flash_lm.config import parse
 from flash_lm.data.share import whole_batch
 from flash_lm.models.family import FAMILIES, complete
 from flash_lm.run_name import run_name
+from flash_lm.tables import TASKS
 from flash_lm.training.checkpoint import Checkpoints, with_shardings
 from flash_lm.training.optimizer import OPTIMIZERS, make_optimizer
 from flash_lm.training.saved import restore

@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from small import small_config, write_corpus
+from small import flat, small_config, write_corpus
 
 from flash_lm.config import filled
 from flash_lm.data import hugging_face, streaming, token_cache
@@ -90,7 +90,7 @@ def test_a_resumed_run_may_change_what_changes_rounding(config, finished, half, 
     assert max(found) == (12, "validation") and (6, "train") in found and (7, "train") not in found
     assert (run / "config.json").read_bytes() == before
     now = run_folder.read_config(run)
-    told = {key: now[key.split(".")[0]][key.split(".")[1]] for key in HARMLESS}
+    told = {key: flat(now.to_dict())[key] for key in HARMLESS}
     assert told == HARMLESS | {"model.quadratic.implementation": "blocked"}  # which the family does not use
     assert now.data.path == other.data.path and now.train.learning_rate == config.train.learning_rate
 

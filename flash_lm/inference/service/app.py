@@ -29,6 +29,7 @@ from flash_lm.inference.service.requests import (
 )
 from flash_lm.inference.service.scheduler import BusyError, ClosedError, FailedError
 from flash_lm.inference.trained_model import TrainedModel
+from flash_lm.tables import CORPORA, TASKS
 
 Answer = TypeVar("Answer")
 
@@ -67,7 +68,8 @@ def follow(trained: TrainedModel, limits: Limits) -> None:
 
 
 def _service(trained: TrainedModel, limits: Limits, metrics: Metrics) -> TextService | CoupletService | FillInService:
-    masked, couplets = trained.config.task == "masked_lm", trained.config.data.corpus == "couplets"
+    masked = TASKS[trained.config.task].answers == "fill_in"
+    couplets = CORPORA[trained.config.data.corpus].answers == "couplets"
     kind = FillInService if masked else CoupletService if couplets else TextService
     return kind(trained, limits, metrics)
 

@@ -1,0 +1,99 @@
+"""The table of corpora: what each is, and how it is had. What a corpus needs is imported when it is loaded."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+from flash_lm.config import DataConfig
+from flash_lm.tables import CORPORA
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusKind:
+    """A row.
+
+    Attributes:
+        load: of text: a function of `config.data` and each section that gives a `data.corpus.Corpus`. Of examples: of
+            `config.data`, what a run knows of its own, and each section, that gives a `data.examples.ExampleCorpus`.
+        examples: whether each row is an example with tokens of its own; else it is text, to be tokenised and packed.
+        answers: what generate and serve let a causal model of it do; None: nothing.
+        reads_path: whether data.path means something.
+        ends_in_values: whether the last words of its vocabulary are the 256 values of a byte.
+        sections: of keys, in `config.data`.
+        problems: sentences on a config that names it.
+    """
+
+    load: Callable[..., Any]
+    examples: bool = False
+    answers: Literal["text", "couplets", "images"] | None = "text"
+    reads_path: bool = True
+    ends_in_values: bool = False
+    sections: tuple[type, ...] = ()
+    problems: Callable[[DataConfig], list[str]] = lambda config: []
+
+
+def register_corpus(name: str, row: CorpusKind) -> None:
+    """Adds a row to the table of corpora, for `data.corpus`."""
+    CORPORA.register(name, row)
+
+
+def _stdlib(config: DataConfig) -> Any:
+    from flash_lm.data.text_files import stdlib  # noqa: PLC0415 (as all of these: slow to import)
+
+    return stdlib(config)
+
+
+def _text_files(config: DataConfig) -> Any:
+    from flash_lm.data.text_files import text_files  # noqa: PLC0415
+
+    return text_files(config)
+
+
+def _hugging_face(config: DataConfig) -> Any:
+    from flash_lm.data.hugging_face import hugging_face  # noqa: PLC0415
+
+    return hugging_face(config)
+
+
+def _copying(config: DataConfig, own: Any) -> Any:
+    from flash_lm.data.copying import copying  # noqa: PLC0415
+
+    return copying()
+
+
+def _couplets(config: DataConfig, own: Any) -> Any:
+    from flash_lm.data.couplets import couplets  # noqa: PLC0415
+
+    return couplets(config, own.tokenizer if own else None)
+
+
+def _images(config: DataConfig, own: Any) -> Any:
+    from flash_lm.data.images import images  # noqa: PLC0415
+
+    return images(config)
+
+
+def _needs_path(what: str) -> Callable[[DataConfig], list[str]]:
+    def problems(config: DataConfig) -> list[str]:
+        return [] if config.path else [f"data.corpus={config.corpus} needs data.path, {what}: set --config.data.path"]
+
+    return problems
+
+
+def _needs_one_place(config: DataConfig) -> list[str]:
+    if bool(config.path) != bool(config.name):
+        return []
+    return [
+        f"data.corpus={config.corpus} needs either data.name, a data set on the hub, or data.path, local files, "
+        f"and here are data.name={config.name} and data.path={config.path}: set one, and leave the other empty"
+    ]
+
+
+register_corpus("stdlib", CorpusKind(_stdlib, reads_path=False))
+register_corpus("text", CorpusKind(_text_files, problems=_needs_path("a file or a glob")))
+register_corpus("hf", CorpusKind(_hugging_face, problems=_needs_one_place))
+register_corpus("copy", CorpusKind(_copying, examples=True, answers=None, reads_path=False))
+register_corpus("couplets", CorpusKind(_couplets, examples=True, answers="couplets", problems=_needs_path("a folder")))
+register_corpus(
+    "images", CorpusKind(_images, examples=True, answers="images", ends_in_values=True, problems=_needs_one_place)
+)

@@ -1,0 +1,87 @@
+"""The table of tasks: how packed rows become what is to be predicted, by which attention, and how that is scored."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+from flash_lm.config import DataConfig
+from flash_lm.schema import key, section
+from flash_lm.tables import TASKS
+
+
+def _of_tokenizer(tokenizer: Any) -> int:
+    return tokenizer.vocab_size
+
+
+def _nll(head: Any, *predictions: Any) -> Any:
+    return head.nll(*predictions)
+
+
+def _scores(head: Any, *predictions: Any) -> Any:
+    return head.scores(*predictions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A row.
+
+    Attributes:
+        causal: whether a token sees none after it.
+        answers: what generate and serve let its models do: continue a prompt, or fill in masks.
+        rows: of the tokenizer, `config.data` and each section, makes what turns a packed row, and numbers to draw from,
+            into one with the task's inputs, targets and weights (`loss_mask_BxL`). None: rows stay as they are, and
+            each token is to be predicted from those before it.
+        vocabulary: words that a model needs, of the tokenizer.
+        of_examples: whether its rows may be examples.
+        loss: sum over the targets, of a head and what its `nll` takes.
+        scores: sums over the targets, of the same; nll and perhaps hits.
+        share: of the tokens that are targets, of each section; for benchmarks, which have no tokenizer.
+        sections: of keys, in `config.data`.
+    """
+
+    causal: bool
+    answers: Literal["continue", "fill_in"]
+    rows: Callable[..., Any] | None = None
+    vocabulary: Callable[[Any], int] = _of_tokenizer
+    of_examples: bool = True
+    loss: Callable[..., Any] = _nll
+    scores: Callable[..., Any] = _scores
+    share: Callable[..., float] = lambda *sections: 1.0
+    sections: tuple[type, ...] = ()
+
+
+def register_task(name: str, row: Task) -> None:
+    """Adds a row to the table of tasks, for `task`."""
+    TASKS.register(name, row)
+
+
+@section("data.masking")
+class MaskingOptions:
+    """Of masked language modelling."""
+
+    rate: float = key(
+        0.15,
+        "share of the tokens that are to be predicted",
+        lambda x: None if 0 < x < 1 else "more than 0 and less than 1",
+        before=0.15,
+    )
+
+
+def _masked_rows(tokenizer: Any, config: DataConfig, options: MaskingOptions) -> Any:
+    from flash_lm.data.masking import Masking  # noqa: PLC0415 (imports the tokenizers)
+
+    return Masking(tokenizer, options.rate)
+
+
+NEXT_TOKEN = Task(causal=True, answers="continue")
+MASKED = Task(
+    causal=False,
+    answers="fill_in",
+    rows=_masked_rows,
+    vocabulary=lambda tokenizer: max(tokenizer.vocab_size, tokenizer.mask + 1),
+    of_examples=False,
+    share=lambda options: options.rate,
+    sections=(MaskingOptions,),
+)
+register_task("causal_lm", NEXT_TOKEN)
+register_task("masked_lm", MASKED)

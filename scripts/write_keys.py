@@ -1,0 +1,75 @@
+"""Writes docs/keys.md: every key with its default, its unit, and who reads it.
+
+python scripts/write_keys.py [--config.plugins=my_package.families --out=keys.md]
+"""
+
+import argparse
+import itertools
+import pathlib
+
+from flash_lm import schema
+from flash_lm.command import run, words_of
+from flash_lm.config import Config
+from flash_lm.plugins import import_plugins
+from flash_lm.tables import CORPORA, FAMILIES, OPTIMIZERS, TASKS
+
+_PAGE = pathlib.Path(__file__).parent.parent / "docs" / "keys.md"
+_HEAD = """# Keys
+
+Written by `scripts/write_keys.py` from the declarations in the code. `--config.KEY=VALUE` sets one on the command line.
+An open key is filled in by the place that its line names. A key that a family does not read changes nothing for it, and
+whoever sets it on the command line is told so.
+"""
+
+
+def readers() -> dict[str, list[str]]:
+    """Rows by the key that they read and others may not."""
+    found: dict[str, list[str]] = {}
+    for family, row in FAMILIES.items():
+        for name in row.reads():
+            found.setdefault(name, []).append(family)
+    names = {kind: name for name, kind in schema.SECTIONS.items()}
+    others = [(name, row) for table in (TASKS, CORPORA, OPTIMIZERS) for name, row in table.items()]
+    for name, kind in ((name, kind) for name, row in others for kind in row.sections):
+        for one in schema.keys(kind, f"{names[kind]}."):
+            found.setdefault(one.name, []).append(name)
+    return found
+
+
+def page() -> str:
+    """The whole of it."""
+    who, text = readers(), [_HEAD]
+    for group, keys in itertools.groupby(schema.keys(Config), lambda one: one.name.rpartition(".")[0]):
+        about = (schema.SECTIONS[group].__doc__ or "").strip().splitlines()[0] if group in schema.SECTIONS else ""
+        text += [f"\n## {f'`{group}`' if group else 'Of the whole'}\n"]
+        text += [f"{about}\n"] if about and not about.startswith(f"{schema.SECTIONS[group].__name__}(") else []
+        text += ["| key | type | default | | read by |", "|---|---|---|---|---|"]
+        for one in keys:
+            default = "open" if one.default is None else f"`{_short(one.default)}`"
+            told = ", ".join(f"`{name}`" for name in who.get(one.name, ())) or _others(one.name)
+            unit = one.about["unit"].replace("|", "\\|")
+            text.append(f"| `{one.name.rpartition('.')[2]}` | {one.kind.__name__} | {default} | {unit} | {told} |")
+    return "\n".join(text) + "\n"
+
+
+def _short(default: object) -> str:
+    text = f"{default}"
+    return "…" if len(text) > 60 else text
+
+
+def _others(name: str) -> str:
+    return "`model.head=logistics`" if name.startswith("model.logistics.") else "all"
+
+
+def main(argv: list[str]) -> None:
+    """Writes the page."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--config.plugins", dest="plugins", default="", help="modules whose keys are to be in it")
+    parser.add_argument("--out", type=pathlib.Path, default=_PAGE)
+    arguments = parser.parse_args(argv)
+    import_plugins(words_of(arguments.plugins))
+    arguments.out.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run(main)
