@@ -7,7 +7,7 @@ The table has 1.180 bits a character, and 1.154 with --config.model.num_layers=2
 
 from ml_collections import ConfigDict
 
-from configs import transformer_enwik8
+from flash_lm.configs import transformer_enwik8
 
 
 def get_config() -> ConfigDict:

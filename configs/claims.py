@@ -10,7 +10,7 @@ configs/studies/ has those of FLASH's divisor and positions, and of AFT.
 
 from ml_collections import ConfigDict
 
-from configs import quickstart
+from flash_lm.configs import quickstart
 
 SEEDS = (0, 1, 2)
 _ROWS_OF_4096 = {"model.max_length": 4096, "data.tokens_per_batch": 4096, "train.steps": 250, "train.warmup_steps": 25}

@@ -11,7 +11,7 @@ AFT-local reaches the symbol that is to be copied.
 
 from ml_collections import ConfigDict
 
-from configs import base
+from flash_lm.configs import base
 
 FAMILIES = ("transformer", "linear_transformer", "flash", "aft_local", "aft_simple")
 

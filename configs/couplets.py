@@ -11,7 +11,7 @@ model.max_length. A sweep trains the linear, the softmax and the FLASH one. The 
 
 from ml_collections import ConfigDict
 
-from configs import base
+from flash_lm.configs import base
 
 FAMILIES = ("linear_transformer", "transformer", "flash")
 

@@ -10,7 +10,7 @@ The other families of the paper's tables start from this file, so that all see t
 
 from ml_collections import ConfigDict
 
-from configs import base
+from flash_lm.configs import base
 
 
 def get_config() -> ConfigDict:

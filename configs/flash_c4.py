@@ -8,7 +8,7 @@ paper's norm for masked models, ScaleNorm, follows from the task.
 
 from ml_collections import ConfigDict
 
-from configs import flash_base
+from flash_lm.configs import flash_base
 
 
 def get_config() -> ConfigDict:

@@ -5,7 +5,7 @@ python -m flash_lm.train --config=configs/flash_enwik8.py --config.data.path=enw
 
 from ml_collections import ConfigDict
 
-from configs import transformer_enwik8
+from flash_lm.configs import transformer_enwik8
 
 
 def get_config() -> ConfigDict:

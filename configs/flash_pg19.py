@@ -7,7 +7,7 @@ The paper gives perplexity a word, at lengths of 512 to 8192: `flash_lm.evaluate
 
 from ml_collections import ConfigDict
 
-from configs import flash_base
+from flash_lm.configs import flash_base
 
 
 def get_config() -> ConfigDict:

@@ -9,7 +9,7 @@ The corpus has <unk> for rare words, as the table's has; the raw one is --config
 
 from ml_collections import ConfigDict
 
-from configs import flash_base
+from flash_lm.configs import flash_base
 
 
 def get_config() -> ConfigDict:

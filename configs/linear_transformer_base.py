@@ -5,7 +5,7 @@ python -m flash_lm.train --config=configs/linear_transformer_base.py
 
 from ml_collections import ConfigDict
 
-from configs import flash_base
+from flash_lm.configs import flash_base
 
 
 def get_config() -> ConfigDict:

@@ -10,7 +10,7 @@ The paper's: 8 layers, 8 heads, width 256, RAdam 1e-4, 250 epochs in batches of 
 
 from ml_collections import ConfigDict
 
-from configs import base
+from flash_lm.configs import base
 
 _IMAGES, _BATCH, _EPOCHS = 55_000, 10, 250
 

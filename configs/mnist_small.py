@@ -5,7 +5,7 @@ python -m flash_lm.train --config=configs/mnist_small.py --config.data.path=$DAT
 
 from ml_collections import ConfigDict
 
-from configs import mnist
+from flash_lm.configs import mnist
 
 
 def get_config() -> ConfigDict:

@@ -7,7 +7,7 @@
 
 from ml_collections import ConfigDict
 
-from configs import base
+from flash_lm.configs import base
 
 
 def get_config() -> ConfigDict:

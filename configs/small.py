@@ -5,7 +5,7 @@ python -m flash_lm.train --config=configs/small.py --config.model.family=flash_q
 
 from ml_collections import ConfigDict
 
-from configs import quickstart
+from flash_lm.configs import quickstart
 
 
 def get_config() -> ConfigDict:

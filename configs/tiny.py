@@ -5,7 +5,7 @@ python scripts/benchmark_step_time.py --size=tiny --out=/tmp/steps
 
 from ml_collections import ConfigDict
 
-from configs import quickstart
+from flash_lm.configs import quickstart
 
 
 def get_config() -> ConfigDict:

@@ -10,7 +10,7 @@ order are ours.
 
 from ml_collections import ConfigDict
 
-from configs import base
+from flash_lm.configs import base
 
 
 def get_config() -> ConfigDict:

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import difflib
 import errno
 import importlib.util
 import logging
@@ -23,6 +24,7 @@ from flash_lm.plugins import import_plugins
 from flash_lm.schema import unknown_key
 
 _log = logging.getLogger(__name__)
+_CONFIGS = pathlib.Path(__file__).parent / "configs"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_NAME = {errno.ENAMETOOLONG, errno.ELOOP}
 _THP = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -78,12 +80,20 @@ def _use_huge_pages() -> None:
 def load_module(path: str) -> types.ModuleType:
     """Runs a config file.
 
+    Args:
+        path: of a file, or a name of one of the project's, such as quickstart or tables/c4.
+
     Raises:
         InputError: there is none, or it defines no get_config().
     """
     file = pathlib.Path(path)
+    if not file.is_file() and file.suffix != ".py":
+        file = _CONFIGS / f"{path}.py"
     if not file.is_file():
-        raise InputError(f"no config file {path}: configs/ holds those of the project")
+        names = sorted(str(x.relative_to(_CONFIGS).with_suffix("")) for x in _CONFIGS.glob("**/[!_]*.py"))
+        near = difflib.get_close_matches(str(pathlib.Path(path).with_suffix("")).removeprefix("configs/"), names, n=1)
+        advice = f"did you mean {near[0]}?" if near else f"give a file, or one of {', '.join(names)}"
+        raise InputError(f"no config {path}: {advice}")
     spec = importlib.util.spec_from_file_location(f"flash_lm_config_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise InputError(f"{path} is no Python file: give one that defines get_config()")

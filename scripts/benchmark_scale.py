@@ -16,10 +16,10 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from configs.tables import gau_mhsa
 from flash_lm.analysis.collectives import collectives
 from flash_lm.command import load_config, mesh_shapes, positive, run, words_of
 from flash_lm.config import parse
+from flash_lm.configs.tables import gau_mhsa
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.models.family import complete_config

@@ -9,7 +9,7 @@ import sys
 import jax
 from ml_collections import ConfigDict
 
-from configs.base import get_config
+from flash_lm.configs.base import get_config
 
 ROOT = pathlib.Path(__file__).parent.parent
 _WORDS = [

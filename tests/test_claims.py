@@ -10,9 +10,9 @@ import tomllib
 import pytest
 from test_scripts import load
 
-from configs import claims as books
-from configs.studies import aft, flash
 from flash_lm.config import parse
+from flash_lm.configs import claims as books
+from flash_lm.configs.studies import aft, flash
 from flash_lm.errors import InputError
 from flash_lm.models.family import complete_config
 from flash_lm.study import changed

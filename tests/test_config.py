@@ -10,9 +10,9 @@ from ml_collections import ConfigDict
 from oracles import families
 from oracles.sizes import parameters
 
-from configs.base import get_config
 from flash_lm.command import apply_overrides, load_config, mesh_shapes, whole_numbers
 from flash_lm.config import parse, parse_model, upgrade
+from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.models.family import FAMILIES, complete
 from flash_lm.study import grid_runs

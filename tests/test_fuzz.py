@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from configs import base
 from flash_lm import evaluate, generate, train
 from flash_lm.command import load_config, run
 from flash_lm.config import parse
+from flash_lm.configs import base
 from flash_lm.errors import InputError
 from flash_lm.models.family import FAMILIES, complete_config
 from flash_lm.training import loop

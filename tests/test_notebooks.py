@@ -7,6 +7,7 @@ import matplotlib as mpl
 import pytest
 from small import as_overrides, small_config, write_corpus
 
+from flash_lm import schema
 from flash_lm.models.family import FAMILIES
 
 NOTEBOOKS = pathlib.Path(__file__).parent.parent / "notebooks"
@@ -35,7 +36,8 @@ def settings(tmp_path: pathlib.Path) -> dict:
 @pytest.mark.parametrize("name", sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb")))
 def test_notebook(name, tmp_path, monkeypatch):
     monkeypatch.chdir(NOTEBOOKS.parent)
-    monkeypatch.setitem(FAMILIES, "cosformer", None)  # so that it is gone again at the end
+    monkeypatch.setitem(FAMILIES, "cosformer", None)  # so that they are gone again at the end
+    monkeypatch.setattr(schema, "SECTIONS", dict(schema.SECTIONS))
     mpl.use("Agg")
     given = settings(tmp_path)[name] | {"OUT": str(tmp_path / "runs")}
     cells = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text())["cells"]

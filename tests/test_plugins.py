@@ -10,10 +10,10 @@ import sys
 import pytest
 from small import as_overrides, command, finish, small_config
 
-from configs.base import get_config
 from flash_lm import schema
 from flash_lm.command import load_config
 from flash_lm.config import parse
+from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.jsonl import read_jsonl
 from flash_lm.plugins import import_plugins
@@ -79,7 +79,7 @@ def test_nothing_is_run_out_of_a_workdir(run, tmp_path):
 
 def test_a_config_from_before_the_import_gets_the_new_keys(undone, tmp_path):
     (tmp_path / "mine.py").write_text(
-        "from configs import base\n\ndef get_config():\n    config = base.get_config()\n"
+        "from flash_lm.configs import base\n\ndef get_config():\n    config = base.get_config()\n"
         "    config.plugins = ('outside',)\n    config.model.family = 'powers'\n    return config\n"
     )
     config = load_config(str(tmp_path / "mine.py"), ["--config.model.powers.power=5"])

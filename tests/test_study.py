@@ -7,9 +7,9 @@ import pathlib
 import pytest
 from small import as_overrides, small_config, write_corpus
 
-from configs import flash_base, quickstart
 from flash_lm import study, sweep
 from flash_lm.command import load_module
+from flash_lm.configs import flash_base, quickstart
 from flash_lm.errors import InputError, RunError
 from flash_lm.jsonl import append_jsonl, read_jsonl
 from flash_lm.study import check_runs, grid_runs, run_study

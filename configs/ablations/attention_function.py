@@ -7,7 +7,7 @@ python -m flash_lm.sweep --config=configs/ablations/attention_function.py
 
 from ml_collections import ConfigDict
 
-from configs import quickstart
+from flash_lm.configs import quickstart
 
 FUNCTIONS = ("relu2", "softmax", "laplace")
 

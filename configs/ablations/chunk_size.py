@@ -5,7 +5,7 @@ python -m flash_lm.sweep --config=configs/ablations/chunk_size.py
 
 from ml_collections import ConfigDict
 
-from configs import quickstart
+from flash_lm.configs import quickstart
 
 SIZES = (32, 64, 128, 256, 512)
 

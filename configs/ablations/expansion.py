@@ -5,7 +5,7 @@ python -m flash_lm.sweep --config=configs/ablations/expansion.py
 
 from ml_collections import ConfigDict
 
-from configs import quickstart
+from flash_lm.configs import quickstart
 
 EXPANSIONS = (1, 2, 3)
 

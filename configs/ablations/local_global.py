@@ -8,7 +8,7 @@ part to matter more, and both together best.
 
 from ml_collections import ConfigDict
 
-from configs import quickstart
+from flash_lm.configs import quickstart
 
 
 def get_config() -> ConfigDict:

@@ -7,7 +7,7 @@ The paper: from FLASH-Quad to FLASH far less is lost than from Transformer++ to 
 
 from ml_collections import ConfigDict
 
-from configs import quickstart
+from flash_lm.configs import quickstart
 
 FAMILIES = ("flash_quad", "flash", "transformer_plus_plus", "mc_tfm")
 

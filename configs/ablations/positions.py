@@ -5,7 +5,7 @@ python -m flash_lm.sweep --config=configs/ablations/positions.py
 
 from ml_collections import ConfigDict
 
-from configs import quickstart
+from flash_lm.configs import quickstart
 
 # name -> absolute, rotary, relative
 ENCODINGS = {

@@ -12,7 +12,7 @@ corpus (wiki).
 
 from ml_collections import ConfigDict
 
-from configs import claims
+from flash_lm.configs import claims
 
 SEEDS = claims.SEEDS[:2]
 RUNS = {

@@ -20,7 +20,7 @@ other's with every seed.
 
 from ml_collections import ConfigDict
 
-from configs import claims
+from flash_lm.configs import claims
 
 FAMILIES = ("flash", "flash_quad")
 

@@ -1,6 +1,6 @@
 """What the tables of FLASH have in common: families at 512 … 8192 tokens, each beside Transformer++ at its length."""
 
-from configs.tables._small_scale import shrunk_length
+from flash_lm.configs.tables._small_scale import shrunk_length
 
 FAMILIES = {
     "paper": ("transformer", "transformer_plus", "transformer_plus_plus", "flash_quad", "flash"),

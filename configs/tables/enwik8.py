@@ -8,8 +8,8 @@
 
 from ml_collections import ConfigDict
 
-from configs import aft_local_enwik8
-from configs.tables._small_scale import shrink
+from flash_lm.configs import aft_local_enwik8
+from flash_lm.configs.tables._small_scale import shrink
 
 TITLE = "AFT: bits a byte of enwik8, rows of 1024"
 METRIC = "bits_per_byte"

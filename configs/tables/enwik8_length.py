@@ -7,8 +7,8 @@ The paper: longer rows are better.
 
 from ml_collections import ConfigDict
 
-from configs import aft_local_enwik8
-from configs.tables._small_scale import shrink, shrunk_length
+from flash_lm.configs import aft_local_enwik8
+from flash_lm.configs.tables._small_scale import shrink, shrunk_length
 
 TITLE = "AFT-local: bits a byte of enwik8 by row length"
 METRIC = "bits_per_byte"

@@ -7,8 +7,8 @@ The paper finds 32 the best: bits a byte fall up to there, and rise slowly after
 
 from ml_collections import ConfigDict
 
-from configs import aft_local_enwik8
-from configs.tables._small_scale import shrink
+from flash_lm.configs import aft_local_enwik8
+from flash_lm.configs.tables._small_scale import shrink
 
 TITLE = "AFT-local: bits a byte of enwik8 by window"
 METRIC = "bits_per_byte"

@@ -9,7 +9,7 @@ Small: 1.3M parameters, 750 steps of 2048 tokens, one seed; three to fifteen min
 
 from ml_collections import ConfigDict
 
-from configs import flash_base, quickstart
+from flash_lm.configs import flash_base, quickstart
 from flash_lm.models.family import FAMILIES
 
 TITLE = "Every family at one size"

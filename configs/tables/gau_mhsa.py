@@ -7,8 +7,8 @@ Masked LM on C4 at 110M, 336M and 731M parameters. The paper: better perplexity 
 
 from ml_collections import ConfigDict
 
-from configs import flash_c4
-from configs.tables._small_scale import shrink
+from flash_lm.configs import flash_c4
+from flash_lm.configs.tables._small_scale import shrink
 
 TITLE = "FLASH: gated attention units against attention with a feed-forward layer, masked LM on C4"
 METRIC = "perplexity"

@@ -8,9 +8,9 @@ The paper: Transformer++'s perplexity at all lengths, and training up to 4.9 tim
 
 from ml_collections import ConfigDict
 
-from configs import flash_base
-from configs.tables import _by_length as by_length
-from configs.tables._small_scale import shrink
+from flash_lm.configs import flash_base
+from flash_lm.configs.tables import _by_length as by_length
+from flash_lm.configs.tables._small_scale import shrink
 
 TITLE = "FLASH: causal LM on Wiki-40B, 110M parameters"
 METRIC = "perplexity"

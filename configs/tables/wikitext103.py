@@ -11,8 +11,8 @@ its perplexity a word is higher and not to be set beside them.
 
 from ml_collections import ConfigDict
 
-from configs import flash_wikitext103
-from configs.tables._small_scale import shrink
+from flash_lm.configs import flash_wikitext103
+from flash_lm.configs.tables._small_scale import shrink
 
 TITLE = "WikiText-103, 43M parameters"
 METRIC = "word_perplexity_eos"

@@ -3,8 +3,8 @@
 import pytest
 from small import documents
 
-from configs.base import get_config
 from flash_lm.config import DataConfig, parse
+from flash_lm.configs.base import get_config
 from flash_lm.data import text_files
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.token_cache import load_corpus

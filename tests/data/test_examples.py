@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from configs.base import get_config
 from flash_lm.config import parse
+from flash_lm.configs.base import get_config
 from flash_lm.data.copying import SYMBOLS
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.examples import Example, ExampleRows

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import load_dataset
 
-from configs.base import get_config
 from flash_lm.config import parse
+from flash_lm.configs.base import get_config
 from flash_lm.data import streaming
 from flash_lm.data.hugging_face import DatasetStream
 from flash_lm.data.masking import Masking

@@ -8,8 +8,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from configs.base import get_config
 from flash_lm import generate
+from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.inference.couplets import CoupletWriter
 from flash_lm.inference.sampling import Sampling

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from models.cases import LENGTH, SHAPE, case
 
-from configs.base import get_config
 from flash_lm.config import parse
+from flash_lm.configs.base import get_config
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.models.family import FAMILIES

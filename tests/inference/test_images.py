@@ -5,7 +5,7 @@ import pytest
 from data.test_images import idx
 from test_scripts import load
 
-from configs.base import get_config
+from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.inference.images import ImageGenerator
 from flash_lm.inference.scoring import evaluate

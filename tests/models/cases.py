@@ -15,8 +15,8 @@ from flax import nnx
 from oracles import families as oracle_families
 from oracles.language_model import language_model
 
-from configs.base import get_config
 from flash_lm import build_model
+from flash_lm.configs.base import get_config
 from flash_lm.models.family import FAMILIES
 
 BATCH, LENGTH = 2, 29  # three chunks and five tokens

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.base import get_config
 from flash_lm.config import parse
+from flash_lm.configs.base import get_config
 from flash_lm.models.family import complete
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.state import ModelFunction, init_state

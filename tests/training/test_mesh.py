@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from configs.base import get_config
 from flash_lm.analysis.collectives import collectives
 from flash_lm.config import parse
+from flash_lm.configs.base import get_config
 from flash_lm.data.share import whole_batch
 from flash_lm.models.family import FAMILIES, complete
 from flash_lm.run_name import run_name

@@ -9,8 +9,8 @@ import optax
 import pytest
 from flax import nnx
 
-from configs.base import get_config
 from flash_lm.config import TrainConfig, parse
+from flash_lm.configs.base import get_config
 from flash_lm.layers.parameter import VECTORS, Traits, traits
 from flash_lm.models.family import complete
 from flash_lm.training.optimizer import OPTIMIZERS, learning_rate, make_optimizer

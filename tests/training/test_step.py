@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from configs.base import get_config
 from flash_lm.config import parse
+from flash_lm.configs.base import get_config
 from flash_lm.models.family import complete
 from flash_lm.training.experiment import build_setup
 from flash_lm.training.optimizer import learning_rate, make_optimizer

@@ -1,0 +1,71 @@
+"""What is installed, and the commands under their other names."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from flash_lm.command import load_config, load_module
+from flash_lm.errors import InputError
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+@pytest.mark.slow
+def test_the_wheel_brings_flash_lm_and_nothing_else(tmp_path):
+    """Built from a copy, since setuptools writes beside what it builds; configs come as a part of the package."""
+    ignore = shutil.ignore_patterns(".*", "runs", "build", "*.egg-info", "__pycache__", "results", "notebooks")
+    shutil.copytree(ROOT, tmp_path / "source", symlinks=True, ignore=ignore)
+    words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", f"--wheel-dir={tmp_path}", "./source"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"flash_lm"}
+    sources = {f"flash_lm/configs/{path.relative_to(ROOT / 'configs')}" for path in (ROOT / "configs").rglob("*.py")}
+    sources |= {str(path.relative_to(ROOT)) for path in (ROOT / "flash_lm").rglob("*.py")}
+    assert sources <= names and {"flash_lm/py.typed", "flash_lm/inference/service/page.html"} <= names
+    (scripts,) = (name for name in names if name.endswith("entry_points.txt"))
+    assert "flash-lm = flash_lm.__main__:main" in zipfile.ZipFile(wheel).read(scripts).decode()
+
+
+@pytest.mark.parametrize("name", ["quickstart", "configs/quickstart.py", "flash_base", "copy"])
+def test_configs_are_found_by_name_and_by_path(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert load_config(name, []).model.family in ("flash", "linear_transformer")
+
+
+def test_a_name_is_found_from_anywhere(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert load_module("tables/c4").get_config
+    (tmp_path / "quickstart").write_text("from flash_lm.configs import copy\nget_config = copy.get_config\n")
+    with pytest.raises(InputError, match="no Python file"):  # a file comes first, whatever it is
+        load_config("quickstart", [])
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("quikstart", "no config quikstart: did you mean quickstart"),
+        ("configs/quikstart.py", "did you mean quickstart"),
+        ("nothing_like_it_at_all", "give a file, or one of ablations/attention_function, "),
+    ],
+)
+def test_a_config_that_is_not_there(name, told):
+    with pytest.raises(InputError, match=told):
+        load_config(name, [])
+
+
+def test_all_commands_have_a_second_name(tmp_path):
+    def run(*words: str) -> subprocess.CompletedProcess:
+        return subprocess.run([sys.executable, "-m", "flash_lm", *words], cwd=ROOT, capture_output=True, text=True)
+
+    told = run()
+    assert told.returncode == 2 and "train" in told.stderr and "serve" in told.stderr
+    assert run("trian").returncode == 2 and run("--help").returncode == 0
+    done = run("evaluate", f"--workdir={tmp_path / 'none'}")
+    assert done.returncode == 2 and "holds no run" in done.stderr
