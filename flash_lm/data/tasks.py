@@ -13,8 +13,8 @@ def _of_tokenizer(tokenizer: Any) -> int:
     return tokenizer.vocab_size
 
 
-def _nll(head: Any, *predictions: Any) -> Any:
-    return head.nll(*predictions)
+def _loss(head: Any, *predictions: Any) -> Any:
+    return head.loss(*predictions)
 
 
 def _scores(head: Any, *predictions: Any) -> Any:
@@ -33,7 +33,7 @@ class Task:
             each token is to be predicted from those before it.
         vocabulary: words that a model needs, of the tokenizer.
         of_examples: whether its rows may be examples.
-        loss: sum over the targets, of a head and what its `nll` takes.
+        loss: sum over the targets, of a head and what its `loss` takes, and the part of it that is no −log p.
         scores: sums over the targets, of the same; nll and perhaps hits.
         share: of the tokens that are targets, of each section; for benchmarks, which have no tokenizer.
         sections: of keys, in `config.data`.
@@ -44,7 +44,7 @@ class Task:
     rows: Callable[..., Any] | None = None
     vocabulary: Callable[[Any], int] = _of_tokenizer
     of_examples: bool = True
-    loss: Callable[..., Any] = _nll
+    loss: Callable[..., Any] = _loss
     scores: Callable[..., Any] = _scores
     share: Callable[..., float] = lambda *sections: 1.0
     sections: tuple[type, ...] = ()

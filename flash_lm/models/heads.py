@@ -29,9 +29,11 @@ class SoftmaxHead(NamedTuple):
         table_VxD = self.table_VxD.astype(features_xD.dtype)
         return jnp.einsum("...d,vd->...v", features_xD, table_VxD, preferred_element_type=jnp.float32)
 
-    def nll(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int) -> jax.Array:
-        """Weighted sum of −log p(target), nats; see `cross_entropy` for the arguments."""
-        return cross_entropy(features_BxLxD, self.table_VxD, targets_BxL, weights_BxL, chunk, parts)
+    def loss(
+        self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int, z_loss: float = 0.0
+    ) -> tuple[jax.Array, jax.Array]:
+        """Weighted sum of −log p(target), nats, and the z-loss in it; see `cross_entropy` for the arguments."""
+        return cross_entropy(features_BxLxD, self.table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss)
 
     def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int) -> dict[str, jax.Array]:
         """The same sum as "nll", and "hits": the targets that are the likeliest token."""
@@ -57,16 +59,18 @@ class LogisticsHead(NamedTuple):
         before = [(0, 0)] * (log_probs_xN.ndim - 1) + [(self.vocab_size - VALUES, 0)]
         return jnp.pad(log_probs_xN, before, constant_values=-jnp.inf)
 
-    def nll(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int) -> jax.Array:
-        """As `SoftmaxHead.nll`; there is no large array to cut into chunks or parts."""
-        del chunk, parts
+    def loss(
+        self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int, z_loss: float = 0.0
+    ) -> tuple[jax.Array, jax.Array]:
+        """As `SoftmaxHead.loss`, without a Z; there is no large array to cut into chunks or parts."""
+        del chunk, parts, z_loss
         values_BxL = targets_BxL - (self.vocab_size - VALUES)
         log_probs_BxL = mixture_log_probs(self._parameters(features_BxLxD), values_BxL)
-        return -jnp.where(weights_BxL > 0, log_probs_BxL * weights_BxL, 0).sum()
+        return -jnp.where(weights_BxL > 0, log_probs_BxL * weights_BxL, 0).sum(), jnp.zeros((), jnp.float32)
 
     def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int) -> dict[str, jax.Array]:
         """The same sum as "nll" alone: that a value is the likeliest of 256 says little."""
-        return {"nll": self.nll(features_BxLxD, targets_BxL, weights_BxL, chunk, parts)}
+        return {"nll": self.loss(features_BxLxD, targets_BxL, weights_BxL, chunk, parts)[0]}
 
     def _parameters(self, features_xD: jax.Array) -> jax.Array:
         kernel_Dx3P = self.kernel_Dx3P.astype(features_xD.dtype)

@@ -5,12 +5,13 @@ slice's softmax at hand: three products instead of the four of a recomputing bac
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
 def cross_entropy(
     features_BxLxD: jax.Array,
     table_VxD: jax.Array,
@@ -18,8 +19,11 @@ def cross_entropy(
     weights_BxL: jax.Array,
     chunk: int,
     parts: int = 1,
-) -> jax.Array:
-    """Weighted sum over tokens of −log softmax(features · tableᵀ)[target].
+    z_loss: float = 0.0,
+) -> tuple[jax.Array, jax.Array]:
+    """Weighted sum over tokens of −log softmax(features · tableᵀ)[target], and the z-loss that is in it.
+
+    The z-loss is z · log² Z, Z the softmax's denominator, which keeps logits from drifting ("PaLM", section 5).
 
     Args:
         features_BxLxD: in the computation's dtype.
@@ -29,11 +33,13 @@ def cross_entropy(
         chunk: tokens of a part whose logits exist at the same time.
         parts: into how many parts the batch is cut, such as the devices that it lies on. Each sums the gradient by the
             table for itself, so that devices exchange it once and not for every slice; B is a multiple of it.
+        z_loss: z.
 
     Returns:
-        The sum in nats, a float32 scalar.
+        The sum in nats, z-loss included, and the z-loss alone, from which no gradient flows; float32 scalars.
     """
-    return _scan(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, with_gradients=False)[0]
+    scanned = _scan(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss)
+    return scanned.total, scanned.z
 
 
 def cross_entropy_and_hits(
@@ -44,26 +50,35 @@ def cross_entropy_and_hits(
     chunk: int,
     parts: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
-    """As `cross_entropy`, which is to be differentiated, and the weighted number of targets with the largest logit."""
-    total, hits, _ = _scan(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, with_gradients=False)
-    return total, hits
+    """The sum without a z-loss, not to be differentiated, and the weighted number of targets with the largest logit."""
+    scanned = _scan(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts)
+    return scanned.total, scanned.hits
 
 
-def _forward(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts):
-    total, _, gradients = _scan(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, with_gradients=True)
-    return total, gradients
+def _forward(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss):
+    arguments = features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss
+    scanned = _scan(*arguments, with_gradients=True)
+    return (scanned.total, scanned.z), scanned.gradients
 
 
-def _backward(chunk, parts, gradients, cotangent):
-    d_features_BxLxD, d_table_VxD = (g * cotangent.astype(g.dtype) for g in gradients)
+def _backward(chunk, parts, z_loss, gradients, cotangents):
+    d_features_BxLxD, d_table_VxD = (g * cotangents[0].astype(g.dtype) for g in gradients)
     return d_features_BxLxD, d_table_VxD, None, None
+
+
+class _Scanned(NamedTuple):
+    total: jax.Array
+    z: jax.Array
+    hits: jax.Array  # zero when there are gradients
+    gradients: tuple[jax.Array, jax.Array] | None  # by features and table
 
 
 cross_entropy.defvjp(_forward, _backward)
 
 
-def _scan(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk: int, parts: int, *, with_gradients: bool):
-    """The sum, the targets hit unless there are gradients, and the gradients by features and table or None."""
+def _scan(
+    features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk: int, parts: int, z_loss=0.0, with_gradients=False
+) -> _Scanned:
     batch, length, width = features_BxLxD.shape
     # Slices run along L, so that a batch sharded over devices stays where it is.
     size = min(max(chunk * parts // batch, 1), length)
@@ -79,30 +94,39 @@ def _scan(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk: int, parts
         return jnp.einsum(subscripts, a, b, preferred_element_type=jnp.float32)
 
     def body(carry, part):
-        total_P, hits_P, d_table_PxVxD = carry
+        total_P, z_P, hits_P, d_table_PxVxD = carry
         x_PxNxD, targets_PxN, weights_PxN = part
         logits_PxNxV = product("pnd,vd->pnv", x_PxNxD, table)
         top_PxNx1 = logits_PxNxV.max(axis=-1, keepdims=True)
         exponentials_PxNxV = jnp.exp(logits_PxNxV - top_PxNx1)
         denominator_PxNx1 = exponentials_PxNxV.sum(axis=-1, keepdims=True)
         target_logit_PxN = jnp.take_along_axis(logits_PxNxV, targets_PxN[..., None], axis=-1)[..., 0]
-        nll_PxN = jnp.log(denominator_PxNx1[..., 0]) + top_PxNx1[..., 0] - target_logit_PxN
-        total_P += jnp.where(weights_PxN > 0, nll_PxN * weights_PxN, 0).sum(axis=1)
+        log_z_PxN = jnp.log(denominator_PxNx1[..., 0]) + top_PxNx1[..., 0]
+        weighted = lambda x_PxN: jnp.where(weights_PxN > 0, x_PxN * weights_PxN, 0).sum(axis=1)
+        total_P += weighted(log_z_PxN - target_logit_PxN)
+        if z_loss:
+            z_P += (here_P := weighted(z_loss * jnp.square(log_z_PxN)))
+            total_P += here_P
         if not with_gradients:
             is_hit_PxN = (logits_PxNxV.argmax(axis=-1) == targets_PxN).astype(jnp.float32)
-            return (total_P, hits_P + (is_hit_PxN * weights_PxN).sum(axis=1), d_table_PxVxD), None
+            return (total_P, z_P, hits_P + (is_hit_PxN * weights_PxN).sum(axis=1), d_table_PxVxD), None
         is_target_PxNxV = jnp.arange(table.shape[0], dtype=jnp.int32)[None, None] == targets_PxN[..., None]
-        d_logits_PxNxV = exponentials_PxNxV / denominator_PxNx1 - is_target_PxNxV.astype(jnp.float32)
+        probabilities_PxNxV = exponentials_PxNxV / denominator_PxNx1
+        if z_loss:
+            probabilities_PxNxV *= 1 + 2 * z_loss * log_z_PxN[..., None]
+        d_logits_PxNxV = probabilities_PxNxV - is_target_PxNxV.astype(jnp.float32)
         d_logits_PxNxV = (d_logits_PxNxV * weights_PxN[..., None]).astype(table.dtype)
         d_table_PxVxD += product("pnv,pnd->pvd", d_logits_PxNxV, x_PxNxD)
-        return (total_P, hits_P, d_table_PxVxD), product("pnv,vd->pnd", d_logits_PxNxV, table).astype(x_PxNxD.dtype)
+        carry = total_P, z_P, hits_P, d_table_PxVxD
+        return carry, product("pnv,vd->pnd", d_logits_PxNxV, table).astype(x_PxNxD.dtype)
 
     sliced = tuple(slices(x) for x in (features_BxLxD, targets_BxL, weights_BxL.astype(jnp.float32)))
     d_table = jnp.zeros((parts, *table_VxD.shape), jnp.float32) if with_gradients else None
-    start = (jnp.zeros(parts, jnp.float32), jnp.zeros(parts, jnp.float32), d_table)
-    (total_P, hits_P, d_table_PxVxD), d_features_GxPxNxD = jax.lax.scan(body, start, sliced)
+    start = (*(jnp.zeros(parts, jnp.float32) for _ in range(3)), d_table)
+    (*sums, d_table_PxVxD), d_features_GxPxNxD = jax.lax.scan(body, start, sliced)
+    total, z, hits = (sum_P.sum() for sum_P in sums)
     if d_features_GxPxNxD is None or d_table_PxVxD is None:
-        return total_P.sum(), hits_P.sum(), None
+        return _Scanned(total, z, hits, None)
     d_features_BxGxCxD = jnp.moveaxis(d_features_GxPxNxD.reshape(-1, batch, size, width), 0, 1)
     d_features_BxLxD = d_features_BxGxCxD.reshape(batch, -1, width)[:, :length]
-    return total_P.sum(), hits_P.sum(), (d_features_BxLxD, d_table_PxVxD.sum(axis=0).astype(table_VxD.dtype))
+    return _Scanned(total, z, hits, (d_features_BxLxD, d_table_PxVxD.sum(axis=0).astype(table_VxD.dtype)))

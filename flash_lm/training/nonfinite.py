@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from flash_lm.errors import RunError
+from flash_lm.tables import TASKS
 from flash_lm.training.experiment import Experiment
 from flash_lm.training.state import Params
 from flash_lm.training.step import make_gradients, microbatches
@@ -62,7 +63,9 @@ class Origin:
     def __init__(self, experiment: Experiment):
         """Compiles when it is first asked."""
         self._experiment = experiment
-        self._gradients = make_gradients(experiment.model, experiment.config.train, experiment.config.seed)
+        self._gradients = make_gradients(
+            experiment.model, experiment.config.train, experiment.config.seed, TASKS[experiment.config.task]
+        )
         # Whole on every host, of which each tells the same.
         self._flags = jax.jit(self._compute, out_shardings=NamedSharding(experiment.mesh, PartitionSpec()))
 

@@ -16,6 +16,7 @@ from flash_lm.training.state import ModelFunction, Params, TrainState
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
+Losses = tuple[jax.Array, jax.Array]  # the whole, and what of it is a penalty
 
 
 def make_train_step(
@@ -39,18 +40,19 @@ def make_train_step(
         task: whose loss it is.
 
     Returns:
-        A function (state, batch) -> (state, metrics); metrics are loss (nats a target), grad_norm, learning_rate,
-        tokens (targets in the batch), and whether the step was finite.
+        A function (state, batch) -> (state, metrics); metrics are loss (nats a target), penalty (if there is one; not in
+        loss), grad_norm, learning_rate, tokens (targets in the batch), and whether the step was finite.
     """
     rate, gradients_of = learning_rate(config), make_gradients(model, config, seed, task)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        total, gradients = gradients_of(state.params, state.step, batch)
+        (total, penalty), gradients = gradients_of(state.params, state.step, batch)
         tokens = jnp.maximum(batch["loss_mask_BxL"].sum(), 1)
         gradients = jax.tree.map(lambda g, p: (g / tokens).astype(p.dtype), gradients, state.params)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         metrics = {
-            "loss": total / tokens,
+            "loss": (total - penalty) / tokens if config.z_loss else total / tokens,
+            **({"penalty": penalty / tokens} if config.z_loss else {}),
             "grad_norm": optax.tree.norm(gradients),
             "learning_rate": jnp.asarray(rate(state.step), jnp.float32),
             "tokens": tokens,
@@ -68,25 +70,29 @@ def make_train_step(
 
 def make_gradients(
     model: ModelFunction, config: TrainConfig, seed: int, task: Task = NEXT_TOKEN
-) -> Callable[[Params, jax.Array, Batch], tuple[jax.Array, Params]]:
-    """A function (params, step, batch) -> the sum of the loss over the batch's targets (nats), and its gradient."""
+) -> Callable[[Params, jax.Array, Batch], tuple[Losses, Params]]:
+    """A function (params, step, batch) -> the loss and what of it is a penalty, and the gradient.
 
-    def loss_sum(params: Params, batch: Batch, key: jax.Array) -> jax.Array:
+    All are sums over the batch's targets, in nats.
+    """
+
+    def loss_sum(params: Params, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         head, predictions = _predictions(model, params, batch, config.loss_chunk, key)
-        return task.loss(head, *predictions)
+        return task.loss(head, *predictions, config.z_loss)
 
-    def gradients_of(params: Params, step: jax.Array, batch: Batch) -> tuple[jax.Array, Params]:
+    summed = jax.value_and_grad(loss_sum, has_aux=True)
+
+    def gradients_of(params: Params, step: jax.Array, batch: Batch) -> tuple[Losses, Params]:
         if config.accumulate == 1:
-            return jax.value_and_grad(loss_sum)(params, batch, _key(seed, step))
+            return summed(params, batch, _key(seed, step))
 
         def add(total, part):
-            here = jax.value_and_grad(loss_sum)(params, *part)
+            here = summed(params, *part)
             return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, here), None
 
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
-        return jax.lax.scan(
-            add, (jnp.zeros((), jnp.float32), zeros), microbatches(batch, config.accumulate, seed, step)
-        )[0]
+        nothing = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
+        return jax.lax.scan(add, (nothing, zeros), microbatches(batch, config.accumulate, seed, step))[0]
 
     return gradients_of
 

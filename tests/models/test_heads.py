@@ -39,7 +39,7 @@ def test_it_learns_a_value_between(model):
     head, features = model.head(), jnp.ones((1, 4, 32))
     targets, weights = jnp.full((1, 4), 4 + 90), jnp.full((1, 4), 0.25)
     loss = jax.jit(
-        jax.value_and_grad(lambda kernel: head._replace(kernel_Dx3P=kernel).nll(features, targets, weights, 1, 1))
+        jax.value_and_grad(lambda kernel: head._replace(kernel_Dx3P=kernel).loss(features, targets, weights, 1, 1)[0])
     )
     kernel = head.kernel_Dx3P
     before = float(loss(kernel)[0])
@@ -62,7 +62,7 @@ def test_the_loss_is_that_of_the_logits(model):
     logits = np.asarray(model(inputs))[0]
     expected = -(logits[np.arange(3), np.asarray(targets)[0, :3]] * np.asarray(weights)[0, :3]).sum()
     features = model.features(inputs)
-    assert float(model.head().nll(features, targets, weights, 1024, 1)) == pytest.approx(expected, rel=1e-5)
+    assert float(model.head().loss(features, targets, weights, 1024, 1)[0]) == pytest.approx(expected, rel=1e-5)
     assert model.head().scores(features, targets, weights, 1024, 1).keys() == {"nll"}
 
 

@@ -39,15 +39,35 @@ def test_value_and_gradients_equal_the_loop(chunk, parts):
     features, table, targets, weights = inputs()
     expected, *gradients = oracle(features, table, targets, weights)
     arguments = (jnp.float32(features), jnp.float32(table), jnp.int32(targets), jnp.float32(weights))
-    assert np.allclose(cross_entropy(*arguments, chunk, parts), expected, rtol=1e-6)
+    assert np.allclose(cross_entropy(*arguments, chunk, parts)[0], expected, rtol=1e-6)
 
     def scaled(features, table):
-        return 3 * cross_entropy(features, table, *arguments[2:], chunk, parts)
+        return 3 * cross_entropy(features, table, *arguments[2:], chunk, parts)[0]
 
     value, found = jax.value_and_grad(scaled, argnums=(0, 1))(*arguments[:2])
     assert np.allclose(value, 3 * expected, rtol=1e-6)
     for a, b in zip(found, gradients, strict=True):
         assert np.allclose(a, 3 * b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_z_loss_equals_the_loop(parts):
+    """z · log² Z, whose gradient by the logits is 2 z log Z times the softmax."""
+    features, table, targets, weights = inputs()
+    z, (plain, d_features, d_table), extra = 0.3, oracle(features, table, targets, weights), 0.0
+    for b, t in np.ndindex(weights.shape):
+        logits = table @ features[b, t]
+        log_z = np.log(np.exp(logits - logits.max()).sum()) + logits.max()
+        extra += weights[b, t] * z * log_z**2
+        d_logits = weights[b, t] * 2 * z * log_z * np.exp(logits - log_z)
+        d_features[b, t] += table.T @ d_logits
+        d_table += np.outer(d_logits, features[b, t])
+    arguments = (jnp.float32(features), jnp.float32(table), jnp.int32(targets), jnp.float32(weights))
+    whole = lambda f, t: cross_entropy(f, t, *arguments[2:], 4, parts, z)
+    (total, apart), found = jax.value_and_grad(whole, argnums=(0, 1), has_aux=True)(*arguments[:2])
+    assert np.allclose((total, apart), (plain + extra, extra), rtol=1e-5)
+    for a, b in zip(found, (d_features, d_table), strict=True):
+        assert np.allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -58,7 +78,7 @@ def test_hits_are_the_targets_of_the_largest_logit(parts):
     arguments = (jnp.float32(features), jnp.float32(table), jnp.int32(targets), jnp.float32(weights))
     total, hits = cross_entropy_and_hits(*arguments, 4, parts)
     assert hits == ((best == targets) * weights).sum() and 0 < hits < weights.sum()
-    assert total == cross_entropy(*arguments, 4, parts)
+    assert (total, 0) == cross_entropy(*arguments, 4, parts)
 
 
 def test_a_left_out_token_may_be_anything():
@@ -71,6 +91,6 @@ def test_a_left_out_token_may_be_anything():
 def test_no_array_of_all_logits_exists():
     shapes = (jax.ShapeDtypeStruct(s, d) for s, d in [((4, 64, 8), jnp.float32), ((512, 8), jnp.float32)])
     tokens = [jax.ShapeDtypeStruct((4, 64), d) for d in (jnp.int32, jnp.float32)]
-    step = jax.jit(jax.value_and_grad(lambda *x: cross_entropy(*x, 16), argnums=(0, 1)))
+    step = jax.jit(jax.value_and_grad(lambda *x: cross_entropy(*x, 16)[0], argnums=(0, 1)))
     memory = step.lower(*shapes, *tokens).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 4 * 64 * 512 * 4 / 2

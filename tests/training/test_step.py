@@ -185,7 +185,7 @@ def test_dropout_follows_seed_and_step():
 @pytest.mark.slow
 def test_redrawn_features_follow_seed_and_step():
     """Without dropout: the same parameters, the same rows, other features at each step; recomputed, the same again."""
-    keys = {"family": "performer", "favor.redraw": True}
+    keys = {"family": "performer", "favor": {"redraw": True}}
     still = (("learning_rate", 1e-30),)
     first, second = (float(one_step(still, steps=n, **keys)[1]["loss"]) for n in (1, 2))
     fixed = [float(one_step(still, steps=n, family="performer")[1]["loss"]) for n in (1, 2)]

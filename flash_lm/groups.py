@@ -1,0 +1,261 @@
+"""The keys that all rows share, in four groups; sections stand beside the parts that read them."""
+
+import dataclasses
+import re
+
+from flash_lm.schema import Group, above, at_least, fraction, key, one_of
+from flash_lm.tables import CORPORA, FAMILIES, OPTIMIZERS
+
+MESH_AXES = ("data", "fsdp", "tensor")
+DTYPES = ("float32", "bfloat16")
+DECAYS = ("linear", "cosine")  # schedules that fall to an end
+
+
+def _normalizer(x: str) -> str | None:
+    good = x in ("count", "length", "paper") or (x.isdecimal() and int(x) > 0)
+    return None if good else "count, length, paper or a positive integer"
+
+
+def _sharding_rules(rules: tuple) -> str | None:
+    for rule in rules:
+        try:
+            regex, spec = rule
+            re.compile(regex)
+            named = [axis for axis in spec if axis is not None]
+            good = isinstance(spec, tuple) and set(named) <= set(MESH_AXES) and len(set(named)) == len(named)
+        except (TypeError, ValueError, re.error):
+            good = False
+        if not good:
+            axes = ", ".join(MESH_AXES)
+            return f"pairs of a regex and a tuple of different mesh axes ({axes}) or None, and {rule!r} is not"
+    return None
+
+
+def _mesh_shape(x: tuple) -> str | None:
+    good = len(x) == 3 and all(isinstance(n, int) and (n > 0 or n == -1) for n in x) and x.count(-1) <= 1
+    return None if good else "three sizes (data, fsdp, tensor), each positive, or one of them -1"
+
+
+def _boundaries(steps: tuple) -> str | None:
+    good = all(type(x) is int and x > 0 for x in steps) and list(steps) == sorted(set(steps))
+    return None if good else "a tuple of positive, increasing steps, such as (3000,)"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(Group, name="model"):
+    """What every family shares. models/families.py fills in the keys left open."""
+
+    family: str = key("flash", "a row of the table of families", FAMILIES.rule)
+    num_layers: int = key(4, "one layer = attention + feed-forward, or two GAUs", at_least(1))
+    model_dim: int = key(128, "D", at_least(1))
+    num_heads: int = key(4, "H; of a GAU see model.gau.heads", at_least(1))
+    mlp_dim: int = key(None, "open: 4 D for an MLP, 8 D / 3 rounded up to a multiple of 8 for a GLU", at_least(1))
+    max_length: int = key(512, "tokens; bounds learned positions and the decode cache", at_least(1))
+    vocab_size: int = key(None, "open: from the tokenizer", at_least(2))
+    causal: bool = key(None, "open: from the task")
+    tie_embeddings: bool = key(True, "one table for what comes in and what goes out")
+    head: str = key(
+        "softmax",
+        "softmax, or logistics: a mixture over the 256 values of a byte, for images",
+        one_of("softmax", "logistics"),
+        before="softmax",
+    )
+    init: str = key(
+        "normal", "normal (standard deviation 0.02), or lecun (1 / sqrt(fan in))", one_of("normal", "lecun")
+    )
+    norm: str = key(None, "open: from the family", one_of("layer", "rms", "scale"))
+    absolute_positions: str = key(
+        None, "open: from the family", one_of("none", "learned", "sinusoid", "scaled_sinusoid")
+    )
+    rotary: bool = key(None, "rotary position embedding of queries and keys; open: from the family")
+    normalizer: str = key(
+        None,
+        "of attention without a softmax: count, length, paper or an integer; open: count if causal, else data.length",
+        _normalizer,
+    )
+    kernels: str = key(
+        "auto",
+        "auto (Pallas kernels on GPU and TPU, where the shapes suit them), xla or pallas",
+        one_of("auto", "xla", "pallas"),
+        before="auto",
+    )
+    dropout: float = key(0.0, "of the embedding and of each sublayer's output", fraction)
+    dtype: str = key(
+        "float32",
+        "of activations; docs/numerics.md tells what stays float32, and what accelerators round",
+        one_of(*DTYPES),
+    )
+    param_dtype: str = key("float32", "of parameters", one_of(*DTYPES))
+    scan_layers: bool = key(True, "one compiled layer, scanned; false unrolls: longer to compile, on CPU often faster")
+    remat: str = key(
+        "none",
+        "none, products (keep matrix products) or full (keep only each layer's input)",
+        one_of("none", "products", "full"),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig(Group, name="data"):
+    """`config.data`."""
+
+    corpus: str = key("stdlib", "a row of the table of corpora", CORPORA.rule)
+    path: str = key(
+        None,
+        "text: a file or a glob; hf: a folder, file or glob of parquet, arrow or json; couplets and images: a folder",
+    )
+    name: str = key(None, "hf and images: a data set on the hub, in place of a path", before=None)
+    config: str = key(None, "hf: one of the configs of that data set; open: its only one", before=None)
+    split: str = key(
+        "train",
+        "hf: trained on; validation and test are its own, or else held out of this one",
+        before="train",
+    )
+    text_column: str = key("text", "hf", before="text")
+    streaming: bool = key(
+        False, "hf: read while training, with nothing of the training split on the disk", before=False
+    )
+    shuffle_buffer: int = key(
+        None,
+        "of a stream: millions of characters whose documents are put into random order; 0: as they come; open: 64",
+        at_least(0),
+        before=0,
+    )
+    tokenizer: str = key("sentencepiece", "bytes or sentencepiece", one_of("bytes", "sentencepiece"))
+    tokenizer_path: str = key(None, "a SentencePiece model; open: trained on the corpus")
+    # SentencePiece needs its 256 bytes and the special tokens.
+    vocab_size: int = key(8192, "of the SentencePiece model to train", at_least(300))
+    length: int = key(None, "L, tokens a row; open: model.max_length", at_least(1))
+    tokens_per_batch: int = key(2048, "B x L", at_least(1))
+    pack: str = key(
+        "stream",
+        "stream (documents joined and cut), documents (isolated segments), examples (one a row)",
+        one_of("stream", "documents", "examples"),
+    )
+    cache_dir: str = key("~/.cache/flash_lm", "tokenised corpora")
+
+    @property
+    def packed(self) -> bool:
+        """Whether a row may hold several documents that do not see each other."""
+        return self.pack == "documents"
+
+    @property
+    def batch_size(self) -> int:
+        """Rows a batch, over all devices."""
+        return self.tokens_per_batch // self.length
+
+    def problems(self) -> list[str]:
+        """Sentences on keys that do not go together."""
+        found = []
+        if self.tokens_per_batch % self.length:
+            found.append(
+                f"data.tokens_per_batch={self.tokens_per_batch} must be a multiple of data.length={self.length}"
+            )
+        kind = CORPORA[self.corpus]
+        if kind.examples != (self.pack == "examples"):
+            needed = "examples" if kind.examples else "stream or documents"
+            found.append(f"data.corpus={self.corpus} needs data.pack={needed}, and here is {self.pack}")
+        return found + kind.problems(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig(Group, name="train"):
+    """`config.train`."""
+
+    steps: int = key(300, "updates", at_least(1))
+    optimizer: str = key("adamw", "a row of the table of optimizers", OPTIMIZERS.rule)
+    learning_rate: float = key(3e-3, "peak", above(0))
+    end_learning_rate: float = key(0.0, "of linear and cosine, after the last step", at_least(0))
+    warmup_steps: int = key(None, "open: a tenth of the steps", at_least(0))
+    schedule: str = key(
+        "linear",
+        "linear, cosine, step or constant, after the warm-up",
+        one_of("linear", "cosine", "step", "constant"),
+    )
+    decay_steps: int = key(
+        None,
+        "of linear and cosine: the last so many, after a constant rate; open: all of them",
+        at_least(1),
+        before=None,
+    )
+    boundaries: tuple = key(
+        (), "of step: the steps from which on the rate is a tenth of what it was", _boundaries, before=()
+    )
+    b1: float = key(0.9, "of adamw, radam, lion, lamb", fraction)
+    b2: float = key(0.999, "of adamw, radam, lion, lamb", fraction)
+    # Gradients of AFT's position bias begin at 1e-7; a larger one holds them still.
+    eps: float = key(1e-8, "of adamw, radam, lamb", above(0))
+    weight_decay: float = key(0.01, "of matrices; not of gains, offsets and biases", at_least(0))
+    clip: float = key(1.0, "largest norm of the gradient; 0 = off", at_least(0))
+    clip_mode: str = key(
+        "global",
+        "global (the norm of all) or parameter (of each parameter of each layer)",
+        one_of("global", "parameter"),
+        before="global",
+    )
+    z_loss: float = key(0.0, "times log² Z of the softmax head, added to the loss; 0 = off", at_least(0), before=0.0)
+    accumulate: int = key(1, "microbatches a step", at_least(1))
+    on_nonfinite: str = key(
+        "stop",
+        "stop or skip: what a step does whose loss or gradient is not finite",
+        one_of("stop", "skip"),
+        before="stop",
+    )
+    loss_chunk: int = key(1024, "tokens whose logits exist at the same time on a device", at_least(1))
+    log_every: int = key(10, "steps", at_least(1))
+    eval_every: int = key(100, "steps; 0 = only at the end", at_least(0))
+    eval_steps: int = key(0, "batches an evaluation during training; 0 = the whole split", at_least(0))
+    checkpoint_every: int = key(100, "steps; 0 = only at the end", at_least(0))
+    keep: int = key(2, "newest checkpoints kept, beside the best", at_least(1))
+    best_metric: str = key(
+        "loss", "loss or bits_per_byte of the validation split; the lowest is the best", one_of("loss", "bits_per_byte")
+    )
+    branch_from: str = key(
+        None, "RUN[@best|@STEP]: state, step and data order go on from there, in a new workdir", before=None
+    )
+
+    def problems(self) -> list[str]:
+        """Sentences on keys that do not go together."""
+        found = []
+        if self.warmup_steps >= self.steps and self.schedule != "constant":
+            found.append(
+                f"train.warmup_steps={self.warmup_steps} must be less than train.steps={self.steps}: lower it, or "
+                f"leave it open with --config.train.warmup_steps="
+            )
+        if self.decay_steps and self.schedule not in DECAYS:
+            found.append(f"train.decay_steps is of train.schedule={' and '.join(DECAYS)}, and here is {self.schedule}")
+        elif self.decay_steps and self.decay_steps > self.steps - self.warmup_steps:
+            found.append(
+                f"train.decay_steps={self.decay_steps} must be at most the {self.steps - self.warmup_steps} steps "
+                f"after the warm-up"
+            )
+        if bool(self.boundaries) != (self.schedule == "step"):
+            found.append(
+                f"train.schedule=step and train.boundaries go together, and here are {self.schedule} and "
+                f"{self.boundaries}: set both, or neither"
+            )
+        elif not all(self.warmup_steps < boundary < self.steps for boundary in self.boundaries):
+            found.append(
+                f"train.boundaries={self.boundaries} must lie between train.warmup_steps={self.warmup_steps} and "
+                f"train.steps={self.steps}"
+            )
+        return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """`config.mesh`."""
+
+    shape: tuple = key((-1, 1, 1), "devices along (data, fsdp, tensor); one may be -1: the rest", _mesh_shape)
+    rules: tuple = key(
+        (
+            ("embedding", ("tensor", "fsdp")),
+            ("shared/kernel", ("fsdp", None)),  # one head: to cut it would send scores instead of values
+            ("(query|key|value|gate|up)/kernel", ("fsdp", "tensor")),
+            ("(output|down)/kernel", ("tensor", "fsdp")),
+            ("(query|key)_position", (None, "fsdp")),
+        ),
+        "the first rule whose regex is found in the parameter's path; the spec names the mesh axis of each dimension, "
+        "the stacked layers' dimension excepted; a matrix that no rule names is cut over fsdp, along its largest "
+        "dimension",
+        _sharding_rules,
+    )
