@@ -40,8 +40,8 @@ def make_train_step(
         task: whose loss it is.
 
     Returns:
-        A function (state, batch) -> (state, metrics); metrics are loss (nats a target), penalty (if there is one; not in
-        loss), grad_norm, learning_rate, tokens (targets in the batch), and whether the step was finite.
+        A function (state, batch) -> (state, metrics); metrics are loss (nats a target), penalty (if there is one, which
+        is not in loss), grad_norm, learning_rate, tokens (targets in the batch), and whether the step was finite.
     """
     rate, gradients_of = learning_rate(config), make_gradients(model, config, seed, task)
 

@@ -37,7 +37,7 @@ def parts(**model_keys):
         vocab_size=VOCAB,
         init="lecun",
     )
-    config.model.update(model_keys)
+    config.model.update_from_flattened_dict(model_keys)
     config.data.tokens_per_batch = B * L
     parsed = parse(config)
     return ModelFunction(complete(parsed.model), seed=0), parsed.train
@@ -182,10 +182,18 @@ def test_dropout_follows_seed_and_step():
     assert losses[0] != float(one_step()[1]["loss"])
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_z_loss_is_logged_apart(accumulate):
+    plain, whole = (one_step((("accumulate", accumulate), ("z_loss", z)))[1] for z in (0.0, 0.5))
+    assert "penalty" not in plain and whole["penalty"] > 0.1
+    assert np.allclose(whole["loss"], plain["loss"], rtol=1e-5)
+    assert whole["grad_norm"] > 1.1 * plain["grad_norm"]
+
+
 @pytest.mark.slow
 def test_redrawn_features_follow_seed_and_step():
     """Without dropout: the same parameters, the same rows, other features at each step; recomputed, the same again."""
-    keys = {"family": "performer", "favor": {"redraw": True}}
+    keys = {"family": "performer", "favor.redraw": True}
     still = (("learning_rate", 1e-30),)
     first, second = (float(one_step(still, steps=n, **keys)[1]["loss"]) for n in (1, 2))
     fixed = [float(one_step(still, steps=n, family="performer")[1]["loss"]) for n in (1, 2)]

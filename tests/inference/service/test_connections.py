@@ -97,8 +97,10 @@ def test_whoever_has_been_silent_for_longest_makes_room(client, monkeypatch):
     client.get("/health", headers={"connection": "close"})  # else this client would be the one
     until(lambda: not client.server.server_state.connections)
     monkeypatch.setattr(connections, "CONNECTIONS", 3)
-    silent = [connect(client) for _ in range(3)]
-    until(lambda: len(client.server.server_state.connections) == connections.CONNECTIONS)
+    silent = []
+    for count in (1, 2, 3):  # one after the other
+        silent.append(connect(client))
+        until(lambda count=count: len(client.server.server_state.connections) == count)
     silent[0].sendall(PAGE + b"\r\n")  # so that it is not the one
     assert silent[0].recv(4096).startswith(b"HTTP/1.1 200")
     with httpx.Client(base_url=client.base_url) as another:
