@@ -7,6 +7,7 @@ from flash_lm.command import run, whole_numbers
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import append_jsonl
 from flash_lm.run_flags import add_run_flags, run_of
+from flash_lm.tables import TASKS
 from flash_lm.training.hosts import is_first, losses_told
 
 
@@ -31,7 +32,7 @@ def main(argv: list[str]) -> None:
     for result in results:
         word = f" {result['word_perplexity']:.1f} a word," if "word_perplexity" in result else ""
         accuracy = f"accuracy {result['accuracy']:.2%} " if "accuracy" in result else ""
-        masked = " masked" if result["task"] == "masked_lm" else ""
+        masked = " masked" if TASKS[result["task"]].answers == "fill_in" else ""
         print(
             f"{result['family']} on {result['corpus']} {result['split']} at length {result['length']}, step "
             f"{result['step']}: perplexity {result['perplexity']:.3f} a{masked} token,{word} "

@@ -69,7 +69,7 @@ def evaluate(
         rows = evaluation_rows(config, corpus, split, length)
         with jax.set_mesh(trained.mesh):
             scores = evaluator(trained.params, rows, max(1, data.tokens_per_batch // config.train.accumulate // length))
-        if TASKS[config.task].causal and isinstance(corpus, TokenizedCorpus):
+        if TASKS[config.task].rows is None and isinstance(corpus, TokenizedCorpus):
             scores |= _of_text(scores["nll"], corpus.splits[split])
         results.append(
             {
