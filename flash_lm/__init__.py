@@ -5,7 +5,11 @@ from flash_lm.data.tasks import register_task
 from flash_lm.models import families  # noqa: F401 (its rows join the table)
 from flash_lm.models.family import register_family
 from flash_lm.models.language_model import LanguageModel, build_model
+from flash_lm.tables import CORPORA, FAMILIES, OPTIMIZERS, TASKS
 from flash_lm.training.optimizer import register_optimizer
+
+for _table in (FAMILIES, TASKS, CORPORA, OPTIMIZERS):
+    _table.seal()
 
 __all__ = [
     "LanguageModel",

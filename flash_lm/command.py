@@ -17,7 +17,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from flash_lm.config import add_sections, open_type, plugins_of
+from flash_lm.config import add_sections, open_type, plugins_of, unread_keys
 from flash_lm.errors import InputError, RunError
 from flash_lm.models.family import FAMILIES, unread
 from flash_lm.plugins import import_plugins
@@ -102,6 +102,9 @@ def load_module(path: str) -> types.ModuleType:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         raise InputError(f"{path} is no Python, line {error.lineno}: {error.msg}") from None
+    except ModuleNotFoundError as error:
+        advice = "say from flash_lm.configs import …" if error.name == "configs" else "install it"
+        raise InputError(f"{path} imports {error.name}, and there is no such module: {advice}") from None
     if not hasattr(module, "get_config"):
         raise InputError(f"{path} defines no get_config(): start from configs/base.py")
     return module
@@ -117,14 +120,21 @@ def load_config(path: str, overrides: list[str]) -> ConfigDict:
     Raises:
         InputError: no such file, or with every override that does not fit, one a line.
     """
-    flag = "--config.plugins="
-    import_plugins(name for word in overrides if word.startswith(flag) for name in words_of(word.removeprefix(flag)))
+    flag = [word.partition("=")[2] for word in overrides if word.startswith("--config.plugins=")]
+    import_plugins(_names(flag[-1]) if flag else ())
     config = load_module(path).get_config()
-    import_plugins(plugins_of(config))
+    import_plugins(() if flag else plugins_of(config))  # the flag takes their place
     add_sections(config)
     apply_overrides(config, overrides)
     _tell_unread(config, overrides)
     return config
+
+
+def _names(text: str) -> tuple[str, ...]:
+    try:
+        return plugins_of({"plugins": _tuple(text)})
+    except (ValueError, SyntaxError):
+        return ()  # `override` says so
 
 
 def _tell_unread(config: Any, overrides: list[str]) -> None:
@@ -132,6 +142,9 @@ def _tell_unread(config: Any, overrides: list[str]) -> None:
     by_hand, family = {word.partition("=")[0].removeprefix("--config.") for word in overrides}, config.model.family
     if family in FAMILIES and (for_nothing := sorted(by_hand & unread(family))):
         _log.info("family %s does not read %s", family, ", ".join(for_nothing))
+    chosen = {"task": config.task, "data.corpus": config.data.corpus, "train.optimizer": config.train.optimizer}
+    if for_nothing := sorted(by_hand & unread_keys(chosen)):
+        _log.info("%s read no %s", ", ".join(f"{key}={name}" for key, name in chosen.items()), ", ".join(for_nothing))
 
 
 def apply_overrides(config: ConfigDict, overrides: list[str]) -> None:

@@ -15,7 +15,7 @@ from flash_lm.groups import DTYPES, MESH_AXES, DataConfig, MeshConfig, ModelConf
 from flash_lm.moved import move
 from flash_lm.plugins import import_plugins
 from flash_lm.schema import at_least, key
-from flash_lm.tables import TASKS
+from flash_lm.tables import CORPORA, OPTIMIZERS, TASKS
 
 __all__ = [
     "DTYPES",
@@ -137,6 +137,16 @@ def add_sections(config: Any) -> None:
         group, own = name.split(".")
         if group in config and own not in config[group]:
             config[group][own] = schema.defaults(kind)
+
+
+def unread_keys(flat: Mapping[str, Any]) -> set[str]:
+    """Keys that another task, corpus or optimizer reads, and those that a flat config names do not."""
+    names, found = {kind: name for name, kind in schema.SECTIONS.items()}, set()
+    for table in (TASKS, CORPORA, OPTIMIZERS):
+        if (chosen := str(flat.get(table.key))) in table:
+            others = {kind for row in table.values() for kind in row.sections} - {*table[chosen].sections}
+            found |= {one.name for kind in others for one in schema.keys(kind, f"{names[kind]}.")}
+    return found
 
 
 def open_type(name: str) -> type | None:

@@ -20,7 +20,8 @@ def import_plugins(names: Iterable[str], workdir: pathlib.Path | None = None) ->
     """
     for name in names:
         # Of the first part alone: to find a module of a package would import the package.
-        found = importlib.util.find_spec(top) if (top := name.partition(".")[0]).isidentifier() else None
+        top = name.partition(".")[0]
+        found = importlib.util.find_spec(top) if top.isidentifier() and top != "__main__" else None
         if found is None:
             raise InputError(f"plugins={name}: there is no module {top}: install it, or put its folder on PYTHONPATH")
         places = [found.origin, *(found.submodule_search_locations or ())]
@@ -30,7 +31,7 @@ def import_plugins(names: Iterable[str], workdir: pathlib.Path | None = None) ->
             importlib.import_module(name)
         except InputError:
             raise
-        except Exception as error:  # whatever a module may do
+        except (Exception, SystemExit) as error:  # whatever a module may do
             raise InputError(f"plugins={name}: {type(error).__name__}: {first_line(error)}") from error
 
 

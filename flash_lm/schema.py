@@ -27,6 +27,7 @@ Options = TypeVar("Options")
 
 _LARGEST = 2**31 - 1  # of JAX's int32
 SECTIONS: dict[str, type] = {}  # by name, such as model.gau; `section` adds to it
+_GROUPS: dict[str, Any] = {}  # by name
 
 
 def key(default: Any, unit: str, *rules: Rule, **more: Any) -> Any:
@@ -71,11 +72,18 @@ def section(name: str) -> Callable[[type[Options]], type[Options]]:
         name: a group and a name of its own, such as model.gau.
 
     Raises:
-        InputError: another part has a section of this name.
+        InputError: there can be no section of this name, another part has it, or a key is declared in another way.
     """
+    group, _, own = name.partition(".")
+    if group not in _GROUPS or not own.isidentifier():
+        raise InputError(f"section {name}: name a group ({', '.join(_GROUPS)}) and a section of it, such as model.mine")
+    if own in {field.name for field in dataclasses.fields(_GROUPS[group])}:
+        raise InputError(f"section {name}: that is a key already, choose another name")
 
     def add(cls: type[Options]) -> type[Options]:
         made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        if wrong := [field.name for field in dataclasses.fields(made) if "rules" not in field.metadata]:
+            raise InputError(f"section {name}: declare {', '.join(wrong)} by key(default, unit, …)")
         before = SECTIONS.get(name)
         if before is not None and (before.__module__, before.__qualname__) != (made.__module__, made.__qualname__):
             raise InputError(f"{before.__module__} has a section {name} already: choose another name")
@@ -97,7 +105,7 @@ class Group:
 
     def __init_subclass__(cls, name: str):
         """Keeps the name."""
-        cls.group = name
+        cls.group, _GROUPS[name] = name, cls
 
     def __getitem__(self, kind: type[Options]) -> Options:
         """The section of this class.
@@ -106,7 +114,7 @@ class Group:
             KeyError: this is what all share alone, or the section is younger than the config.
         """
         for options in self.sections:
-            if isinstance(options, kind):
+            if type(options) is kind:  # and none that is made from it
                 return options
         raise KeyError(f"{kind.__name__} is no section of this config")
 
@@ -127,8 +135,8 @@ class Group:
             return dataclasses.replace(self, **{last: value})
         kind = self._section(parents[0])
         changed = dataclasses.replace(self[kind], **{last: value})
-        others = (options for options in self.sections if not isinstance(options, kind))
-        return dataclasses.replace(self, sections=(*others, changed))
+        sections = tuple(changed if type(options) is kind else options for options in self.sections)
+        return dataclasses.replace(self, sections=sections)
 
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""

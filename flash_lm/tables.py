@@ -14,10 +14,21 @@ class Table(dict[str, Row]):
         """Without rows."""
         super().__init__()
         self.key = key
+        self._ours: frozenset[str] = frozenset()
 
     def register(self, name: str, row: Row) -> None:
-        """Adds a row; it takes the place of one of the same name, so that a cell of a notebook may run again."""
+        """Adds a row; it takes the place of one of the same name, so that a cell of a notebook may run again.
+
+        Raises:
+            InputError: the package has a row of this name.
+        """
+        if name in self._ours:
+            raise InputError(f"{self.key}={name} is a row of flash_lm: choose another name")
         self[name] = row
+
+    def seal(self) -> None:
+        """The rows that are there are those of the package: a run must not mean another model with a plugin."""
+        self._ours = frozenset(self)
 
     def rule(self, name: str) -> str | None:
         """What is expected of the key, or None when there is such a row."""

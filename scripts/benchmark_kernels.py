@@ -33,7 +33,7 @@ from flash_lm.models.family import FAMILIES, complete
 from flash_lm.ops.segments import find_segments, whole_row
 from flash_lm.provenance import provenance
 
-WITH_KERNELS = ("flash_quad", "flash", "linear_transformer")
+WITH_KERNELS = [name for name, row in FAMILIES.items() if "model.kernels" in row.reads()]
 FORMS = ("pallas", "xla")
 AGREES = {"bfloat16": 2e-2, "float32": 2e-3}  # relative distance; float32 products are in TF32 on a GPU
 PRODUCT = 8192  # rows and columns

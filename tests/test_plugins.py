@@ -16,6 +16,8 @@ from flash_lm.config import parse
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.jsonl import read_jsonl
+from flash_lm.layers.attention import GAUOptions
+from flash_lm.models.family import complete
 from flash_lm.plugins import import_plugins
 from flash_lm.tables import CORPORA, FAMILIES, OPTIMIZERS, TASKS
 
@@ -76,6 +78,11 @@ def test_nothing_is_run_out_of_a_workdir(run, tmp_path):
     words, path = [sys.executable, "-c", program], {"PYTHONPATH": f"{copied}:{HERE.parent}"}
     done = subprocess.run(words, capture_output=True, text=True, cwd=copied, env=os.environ | path, check=False)
     assert "outside lies in" in done.stderr and "nothing is run out of the folder of a run" in done.stderr
+    values = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(values | {"plugins": []}))
+    (copied / "changes.jsonl").write_text('{"plugins": ["outside"]}\n')
+    done = subprocess.run(words, capture_output=True, text=True, cwd=copied, env=os.environ | path, check=False)
+    assert "changes.jsonl is damaged" in done.stderr
 
 
 def test_a_config_from_before_the_import_gets_the_new_keys(undone, tmp_path):
@@ -95,6 +102,8 @@ def test_a_config_from_before_the_import_gets_the_new_keys(undone, tmp_path):
     [
         ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+        ("import flash_lm\nflash_lm.register_family('flash', None)", "model.family=flash is a row of flash_lm"),
         (
             "from flash_lm.schema import section\nsection('model.gau')(type('Mine', (), {}))",
             "model.gau already: choose",
@@ -121,3 +130,54 @@ def test_plugins_are_names(undone):
     config.plugins = (1,)
     with pytest.raises(InputError, match="plugins=.* must be a tuple of names of modules"):
         parse(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "told"),
+    [
+        ("model.rotary", {}, "section model.rotary: that is a key already"),
+        ("model.sections", {}, "that is a key already"),
+        ("modle.mine", {}, r"name a group \(model, data, train\) and a section of it"),
+        ("mine", {}, "name a group"),
+        ("model.a.b", {}, "name a group"),
+        ("model.mine", {"__annotations__": {"reach": int}, "reach": 3}, r"declare reach by key\(default, unit"),
+    ],
+)
+def test_a_section_that_cannot_be(undone, name, body, told):
+    with pytest.raises(InputError, match=told):
+        schema.section(name)(type("Mine", (), body))
+
+
+def test_a_section_made_from_another_is_one_of_its_own(undone):
+    @schema.section("model.mine")
+    class Mine(GAUOptions):
+        reach: int = schema.key(3, "tokens")
+
+    config = get_config()
+    config.model.update(mine={"heads": 4}, gau={"heads": 2}, vocab_size=10)
+    model = complete(parse(config).model)
+    assert (model[Mine].heads, model[GAUOptions].heads, model[Mine].reach) == (4, 2, 3)
+    assert model[GAUOptions].expanded_dim == 256 and model[Mine].expanded_dim is None
+
+
+@pytest.mark.parametrize("text", ["outside", "('outside',)", '("outside",)', "'outside'"])
+def test_the_flag_names_modules_as_a_tuple_or_alone(undone, monkeypatch, text):
+    monkeypatch.syspath_prepend(str(HERE))
+    config = load_config("quickstart", [f"--config.plugins={text}", "--config.model.family=powers"])
+    assert config.plugins == ("outside",) and parse(config).model.family == "powers"
+
+
+def test_keys_of_another_task_or_optimizer_are_told_of(undone, monkeypatch, caplog):
+    monkeypatch.syspath_prepend(str(HERE))
+    with caplog.at_level("INFO"):
+        load_config("quickstart", ["--config.plugins=outside", "--config.train.signs.share=0.1"])
+        load_config("quickstart", ["--config.data.masking.rate=0.2", "--config.task=masked_lm"])
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert "train.optimizer=adamw read no train.signs.share" in line
+
+
+def test_a_config_file_of_an_older_version_is_told_what_to_say(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "configs", None)  # as it is outside of a checkout
+    (tmp_path / "mine.py").write_text("from configs import base\nget_config = base.get_config\n")
+    with pytest.raises(InputError, match="imports configs, .*: say from flash_lm.configs import"):
+        load_config(str(tmp_path / "mine.py"), [])

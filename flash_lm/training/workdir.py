@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from flash_lm.config import filled, plugins_of, upgrade
+from flash_lm.config import filled, plugins_of, unread_keys, upgrade
 from flash_lm.data.loading import Splits
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError
@@ -20,6 +20,7 @@ from flash_lm.models.family import FAMILIES, unread
 from flash_lm.moved import places
 from flash_lm.plugins import import_plugins
 from flash_lm.provenance import config_hash
+from flash_lm.schema import SECTIONS
 from flash_lm.training import lock
 from flash_lm.training.hosts import is_first, of_all_hosts
 from flash_lm.training.metrics import read_lines
@@ -30,7 +31,6 @@ _BEFORE_CONFIG = (lock.NAME, _PARTIAL)  # what a run that was killed in its firs
 
 # Keys that may differ when a run is resumed: what they change of the model is rounding, or nothing.
 FREE = (
-    "plugins",  # a module may be renamed
     "mesh.",
     "model.remat",
     "model.scan_layers",
@@ -228,9 +228,14 @@ def read_config(workdir: pathlib.Path) -> Any:
     if not isinstance(values, dict) or not all(isinstance(values.get(x), dict) for x in ("model", "data", "train")):
         raise _damaged(path)
     import_plugins(plugins_of(values), pathlib.Path(workdir))
+    for group, section in (name.split(".") for name in SECTIONS):
+        if not isinstance(values[group].get(section, {}), dict):
+            raise _damaged(path)
     config = ConfigDict(upgrade(_tuples(values)))
     changes = path.with_name(_CHANGES)
     for line in read_jsonl(changes) if changes.exists() else []:
+        if "plugins" in line:  # which nothing writes there, and which would be run
+            raise _damaged(changes)
         config.update_from_flattened_dict({place: x for key, x in _tuples(line).items() for place in places(key)})
     return config
 
@@ -266,7 +271,7 @@ def _meaningless(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
     """Keys that neither of two flat configs uses."""
     kept = set() if before["data.streaming"] or now.get("data.streaming") else {"data.shuffle_buffer"}
     family = str(now.get("model.family"))
-    return kept | (unread(family) if family in FAMILIES else set())
+    return kept | unread_keys(now) | (unread(family) if family in FAMILIES else set())
 
 
 def _told(changes: dict[str, tuple[Any, Any]]) -> str:

@@ -300,7 +300,13 @@ def test_a_name_of_text_works_as_a_path_does(config, tmp_path):
 def test_a_damaged_config_is_told_apart_from_a_wrong_call(half, tmp_path, monkeypatch):
     run = shutil.copytree(half, tmp_path / "run")
     text = (run / "config.json").read_text()
-    for damaged in (text[:100], "[]", "{}", text.replace('"data": {', '"data": 3, "dat": {')):
+    for damaged in (
+        text[:100],
+        "[]",
+        "{}",
+        text.replace('"data": {', '"data": 3, "dat": {'),
+        text.replace('"gau": {', '"gau": 5, "ga": {'),
+    ):
         (run / "config.json").write_text(damaged)
         with pytest.raises(InputError, match=r"config.json is damaged"):
             run_folder.read_config(run)

@@ -1,0 +1,64 @@
+"""The losses of the first two steps of every family, to the last digit: what a change of the code leaves as it was.
+
+    python scripts/first_losses.py --out=results/first_losses/after.jsonl
+    python scripts/first_losses.py --checkout=../older --out=results/first_losses/before.jsonl
+
+Of two layers of configs/tiny.py, causal and masked, each trained by the command of the checkout.
+"""
+
+import argparse
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from flash_lm.command import run
+from flash_lm.errors import RunError, first_line
+from flash_lm.jsonl import Line, read_jsonl, write_jsonl
+from flash_lm.tables import FAMILIES
+
+TASKS = ("causal_lm", "masked_lm")
+_SMALL = {"model.num_layers": 2, "train.steps": 2, "train.log_every": 1, "train.eval_every": 0, "train.eval_steps": 1}
+
+
+def first_losses(checkout: pathlib.Path, family: str, task: str) -> Line:
+    """Of the training and, after it, of a batch of the validation split, in nats a token."""
+    keys = _SMALL | {"model.family": family, "task": task, "train.checkpoint_every": 0}
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, "-m", "flash_lm.train", "--config=configs/tiny.py", f"--workdir={folder}/run"]
+        words += [f"--config.{key}={value}" for key, value in keys.items()]
+        environment = os.environ | {"PYTHONPATH": str(checkout)}
+        done = subprocess.run(words, cwd=checkout, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise RunError(f"{family}, {task}: {done.stderr.strip().splitlines()[-1]}")
+        losses = [line["loss"] for line in read_jsonl(pathlib.Path(folder) / "run" / "metrics.jsonl")]
+    return {"family": family, "task": task, "losses": losses}
+
+
+def commit(checkout: pathlib.Path) -> str:
+    """Of the checkout."""
+    words = ["git", "-C", str(checkout), "rev-parse", "--short=12", "HEAD"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise RunError(first_line(RuntimeError(done.stderr)))
+    return done.stdout.strip()
+
+
+def main(argv: list[str]) -> None:
+    """Writes a line a family and task."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--checkout", type=pathlib.Path, default=pathlib.Path.cwd(), help="of any version")
+    parser.add_argument("--families", default=" ".join(FAMILIES), help="between blanks")
+    parser.add_argument("--out", required=True, type=pathlib.Path)
+    arguments = parser.parse_args(argv)
+    checkout = arguments.checkout.resolve()
+    about = {"git": commit(checkout)}
+    lines = [first_losses(checkout, family, task) | about for task in TASKS for family in arguments.families.split()]
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    write_jsonl(arguments.out, lines)
+    print(f"{len(lines)} lines in {arguments.out}")
+
+
+if __name__ == "__main__":
+    run(main)
