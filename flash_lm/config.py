@@ -141,11 +141,11 @@ def add_sections(config: Any) -> None:
 
 def unread_keys(flat: Mapping[str, Any]) -> set[str]:
     """Keys that another task, corpus or optimizer reads, and those that a flat config names do not."""
-    names, found = {kind: name for name, kind in schema.SECTIONS.items()}, set()
+    found: set[str] = set()
     for table in (TASKS, CORPORA, OPTIMIZERS):
         if (chosen := str(flat.get(table.key))) in table:
             others = {kind for row in table.values() for kind in row.sections} - {*table[chosen].sections}
-            found |= {one.name for kind in others for one in schema.keys(kind, f"{names[kind]}.")}
+            found = found.union(*(schema.names_of(kind) for kind in others))
     return found
 
 

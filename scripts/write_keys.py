@@ -28,11 +28,10 @@ def readers() -> dict[str, list[str]]:
     for family, row in FAMILIES.items():
         for name in row.reads():
             found.setdefault(name, []).append(family)
-    names = {kind: name for name, kind in schema.SECTIONS.items()}
     others = [(name, row) for table in (TASKS, CORPORA, OPTIMIZERS) for name, row in table.items()]
     for name, kind in ((name, kind) for name, row in others for kind in row.sections):
-        for one in schema.keys(kind, f"{names[kind]}."):
-            found.setdefault(one.name, []).append(name)
+        for key in schema.names_of(kind):
+            found.setdefault(key, []).append(name)
     return found
 
 

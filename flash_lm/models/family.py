@@ -43,8 +43,7 @@ class Part:
 
     def reads(self) -> set[str]:
         """Names of the keys that this part reads and others may not, such as model.gau.heads."""
-        names = {kind: name for name, kind in schema.SECTIONS.items()}
-        own = {f"{names[kind]}.{field.name}" for kind in self.sections for field in dataclasses.fields(kind)}
+        own = set().union(*(schema.names_of(kind) for kind in self.sections))
         return {f"model.{key}" for key in self.keys} | own - {f"model.{key}" for key in self.unread}
 
 
