@@ -4,11 +4,12 @@ from flash_lm.data.kinds import register_corpus
 from flash_lm.data.tasks import register_task
 from flash_lm.models import families  # noqa: F401 (its rows join the table)
 from flash_lm.models.family import register_family
+from flash_lm.models.heads import register_head
 from flash_lm.models.language_model import LanguageModel, build_model
-from flash_lm.tables import CORPORA, FAMILIES, OPTIMIZERS, TASKS
+from flash_lm.tables import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
 from flash_lm.training.optimizer import register_optimizer
 
-for _table in (FAMILIES, TASKS, CORPORA, OPTIMIZERS):
+for _table in (FAMILIES, HEADS, TASKS, CORPORA, OPTIMIZERS):
     _table.seal()
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "build_model",
     "register_corpus",
     "register_family",
+    "register_head",
     "register_optimizer",
     "register_task",
 ]

@@ -19,9 +19,10 @@ from ml_collections import ConfigDict
 
 from flash_lm.config import add_sections, open_type, plugins_of, unread_keys
 from flash_lm.errors import InputError, RunError
-from flash_lm.models.family import FAMILIES, unread
+from flash_lm.models.family import unread
 from flash_lm.plugins import import_plugins
 from flash_lm.schema import unknown_key
+from flash_lm.tables import FAMILIES, TASKS
 
 _log = logging.getLogger(__name__)
 _CONFIGS = pathlib.Path(__file__).parent / "configs"
@@ -143,6 +144,8 @@ def _tell_unread(config: Any, overrides: list[str]) -> None:
     if family in FAMILIES and (for_nothing := sorted(by_hand & unread(family))):
         _log.info("family %s does not read %s", family, ", ".join(for_nothing))
     chosen = {"task": config.task, "data.corpus": config.data.corpus, "train.optimizer": config.train.optimizer}
+    if config.task in TASKS:
+        chosen["model.head"] = config.model.head or TASKS[config.task].head
     if for_nothing := sorted(by_hand & unread_keys(chosen)):
         _log.info("%s read no %s", ", ".join(f"{key}={name}" for key, name in chosen.items()), ", ".join(for_nothing))
 

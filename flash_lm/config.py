@@ -15,7 +15,7 @@ from flash_lm.groups import DTYPES, MESH_AXES, DataConfig, MeshConfig, ModelConf
 from flash_lm.moved import move
 from flash_lm.plugins import import_plugins
 from flash_lm.schema import at_least, key
-from flash_lm.tables import CORPORA, OPTIMIZERS, TASKS
+from flash_lm.tables import CORPORA, HEADS, OPTIMIZERS, TASKS
 
 __all__ = [
     "DTYPES",
@@ -106,14 +106,14 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
     """A config, as nested plain values, with the open keys that its other keys fill in."""
     values = {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
     model, data, train = (values.get(name, {}) for name in ("model", "data", "train"))
-    if model.get("causal") is None:
-        task = TASKS.get(values.get("task", ""))
-        model["causal"] = task is None or task.causal
+    if task := TASKS.get(values.get("task", "")):
+        of_task = {"causal": task.causal, "head": task.head}
+        model.update({name: value for name, value in of_task.items() if model.get(name) is None})
     if data.get("length") is None:
         data["length"] = model.get("max_length")
     if data.get("shuffle_buffer") is None:
         data["shuffle_buffer"] = SHUFFLE_BUFFER
-    if model.get("normalizer") is None and not model["causal"]:
+    if model.get("normalizer") is None and model.get("causal") is False:
         model["normalizer"] = str(data["length"])
     if train.get("warmup_steps") is None and isinstance(train.get("steps"), int):
         train["warmup_steps"] = train["steps"] // 10
@@ -140,9 +140,9 @@ def add_sections(config: Any) -> None:
 
 
 def unread_keys(flat: Mapping[str, Any]) -> set[str]:
-    """Keys that another task, corpus or optimizer reads, and those that a flat config names do not."""
+    """Keys that another head, task, corpus or optimizer reads, and those that a flat config names do not."""
     found: set[str] = set()
-    for table in (TASKS, CORPORA, OPTIMIZERS):
+    for table in (HEADS, TASKS, CORPORA, OPTIMIZERS):
         if (chosen := str(flat.get(table.key))) in table:
             others = {kind for row in table.values() for kind in row.sections} - {*table[chosen].sections}
             found = found.union(*(schema.names_of(kind) for kind in others))

@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 from flash_lm.schema import Group, above, at_least, fraction, key, one_of
-from flash_lm.tables import CORPORA, FAMILIES, OPTIMIZERS
+from flash_lm.tables import CORPORA, FAMILIES, HEADS, OPTIMIZERS
 
 MESH_AXES = ("data", "fsdp", "tensor")
 DTYPES = ("float32", "bfloat16")
@@ -55,9 +55,10 @@ class ModelConfig(Group, name="model"):
     causal: bool = key(None, "open: from the task")
     tie_embeddings: bool = key(True, "one table for what comes in and what goes out")
     head: str = key(
-        "softmax",
-        "softmax, or logistics: a mixture over the 256 values of a byte, for images",
-        one_of("softmax", "logistics"),
+        None,
+        "a row of the table of heads: softmax, or logistics (a mixture over the values of a byte, for images); open: "
+        "from the task",
+        HEADS.rule,
         before="softmax",
     )
     init: str = key(

@@ -1,4 +1,4 @@
-"""Open tables: a row is a family, a task, a corpus or an optimizer, of this package or of a user's module."""
+"""Open tables: a row is a family, a head, a task, a corpus or an optimizer, of this package or of a user's module."""
 
 from typing import Any, NoReturn, TypeVar
 
@@ -40,6 +40,7 @@ class Table(dict[str, Row]):
 
 
 FAMILIES: Table[Any] = Table("model.family")  # of models.family.Family
+HEADS: Table[Any] = Table("model.head")  # of models.heads.HeadKind
 TASKS: Table[Any] = Table("task")  # of data.tasks.Task
 CORPORA: Table[Any] = Table("data.corpus")  # of data.kinds.CorpusKind
 OPTIMIZERS: Table[Any] = Table("train.optimizer")  # of training.optimizer.Optimizer

@@ -36,11 +36,11 @@ from flash_lm.provenance import config_hash, provenance
 from flash_lm.training.bare_step import BareStep, step_config
 from flash_lm.training.device import free_memory
 
-SIZES = {
-    "tiny": "configs/tiny.py",
-    "small": "configs/small.py",
-    "base": "configs/flash_base.py",
-    "copy": "configs/copy.py",
+SIZES = {  # configs by the name of a size
+    "tiny": "tiny",
+    "small": "small",
+    "base": "flash_base",
+    "copy": "copy",
 }
 PRODUCT = 2048  # rows and columns of the matrices whose product is a CPU's peak
 # Keys that the flags set, see `step_config`.

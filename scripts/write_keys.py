@@ -11,7 +11,7 @@ from flash_lm import schema
 from flash_lm.command import run, words_of
 from flash_lm.config import Config
 from flash_lm.plugins import import_plugins
-from flash_lm.tables import CORPORA, FAMILIES, OPTIMIZERS, TASKS
+from flash_lm.tables import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
 
 _PAGE = pathlib.Path(__file__).parent.parent / "docs" / "keys.md"
 _HEAD = """# Keys
@@ -28,7 +28,7 @@ def readers() -> dict[str, list[str]]:
     for family, row in FAMILIES.items():
         for name in row.reads():
             found.setdefault(name, []).append(family)
-    others = [(name, row) for table in (TASKS, CORPORA, OPTIMIZERS) for name, row in table.items()]
+    others = [(name, row) for table in (HEADS, TASKS, CORPORA, OPTIMIZERS) for name, row in table.items()]
     for name, kind in ((name, kind) for name, row in others for kind in row.sections):
         for key in schema.names_of(kind):
             found.setdefault(key, []).append(name)
@@ -45,7 +45,7 @@ def page() -> str:
         text += ["| key | type | default | | read by |", "|---|---|---|---|---|"]
         for one in keys:
             default = "open" if one.default is None else f"`{_short(one.default)}`"
-            told = ", ".join(f"`{name}`" for name in who.get(one.name, ())) or _others(one.name)
+            told = ", ".join(f"`{name}`" for name in who.get(one.name, ())) or "all"
             unit = one.about["unit"].replace("|", "\\|")
             text.append(f"| `{one.name.rpartition('.')[2]}` | {one.kind.__name__} | {default} | {unit} | {told} |")
     return "\n".join(text) + "\n"
@@ -54,10 +54,6 @@ def page() -> str:
 def _short(default: object) -> str:
     text = f"{default}"
     return "…" if len(text) > 60 else text
-
-
-def _others(name: str) -> str:
-    return "`model.head=logistics`" if name.startswith("model.logistics.") else "all"
 
 
 def main(argv: list[str]) -> None:

@@ -1,11 +1,14 @@
 """Rows from outside of the package, as a user's module brings them: one of each table, each with a key of its own."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 
-from flash_lm import register_corpus, register_family, register_optimizer, register_task
+from flash_lm import register_corpus, register_family, register_head, register_optimizer, register_task
 from flash_lm.data.corpus import Piece
 from flash_lm.data.kinds import CorpusKind
 from flash_lm.data.tasks import Task
@@ -13,6 +16,7 @@ from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.linear_core import LinearCore, LinearOptions
 from flash_lm.models.families import MLP_PART
 from flash_lm.models.family import Family, Part
+from flash_lm.models.heads import HeadKind
 from flash_lm.schema import above, key, section
 from flash_lm.training.optimizer import Optimizer
 
@@ -81,5 +85,39 @@ def last_tokens(tokenizer, config, options):
     return transform
 
 
+@section("model.biased")
+class BiasedOptions:
+    pull: float = key(0.01, "times the squared bias, added to the loss", above(0))
+
+
+class BiasedHead(NamedTuple):
+    """A softmax over words, each with a bias of its own that a penalty pulls to zero."""
+
+    table_VxD: jax.Array
+    bias_V: jax.Array
+    pull: float
+
+    def logits(self, features_xD):
+        found_xV = jnp.einsum("...d,vd->...v", features_xD, self.table_VxD)
+        return found_xV + jnp.broadcast_to(self.bias_V, found_xV.shape)
+
+    def loss(self, features_BxLxD, targets_BxL, weights_BxL, chunk, parts, z_loss=0.0):
+        nll = self.scores(features_BxLxD, targets_BxL, weights_BxL, chunk, parts)["nll"]
+        penalty = self.pull * jnp.square(self.bias_V).sum() * weights_BxL.sum()
+        return nll + penalty, {"bias": penalty}
+
+    def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk, parts):
+        nll_BxL = optax.softmax_cross_entropy_with_integer_labels(self.logits(features_BxLxD), targets_BxL)
+        return {"nll": jnp.where(weights_BxL > 0, nll_BxL * weights_BxL, 0).sum()}
+
+
+register_head(
+    "biased",
+    HeadKind(
+        bind=lambda model: BiasedHead(model.embedding[...], model.bias[...], model.config[BiasedOptions].pull),
+        parameters=lambda config, rngs: {"bias": nnx.Param(jnp.ones(config.vocab_size))},
+        sections=(BiasedOptions,),
+    ),
+)
 register_corpus("counting", CorpusKind(lambda c, o: Counting(o.lines), reads_path=False, sections=(CountingOptions,)))
-register_task("last_tokens", Task(causal=True, answers="continue", rows=last_tokens, sections=(LastOptions,)))
+register_task("last_tokens", Task(True, "continue", "biased", rows=last_tokens, sections=(LastOptions,)))

@@ -19,7 +19,7 @@ from flash_lm.jsonl import read_jsonl
 from flash_lm.layers.attention import GAUOptions
 from flash_lm.models.family import complete
 from flash_lm.plugins import import_plugins
-from flash_lm.tables import CORPORA, FAMILIES, OPTIMIZERS, TASKS
+from flash_lm.tables import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
 
 HERE = pathlib.Path(__file__).parent
 
@@ -27,7 +27,7 @@ HERE = pathlib.Path(__file__).parent
 @pytest.fixture
 def undone():
     """The tables are what they were before."""
-    tables = [(table, dict(table)) for table in (FAMILIES, TASKS, CORPORA, OPTIMIZERS, schema.SECTIONS)]
+    tables = [(table, dict(table)) for table in (FAMILIES, HEADS, TASKS, CORPORA, OPTIMIZERS, schema.SECTIONS)]
     yield
     for table, before in tables:
         table.clear()
@@ -46,7 +46,8 @@ def run(tmp_path_factory) -> pathlib.Path:
     mine = ["--config.model.family=powers", "--config.model.powers.power=3"]
     mine += ["--config.train.optimizer=signs", "--config.train.signs.share=0.25", "--config.model.gau.heads=2"]
     mine += ["--config.data.corpus=counting", "--config.data.counting.lines=30"]
-    mine += ["--config.task=last_tokens", "--config.data.last.tokens=3"]
+    mine += ["--config.task=last_tokens", "--config.model.biased.pull=0.5", "--config.train.log_every=1"]
+    mine += ["--config.data.last.tokens=3"]
     environment = os.environ | {"PYTHONPATH": str(HERE)}
     _, err = finish(command("flash_lm.train", *words, *as_overrides(config), *mine, env=environment))
     told = next(line for line in err.splitlines() if line.startswith("family powers does not read "))
@@ -57,6 +58,9 @@ def run(tmp_path_factory) -> pathlib.Path:
 def test_a_run_knows_its_plugins(run):
     values = json.loads((run / "config.json").read_text())
     assert values["plugins"] == ["outside"] and values["model"]["powers"] == {"power": 3}
+    assert values["model"]["head"] is None and values["model"]["biased"] == {"pull": 0.5}  # the task's own
+    first, *_, last = (line for line in read_jsonl(run / "metrics.jsonl") if line["split"] == "train")
+    assert last["bias"] < first["bias"] and last["bias"] > 1
     assert values["train"]["signs"] == {"share": 0.25} and values["data"]["counting"] == {"lines": 30}
     environment = os.environ | {"PYTHONPATH": str(HERE)}
     finish(command("flash_lm.evaluate", f"--workdir={run}", env=environment))
@@ -173,7 +177,7 @@ def test_keys_of_another_task_or_optimizer_are_told_of(undone, monkeypatch, capl
         load_config("quickstart", ["--config.plugins=outside", "--config.train.signs.share=0.1"])
         load_config("quickstart", ["--config.data.masking.rate=0.2", "--config.task=masked_lm"])
     (line,) = (record.getMessage() for record in caplog.records)
-    assert "train.optimizer=adamw read no train.signs.share" in line
+    assert "train.optimizer=adamw, model.head=softmax read no train.signs.share" in line
 
 
 def test_a_config_file_of_an_older_version_is_told_what_to_say(tmp_path, monkeypatch):

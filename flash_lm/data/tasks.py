@@ -27,20 +27,22 @@ class Task:
 
     Attributes:
         causal: whether a token sees none after it.
-        answers: what generate and serve let its models do: continue a prompt, or fill in masks.
+        answers: what generate and serve let its models do: continue a prompt, or fill in masks; None: nothing.
+        head: a row of the table of heads, where `model.head` is open.
         rows: of the tokenizer, `config.data` and each section, makes what turns a packed row, and numbers to draw from,
             into one with the task's inputs, targets and weights (`loss_mask_BxL`). None: rows stay as they are, and
             each token is to be predicted from those before it.
         vocabulary: words that a model needs, of the tokenizer.
         of_examples: whether its rows may be examples.
-        loss: sum over the targets, of a head and what its `loss` takes, and the part of it that is no −log p.
+        loss: sum over the targets, of a head and what its `loss` takes, and its penalties, by name; they are in it.
         scores: sums over the targets, of the same; nll and perhaps hits.
         share: of the tokens that are targets, of each section; for benchmarks, which have no tokenizer.
         sections: of keys, in `config.data`.
     """
 
     causal: bool
-    answers: Literal["continue", "fill_in"]
+    answers: Literal["continue", "fill_in"] | None
+    head: str = "softmax"
     rows: Callable[..., Any] | None = None
     vocabulary: Callable[[Any], int] = _of_tokenizer
     of_examples: bool = True

@@ -57,7 +57,10 @@ class Filler:
             InputError: the model is causal.
         """
         if TASKS[trained.config.task].answers != "fill_in":
-            raise InputError(f"{trained.name} is a causal language model and has no {MASK}: give a prompt to continue")
+            raise InputError(
+                f"{trained.name} was trained with task={trained.config.task} and has no {MASK}: give a prompt to "
+                f"continue, or train a model with --config.task=masked_lm"
+            )
         self._trained = trained
         self._text_ids = trained.text_ids()
         self.exact = undecodable(trained.config.model.normalizer) is not None

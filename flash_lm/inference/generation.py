@@ -59,10 +59,11 @@ class Generator:
         Raises:
             InputError: the model is bidirectional.
         """
-        if TASKS[trained.config.task].answers != "continue":
+        if (answers := TASKS[trained.config.task].answers) != "continue":
+            fill_in = f"let it fill in {MASK}s, or " if answers == "fill_in" else ""
             raise InputError(
-                f"{trained.name} is a masked language model and cannot continue a text: let it fill in {MASK}s, or "
-                f"train one with --config.task=causal_lm"
+                f"{trained.name} was trained with task={trained.config.task} and cannot continue a text: {fill_in}"
+                f"train a causal language model, with --config.task=causal_lm"
             )
         corpus = trained.config.data.corpus
         if (answers := CORPORA[corpus].answers) in (None, "images"):

@@ -11,7 +11,7 @@ from flash_lm.config import Config, ModelConfig
 from flash_lm.errors import InputError
 from flash_lm.layers.sublayer import Sublayer
 from flash_lm.ops.logistics import VALUES
-from flash_lm.tables import FAMILIES
+from flash_lm.tables import FAMILIES, HEADS
 
 # An open key's value, or what gives it from the config.
 Default = Any | Callable[[ModelConfig], Any]
@@ -73,6 +73,7 @@ _COMMON: Mapping[str, Default] = {
     "causal": True,
     "rotary": False,
     "norm": "layer",
+    "head": "softmax",
     "absolute_positions": "none",
     "normalizer": lambda config: "count" if config.causal else str(config.max_length),
 }
@@ -122,6 +123,6 @@ def _problems(config: ModelConfig) -> list[str]:
     found = []
     if "sinusoid" in config.absolute_positions and config.model_dim % 2:
         found.append(f"sinusoids come in pairs: model.model_dim={config.model_dim} must be even")
-    if config.head == "logistics" and config.vocab_size < VALUES:
-        found.append(f"model.head=logistics is over {VALUES} values, and model.vocab_size={config.vocab_size}")
+    if HEADS[config.head].of_values and config.vocab_size < VALUES:
+        found.append(f"model.head={config.head} is over {VALUES} values, and model.vocab_size={config.vocab_size}")
     return found

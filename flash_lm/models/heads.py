@@ -1,15 +1,77 @@
-"""From features to a distribution over the vocabulary: a word's logit each, or a few logistics over ordered values."""
+"""The table of heads: from features to a distribution over the vocabulary.
 
-from typing import NamedTuple
+A word's logit each, or a few logistics over ordered values.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
+from flash_lm.config import ModelConfig
+from flash_lm.layers.dense import EMBEDDING_INITS, Dense
 from flash_lm.ops.cross_entropy import cross_entropy, cross_entropy_and_hits
 from flash_lm.ops.logistics import VALUES, mixture_log_probs
 from flash_lm.schema import at_least, key, section
+from flash_lm.tables import HEADS
 
 _PACE, _LOG_SCALE = 0.1, -3.0  # of the logistics' means and scales, and where the scales start
+
+
+Losses = tuple[jax.Array, dict[str, jax.Array]]  # the whole, and what of it are penalties, by name
+
+
+class Head(Protocol):
+    """A head with its parameters: what features mean."""
+
+    def logits(self, features_xD: jax.Array) -> jax.Array:
+        """…×V float32."""
+        ...
+
+    def loss(
+        self,
+        features_BxLxD: jax.Array,
+        targets_BxL: jax.Array,
+        weights_BxL: jax.Array,
+        chunk: int,
+        parts: int,
+        z_loss: float = 0.0,
+    ) -> Losses:
+        """Weighted sum of −log p(target), nats, with its penalties; see `cross_entropy` for the arguments."""
+        ...
+
+    def scores(
+        self, features_BxLxD: jax.Array, targets_BxL: jax.Array, weights_BxL: jax.Array, chunk: int, parts: int
+    ) -> dict[str, jax.Array]:
+        """Sums over the targets: "nll", nats, and perhaps "hits", the targets that are the likeliest token."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadKind:
+    """A row.
+
+    Attributes:
+        bind: of a model, its head.
+        outputs: numbers that it makes of a token's features, of the model's config.
+        parameters: its own ones by their names in the model, of the model's config and rngs.
+        sections: of keys, in `config.model`.
+        of_values: whether it is over the 256 values of a byte, the last words of the vocabulary.
+    """
+
+    bind: Callable[[Any], Head]
+    outputs: Callable[[ModelConfig], int] = lambda config: config.vocab_size
+    parameters: Callable[[ModelConfig, nnx.Rngs], Mapping[str, nnx.Module | nnx.Param]] = lambda config, rngs: {}
+    sections: tuple[type, ...] = ()
+    of_values: bool = False
+
+
+def register_head(name: str, row: HeadKind) -> None:
+    """Adds a row to the table of heads, for `model.head`; a task may name it as its own."""
+    HEADS.register(name, row)
 
 
 @section("model.logistics")
@@ -29,14 +91,14 @@ class SoftmaxHead(NamedTuple):
         table_VxD = self.table_VxD.astype(features_xD.dtype)
         return jnp.einsum("...d,vd->...v", features_xD, table_VxD, preferred_element_type=jnp.float32)
 
-    def loss(
-        self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int, z_loss: float = 0.0
-    ) -> tuple[jax.Array, jax.Array]:
-        """Weighted sum of −log p(target), nats, and the z-loss in it; see `cross_entropy` for the arguments."""
-        return cross_entropy(features_BxLxD, self.table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss)
+    def loss(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int, z_loss: float = 0.0) -> Losses:
+        """See `Head`."""
+        arguments = features_BxLxD, self.table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss
+        found: tuple[jax.Array, jax.Array] = cross_entropy(*arguments)
+        return found[0], {"z_loss": found[1]} if z_loss else {}
 
     def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int) -> dict[str, jax.Array]:
-        """The same sum as "nll", and "hits": the targets that are the likeliest token."""
+        """See `Head`."""
         found = cross_entropy_and_hits(features_BxLxD, self.table_VxD, targets_BxL, weights_BxL, chunk, parts)
         return dict(zip(("nll", "hits"), found, strict=True))
 
@@ -59,14 +121,12 @@ class LogisticsHead(NamedTuple):
         before = [(0, 0)] * (log_probs_xN.ndim - 1) + [(self.vocab_size - VALUES, 0)]
         return jnp.pad(log_probs_xN, before, constant_values=-jnp.inf)
 
-    def loss(
-        self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int, z_loss: float = 0.0
-    ) -> tuple[jax.Array, jax.Array]:
+    def loss(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int, z_loss: float = 0.0) -> Losses:
         """As `SoftmaxHead.loss`, without a Z; there is no large array to cut into chunks or parts."""
         del chunk, parts, z_loss
         values_BxL = targets_BxL - (self.vocab_size - VALUES)
         log_probs_BxL = mixture_log_probs(self._parameters(features_BxLxD), values_BxL)
-        return -jnp.where(weights_BxL > 0, log_probs_BxL * weights_BxL, 0).sum(), jnp.zeros((), jnp.float32)
+        return -jnp.where(weights_BxL > 0, log_probs_BxL * weights_BxL, 0).sum(), {}
 
     def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int) -> dict[str, jax.Array]:
         """The same sum as "nll" alone: that a value is the likeliest of 256 says little."""
@@ -81,4 +141,29 @@ class LogisticsHead(NamedTuple):
         return jnp.concatenate([weights_xP, means_xP, _LOG_SCALE + _PACE * log_scales_xP], axis=-1)
 
 
-Head = SoftmaxHead | LogisticsHead
+def _output_embedding(config: ModelConfig, rngs: nnx.Rngs) -> dict[str, nnx.Param]:
+    if config.tie_embeddings:
+        return {}
+    shape = (config.vocab_size, config.model_dim)
+    init = EMBEDDING_INITS[config.init]
+    return {"output_embedding": nnx.Param(init(rngs.params(), shape, jnp.dtype(config.param_dtype)))}
+
+
+def _softmax(model: Any) -> SoftmaxHead:
+    return SoftmaxHead((model.embedding if model.config.tie_embeddings else model.output_embedding)[...])
+
+
+def _numbers(config: ModelConfig) -> int:
+    return 3 * config[LogisticsOptions].mixtures  # a weight, a mean and a scale each
+
+
+def _mixture(config: ModelConfig, rngs: nnx.Rngs) -> dict[str, nnx.Module]:
+    return {"mixture": Dense(config.model_dim, _numbers(config), config, rngs=rngs)}
+
+
+def _logistics(model: Any) -> LogisticsHead:
+    return LogisticsHead(model.mixture.kernel[...], model.config.vocab_size)
+
+
+register_head("softmax", HeadKind(_softmax, parameters=_output_embedding))
+register_head("logistics", HeadKind(_logistics, _numbers, _mixture, (LogisticsOptions,), of_values=True))

@@ -13,16 +13,17 @@ from ml_collections import ConfigDict
 from flash_lm.config import ModelConfig, parse_model
 from flash_lm.errors import InputError
 from flash_lm.layers.context import Context
-from flash_lm.layers.dense import EMBEDDING_INITS, Dense
+from flash_lm.layers.dense import EMBEDDING_INITS
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.positions import ABSOLUTE_POSITIONS
 from flash_lm.layers.table import whole
 from flash_lm.models.family import complete
-from flash_lm.models.heads import Head, LogisticsHead, LogisticsOptions, SoftmaxHead
+from flash_lm.models.heads import Head
 from flash_lm.models.layer import Layer, constrain_residual, drop
 from flash_lm.ops.blocked_attention import KEPT
 from flash_lm.ops.positions import rotary_table
 from flash_lm.ops.segments import find_segments, whole_row
+from flash_lm.tables import HEADS
 
 _policies = jax.checkpoint_policies
 REMAT_POLICIES = {
@@ -76,10 +77,8 @@ class LanguageModel(nnx.Module):
 
         self.layers = stack(rngs)
         self.norm = NORMS[config.norm](config)
-        if config.head == "logistics":
-            self.mixture = Dense(config.model_dim, 3 * config[LogisticsOptions].mixtures, config, rngs=rngs)
-        elif not config.tie_embeddings:
-            self.output_embedding = nnx.Param(init(rngs.params(), shape, jnp.dtype(config.param_dtype)))
+        for name, parameter in HEADS[config.head].parameters(config, rngs).items():
+            setattr(self, name, parameter)
 
     def __call__(
         self,
@@ -166,9 +165,7 @@ class LanguageModel(nnx.Module):
 
     def head(self) -> Head:
         """What turns features into a distribution over the vocabulary."""
-        if self.config.head == "logistics":
-            return LogisticsHead(self.mixture.kernel[...], self.config.vocab_size)
-        return SoftmaxHead((self.embedding if self.config.tie_embeddings else self.output_embedding)[...])
+        return HEADS[self.config.head].bind(self)
 
     @property
     def longest(self) -> int | None:
@@ -276,10 +273,7 @@ class LanguageModel(nnx.Module):
     def flops_per_token(self, length: int) -> float:
         """Forward model FLOPs a token of a row of `length` tokens, logits included."""
         stack = self.config.num_layers * self.layers.flops_per_token(length, self.config.causal)
-        words = (
-            3 * self.config[LogisticsOptions].mixtures if self.config.head == "logistics" else self.config.vocab_size
-        )
-        return stack + 2 * self.config.model_dim * words
+        return stack + 2 * self.config.model_dim * HEADS[self.config.head].outputs(self.config)
 
     def _prefill(self, inputs_BxL: jax.Array, state: DecodeState, lengths_B: jax.Array):
         positions_BxL = state.positions_B[:, None] + jnp.arange(inputs_BxL.shape[1], dtype=jnp.int32)[None]

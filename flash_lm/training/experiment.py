@@ -20,7 +20,7 @@ from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
 from flash_lm.models.family import complete
 from flash_lm.ops.logistics import VALUES
-from flash_lm.tables import CORPORA, TASKS
+from flash_lm.tables import CORPORA, HEADS, TASKS
 from flash_lm.training.checkpoint import with_shardings
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.sharding import batch_sharding, check_documents, make_mesh, share_of, state_shardings
@@ -114,9 +114,9 @@ def vocabulary(config: Config, tokenizer: Tokenizer) -> int:
     if vocab_size < needed:
         raise InputError(f"model.vocab_size={vocab_size} is smaller than the tokenizer's {needed}: leave it open")
     values = CORPORA[config.data.corpus].ends_in_values and vocab_size == needed
-    if config.model.head == "logistics" and not values:
+    if HEADS[config.model.head].of_values and not values:
         raise InputError(
-            "model.head=logistics is of images, whose values are the last words, and here are data.corpus="
+            f"model.head={config.model.head} is of images, whose values are the last words, and here are data.corpus="
             f"{config.data.corpus} and model.vocab_size={vocab_size}: take data.corpus=images, with vocab_size open"
         )
     return vocab_size

@@ -9,14 +9,13 @@ import optax
 
 from flash_lm.config import TrainConfig
 from flash_lm.data.tasks import NEXT_TOKEN, Task
-from flash_lm.models.heads import Head
+from flash_lm.models.heads import Head, Losses
 from flash_lm.training.optimizer import learning_rate
 from flash_lm.training.sharding import batch_parts
 from flash_lm.training.state import ModelFunction, Params, TrainState
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
-Losses = tuple[jax.Array, jax.Array]  # the whole, and what of it is a penalty
 
 
 def make_train_step(
@@ -40,19 +39,19 @@ def make_train_step(
         task: whose loss it is.
 
     Returns:
-        A function (state, batch) -> (state, metrics); metrics are loss (nats a target), penalty (if there is one, which
-        is not in loss), grad_norm, learning_rate, tokens (targets in the batch), and whether the step was finite.
+        A function (state, batch) -> (state, metrics); metrics are loss (nats a target), penalties (by name;
+        they are not in loss), grad_norm, learning_rate, tokens (targets in the batch), and whether the step was finite.
     """
     rate, gradients_of = learning_rate(config), make_gradients(model, config, seed, task)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        (total, penalty), gradients = gradients_of(state.params, state.step, batch)
+        (total, penalties), gradients = gradients_of(state.params, state.step, batch)
         tokens = jnp.maximum(batch["loss_mask_BxL"].sum(), 1)
         gradients = jax.tree.map(lambda g, p: (g / tokens).astype(p.dtype), gradients, state.params)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         metrics = {
-            "loss": (total - penalty) / tokens if config.z_loss else total / tokens,
-            **({"penalty": penalty / tokens} if config.z_loss else {}),
+            "loss": (total - sum(penalties.values())) / tokens,
+            **{name: penalty / tokens for name, penalty in penalties.items()},
             "grad_norm": optax.tree.norm(gradients),
             "learning_rate": jnp.asarray(rate(state.step), jnp.float32),
             "tokens": tokens,
@@ -71,12 +70,12 @@ def make_train_step(
 def make_gradients(
     model: ModelFunction, config: TrainConfig, seed: int, task: Task = NEXT_TOKEN
 ) -> Callable[[Params, jax.Array, Batch], tuple[Losses, Params]]:
-    """A function (params, step, batch) -> the loss and what of it is a penalty, and the gradient.
+    """A function (params, step, batch) -> the loss and what of it are penalties, and the gradient.
 
     All are sums over the batch's targets, in nats.
     """
 
-    def loss_sum(params: Params, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def loss_sum(params: Params, batch: Batch, key: jax.Array) -> Losses:
         head, predictions = _predictions(model, params, batch, config.loss_chunk, key)
         return task.loss(head, *predictions, config.z_loss)
 
@@ -90,9 +89,10 @@ def make_gradients(
             here = summed(params, *part)
             return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, here), None
 
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
-        nothing = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
-        return jax.lax.scan(add, (nothing, zeros), microbatches(batch, config.accumulate, seed, step))[0]
+        parts = microbatches(batch, config.accumulate, seed, step)
+        first = jax.tree.map(lambda x: x[0], parts)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), jax.eval_shape(lambda: summed(params, *first)))
+        return jax.lax.scan(add, zeros, parts)[0]
 
     return gradients_of
 

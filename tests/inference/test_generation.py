@@ -216,7 +216,7 @@ def test_filling_in(masked):
 def test_each_kind_of_model_refuses_what_the_other_does(masked, generator):
     with pytest.raises(InputError, match="masked language model and cannot continue"):
         Generator(masked)
-    with pytest.raises(InputError, match="causal language model and has no"):
+    with pytest.raises(InputError, match="task=causal_lm and has no"):
         Filler(generator._trained)
     with pytest.raises(InputError, match="put .MASK. where"):
         Filler(masked)(["the cat"])
