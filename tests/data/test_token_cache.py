@@ -147,6 +147,7 @@ def test_one_document_on_one_line_is_tokenised_in_bounded_memory(tmp_path, token
     assert used < 500  # megabytes, of which 200 train a tokenizer
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_documents_of_one_token(config, tmp_path):
     rows = "".join(json.dumps({"text": letter}) + "\n" for letter in "abcde" * 20_000)
     (tmp_path / "rows.jsonl").write_text(rows)

@@ -43,6 +43,7 @@ def test_influence_without_segment_ids(family):
 @pytest.mark.parametrize(
     "segment_ids", [pytest.param(ONE_DOCUMENT, marks=pytest.mark.slow), PACKED], ids=["one-document", "packed"]
 )
+@pytest.mark.slow
 def test_influence_with_overlapping_chunks(causal, segment_ids):
     influence = case(
         "flash", causal, **{"chunks.overlapping": True, "chunks.global_attention": False}, num_layers=1

@@ -43,6 +43,7 @@ def loss_after_training(window: int) -> float:
     return float(np.mean(losses[-10:]))
 
 
+@pytest.mark.slow
 def test_the_bias_learns_and_its_window_matters():
     """A window of 2 does not reach as far. With eps 1e-6, and at the rate of all others, the two losses were alike."""
     assert loss_after_training(window=8) < 0.5 * loss_after_training(window=2)

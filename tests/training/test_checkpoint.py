@@ -169,6 +169,7 @@ def test_a_checkpoint_of_another_run_of_the_same_shapes_is_not_used(workdir, con
         assert f"checkpoint {expected} is damaged, or of another config (it was saved by another run" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_run_that_has_lost_all_its_checkpoints_does_not_begin_anew(config, tmp_path):
     counter = itertools.count(1)
     train(config, tmp_path, should_stop=lambda: next(counter) == 11)
@@ -179,6 +180,7 @@ def test_a_run_that_has_lost_all_its_checkpoints_does_not_begin_anew(config, tmp
     assert (tmp_path / "metrics.jsonl").read_text() == before
 
 
+@pytest.mark.slow
 def test_a_damaged_last_checkpoint_is_trained_again(config, tmp_path):
     train(config, tmp_path / "run")
     flip(data_files(tmp_path / "run" / "checkpoints" / "12")[0], 8000)
@@ -263,6 +265,7 @@ def performer(config) -> Experiment:
     return build_experiment(other)
 
 
+@pytest.mark.slow
 def test_what_is_drawn_and_not_trained_is_saved(performer, tmp_path):
     """And checked: a change in how it is drawn gives no trained model other random features."""
     state = new_state(performer)

@@ -77,6 +77,7 @@ def test_stopped_and_resumed_equals_one_go(config, finished, tmp_path, stops):
         assert np.array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_from_its_checkpoint(config, finished, tmp_path, monkeypatch):
     def crash():
         raise KeyboardInterrupt

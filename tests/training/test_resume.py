@@ -78,6 +78,7 @@ def close(found: dict, expected: dict) -> bool:
     return bool(found) and all(np.isclose(loss, expected[key], rtol=2e-5) for key, loss in found.items())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_may_change_what_changes_rounding(config, finished, half, tmp_path):
     """All of it at once; its corpus has moved, too. What it was is kept, and what is new is used from then on."""
     run = shutil.copytree(half, tmp_path / "run")
@@ -274,6 +275,7 @@ def test_one_run_at_a_time(config, half, tmp_path):
         pass
 
 
+@pytest.mark.slow
 def test_a_name_of_text_works_as_a_path_does(config, tmp_path):
     """And the best checkpoint, or one of a step, is found by its name."""
     run = f"{tmp_path}/run"
@@ -375,6 +377,7 @@ def test_a_run_outlives_its_cache(config, finished, half, tmp_path, monkeypatch)
     assert line["own_corpus"] and line["step"] == 12
 
 
+@pytest.mark.slow
 def test_a_run_outlives_its_corpus(config, tmp_path, caplog):
     """As a run on the standard library does a new release of Python, as long as the tokens are in the cache."""
     folder = tmp_path / "text"

@@ -1,6 +1,7 @@
 """Connections that keep the service waiting are closed: each holds a socket, and there are only so many."""
 
 import asyncio
+import itertools
 import json
 import resource
 from typing import Any
@@ -15,6 +16,7 @@ _LONGEST_HEAD = 1 << 14  # bytes
 _HELD_SECONDS = 1.0
 _CHUNKS = "a request in chunks: send it whole, with its Content-Length"
 _FILES = 64  # that a process needs beside its connections
+_turns = itertools.count()  # loop.time() is the same for what happens in a millisecond
 CONNECTIONS = min(1024, max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _FILES))  # at a time
 
 
@@ -109,7 +111,7 @@ class Patient(H11Protocol):
         return self.cycle is self._before
 
     def _await_request(self) -> None:
-        self._before, self.silent_since = self.cycle, self.loop.time()
+        self._before, self.silent_since = self.cycle, next(_turns)
         if self._silence:
             self._silence.cancel()
         self._silence = self.loop.call_later(HEAD_SECONDS, self._close_if_silent)
