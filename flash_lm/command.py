@@ -140,9 +140,10 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _tell_unread(config: Any, overrides: list[str]) -> None:
     """One line on keys that somebody has set for nothing."""
-    by_hand, family = {word.partition("=")[0].removeprefix("--config.") for word in overrides}, config.model.family
-    if family in FAMILIES and (for_nothing := sorted(by_hand & unread(family))):
-        _log.info("family %s does not read %s", family, ", ".join(for_nothing))
+    by_hand = {word.partition("=")[0].removeprefix("--config.") for word in overrides}
+    families = config.model.pattern or (config.model.family,)
+    if all(name in FAMILIES for name in families) and (for_nothing := sorted(by_hand & unread(families))):
+        _log.info("family %s does not read %s", "/".join(families), ", ".join(for_nothing))
     chosen = {"task": config.task, "data.corpus": config.data.corpus, "train.optimizer": config.train.optimizer}
     if config.task in TASKS:
         chosen["model.head"] = config.model.head or TASKS[config.task].head

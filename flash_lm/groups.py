@@ -11,6 +11,11 @@ DTYPES = ("float32", "bfloat16")
 DECAYS = ("linear", "cosine")  # schedules that fall to an end
 
 
+def _families(names: tuple) -> str | None:
+    good = all(isinstance(name, str) and name in FAMILIES for name in names)
+    return None if good else f"a tuple of rows of the table of families: {', '.join(FAMILIES)}"
+
+
 def _normalizer(x: str) -> str | None:
     good = x in ("count", "length", "paper") or (x.isdecimal() and int(x) > 0)
     return None if good else "count, length, paper or a positive integer"
@@ -46,7 +51,16 @@ class ModelConfig(Group, name="model"):
     """What every family shares. models/families.py fills in the keys left open."""
 
     family: str = key("flash", "a row of the table of families", FAMILIES.rule)
-    num_layers: int = key(4, "one layer = attention + feed-forward, or two GAUs", at_least(1))
+    pattern: tuple = key(
+        (),
+        "families of the layers in turn, such as flash,flash,transformer_plus_plus; the rest is that of model.family; "
+        "empty: model.family alone",
+        _families,
+        before=(),
+    )
+    num_layers: int = key(
+        4, "one layer = attention + feed-forward, or two GAUs; a multiple of the pattern's", at_least(1)
+    )
     model_dim: int = key(128, "D", at_least(1))
     num_heads: int = key(4, "H; of a GAU see model.gau.heads", at_least(1))
     mlp_dim: int = key(None, "open: 4 D for an MLP, 8 D / 3 rounded up to a multiple of 8 for a GLU", at_least(1))
@@ -93,6 +107,23 @@ class ModelConfig(Group, name="model"):
         "none, products (keep matrix products) or full (keep only each layer's input)",
         one_of("none", "products", "full"),
     )
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Of the layers, in turn."""
+        return self.pattern or (self.family,)
+
+    @property
+    def label(self) -> str:
+        """What tables and plots call it: the family, or those of the pattern."""
+        return "/".join(self.families)
+
+    def problems(self) -> list[str]:
+        """Sentences on keys that do not go together."""
+        count = len(self.families)
+        if self.num_layers % count == 0:
+            return []
+        return [f"model.num_layers={self.num_layers} must be a multiple of the {count} layers of model.pattern"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ class Case:
         """The one that `model.kernels=form` gives, with its core."""
         raw: Any = copy.deepcopy(self.config).model
         raw.update(family=self.family, max_length=self.length, causal=self.causal, kernels=form, dtype=self.dtype)
-        return FAMILIES[self.family].pattern[0](complete(parse_model(raw)), rngs=nnx.Rngs(0))
+        return FAMILIES[self.family].sublayers[0](complete(parse_model(raw)), rngs=nnx.Rngs(0))
 
     def inputs(self, dtype: str) -> tuple[tuple, jax.Array, jax.Array]:
         """Pairs of queries and keys, values, and a derivative of the output; all normal."""

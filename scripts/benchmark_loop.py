@@ -79,7 +79,7 @@ def main(argv: list[str]) -> None:
     turns = [(loop_step_ms(config), bare_step_ms(config)) for _ in range(arguments.rounds)]
     loop, bare = (statistics.median(times) for times in zip(*turns, strict=True))
     line = {
-        "family": parse(config).model.family,
+        "family": parse(config).model.label,
         "loop_step_ms": loop,
         "bare_step_ms": bare,
         "turns_ms": turns,

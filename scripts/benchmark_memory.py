@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
     first_step_ms = timed(step.step)()
     config = step.config
     line = {
-        "family": config.model.family,
+        "family": config.model.label,
         "parameters": step.parameters,
         "batch": config.data.batch_size,
         "length": config.data.length,

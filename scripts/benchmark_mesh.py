@@ -40,7 +40,7 @@ def measure(config: ConfigDict, steps: int) -> dict:
             losses.append(float(metrics["loss"]))
     traffic = collectives(step.as_text())
     return {
-        "family": settings.model.family,
+        "family": settings.model.label,
         "task": settings.task,
         "mesh": "x".join(map(str, experiment.mesh.devices.shape)),
         "devices": experiment.mesh.size,

@@ -47,7 +47,7 @@ def measure(setup: Setup, rounds: int, workdir: pathlib.Path) -> Line:
             times.append((stepped - start, saved - stepped, time.perf_counter() - stepped))
     step_s, blocked_s, written_s = (statistics.median(column) for column in zip(*times[1:], strict=True))
     return {
-        "family": setup.config.model.family,
+        "family": setup.config.model.label,
         "parameters": setup.model.parameter_count(),
         "state_bytes": sum(x.nbytes for x in jax.tree.leaves(state)),
         "tokens_a_step": data.tokens_per_batch,

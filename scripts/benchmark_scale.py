@@ -55,7 +55,7 @@ def measure(setup: Setup) -> Line:
     leaves = jax.tree.leaves(setup.abstract)
     state = sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in leaves)
     return {
-        "family": setup.config.model.family,
+        "family": setup.config.model.label,
         "parameters": setup.model.parameter_count(),
         "mesh": "x".join(map(str, setup.mesh.devices.shape)),
         "devices": setup.mesh.size,

@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flash_lm.inference.sampling import SamplingArrays, choose
-from flash_lm.models.language_model import DecodeState
-from flash_lm.models.layer import Layer
+from flash_lm.models.decode_state import DecodeState
+from flash_lm.models.layer import Period
 from flash_lm.training.hosts import fetched
 from flash_lm.training.sharding import BATCH, rows_that_divide
 from flash_lm.training.state import ModelFunction, Params
@@ -96,9 +96,9 @@ class Engine:
         self._put_apart = jax.jit(lambda carry: self._spread(dataclasses.replace(carry, state=carry.state.apart())))
 
     @functools.cached_property
-    def _layers(self) -> list[Layer]:
+    def _layers(self) -> list[Period]:
         """The layers' parameters once more, each layer's apart."""
-        return jax.jit(lambda params: self._model.bind(params).layers_apart())(self._params)
+        return jax.jit(lambda params: self._model.bind(params).periods_apart())(self._params)
 
     def start(self, rows: int, tokens: int) -> Decoding:
         """Before the first token of so many rows, each to hold so many tokens."""
@@ -243,7 +243,7 @@ class Engine:
     def _advance_rows(
         self,
         params: Params,
-        layers: list[Layer],
+        layers: list[Period],
         carry: Decoding,
         settings: SamplingArrays,
         keys_B: jax.Array,

@@ -76,7 +76,7 @@ def evaluate(
                 "run": trained.name,
                 "checkpoint": name.which if isinstance(name.which, str) else "step",
                 "task": config.task,
-                "family": config.model.family,
+                "family": config.model.label,
                 "parameters": trained.model.parameter_count(),
                 "corpus": corpus.name,
                 "corpus_hash": corpus.fingerprint[:12],

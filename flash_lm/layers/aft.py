@@ -48,7 +48,7 @@ class AttentionFreeUnit(AttentionSublayer):
     def __init__(self, core: "AFTCore", config: ModelConfig, *, rngs: nnx.Rngs):
         """One head whose channels have keys of their own, or H heads with one key each."""
         dim = config.model_dim
-        self.core, self.heads = core, core.heads
+        self.core, self.heads, self.rotary = core, core.heads, False
         self.key_width, self.value_width = core.key_width, dim // core.heads
         keys = core.heads * core.key_width
         self.projection_weights = 3 * dim * dim + dim * keys
@@ -56,10 +56,6 @@ class AttentionFreeUnit(AttentionSublayer):
         self.key = Dense(dim, keys, config, rngs=rngs)
         self.value = Dense(dim, dim, config, rngs=rngs)
         self.output = Dense(dim, dim, config, rngs=rngs)
-
-    @property
-    def rotary_width(self) -> None:  # type: ignore[override]
-        """There is nothing to rotate."""
 
     def project(self, x_BxLxD: jax.Array, context: Context) -> tuple[Any, jax.Array, Any]:
         """Keys and values for the core, and the gate."""

@@ -71,6 +71,7 @@ class AttentionSublayer(Sublayer):
     key_width: int
     value_width: int
     projection_weights: int  # of all linear maps
+    rotary: bool  # whether queries and keys are rotated
 
     @property
     def state_grows(self) -> bool:  # type: ignore[override]
@@ -88,9 +89,9 @@ class AttentionSublayer(Sublayer):
         return self.core.undecodable
 
     @property
-    def rotary_width(self) -> int:  # type: ignore[override]
+    def rotary_width(self) -> int | None:  # type: ignore[override]
         """Of the queries and keys."""
-        return self.key_width
+        return self.key_width if self.rotary else None
 
     def project(self, x_BxLxD: jax.Array, context: Context) -> tuple[Pairs, jax.Array, Any]:
         """Pairs of queries and keys, values, and what `finish` needs beside the core's output."""
@@ -104,6 +105,13 @@ class AttentionSublayer(Sublayer):
         """B×L×(H·K) -> B×H×L×K."""
         x_BxLxHxK = x_BxLxD.reshape(*x_BxLxD.shape[:2], self.heads, -1)
         return jnp.swapaxes(x_BxLxHxK, 1, 2)
+
+    def rotated_pairs(self, queries: list[jax.Array], keys: list[jax.Array], context: Context) -> Pairs:
+        """Pairs for the core, with rotary positions if it has them."""
+        if self.rotary_width is not None:
+            table = context.rotary[self.rotary_width]
+            queries, keys = ([rotate(x, table) for x in xs] for xs in (queries, keys))
+        return tuple(zip(queries, keys, strict=True))
 
     def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
         """B×L×D."""
@@ -146,7 +154,7 @@ class MultiHeadAttention(AttentionSublayer):
     def __init__(self, core: Core, config: ModelConfig, *, rngs: nnx.Rngs, scale_offsets: bool = False):
         """H heads of width D / H."""
         dim = config.model_dim
-        self.core = core
+        self.core, self.rotary = core, bool(config.rotary)
         self.heads = config.num_heads
         self.key_width = self.value_width = dim // config.num_heads
         self.projection_weights = 4 * dim * dim
@@ -167,7 +175,7 @@ class MultiHeadAttention(AttentionSublayer):
         q, k, v = (self.split_heads(dense(x_BxLxD)) for dense in (self.query, self.key, self.value))
         queries = self.query_variants(q) if self.query_variants else [q]
         keys = self.key_variants(k) if self.key_variants else [k]
-        return _rotated_pairs(queries, keys, context), v, None
+        return self.rotated_pairs(queries, keys, context), v, None
 
     def finish(self, mixed_BxHxLxE: jax.Array, rest: Any) -> jax.Array:
         """Joins the heads."""
@@ -184,7 +192,7 @@ class GatedAttentionUnit(AttentionSublayer):
     def __init__(self, core: Core, options: GAUOptions, config: ModelConfig, *, rngs: nnx.Rngs):
         """Expanded width E, shared width S, H heads."""
         dim, expanded, shared = config.model_dim, options.expanded_dim, options.shared_dim
-        self.core = core
+        self.core, self.rotary = core, bool(config.rotary)
         self.heads = options.heads
         self.key_width, self.value_width = shared, expanded // self.heads
         self.copies = 2 * len(core.scaled)
@@ -204,7 +212,7 @@ class GatedAttentionUnit(AttentionSublayer):
         gate, v, z = (dense(x_BxLxD) for dense in (self.gate, self.value, self.shared))
         zs = jnp.split(self.split_heads(_silu(z)), self.copies, axis=-1) if self.dense else _silu(z)[:, None]
         variants = self.variants(zs)
-        return _rotated_pairs(variants[::2], variants[1::2], context), self.split_heads(_silu(v)), gate
+        return self.rotated_pairs(variants[::2], variants[1::2], context), self.split_heads(_silu(v)), gate
 
     def finish(self, mixed_BxHxLxE: jax.Array, rest: Any) -> jax.Array:
         """Gates with U."""
@@ -238,10 +246,3 @@ def join_heads(mixed_BxHxLxE: jax.Array) -> jax.Array:
     """B×H×L×E -> B×L×(H·E)."""
     mixed_BxLxHxE = jnp.swapaxes(mixed_BxHxLxE, 1, 2)
     return mixed_BxLxHxE.reshape(*mixed_BxLxHxE.shape[:2], -1)
-
-
-def _rotated_pairs(queries: list[jax.Array], keys: list[jax.Array], context: Context) -> Pairs:
-    table = context.rotary
-    if table is not None:
-        queries, keys = ([rotate(x, table) for x in xs] for xs in (queries, keys))
-    return tuple(zip(queries, keys, strict=True))

@@ -1,6 +1,7 @@
 """What a sublayer must know of its tokens beside their vectors."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import jax
 
@@ -14,7 +15,7 @@ class Context:
 
     Attributes:
         positions_BxL: position of each token in its document, (B or 1)×L int32.
-        rotary: cosines and sines for `ops.positions.rotate`, or None for a family without it.
+        rotary: cosines and sines for `ops.positions.rotate`, by the width of what is rotated.
         segments: the documents of each row; None in prefill and step, where a row is one document.
         lengths_B: prefill and step: tokens that each row consumes; the rest is right padding.
         dropout_key: of all randomness of this call; None: deterministic, without dropout.
@@ -23,7 +24,7 @@ class Context:
     """
 
     positions_BxL: jax.Array
-    rotary: tuple[jax.Array, jax.Array] | None = None
+    rotary: Mapping[int, tuple[jax.Array, jax.Array]] = dataclasses.field(default_factory=dict)
     segments: Segments | None = None
     lengths_B: jax.Array | None = None
     dropout_key: jax.Array | None = None

@@ -1,7 +1,7 @@
 """What a row of the table of families is, and how it completes a config; models/families.py has the rows."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -52,16 +52,16 @@ class Family:
     """One row.
 
     Attributes:
-        pattern: the sublayers of a layer.
+        sublayers: of a layer.
         defaults: of open keys, where they are not what the parts say.
     """
 
-    pattern: tuple[Part, ...]
+    sublayers: tuple[Part, ...]
     defaults: Mapping[str, Default] = dataclasses.field(default_factory=dict)
 
     def reads(self) -> set[str]:
         """Names of the keys that its parts read and other families may not."""
-        return set().union(*(part.reads() for part in self.pattern))
+        return set().union(*(part.reads() for part in self.sublayers))
 
 
 def register_family(name: str, row: Family) -> None:
@@ -69,12 +69,15 @@ def register_family(name: str, row: Family) -> None:
     FAMILIES.register(name, row)
 
 
-_COMMON: Mapping[str, Default] = {
+# What all layers share, of model.family.
+_OF_THE_MODEL: Mapping[str, Default] = {
     "causal": True,
-    "rotary": False,
     "norm": "layer",
     "head": "softmax",
     "absolute_positions": "none",
+}
+_OF_A_LAYER: Mapping[str, Default] = {
+    "rotary": False,
     "normalizer": lambda config: "count" if config.causal else str(config.max_length),
 }
 
@@ -86,7 +89,8 @@ def complete(config: ModelConfig) -> ModelConfig:
         config: validated, with open keys.
 
     Returns:
-        The config with nothing left open that its family reads.
+        The config with nothing left open that its family reads; with a pattern, that the whole model reads, since the
+        rest may be another in each layer: see `of_layers`.
 
     Raises:
         InputError: unknown family, a vocabulary that nobody has given, or widths that do not go together.
@@ -94,19 +98,43 @@ def complete(config: ModelConfig) -> ModelConfig:
     family = FAMILIES[config.family]
     if config.vocab_size is None:
         raise InputError("model.vocab_size is open: set it, or let the tokenizer of a training run give it")
-    of_parts = {key: default for part in family.pattern for key, default in part.defaults.items()}
-    for key, default in {**_COMMON, **of_parts, **family.defaults}.items():
+    of_model = {key: family.defaults.get(key, default) for key, default in _OF_THE_MODEL.items()}
+    config = _closed(config, of_model)
+    layers = of_layers(config)
+    problems = [
+        problem
+        for layer in dict.fromkeys(layers)
+        for part in dict.fromkeys(FAMILIES[layer.family].sublayers)
+        for problem in part.problems(layer)
+    ]
+    if problems := [*dict.fromkeys(problems), *_problems(config)]:
+        raise InputError.of(problems)
+    return config if config.pattern else layers[0]
+
+
+def of_layers(config: ModelConfig) -> list[ModelConfig]:
+    """Of each layer of a pattern in turn, its config: what is open there is filled in by the layer's own family."""
+    return [_of_layer(config, name) for name in config.families]
+
+
+def _of_layer(config: ModelConfig, name: str) -> ModelConfig:
+    row = FAMILIES[name]
+    of_parts = {key: default for part in row.sublayers for key, default in part.defaults.items()}
+    own = dataclasses.replace(config, family=name, pattern=())
+    return _closed(own, {**_OF_A_LAYER, **of_parts, **row.defaults})
+
+
+def _closed(config: ModelConfig, defaults: Mapping[str, Default]) -> ModelConfig:
+    for key, default in defaults.items():
         if config.get(key) is None:
             config = config.put(key, default(config) if callable(default) else default)
-    problems = [problem for part in dict.fromkeys(family.pattern) for problem in part.problems(config)]
-    if problems := problems + _problems(config):
-        raise InputError.of(problems)
     return config
 
 
-def unread(family: str) -> set[str]:
-    """Keys, such as model.gau.heads, that other families read, and this one does not."""
-    return set().union(*(row.reads() for row in FAMILIES.values())) - FAMILIES[family].reads()
+def unread(families: Iterable[str]) -> set[str]:
+    """Keys, such as model.gau.heads, that other families read, and none of these does."""
+    reads = lambda names: set().union(*(FAMILIES[name].reads() for name in names))
+    return reads(FAMILIES) - reads(families)
 
 
 def complete_config(config: Config) -> Config:

@@ -17,9 +17,10 @@ from flash_lm.layers.dense import EMBEDDING_INITS
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.positions import ABSOLUTE_POSITIONS
 from flash_lm.layers.table import whole
-from flash_lm.models.family import complete
+from flash_lm.models.decode_state import DecodeState
+from flash_lm.models.family import complete, of_layers
 from flash_lm.models.heads import Head
-from flash_lm.models.layer import Layer, constrain_residual, drop
+from flash_lm.models.layer import Period, constrain_residual, drop
 from flash_lm.ops.blocked_attention import KEPT
 from flash_lm.ops.positions import rotary_table
 from flash_lm.ops.segments import find_segments, whole_row
@@ -30,32 +31,6 @@ REMAT_POLICIES = {
     "products": _policies.save_from_both_policies(_policies.dots_saveable, _policies.save_only_these_names(KEPT)),
     "full": _policies.nothing_saveable,
 }
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class DecodeState:
-    """What decoding carries from token to token.
-
-    Attributes:
-        positions_B: tokens that each row has consumed.
-        layers: the sublayers' states, one tuple entry a sublayer of the pattern, stacked over the layers; or, after
-            `apart`, a list of them.
-        capacity: static: largest number of tokens of a state that grows.
-    """
-
-    positions_B: jax.Array
-    layers: Any
-    capacity: int = dataclasses.field(metadata={"static": True})
-
-    def apart(self) -> "DecodeState":
-        """With arrays of its own for each layer: a loop over tokens can then write to them in place.
-
-        A scan over stacked ones copies them all for each token.
-        """
-        count = jax.tree.leaves(self.layers)[0].shape[0]
-        cut = lambda i: jax.tree.map(lambda x: x[i], self.layers)
-        return dataclasses.replace(self, layers=[cut(i) for i in range(count)])
 
 
 class LanguageModel(nnx.Module):
@@ -70,10 +45,13 @@ class LanguageModel(nnx.Module):
         has_positions = config.absolute_positions != "none"
         self.positions = ABSOLUTE_POSITIONS[config.absolute_positions](config, rngs=rngs) if has_positions else None
 
-        @nnx.split_rngs(splits=config.num_layers)
+        layers = of_layers(config)
+        self.periods = config.num_layers // len(layers)
+
+        @nnx.split_rngs(splits=self.periods)
         @nnx.vmap(in_axes=(0,), out_axes=0)
-        def stack(rngs: nnx.Rngs) -> Layer:
-            return Layer(config, rngs=rngs)
+        def stack(rngs: nnx.Rngs) -> Period:
+            return Period(layers, rngs=rngs)
 
         self.layers = stack(rngs)
         self.norm = NORMS[config.norm](config)
@@ -149,13 +127,13 @@ class LanguageModel(nnx.Module):
         if dropout_key is not None:
             x_BxLxD = drop(x_BxLxD, self.config.dropout, jax.random.fold_in(dropout_key, self.config.num_layers))
 
-        def layer(module: Layer, x_BxLxD: jax.Array, index: jax.Array):
+        def period(module: Period, x_BxLxD: jax.Array, index: jax.Array):
             key = None if dropout_key is None else jax.random.fold_in(dropout_key, index)
-            x_BxLxD = module(x_BxLxD, dataclasses.replace(context, dropout_key=key))
-            return x_BxLxD, seen(x_BxLxD)
+            return module(x_BxLxD, dataclasses.replace(context, dropout_key=key), seen)
 
         embedded = seen(x_BxLxD)
-        x_BxLxD, layers = self._scan(layer, constrain_residual(x_BxLxD), jnp.arange(self.config.num_layers))
+        x_BxLxD, found = self._scan(period, constrain_residual(x_BxLxD), jnp.arange(self.periods))
+        layers = jax.tree.map(lambda *xs: jnp.stack(xs, axis=1).reshape(-1, *xs[0].shape[1:]), *found)
         x_BxLxD = self.norm(x_BxLxD)
         return x_BxLxD, {"embedding": embedded, "layers": layers, "norm": seen(x_BxLxD)}
 
@@ -213,10 +191,10 @@ class LanguageModel(nnx.Module):
         capacity = self.config.max_length if capacity is None else capacity
         self.check_length(capacity)
 
-        def layer(module: Layer, _, index):
+        def period(module: Period, _, index):
             return None, module.init_state(batch_size, capacity)
 
-        _, states = self._scan(layer, None, jnp.arange(self.config.num_layers))
+        _, states = self._scan(period, None, jnp.arange(self.periods))
         return DecodeState(jnp.zeros(batch_size, jnp.int32), states, capacity)
 
     def prefill(
@@ -252,27 +230,32 @@ class LanguageModel(nnx.Module):
         """Consumes one token a row: B×V float32 and the state after it; raises as `prefill` does."""
         return self._step(tokens_B, state, self._scan)
 
-    def step_apart(self, tokens_B: jax.Array, state: DecodeState, layers: list[Layer]) -> tuple[jax.Array, DecodeState]:
-        """As `step`, for a state that is apart and the layers of `layers_apart`: what a loop over tokens is made of."""
+    def step_apart(
+        self, tokens_B: jax.Array, state: DecodeState, periods: list[Period]
+    ) -> tuple[jax.Array, DecodeState]:
+        """As `step`, for a state that is apart and the `periods_apart`: what a loop over tokens is made of."""
 
         def one_by_one(layer: Callable, x: jax.Array, states: list[Any]) -> tuple[jax.Array, list[Any]]:
             after = []
-            for module, before in zip(layers, states, strict=True):
+            for module, before in zip(periods, states, strict=True):
                 x, state = layer(module, x, before)
                 after.append(state)
             return x, after
 
         return self._step(tokens_B, state, one_by_one)
 
-    def layers_apart(self) -> list[Layer]:
-        """A module for each layer; a copy of their parameters, to be made before a loop over tokens."""
+    def periods_apart(self) -> list[Period]:
+        """A module for each layer, or repetition of the pattern.
+
+        A copy of their parameters, to be made before a loop over tokens.
+        """
         graph, stacked = nnx.split(self.layers)
         cut = lambda i: nnx.merge(graph, jax.tree.map(lambda x: x[i], stacked))
-        return [cut(i) for i in range(self.config.num_layers)]
+        return [cut(i) for i in range(self.periods)]
 
     def flops_per_token(self, length: int) -> float:
         """Forward model FLOPs a token of a row of `length` tokens, logits included."""
-        stack = self.config.num_layers * self.layers.flops_per_token(length, self.config.causal)
+        stack = self.periods * self.layers.flops_per_token(length, self.config.causal)
         return stack + 2 * self.config.model_dim * HEADS[self.config.head].outputs(self.config)
 
     def _prefill(self, inputs_BxL: jax.Array, state: DecodeState, lengths_B: jax.Array):
@@ -304,24 +287,23 @@ class LanguageModel(nnx.Module):
         if method == "step":
             x = x[:, 0]
 
-        def layer(module: Layer, x, states):
+        def period(module: Period, x, states):
             return module.decode(method, x, context, states)
 
-        x, states = fold(layer, x, state.layers)
+        x, states = fold(period, x, state.layers)
         features = self.norm(x if method == "prefill" else x[:, None])
         features = jnp.where(beyond_B[:, None, None], jnp.nan, features)
         return features, DecodeState(end_B, states, state.capacity)
 
     def _embed(self, inputs_BxL: jax.Array, context: Context) -> tuple[jax.Array, Context]:
-        """Embeds, adds absolute positions, and makes the rotary table once for all layers."""
+        """Embeds, adds absolute positions, and makes the rotary tables once for all layers."""
         # A token outside the vocabulary gives NaN; clamping it would give a wrong and silent answer.
         x_BxLxD = whole(self.embedding[...]).at[inputs_BxL].get(mode="fill", fill_value=jnp.nan)
         if self.positions is not None:
             x_BxLxD = x_BxLxD + self.positions(context.positions_BxL)
         widths = {w for sublayer in self.layers.sublayers if (w := sublayer.rotary_width) is not None}
-        if self.config.rotary and widths:
-            (width,) = widths
-            context = dataclasses.replace(context, rotary=rotary_table(context.positions_BxL, width))
+        tables = {width: rotary_table(context.positions_BxL, width) for width in sorted(widths)}
+        context = dataclasses.replace(context, rotary=tables)
         return x_BxLxD.astype(jnp.dtype(self.config.dtype)), context
 
     def _scan(self, layer: Callable, carry: Any, per_layer: Any) -> tuple[Any, Any]:
@@ -336,7 +318,7 @@ class LanguageModel(nnx.Module):
             # Inside a loop nothing can merge the recomputation with the first computation; unrolled, XLA would.
             policy, unrolled = REMAT_POLICIES[self.config.remat], not self.config.scan_layers
             body = jax.checkpoint(body, policy=policy, prevent_cse=unrolled)
-        unroll = 1 if self.config.scan_layers else self.config.num_layers
+        unroll = 1 if self.config.scan_layers else self.periods
         return jax.lax.scan(body, carry, (stacked, per_layer), unroll=unroll)
 
 

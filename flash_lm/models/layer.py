@@ -1,4 +1,8 @@
-"""One layer of the stack: residual sublayers, each behind its norm."""
+"""What the stack repeats: residual sublayers, each behind its norm, of one layer or of those of a pattern."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,30 +15,35 @@ from flash_lm.layers.sublayer import State, Sublayer
 from flash_lm.models.family import FAMILIES
 
 
-class Layer(nnx.Module):
-    """The family's pattern of sublayers, each x + dropout(sublayer(norm(x)))."""
+class Period(nnx.Module):
+    """Sublayers, each x + dropout(sublayer(norm(x))), of a layer, or of each layer of a pattern in turn."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Builds each sublayer of the pattern with a norm of its own."""
-        self.dropout = config.dropout
-        pattern = FAMILIES[config.family].pattern
-        self.names = tuple(f"sublayer_{i}" for i in range(len(pattern)))
-        for name, build in zip(self.names, pattern, strict=True):
+    def __init__(self, layers: Sequence[ModelConfig], *, rngs: nnx.Rngs):
+        """Builds the sublayers of each layer's family, each with a norm of its own."""
+        self.dropout = layers[0].dropout
+        parts = [(config, part) for config in layers for part in FAMILIES[config.family].sublayers]
+        self.names = tuple(f"sublayer_{i}" for i in range(len(parts)))
+        for name, (config, build) in zip(self.names, parts, strict=True):
             setattr(self, f"norm_{name}", NORMS[config.norm](config))
             setattr(self, name, build(config, rngs=rngs))
+        # Numbers of sublayers after which a layer ends.
+        self.ends = tuple(itertools.accumulate(len(FAMILIES[config.family].sublayers) for config in layers))
 
     @property
     def sublayers(self) -> list[Sublayer]:
-        """In the pattern's order."""
+        """In their order."""
         return [getattr(self, name) for name in self.names]
 
-    def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
-        """The parallel form."""
+    def __call__(self, x_BxLxD: jax.Array, context: Context, seen: Callable[[jax.Array], Any]):
+        """The parallel form: B×L×D, and what `seen` makes of what comes out of each layer."""
+        found = []
         for i, (norm, sublayer) in enumerate(self._pairs()):
             key = None if context.dropout_key is None else jax.random.fold_in(context.dropout_key, i)
             x_BxLxD += drop(sublayer(norm(x_BxLxD), context), self.dropout, key)
             x_BxLxD = constrain_residual(x_BxLxD)
-        return x_BxLxD
+            if i + 1 in self.ends:
+                found.append(seen(x_BxLxD))
+        return x_BxLxD, found
 
     def init_state(self, batch_size: int, capacity: int) -> tuple[State, ...]:
         """The sublayers' states."""

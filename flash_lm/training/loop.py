@@ -205,7 +205,7 @@ class _Loop:
         corpus = self.experiment.corpus
         count, devices = self.experiment.model.parameter_count(), jax.devices()
         self.writer.say(
-            f"{model.family}: {count:,} parameters, {data.batch_size} x {data.length} tokens a step on {len(devices)} "
+            f"{model.label}: {count:,} parameters, {data.batch_size} x {data.length} tokens a step on {len(devices)} "
             f"{devices[0].platform} device(s); corpus {corpus.name} {corpus.fingerprint[:12]}, step {self.step} of "
             f"{self.config.train.steps}"
         )

@@ -1,5 +1,6 @@
 """Steps whose loss or gradient is not finite: skipped and counted, or the end of the run; and where it began."""
 
+import itertools
 from typing import Any
 
 import jax
@@ -80,8 +81,10 @@ class Origin:
         flags = jax.device_get(self._flags(params, step, batch))
         model = self._experiment.config.model
         stages = [("the embedding", flags["embedding"])]
+        families = itertools.cycle(model.families)
         stages += [
-            (f"layer {i + 1} of {model.num_layers} ({model.family})", rows) for i, rows in enumerate(flags["layers"])
+            (f"layer {i} of {model.num_layers} ({family})", rows)
+            for i, (family, rows) in enumerate(zip(families, flags["layers"], strict=False), start=1)
         ]
         stages.append(("the last norm", flags["norm"]))
         if bad := _first(flags["params"]):

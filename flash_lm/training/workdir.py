@@ -270,8 +270,8 @@ def _compared(workdir: pathlib.Path, config: Any, but: tuple[str, ...] = ()) -> 
 def _meaningless(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
     """Keys that neither of two flat configs uses."""
     kept = set() if before["data.streaming"] or now.get("data.streaming") else {"data.shuffle_buffer"}
-    family = str(now.get("model.family"))
-    return kept | unread_keys(now) | (unread(family) if family in FAMILIES else set())
+    families = now.get("model.pattern") or (str(now.get("model.family")),)
+    return kept | unread_keys(now) | (unread(families) if all(name in FAMILIES for name in families) else set())
 
 
 def _told(changes: dict[str, tuple[Any, Any]]) -> str:

@@ -214,7 +214,7 @@ def test_filling_in(masked):
 
 
 def test_each_kind_of_model_refuses_what_the_other_does(masked, generator):
-    with pytest.raises(InputError, match="masked language model and cannot continue"):
+    with pytest.raises(InputError, match="task=masked_lm and cannot continue a text: let it fill in"):
         Generator(masked)
     with pytest.raises(InputError, match="task=causal_lm and has no"):
         Filler(generator._trained)

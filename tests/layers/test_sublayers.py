@@ -29,11 +29,11 @@ class Sublayer:
         raw = model_config(family, causal, dtype=dtype, max_length=max_length)
         config = complete(parse_model(raw))
         self.settings = oracle_families.complete(raw.to_dict())
-        self._mix = oracle_families.FAMILIES[family].pattern[which]
-        abstract = nnx.eval_shape(lambda: FAMILIES[family].pattern[which](config, rngs=nnx.Rngs(0)))
+        self._mix = oracle_families.FAMILIES[family].sublayers[which]
+        abstract = nnx.eval_shape(lambda: FAMILIES[family].sublayers[which](config, rngs=nnx.Rngs(0)))
         graph, state, self._constants = nnx.split(abstract, nnx.Param, ...)
         if jax.tree.leaves(self._constants):  # untrained, but drawn
-            module = FAMILIES[family].pattern[which](config, rngs=nnx.Rngs(0))
+            module = FAMILIES[family].sublayers[which](config, rngs=nnx.Rngs(0))
             self._constants = nnx.split(module, nnx.Param, ...)[2]
         self.params = randomised(nnx.to_pure_dict(state))
 
@@ -41,8 +41,8 @@ class Sublayer:
             copy = jax.tree.map(lambda leaf: leaf, state)
             nnx.replace_by_pure_dict(copy, jax.tree.map(jnp.asarray, params))
             segments = find_segments(segment_ids)
-            width = abstract.rotary_width if config.rotary else None
-            rotary = rotary_table(segments.offsets_BxL, width) if width else None
+            width = abstract.rotary_width
+            rotary = {width: rotary_table(segments.offsets_BxL, width)} if width else {}
             context = Context(
                 positions_BxL=segments.offsets_BxL, rotary=rotary, segments=segments, causal=causal, packed=True
             )
@@ -87,8 +87,8 @@ def distance(x: np.ndarray, y: np.ndarray) -> float:
 
 
 # Each sublayer of the table once in each direction: (family, causal, place in the pattern).
-UNIQUE = {(FAMILIES[f].pattern[w], c): (f, c, w) for f, c in CASES for w in (0, 1)}.values()
-MIXERS = [(f, c, w) for f, c, w in UNIQUE if FAMILIES[f].pattern[w] not in (GLU, MLP)]
+UNIQUE = {(FAMILIES[f].sublayers[w], c): (f, c, w) for f, c in CASES for w in (0, 1)}.values()
+MIXERS = [(f, c, w) for f, c, w in UNIQUE if FAMILIES[f].sublayers[w] not in (GLU, MLP)]
 
 
 @pytest.mark.parametrize(("family", "causal", "which"), UNIQUE)
@@ -108,7 +108,7 @@ def test_bfloat16(family, causal, which):
     x, keep = normal(PACKED.shape[1]), real(PACKED)
     for init in ("normal", "lecun"):
         config = complete(parse_model(model_config(family, causal, init=init)))
-        module = FAMILIES[family].pattern[which](config, rngs=nnx.Rngs(0))
+        module = FAMILIES[family].sublayers[which](config, rngs=nnx.Rngs(0))
         params = nnx.to_pure_dict(nnx.state(module, nnx.Param))
         exact, rounded = (sublayer(family, causal, which, dtype)(x, params=params) for dtype in DTYPES)
         assert 1e-4 < distance(rounded[keep], exact[keep]) < 2e-2

@@ -31,7 +31,7 @@ class Mean:
 
     def __init__(self, family: str, causal: bool = True, max_length: int = SHAPE["max_length"]):
         config = complete(parse_model(model_config(family, causal, max_length=max_length)))
-        sublayer = FAMILIES[family].pattern[0](config, rngs=nnx.Rngs(0))
+        sublayer = FAMILIES[family].sublayers[0](config, rngs=nnx.Rngs(0))
         state = nnx.state(sublayer, nnx.Param)
         nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, randomised(nnx.to_pure_dict(state))))
         nnx.update(sublayer, state)

@@ -16,7 +16,7 @@ class Family(NamedTuple):
     """One row.
 
     Attributes:
-        pattern: sublayers of a layer: (x_LxD, parameters, row, settings) -> y_LxD.
+        sublayers: of a layer: (x_LxD, parameters, row, settings) -> y_LxD.
         absolute: the default of absolute_positions.
         rotary: the default of rotary.
         bias: whether there is a relative bias by default.
@@ -24,7 +24,7 @@ class Family(NamedTuple):
         normalizes: whether a part without softmax needs `normalizer`.
     """
 
-    pattern: tuple[Callable, ...]
+    sublayers: tuple[Callable, ...]
     absolute: str
     rotary: bool
     bias: bool = False
@@ -55,25 +55,27 @@ def complete(model: dict) -> SimpleNamespace:
 
     Toeplitz biases reach max_length in FLASH-Quad, where above 512 rope takes over, and C in FLASH. Layer norm for
     language models, scale norm for bidirectional GAUs. N counts for causal models and is the length for others.
+    `layers` has the settings of each layer of a pattern: its own, but for what the whole model shares.
     """
     s = SimpleNamespace(**{k: SimpleNamespace(**v) if isinstance(v, dict) else v for k, v in model.items()})
     family = FAMILIES[s.family]
-    gau = family.pattern[0] in (gau_quadratic, gau_mixed_chunk)
-    quadratic_gau = family.pattern[0] is gau_quadratic
+    gau = family.sublayers[0] in (gau_quadratic, gau_mixed_chunk)
+    quadratic_gau = family.sublayers[0] is gau_quadratic
     toeplitz = "rope" if quadratic_gau and s.max_length > 512 else "toeplitz"
     # 8D/3 rounded up to a multiple of 8
     glu_width = next(width for width in range(8, 8 * s.model_dim, 8) if 3 * width >= 8 * s.model_dim)
     mlp_width = 4 * s.model_dim
-    if family.pattern[0] is aft_conv:  # 4.5 D, since its keys take no D² parameters
+    if family.sublayers[0] is aft_conv:  # 4.5 D, since its keys take no D² parameters
         mlp_width = next(width for width in range(8, 8 * s.model_dim, 8) if 2 * width >= 9 * s.model_dim)
     width = s.model_dim // s.num_heads  # of a head, whose K ln K are rounded up to a multiple of 8
     features = next(count for count in range(8, 10_000, 8) if count >= width * math.log(width))
     defaults = {
-        "mlp_dim": glu_width if family.pattern[1] is glu else mlp_width,
+        "mlp_dim": glu_width if family.sublayers[1] is glu else mlp_width,
         "gau.expanded_dim": 2 * s.model_dim,
         "favor.features": features,
         "norm": "scale" if gau and not s.causal else "layer",
         "absolute_positions": family.absolute,
+        "head": "softmax",
         "rotary": family.rotary,
         "gau.relative_bias": toeplitz if family.bias else "none",
         "normalizer": "count" if s.causal else str(s.max_length),
@@ -83,4 +85,6 @@ def complete(model: dict) -> SimpleNamespace:
         place = getattr(s, section[0]) if section else s
         if getattr(place, name) is None:
             setattr(place, name, value)
+    shared = {key: getattr(s, key) for key in ("norm", "absolute_positions")}
+    s.layers = [complete(model | shared | {"family": name, "pattern": ()}) for name in s.pattern] or [s]
     return s

@@ -58,14 +58,15 @@ def _features(params: dict, s: SimpleNamespace, inputs_L: np.ndarray, row: Row) 
             for token, position in zip(inputs_L, row.positions, strict=True)
         ]
     )
-    for n in range(s.num_layers):
-        layer = select(params["layers"], n)
-        for i, sublayer in enumerate(FAMILIES[s.family].pattern):
-            normal = normalise(s.norm, x, layer[f"norm_sublayer_{i}"])
-            x = x + sublayer(normal, {"core": {}} | layer[f"sublayer_{i}"], row, s)
+    for period in range(s.num_layers // len(s.layers)):
+        here, i = select(params["layers"], period), 0
+        for of_layer in s.layers:
+            for sublayer in FAMILIES[of_layer.family].sublayers:
+                normal = normalise(s.norm, x, here[f"norm_sublayer_{i}"])
+                x, i = x + sublayer(normal, {"core": {}} | here[f"sublayer_{i}"], row, of_layer), i + 1
     return normalise(s.norm, x, params["norm"])
 
 
 def select(stacked: dict, n: int) -> dict:
-    """The parameters of layer n."""
+    """The parameters of layer n, or of the n-th repetition of a pattern."""
     return {name: select(value, n) if isinstance(value, dict) else value[n] for name, value in stacked.items()}

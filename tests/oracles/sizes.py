@@ -16,8 +16,12 @@ def parameters(s: SimpleNamespace) -> int:
     embeddings = s.vocab_size * s.model_dim * (1 if s.tie_embeddings else 2)
     positions = {"learned": s.max_length * s.model_dim, "scaled_sinusoid": 1}.get(s.absolute_positions, 0)
     norm = {"layer": 2 * s.model_dim, "rms": s.model_dim, "scale": 1}[s.norm]
-    layer = sum(norm + _sublayer(s, sublayer) for sublayer in FAMILIES[s.family].pattern)
-    return embeddings + positions + s.num_layers * layer + norm
+    period = sum(norm + _sublayer(of_layer, sublayer) for of_layer, sublayer in _sublayers(s))
+    return embeddings + positions + s.num_layers // len(s.layers) * period + norm
+
+
+def _sublayers(s: SimpleNamespace) -> list:
+    return [(of_layer, sublayer) for of_layer in s.layers for sublayer in FAMILIES[of_layer.family].sublayers]
 
 
 def _sublayer(s: SimpleNamespace, sublayer) -> int:
@@ -55,8 +59,8 @@ def _bias(s: SimpleNamespace, reach: int) -> int:
 
 def flops(s: SimpleNamespace, length: int) -> float:
     """Forward model FLOPs of one row: 2 for each multiply-add of a product, pairs of tokens only where visible."""
-    layer = sum(_sublayer_flops(s, sublayer, length) for sublayer in FAMILIES[s.family].pattern)
-    return s.num_layers * layer + 2 * length * s.model_dim * s.vocab_size
+    period = sum(_sublayer_flops(of_layer, sublayer, length) for of_layer, sublayer in _sublayers(s))
+    return s.num_layers // len(s.layers) * period + 2 * length * s.model_dim * s.vocab_size
 
 
 def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:

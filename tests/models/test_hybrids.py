@@ -1,0 +1,145 @@
+"""Layers of different families in one model: each is its own family's, and the model is decoded and counted as any."""
+
+import jax
+import numpy as np
+import pytest
+from oracles import families as oracle_families
+from oracles import sizes
+from oracles.language_model import cross_entropy
+
+from flash_lm.config import parse, parse_model
+from flash_lm.configs.base import get_config
+from flash_lm.errors import InputError
+from flash_lm.models.family import complete, of_layers
+from models.cases import LENGTH, PACKED, Case, assert_close, case, model_config, real, state_bytes, targets, tokens
+
+FLASH_AND_SOFTMAX = ("flash", "transformer_plus_plus")
+KEYS = {"pattern": FLASH_AND_SOFTMAX, "num_layers": 4}
+RTOL = 1e-5
+
+
+def hybrid(causal: bool = True, **overrides) -> Case:
+    return case("flash", causal, **KEYS, **overrides)
+
+
+@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["flash", pytest.param("transformer", marks=pytest.mark.slow)])
+def test_it_equals_the_oracle(family, causal):
+    """Packed, forward, and along a random direction in all parameters."""
+    model = case(family, causal, **KEYS)
+    logits, _, grads = model.run(PACKED)
+    keep = real(PACKED)
+    assert_close(logits[keep], model.oracle(PACKED)[keep], RTOL)
+    rng = np.random.default_rng(2)
+    direction = jax.tree.map(lambda g: rng.normal(size=g.shape) / max(np.linalg.norm(g), 1), grads)
+    shares = jax.tree.leaves(jax.tree.map(lambda g, d: (g.astype(np.float64) * d).sum(), grads, direction))
+
+    def loss(step):
+        moved = jax.tree.map(lambda p, d: p.astype(np.float64) + step * d, model.params, direction)
+        return cross_entropy(model.oracle(PACKED, params=moved), targets(), keep)
+
+    slope = (loss(1e-6) - loss(-1e-6)) / 2e-6
+    np.testing.assert_allclose(sum(shares), slope, rtol=0, atol=1e-5 * len(shares))
+
+
+def test_prefill_then_steps():
+    """Also from different places of a chunk; the state of a chunked layer stays as large, that of softmax grows."""
+    model, expected = hybrid(), hybrid().oracle(None)
+    inputs, positions = tokens(), np.array([13, 5])
+    state = model.init_state()
+    logits, state = model.prefill(model.params, inputs[:, :13], state, positions)
+    for b, length in enumerate(positions):
+        assert_close(logits[b, :length], expected[b, :length], RTOL)
+    for _ in range(LENGTH - positions.max()):
+        logits, state = model.step(model.params, inputs[np.arange(2), positions], state)
+        assert_close(logits, expected[np.arange(2), positions], RTOL)
+        positions += 1
+    sizes_of = lambda some: [state_bytes(some(model.init_state(2, capacity).layers)) for capacity in (16, 32)]
+    chunked, growing = sizes_of(lambda layers: layers[:2]), sizes_of(lambda layers: layers[2:])
+    assert chunked[0] == chunked[1] and growing[1] > 1.5 * growing[0]
+
+
+def test_parameters_and_flops_are_counted():
+    model = hybrid()
+    assert sum(x.size for x in jax.tree.leaves(model.params)) == sizes.parameters(model.settings)
+    for length in (8, 29):
+        found = model.model(model.params).flops_per_token(length) * length
+        assert found == pytest.approx(sizes.flops(model.settings, length), rel=0.02)
+    alone = [
+        oracle_families.complete(model_config(family, True, num_layers=2).to_dict()) for family in FLASH_AND_SOFTMAX
+    ]
+    shared = sizes.flops(oracle_families.complete(model_config("flash", True, num_layers=0).to_dict()), 8)
+    together = sum(sizes.flops(one, 8) - shared for one in alone) + shared
+    assert sizes.flops(model.settings, 8) == pytest.approx(together, rel=1e-9)
+
+
+def test_a_pattern_of_the_family_alone_is_the_family():
+    """Scanned over periods of two layers, and over layers: the same parameters, of other names."""
+    plain, doubled = case("flash", True), case("flash", True, pattern=("flash", "flash"))
+    layers = {}
+    for name, x in plain.params["layers"].items():
+        norm, _, i = name.rpartition("sublayer_")
+        for which in (0, 1):
+            layers[f"{norm}sublayer_{2 * which + int(i)}"] = jax.tree.map(lambda leaf, w=which: leaf[w : w + 1], x)
+    params = plain.params | {"layers": layers}
+    assert jax.tree.structure(params) == jax.tree.structure(doubled.params)
+    found = doubled.logits(params, tokens())
+    assert_close(found, plain.logits(plain.params, tokens()), 1e-6)
+
+
+def test_each_layer_has_the_keys_of_its_family():
+    config = complete(parse_model(model_config("flash", False, **KEYS, max_length=600)))
+    flash, softmax = of_layers(config)
+    assert (flash.norm, softmax.norm) == ("scale", "scale")  # of the model
+    assert (flash.absolute_positions, softmax.absolute_positions) == ("scaled_sinusoid",) * 2
+    assert (softmax.mlp_dim, flash.mlp_dim) == (88, None) and flash.get("gau.expanded_dim") == 64
+    assert (flash.rotary, softmax.rotary) == (True, True) and config.mlp_dim is None
+    by_hand = complete(parse_model(model_config("flash", True, **KEYS, mlp_dim=40, rotary=False)))
+    assert [(one.mlp_dim, one.rotary) for one in of_layers(by_hand)] == [(40, False)] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [{"scan_layers": False}, {"remat": "full"}], ids=str)
+def test_unrolled_and_recomputed_are_the_same(keys):
+    expected = hybrid().run(PACKED)
+    for found, there in zip(hybrid(**keys).run(PACKED)[:2], expected[:2], strict=True):
+        assert_close(found, there, RTOL)
+
+
+def test_rotary_layers_stand_beside_layers_without():
+    """Widths differ between the families, and the Linear Transformer's are not rotated."""
+    model = case("transformer", True, pattern=("flash", "transformer_plus", "linear_transformer"), num_layers=3)
+    assert {one.rotary_width for one in model.model(model.params).layers.sublayers} == {8, 16, None}
+    assert_close(model.logits(model.params, tokens()), model.oracle(None), RTOL)
+
+
+def test_what_is_seen_is_of_each_layer():
+    model = hybrid().model(hybrid().params)
+    seen = model.watch(lambda x: x, tokens())
+    assert seen["layers"].shape == (4, 2, LENGTH, 32)
+    np.testing.assert_array_equal(model.norm(seen["layers"][-1]), seen["norm"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (
+            {"pattern": ("flash", "nothing")},
+            "model.pattern=.* must be a tuple of rows of the table of families: tra",
+        ),
+        ({"pattern": FLASH_AND_SOFTMAX, "num_layers": 3}, "num_layers=3 must be a multiple of the 2 layers of model.p"),
+        ({"pattern": FLASH_AND_SOFTMAX, "num_heads": 5}, "model_dim=128 must be a multiple of model.num_heads=5"),
+    ],
+)
+def test_a_pattern_that_cannot_be(keys, told):
+    config = get_config()
+    config.model.update(vocab_size=64, **keys)
+    with pytest.raises(InputError, match=told):
+        complete(parse(config).model)
+
+
+def test_what_cannot_decode_says_so():
+    config = model_config("flash", True, **KEYS, normalizer="length")
+    with pytest.raises(InputError, match="normalizer"):
+        Case("flash", True, {**KEYS, "normalizer": "length"}).init_state()
+    assert complete(parse_model(config)).label == "flash/transformer_plus_plus"
