@@ -7,11 +7,26 @@ from oracles import families as oracle_families
 from oracles import sizes
 from oracles.language_model import cross_entropy
 
-from flash_lm.config import parse, parse_model
+from flash_lm.config import MESH_AXES, parse, parse_model
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
+from flash_lm.inference.engine import Engine
+from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.models.family import complete, of_layers
-from models.cases import LENGTH, PACKED, Case, assert_close, case, model_config, real, state_bytes, targets, tokens
+from flash_lm.training.state import ModelFunction
+from models.cases import (
+    LENGTH,
+    PACKED,
+    SHAPE,
+    Case,
+    assert_close,
+    case,
+    model_config,
+    real,
+    state_bytes,
+    targets,
+    tokens,
+)
 
 FLASH_AND_SOFTMAX = ("flash", "transformer_plus_plus")
 KEYS = {"pattern": FLASH_AND_SOFTMAX, "num_layers": 4}
@@ -57,6 +72,20 @@ def test_prefill_then_steps():
     sizes_of = lambda some: [state_bytes(some(model.init_state(2, capacity).layers)) for capacity in (16, 32)]
     chunked, growing = sizes_of(lambda layers: layers[:2]), sizes_of(lambda layers: layers[2:])
     assert chunked[0] == chunked[1] and growing[1] > 1.5 * growing[0]
+
+
+def test_the_decode_loop_writes_what_the_whole_row_says():
+    model, prompt = hybrid(), tokens()[0, :11]
+    mesh = jax.make_mesh((1, 1, 1), MESH_AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3, devices=jax.devices()[:1])
+    allowed_V = np.ones(SHAPE["vocab_size"], bool)
+    engine = Engine(ModelFunction(model.config, seed=0), model.params, mesh, end=2, allowed_V=allowed_V)
+    _, new = engine.advance(engine.prefill([prompt], 6), SamplingArrays.of(Sampling(temperature=0)), 0, 6)
+    ids = prompt.tolist()
+    for token in new.tokens_BxT[0, : new.lengths_B[0]].tolist():
+        assert token == model.oracle(None, inputs=np.array([ids]))[0, -1].argmax()
+        ids.append(token)
+    assert len(ids) == 17 or bool(new.finished_B[0])
+    assert len(ids) > 13
 
 
 def test_parameters_and_flops_are_counted():

@@ -45,14 +45,18 @@ def batches():
         }
 
 
+HYBRID = "flash/transformer_plus_plus"
+
+
 class Run:
-    """A few steps of one family on one mesh; `devices`: how many of the eight."""
+    """A few steps of one family, or of a pattern of them, on one mesh; `devices`: how many of the eight."""
 
     def __init__(self, family: str, task: str, shape: tuple, devices: int = 8, **train_keys):
         config = get_config()
         config.task = task
         config.model.update(
-            family=family,
+            family=family.partition("/")[0],
+            pattern=tuple(family.split("/")) if "/" in family else (),
             num_layers=2,
             model_dim=16,
             num_heads=4,
@@ -112,6 +116,7 @@ def assert_states_close(a, b):
 # As aft_local and transformer, and as long to compile.
 QUICK = [(family, "causal_lm", (2, 2, 2)) for family in FAMILIES]
 ALL = [(family, task, shape) for family in FAMILIES for task in TASKS for shape in MESHES]
+ALL.append((HYBRID, "causal_lm", (2, 2, 2)))
 
 
 @pytest.mark.parametrize(
