@@ -1,8 +1,10 @@
 """Settings of all tests; they must stand before the first import of jax."""
 
+import collections
 import itertools
 import os
 import pathlib
+import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -61,6 +63,37 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
         # Models of a family are kept for the session of a process, so its tests run in the same one.
         item.add_marker(pytest.mark.xdist_group(family or item.path.stem))
+
+
+_seconds: collections.Counter[str] = collections.Counter()  # of CPU, of each family's tests
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Notes what a test of a family costs; its last report carries it out of a worker."""
+    item.begun = time.process_time()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    family = item.callspec.params.get("family") if hasattr(item, "callspec") else None
+    if family and call.when == "teardown":
+        report.user_properties.append(("family", (family, time.process_time() - item.begun)))
+    return report
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "teardown":
+        _seconds.update({name: cost for key, (name, cost) in report.user_properties if key == "family"})
+
+
+def pytest_terminal_summary(terminalreporter):
+    """A family may cost `make test` 15 CPU seconds, and should cost 8."""
+    if _seconds:
+        told = ", ".join(f"{family} {cost:.0f}" for family, cost in _seconds.most_common())
+        terminalreporter.write_line(f"CPU seconds of each family's own tests: {told}")
 
 
 _MAPS = pathlib.Path("/proc/self/maps")
