@@ -38,6 +38,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 _ALIKE = {"transformer", "transformer_plus", "aft_full", "aft_simple", "aft_conv"}
 _ALL_FAMILIES = {"test_oracle", "test_decoding", "test_sizes", "test_config"}
 _FEW_FAMILIES = {
+    "test_attention_weights": {"transformer", "flash", "aft_local"},
     "test_sublayers": {"transformer", "transformer_plus_plus", "flash_quad", "flash", "aft_local", "performer"},
     "test_lengths": {"flash_quad", "flash", "aft_local", "performer"},
     "test_equivalences": {"transformer_plus_plus", "flash", "aft_local"},

@@ -150,6 +150,17 @@ def test_memory_of_a_step(tmp_path):
 
 
 @pytest.mark.slow
+def test_attention_maps_of_a_run(tmp_path, capsys):
+    config = small_config(write_corpus(tmp_path / "text"), tmp_path / "cache")
+    config.model.update(pattern=("flash", "aft_local"), num_layers=2)
+    train(config, tmp_path / "run")
+    script, out = load("attention_maps"), tmp_path / "out" / "maps.png"
+    script.main([f"--workdir={tmp_path / 'run'}", f"--out={out}", "--tokens=20", "--text=the cat sat on the mat, and"])
+    assert "6 maps of 20 tokens" in capsys.readouterr().out  # two parts of two units, and AFT with exp(w)
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
 def test_decoding_by_context(tmp_path, monkeypatch, capsys):
     """Beside the cached Transformer++ stands the one that recomputes; what does not fit has no time."""
     script, out = load("benchmark_decode"), tmp_path / "out"

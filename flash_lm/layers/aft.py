@@ -21,6 +21,7 @@ from flash_lm.ops.aft_decode import (
     prefill_full,
     prefill_window,
 )
+from flash_lm.ops.blocks import Rectangles
 from flash_lm.schema import above, at_least, key, section
 
 
@@ -65,6 +66,20 @@ class AttentionFreeUnit(AttentionSublayer):
     def finish(self, mixed_BxHxLxE: jax.Array, rest: Any) -> jax.Array:
         """Gates with σ(Q)."""
         return self.output(rest * join_heads(mixed_BxHxLxE))
+
+    def weights(self, x_BxLxD: jax.Array, context: Context) -> dict[str, jax.Array]:
+        """And exp(w) of the pairs that see each other, B×(H or 1)×L×L, where there is a w."""
+        assert context.segments is not None
+        found, bias = super().weights(x_BxLxD, context), self.core.bias(*[context.positions_BxL] * 2)
+        if bias is not None:
+            runs_BxL, length = context.segments.runs_BxL, x_BxLxD.shape[1]
+            whole = lambda x, axis: jnp.expand_dims(x, axis)
+            w = bias.tile(Rectangles(keys=whole, queries=whole))[:, :, 0]
+            seen = (runs_BxL[:, :, None] == runs_BxL[:, None, :]) & (runs_BxL > 0)[:, None]
+            if context.causal:
+                seen &= jnp.tri(length, dtype=bool)[None]
+            found["exp(w)"] = jnp.where(seen[:, None], jnp.exp(w), 0)
+        return found
 
 
 class AFTCore(nnx.Module):

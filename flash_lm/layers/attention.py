@@ -118,6 +118,22 @@ class AttentionSublayer(Sublayer):
         pairs, v, rest = self.project(x_BxLxD, context)
         return self.finish(self.core(pairs, v, context), rest)
 
+    def weights(self, x_BxLxD: jax.Array, context: Context) -> dict[str, jax.Array]:
+        """What each token takes of the values of each other, B×H×L×L, by part of the core.
+
+        Every core is linear in the values: so each token's are set to one, and all others to zero, in turn. Where a
+        weight differs from channel to channel, it is the mean. The cost is that of L calls: for small inputs.
+        """
+        pairs, v, _ = self.project(x_BxLxD, context)
+        parts = self.core.parts if hasattr(self.core, "parts") else lambda *all_: {"attention": self.core(*all_)}
+
+        def of_token(place: jax.Array) -> dict[str, jax.Array]:
+            unit = jnp.zeros_like(v).at[:, :, place].set(1)
+            return jax.tree.map(lambda out: out.astype(jnp.float32).mean(axis=-1), parts(pairs, unit, context))
+
+        stacked = jax.lax.map(of_token, jnp.arange(v.shape[2]))
+        return jax.tree.map(lambda of_all: jnp.moveaxis(of_all, 0, -1), stacked)
+
     def init_state(self, batch_size: int, capacity: int) -> State:
         """The core's state."""
         return self.core.init_state(batch_size, self.heads, self.key_width, self.value_width, capacity)

@@ -88,6 +88,17 @@ class MixedChunkCore(nnx.Module):
             out += self._attend_globally(*x.global_, v, context)
         return out
 
+    def parts(
+        self, qk: tuple[tuple[jax.Array, jax.Array], ...], v: jax.Array, context: Context
+    ) -> dict[str, jax.Array]:
+        """The local and the global part apart, those that are on; their sum is the output."""
+        x, found = self._named(qk, v), {}
+        if x.local is not None:
+            found["local"] = self._attend_locally(*x.local, v, context)
+        if x.global_ is not None:
+            found["global"] = self._attend_globally(*x.global_, v, context)
+        return found
+
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> ChunkState:
         """An empty chunk and a zero sum; `capacity` bounds nothing here."""
         return init_chunk_state(batch, heads, self.chunk_size, key_width, value_width, jnp.dtype(self.dtype))

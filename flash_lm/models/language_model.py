@@ -111,8 +111,15 @@ class LanguageModel(nnx.Module):
         """
         return self._features(inputs_BxL, segment_ids, positions, dropout_key, seen)[1]
 
-    def _features(self, inputs_BxL, segment_ids, positions, dropout_key, seen: Callable, packed: bool = True):
-        """The features, and what `watch` gives."""
+    def embed(
+        self,
+        inputs_BxL: jax.Array,
+        segment_ids: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+        packed: bool = True,
+    ) -> tuple[jax.Array, Context]:
+        """What the first layer gets, without dropout; arguments as of `features`."""
         length = inputs_BxL.shape[1]
         self.check_length(length)
         segments = whole_row(length) if segment_ids is None else find_segments(segment_ids)
@@ -123,7 +130,11 @@ class LanguageModel(nnx.Module):
             causal=self.config.causal,
             packed=packed and segment_ids is not None,
         )
-        x_BxLxD, context = self._embed(inputs_BxL, context)
+        return self._embed(inputs_BxL, context)
+
+    def _features(self, inputs_BxL, segment_ids, positions, dropout_key, seen: Callable, packed: bool = True):
+        """The features, and what `watch` gives."""
+        x_BxLxD, context = self.embed(inputs_BxL, segment_ids, positions, dropout_key, packed)
         if dropout_key is not None:
             x_BxLxD = drop(x_BxLxD, self.config.dropout, jax.random.fold_in(dropout_key, self.config.num_layers))
 

@@ -37,7 +37,7 @@ class Period(nnx.Module):
     def __call__(self, x_BxLxD: jax.Array, context: Context, seen: Callable[[jax.Array], Any]):
         """The parallel form: B×L×D, and what `seen` makes of what comes out of each layer."""
         found = []
-        for i, (norm, sublayer) in enumerate(self._pairs()):
+        for i, (norm, sublayer) in enumerate(self.pairs()):
             key = None if context.dropout_key is None else jax.random.fold_in(context.dropout_key, i)
             x_BxLxD += drop(sublayer(norm(x_BxLxD), context), self.dropout, key)
             x_BxLxD = constrain_residual(x_BxLxD)
@@ -52,7 +52,7 @@ class Period(nnx.Module):
     def decode(self, method: str, x: jax.Array, context: Context, states: tuple[State, ...]):
         """`prefill` of B×L×D or `step` of B×D."""
         after = []
-        for (norm, sublayer), state in zip(self._pairs(), states, strict=True):
+        for (norm, sublayer), state in zip(self.pairs(), states, strict=True):
             y, state = getattr(sublayer, method)(norm(x), context, state)
             x, after = x + y, [*after, state]
         return x, tuple(after)
@@ -61,7 +61,8 @@ class Period(nnx.Module):
         """Forward model FLOPs of the sublayers."""
         return sum(sublayer.flops_per_token(length, causal) for sublayer in self.sublayers)
 
-    def _pairs(self):
+    def pairs(self) -> list[tuple[nnx.Module, Sublayer]]:
+        """Each sublayer with the norm before it."""
         return [(getattr(self, f"norm_{name}"), getattr(self, name)) for name in self.names]
 
 

@@ -1,0 +1,79 @@
+"""Draws what each token of a text takes of each other's values: layers by heads, of a trained run.
+
+    python scripts/attention_maps.py --workdir=runs/demo/flash --out=runs/demo/attention.png --tokens=256
+
+Mixed chunk attention has its local and its global part apart, AFT exp(w) beside its weights. Rows are queries.
+"""
+
+import argparse
+import importlib.util
+import pathlib
+
+import jax
+import jax.numpy as jnp
+
+from flash_lm.analysis.drawing import drawing
+from flash_lm.command import positive, run
+from flash_lm.errors import InputError
+from flash_lm.inference.trained_model import TrainedModel, load_model
+from flash_lm.models.attention_weights import AttentionMap, attention_weights
+
+_TEXT = pathlib.Path(argparse.__file__)  # a text that every machine has, and of the default corpus
+_INCHES = (1.9, 2.0)
+
+
+def maps_of(trained: TrainedModel, text: str, tokens: int) -> list[AttentionMap]:
+    """Of the first tokens of a text."""
+    inputs_1xL = jnp.asarray(trained.encode(text, "text")[:tokens])[None]
+    found: list[AttentionMap] = []
+
+    def weights(params) -> list[jax.Array]:
+        found[:] = attention_weights(trained.model.bind(params), inputs_1xL)
+        return [one.weights_BxHxLxL for one in found]
+
+    with jax.set_mesh(trained.mesh):
+        arrays = jax.device_get(jax.jit(weights)(trained.params))
+    return [AttentionMap(one.layer, one.sublayer, one.part, x) for one, x in zip(found, arrays, strict=True)]
+
+
+def draw(maps: list[AttentionMap], path: pathlib.Path, title: str) -> None:
+    """A line of pictures a map, a head each; colours go from zero to the largest weight of the line, by its root."""
+    heads = max(one.weights_BxHxLxL.shape[1] for one in maps)
+    with drawing(path, len(maps), heads, _INCHES) as (figure, grid):
+        figure.suptitle(title)
+        for axes, one in zip(grid, maps, strict=True):
+            most = float(abs(one.weights_BxHxLxL).max())
+            for head, cell in enumerate(axes):
+                cell.set(xticks=[], yticks=[])
+                if head >= one.weights_BxHxLxL.shape[1]:
+                    cell.set_axis_off()
+                    continue
+                weights_LxL = one.weights_BxHxLxL[0, head] / (most or 1)
+                rooted = abs(weights_LxL) ** 0.5 * (weights_LxL > 0) - abs(weights_LxL) ** 0.5 * (weights_LxL < 0)
+                cell.imshow(rooted, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
+                if head == 0:
+                    cell.set_ylabel(
+                        f"layer {one.layer + 1}.{one.sublayer + 1}\n{one.part}\nmost {most:.2g}", fontsize=7
+                    )
+
+
+def main(argv: list[str]) -> None:
+    """Draws the maps of a checkpoint."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--workdir", required=True, metavar="RUN[@best|@STEP]", help="folder of the run")
+    parser.add_argument("--text", help="default: the beginning of a module of Python's library")
+    parser.add_argument("--tokens", type=positive, default=128, help="of the text, at most")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="the PNG")
+    arguments = parser.parse_args(argv)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError("pictures are drawn by matplotlib: pip install flash_lm[plot]")
+    trained = load_model(arguments.workdir)
+    text = _TEXT.read_text(encoding="utf-8") if arguments.text is None else arguments.text
+    maps = maps_of(trained, text, arguments.tokens)
+    length = maps[0].weights_BxHxLxL.shape[-1]
+    draw(maps, arguments.out, f"{trained.name}, step {trained.step}: {length} tokens")
+    print(f"{arguments.out}: {len(maps)} maps of {length} tokens")
+
+
+if __name__ == "__main__":
+    run(main)

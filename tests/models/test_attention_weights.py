@@ -1,0 +1,118 @@
+"""The look inside: maps times values are what the sublayer computes, and each map is what its definition says."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flash_lm.layers.aft import _STD_EPS
+from flash_lm.models.attention_weights import attention_weights
+from flash_lm.models.family import FAMILIES
+from models.cases import LENGTH, PACKED, assert_close, case, tokens
+
+
+def maps(family: str, causal: bool = True, segment_ids=None, **overrides):
+    model, found = case(family, causal, **overrides), []
+
+    def arrays(params):
+        found[:] = attention_weights(model.model(params), jnp.asarray(tokens()), segment_ids)
+        return [one.weights_BxHxLxL for one in found]
+
+    made = jax.jit(arrays)(model.params)
+    return model, [dataclasses.replace(one, weights_BxHxLxL=x) for one, x in zip(found, made, strict=True)]
+
+
+def first_sublayer(model, segment_ids=None):
+    """The first sublayer, what goes into it, and its context."""
+    bound = model.model(model.params)
+    x, context = bound.embed(jnp.asarray(tokens()), segment_ids)
+    norm, sublayer = bound.periods_apart()[0].pairs()[0]
+    return sublayer, norm(x), context
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_that_is_not_seen_has_weight(family):
+    """Neither a later token nor one of another document."""
+    _, found = maps(family, segment_ids=PACKED)
+    seen = (PACKED[:, :, None] == PACKED[:, None]) & np.tri(LENGTH, dtype=bool) & (PACKED > 0)[:, None]
+    seen[0, :10, 13:22] = seen[0, 13:22, :10] = False  # a name that comes again is another document
+    for one in found:
+        weights = np.asarray(one.weights_BxHxLxL)
+        unseen = np.broadcast_to(~seen[:, None] & (PACKED > 0)[:, None, :, None], weights.shape)
+        assert not (np.abs(weights) > 1e-6)[unseen].any()
+        assert np.abs(weights).max() > 1e-3
+    assert {one.layer for one in found} == {0, 1}
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if not name.startswith("aft")])
+def test_weights_times_values_are_the_output(family):
+    model, found = maps(family)
+    sublayer, x, context = first_sublayer(model)
+    pairs, v, _ = sublayer.project(x, context)
+    whole = sum(one.weights_BxHxLxL for one in found if (one.layer, one.sublayer) == (0, 0))
+    assert_close(jnp.einsum("bhtu,bhue->bhte", whole, v), sublayer.core(pairs, v, context), 1e-5)
+
+
+def test_softmax_weights_by_definition():
+    model, found = maps("transformer")
+    sublayer, x, context = first_sublayer(model)
+    ((q, k),), _, _ = sublayer.project(x, context)
+    scores = np.einsum("bhtd,bhud->bhtu", *(np.asarray(one, np.float64) for one in (q, k))) / np.sqrt(q.shape[-1])
+    scores = np.where(np.tri(LENGTH, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    assert_close(found[0].weights_BxHxLxL, weights / weights.sum(axis=-1, keepdims=True), 1e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_parts_of_mixed_chunks(causal):
+    """The local part stays in its chunk; the causal global one is of earlier chunks, the other of all."""
+    _, found = maps("flash", causal)
+    chunk = np.arange(LENGTH) // 8
+    global_, local = (np.abs(np.asarray(one.weights_BxHxLxL)) > 1e-6 for one in found[:2])
+    assert [one.part for one in found[:4]] == ["global", "local"] * 2
+    assert [(one.layer, one.sublayer) for one in found[::2]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert local.any() and not local[..., chunk[:, None] != chunk[None]].any()
+    reached = global_.any(axis=(0, 1))
+    assert (reached == (chunk[:, None] > chunk[None] if causal else np.ones_like(reached))).all()
+
+
+def test_one_part_alone():
+    _, found = maps("flash", **{"chunks.global_attention": False})
+    assert {one.part for one in found} == {"local"}
+
+
+@pytest.mark.parametrize("family", ["aft_full", "aft_local", "aft_conv", "aft_simple"])
+def test_of_aft(family):
+    """Weights sum to one. exp(w) is that of the definition, one beyond the window, and there is none without a w."""
+    model, found = maps(family)
+    by_part = {one.part: np.asarray(one.weights_BxHxLxL) for one in found if one.layer == 0}
+    np.testing.assert_allclose(by_part["attention"].sum(axis=-1), 1, rtol=1e-5)
+    assert ("exp(w)" in by_part) == (family != "aft_simple")
+    if family == "aft_simple":
+        return
+    core, distance = first_sublayer(model)[0].core, np.arange(LENGTH)[:, None] - np.arange(LENGTH)[None]
+    if family == "aft_conv":
+        taps = np.asarray(core.taps[...], np.float64)
+        normal = (taps - taps.mean(1, keepdims=True)) / np.sqrt(taps.var(1, keepdims=True) + _STD_EPS)
+        filters = np.asarray(core.gain[...]) * normal + np.asarray(core.offset[...])
+        w = filters[:, distance.clip(0, 4)]
+    else:
+        w = np.asarray(core.query_position[...], np.float64) @ np.asarray(core.key_position[...], np.float64).T
+        w = w[None, :LENGTH, :LENGTH]
+    near = distance < (LENGTH if family == "aft_full" else 5)
+    expected = np.where(distance >= 0, np.where(near, np.exp(w), 1), 0)
+    np.testing.assert_allclose(by_part["exp(w)"][0], expected, rtol=1e-4)
+
+
+def test_layers_of_a_pattern_are_counted_on():
+    _, found = maps("flash", pattern=("flash", "transformer_plus_plus"), num_layers=4)
+    assert [(one.layer, one.sublayer, one.part) for one in found[:5]] == [
+        (0, 0, "global"),
+        (0, 0, "local"),
+        (0, 1, "global"),
+        (0, 1, "local"),
+        (1, 0, "attention"),
+    ]
+    assert found[-1].layer == 3 and {one.weights_BxHxLxL.shape[0] for one in found} == {2}
