@@ -69,10 +69,10 @@ def test_a_family_beside_itself_with_other_keys(tmp_path, monkeypatch, capsys):
     script, out = load("benchmark_step_time"), tmp_path / "out"
     monkeypatch.setattr(script, "PRODUCT", 64)
     monkeypatch.setattr(script.time, "perf_counter", iter(range(0, 10**6, 100)).__next__)
-    words = ["--size=tiny", "--families=flash flash+kernels=pallas+chunk_size=8", "--lengths=16 32", "--seconds=60"]
+    words = ["--size=tiny", "--families=flash flash+kernels=pallas+chunks.size=8", "--lengths=16 32", "--seconds=60"]
     script.main([*words, "--tokens_per_step=32", "--rounds=1", f"--out={out}", "--config.data.vocab_size=300", *SMALL])
     plain, other = read_jsonl(out / "steps.jsonl")
-    assert (plain["family"], other["family"]) == ("flash", "flash+kernels=pallas+chunk_size=8")
+    assert (plain["family"], other["family"]) == ("flash", "flash+kernels=pallas+chunks.size=8")
     assert plain["config_hash"] != other["config_hash"]
     assert "not run, for --seconds=60: lengths 32" in capsys.readouterr().out
 
