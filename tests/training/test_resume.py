@@ -1,25 +1,24 @@
 """Runs are picked up again: with other settings, as branches, by one process at a time, and without what is gone."""
 
-import itertools
 import json
 import pathlib
 import shutil
 
 import numpy as np
 import pytest
-from small import flat, small_config, write_corpus
+from small import flat, write_corpus
 
 from flash_lm.config import filled
-from flash_lm.data import hugging_face, streaming, token_cache
+from flash_lm.data import token_cache
 from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.inference.trained_model import load_model
-from flash_lm.jsonl import read_jsonl
 from flash_lm.study import changed
-from flash_lm.training import loop, saved
+from flash_lm.training import saved
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.lock import locked
 from flash_lm.training.loop import train
+from training.runs import losses, small_run, stop_after
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -43,12 +42,7 @@ HARMLESS = {
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """With a vocabulary of its own, which a tokenizer that was trained again might not have."""
-    folder = tmp_path_factory.mktemp("corpus")
-    config = small_config(write_corpus(folder / "text"), folder / "cache")
-    config.data.update(tokenizer="sentencepiece", vocab_size=320)
-    config.model.update(num_layers=2, num_heads=4)
-    return config
+    return small_run(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +57,6 @@ def half(config, tmp_path_factory) -> pathlib.Path:
     workdir = tmp_path_factory.mktemp("runs") / "half"
     train(config, workdir, should_stop=stop_after(6))
     return workdir
-
-
-def stop_after(steps: int):
-    counter = itertools.count(1)
-    return lambda: next(counter) == steps
-
-
-def losses(workdir: pathlib.Path) -> dict[tuple[int, str], float]:
-    return {(line["step"], line["split"]): line["loss"] for line in read_jsonl(workdir / "metrics.jsonl")}
 
 
 def close(found: dict, expected: dict) -> bool:
@@ -150,8 +135,8 @@ def contents(folder: pathlib.Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_a_refused_resume_changes_nothing(config, finished, half, constant, tmp_path):
-    """Also of a finished run, and of a branch, which are told that the corpus is another one."""
+def test_a_refused_resume_changes_nothing(config, finished, half, tmp_path):
+    """Also of a finished run, which is told that the corpus is another one."""
     wrong = {"data.path": write_corpus(tmp_path / "wrong", seed=9)}
     for there in (finished, half):
         run = shutil.copytree(there, tmp_path / there.name)
@@ -159,29 +144,6 @@ def test_a_refused_resume_changes_nothing(config, finished, half, constant, tmp_
         with pytest.raises(InputError, match="is not the one that the run began with"):
             train(changed(config, wrong), run)
         assert contents(run) == before
-    branch = changed(constant[0], wrong | {"train.steps": 9, "train.branch_from": str(constant[1])})
-    with pytest.raises(InputError, match="is not the one that the run began with"):
-        train(branch, tmp_path / "branch")
-    assert not (tmp_path / "branch").exists()
-
-
-@pytest.mark.slow
-def test_of_two_starts_of_a_branch_the_later_goes_on(constant, tmp_path, monkeypatch):
-    """Where another process has trained between the look at the folder and its lock."""
-    config, parent = constant
-    branch = changed(config, {"train.steps": 8, "train.branch_from": str(parent), "train.eval_every": 0})
-    train(branch, tmp_path / "other", should_stop=stop_after(1))
-    build = loop.build_experiment
-
-    def meanwhile(*words):
-        shutil.copytree(tmp_path / "other", tmp_path / "run")
-        return build(*words)
-
-    monkeypatch.setattr(loop, "build_experiment", meanwhile)
-    before = read_jsonl(tmp_path / "other" / "metrics.jsonl")
-    train(branch, tmp_path / "run")
-    lines = read_jsonl(tmp_path / "run" / "metrics.jsonl")
-    assert lines[: len(before)] == before and [line["step"] for line in lines if line["split"] == "train"] == [7, 8]
 
 
 def test_microbatches_may_change_where_nothing_is_drawn_for_them(config, half, tmp_path):
@@ -190,79 +152,6 @@ def test_microbatches_may_change_where_nothing_is_drawn_for_them(config, half, t
     path = run / "config.json"
     path.write_text(path.read_text().replace('"dropout": 0.1', '"dropout": 0.0'))
     run_folder.check_config(run, changed(config, {"model.dropout": 0.0, "train.accumulate": 2}))
-
-
-@pytest.fixture(scope="module")
-def constant(config, tmp_path_factory):
-    """A schedule that is the same for any number of steps; and its run of 6."""
-    parent = changed(config, {"train.schedule": "constant", "train.steps": 6, "train.eval_every": 2})
-    workdir = tmp_path_factory.mktemp("runs") / "parent"
-    train(parent, workdir)
-    return parent, workdir
-
-
-def test_a_branch_goes_on_as_if_it_had_been_one_run(constant, tmp_path):
-    """State, step and order of the data, to the bit; and it remembers whose it was, and needs it no longer."""
-    config, workdir = constant
-    parent = shutil.copytree(workdir, tmp_path / "parent")
-    train(changed(config, {"train.steps": 9}), tmp_path / "whole")
-    branch = changed(config, {"train.steps": 9, "train.branch_from": f"{parent}@6"})
-    train(branch, tmp_path / "branch", should_stop=stop_after(1))
-    shutil.rmtree(parent)
-    train(branch, tmp_path / "branch")
-    found = losses(tmp_path / "branch")
-    assert [step for step, split in found if split == "train"] == [7, 8, 9]
-    assert found.items() <= losses(tmp_path / "whole").items()
-    (line,) = evaluate(tmp_path / "branch", "test")
-    assert line["parent_run"] == str(parent) + "@6" and line["parent_step"] == 6 and len(line["parent_params"]) == 16
-    (whole,) = evaluate(tmp_path / "whole", "test")
-    assert line["loss"] == whole["loss"] and "parent_run" not in whole
-
-
-@pytest.mark.slow
-def test_a_branch_has_a_schedule_of_its_own(constant, tmp_path):
-    """That of a run of so many steps, taken up where the parent was: here the rate falls over the last two."""
-    config, parent = constant
-    schedule = {"train.schedule": "linear", "train.decay_steps": 2, "train.learning_rate": 0.04, "train.steps": 8}
-    train(changed(config, schedule | {"train.branch_from": f"{parent}@newest"}), tmp_path / "branch")
-    lines = [line for line in read_jsonl(tmp_path / "branch" / "metrics.jsonl") if line["split"] == "train"]
-    assert np.allclose([line["learning_rate"] for line in lines], [0.04, 0.02])
-
-
-@pytest.mark.slow
-def test_a_branch_of_a_stream_goes_on_in_the_stream(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(streaming, "_WINDOW", 1500)
-    monkeypatch.setattr(hugging_face, "_STREAM_SHARE", 10)
-    draw = np.random.default_rng(0)
-    rows = [" ".join(map(str, draw.integers(1000, size=draw.integers(1, 40)))) for _ in range(120)]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    here = changed(config, {"data.corpus": "hf", "data.path": str(tmp_path / "train.jsonl"), "data.streaming": True})
-    here = changed(here, {"train.schedule": "constant", "train.steps": 8, "train.eval_every": 0})
-    train(here, tmp_path / "whole")
-    train(changed(here, {"train.steps": 5}), tmp_path / "parent")
-    train(changed(here, {"train.branch_from": str(tmp_path / "parent")}), tmp_path / "branch")
-    found, whole = losses(tmp_path / "branch"), losses(tmp_path / "whole")
-    assert {step for step, _ in found} == {6, 7, 8} and found.items() <= whole.items()
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"train.steps": 6}, "has done 6 steps, and train.steps=6 must be more"),
-        ({"train.steps": 9, "seed": 5}, r"a run of another config \(seed=0 there, 5 here\)"),
-        ({"train.steps": 9, "model.model_dim": 32}, "model.model_dim=16 there, 32 here"),
-        ({"train.steps": 9, "train.branch_from": "{parent}@5"}, "no checkpoint of step 5: those of .*6 are there"),
-        ({"train.steps": 9, "train.branch_from": "nowhere"}, "nowhere holds no run"),
-    ],
-    ids=str,
-)
-def test_a_branch_that_cannot_be_is_refused_and_writes_nothing(constant, tmp_path, changes, expected):
-    config, parent = constant
-    changes = {"train.branch_from": str(parent)} | changes
-    changes["train.branch_from"] = changes["train.branch_from"].replace("{parent}", str(parent))
-    with pytest.raises(InputError, match=expected):
-        train(changed(config, changes), tmp_path / "branch")
-    assert not (tmp_path / "branch").exists()
 
 
 def test_one_run_at_a_time(config, half, tmp_path):

@@ -85,3 +85,7 @@ def gauge(client: httpx.Client, name: str) -> float:
     """A figure of /metrics."""
     lines = client.get("/metrics").text.splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith(f"flash_lm_{name}"))
+
+
+def fails(*_):
+    raise RuntimeError("out of memory")

@@ -3,7 +3,6 @@
 import asyncio
 import concurrent.futures
 import contextlib
-import dataclasses
 import itertools
 import json
 import random
@@ -14,19 +13,16 @@ import httpx
 import pytest
 from small import command, finish, small_config, write_corpus
 
-from flash_lm.data.tokenizers import MASK, ByteTokenizer, CharacterTokenizer
-from flash_lm.errors import InputError
+from flash_lm.data.tokenizers import ByteTokenizer, CharacterTokenizer
 from flash_lm.inference.couplets import CoupletWriter
-from flash_lm.inference.fill_in import Filler
 from flash_lm.inference.generation import Generator
 from flash_lm.inference.running_batch import RunningBatch
 from flash_lm.inference.sampling import Sampling
-from flash_lm.inference.service.answers import FillInService, TextService
+from flash_lm.inference.service.answers import TextService
 from flash_lm.inference.service.metrics import Metrics
-from flash_lm.inference.service.requests import FillInAsked, TextAsked
+from flash_lm.inference.service.requests import TextAsked
 from flash_lm.training.loop import train
-from flash_lm.training.state import ModelFunction
-from inference.service.serving import CHARACTERS, LIMITS, gauge, random_model, service, until
+from inference.service.serving import CHARACTERS, LIMITS, fails, gauge, random_model, service, until
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -131,20 +127,6 @@ def test_second_lines_are_those_of_the_command(couplets):
         assert [one["text"] for one in found] == [one.text for one in alone]
         assert [one["log_prob"] for one in found] == pytest.approx([one.log_prob for one in alone], abs=1e-4)
         assert all(len(one["text"]) == len(first) and set(one["text"]) <= set(CHARACTERS) for one in found)
-
-
-def test_masks_are_filled_in_as_by_the_command(fill_in):
-    """Also those that are on the device together, with other numbers of candidates."""
-    filler = Filler(random_model("fill_in"))
-    asked = [{"prompt": f"{'a cat ' * (i % 3)}[MASK] sees", "candidates": 1 + i % 4} for i in range(24)]
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda body: fill_in.post("/api/fill_in", json=body).json(), asked))
-    for body, answer in zip(asked, answers, strict=True):
-        (alone,) = filler([body["prompt"]], body["candidates"])
-        assert answer["text"] == alone.text
-        for found, expected in zip(answer["masks"], alone.masks, strict=True):
-            assert [one["text"] for one in found] == [one.text for one in expected]
-            assert [one["probability"] for one in found] == pytest.approx([x.probability for x in expected], rel=1e-3)
 
 
 BAD = {
@@ -271,16 +253,12 @@ def test_answers_that_run_finish_when_the_service_ends():
         assert name == "done" and answer["tokens"] == 4096
 
 
-def _fails(*_):
-    raise RuntimeError("out of memory")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ["join", "advance"])
-def test_a_model_that_fails_for_good_is_told_of(monkeypatch, step):
+def test_a_model_thatfails_for_good_is_told_of(monkeypatch, step):
     """Whoever waits gets an answer, and so do those who come later."""
     with service("text") as client:
-        monkeypatch.setattr(RunningBatch, step, _fails)
+        monkeypatch.setattr(RunningBatch, step, fails)
         for healthy in (200, 200, 200, 500, 500):
             answer = client.post("/api/generate", json={"prompt": "a"}, timeout=20)  # of 60 s that it would time out
             assert answer.status_code == 500 and "log of the service" in answer.json()["error"]
@@ -295,7 +273,7 @@ def test_a_failed_step_ends_its_rows_alone(monkeypatch, step):
     with service("text", rows=2) as client:
         ask = lambda prompt: client.post("/api/generate", json={"prompt": prompt, "max_tokens": 6, "temperature": 0})
         whole, calls = getattr(RunningBatch, step), itertools.count(1)
-        fails_once = lambda *words: _fails() if next(calls) == 3 else whole(*words)
+        fails_once = lambda *words: fails() if next(calls) == 3 else whole(*words)
         monkeypatch.setattr(RunningBatch, step, fails_once)
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(ask, "abcdefgh"))
@@ -324,37 +302,6 @@ def test_a_text_that_is_too_long_is_not_even_tokenised(kind, request, monkeypatc
     assert not tokenised
 
 
-def test_masks_of_a_request_are_bounded(fill_in):
-    answer = fill_in.post("/api/fill_in", json={"prompt": "[MASK]" * 63})
-    assert answer.status_code == 422 and "a prompt of 63 [MASK]s is over the 8 that this service takes" in answer.text
-    assert len(fill_in.post("/api/fill_in", json={"prompt": "[MASK]" * 8}).json()["masks"]) == 8
-
-
-def test_no_text_to_fill_in_waits_for_a_compiler():
-    service = FillInService(random_model("fill_in"), LIMITS, Metrics())
-    compiled = [service._filler._features, service._filler._best]
-    before = [function._cache_size() for function in compiled]
-    for length, masks, candidates in ((1, 1, 1), (20, 5, 16), (55, 8, 7)):
-        asked = [FillInAsked(prompt="a" * length + MASK * masks, candidates=candidates)] * 6
-        for one in asked:
-            service.check(one)
-
-        async def answers(asked=asked):
-            return await asyncio.gather(*(service.answer(one) for one in asked))
-
-        found = asyncio.run(answers())
-        assert {len(one.masks) for one in found} == {masks} and {len(one.masks[0]) for one in found} == {candidates}
-    assert [function._cache_size() for function in compiled] == before
-
-
-def test_a_model_that_compiles_each_length_is_not_served():
-    trained = random_model("fill_in")
-    config = dataclasses.replace(trained.config, model=dataclasses.replace(trained.config.model, normalizer="length"))
-    trained = dataclasses.replace(trained, config=config, model=ModelFunction(config.model, seed=1))
-    with pytest.raises(InputError, match="each length of a prompt is compiled.*use python -m flash_lm.generate"):
-        FillInService(trained, LIMITS, Metrics())
-
-
 def test_another_hosts_name_is_refused(text):
     """As a web page has it that reaches this machine by a name of its own."""
     for name, status in (("evil.example", 400), ("", 400), ("[::1]:8000", 200), ("LOCALHOST:1", 200), ("[x", 400)):
@@ -364,46 +311,6 @@ def test_another_hosts_name_is_refused(text):
         "add --host=evil.example to its other --host"
         in text.get("/health", headers={"host": "evil.example:80"}).json()["error"]
     )
-
-
-def test_candidates_of_all_masks_are_bounded(fill_in):
-    answer = fill_in.post("/api/fill_in", json={"prompt": "[MASK]" * 8, "candidates": 11})
-    assert answer.status_code == 422 and "11 candidates for each of 8 [MASK]s are over the 80 in all" in answer.text
-    (mask,) = fill_in.post("/api/fill_in", json={"prompt": "[MASK]", "candidates": 80}).json()["masks"]
-    assert len(mask) == 80
-
-
-def test_who_asks_for_much_lets_others_go_before(monkeypatch):
-    """And waits no longer than that is worth."""
-    service, order = FillInService(random_model("fill_in"), dataclasses.replace(LIMITS, rows=1), Metrics()), []
-    fill = service.together
-    monkeypatch.setattr(service, "together", lambda *words: order.append(words[1][0].count(MASK)) or fill(*words))
-
-    async def ask() -> None:
-        asked = [FillInAsked(prompt=MASK * masks) for masks in (1, 8, 1, 2)]
-        await asyncio.gather(*(service.answer(one) for one in asked))
-
-    asyncio.run(ask())
-    assert order == [1, 1, 2, 8]
-
-
-def test_a_long_text_makes_no_other_longer(monkeypatch):
-    """Nor do many masks need much memory."""
-    filler, shapes, masks = Filler(random_model("fill_in")), [], []
-    features, best = filler._features, filler._best
-    monkeypatch.setattr(filler, "_features", lambda p, x, s: shapes.append(x.shape) or features(p, x, s))
-    monkeypatch.setattr(filler, "_best", lambda *words: masks.append(words[2].shape) or best(*words))
-    filler(["a [MASK]"] * 4 + ["long " * 20 + "[MASK]"] + [MASK * 100])
-    short, long = sorted(shapes, key=lambda shape: shape[1])[0], max(shape[1] for shape in shapes)
-    assert short[1] < long and all(shape[0] <= 4 for shape in shapes) and set(masks) == {(64,)}
-
-
-@pytest.mark.slow
-def test_a_filler_that_fails_is_told_of(monkeypatch):
-    with service("fill_in") as client:
-        monkeypatch.setattr(Filler, "_fill", _fails)
-        for _ in range(2):
-            assert client.post("/api/fill_in", json={"prompt": "[MASK]"}).status_code == 500
 
 
 @pytest.mark.slow
