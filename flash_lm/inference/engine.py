@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flash_lm.inference.sampling import SamplingArrays, choose
 from flash_lm.models.decode_state import DecodeState
-from flash_lm.models.layer import Period
+from flash_lm.models.period import Period
 from flash_lm.training.hosts import fetched
 from flash_lm.training.sharding import BATCH, rows_that_divide
 from flash_lm.training.state import ModelFunction, Params

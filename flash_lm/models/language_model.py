@@ -20,7 +20,7 @@ from flash_lm.layers.table import whole
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.models.family import complete, of_layers
 from flash_lm.models.heads import Head
-from flash_lm.models.layer import Period, constrain_residual, drop
+from flash_lm.models.period import Period, constrain_residual, drop
 from flash_lm.ops.blocked_attention import KEPT
 from flash_lm.ops.positions import rotary_table
 from flash_lm.ops.segments import find_segments, whole_row
