@@ -15,7 +15,7 @@ from flash_lm.groups import DTYPES, MESH_AXES, DataConfig, MeshConfig, ModelConf
 from flash_lm.moved import move
 from flash_lm.plugins import import_plugins
 from flash_lm.schema import at_least, key
-from flash_lm.tables import CORPORA, HEADS, OPTIMIZERS, TASKS
+from flash_lm.tables import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
 
 __all__ = [
     "DTYPES",
@@ -59,6 +59,12 @@ class Config:
             )
         if self.data.pack == "examples" and not task.of_examples:
             found.append(f"task={self.task} is of text: data.corpus={self.data.corpus} needs task=causal_lm")
+        if self.data.packed:
+            found += [
+                f"model.family={name} cannot keep documents of a row apart: data.pack={self.data.pack} must be stream"
+                for name in dict.fromkeys(self.model.families)
+                if "packed" not in FAMILIES[name].serves
+            ]
         if self.data.length > self.model.max_length:
             found.append(
                 f"data.length={self.data.length} is over model.max_length={self.model.max_length}: "

@@ -3,6 +3,7 @@
     nnx.Param(value)                 a matrix if it has two dimensions or more (the stacked layers' not counted)
     nnx.Param(value, **VECTORS)      gains, offsets, biases, filters: vectors, however many of them there are
     nnx.Param(value, rate=3.0)       the optimizer moves it three times as far a step
+    nnx.Param(value, project=f)      after each step it is f of what it would be (of one layer's, where it is stacked)
 
 Matrices are decayed, and cut over the devices; vectors are neither.
 """
@@ -18,10 +19,17 @@ VECTORS = {"matrix": False}
 
 @dataclasses.dataclass(frozen=True)
 class Traits:
-    """Of each parameter, as trees like the parameters: whether it is a matrix, and its part of the learning rate."""
+    """Of each parameter, as trees like the parameters.
+
+    Attributes:
+        matrix: whether it is one.
+        rate: its part of the learning rate.
+        project: what it is put through after a step; False: nothing.
+    """
 
     matrix: Any
     rate: Any
+    project: Any
 
 
 def traits(parameters: nnx.State) -> Traits:
@@ -34,7 +42,11 @@ def traits(parameters: nnx.State) -> Traits:
         del path
         return variable.get_metadata().get("rate", 1.0)
 
-    return Traits(_tree(parameters, matrix), _tree(parameters, rate))
+    def project(path: tuple, variable: nnx.Variable) -> Any:
+        del path
+        return variable.get_metadata().get("project", False)
+
+    return Traits(*(_tree(parameters, say) for say in (matrix, rate, project)))
 
 
 def is_stacked(path: tuple) -> bool:

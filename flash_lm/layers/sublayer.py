@@ -11,15 +11,17 @@ State = Any  # a pytree of arrays with the batch in front
 
 
 class Sublayer(nnx.Module):
-    """What a layer's pattern is made of. Residual, norm and dropout are outside.
+    """What a layer is made of. Residual, norm and dropout are outside, unless it has them itself.
 
     Attributes:
+        owns_residual: whether it gets the residual stream as it is, and gives what takes its place.
         state_grows: whether the decode state holds something of every token, so that its capacity bounds their number.
         longest: largest number of tokens in a row; None: any.
         undecodable: why there can be no prefill and step, a sentence; None: there can.
         rotary_width: width of the queries and keys that rotary positions rotate; None: there are none.
     """
 
+    owns_residual: bool = False
     state_grows: bool = False
     longest: int | None = None
     undecodable: str | None = None
@@ -47,6 +49,9 @@ class Sublayer(nnx.Module):
         """Consumes one token a row; the context's arrays have L = 1."""
         y_Bx1xD, state = self.prefill(x_BxD[:, None], context, state)
         return y_Bx1xD[:, 0], state
+
+    def penalty(self) -> jax.Array | None:
+        """A scalar of its parameters, nats a target, that training adds to the loss and logs apart; None: none."""
 
     def flops_per_token(self, length: int, causal: bool) -> float:
         """Model FLOPs of the forward pass a token: 2mnk a matrix product, pairs of tokens only where visible."""

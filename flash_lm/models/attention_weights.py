@@ -46,10 +46,11 @@ def attention_weights(
     found = []
     for n, period in enumerate(model.periods_apart()):
         for i, (norm, sublayer) in enumerate(period.pairs()):
-            normal_BxLxD = norm(x_BxLxD)
+            normal_BxLxD = x_BxLxD if norm is None else norm(x_BxLxD)
             if isinstance(sublayer, AttentionSublayer):
                 which = bisect.bisect_right(period.ends, i)
                 place = n * len(period.ends) + which, i - (0, *period.ends)[which]
                 found += [AttentionMap(*place, *one) for one in sublayer.weights(normal_BxLxD, context).items()]
-            x_BxLxD += sublayer(normal_BxLxD, context)
+            y_BxLxD = sublayer(normal_BxLxD, context)
+            x_BxLxD = y_BxLxD if norm is None else x_BxLxD + y_BxLxD
     return found

@@ -17,6 +17,9 @@ from flash_lm.tables import FAMILIES, HEADS
 Default = Any | Callable[[ModelConfig], Any]
 
 
+EVERYTHING = frozenset({"causal", "bidirectional", "packed"})
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
     """Builds a sublayer, and says what it reads.
@@ -28,6 +31,7 @@ class Part:
         unread: keys of the sections that this part leaves alone, such as aft.window.
         defaults: of open keys, by name, such as gau.expanded_dim.
         problems: sentences on a completed config that this part cannot be built from.
+        serves: what it can do: "causal", "bidirectional", "packed" (several documents a row that do not see each other).
     """
 
     build: Callable[..., Sublayer]
@@ -36,6 +40,7 @@ class Part:
     unread: frozenset[str] = frozenset()
     defaults: Mapping[str, Default] = dataclasses.field(default_factory=dict)
     problems: Callable[[ModelConfig], list[str]] = lambda config: []
+    serves: frozenset[str] = EVERYTHING
 
     def __call__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
         """The sublayer of a completed config."""
@@ -58,6 +63,11 @@ class Family:
 
     sublayers: tuple[Part, ...]
     defaults: Mapping[str, Default] = dataclasses.field(default_factory=dict)
+
+    @property
+    def serves(self) -> frozenset[str]:
+        """What all its parts can do."""
+        return EVERYTHING.intersection(*(part.serves for part in self.sublayers))
 
     def reads(self) -> set[str]:
         """Names of the keys that its parts read and other families may not."""
@@ -148,7 +158,13 @@ def complete_config(config: Config) -> Config:
 
 def _problems(config: ModelConfig) -> list[str]:
     """Sentences on what no family can build."""
-    found = []
+    needed = "causal" if config.causal else "bidirectional"
+    task = "causal_lm" if needed == "bidirectional" else "masked_lm"
+    found = [
+        f"model.family={name} has no {needed} form: take --config.task={task}, or another family"
+        for name in dict.fromkeys(config.families)
+        if needed not in FAMILIES[name].serves
+    ]
     if "sinusoid" in config.absolute_positions and config.model_dim % 2:
         found.append(f"sinusoids come in pairs: model.model_dim={config.model_dim} must be even")
     if HEADS[config.head].of_values and config.vocab_size < VALUES:

@@ -20,7 +20,7 @@ from flash_lm.layers.table import whole
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.models.family import complete, of_layers
 from flash_lm.models.heads import Head
-from flash_lm.models.period import Period, constrain_residual, drop
+from flash_lm.models.period import Period, constrain_residual, drop, penalty_of_all
 from flash_lm.ops.blocked_attention import KEPT
 from flash_lm.ops.positions import rotary_table
 from flash_lm.ops.segments import find_segments, whole_row
@@ -155,6 +155,10 @@ class LanguageModel(nnx.Module):
     def head(self) -> Head:
         """What turns features into a distribution over the vocabulary."""
         return HEADS[self.config.head].bind(self)
+
+    def penalty(self) -> jax.Array | None:
+        """Sum over the layers of what their sublayers add to the loss, nats a target; None: nothing."""
+        return penalty_of_all(self.layers)
 
     @property
     def longest(self) -> int | None:

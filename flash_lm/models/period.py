@@ -1,5 +1,6 @@
 """What the stack repeats: residual sublayers, each behind its norm, of one layer or of those of a pattern."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,10 @@ from flash_lm.models.family import FAMILIES
 
 
 class Period(nnx.Module):
-    """Sublayers, each x + dropout(sublayer(norm(x))), of a layer, or of each layer of a pattern in turn."""
+    """Sublayers, each x + dropout(sublayer(norm(x))) of a layer, or of each layer of a pattern in turn.
+
+    A sublayer that owns its residual takes the place of all that.
+    """
 
     def __init__(self, layers: Sequence[ModelConfig], *, rngs: nnx.Rngs):
         """Builds the sublayers of each layer's family, each with a norm of its own."""
@@ -24,8 +28,9 @@ class Period(nnx.Module):
         parts = [(config, part) for config in layers for part in FAMILIES[config.family].sublayers]
         self.names = tuple(f"sublayer_{i}" for i in range(len(parts)))
         for name, (config, build) in zip(self.names, parts, strict=True):
-            setattr(self, f"norm_{name}", NORMS[config.norm](config))
-            setattr(self, name, build(config, rngs=rngs))
+            sublayer = build(config, rngs=rngs)
+            setattr(self, name, sublayer)
+            setattr(self, f"norm_{name}", None if sublayer.owns_residual else NORMS[config.norm](config))
         # Numbers of sublayers after which a layer ends.
         self.ends = tuple(itertools.accumulate(len(FAMILIES[config.family].sublayers) for config in layers))
 
@@ -39,7 +44,10 @@ class Period(nnx.Module):
         found = []
         for i, (norm, sublayer) in enumerate(self.pairs()):
             key = None if context.dropout_key is None else jax.random.fold_in(context.dropout_key, i)
-            x_BxLxD += drop(sublayer(norm(x_BxLxD), context), self.dropout, key)
+            if norm is None:
+                x_BxLxD = sublayer(x_BxLxD, dataclasses.replace(context, dropout_key=key))
+            else:
+                x_BxLxD += drop(sublayer(norm(x_BxLxD), context), self.dropout, key)
             x_BxLxD = constrain_residual(x_BxLxD)
             if i + 1 in self.ends:
                 found.append(seen(x_BxLxD))
@@ -53,17 +61,30 @@ class Period(nnx.Module):
         """`prefill` of B×L×D or `step` of B×D."""
         after = []
         for (norm, sublayer), state in zip(self.pairs(), states, strict=True):
-            y, state = getattr(sublayer, method)(norm(x), context, state)
-            x, after = x + y, [*after, state]
+            y, state = getattr(sublayer, method)(x if norm is None else norm(x), context, state)
+            x, after = y if norm is None else x + y, [*after, state]
         return x, tuple(after)
 
     def flops_per_token(self, length: int, causal: bool) -> float:
         """Forward model FLOPs of the sublayers."""
         return sum(sublayer.flops_per_token(length, causal) for sublayer in self.sublayers)
 
-    def pairs(self) -> list[tuple[nnx.Module, Sublayer]]:
-        """Each sublayer with the norm before it."""
+    def penalty(self) -> jax.Array:
+        """Sum of what the sublayers have."""
+        found = [penalty for sublayer in self.sublayers if (penalty := sublayer.penalty()) is not None]
+        return sum(found, start=jnp.zeros(()))
+
+    def pairs(self) -> list[tuple[Any, Sublayer]]:
+        """Each sublayer with the norm before it; None before one that owns its residual."""
         return [(getattr(self, f"norm_{name}"), getattr(self, name)) for name in self.names]
+
+
+def penalty_of_all(stacked: Period) -> jax.Array | None:
+    """Sum over the layers; None: no sublayer has any."""
+    if all(type(sublayer).penalty is Sublayer.penalty for sublayer in stacked.sublayers):
+        return None
+    graph, parameters = nnx.split(stacked)
+    return jnp.sum(jax.vmap(lambda own: nnx.merge(graph, own).penalty())(parameters))
 
 
 def drop(x_BxLxD: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:

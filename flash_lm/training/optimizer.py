@@ -112,10 +112,18 @@ def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransfo
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         updates, state = whole.update(updates, state, params)
-        return jax.tree.map(lambda x, rate: x if rate == 1 else x * rate, updates, traits.rate), state
+        updates = jax.tree.map(lambda x, rate: x if rate == 1 else x * rate, updates, traits.rate)
+        return jax.tree_util.tree_map_with_path(_projected, updates, params, traits.project), state
 
     # No link of the chain, which would be a part of the state: older checkpoints have none.
     return optax.GradientTransformation(whole.init, update)
+
+
+def _projected(path: Any, update: jax.Array, param: jax.Array, project: Any) -> jax.Array:
+    """The update that leads to where the parameter may be."""
+    if not project:
+        return update
+    return (jax.vmap(project) if is_stacked(path) else project)(param + update) - param
 
 
 def _weight_decay(config: TrainConfig, matrix: Any) -> optax.GradientTransformation:

@@ -9,7 +9,8 @@ import optax
 
 from flash_lm.config import TrainConfig
 from flash_lm.data.tasks import NEXT_TOKEN, Task
-from flash_lm.models.heads import Head, Losses
+from flash_lm.models.heads import Losses
+from flash_lm.models.language_model import LanguageModel
 from flash_lm.training.optimizer import learning_rate
 from flash_lm.training.sharding import batch_parts
 from flash_lm.training.state import ModelFunction, Params, TrainState
@@ -76,8 +77,12 @@ def make_gradients(
     """
 
     def loss_sum(params: Params, batch: Batch, key: jax.Array) -> Losses:
-        head, predictions = _predictions(model, params, batch, config.loss_chunk, key)
-        return task.loss(head, *predictions, config.z_loss)
+        bound, predictions = _predictions(model, params, batch, config.loss_chunk, key)
+        total, penalties = task.loss(bound.head(), *predictions, config.z_loss)
+        if (penalty := bound.penalty()) is not None:
+            penalties = penalties | {"penalty": penalty * batch["loss_mask_BxL"].sum()}
+            total += penalties["penalty"]
+        return total, penalties
 
     summed = jax.value_and_grad(loss_sum, has_aux=True)
 
@@ -124,22 +129,22 @@ def make_evaluation_step(
     def step(params: Params, batch: Batch, bytes_per_token_V: jax.Array) -> dict[str, jax.Array]:
         mask_BxL = batch["loss_mask_BxL"]
         bytes_BxL = bytes_per_token_V[batch["targets_BxL"]].astype(jnp.float32) * mask_BxL
-        head, predictions = _predictions(model, params, batch, loss_chunk, None)
-        return task.scores(head, *predictions) | {"tokens": mask_BxL.sum(), "bytes": bytes_BxL.sum()}
+        bound, predictions = _predictions(model, params, batch, loss_chunk, None)
+        return task.scores(bound.head(), *predictions) | {"tokens": mask_BxL.sum(), "bytes": bytes_BxL.sum()}
 
     return step
 
 
 def _predictions(
     model: ModelFunction, params: Params, batch: Batch, loss_chunk: int, key: jax.Array | None
-) -> tuple[Head, tuple[jax.Array, jax.Array, jax.Array, int, int]]:
-    """The model's head, and what its methods take."""
+) -> tuple[LanguageModel, tuple[jax.Array, jax.Array, jax.Array, int, int]]:
+    """The model, and what the methods of its head take."""
     bound = model.bind(params)
     rows = (batch[name] for name in ("inputs_BxL", "segment_ids_BxL", "positions_BxL"))
     features_BxLxD = bound.features(*rows, dropout_key=key, packed=model.packed)
     parts = batch_parts(features_BxLxD.shape[0])
     targets_BxL, weights_BxL = batch["targets_BxL"], batch["loss_mask_BxL"]
-    return bound.head(), (features_BxLxD, targets_BxL, weights_BxL, loss_chunk, parts)
+    return bound, (features_BxLxD, targets_BxL, weights_BxL, loss_chunk, parts)
 
 
 def _of_schedule(path: tuple, value: Any) -> bool:

@@ -61,7 +61,8 @@ RATES = {"embedding": 1.0, "layers/kernel": 1.0, "layers/scale": 1.0}
 
 def told(rates: dict) -> Traits:
     """That all but the scales are matrices."""
-    return Traits(nested({name: "scale" not in name for name in rates}), nested(rates))
+    matrix, project = {name: "scale" not in name for name in rates}, dict.fromkeys(rates, False)
+    return Traits(nested(matrix), nested(rates), nested(project))
 
 
 def run_ours(config: TrainConfig, rates: dict = RATES) -> dict:

@@ -1,0 +1,160 @@
+"""Sublayers with ways of their own: a residual, a penalty, a parameter that a step may not take everywhere."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from flash_lm.config import parse
+from flash_lm.configs.base import get_config
+from flash_lm.errors import InputError
+from flash_lm.layers.parameter import VECTORS
+from flash_lm.layers.sublayer import Sublayer
+from flash_lm.models.family import FAMILIES, Family, Part, complete, register_family
+from flash_lm.training.optimizer import make_optimizer
+from flash_lm.training.state import ModelFunction, init_state
+from flash_lm.training.step import make_gradients, make_train_step
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+VOCAB, B, L, LAYERS, PULL = 16, 4, 8, 3, 0.25
+
+
+class Gain(Sublayer):
+    """x · gain: no residual, no norm; gains are pulled to zero, and are at most 1."""
+
+    owns_residual = True
+
+    def __init__(self, config, *, rngs):
+        gain = 0.9 + 0.1 * jax.random.uniform(rngs.params(), (config.model_dim,))
+        self.gain = nnx.Param(gain, project=lambda gain: jnp.minimum(gain, 1.0), **VECTORS)
+
+    def __call__(self, x_BxLxD, context):
+        return x_BxLxD * self.gain[...]
+
+    def penalty(self):
+        return PULL * jnp.square(self.gain[...]).sum()
+
+    def flops_per_token(self, length, causal):
+        return 0.0
+
+
+class Free(Gain):
+    """Without a penalty."""
+
+    penalty = Sublayer.penalty
+
+
+@pytest.fixture(scope="module", autouse=True)
+def families():
+    register_family("gain", Family((Part(Gain),)))
+    register_family("free", Family((Part(Free),)))
+    register_family("one_way", Family((Part(Free, serves=frozenset({"causal"})),)))
+    register_family("both_ways", Family((Part(Free, serves=frozenset({"bidirectional", "packed"})),)))
+    yield
+    for name in ("gain", "free", "one_way", "both_ways"):
+        del FAMILIES[name]
+
+
+def function(family: str, **keys):
+    config = get_config()
+    config.model.update(family=family, num_layers=LAYERS, model_dim=8, max_length=L, vocab_size=VOCAB, init="lecun")
+    config.data.tokens_per_batch = B * L
+    config.train.update(warmup_steps=0, clip=0.0, weight_decay=0.0, **keys)
+    parsed = parse(config)
+    return ModelFunction(complete(parsed.model), seed=0), parsed.train
+
+
+def batch():
+    draw = np.random.default_rng(0)
+    return {
+        "inputs_BxL": draw.integers(VOCAB, size=(B, L), dtype=np.int32),
+        "targets_BxL": draw.integers(VOCAB, size=(B, L), dtype=np.int32),
+        "loss_mask_BxL": (draw.random((B, L)) < 0.8).astype(np.float32),
+        "segment_ids_BxL": np.ones((B, L), np.int32),
+        "positions_BxL": np.tile(np.arange(L, dtype=np.int32), (B, 1)),
+    }
+
+
+def gains(params) -> np.ndarray:
+    return np.asarray(params["layers"]["sublayer_0"]["gain"])
+
+
+def test_who_owns_the_residual_gets_it_raw():
+    """Training and decoding: each layer is the gain times what came before, with no norm and nothing added."""
+    model, _ = function("free")
+    params = model.init()
+    bound, inputs = model.bind(params), jnp.asarray(batch()["inputs_BxL"])
+    assert not any("norm" in name for name in params["layers"]) and gains(params).shape == (LAYERS, 8)
+    seen = bound.watch(lambda x: x, inputs)
+    x = np.asarray(seen["embedding"])
+    for n in range(LAYERS):
+        x = x * gains(params)[n]
+        np.testing.assert_allclose(seen["layers"][n], x, rtol=1e-6)
+    expected, state = bound(inputs), bound.init_state(B)
+    logits, state = bound.prefill(inputs[:, :5], state)
+    np.testing.assert_allclose(logits, expected[:, :5], rtol=1e-5, atol=1e-6)
+    for t in range(5, L):
+        logits, state = bound.step(inputs[:, t], state)
+        np.testing.assert_allclose(logits, expected[:, t], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_penalty_is_in_the_gradient_and_beside_the_loss(accumulate):
+    model, config = function("gain", accumulate=accumulate)
+    plain, _ = function("free")
+    params, data = model.init(), batch()
+    tokens = data["loss_mask_BxL"].sum()
+    (total, penalties), found = make_gradients(model, config, seed=0)(params, jnp.int32(0), data)
+    (alone, none), expected = make_gradients(plain, config, seed=0)(params, jnp.int32(0), data)
+    of_gains = PULL * np.square(gains(params)).sum()
+    assert not none and penalties.keys() == {"penalty"}
+    np.testing.assert_allclose(total - alone, tokens * of_gains, rtol=1e-5)
+    np.testing.assert_allclose(gains(found) - gains(expected), 2 * PULL * tokens * gains(params), rtol=1e-4)
+    optimizer = make_optimizer(config, model.traits())
+    _, metrics = make_train_step(model, optimizer, config, seed=0)(init_state(model, optimizer), data)
+    np.testing.assert_allclose(metrics["penalty"], of_gains, rtol=1e-5)
+    np.testing.assert_allclose(metrics["loss"], alone / tokens, rtol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_a_step_ends_where_the_parameter_may_be(optimizer):
+    """Of each layer apart; the others go as far as they would."""
+    model, config = function("free", learning_rate=0.2, optimizer=optimizer)
+    chain = make_optimizer(config, model.traits())
+    state = init_state(model, chain)
+    after, _ = make_train_step(model, chain, config, seed=0)(state, batch())
+    _, gradients = make_gradients(model, config, seed=0)(state.params, jnp.int32(0), batch())
+    upwards = gains(gradients) < 0
+    assert upwards.any() and not upwards.all()
+    np.testing.assert_allclose(gains(after.params)[upwards], 1.0, rtol=1e-6)
+    assert (gains(after.params)[~upwards] < gains(state.params)[~upwards]).all()
+    assert gains(after.params).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (
+            {"model.family": "one_way", "task": "masked_lm"},
+            "one_way has no bidirectional form: take --config.task=ca",
+        ),
+        (
+            {"model.family": "both_ways"},
+            "both_ways has no causal form: take --config.task=masked_lm, or a",
+        ),
+        ({"model.pattern": ("free", "one_way"), "task": "masked_lm"}, "family=one_way has no bidirectional form"),
+        ({"model.family": "one_way", "data.pack": "documents"}, "one_way cannot keep documents of a row apart: data.p"),
+        ({"model.family": "one_way"}, None),
+        ({"model.family": "both_ways", "task": "masked_lm", "data.pack": "documents"}, None),
+    ],
+    ids=str,
+)
+def test_what_a_family_cannot_do_is_refused_in_words(keys, told):
+    config = get_config()
+    config.update_from_flattened_dict({"model.vocab_size": VOCAB, **keys})
+    if told is None:
+        assert complete(parse(config).model)
+        return
+    with pytest.raises(InputError, match=told):
+        complete(parse(config).model)
