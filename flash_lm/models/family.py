@@ -31,7 +31,8 @@ class Part:
         unread: keys of the sections that this part leaves alone, such as aft.window.
         defaults: of open keys, by name, such as gau.expanded_dim.
         problems: sentences on a completed config that this part cannot be built from.
-        serves: what it can do: "causal", "bidirectional", "packed" (several documents a row that do not see each other).
+        serves: what it can do: "causal", "bidirectional", "packed" (rows of several documents that do not see each
+            other).
     """
 
     build: Callable[..., Sublayer]
