@@ -10,6 +10,10 @@ from flash_lm.layers.context import Context
 State = Any  # a pytree of arrays with the batch in front
 
 
+class LayerArray(nnx.Variable):
+    """What differs from layer to layer and is not trained; in a stack, the layers in front."""
+
+
 class Sublayer(nnx.Module):
     """What a layer is made of. Residual, norm and dropout are outside, unless it has them itself.
 
@@ -49,6 +53,17 @@ class Sublayer(nnx.Module):
         """Consumes one token a row; the context's arrays have L = 1."""
         y_Bx1xD, state = self.prefill(x_BxD[:, None], context, state)
         return y_Bx1xD[:, 0], state
+
+    def of_layers(self, numbers_N: jax.Array) -> dict[str, jax.Array]:
+        """What differs from layer to layer, such as a window, a decay or a dilation; each an array with N in front.
+
+        A sublayer finds them as `LayerArray`s of these names, each layer its own, when it is called.
+
+        Args:
+            numbers_N: int32, of the layers that have this sublayer, counted from 0 through the whole model.
+        """
+        del numbers_N
+        return {}
 
     def penalty(self) -> jax.Array | None:
         """A scalar of its parameters, nats a target, that training adds to the loss and logs apart; None: none."""

@@ -1,6 +1,5 @@
 """A look inside: what each token takes of each other's values, in every layer of a model."""
 
-import bisect
 import dataclasses
 
 import jax
@@ -48,9 +47,9 @@ def attention_weights(
         for i, (norm, sublayer) in enumerate(period.pairs()):
             normal_BxLxD = x_BxLxD if norm is None else norm(x_BxLxD)
             if isinstance(sublayer, AttentionSublayer):
-                which = bisect.bisect_right(period.ends, i)
-                place = n * len(period.ends) + which, i - (0, *period.ends)[which]
-                found += [AttentionMap(*place, *one) for one in sublayer.weights(normal_BxLxD, context).items()]
+                layer, number = period.place(i)
+                layer += n * len(period.ends)
+                found += [AttentionMap(layer, number, *one) for one in sublayer.weights(normal_BxLxD, context).items()]
             y_BxLxD = sublayer(normal_BxLxD, context)
             x_BxLxD = y_BxLxD if norm is None else x_BxLxD + y_BxLxD
     return found

@@ -20,7 +20,7 @@ from flash_lm.layers.table import whole
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.models.family import complete, of_layers
 from flash_lm.models.heads import Head
-from flash_lm.models.period import Period, constrain_residual, drop, penalty_of_all
+from flash_lm.models.period import Period, constrain_residual, drop, penalty_of_all, stack
 from flash_lm.ops.blocked_attention import KEPT
 from flash_lm.ops.positions import rotary_table
 from flash_lm.ops.segments import find_segments, whole_row
@@ -47,13 +47,7 @@ class LanguageModel(nnx.Module):
 
         layers = of_layers(config)
         self.periods = config.num_layers // len(layers)
-
-        @nnx.split_rngs(splits=self.periods)
-        @nnx.vmap(in_axes=(0,), out_axes=0)
-        def stack(rngs: nnx.Rngs) -> Period:
-            return Period(layers, rngs=rngs)
-
-        self.layers = stack(rngs)
+        self.layers = stack(layers, self.periods, rngs=rngs)
         self.norm = NORMS[config.norm](config)
         for name, parameter in HEADS[config.head].parameters(config, rngs).items():
             setattr(self, name, parameter)

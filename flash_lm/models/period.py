@@ -1,5 +1,6 @@
 """What the stack repeats: residual sublayers, each behind its norm, of one layer or of those of a pattern."""
 
+import bisect
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from flax import nnx
 from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.norms import NORMS
-from flash_lm.layers.sublayer import State, Sublayer
+from flash_lm.layers.sublayer import LayerArray, State, Sublayer
 from flash_lm.models.family import FAMILIES
 
 
@@ -74,9 +75,30 @@ class Period(nnx.Module):
         found = [penalty for sublayer in self.sublayers if (penalty := sublayer.penalty()) is not None]
         return sum(found, start=jnp.zeros(()))
 
+    def place(self, i: int) -> tuple[int, int]:
+        """The layer of the period that sublayer i is of, and its number there."""
+        layer = bisect.bisect_right(self.ends, i)
+        return layer, i - (0, *self.ends)[layer]
+
     def pairs(self) -> list[tuple[Any, Sublayer]]:
         """Each sublayer with the norm before it; None before one that owns its residual."""
         return [(getattr(self, f"norm_{name}"), getattr(self, name)) for name in self.names]
+
+
+def stack(layers: Sequence[ModelConfig], count: int, *, rngs: nnx.Rngs) -> Period:
+    """So many periods as one module, whose arrays have them in front."""
+
+    @nnx.split_rngs(splits=count)
+    @nnx.vmap(in_axes=(0,), out_axes=0)
+    def make(rngs: nnx.Rngs) -> Period:
+        return Period(layers, rngs=rngs)
+
+    periods = make(rngs)
+    for i, sublayer in enumerate(periods.sublayers):
+        numbers_N = jnp.arange(count, dtype=jnp.int32) * len(layers) + periods.place(i)[0]
+        for name, values in sublayer.of_layers(numbers_N).items():
+            setattr(sublayer, name, LayerArray(values))
+    return periods
 
 
 def penalty_of_all(stacked: Period) -> jax.Array | None:

@@ -45,20 +45,32 @@ class Free(Gain):
     penalty = Sublayer.penalty
 
 
+class Fading(Free):
+    """Each layer takes less."""
+
+    def of_layers(self, numbers_N):
+        return {"share": 1 / (1.0 + numbers_N)}
+
+    def __call__(self, x_BxLxD, context):
+        return x_BxLxD * self.gain[...] * self.share[...]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def families():
     register_family("gain", Family((Part(Gain),)))
     register_family("free", Family((Part(Free),)))
+    register_family("fading", Family((Part(Fading), Part(Free))))
     register_family("one_way", Family((Part(Free, serves=frozenset({"causal"})),)))
     register_family("both_ways", Family((Part(Free, serves=frozenset({"bidirectional", "packed"})),)))
     yield
-    for name in ("gain", "free", "one_way", "both_ways"):
+    for name in ("gain", "free", "fading", "one_way", "both_ways"):
         del FAMILIES[name]
 
 
-def function(family: str, **keys):
+def function(family: str, model=None, **keys):
     config = get_config()
     config.model.update(family=family, num_layers=LAYERS, model_dim=8, max_length=L, vocab_size=VOCAB, init="lecun")
+    config.model.update(model or {})
     config.data.tokens_per_batch = B * L
     config.train.update(warmup_steps=0, clip=0.0, weight_decay=0.0, **keys)
     parsed = parse(config)
@@ -130,6 +142,24 @@ def test_a_step_ends_where_the_parameter_may_be(optimizer):
     np.testing.assert_allclose(gains(after.params)[upwards], 1.0, rtol=1e-6)
     assert (gains(after.params)[~upwards] < gains(state.params)[~upwards]).all()
     assert gains(after.params).max() <= 1
+
+
+@pytest.mark.parametrize("scanned", [True, False])
+@pytest.mark.parametrize("pattern", [(), ("fading", "free", "fading")], ids=str)
+def test_arrays_scan_with_the_layers(scanned, pattern):
+    """Numbers go through the whole model; what is given is not trained."""
+    model, _ = function("fading", model={"pattern": pattern, "num_layers": 6, "scan_layers": scanned})
+    params = model.init()
+    assert "share" not in str(jax.tree_util.tree_structure(params)) and "share" in str(model.constants)
+    seen = model.bind(params).watch(lambda x: x, jnp.asarray(batch()["inputs_BxL"]))
+    x, layers = np.asarray(seen["embedding"]), params["layers"]
+    of_period = [True] if not pattern else [True, False, True]
+    for n in range(6):
+        period, which = divmod(n, len(of_period))
+        first = sum(2 if fading else 1 for fading in of_period[:which])
+        own = [layers[f"sublayer_{first + i}"]["gain"][period] for i in range(2 if of_period[which] else 1)]
+        x = x * np.prod(own, axis=0) / (1 + n if of_period[which] else 1)
+        np.testing.assert_allclose(seen["layers"][n], x, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
