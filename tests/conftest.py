@@ -40,7 +40,8 @@ _ALL_FAMILIES = {"test_oracle", "test_decoding", "test_sizes", "test_config"}
 _FEW_FAMILIES = {
     "test_attention_weights": {"transformer", "flash", "aft_local"},
     "test_sublayers": {"transformer", "transformer_plus_plus", "flash_quad", "flash", "aft_local", "performer"},
-    "test_lengths": {"flash_quad", "flash", "aft_local", "performer"},
+    "test_lengths": {"flash", "aft_local"},
+    "test_kernels": {"flash", "linear_transformer"},
     "test_equivalences": {"transformer_plus_plus", "flash", "aft_local"},
     "test_mesh": {"flash"},
     "test_engine": {"transformer_plus_plus", "flash"},

@@ -85,13 +85,15 @@ def test_chunks_without_end_are_not_read(client, impatient, path):
 
 
 def test_who_does_not_read_is_cut_off(client, impatient):
+    there = client.server.server_state.connections
+    until(lambda: not there)
     with socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2304)
         deaf.settimeout(10)
         deaf.connect((client.base_url.host, client.base_url.port))
+        until(lambda: len(there) == 1)
         deaf.sendall((PAGE.replace(b"/health", b"/") + b"\r\n") * 400)
-        before = len(client.server.server_state.connections)
-        until(lambda: len(client.server.server_state.connections) < before, seconds=10)
+        until(lambda: not there, seconds=10)
     assert is_answered(client)
 
 
