@@ -6,6 +6,7 @@ Mixed chunk attention has its local and its global part apart, AFT exp(w) beside
 """
 
 import argparse
+import dataclasses
 import importlib.util
 import pathlib
 
@@ -36,12 +37,20 @@ def maps_of(trained: TrainedModel, text: str, tokens: int) -> list[AttentionMap]
     return [AttentionMap(one.layer, one.sublayer, one.part, x) for one, x in zip(found, arrays, strict=True)]
 
 
+def _from_one(one: AttentionMap) -> AttentionMap:
+    """A position bias, all of which are near to one, as what it is away from that."""
+    if one.part != "exp(w)":
+        return one
+    seen = one.weights_BxHxLxL > 0
+    return dataclasses.replace(one, part="exp(w) − 1", weights_BxHxLxL=seen * (one.weights_BxHxLxL - 1))
+
+
 def draw(maps: list[AttentionMap], path: pathlib.Path, title: str) -> None:
     """A line of pictures a map, a head each; colours go from zero to the largest weight of the line, by its root."""
     heads = max(one.weights_BxHxLxL.shape[1] for one in maps)
     with drawing(path, len(maps), heads, _INCHES) as (figure, grid):
         figure.suptitle(title)
-        for axes, one in zip(grid, maps, strict=True):
+        for axes, one in zip(grid, map(_from_one, maps), strict=True):
             most = float(abs(one.weights_BxHxLxL).max())
             for head, cell in enumerate(axes):
                 cell.set(xticks=[], yticks=[])
