@@ -22,7 +22,7 @@ from flash_lm.errors import InputError, RunError
 from flash_lm.models.family import unread
 from flash_lm.plugins import import_plugins
 from flash_lm.schema import unknown_key
-from flash_lm.tables import FAMILIES, TASKS
+from flash_lm.tables import TASKS
 
 _log = logging.getLogger(__name__)
 _CONFIGS = pathlib.Path(__file__).parent / "configs"
@@ -142,7 +142,7 @@ def _tell_unread(config: Any, overrides: list[str]) -> None:
     """One line on keys that somebody has set for nothing."""
     by_hand = {word.partition("=")[0].removeprefix("--config.") for word in overrides}
     families = config.model.pattern or (config.model.family,)
-    if all(name in FAMILIES for name in families) and (for_nothing := sorted(by_hand & unread(families))):
+    if for_nothing := sorted(by_hand & unread(families)):
         _log.info("family %s does not read %s", "/".join(families), ", ".join(for_nothing))
     chosen = {"task": config.task, "data.corpus": config.data.corpus, "train.optimizer": config.train.optimizer}
     if config.task in TASKS:

@@ -12,6 +12,7 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from flash_lm.analysis.drawing import drawing
 from flash_lm.command import positive, run
@@ -58,7 +59,7 @@ def draw(maps: list[AttentionMap], path: pathlib.Path, title: str) -> None:
                     cell.set_axis_off()
                     continue
                 weights_LxL = one.weights_BxHxLxL[0, head] / (most or 1)
-                rooted = abs(weights_LxL) ** 0.5 * (weights_LxL > 0) - abs(weights_LxL) ** 0.5 * (weights_LxL < 0)
+                rooted = np.sign(weights_LxL) * np.sqrt(abs(weights_LxL))
                 cell.imshow(rooted, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
                 if head == 0:
                     cell.set_ylabel(

@@ -1,7 +1,7 @@
 """What a row of the table of families is, and how it completes a config; models/families.py has the rows."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from flax import nnx
@@ -142,8 +142,10 @@ def _closed(config: ModelConfig, defaults: Mapping[str, Default]) -> ModelConfig
     return config
 
 
-def unread(families: Iterable[str]) -> set[str]:
-    """Keys, such as model.gau.heads, that other families read, and none of these does."""
+def unread(families: Collection[str]) -> set[str]:
+    """Keys, such as model.gau.heads, that other families read, and none of these does; none if one is unknown."""
+    if not FAMILIES.keys() >= set(families):
+        return set()
     reads = lambda names: set().union(*(FAMILIES[name].reads() for name in names))
     return reads(FAMILIES) - reads(families)
 

@@ -16,7 +16,7 @@ from flash_lm.data.loading import Splits
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.jsonl import append_jsonl, read_jsonl
-from flash_lm.models.family import FAMILIES, unread
+from flash_lm.models.family import unread
 from flash_lm.moved import places
 from flash_lm.plugins import import_plugins
 from flash_lm.provenance import config_hash
@@ -271,7 +271,7 @@ def _meaningless(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
     """Keys that neither of two flat configs uses."""
     kept = set() if before["data.streaming"] or now.get("data.streaming") else {"data.shuffle_buffer"}
     families = now.get("model.pattern") or (str(now.get("model.family")),)
-    return kept | unread_keys(now) | (unread(families) if all(name in FAMILIES for name in families) else set())
+    return kept | unread_keys(now) | unread(families)
 
 
 def _told(changes: dict[str, tuple[Any, Any]]) -> str:
