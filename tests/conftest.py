@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import logging
 import os
 import pathlib
 import time
@@ -102,6 +103,7 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"CPU seconds of each family's own tests: {told}")
 
 
+_LOG = logging.getLogger("flash_lm")
 _MAPS = pathlib.Path("/proc/self/maps")
 _MOST_MAPS = 35_000  # Linux allows a process 65530
 _tests_done = itertools.count(1)
@@ -114,6 +116,14 @@ def _forget_compiled_functions():
     # Counting them takes a while.
     if next(_tests_done) % 10 == 0 and _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MOST_MAPS:
         jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def _the_log_as_it_was():
+    """A command sets the level of our log for its process, and a test may run one in its own."""
+    before = _LOG.level
+    yield
+    _LOG.setLevel(before)
 
 
 @pytest.fixture(scope="module")

@@ -173,7 +173,7 @@ def test_the_flag_names_modules_as_a_tuple_or_alone(undone, monkeypatch, text):
 
 def test_keys_of_another_task_or_optimizer_are_told_of(undone, monkeypatch, caplog):
     monkeypatch.syspath_prepend(str(HERE))
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", "flash_lm"):
         load_config("quickstart", ["--config.plugins=outside", "--config.train.signs.share=0.1"])
         load_config("quickstart", ["--config.data.masking.rate=0.2", "--config.task=masked_lm"])
     (line,) = (record.getMessage() for record in caplog.records)
