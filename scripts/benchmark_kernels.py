@@ -29,6 +29,7 @@ from flash_lm.config import DTYPES, parse_model
 from flash_lm.errors import InputError, RunError
 from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.layers.context import Context
+from flash_lm.layers.core import Pair, Pairs
 from flash_lm.models.family import FAMILIES, complete
 from flash_lm.ops.segments import find_segments, whole_row
 from flash_lm.provenance import provenance
@@ -64,7 +65,7 @@ class Case:
         raw.update(family=self.family, max_length=self.length, causal=self.causal, kernels=form, dtype=self.dtype)
         return FAMILIES[self.family].sublayers[0](complete(parse_model(raw)), rngs=nnx.Rngs(0))
 
-    def inputs(self, dtype: str) -> tuple[tuple, jax.Array, jax.Array]:
+    def inputs(self, dtype: str) -> tuple[Pairs, jax.Array, jax.Array]:
         """Pairs of queries and keys, values, and a derivative of the output; all normal."""
         sublayer = self.sublayer("xla")
         keys = iter(jax.random.split(jax.random.key(0), 2 * len(sublayer.core.scaled) + 2))
@@ -73,7 +74,8 @@ class Case:
             shape = (self.tokens // self.length, sublayer.heads, self.length, width)
             return jax.random.normal(next(keys), shape).astype(dtype)
 
-        pairs = tuple((normal(sublayer.key_width), normal(sublayer.key_width)) for _ in sublayer.core.scaled)
+        scaled = sublayer.core.scaled
+        pairs = {name: Pair(normal(sublayer.key_width), normal(sublayer.key_width)) for name in scaled}
         return pairs, normal(sublayer.value_width), normal(sublayer.value_width)
 
     def segment_ids(self) -> jax.Array:
@@ -90,10 +92,10 @@ class Case:
         segments = find_segments(self.segment_ids()) if self.packed else whole_row(self.length)
         context = Context(positions_BxL=segments.offsets_BxL, segments=segments, causal=self.causal, packed=self.packed)
 
-        def forward(params: nnx.State, pairs: tuple, v: jax.Array) -> jax.Array:
+        def forward(params: nnx.State, pairs: Pairs, v: jax.Array) -> jax.Array:
             return nnx.merge(graph, params, rest)(pairs, v, context)
 
-        def both(pairs: tuple, v: jax.Array, d_out: jax.Array):
+        def both(pairs: Pairs, v: jax.Array, d_out: jax.Array):
             out, pull = jax.vjp(forward, params, pairs, v)
             return out, pull(d_out.astype(out.dtype))
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from flash_lm.inference.sampling import SamplingArrays, choose
+from flash_lm.inference.sampling import SamplingArrays, draw_tokens
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.models.period import Period
 from flash_lm.training.hosts import fetched
@@ -261,7 +261,7 @@ class Engine:
             place, carry, (tokens_BxT, log_probs_BxT, lengths_B) = loop
             possible_BxV = jnp.where(never_V[None], -jnp.inf, carry.logits_BxV)
             token_keys_B = jax.vmap(jax.random.fold_in)(keys_B, carry.count_B)
-            tokens_B = choose(possible_BxV, carry.seen_BxV, token_keys_B, settings)
+            tokens_B = draw_tokens(possible_BxV, carry.seen_BxV, token_keys_B, settings)
             tokens_B = jnp.where(carry.finished_B, self._end, tokens_B)
             finished_B = carry.finished_B | (tokens_B == self._end)
             new = (

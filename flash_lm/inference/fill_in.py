@@ -12,7 +12,7 @@ from flash_lm.data.tokenizers import MASK
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import bucket
 from flash_lm.inference.trained_model import TrainedModel
-from flash_lm.layers.normalizer import undecodable
+from flash_lm.ops.normalizer import normalizer
 from flash_lm.tables import TASKS
 from flash_lm.training.hosts import fetched
 from flash_lm.training.sharding import batch_sharding, rows_that_divide
@@ -63,7 +63,7 @@ class Filler:
             )
         self._trained = trained
         self._text_ids = trained.text_ids()
-        self.exact = undecodable(trained.config.model.normalizer) is not None
+        self.exact = normalizer(trained.config.model.normalizer).undecodable is not None
         self._features = jax.jit(self._all_features)
         self._best = jax.jit(self._likeliest, static_argnums=4)
 

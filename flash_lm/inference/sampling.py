@@ -16,7 +16,7 @@ _TOP_K = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Settings of `choose`; those that are left as they are do nothing.
+    """Settings of `draw_tokens`; those that are left as they are do nothing.
 
     Attributes:
         temperature: logits are divided by it; 0: always the likeliest token.
@@ -94,7 +94,7 @@ class SamplingArrays:
         return SamplingArrays(**jax.device_put(arrays), filters=filters)
 
 
-def choose(logits_BxV: jax.Array, seen_BxV: jax.Array, keys_B: jax.Array, settings: SamplingArrays) -> jax.Array:
+def draw_tokens(logits_BxV: jax.Array, seen_BxV: jax.Array, keys_B: jax.Array, settings: SamplingArrays) -> jax.Array:
     """One token a row.
 
     Args:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
-from flash_lm.layers.attention import AttentionSublayer, join_heads
+from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.dense import Dense
 from flash_lm.layers.parameter import VECTORS
@@ -43,7 +43,7 @@ _STD_EPS = 1e-5  # of AFT-conv's filters, of which one tap has no deviation
 _POSITION_INIT = jax.nn.initializers.normal(0.01)  # of u and v (section 4)
 
 
-class AttentionFreeUnit(AttentionSublayer):
+class AttentionFreeUnit(AttentionSublayer[jax.Array]):
     """σ(Q) ⊙ (Σ exp(K + w) ⊙ V / Σ exp(K + w)), then W_o (eq. 2); the core does the sums."""
 
     def __init__(self, core: "AFTCore", config: ModelConfig, *, rngs: nnx.Rngs):
@@ -58,27 +58,26 @@ class AttentionFreeUnit(AttentionSublayer):
         self.value = Dense(dim, dim, config, rngs=rngs)
         self.output = Dense(dim, dim, config, rngs=rngs)
 
-    def project(self, x_BxLxD: jax.Array, context: Context) -> tuple[Any, jax.Array, Any]:
-        """Keys and values for the core, and the gate."""
-        k, v = (self.split_heads(dense(x_BxLxD)) for dense in (self.key, self.value))
-        return k, v, jax.nn.sigmoid(self.query(x_BxLxD))
+    core: "AFTCore"
 
-    def finish(self, mixed_BxHxLxE: jax.Array, rest: Any) -> jax.Array:
+    def project(self, x_BxLxD: jax.Array, context: Context) -> Projected[jax.Array]:
+        """Keys and values for the core, and the gate σ(Q)."""
+        k, v = (self.split_heads(dense(x_BxLxD)) for dense in (self.key, self.value))
+        return Projected(k, v, jax.nn.sigmoid(self.query(x_BxLxD)))
+
+    def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
         """Gates with σ(Q)."""
-        return self.output(rest * join_heads(mixed_BxHxLxE))
+        assert gate_BxLxE is not None
+        return self.output(gate_BxLxE * join_heads(mixed_BxHxLxE))
 
     def weights(self, x_BxLxD: jax.Array, context: Context) -> dict[str, jax.Array]:
         """And exp(w) of the pairs that see each other, B×(H or 1)×L×L, where there is a w."""
-        assert context.segments is not None
         found, bias = super().weights(x_BxLxD, context), self.core.bias(*[context.positions_BxL] * 2)
         if bias is not None:
-            runs_BxL, length = context.segments.runs_BxL, x_BxLxD.shape[1]
             whole = lambda x, axis: jnp.expand_dims(x, axis)
             w = bias.tile(Rectangles(keys=whole, queries=whole))[:, :, 0]
-            seen = (runs_BxL[:, :, None] == runs_BxL[:, None, :]) & (runs_BxL > 0)[:, None]
-            if context.causal:
-                seen &= jnp.tri(length, dtype=bool)[None]
-            found["exp(w)"] = jnp.where(seen[:, None], jnp.exp(w), 0)
+            visible_BxLxL = context.sight().visible(jnp.arange(x_BxLxD.shape[1], dtype=jnp.int32))
+            found["exp(w)"] = jnp.where(visible_BxLxL[:, None], jnp.exp(w), 0)
         return found
 
 
@@ -114,6 +113,10 @@ class AFTCore(nnx.Module):
         assert context.segments is not None
         positions = context.positions_BxL
         return aft(k, v, context.segments.runs_BxL, self.bias(positions, positions), causal=context.causal)
+
+    def parts(self, k: jax.Array, v: jax.Array, context: Context) -> dict[str, jax.Array]:
+        """All of it."""
+        return {"attention": self(k, v, context)}
 
     def init_state(
         self, batch: int, heads: int, key_width: int, value_width: int, capacity: int

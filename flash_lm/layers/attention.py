@@ -1,7 +1,7 @@
 """The two projections around an attention core: multi-head attention and the gated attention unit."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from flax import nnx
 
 from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
+from flash_lm.layers.core import Core, CoreOfPairs, Pair, Pairs
 from flash_lm.layers.dense import KERNEL_INITS, Dense
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.sublayer import State, Sublayer
@@ -36,10 +37,21 @@ class GAUOptions:
     attention_function: str = key("relu2", "relu2, softmax or laplace", one_of("relu2", "softmax", "laplace"))
 
 
-# A core is called with pairs of queries and keys, each B×H×L×K, as many as `core.scaled` has flags (whether it divides
-# their scores by √K), and B×H×L×E values.
-Core = Any
-Pairs = tuple[tuple[jax.Array, jax.Array], ...]
+Mixed = TypeVar("Mixed")  # what the core mixes by
+
+
+class Projected(NamedTuple, Generic[Mixed]):
+    """What an attention sublayer makes of its tokens.
+
+    Attributes:
+        by: what the core mixes the values by: pairs of queries and keys, or keys alone.
+        v_BxHxLxE: the values.
+        gate_BxLxE: what the mixed values are multiplied by; None: they are not.
+    """
+
+    by: Mixed
+    v_BxHxLxE: jax.Array
+    gate_BxLxE: jax.Array | None = None
 
 
 class ScaleOffsets(nnx.Module):
@@ -63,10 +75,10 @@ class ScaleOffsets(nnx.Module):
         return [scale_offset(x, scale[i], offset[i]) for i, x in enumerate(xs)]
 
 
-class AttentionSublayer(Sublayer):
+class AttentionSublayer(Sublayer, Generic[Mixed]):
     """Projects, mixes with the core, projects back; subclasses define the projections."""
 
-    core: Core
+    core: Core[Mixed]
     heads: int
     key_width: int
     value_width: int
@@ -93,11 +105,11 @@ class AttentionSublayer(Sublayer):
         """Of the queries and keys."""
         return self.key_width if self.rotary else None
 
-    def project(self, x_BxLxD: jax.Array, context: Context) -> tuple[Pairs, jax.Array, Any]:
-        """Pairs of queries and keys, values, and what `finish` needs beside the core's output."""
+    def project(self, x_BxLxD: jax.Array, context: Context) -> Projected[Mixed]:
+        """What goes into the core, and the gate."""
         raise TypeError(f"{type(self).__name__} must define project")
 
-    def finish(self, mixed_BxHxLxE: jax.Array, rest: Any) -> jax.Array:
+    def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
         """From the core's output to B×L×D."""
         raise TypeError(f"{type(self).__name__} must define finish")
 
@@ -106,17 +118,17 @@ class AttentionSublayer(Sublayer):
         x_BxLxHxK = x_BxLxD.reshape(*x_BxLxD.shape[:2], self.heads, -1)
         return jnp.swapaxes(x_BxLxHxK, 1, 2)
 
-    def rotated_pairs(self, queries: list[jax.Array], keys: list[jax.Array], context: Context) -> Pairs:
-        """Pairs for the core, with rotary positions if it has them."""
-        if self.rotary_width is not None:
-            table = context.rotary[self.rotary_width]
-            queries, keys = ([rotate(x, table) for x in xs] for xs in (queries, keys))
-        return tuple(zip(queries, keys, strict=True))
+    def rotated(self, pairs: Pairs, context: Context) -> Pairs:
+        """With rotary positions, if the sublayer has them."""
+        if self.rotary_width is None:
+            return pairs
+        table = context.rotary[self.rotary_width]
+        return {name: Pair(*(rotate(x, table) for x in pair)) for name, pair in pairs.items()}
 
     def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
         """B×L×D."""
-        pairs, v, rest = self.project(x_BxLxD, context)
-        return self.finish(self.core(pairs, v, context), rest)
+        by, v, gate = self.project(x_BxLxD, context)
+        return self.finish(self.core(by, v, context), gate)
 
     def weights(self, x_BxLxD: jax.Array, context: Context) -> dict[str, jax.Array]:
         """What each token takes of the values of each other, B×H×L×L, by part of the core.
@@ -124,12 +136,11 @@ class AttentionSublayer(Sublayer):
         Every core is linear in the values: so each token's are set to one, and all others to zero, in turn. Where a
         weight differs from channel to channel, it is the mean. The cost is that of L calls: for small inputs.
         """
-        pairs, v, _ = self.project(x_BxLxD, context)
-        parts = self.core.parts if hasattr(self.core, "parts") else lambda *all_: {"attention": self.core(*all_)}
+        by, v, _ = self.project(x_BxLxD, context)
 
         def of_token(place: jax.Array) -> dict[str, jax.Array]:
             unit = jnp.zeros_like(v).at[:, :, place].set(1)
-            return jax.tree.map(lambda out: out.astype(jnp.float32).mean(axis=-1), parts(pairs, unit, context))
+            return jax.tree.map(lambda out: out.astype(jnp.float32).mean(axis=-1), self.core.parts(by, unit, context))
 
         stacked = jax.lax.map(of_token, jnp.arange(v.shape[2]))
         return jax.tree.map(lambda of_all: jnp.moveaxis(of_all, 0, -1), stacked)
@@ -155,22 +166,22 @@ class AttentionSublayer(Sublayer):
         return 2 * self.projection_weights + core
 
     def _decode(self, mix: Callable, x_BxLxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
-        pairs, v, rest = self.project(x_BxLxD, context)
-        mixed_BxHxLxE, state = mix(pairs, v, context, state)
-        return self.finish(mixed_BxHxLxE, rest), state
+        by, v, gate = self.project(x_BxLxD, context)
+        mixed_BxHxLxE, state = mix(by, v, context, state)
+        return self.finish(mixed_BxHxLxE, gate), state
 
 
-class MultiHeadAttention(AttentionSublayer):
+class MultiHeadAttention(AttentionSublayer[Pairs]):
     """softmax(q kᵀ / √K) v in H heads, then W_o ("Attention Is All You Need", section 3.2.2).
 
     With a core that needs several pairs, each is a scale-offset of the heads' queries and keys, so that the size stays
     that of the Transformer (MC-TFM).
     """
 
-    def __init__(self, core: Core, config: ModelConfig, *, rngs: nnx.Rngs, scale_offsets: bool = False):
+    def __init__(self, core: CoreOfPairs, config: ModelConfig, *, rngs: nnx.Rngs, scale_offsets: bool = False):
         """H heads of width D / H."""
         dim = config.model_dim
-        self.core, self.rotary = core, bool(config.rotary)
+        self.core, self.rotary, self.pair_names = core, bool(config.rotary), tuple(core.scaled)
         self.heads = config.num_heads
         self.key_width = self.value_width = dim // config.num_heads
         self.projection_weights = 4 * dim * dim
@@ -186,29 +197,29 @@ class MultiHeadAttention(AttentionSublayer):
 
         self.query_variants, self.key_variants = variants(), variants()
 
-    def project(self, x_BxLxD: jax.Array, context: Context) -> tuple[Pairs, jax.Array, Any]:
+    def project(self, x_BxLxD: jax.Array, context: Context) -> Projected[Pairs]:
         """Heads of queries, keys and values."""
         q, k, v = (self.split_heads(dense(x_BxLxD)) for dense in (self.query, self.key, self.value))
         queries = self.query_variants(q) if self.query_variants else [q]
         keys = self.key_variants(k) if self.key_variants else [k]
-        return self.rotated_pairs(queries, keys, context), v, None
+        return Projected(self.rotated(_named(self.pair_names, queries, keys), context), v)
 
-    def finish(self, mixed_BxHxLxE: jax.Array, rest: Any) -> jax.Array:
+    def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
         """Joins the heads."""
         return self.output(join_heads(mixed_BxHxLxE))
 
 
-class GatedAttentionUnit(AttentionSublayer):
+class GatedAttentionUnit(AttentionSublayer[Pairs]):
     """(U ⊙ A V) W_o with U = silu(x W_u), V = silu(x W_v), Z = silu(x W_z) (FLASH, section 2, eq. 3–5).
 
     The paper's unit has one head. Several split V among them; each has scale-offsets of its own of the same Z. With
     `query_key=dense` each query and key is the scale-offset of a Z of its own, silu(x W_i).
     """
 
-    def __init__(self, core: Core, options: GAUOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, core: CoreOfPairs, options: GAUOptions, config: ModelConfig, *, rngs: nnx.Rngs):
         """Expanded width E, shared width S, H heads."""
         dim, expanded, shared = config.model_dim, options.expanded_dim, options.shared_dim
-        self.core, self.rotary = core, bool(config.rotary)
+        self.core, self.rotary, self.pair_names = core, bool(config.rotary), tuple(core.scaled)
         self.heads = options.heads
         self.key_width, self.value_width = shared, expanded // self.heads
         self.copies = 2 * len(core.scaled)
@@ -223,16 +234,17 @@ class GatedAttentionUnit(AttentionSublayer):
         scales = _SCALES[config.init](rngs.params(), core.scaled, width, config)
         self.dense, self.variants = dense, ScaleOffsets(scales)
 
-    def project(self, x_BxLxD: jax.Array, context: Context) -> tuple[Pairs, jax.Array, Any]:
+    def project(self, x_BxLxD: jax.Array, context: Context) -> Projected[Pairs]:
         """Queries and keys are scale-offsets of the same Z, or each of its own."""
         gate, v, z = (dense(x_BxLxD) for dense in (self.gate, self.value, self.shared))
         zs = jnp.split(self.split_heads(_silu(z)), self.copies, axis=-1) if self.dense else _silu(z)[:, None]
         variants = self.variants(zs)
-        return self.rotated_pairs(variants[::2], variants[1::2], context), self.split_heads(_silu(v)), gate
+        pairs = _named(self.pair_names, variants[::2], variants[1::2])
+        return Projected(self.rotated(pairs, context), self.split_heads(_silu(v)), gate)
 
-    def finish(self, mixed_BxHxLxE: jax.Array, rest: Any) -> jax.Array:
+    def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
         """Gates with U."""
-        return self.output(_gated(rest, join_heads(mixed_BxHxLxE)))
+        return self.output(_gated(gate_BxLxE, join_heads(mixed_BxHxLxE)))
 
 
 # Both keep what goes in, and not what is made on the way, which costs less to make again than to keep.
@@ -240,12 +252,16 @@ _silu = jax.checkpoint(jax.nn.silu)
 _gated = jax.checkpoint(lambda gate, x: jax.nn.silu(gate) * x)
 
 
-def _unit_scales(scaled: Sequence[bool], width: tuple[int, ...], config: ModelConfig) -> jax.Array:
+def _named(names: Sequence[str], queries: Sequence[jax.Array], keys: Sequence[jax.Array]) -> Pairs:
+    return {name: Pair(q, k) for name, q, k in zip(names, queries, keys, strict=True)}
+
+
+def _unit_scales(scaled: Mapping[str, bool], width: tuple[int, ...], config: ModelConfig) -> jax.Array:
     """γ of one array of each pair: 1, or K^-1/4 where the scores are taken as they are, not divided by √K.
 
     Else the linear part of mixed chunks would start many times as large as the quadratic one, and drown it.
     """
-    starts = [1.0 if is_scaled else width[-1] ** -0.25 for is_scaled in scaled]
+    starts = [1.0 if is_scaled else width[-1] ** -0.25 for is_scaled in scaled.values()]
     return jnp.stack([jnp.full(width, start, config.param_dtype) for start in starts])
 
 

@@ -4,8 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 
 import jax
+import jax.numpy as jnp
 
 from flash_lm.ops.segments import Segments
+from flash_lm.ops.sight import Sight, sight_from_start, sight_of
 
 
 @jax.tree_util.register_dataclass
@@ -30,3 +32,18 @@ class Context:
     dropout_key: jax.Array | None = None
     causal: bool = dataclasses.field(default=True, metadata={"static": True})
     packed: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    def sight(self, window: int | None = None) -> Sight:
+        """What each token sees of the others: in training those of its document, decoding those of its row up to it.
+
+        Args:
+            window: only what is fewer than so many places away; None: any.
+        """
+        if self.segments is not None:
+            return sight_of(self.segments, causal=self.causal, window=window)
+        return sight_from_start(self.positions_BxL, self.real(), window)
+
+    def real(self) -> jax.Array:
+        """In prefill and step: which tokens are consumed, and are no padding, B×L."""
+        assert self.lengths_B is not None
+        return jnp.arange(self.positions_BxL.shape[1])[None] < self.lengths_B[:, None]

@@ -3,11 +3,11 @@
 import math
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
+from flash_lm.layers.core import Pairs
 from flash_lm.layers.linear_core import LinearOptions, linear_flops
 from flash_lm.ops.favor import (
     FeatureSums,
@@ -43,7 +43,6 @@ def default_features(config: ModelConfig) -> int:
 class FavorCore(nnx.Module):
     """φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) with positive orthogonal random features φ (see `ops.favor`)."""
 
-    scaled = (True,)  # one pair of queries and keys, whose scores are divided by √K
     state_grows = False
     longest = None
     undecodable = None
@@ -55,15 +54,15 @@ class FavorCore(nnx.Module):
         self.block_size = 1 << (linear.chunk_size.bit_length() - 1)
         self.frequencies = Frequencies(orthogonal_frequencies(rngs.params(), self.features, self.width))
 
-    def __call__(self, qk: tuple[tuple[jax.Array, jax.Array], ...], v: jax.Array, context: Context) -> jax.Array:
-        """One pair of B×H×L×K queries and keys, B×H×L×E values -> B×H×L×E."""
+    def __call__(self, pairs: Pairs, v: jax.Array, context: Context) -> jax.Array:
+        """B×H×L×E."""
         assert context.segments is not None
         frequencies_FxK = self.frequencies[...]
         if self.redraw and context.dropout_key is not None:
             key = jax.random.fold_in(context.dropout_key, _REDRAW)
             frequencies_FxK = orthogonal_frequencies(key, self.features, self.width)
         return favor(
-            *_featured(qk, frequencies_FxK),
+            *_featured(pairs, frequencies_FxK),
             v,
             context.segments.runs_BxL,
             block_size=self.block_size,
@@ -71,16 +70,25 @@ class FavorCore(nnx.Module):
             packed=context.packed,
         )
 
+    @property
+    def scaled(self) -> dict[str, bool]:
+        """One pair, whose scores are divided by √K."""
+        return {"attention": True}
+
+    def parts(self, pairs: Pairs, v: jax.Array, context: Context) -> dict[str, jax.Array]:
+        """All of it."""
+        return {"attention": self(pairs, v, context)}
+
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> FeatureSums:
         """Of no tokens; `capacity` bounds nothing here."""
         return no_features(batch, heads, self.features, value_width)
 
-    def prefill(self, qk, v: jax.Array, context: Context, state: FeatureSums) -> tuple[jax.Array, FeatureSums]:
+    def prefill(
+        self, pairs: Pairs, v: jax.Array, context: Context, state: FeatureSums
+    ) -> tuple[jax.Array, FeatureSums]:
         """In blocks from wherever the row stands: the sum needs no grid."""
-        assert context.lengths_B is not None
-        real_BxL = jnp.arange(v.shape[2])[None] < context.lengths_B[:, None]
-        featured = _featured(qk, self.frequencies[...])
-        return prefill_favor(*featured, v, state, real_BxL, block_size=self.block_size)
+        featured = _featured(pairs, self.frequencies[...])
+        return prefill_favor(*featured, v, state, context.real(), block_size=self.block_size)
 
     step = prefill
 
@@ -90,6 +98,6 @@ class FavorCore(nnx.Module):
         return logs + linear_flops(length, causal, self.block_size, heads, self.features, value_width)
 
 
-def _featured(qk, frequencies_FxK: jax.Array) -> tuple[jax.Array, jax.Array]:
-    ((q, k),) = qk
+def _featured(pairs: Pairs, frequencies_FxK: jax.Array) -> tuple[jax.Array, jax.Array]:
+    q, k = pairs["attention"]
     return log_features(q, frequencies_FxK), log_features(k, frequencies_FxK)

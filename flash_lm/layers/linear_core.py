@@ -8,9 +8,12 @@ from flax import nnx
 
 from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
-from flash_lm.ops.kernels.choice import choose
-from flash_lm.ops.linear_attention import linear_attention, linear_attention_by_kernel, prefill_linear
-from flash_lm.ops.mixed_chunk_decode import fold
+from flash_lm.layers.core import Pairs
+from flash_lm.ops.kernels.choice import choose_backend
+from flash_lm.ops.kernels.programs import Form
+from flash_lm.ops.kernels.rows import Across, attend_in_chunks
+from flash_lm.ops.linear_attention import linear_attention, prefill_linear, ratio, with_ones
+from flash_lm.ops.mixed_chunk_attention import heads_into_batch
 from flash_lm.schema import at_least, key, section
 
 
@@ -24,7 +27,6 @@ class LinearOptions:
 class LinearCore(nnx.Module):
     """φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) (see `ops.linear_attention`)."""
 
-    scaled = (False,)  # one pair of queries and keys, whose scores are not divided by √K
     state_grows = False
     longest = None
     undecodable = None
@@ -35,19 +37,19 @@ class LinearCore(nnx.Module):
         self.chunk_size = options.chunk_size
         self.kernels = config.kernels
 
-    def __call__(self, qk: tuple[tuple[jax.Array, jax.Array], ...], v: jax.Array, context: Context) -> jax.Array:
-        """One pair of B×H×L×K queries and keys, B×H×L×E values -> B×H×L×E."""
+    def __call__(self, pairs: Pairs, v: jax.Array, context: Context) -> jax.Array:
+        """B×H×L×E."""
         assert context.segments is not None
-        q, k = self._featured(qk)
+        q, k = self._featured(pairs)
         size = min(self.chunk_size, v.shape[2])
         both_ways = None if context.causal else "bidirectional, it is two products"
-        backend = choose(self.kernels, "linear attention", "identity", size, q, v, both_ways)
+        backend = choose_backend(self.kernels, "linear attention", "identity", size, q, v, both_ways)
         if backend is not None:
-            return linear_attention_by_kernel(backend, q, k, v, context.segments, chunk_size=self.chunk_size)
+            return self._attend_by_kernel(backend, q, k, v, context)
         out = linear_attention(
-            fold(q),
-            fold(k),
-            fold(v),
+            heads_into_batch(q),
+            heads_into_batch(k),
+            heads_into_batch(v),
             context.segments,
             chunk_size=self.chunk_size,
             causal=context.causal,
@@ -55,17 +57,24 @@ class LinearCore(nnx.Module):
         )
         return out.reshape(v.shape)
 
+    @property
+    def scaled(self) -> dict[str, bool]:
+        """One pair, whose scores are not divided by √K."""
+        return {"attention": False}
+
+    def parts(self, pairs: Pairs, v: jax.Array, context: Context) -> dict[str, jax.Array]:
+        """All of it."""
+        return {"attention": self(pairs, v, context)}
+
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> jax.Array:
         """Σ φ(k) [v, 1]ᵀ of no tokens; `capacity` bounds nothing here."""
         return jnp.zeros((batch, heads, key_width, value_width + 1), jnp.float32)
 
-    def prefill(self, qk, v: jax.Array, context: Context, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def prefill(self, pairs: Pairs, v: jax.Array, context: Context, state: jax.Array) -> tuple[jax.Array, jax.Array]:
         """In chunks from wherever the row stands: the sum needs no grid."""
-        assert context.lengths_B is not None
-        real_BxL = jnp.arange(v.shape[2])[None] < context.lengths_B[:, None]
-        real_NxL = jnp.repeat(real_BxL, v.shape[1], axis=0)
-        q, k = (fold(x) for x in self._featured(qk))
-        out, sums = prefill_linear(q, k, fold(v), fold(state), real_NxL, chunk_size=self.chunk_size)
+        real_NxL = jnp.repeat(context.real(), v.shape[1], axis=0)
+        q, k, values, sums = (heads_into_batch(x) for x in (*self._featured(pairs), v, state))
+        out, sums = prefill_linear(q, k, values, sums, real_NxL, chunk_size=self.chunk_size)
         return out.reshape(v.shape), sums.reshape(state.shape)
 
     step = prefill
@@ -74,8 +83,25 @@ class LinearCore(nnx.Module):
         """As `linear_flops`; the feature map is no product."""
         return linear_flops(length, causal, self.chunk_size, heads, key_width, value_width)
 
-    def _featured(self, qk) -> tuple[jax.Array, jax.Array]:
-        ((q, k),) = qk
+    def _attend_by_kernel(self, backend: str, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
+        """Of features, causal: the identity inside a chunk and the sum over those before it."""
+        assert context.segments is not None
+        ones_BxL = jnp.ones(context.segments.runs_BxL.shape, jnp.float32)
+        sums = attend_in_chunks(
+            Form("identity", 1.0, backend),
+            q,
+            k,
+            with_ones(v),
+            context.segments.runs_BxL,
+            context.sight(),
+            chunk_size=self.chunk_size,
+            divisor_BxL=ones_BxL,
+            across=Across(q, k, ones_BxL),
+        )
+        return ratio(sums).astype(v.dtype)
+
+    def _featured(self, pairs: Pairs) -> tuple[jax.Array, jax.Array]:
+        q, k = pairs["attention"]
         return self.features(q.astype(jnp.float32)), self.features(k.astype(jnp.float32))
 
 

@@ -8,23 +8,24 @@ from flax import nnx
 
 from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
-from flash_lm.layers.normalizer import constant, divisor, scale, undecodable
+from flash_lm.layers.core import Pair, Pairs
 from flash_lm.layers.positions import MakeBias
 from flash_lm.ops import mixed_chunk_attention as ops
-from flash_lm.ops.kernels.choice import choose
+from flash_lm.ops.kernels.choice import choose_backend
 from flash_lm.ops.kernels.programs import Form
 from flash_lm.ops.kernels.rows import Across, attend_in_chunks
+from flash_lm.ops.mixed_chunk_attention import heads_into_batch
 from flash_lm.ops.mixed_chunk_decode import (
     ChunkState,
     Projections,
     Settings,
-    fold,
     init_chunk_state,
     prefill_chunks,
     step_chunks,
 )
+from flash_lm.ops.normalizer import normalizer
 from flash_lm.ops.positions import toeplitz
-from flash_lm.ops.segments import tokens_in_earlier_chunks, visible_keys_in_chunk
+from flash_lm.ops.sight import Sight
 from flash_lm.schema import at_least, key, section
 
 # Whether chunks overlap, and causal or not -> the chunks that a query's local attention sees, counted from its own.
@@ -61,57 +62,50 @@ class MixedChunkCore(nnx.Module):
     def __init__(self, function: str, bias: MakeBias | None, options: ChunkOptions, config: ModelConfig):
         """Core of a family whose local attention function is `function`, and perhaps with a local bias."""
         self.function = function
-        self.normalizer = config.normalizer
+        self.normalizer = normalizer(config.normalizer)
         self.chunk_size = options.size
         self.reach = _REACH[options.overlapping, config.causal]
         self.span = len(self.reach) * options.size  # tokens that local attention reaches over
         self.local, self.global_ = options.local_attention, options.global_attention
         overlapping = _OVERLAPPING if options.overlapping else None
-        self.undecodable = undecodable(config.normalizer) or overlapping
-        self.scaled = (True,) * self.local + (False,) * self.global_  # a pair for each part
+        self.undecodable = self.normalizer.undecodable or overlapping
         self.dtype = config.dtype
         self.kernels = config.kernels
         self.bias = bias(options.size - min(self.reach) * options.size) if bias and self.local else None
 
-    def __call__(self, qk: tuple[tuple[jax.Array, jax.Array], ...], v: jax.Array, context: Context) -> jax.Array:
-        """A pair of B×H×L×K queries and keys for each part that is on, B×H×L×E values -> B×H×L×E."""
-        x, out, size = self._named(qk, v), jnp.zeros_like(v), min(self.chunk_size, v.shape[2])
-        without = None if self.local else "model.chunks.local_attention=False"
-        if len(self.reach) > 1:
-            without = "model.chunks.overlapping=True"
-        backend = choose(self.kernels, "mixed chunk attention", self.function, size, qk[0][0], v, without)
-        if backend is not None:
-            out += self._attend_by_kernel(backend, x, context)
-        elif x.local is not None:
-            out += self._attend_locally(*x.local, v, context)
-        if x.global_ is not None and not (backend and context.causal):
-            out += self._attend_globally(*x.global_, v, context)
-        return out
+    @property
+    def scaled(self) -> dict[str, bool]:
+        """A pair for each part that is on; the scores of the local one are divided by √K."""
+        parts = {"local": (self.local, True), "global": (self.global_, False)}
+        return {name: is_scaled for name, (is_on, is_scaled) in parts.items() if is_on}
 
-    def parts(
-        self, qk: tuple[tuple[jax.Array, jax.Array], ...], v: jax.Array, context: Context
-    ) -> dict[str, jax.Array]:
+    def __call__(self, pairs: Pairs, v: jax.Array, context: Context) -> jax.Array:
+        """B×H×L×E."""
+        if backend := self._kernel(pairs, v):
+            out = jnp.zeros_like(v) + self._attend_by_kernel(backend, pairs, v, context)
+            both_ways = self.global_ and not context.causal
+            return out + self._attend_globally(pairs["global"], v, context) if both_ways else out
+        return sum(self.parts(pairs, v, context).values(), start=jnp.zeros_like(v))
+
+    def parts(self, pairs: Pairs, v: jax.Array, context: Context) -> dict[str, jax.Array]:
         """The local and the global part apart, those that are on; their sum is the output."""
-        x, found = self._named(qk, v), {}
-        if x.local is not None:
-            found["local"] = self._attend_locally(*x.local, v, context)
-        if x.global_ is not None:
-            found["global"] = self._attend_globally(*x.global_, v, context)
-        return found
+        attend = {"local": self._attend_locally, "global": self._attend_globally}
+        return {name: attend[name](pairs[name], v, context) for name in self.scaled}
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> ChunkState:
         """An empty chunk and a zero sum; `capacity` bounds nothing here."""
         return init_chunk_state(batch, heads, self.chunk_size, key_width, value_width, jnp.dtype(self.dtype))
 
-    def prefill(self, qk, v: jax.Array, context: Context, state: ChunkState) -> tuple[jax.Array, ChunkState]:
+    def prefill(self, pairs: Pairs, v: jax.Array, context: Context, state: ChunkState) -> tuple[jax.Array, ChunkState]:
         """From anywhere in a chunk, row by row."""
         assert context.lengths_B is not None
-        start_B = context.positions_BxL[:, 0]
-        return prefill_chunks(self._named(qk, v), state, start_B, context.lengths_B, self._settings(qk))
+        start_B, x = context.positions_BxL[:, 0], Projections(pairs.get("local"), pairs.get("global"), v)
+        return prefill_chunks(x, state, start_B, context.lengths_B, self._settings())
 
-    def step(self, qk, v: jax.Array, context: Context, state: ChunkState) -> tuple[jax.Array, ChunkState]:
+    def step(self, pairs: Pairs, v: jax.Array, context: Context, state: ChunkState) -> tuple[jax.Array, ChunkState]:
         """One token a row."""
-        return step_chunks(self._named(qk, v), state, context.positions_BxL[:, 0], self._settings(qk))
+        x = Projections(pairs.get("local"), pairs.get("global"), v)
+        return step_chunks(x, state, context.positions_BxL[:, 0], self._settings())
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
         """Local pairs in each chunk, and two products with the K×E sum where there is one to make or to read."""
@@ -130,19 +124,8 @@ class MixedChunkCore(nnx.Module):
             total += 2 * heads * products / length * key_width * value_width
         return total
 
-    def _named(self, qk, v: jax.Array) -> Projections:
-        pairs = iter(qk)
-        return Projections(next(pairs) if self.local else None, next(pairs) if self.global_ else None, v)
-
-    def _settings(self, qk) -> Settings:
-        return Settings(
-            chunk_size=self.chunk_size,
-            function=self.function,
-            scale=scale(self.normalizer, qk[0][0].shape[-1], self.span, self.function),
-            bias_CxRxC=self._biases(),
-            local_divisor=self._local_divisor(),
-            global_divisor=constant(self.normalizer, 0),
-        )
+    def _settings(self) -> Settings:
+        return Settings(self.chunk_size, self.function, self.normalizer, self._biases())
 
     def _biases(self) -> jax.Array | None:
         """C×R×C, for each chunk of `reach`."""
@@ -154,72 +137,69 @@ class MixedChunkCore(nnx.Module):
         assert self.bias is not None
         return self.bias(jnp.arange(1 - self.chunk_size, self.chunk_size, dtype=jnp.int32) + chunks * self.chunk_size)
 
-    def _local_divisor(self) -> int | None:
-        """N of the local part; see layers/normalizer.py."""
-        return self.span if self.normalizer.isdecimal() else constant(self.normalizer, self.span)
+    def _scale(self, q: jax.Array) -> float:
+        return self.normalizer.scale(q.shape[-1], self.span, self.function)
 
-    def _local_divisors(self, context: Context) -> jax.Array:
+    def _local_divisors(self, sight: Sight) -> jax.Array:
         """N of each query, (B or 1)×L."""
-        assert context.segments is not None
-        count_BxL = visible_keys_in_chunk(context.segments, self.chunk_size, context.causal, self.reach)
-        n = self._local_divisor()
-        return (count_BxL if n is None else jnp.full_like(count_BxL, n)).astype(jnp.float32)
+        return self.normalizer.in_chunk(sight.in_chunks(self.chunk_size, self.reach).count(), self.span)
 
-    def _global_weights(self, length: int, context: Context) -> jax.Array:
+    def _global_weights(self, sight: Sight, causal: bool, length: int) -> jax.Array:
         """1 / N of each query, (B or 1)×L, and zero where a causal query has no chunk before its own."""
-        assert context.segments is not None
-        # The linear part has no function f, so the paper's scale of the scores becomes its divisor.
-        normalizer = "length" if self.normalizer == "paper" else self.normalizer
-        if not context.causal:
-            return 1 / divisor(normalizer, context.segments.lengths_BxL, length)
-        earlier_BxL = tokens_in_earlier_chunks(context.segments, self.chunk_size)
-        return jnp.where(earlier_BxL > 0, 1 / divisor(normalizer, earlier_BxL, length), 0)
+        if not causal:
+            return 1 / self.normalizer.of_sum(sight.count(), length)
+        earlier_BxL = sight.before_chunk(self.chunk_size)
+        return jnp.where(earlier_BxL > 0, 1 / self.normalizer.of_sum(earlier_BxL, length), 0)
 
-    def _attend_by_kernel(self, backend: str, x: Projections, context: Context) -> jax.Array:
+    def _kernel(self, pairs: Pairs, v: jax.Array) -> str | None:
+        without = None if self.local else "model.chunks.local_attention=False"
+        if len(self.reach) > 1:
+            without = "model.chunks.overlapping=True"
+        queries, size = next(iter(pairs.values())).q_BxHxLxK, min(self.chunk_size, v.shape[2])
+        return choose_backend(self.kernels, "mixed chunk attention", self.function, size, queries, v, without)
+
+    def _attend_by_kernel(self, backend: str, pairs: Pairs, v: jax.Array, context: Context) -> jax.Array:
         """The local part, and if causal the global one with it."""
-        assert context.segments is not None and x.local is not None
-        width, size = x.local[0].shape[-1], self.chunk_size
-        across = None
-        if x.global_ is not None and context.causal:
-            across = Across(*x.global_, self._global_weights(x.v_BxHxLxE.shape[2], context))
+        assert context.segments is not None
+        sight, across, local = context.sight(), None, pairs["local"]
+        if self.global_ and context.causal:
+            across = Across(*pairs["global"], self._global_weights(sight, True, v.shape[2]))
         return attend_in_chunks(
-            Form(self.function, scale(self.normalizer, width, size, self.function), backend),
-            *x.local,
-            x.v_BxHxLxE,
-            context.segments,
-            chunk_size=size,
-            causal=context.causal,
-            divisor_BxL=self._local_divisors(context),
+            Form(self.function, self._scale(local.q_BxHxLxK), backend),
+            *local,
+            v,
+            context.segments.runs_BxL,
+            sight,
+            chunk_size=self.chunk_size,
+            divisor_BxL=self._local_divisors(sight),
             bias_W=None if self.bias is None else self._bias_of_distances(),
             across=across,
         )
 
-    def _attend_locally(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
-        assert context.segments is not None
-        settings = self._settings(((q, k),))
+    def _attend_locally(self, pair: Pair, v: jax.Array, context: Context) -> jax.Array:
+        sight = context.sight()
         return ops.local_attention(
-            fold(q),
-            fold(k),
-            fold(v),
-            context.segments.runs_BxL,
+            heads_into_batch(pair.q_BxHxLxK),
+            heads_into_batch(pair.k_BxHxLxK),
+            heads_into_batch(v),
+            sight,
             chunk_size=self.chunk_size,
-            causal=context.causal,
-            function=settings.function,
-            scale=settings.scale,
-            divisor_BxL=self._local_divisors(context),
-            bias_CxRxC=settings.bias_CxRxC,
+            function=self.function,
+            scale=self._scale(pair.q_BxHxLxK),
+            divisor_BxL=self._local_divisors(sight),
+            bias_CxRxC=self._biases(),
             reach=self.reach,
         ).reshape(v.shape)
 
-    def _attend_globally(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
+    def _attend_globally(self, pair: Pair, v: jax.Array, context: Context) -> jax.Array:
         segments = context.segments
         assert segments is not None
-        size, arrays = self.chunk_size, (fold(q), fold(k), fold(v))
-        weight_BxL = self._global_weights(q.shape[2], context)
+        size, (q, k, v_NxLxE) = self.chunk_size, (heads_into_batch(x) for x in (*pair, v))
+        weight_BxL = self._global_weights(context.sight(), context.causal, v.shape[2])
         if context.causal:
-            out, _ = ops.global_attention(*arrays, segments.runs_BxL, chunk_size=size, weight_BxL=weight_BxL)
+            out, _ = ops.global_attention(q, k, v_NxLxE, segments.runs_BxL, chunk_size=size, weight_BxL=weight_BxL)
         elif context.packed:
-            out = ops.global_attention_in_segments(*arrays, segments, chunk_size=size, weight_BxL=weight_BxL)
+            out = ops.global_attention_in_segments(q, k, v_NxLxE, segments, chunk_size=size, weight_BxL=weight_BxL)
         else:
-            out = ops.global_attention_both_ways(*arrays, segments.runs_BxL, weight_BxL=weight_BxL)
+            out = ops.global_attention_both_ways(q, k, v_NxLxE, segments.runs_BxL, weight_BxL=weight_BxL)
         return out.reshape(v.shape)

@@ -10,14 +10,15 @@ from flax import nnx
 from flash_lm.config import ModelConfig
 from flash_lm.errors import InputError
 from flash_lm.layers.context import Context
-from flash_lm.layers.normalizer import divisor, scale, undecodable
+from flash_lm.layers.core import Pairs
 from flash_lm.layers.positions import MakeBias
 from flash_lm.ops.cache import write
-from flash_lm.ops.kernels.choice import choose
+from flash_lm.ops.kernels.choice import choose_backend
 from flash_lm.ops.kernels.programs import Form
 from flash_lm.ops.kernels.rows import attend_in_chunks
-from flash_lm.ops.quadratic_attention import Tokens, fused_softmax_attention, quadratic_attention
-from flash_lm.ops.segments import visible_keys
+from flash_lm.ops.normalizer import normalizer
+from flash_lm.ops.quadratic_attention import fused_softmax_attention, quadratic_attention
+from flash_lm.ops.sight import Sight
 from flash_lm.schema import key, one_of, section
 
 _SMALLEST_SHARE = 512  # slots of the cache
@@ -42,61 +43,60 @@ class KeyValueCache(NamedTuple):
 class QuadraticCore(nnx.Module):
     """f(q kᵀ scale + b) / N · v over the visible pairs (see `ops.quadratic_attention`)."""
 
-    scaled = (True,)  # one pair of queries and keys, whose scores are divided by √K
     state_grows = True
 
     def __init__(self, function: str, bias: MakeBias | None, options: QuadraticOptions, config: ModelConfig):
         """Core of a family whose attention function is `function`, and perhaps with a bias."""
         self.function = function
-        self.normalizer = config.normalizer
+        self.normalizer = normalizer(config.normalizer)
         self.implementation, self.kernels = options.implementation, config.kernels
         self.dtype = config.dtype
         if self.implementation == "cudnn":
             _check_cudnn(function, bias is not None, config.dtype)
         self.bias = bias(config.max_length) if bias else None
         self.longest = self.bias.reach if self.bias else None
-        self.undecodable = undecodable(config.normalizer) if function != "softmax" else None
+        self.undecodable = self.normalizer.undecodable if function != "softmax" else None
 
-    def __call__(self, qk: tuple[tuple[jax.Array, jax.Array], ...], v: jax.Array, context: Context) -> jax.Array:
-        """One pair of B×H×L×K queries and keys, B×H×L×E values -> B×H×L×E."""
-        assert context.segments is not None
-        ((q, k),) = qk
-        length = q.shape[2]
+    def __call__(self, pairs: Pairs, v: jax.Array, context: Context) -> jax.Array:
+        """B×H×L×E."""
+        q, k = pairs["attention"]
         if self.implementation == "cudnn":
             return self._attend_by_cudnn(q, k, v, context)
         if backend := self._kernel(q, v):
             return self._attend_by_kernel(backend, q, k, v, context)
-        index_1xL = jnp.arange(length, dtype=jnp.int32)[None]
-        tokens = Tokens(index_1xL, context.segments.runs_BxL)
-        count_BxL = visible_keys(context.segments, context.causal)
-        return self._attend(q, k, v, tokens, tokens, count_BxL, length, context.causal)
+        return self._attend(q, k, v, context.sight(), q.shape[2])
+
+    @property
+    def scaled(self) -> dict[str, bool]:
+        """One pair, whose scores are divided by √K."""
+        return {"attention": True}
+
+    def parts(self, pairs: Pairs, v: jax.Array, context: Context) -> dict[str, jax.Array]:
+        """All of it."""
+        return {"attention": self(pairs, v, context)}
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> KeyValueCache:
         """An empty cache for `capacity` tokens a row."""
         shapes = ((batch, heads, capacity, width) for width in (key_width, value_width))
         return KeyValueCache(*(jnp.zeros(shape, jnp.dtype(self.dtype)) for shape in shapes))
 
-    def prefill(self, qk, v: jax.Array, context: Context, state: KeyValueCache) -> tuple[jax.Array, KeyValueCache]:
+    def prefill(
+        self, pairs: Pairs, v: jax.Array, context: Context, state: KeyValueCache
+    ) -> tuple[jax.Array, KeyValueCache]:
         """Writes the new keys and values at their positions, then attends to all up to the query's own."""
-        ((q, k),) = qk
-        assert context.lengths_B is not None
-        length = q.shape[2]
-        capacity = state.key_BxHxMxK.shape[2]
-        real_BxL = jnp.arange(length)[None] < context.lengths_B[:, None]
-        slot_BxL = jnp.where(real_BxL, context.positions_BxL, capacity)  # padding falls outside and is dropped
+        q, k = pairs["attention"]
+        capacity, sight = state.key_BxHxMxK.shape[2], context.sight()
+        slot_BxL = jnp.where(context.real(), context.positions_BxL, capacity)  # padding falls outside and is dropped
         state = KeyValueCache(write(state.key_BxHxMxK, k, slot_BxL), write(state.value_BxHxMxE, v, slot_BxL))
-        queries = Tokens(context.positions_BxL, jnp.ones((1, length), jnp.int32))
 
         def attend_to(slots: int) -> jax.Array:
-            keys = Tokens(jnp.arange(slots, dtype=jnp.int32)[None], jnp.ones((1, slots), jnp.int32))
             key_BxHxSxK, value_BxHxSxE = (cache[:, :, :slots] for cache in state)
-            count_BxL = context.positions_BxL + 1
-            return self._attend(q, key_BxHxSxK, value_BxHxSxE, queries, keys, count_BxL, capacity, True)
+            return self._attend(q, key_BxHxSxK, value_BxHxSxE, sight, capacity)
 
         # A piece of a long prompt looks at no more of the cache than is filled, to an eighth.
-        shares = min(8, -(-capacity // _SMALLEST_SHARE)) if length > 1 else 1
+        shares = min(8, -(-capacity // _SMALLEST_SHARE)) if q.shape[2] > 1 else 1
         slots = [-(-capacity * (i + 1) // shares) for i in range(shares)]
-        filled = jnp.max(jnp.where(real_BxL, context.positions_BxL + 1, 0))
+        filled = jnp.max(jnp.where(context.real(), sight.stop_BxL, 0))
         out = jax.lax.switch(jnp.searchsorted(jnp.asarray(slots), filled), [partial(attend_to, n) for n in slots])
         return out, state
 
@@ -107,45 +107,42 @@ class QuadraticCore(nnx.Module):
         visible = (length + 1) / 2 if causal else length
         return 2 * heads * visible * (key_width + value_width)
 
-    def _attend(self, q, k, v, queries, keys, count_BxL, length, causal) -> jax.Array:
+    def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight, length: int) -> jax.Array:
         return quadratic_attention(
             q,
             k,
             v,
-            queries,
-            keys,
-            causal=causal,
+            sight,
             function=self.function,
-            scale=scale(self.normalizer, q.shape[-1], length, self.function),
-            divisor_BxL=divisor(self.normalizer, count_BxL, length),
+            scale=self.normalizer.scale(q.shape[-1], length, self.function),
+            divisor_BxL=self.normalizer.over_all(sight.count(), length),
             bias=self.bias,
             blocked=self.implementation != "plain",
         )
 
     def _kernel(self, q: jax.Array, v: jax.Array) -> str | None:
         plain = "model.quadratic.implementation=plain" if self.implementation == "plain" else None
-        return choose(self.kernels, "quadratic attention", self.function, q.shape[2], q, v, plain)
+        return choose_backend(self.kernels, "quadratic attention", self.function, q.shape[2], q, v, plain)
 
     def _attend_by_kernel(self, backend: str, q, k, v, context: Context) -> jax.Array:
-        length, segments = q.shape[2], context.segments
-        assert segments is not None
+        assert context.segments is not None
+        length, sight = q.shape[2], context.sight()
         return attend_in_chunks(
-            Form(self.function, scale(self.normalizer, q.shape[-1], length, self.function), backend),
+            Form(self.function, self.normalizer.scale(q.shape[-1], length, self.function), backend),
             q,
             k,
             v,
-            segments,
+            context.segments.runs_BxL,
+            sight,
             chunk_size=length,
-            causal=context.causal,
-            divisor_BxL=divisor(self.normalizer, visible_keys(segments, context.causal), length),
+            divisor_BxL=self.normalizer.over_all(sight.count(), length),
             bias_W=None if self.bias is None else self.bias(jnp.arange(1 - length, length, dtype=jnp.int32)),
         )
 
     def _attend_by_cudnn(self, q, k, v, context: Context) -> jax.Array:
-        assert context.segments is not None
         # Padding is at a row's end, where no causal query sees it.
-        runs_BxL = context.segments.runs_BxL if context.packed or not context.causal else None
-        return fused_softmax_attention(q, k, v, runs_BxL, causal=context.causal)
+        sight = context.sight() if context.packed or not context.causal else None
+        return fused_softmax_attention(q, k, v, sight, causal=context.causal)
 
 
 def _check_cudnn(function: str, has_bias: bool, dtype: str) -> None:

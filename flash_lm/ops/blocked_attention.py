@@ -1,7 +1,8 @@
 """Attention over all pairs of tokens, a block of queries and a block of keys at a time, and its derivative likewise.
 
-Blocks that a causal query cannot see are left out. Softmax goes block by block as in "FlashAttention-2" (algorithms 1
-and 2): forward it keeps a running maximum and total, backward it makes the weights again from the row's log of the sum.
+Blocks before the first and after the last that the queries see are left out. Softmax goes block by block as in
+"FlashAttention-2" (algorithms 1 and 2): forward it keeps a running maximum and total, backward it makes the weights
+again from the row's log of the sum.
 """
 
 import functools
@@ -15,6 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from flash_lm.ops.attention_functions import ATTENTION_FUNCTIONS
 from flash_lm.ops.positions import toeplitz
 from flash_lm.ops.products import matmul
+from flash_lm.ops.sight import Sight
 
 SMALLEST, LARGEST = 128, 512  # tokens of a block
 KEPT = "blocked_attention"  # name of what the derivative needs, for policies of jax.checkpoint
@@ -22,18 +24,9 @@ KEPT = "blocked_attention"  # name of what the derivative needs, for policies of
 _HIDDEN = -1e30  # a score that has no weight, and is finite
 
 
-class Side(NamedTuple):
-    """Queries or keys: arrays over tokens, or over blocks of them along a first dimension."""
-
-    x: jax.Array  # B×H×L×K
-    index: Any  # in the row, (B or 1)×L; None in a gradient
-    runs: Any  # see `Segments`, (B or 1)×L; None in a gradient
-
-
 class Settings(NamedTuple):
     """What is known when a program is traced; see `quadratic_attention`."""
 
-    causal: bool
     function: str
     scale: float
 
@@ -44,46 +37,47 @@ def block_size(length: int) -> int:
 
 
 def attend(
-    queries: Side,
-    keys: Side,
+    q_BxHxLxK: jax.Array,
+    k_BxHxMxK: jax.Array,
     v_BxHxMxE: jax.Array,
+    sight: Sight,
     divisor_BxL: jax.Array,
     settings: Settings,
     bias: Callable[[jax.Array], jax.Array] | None,
 ) -> jax.Array:
-    """As `quadratic_attention`, without an L×M array. Indices of both sides must count up by one.
+    """As `quadratic_attention`, without an L×M array. The places of the queries must count up by one.
 
     Returns:
         B×H×L×E, dtype of v.
     """
-    length = queries.x.shape[2]
+    length = q_BxHxLxK.shape[2]
     size = block_size(length)
-    reach = max(length, keys.x.shape[2]) + size  # padding stands further away
+    reach = max(length, k_BxHxMxK.shape[2]) + size  # padding stands further away
     bias_W = None if bias is None else bias(jnp.arange(1 - reach, reach, dtype=jnp.int32))
-    queries, keys = (Side(*(_to_blocks(x, size, 0) for x in side)) for side in (queries, keys))
+    q, k, v = (_to_blocks(x, size, 0) for x in (q_BxHxLxK, k_BxHxMxK, v_BxHxMxE))
+    about = Sight(*(_to_blocks(x, size, 0) for x in sight))
     # A divisor must not be zero, in the padding neither.
-    arguments = (queries, keys, _to_blocks(v_BxHxMxE, size, 0), bias_W, _to_blocks(divisor_BxL, size, 1))
-    out_GxBxHxCxE: Any = _attend(settings, *arguments)
+    out_GxBxHxCxE: Any = _attend(settings, q, k, v, bias_W, about, _to_blocks(divisor_BxL, size, 1))
     out_BxHxGxCxE = jnp.moveaxis(out_GxBxHxCxE, 0, 2)
     return out_BxHxGxCxE.reshape(*out_BxHxGxCxE.shape[:2], -1, out_BxHxGxCxE.shape[-1])[:, :, :length]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(settings, queries, keys, v, bias, divisor) -> jax.Array:
-    return _forward(settings, queries, keys, v, bias, divisor)[0]
+def _attend(settings, q, k, v, bias, sight, divisor) -> jax.Array:
+    return _forward(settings, q, k, v, bias, sight, divisor)[0]
 
 
-def _forward(settings: Settings, queries: Side, keys: Side, v, bias, divisor):
+def _forward(settings: Settings, q, k, v, bias, sight: Sight, divisor):
     """The output, and what the derivative needs."""
     softmax = settings.function == "softmax"
 
     def of_queries(_, block):
-        query, divisor_BxC, blocks = block
-        shape = (*query.x.shape[:3], v.shape[-1])
+        query, divisor_BxC, seen, blocks = block
+        shape = (*query.shape[:3], v.shape[-1])
 
         def add_softmax(j: jax.Array, carry):
             total_E, top, total = carry
-            scores, visible = _scores(settings, query, _at(keys, j), bias)
+            scores, visible = _scores(settings, query, k[j], j, seen, bias)
             scores = jnp.where(visible, scores, _HIDDEN)
             higher = jnp.maximum(top, scores.max(axis=-1, keepdims=True))
             weights, shrink = jnp.where(visible, jnp.exp(scores - higher), 0), jnp.exp(top - higher)
@@ -91,77 +85,76 @@ def _forward(settings: Settings, queries: Side, keys: Side, v, bias, divisor):
             return total_E * shrink + added, higher, total * shrink + weights.sum(axis=-1, keepdims=True)
 
         def add(j: jax.Array, total_E: jax.Array) -> jax.Array:
-            weights = _weights(settings, *_scores(settings, query, _at(keys, j), bias), divisor_BxC)
+            weights = _weights(settings, *_scores(settings, query, k[j], j, seen, bias), divisor_BxC)
             return total_E + matmul(weights.astype(v.dtype), v[j])
 
         nothing = jnp.zeros(shape, jnp.float32)
         if not softmax:
-            return None, (jax.lax.fori_loop(0, blocks, add, nothing).astype(v.dtype), divisor_BxC)
+            return None, (jax.lax.fori_loop(blocks[0], blocks[1], add, nothing).astype(v.dtype), divisor_BxC)
         start = (nothing, jnp.full((*shape[:3], 1), _HIDDEN), jnp.zeros((*shape[:3], 1)))
-        total_E, top, total = jax.lax.fori_loop(0, blocks, add_softmax, start)
+        total_E, top, total = jax.lax.fori_loop(blocks[0], blocks[1], add_softmax, start)
         total = jnp.where(total > 0, total, 1)  # of a query that sees nothing
         return None, ((total_E / total).astype(v.dtype), (top + jnp.log(total))[..., 0])
 
-    _, (out, row) = jax.lax.scan(of_queries, None, (queries, divisor, _visible_blocks(settings, queries, keys)))
+    _, (out, row) = jax.lax.scan(of_queries, None, (q, divisor, sight, _blocks_seen(sight)))
     out, row = (checkpoint_name(x, KEPT) for x in (out, row))
-    return out, (queries, keys, v, bias, out, row)
+    return out, (q, k, v, bias, sight, out, row)
 
 
 def _backward(settings: Settings, kept, d_out: jax.Array):
-    queries, keys, v, bias, out, row = kept
+    q, k, v, bias, sight, out, row = kept
 
     def of_queries(carry, block):
-        query, out_i, row_i, d_out_i, blocks = block
+        query, out_i, row_i, d_out_i, seen, blocks = block
         # How the row's total shrinks the derivative; the other functions have no total.
         shared = (d_out_i.astype(jnp.float32) * out_i.astype(jnp.float32)).sum(axis=-1, keepdims=True)
         shared = shared if settings.function == "softmax" else 0
 
         def of_keys(j: jax.Array, carry):
             d_q, d_k_t, d_v_t, d_bias = carry
-            key, v_j = _at(keys, j), v[j]
-            scores, visible = _scores(settings, query, key, bias)
+            key, v_j = k[j], v[j]
+            scores, visible = _scores(settings, query, key, j, seen, bias)
             weights, pull = jax.vjp(lambda s: _weights(settings, s, visible, row_i), scores)
             (d_scores,) = pull(matmul(d_out_i, v_j, transpose_b=True) - shared)
             d_v_t = d_v_t.at[j].add(matmul(d_out_t, weights.astype(d_out_i.dtype)))
             if bias is not None:
-                _, pull = jax.vjp(lambda w: _bias_of_block(w, query, key), bias)
-                d_bias += pull(d_scores.sum(axis=1) if key.index.shape[0] > 1 else d_scores.sum(axis=(0, 1))[None])[0]
-            d_products = (d_scores * settings.scale).astype(key.x.dtype)
+                places = seen.index_BxL
+                _, pull = jax.vjp(lambda w: _bias_of_block(w, places, j), bias)
+                d_bias += pull(d_scores.sum(axis=1) if places.shape[0] > 1 else d_scores.sum(axis=(0, 1))[None])[0]
+            d_products = (d_scores * settings.scale).astype(key.dtype)
             d_k_t = d_k_t.at[j].add(matmul(query_t, d_products))
-            return d_q + matmul(d_products, key.x), d_k_t, d_v_t, d_bias
+            return d_q + matmul(d_products, key), d_k_t, d_v_t, d_bias
 
         # XLA's CPU backend is slow at products with a transpose of the weights, so the sums are transposed instead.
-        query_t, d_out_t = jax.lax.optimization_barrier((_transposed(query.x), _transposed(d_out_i)))
-        d_q, *rest = jax.lax.fori_loop(0, blocks, of_keys, (jnp.zeros(query.x.shape, jnp.float32), *carry))
-        return tuple(rest), d_q.astype(query.x.dtype)
+        query_t, d_out_t = jax.lax.optimization_barrier((_transposed(query), _transposed(d_out_i)))
+        d_q, *rest = jax.lax.fori_loop(blocks[0], blocks[1], of_keys, (jnp.zeros(query.shape, jnp.float32), *carry))
+        return tuple(rest), d_q.astype(query.dtype)
 
-    zeros = (jnp.zeros(_transposed(x).shape, jnp.float32) for x in (keys.x, v))
+    zeros = (jnp.zeros(_transposed(x).shape, jnp.float32) for x in (k, v))
     start = (*zeros, None if bias is None else jnp.zeros_like(bias))
-    blocks = _visible_blocks(settings, queries, keys)
-    (d_k_t, d_v_t, d_bias), d_q = jax.lax.scan(of_queries, start, (queries, out, row, d_out, blocks))
-    d_k, d_v = _transposed(d_k_t).astype(keys.x.dtype), _transposed(d_v_t).astype(v.dtype)
-    return Side(d_q, None, None), Side(d_k, None, None), d_v, d_bias, None
+    (d_k_t, d_v_t, d_bias), d_q = jax.lax.scan(of_queries, start, (q, out, row, d_out, sight, _blocks_seen(sight)))
+    d_k, d_v = _transposed(d_k_t).astype(k.dtype), _transposed(d_v_t).astype(v.dtype)
+    return d_q, d_k, d_v, d_bias, None, None
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _scores(settings: Settings, query: Side, key: Side, bias: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Of a block of queries and one of keys: B×H×C×C float32, and which pairs are visible, (B or 1)×1×C×C."""
-    scores = matmul(query.x, key.x, transpose_b=True) * settings.scale
+def _scores(
+    settings: Settings, query: jax.Array, key: jax.Array, j: jax.Array, seen: Sight, bias: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Of a block of queries and the j-th of keys: B×H×C×C float32, and which pairs are visible, (B or 1)×1×C×C."""
+    scores = matmul(query, key, transpose_b=True) * settings.scale
     if bias is not None:
-        scores += _bias_of_block(bias, query, key)[:, None]
-    runs = key.runs[:, None]
-    visible = (query.runs[..., None] == runs) & (runs > 0)
-    if settings.causal:
-        visible &= key.index[:, None] <= query.index[..., None]
-    return scores, visible[:, None]
+        scores += _bias_of_block(bias, seen.index_BxL, j)[:, None]
+    size = key.shape[2]
+    return scores, seen.visible(j * size + jnp.arange(size, dtype=jnp.int32))[:, None]
 
 
-def _bias_of_block(bias_W: jax.Array, query: Side, key: Side) -> jax.Array:
-    """(B or 1)×C×C, from the bias of all distances."""
-    size = query.index.shape[1]
-    first_B = key.index[:, 0] - query.index[:, 0] - (size - 1) + bias_W.size // 2
+def _bias_of_block(bias_W: jax.Array, places_BxC: jax.Array, j: jax.Array) -> jax.Array:
+    """(B or 1)×C×C, from the bias of all distances, of queries at these places and the j-th block of keys."""
+    size = places_BxC.shape[1]
+    first_B = j * size - places_BxC[:, 0] - (size - 1) + bias_W.size // 2
     return toeplitz(bias_W[first_B[:, None] + jnp.arange(2 * size - 1, dtype=jnp.int32)[None]])
 
 
@@ -172,19 +165,16 @@ def _weights(settings: Settings, scores: jax.Array, visible: jax.Array, row: jax
     return ATTENTION_FUNCTIONS[settings.function](scores, visible, row[:, None, :, None])
 
 
-def _visible_blocks(settings: Settings, queries: Side, keys: Side) -> jax.Array:
-    """How many blocks of keys each block of queries looks at, from the first one on, G int32."""
-    first_J, last_G = keys.index[:, :, 0].min(axis=1), queries.index.max(axis=(1, 2))
-    seen_GxJ = first_J[None] <= last_G[:, None] if settings.causal else jnp.ones((last_G.size, first_J.size), bool)
-    return seen_GxJ.sum(axis=1, dtype=jnp.int32)
+def _blocks_seen(sight: Sight) -> tuple[jax.Array, jax.Array]:
+    """The first block of keys that each block of queries looks at, and the one after the last, G int32 each."""
+    size, sees = sight.index_BxL.shape[-1], sight.count() > 0
+    first_G = jnp.where(sees, sight.first_BxL, jnp.iinfo(jnp.int32).max).min(axis=(1, 2))
+    stop_G = jnp.where(sees, sight.stop_BxL, 0).max(axis=(1, 2))
+    return first_G // size, -(-stop_G // size)
 
 
 def _transposed(x: jax.Array) -> jax.Array:
     return jnp.swapaxes(x, -1, -2)
-
-
-def _at(side: Side, j: jax.Array) -> Side:
-    return Side(*(x[j] for x in side))
 
 
 def _to_blocks(x: jax.Array, size: int, padding: int) -> jax.Array:

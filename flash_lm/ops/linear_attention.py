@@ -7,8 +7,6 @@ beside the values makes the denominator one more value. Features, sums and denom
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.kernels.programs import Form
-from flash_lm.ops.kernels.rows import Across, attend_in_chunks
 from flash_lm.ops.mixed_chunk_attention import (
     global_attention,
     global_attention_both_ways,
@@ -16,7 +14,8 @@ from flash_lm.ops.mixed_chunk_attention import (
     local_attention,
 )
 from flash_lm.ops.products import matmul
-from flash_lm.ops.segments import Segments, tokens_in_earlier_chunks
+from flash_lm.ops.segments import Segments
+from flash_lm.ops.sight import Sight, sight_from_start, sight_of
 
 
 def elu_plus_one(x: jax.Array) -> jax.Array:
@@ -50,53 +49,17 @@ def linear_attention(
     """
     values, ones = with_ones(v_NxLxE), jnp.ones(segments.runs_BxL.shape, jnp.float32)
     if causal:
-        weight_BxL = jnp.where(tokens_in_earlier_chunks(segments, chunk_size) > 0, ones, 0)
+        sight = sight_of(segments, causal=True)
+        weight_BxL = jnp.where(sight.before_chunk(chunk_size) > 0, ones, 0)
         sums, _ = global_attention(
             q_NxLxK, k_NxLxK, values, segments.runs_BxL, chunk_size=chunk_size, weight_BxL=weight_BxL
         )
-        sums += _inside_chunks(q_NxLxK, k_NxLxK, values, segments.runs_BxL, chunk_size)
+        sums += _inside_chunks(q_NxLxK, k_NxLxK, values, sight, chunk_size)
     elif packed:
         sums = global_attention_in_segments(q_NxLxK, k_NxLxK, values, segments, chunk_size=chunk_size, weight_BxL=ones)
     else:
         sums = global_attention_both_ways(q_NxLxK, k_NxLxK, values, segments.runs_BxL, weight_BxL=ones)
-    return _ratio(sums).astype(v_NxLxE.dtype)
-
-
-def linear_attention_by_kernel(
-    backend: str,
-    q_BxHxLxK: jax.Array,
-    k_BxHxLxK: jax.Array,
-    v_BxHxLxE: jax.Array,
-    segments: Segments,
-    *,
-    chunk_size: int,
-) -> jax.Array:
-    """As `linear_attention`, causal, by a kernel (see `kernels`).
-
-    Args:
-        backend: of `kernels.choice.choose`.
-        q_BxHxLxK: features φ(q), float32.
-        k_BxHxLxK: features φ(k), float32.
-        v_BxHxLxE: values.
-        segments: the documents of each row.
-        chunk_size: C.
-
-    Returns:
-        B×H×L×E, dtype of v. Padding gets zeros.
-    """
-    ones = jnp.ones(segments.runs_BxL.shape, jnp.float32)
-    sums = attend_in_chunks(
-        Form("identity", 1.0, backend),
-        q_BxHxLxK,
-        k_BxHxLxK,
-        with_ones(v_BxHxLxE),
-        segments,
-        chunk_size=chunk_size,
-        causal=True,
-        divisor_BxL=ones,
-        across=Across(q_BxHxLxK, k_BxHxLxK, ones),
-    )
-    return _ratio(sums).astype(v_BxHxLxE.dtype)
+    return ratio(sums).astype(v_NxLxE.dtype)
 
 
 def prefill_linear(
@@ -134,22 +97,22 @@ def prefill_linear(
         weight_BxL=real_NxL.astype(jnp.float32),
         initial_NxKxE=state_NxKxE,
     )
-    sums += _inside_chunks(q_NxLxK, k_NxLxK, values, runs_NxL, chunk_size)
+    index_1xL = jnp.arange(real_NxL.shape[1], dtype=jnp.int32)[None]
+    sums += _inside_chunks(q_NxLxK, k_NxLxK, values, sight_from_start(index_1xL, real_NxL), chunk_size)
     state_NxKxE = state_NxKxE + matmul(k_NxLxK, values, transpose_a=True)
-    return _ratio(sums).astype(v_NxLxE.dtype), state_NxKxE
+    return ratio(sums).astype(v_NxLxE.dtype), state_NxKxE
 
 
-def _inside_chunks(q_NxLxK, k_NxLxK, values_NxLxE, runs_BxL, chunk_size: int) -> jax.Array:
+def _inside_chunks(q_NxLxK, k_NxLxK, values_NxLxE, sight: Sight, chunk_size: int) -> jax.Array:
     return local_attention(
         q_NxLxK,
         k_NxLxK,
         values_NxLxE,
-        runs_BxL,
+        sight,
         chunk_size=chunk_size,
-        causal=True,
         function="identity",
         scale=1.0,
-        divisor_BxL=jnp.ones(runs_BxL.shape, jnp.float32),
+        divisor_BxL=jnp.ones(sight.first_BxL.shape, jnp.float32),
     )
 
 
@@ -159,7 +122,7 @@ def with_ones(v_NxLxE: jax.Array) -> jax.Array:
     return jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
 
 
-def _ratio(sums_NxLxE: jax.Array) -> jax.Array:
+def ratio(sums_NxLxE: jax.Array) -> jax.Array:
     """Numerator over denominator; without an ε, which would show where the features are small. Padding has 0 / 0."""
     total = sums_NxLxE[..., -1:]
     return sums_NxLxE[..., :-1] / jnp.where(total > 0, total, 1)

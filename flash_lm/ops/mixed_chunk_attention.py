@@ -1,8 +1,8 @@
 """FLASH's mixed chunk attention ("Transformer Quality in Linear Time", section 3.2).
 
 Quadratic attention inside each chunk and linear attention over the chunks are functions of their own; a layer adds
-them. The chunk grid is anchored at the row's start. Heads are folded into the batch dimension N = B·H, while `runs_BxL`
-has B rows.
+them. The chunk grid is anchored at the row's start. Heads lie in the batch dimension N = B·H, while what queries see
+and `runs_BxL` have B rows.
 """
 
 import jax
@@ -10,9 +10,15 @@ import jax.numpy as jnp
 
 from flash_lm.ops.attention_functions import ATTENTION_FUNCTIONS
 from flash_lm.ops.products import matmul
-from flash_lm.ops.segments import Segments, tokens_in_earlier_chunks, visible_keys_in_chunk
+from flash_lm.ops.segments import Segments
+from flash_lm.ops.sight import Sight, sight_of
 
 _GROUP = 32  # chunks whose sums are added up by one product
+
+
+def heads_into_batch(x_BxHx: jax.Array) -> jax.Array:
+    """B×H×… -> N×…, N = B·H."""
+    return x_BxHx.reshape(-1, *x_BxHx.shape[2:])
 
 
 def to_chunks(x_BxLx: jax.Array, chunk_size: int) -> jax.Array:
@@ -32,25 +38,23 @@ def local_attention(
     q_NxLxK: jax.Array,
     k_NxLxK: jax.Array,
     v_NxLxE: jax.Array,
-    runs_BxL: jax.Array,
+    sight: Sight,
     *,
     chunk_size: int,
-    causal: bool,
     function: str,
     scale: float,
     divisor_BxL: jax.Array,
     bias_CxRxC: jax.Array | None = None,
     reach: tuple[int, ...] = (0,),
 ) -> jax.Array:
-    """f(scale · q kᵀ + b) / N · v over the keys of the query's document in its own chunk, or also in others near it.
+    """f(scale · q kᵀ + b) / N · v over the keys that the query sees in its own chunk, or also in others near it.
 
     Args:
         q_NxLxK: queries.
         k_NxLxK: keys.
         v_NxLxE: values.
-        runs_BxL: run of each token (see `Segments`), (B or 1)×L.
+        sight: of the queries, in the whole row.
         chunk_size: C.
-        causal: hide keys after the query.
         function: a name of `ATTENTION_FUNCTIONS`.
         scale: factor of q kᵀ.
         divisor_BxL: N of each query, (B or 1)×L float32, not zero.
@@ -66,12 +70,8 @@ def local_attention(
     scores_NxGxCxM = matmul(q_NxGxCxK, k_NxGxMxK, transpose_b=True) * scale
     if bias_CxRxC is not None:
         scores_NxGxCxM += bias_CxRxC[:chunk_size, :, :chunk_size].reshape(1, 1, chunk_size, -1)
-    runs_BxGxC = to_chunks(runs_BxL, chunk_size)
-    runs_BxGx1xM = _with_neighbours(runs_BxGxC, reach)[:, :, None]
-    visible_BxGxCxM = (runs_BxGxC[..., None] == runs_BxGx1xM) & (runs_BxGx1xM > 0)
-    if causal:
-        earlier_CxM = jnp.concatenate([jnp.tri(chunk_size, k=-n * chunk_size, dtype=bool) for n in reach], axis=1)
-        visible_BxGxCxM &= earlier_CxM[None, None]
+    seen = Sight(*(to_chunks(x_BxL, chunk_size) for x_BxL in sight.in_chunks(chunk_size, reach)))
+    visible_BxGxCxM = seen.visible(jnp.arange(min(reach) * chunk_size, (max(reach) + 1) * chunk_size, dtype=jnp.int32))
     divisor_BxGxC = to_chunks(divisor_BxL, chunk_size)
     # The padding of the last chunk sees nothing, but its divisor would be 0.
     divisor_BxGxCx1 = jnp.where(divisor_BxGxC > 0, divisor_BxGxC, 1)[..., None]
@@ -167,32 +167,29 @@ def global_attention_in_segments(
     Returns:
         N×L×E, dtype of v.
     """
-    length = q_NxLxK.shape[1]
+    length, runs_BxL, sight = q_NxLxK.shape[1], segments.runs_BxL, sight_of(segments, causal=False)
     missing = -length % chunk_size
-    # Reversing keeps the chunk grid only when the last chunk is full.
-    q, k, v, runs, weight = (
-        jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
-        for x in (q_NxLxK, k_NxLxK, v_NxLxE, segments.runs_BxL, weight_BxL)
-    )
-    before_BxL = tokens_in_earlier_chunks(segments, chunk_size)
-    inside_BxL = visible_keys_in_chunk(segments, chunk_size, causal=False)
-    after_BxL = segments.lengths_BxL - before_BxL - inside_BxL
-    before, after = (jnp.pad(x, ((0, 0), (0, missing))) for x in (before_BxL, after_BxL))
-    out_before, _ = global_attention(q, k, v, runs, chunk_size=chunk_size, weight_BxL=jnp.where(before > 0, weight, 0))
-    reversed_ = [jnp.flip(x, axis=1) for x in (q, k, v, runs, jnp.where(after > 0, weight, 0))]
-    out_after, _ = global_attention(*reversed_[:4], chunk_size=chunk_size, weight_BxL=reversed_[4])
+
+    def turned(x: jax.Array) -> jax.Array:
+        """Reversing keeps the chunk grid only when the last chunk is full."""
+        return jnp.flip(jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2)), axis=1)
+
+    before_BxL = jnp.where(sight.before_chunk(chunk_size) > 0, weight_BxL, 0)
+    after_BxL = jnp.where(sight.after_chunk(chunk_size) > 0, weight_BxL, 0)
+    out, _ = global_attention(q_NxLxK, k_NxLxK, v_NxLxE, runs_BxL, chunk_size=chunk_size, weight_BxL=before_BxL)
+    *arrays, after_BxL = (turned(x) for x in (q_NxLxK, k_NxLxK, v_NxLxE, runs_BxL, after_BxL))
+    out_after, _ = global_attention(*arrays, chunk_size=chunk_size, weight_BxL=after_BxL)
     out_inside = local_attention(
-        q * _for_heads(weight, q)[..., None].astype(q.dtype),
-        k,
-        v,
-        runs,
+        q_NxLxK * _for_heads(weight_BxL, q_NxLxK)[..., None].astype(q_NxLxK.dtype),
+        k_NxLxK,
+        v_NxLxE,
+        sight,
         chunk_size=chunk_size,
-        causal=False,
         function="identity",
         scale=1.0,
-        divisor_BxL=jnp.ones_like(weight),
+        divisor_BxL=jnp.ones_like(weight_BxL),
     )
-    return (out_before + jnp.flip(out_after, axis=1) + out_inside)[:, :length]
+    return out + jnp.flip(out_after, axis=1)[:, :length] + out_inside
 
 
 def _entering_sums(

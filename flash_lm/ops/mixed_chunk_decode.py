@@ -1,6 +1,6 @@
 """Mixed chunk attention from a state of constant size: the current chunk's keys and values, and Σ kᵀv of those before.
 
-Row b of the batch stands at position start[b], hence at place start[b] % C of its chunk. A chunk is folded into the sum
+Row b of the batch stands at position start[b], hence at place start[b] % C of its chunk. A chunk is added to the sum
 as soon as its last token is there; what the buffers hold at and after a row's place is old and never looked at.
 """
 
@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from flash_lm.ops.attention_functions import ATTENTION_FUNCTIONS
-from flash_lm.ops.mixed_chunk_attention import global_attention, local_attention
+from flash_lm.ops.mixed_chunk_attention import global_attention, heads_into_batch, local_attention
+from flash_lm.ops.normalizer import Normalizer
 from flash_lm.ops.products import matmul
+from flash_lm.ops.sight import sight_from_start
 
 
 class ChunkState(NamedTuple):
@@ -32,14 +34,20 @@ class Projections(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """How chunks are mixed; the divisors are the constants N of the two parts, None: the number of visible keys."""
+    """How chunks are mixed."""
 
     chunk_size: int
     function: str
-    scale: float
+    normalizer: Normalizer
     bias_CxRxC: jax.Array | None  # R = 1 to decode
-    local_divisor: int | None
-    global_divisor: int | None
+
+    def scale(self, width: int) -> float:
+        """Of the scores of queries and keys of this width."""
+        return self.normalizer.scale(width, self.chunk_size, self.function)
+
+    def weight_of_sum(self, earlier_BxL: jax.Array) -> jax.Array:
+        """1 / N of what is global, zero where no chunk came before; N of so many tokens in earlier chunks."""
+        return jnp.where(earlier_BxL > 0, 1 / self.normalizer.of_sum(earlier_BxL, 0), 0)
 
 
 def init_chunk_state(batch: int, heads: int, chunk_size: int, key_width: int, value_width: int, dtype) -> ChunkState:
@@ -49,9 +57,45 @@ def init_chunk_state(batch: int, heads: int, chunk_size: int, key_width: int, va
     return ChunkState(key, key, value, jnp.zeros((batch, heads, key_width, value_width), jnp.float32))
 
 
-def fold(x_BxHx: jax.Array) -> jax.Array:
-    """B×H×… -> N×…, N = B·H."""
-    return x_BxHx.reshape(-1, *x_BxHx.shape[2:])
+class _Grid:
+    """T places from the start of each row's current chunk on: what its buffers hold, then the new tokens."""
+
+    def __init__(self, chunk_size: int, length: int, start_B: jax.Array, lengths_B: jax.Array):
+        place_B = start_B % chunk_size
+        self.chunk_size, self.length = chunk_size, length
+        self.size = chunk_size * (1 + -(-length // chunk_size))
+        self.index_1xT = jnp.arange(self.size, dtype=jnp.int32)[None]
+        self.source_BxT = self.index_1xT - place_B[:, None]  # number of the new token that stands there
+        self.old_BxT = self.source_BxT < 0
+        self.new_BxT = ~self.old_BxT & (self.source_BxT < lengths_B[:, None])
+        self.real_BxT = self.old_BxT | self.new_BxT
+        # Tokens of the row in the chunks before that of each place.
+        self.earlier_BxT = (start_B - place_B)[:, None] + self.index_1xT - self.index_1xT % chunk_size
+        self.target_BxL = place_B[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
+        self.last_chunk_B = (place_B + lengths_B) // chunk_size
+
+    def put(self, new_BxHxLx: jax.Array) -> jax.Array:
+        """The new tokens at their places, zeros elsewhere: B×H×T×…."""
+        taken_BxHxTx = jnp.take_along_axis(new_BxHxLx, self.source_BxT.clip(0, self.length - 1)[:, None, :, None], 2)
+        return jnp.where(self.new_BxT[:, None, :, None], taken_BxHxTx, 0)
+
+    def put_after(self, old_BxHxCx: jax.Array, new_BxHxLx: jax.Array) -> jax.Array:
+        """As `put`, with the buffer's tokens before them."""
+        old_BxHxTx = jnp.pad(old_BxHxCx, ((0, 0), (0, 0), (0, self.size - self.chunk_size), (0, 0)))
+        return jnp.where(self.old_BxT[:, None, :, None], old_BxHxTx.astype(new_BxHxLx.dtype), self.put(new_BxHxLx))
+
+    def take(self, x_BxHxTx: jax.Array) -> jax.Array:
+        """Those of the new tokens: B×H×L×…."""
+        return jnp.take_along_axis(x_BxHxTx, self.target_BxL[:, None, :, None], axis=2)
+
+    def take_last_chunk(self, x_BxHxTx: jax.Array, dtype) -> jax.Array:
+        """The chunk in which each row ends up: B×H×C×…."""
+        chunks_BxHxGxCx = x_BxHxTx.reshape(*x_BxHxTx.shape[:2], -1, self.chunk_size, *x_BxHxTx.shape[3:])
+        return self.of_last_chunk(chunks_BxHxGxCx).astype(dtype)
+
+    def of_last_chunk(self, x_BxHxGx: jax.Array) -> jax.Array:
+        """What belongs to that chunk: B×H×…."""
+        return x_BxHxGx[jnp.arange(self.last_chunk_B.size), :, self.last_chunk_B]
 
 
 def prefill_chunks(
@@ -71,70 +115,44 @@ def prefill_chunks(
     Returns:
         B×H×L×E, and the state after the new tokens.
     """
-    batch, heads, length = x.v_BxHxLxE.shape[:3]
-    chunk_size = settings.chunk_size
-    grid = chunk_size * (1 + -(-length // chunk_size))
-    place_B = start_B % chunk_size
-    index_1xT = jnp.arange(grid, dtype=jnp.int32)[None]
-    source_BxT = index_1xT - place_B[:, None]
-    old_BxT, new_BxT = source_BxT < 0, (source_BxT >= 0) & (source_BxT < lengths_B[:, None])
-    runs_NxT = jnp.repeat((old_BxT | new_BxT).astype(jnp.int32), heads, axis=0)
-    chunk_B = (place_B + lengths_B) // chunk_size  # on the grid, the chunk in which each row ends up
-    rows_B = jnp.arange(batch)
-
-    def on_grid(new_BxHxLx: jax.Array) -> jax.Array:
-        taken_BxHxTx = jnp.take_along_axis(new_BxHxLx, source_BxT.clip(0, length - 1)[:, None, :, None], axis=2)
-        return jnp.where(new_BxT[:, None, :, None], taken_BxHxTx, 0)
-
-    def after_old(new_BxHxLx: jax.Array, old_BxHxCx: jax.Array) -> jax.Array:
-        old_BxHxTx = jnp.pad(old_BxHxCx, ((0, 0), (0, 0), (0, grid - chunk_size), (0, 0)))
-        return jnp.where(old_BxT[:, None, :, None], old_BxHxTx.astype(new_BxHxLx.dtype), on_grid(new_BxHxLx))
-
-    def current_chunk(x_BxHxTx: jax.Array, old_BxHxCx: jax.Array) -> jax.Array:
-        chunks_BxHxGxCx = x_BxHxTx.reshape(batch, heads, -1, *old_BxHxCx.shape[2:])
-        return chunks_BxHxGxCx[rows_B, :, chunk_B].astype(old_BxHxCx.dtype)
-
+    heads, length = x.v_BxHxLxE.shape[1:3]
+    grid = _Grid(settings.chunk_size, length, start_B, lengths_B)
+    for_heads = lambda x_BxT: jnp.repeat(x_BxT, heads, axis=0)
     local_key, global_key, value, total = state
-    v_BxHxTxE = after_old(x.v_BxHxLxE, value)
+    v_BxHxTxE = grid.put_after(value, x.v_BxHxLxE)
     out_BxHxTxE = jnp.zeros_like(v_BxHxTxE)
     if x.local is not None:
         q_BxHxLxK, k_BxHxLxK = x.local
-        k_BxHxTxK = after_old(k_BxHxLxK, local_key)
-        count_1xT = index_1xT % chunk_size + 1
-        if settings.local_divisor is not None:
-            count_1xT = jnp.full_like(count_1xT, settings.local_divisor)
+        k_BxHxTxK = grid.put_after(local_key, k_BxHxLxK)
         out_BxHxTxE += local_attention(
-            fold(on_grid(q_BxHxLxK)),
-            fold(k_BxHxTxK),
-            fold(v_BxHxTxE),
-            runs_NxT,
-            chunk_size=chunk_size,
-            causal=True,
+            heads_into_batch(grid.put(q_BxHxLxK)),
+            heads_into_batch(k_BxHxTxK),
+            heads_into_batch(v_BxHxTxE),
+            sight_from_start(grid.index_1xT, for_heads(grid.real_BxT)),
+            chunk_size=settings.chunk_size,
             function=settings.function,
-            scale=settings.scale,
-            divisor_BxL=count_1xT.astype(jnp.float32),
+            scale=settings.scale(q_BxHxLxK.shape[-1]),
+            divisor_BxL=settings.normalizer.in_chunk(grid.index_1xT % settings.chunk_size + 1, settings.chunk_size),
             bias_CxRxC=settings.bias_CxRxC,
         ).reshape(out_BxHxTxE.shape)
-        local_key = current_chunk(k_BxHxTxK, local_key)
+        local_key = grid.take_last_chunk(k_BxHxTxK, local_key.dtype)
     if x.global_ is not None:
         q_BxHxLxK, k_BxHxLxK = x.global_
-        k_BxHxTxK = after_old(k_BxHxLxK, global_key)
-        earlier_BxT = (start_B - place_B)[:, None] + index_1xT - index_1xT % chunk_size
+        k_BxHxTxK = grid.put_after(global_key, k_BxHxLxK)
         out_NxTxE, entering_NxGxKxE = global_attention(
-            fold(on_grid(q_BxHxLxK)),
-            fold(k_BxHxTxK),
-            fold(v_BxHxTxE),
-            runs_NxT,
-            chunk_size=chunk_size,
-            weight_BxL=jnp.repeat(_weight(earlier_BxT, settings.global_divisor), heads, axis=0),
-            initial_NxKxE=fold(total),
+            heads_into_batch(grid.put(q_BxHxLxK)),
+            heads_into_batch(k_BxHxTxK),
+            heads_into_batch(v_BxHxTxE),
+            for_heads(grid.real_BxT.astype(jnp.int32)),
+            chunk_size=settings.chunk_size,
+            weight_BxL=for_heads(settings.weight_of_sum(grid.earlier_BxT)),
+            initial_NxKxE=heads_into_batch(total),
         )
         out_BxHxTxE += out_NxTxE.reshape(out_BxHxTxE.shape)
-        global_key = current_chunk(k_BxHxTxK, global_key)
-        total = entering_NxGxKxE.reshape(batch, heads, *entering_NxGxKxE.shape[1:])[rows_B, :, chunk_B]
-    target_BxL = place_B[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
-    out_BxHxLxE = jnp.take_along_axis(out_BxHxTxE, target_BxL[:, None, :, None], axis=2)
-    return out_BxHxLxE, ChunkState(local_key, global_key, current_chunk(v_BxHxTxE, value), total)
+        global_key = grid.take_last_chunk(k_BxHxTxK, global_key.dtype)
+        total = grid.of_last_chunk(entering_NxGxKxE.reshape(-1, heads, *entering_NxGxKxE.shape[1:]))
+    value = grid.take_last_chunk(v_BxHxTxE, value.dtype)
+    return grid.take(out_BxHxTxE), ChunkState(local_key, global_key, value, total)
 
 
 def step_chunks(
@@ -157,33 +175,29 @@ def step_chunks(
     if x.global_ is not None:
         q_BxHx1xK, k_BxHx1xK = x.global_
         global_key = write(global_key, k_BxHx1xK)
-        weight_Bx1 = _weight((position_B - place_B)[:, None], settings.global_divisor)
+        weight_Bx1 = settings.weight_of_sum((position_B - place_B)[:, None])
         query = q_BxHx1xK * weight_Bx1[:, None, :, None].astype(q_BxHx1xK.dtype)
         out_BxHx1xE += matmul(query, total.astype(value.dtype)).astype(value.dtype)
         full_B = place_B == settings.chunk_size - 1
 
-        def fold_chunk(total: jax.Array) -> jax.Array:
+        def add_chunk(total: jax.Array) -> jax.Array:
             chunk_BxHxKxE = matmul(global_key, value, transpose_a=True)
             return total + jnp.where(full_B[:, None, None, None], chunk_BxHxKxE, 0)
 
-        total = jax.lax.cond(full_B.any(), fold_chunk, lambda total: total, total)
+        total = jax.lax.cond(full_B.any(), add_chunk, lambda total: total, total)
     return out_BxHx1xE, ChunkState(local_key, global_key, value, total)
 
 
 def _attend_buffer(q_BxHx1xK, key_BxHxCxK, value_BxHxCxE, place_B, settings: Settings) -> jax.Array:
     """Local attention of one query a row over the tokens of its chunk up to its place."""
-    scores_BxHx1xC = matmul(q_BxHx1xK, key_BxHxCxK.astype(q_BxHx1xK.dtype), transpose_b=True) * settings.scale
+    scores_BxHx1xC = matmul(q_BxHx1xK, key_BxHxCxK.astype(q_BxHx1xK.dtype), transpose_b=True)
+    scores_BxHx1xC *= settings.scale(q_BxHx1xK.shape[-1])
     if settings.bias_CxRxC is not None:
         scores_BxHx1xC += settings.bias_CxRxC[place_B][:, None]
-    visible_BxC = jnp.arange(settings.chunk_size)[None] <= place_B[:, None]
-    count_B = place_B + 1 if settings.local_divisor is None else jnp.full_like(place_B, settings.local_divisor)
+    sight = sight_from_start(place_B[:, None], jnp.ones((1, 1), bool))
+    visible_Bx1xC = sight.visible(jnp.arange(settings.chunk_size, dtype=jnp.int32))
+    divisor_Bx1 = settings.normalizer.in_chunk(sight.count(), settings.chunk_size)
     weights_BxHx1xC = ATTENTION_FUNCTIONS[settings.function](
-        scores_BxHx1xC, visible_BxC[:, None, None], count_B.astype(jnp.float32)[:, None, None, None]
+        scores_BxHx1xC, visible_Bx1xC[:, None], divisor_Bx1[:, None, :, None]
     )
     return matmul(weights_BxHx1xC.astype(value_BxHxCxE.dtype), value_BxHxCxE).astype(value_BxHxCxE.dtype)
-
-
-def _weight(earlier_BxL: jax.Array, divisor: int | None) -> jax.Array:
-    """1 / N of the global part, zero where no chunk came before."""
-    n_BxL = jnp.full_like(earlier_BxL, divisor) if divisor else jnp.maximum(earlier_BxL, 1)
-    return jnp.where(earlier_BxL > 0, 1 / n_BxL.astype(jnp.float32), 0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flash_lm.errors import InputError
-from flash_lm.inference.sampling import Sampling, SamplingArrays, choose
+from flash_lm.inference.sampling import Sampling, SamplingArrays, draw_tokens
 
 V, DRAWS = 12, 4000
 LOGITS = np.random.default_rng(0).normal(size=V).astype(np.float32) * 2
@@ -17,7 +17,7 @@ LOGITS[3] = LOGITS[7]  # a tie
 
 @jax.jit
 def run(logits_BxV, seen_BxV, keys_B, settings):
-    return choose(logits_BxV, seen_BxV, keys_B, settings)
+    return draw_tokens(logits_BxV, seen_BxV, keys_B, settings)
 
 
 def draws(sampling: Sampling, seen=(), logits=LOGITS) -> np.ndarray:

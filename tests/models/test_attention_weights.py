@@ -58,7 +58,7 @@ def test_weights_times_values_are_the_output(family):
 def test_softmax_weights_by_definition():
     model, found = maps("transformer")
     sublayer, x, context = first_sublayer(model)
-    ((q, k),), _, _ = sublayer.project(x, context)
+    q, k = sublayer.project(x, context).by["attention"]
     scores = np.einsum("bhtd,bhud->bhtu", *(np.asarray(one, np.float64) for one in (q, k))) / np.sqrt(q.shape[-1])
     scores = np.where(np.tri(LENGTH, dtype=bool), scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))

@@ -10,6 +10,7 @@ from flax import nnx
 
 from flash_lm.config import parse_model
 from flash_lm.layers.context import Context
+from flash_lm.layers.core import Pair
 from flash_lm.models.family import FAMILIES, complete
 from flash_lm.ops.aft import aft
 from flash_lm.ops.aft_bias import PositionBias
@@ -62,7 +63,7 @@ class Mean:
         return self.core.prefill(self._keys(q, k), v, context, state)
 
     def _keys(self, q, k):
-        return ((q, k),) if self.family in LINEAR else k
+        return {"attention": Pair(q, k)} if self.family in LINEAR else k
 
 
 mean = functools.cache(Mean)

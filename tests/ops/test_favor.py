@@ -11,6 +11,7 @@ from oracles.segments import visibility
 
 from flash_lm.config import parse_model
 from flash_lm.layers.context import Context
+from flash_lm.layers.core import Pair
 from flash_lm.layers.favor_core import FavorCore, FavorOptions
 from flash_lm.layers.linear_core import LinearOptions
 from flash_lm.models.family import complete
@@ -175,7 +176,7 @@ def test_features_are_redrawn_in_training_alone(redraw):
     def mix(key):
         segments = whole_row(29)
         context = Context(positions_BxL=segments.offsets_BxL, segments=segments, dropout_key=key)
-        return core(((q, k),), v, context)
+        return core({"attention": Pair(q, k)}, v, context)
 
     def run(seed: int | None) -> np.ndarray:
         return np.asarray(mix(None if seed is None else jax.random.key(seed)))

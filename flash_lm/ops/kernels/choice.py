@@ -14,7 +14,7 @@ _SMALLEST = 128  # queries of a chunk: below, a tile is mostly padding
 _NARROWEST = 64  # queries and values likewise
 
 
-def choose(
+def choose_backend(
     requested: str, part: str, function: str, size: int, q: jax.Array, v: jax.Array, unless: str | None = None
 ) -> str | None:
     """The backend of a part of a model, logged once.

@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 
 from flash_lm.ops.attention_functions import ELEMENTWISE
 from flash_lm.ops.kernels.backends import BACKENDS, Backend
+from flash_lm.ops.sight import is_between
 
 Ids = tuple[jax.Array, ...]  # of a program in the grid
 
@@ -235,7 +236,7 @@ def _scores(form: Form, rows: jax.Array, columns: jax.Array, bias_ref, i, j, len
 def _visible(about: Seen, first: jax.Array, axis: int, shape: tuple[int, ...]) -> jax.Array:
     """Which pairs of a tile are seen; keys lie along `axis`, from `first` on."""
     key = first + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
-    return (about.first <= key) & (key < about.stop)
+    return is_between(about.first, key, about.stop)
 
 
 def _dot(a: jax.Array, b: jax.Array, *, transpose: bool = False) -> jax.Array:

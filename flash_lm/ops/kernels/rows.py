@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from flash_lm.ops.kernels.attention import attend
 from flash_lm.ops.kernels.programs import Form, Seen
 from flash_lm.ops.mixed_chunk_attention import from_chunks, to_chunks
-from flash_lm.ops.segments import Segments, tokens_in_earlier_chunks
+from flash_lm.ops.sight import Sight
 
 _ROWS, _TENSOR = ("data", "fsdp"), "tensor"
 
@@ -28,15 +28,15 @@ def attend_in_chunks(
     q_BxHxLxK: jax.Array,
     k_BxHxLxK: jax.Array,
     v_BxHxLxE: jax.Array,
-    segments: Segments,
+    runs_BxL: jax.Array,
+    sight: Sight,
     *,
     chunk_size: int,
-    causal: bool,
     divisor_BxL: jax.Array,
     bias_W: jax.Array | None = None,
     across: Across | None = None,
 ) -> jax.Array:
-    """f(scale · q kᵀ + b) / N · v over the chunk, and q Σ kᵀv / N over those before it, all of the query's document.
+    """f(scale · q kᵀ + b) / N · v over what is seen of the chunk, and q Σ kᵀv / N over those before it.
 
     Under a mesh each device has its rows, and its heads or, of a single head, its share of the values.
 
@@ -45,12 +45,12 @@ def attend_in_chunks(
         q_BxHxLxK: queries.
         k_BxHxLxK: keys.
         v_BxHxLxE: values.
-        segments: the documents of each row.
+        runs_BxL: run of each token (see `Segments`), (B or 1)×L.
+        sight: of the queries, in the whole row.
         chunk_size: C; the row's length for attention over all pairs.
-        causal: hide keys after the query.
         divisor_BxL: N of each query inside its chunk, (B or 1)×L float32, not zero.
         bias_W: of the distances 1 − C … C − 1 from query to key, float32.
-        across: None: nothing from earlier chunks. It has them causally, whatever `causal` is.
+        across: None: nothing from earlier chunks.
 
     Returns:
         B×H×L×E, dtype of v.
@@ -58,11 +58,11 @@ def attend_in_chunks(
     size = min(chunk_size, v_BxHxLxE.shape[2])
     if bias_W is not None:
         bias_W = bias_W[chunk_size - size : chunk_size + size - 1]
-    about = (_seen(segments, size, causal, divisor_BxL), _crossing(segments, size) if across else None)
+    about = (_seen(sight, size, divisor_BxL), _crossing(runs_BxL, size) if across else None)
     arrays = (q_BxHxLxK, k_BxHxLxK, v_BxHxLxE)
     if across is not None:
         # Without chunks before it a query has nothing to read; its state is another document's.
-        weight_BxL = jnp.where(tokens_in_earlier_chunks(segments, size) > 0, across.weight_BxL, 0)
+        weight_BxL = jnp.where(sight.before_chunk(size) > 0, across.weight_BxL, 0)
         arrays += (across.q_BxHxLxK * weight_BxL[:, None, :, None].astype(across.q_BxHxLxK.dtype), across.k_BxHxLxK)
 
     def on_device(arrays: tuple, about: tuple, bias_W: jax.Array | None) -> jax.Array:
@@ -80,20 +80,15 @@ def attend_in_chunks(
     return _on_mesh(on_device, arrays, about, bias_W)
 
 
-def _seen(segments: Segments, size: int, causal: bool, divisor_BxL: jax.Array) -> Seen:
-    index_1xL = jnp.arange(segments.runs_BxL.shape[1], dtype=jnp.int32)[None]
-    start_1xL = index_1xL // size * size
-    first_BxL = index_1xL - segments.offsets_BxL
-    stop_BxL = index_1xL + 1 if causal else first_BxL + segments.lengths_BxL
-    real_BxL = segments.runs_BxL > 0
-    inside = lambda x_BxL: jnp.where(real_BxL, jnp.clip(x_BxL - start_1xL, 0, size), 0)
-    inverse_BxL = jnp.broadcast_to(1 / divisor_BxL, real_BxL.shape)
-    return Seen(*(to_chunks(x, size) for x in (inside(first_BxL), inside(stop_BxL), inverse_BxL)))
+def _seen(sight: Sight, size: int, divisor_BxL: jax.Array) -> Seen:
+    _, first_BxL, stop_BxL = sight.in_chunks(size)
+    inverse_BxL = jnp.broadcast_to(1 / divisor_BxL, first_BxL.shape)
+    return Seen(*(to_chunks(x_BxL, size) for x_BxL in (first_BxL, stop_BxL, inverse_BxL)))
 
 
-def _crossing(segments: Segments, size: int) -> tuple[jax.Array, jax.Array]:
+def _crossing(runs_BxL: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     """Which keys are of the document that goes on to the next chunk; whether the one that enters a chunk leaves it."""
-    runs_BxGxC = to_chunks(segments.runs_BxL, size)
+    runs_BxGxC = to_chunks(runs_BxL, size)
     last_BxG = runs_BxGxC[:, :, -1]
     entering_BxG = jnp.pad(last_BxG[:, :-1], ((0, 0), (1, 0)))
     return (runs_BxGxC == last_BxG[..., None]) & (runs_BxGxC > 0), (entering_BxG == last_BxG).astype(jnp.int32)

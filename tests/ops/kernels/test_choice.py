@@ -15,7 +15,7 @@ HOPPER = 232_448  # bytes of shared memory
 def choose(requested: str, **changes) -> str | None:
     x = GOOD | changes
     q, v = (jax.ShapeDtypeStruct((2, 1, x["length"], x[name]), jnp.dtype(x["dtype"])) for name in ("width", "values"))
-    return choice.choose(requested, "a part", x["function"], x["size"], q, v)  # type: ignore[arg-type]
+    return choice.choose_backend(requested, "a part", x["function"], x["size"], q, v)  # type: ignore[arg-type]
 
 
 def on(platform: str, monkeypatch, shared: int = HOPPER) -> None:

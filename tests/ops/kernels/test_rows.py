@@ -14,6 +14,7 @@ from flash_lm.ops.kernels import attention, backends
 from flash_lm.ops.kernels.programs import Form
 from flash_lm.ops.kernels.rows import Across, attend_in_chunks
 from flash_lm.ops.segments import find_segments
+from flash_lm.ops.sight import sight_of
 from flash_lm.training.sharding import make_mesh
 from ops.kernels import reference
 
@@ -51,15 +52,16 @@ def run(x: dict, ids: jax.Array, *, chunk: int, causal: bool, function: str, dty
 
     def out(x: dict) -> jax.Array:
         q, k, v = (x[name].astype(dtype) for name in ("q", "k", "v"))
+        segments = find_segments(ids)
         across = Across(x["x"].astype(dtype), x["y"].astype(dtype), x["weight"]) if "x" in x else None
         return attend_in_chunks(
             Form(function, SCALE, "interpreted"),
             q,
             k,
             v,
-            find_segments(ids),
+            segments.runs_BxL,
+            sight_of(segments, causal=causal),
             chunk_size=chunk,
-            causal=causal,
             divisor_BxL=x["divisor"],
             bias_W=x.get("bias"),
             across=across,

@@ -1,0 +1,76 @@
+"""The contract of attention cores: what mixes the values, between a sublayer's projections."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import jax
+
+from flash_lm.layers.context import Context
+from flash_lm.layers.sublayer import State
+
+
+class Pair(NamedTuple):
+    """Queries and keys, B×H×L×K each."""
+
+    q_BxHxLxK: jax.Array
+    k_BxHxLxK: jax.Array
+
+
+Pairs = Mapping[str, Pair]
+
+Mixed = TypeVar("Mixed", contravariant=True)
+
+
+class Core(Protocol[Mixed]):
+    """Mixes values by something that was made of the tokens: pairs of queries and keys, or keys alone.
+
+    It is linear in the values, which the look inside relies on.
+
+    Attributes:
+        state_grows: whether the decode state holds something of every token.
+        longest: largest number of tokens in a row; None: any.
+        undecodable: why there can be no prefill and step, a sentence; None: there can.
+    """
+
+    @property
+    def state_grows(self) -> bool: ...  # noqa: D102
+    @property
+    def longest(self) -> int | None: ...  # noqa: D102
+    @property
+    def undecodable(self) -> str | None: ...  # noqa: D102
+
+    def __call__(self, by: Mixed, v_BxHxLxE: jax.Array, context: Context, /) -> jax.Array:
+        """B×H×L×E."""
+        ...
+
+    def parts(self, by: Mixed, v_BxHxLxE: jax.Array, context: Context, /) -> dict[str, jax.Array]:
+        """What the output is the sum of, by name; of most cores "attention" alone."""
+        ...
+
+    def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> State:
+        """The decode state before the first token; `capacity` bounds those that grow."""
+        ...
+
+    def prefill(self, by: Mixed, v_BxHxLxE: jax.Array, context: Context, state: Any, /) -> tuple[jax.Array, State]:
+        """Consumes context.lengths_B tokens of each row, from wherever it stands."""
+        ...
+
+    def step(self, by: Mixed, v_BxHxLxE: jax.Array, context: Context, state: Any, /) -> tuple[jax.Array, State]:
+        """Consumes one token a row, L = 1."""
+        ...
+
+    def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
+        """Model FLOPs of the forward pass a token."""
+        ...
+
+
+class CoreOfPairs(Core[Pairs], Protocol):
+    """A core that mixes by pairs of queries and keys.
+
+    Attributes:
+        scaled: the names of the pairs that it takes, in the order of their parameters, and whether it divides their
+            scores by √K.
+    """
+
+    @property
+    def scaled(self) -> Mapping[str, bool]: ...  # noqa: D102

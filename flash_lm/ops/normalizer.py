@@ -1,0 +1,79 @@
+"""The factor of the scores and the divisor N of attention without a softmax, as `model.normalizer` says.
+
+count: N is the number of visible keys, hence exact under padding, packing and decoding.
+An integer: N is that constant.
+length: N is the row's length, as the published codes have it.
+paper: relu²(q kᵀ / n + b), as FLASH's appendix has it.
+
+Inside a chunk all but count take the chunk's length for n. The last two depend on the length of the whole row, so they
+cannot be decoded.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+# (keys that each query sees, int32; tokens of the row, or of the chunk) -> N of each query, float32
+Divisor = Callable[[jax.Array, int], jax.Array]
+
+
+def _count(count_BxL: jax.Array, length: int) -> jax.Array:
+    return jnp.maximum(count_BxL, 1).astype(jnp.float32)
+
+
+def _length(count_BxL: jax.Array, length: int) -> jax.Array:
+    return jnp.full(count_BxL.shape, length, jnp.float32)
+
+
+def _constant(n: int) -> Divisor:
+    return lambda count_BxL, length: jnp.full(count_BxL.shape, n, jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalizer:
+    """One of them.
+
+    Attributes:
+        over_all: N over all pairs of tokens.
+        in_chunk: N inside a chunk.
+        of_sum: N of what is linear, which has no function whose argument could be scaled.
+        scale_by_length: whether the scores are divided by the length and not by √K.
+        undecodable: why there can be no decoding, a sentence; None: there can.
+    """
+
+    over_all: Divisor
+    in_chunk: Divisor
+    of_sum: Divisor
+    scale_by_length: bool = False
+    undecodable: str | None = None
+
+    def scale(self, width: int, length: int, function: str) -> float:
+        """Factor of q kᵀ: 1/√width, or 1/length in the paper's appendix. Softmax brings its own normalisation."""
+        return 1 / length if self.scale_by_length and function != "softmax" else width**-0.5
+
+
+def _refusal(name: str) -> str:
+    return f"model.normalizer={name} depends on the whole row and cannot be decoded: use count or an integer"
+
+
+_NAMED = {
+    "count": Normalizer(_count, _count, _count),
+    "length": Normalizer(_length, _length, _length, undecodable=_refusal("length")),
+    "paper": Normalizer(_constant(1), _constant(1), _length, scale_by_length=True, undecodable=_refusal("paper")),
+}
+
+
+@functools.cache
+def normalizer(text: str) -> Normalizer:
+    """What `model.normalizer` names; the same object each time, so that equal models are equal to jax.jit.
+
+    Raises:
+        ValueError: it is neither a name nor an integer.
+    """
+    if text in _NAMED:
+        return _NAMED[text]
+    n = _constant(int(text))
+    return Normalizer(n, _length, n)

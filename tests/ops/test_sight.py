@@ -1,0 +1,116 @@
+"""What a query sees, against the definition pair by pair; and that each form of attention keeps to it."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles.segments import visibility
+
+from flash_lm.ops import blocked_attention
+from flash_lm.ops.kernels.programs import Form
+from flash_lm.ops.kernels.rows import attend_in_chunks
+from flash_lm.ops.mixed_chunk_attention import local_attention
+from flash_lm.ops.quadratic_attention import quadratic_attention
+from flash_lm.ops.segments import find_segments
+from flash_lm.ops.sight import Sight, sight_from_start, sight_of
+from ops.test_segments import LENGTH, random_ids
+
+CHUNK = 5
+PREFIX = 4
+PLACES = np.arange(LENGTH)
+
+
+def pairs_of(ids: list[int], causal: bool, window: int | None, prefix: int) -> np.ndarray:
+    """Which pairs see each other, L×L: one by one."""
+    of_one_document = visibility(ids, False)
+    found = np.zeros((LENGTH, LENGTH), bool)
+    for t, u in itertools.product(range(LENGTH), repeat=2):
+        if not of_one_document(t, u):
+            continue
+        begin = min(x for x in range(LENGTH) if of_one_document(t, x))
+        found[t, u] = (not causal or u <= t or u - begin < prefix) and (window is None or abs(t - u) < window)
+    return found
+
+
+def sight(ids: np.ndarray, causal: bool, window: int | None, prefix: int) -> Sight:
+    prefix_1x1 = jnp.full((1, 1), prefix, jnp.int32) if prefix else None
+    return sight_of(find_segments(jnp.asarray(ids)), causal=causal, window=window, prefix_BxL=prefix_1x1)
+
+
+KINDS = [(True, None, 0), (False, None, 0), (True, 3, 0), (False, 3, 0), (True, None, PREFIX), (True, 6, PREFIX)]
+NAMES = ["causal", "both_ways", "causal_window", "window", "prefix", "prefix_and_window"]
+kinds = pytest.mark.parametrize("kind", KINDS, ids=NAMES)
+
+
+@kinds
+@pytest.mark.parametrize("seed", range(4))
+def test_masks_and_counts(seed, kind):
+    ids = random_ids(seed)
+    found = sight(ids, *kind)
+    visible = np.asarray(found.visible(jnp.arange(LENGTH, dtype=jnp.int32)))
+    expected = np.stack([pairs_of(row.tolist(), *kind) for row in ids])
+    np.testing.assert_array_equal(visible, expected)
+    chunk_of = PLACES // CHUNK
+    for reach in ((0,), (-1, 0), (-1, 0, 1)):
+        inside = np.isin(chunk_of[None] - chunk_of[:, None], reach)
+        np.testing.assert_array_equal(found.in_chunks(CHUNK, reach).count(), (expected & inside).sum(axis=-1))
+    before, after = chunk_of[None] < chunk_of[:, None], chunk_of[None] > chunk_of[:, None]
+    np.testing.assert_array_equal(found.count(), expected.sum(axis=-1))
+    np.testing.assert_array_equal(found.before_chunk(CHUNK), (expected & before).sum(axis=-1))
+    np.testing.assert_array_equal(found.after_chunk(CHUNK), (expected & after).sum(axis=-1))
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_decoded_tokens_see_what_came_before(window):
+    """Rows that stand at different places, padded on the right."""
+    index = np.array([[3, 4, 5, 6], [9, 10, 11, 12]], np.int32)
+    real = np.array([[True] * 4, [True, True, False, False]])
+    found = sight_from_start(jnp.asarray(index), jnp.asarray(real), window)
+    visible = np.asarray(found.visible(jnp.arange(LENGTH, dtype=jnp.int32)))
+    back = index[..., None] - PLACES
+    np.testing.assert_array_equal(visible, real[..., None] & (back >= 0) & (back < (window or LENGTH)))
+
+
+@pytest.fixture(scope="module")
+def arrays() -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    return [random.standard_normal((4, 1, LENGTH, width)).astype(np.float32) for width in (3, 3, 2)]
+
+
+def plain(q, k, v, ids, seen: Sight, chunk: int, monkeypatch):
+    return quadratic_attention(q, k, v, seen, function="relu2", scale=0.7, divisor_BxL=jnp.ones((1, LENGTH)))
+
+
+def blocked(q, k, v, ids, seen: Sight, chunk: int, monkeypatch):
+    monkeypatch.setattr(blocked_attention, "SMALLEST", 4)
+    monkeypatch.setattr(blocked_attention, "LARGEST", 4)
+    divisor = jnp.ones((1, LENGTH))
+    return quadratic_attention(q, k, v, seen, function="relu2", scale=0.7, divisor_BxL=divisor, blocked=True)
+
+
+def local(q, k, v, ids, seen: Sight, chunk: int, monkeypatch):
+    q, k, v = (x[:, 0] for x in (q, k, v))
+    settings = {"chunk_size": chunk, "function": "relu2", "scale": 0.7, "divisor_BxL": jnp.ones((1, LENGTH))}
+    return local_attention(q, k, v, seen, **settings)[:, None]
+
+
+def kernel(q, k, v, ids, seen: Sight, chunk: int, monkeypatch):
+    runs, divisor = find_segments(jnp.asarray(ids)).runs_BxL, jnp.ones((1, LENGTH))
+    form = Form("relu2", 0.7, "interpreted")
+    return attend_in_chunks(form, q, k, v, runs, seen, chunk_size=chunk, divisor_BxL=divisor)
+
+
+@kinds
+@pytest.mark.parametrize(
+    ("form", "chunk"),
+    [(plain, LENGTH), (blocked, LENGTH), (local, LENGTH), (local, CHUNK), (kernel, LENGTH), (kernel, 8)],
+)
+def test_every_form_keeps_to_it(form, chunk, kind, arrays, monkeypatch):
+    ids = random_ids(7)
+    q, k, v = (x.astype(np.float64) for x in arrays)
+    seen = np.stack([pairs_of(row.tolist(), *kind) for row in ids]) & (PLACES[:, None] // chunk == PLACES // chunk)
+    scores = np.einsum("bhik,bhjk->bhij", q, k) * 0.7
+    expected = np.where(seen[:, None], np.square(np.maximum(scores, 0)), 0) @ v
+    found = form(*(jnp.asarray(x) for x in arrays), ids, sight(ids, *kind), chunk, monkeypatch)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
