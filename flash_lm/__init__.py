@@ -1,6 +1,6 @@
 """Efficient-attention language models in JAX and Flax NNX: train, measure, ablate, decode."""
 
-from flash_lm.data.kinds import register_corpus
+from flash_lm.data.corpora import register_corpus
 from flash_lm.data.tasks import register_task
 from flash_lm.models import families  # noqa: F401 (its rows join the table)
 from flash_lm.models.family import register_family

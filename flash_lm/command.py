@@ -68,7 +68,7 @@ def user_environment() -> dict[str, str]:
 def _use_huge_pages() -> None:
     """Starts the process again with glibc's large arrays on huge pages, where the system leaves that to the process.
 
-    XLA's CPU backend takes gigabytes anew for each step: docs/performance.md. glibc reads its settings only when a
+    XLA's CPU backend takes gigabytes again for each step: docs/performance.md. glibc reads its settings only when a
     process starts. Whoever has set some knows better.
     """
     chosen = any(name.startswith(("GLIBC_TUNABLES", "MALLOC_")) for name in os.environ)

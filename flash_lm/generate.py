@@ -8,7 +8,7 @@ import sys
 from flash_lm.command import run
 from flash_lm.config import DTYPES
 from flash_lm.errors import InputError
-from flash_lm.inference.answer import CAUSAL_ONLY, MASKED_ONLY, answer
+from flash_lm.inference.printed import CAUSAL_ONLY, MASKED_ONLY, printed
 from flash_lm.inference.sampling import Sampling
 from flash_lm.run_flags import add_run_flags, run_of
 from flash_lm.training.hosts import is_first, losses_told
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
     prompt, flags = read_prompt(arguments.prompt, arguments.prompt_file), vars(arguments)
     flags["workdir"], flags["mesh"] = run_of(arguments)
     with losses_told():
-        for text in answer(prompt, flags):  # on all hosts alike
+        for text in printed(prompt, flags):  # on all hosts alike
             if is_first():
                 print(text, end="", flush=True)
 

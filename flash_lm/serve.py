@@ -17,9 +17,9 @@ from flash_lm.training.hosts import is_first, losses_told
 def main(argv: list[str]) -> None:
     """Serves a checkpoint of a run: a page to try it, and a JSON API, which /docs describes."""
     try:
-        from flash_lm.inference.service.answers import Limits  # noqa: PLC0415 (needs an extra)
         from flash_lm.inference.service.app import build_app, follow  # noqa: PLC0415
         from flash_lm.inference.service.connections import server  # noqa: PLC0415
+        from flash_lm.inference.service.services import Limits  # noqa: PLC0415 (needs an extra)
     except ImportError as error:
         raise InputError(f"{error.name} is not installed, which serving needs: pip install flash_lm[serve]") from None
     defaults = Limits()

@@ -42,5 +42,5 @@ class Table(dict[str, Row]):
 FAMILIES: Table[Any] = Table("model.family")  # of models.family.Family
 HEADS: Table[Any] = Table("model.head")  # of models.heads.HeadKind
 TASKS: Table[Any] = Table("task")  # of data.tasks.Task
-CORPORA: Table[Any] = Table("data.corpus")  # of data.kinds.CorpusKind
+CORPORA: Table[Any] = Table("data.corpus")  # of data.corpora.CorpusKind
 OPTIMIZERS: Table[Any] = Table("train.optimizer")  # of training.optimizer.Optimizer

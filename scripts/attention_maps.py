@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flash_lm.analysis.drawing import drawing
+from flash_lm.analysis.figure import drawing
 from flash_lm.command import positive, run
 from flash_lm.errors import InputError
 from flash_lm.inference.trained_model import TrainedModel, load_model

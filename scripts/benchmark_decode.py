@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from flash_lm.analysis.drawing import can_draw
-from flash_lm.analysis.plots import Panel, plot_panels
+from flash_lm.analysis.figure import can_draw
+from flash_lm.analysis.panels import Panel, plot_panels
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.table import markdown_table, pivot
 from flash_lm.command import load_config, positive, run, whole_numbers, words_of

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from flash_lm.analysis.drawing import can_draw
+from flash_lm.analysis.figure import can_draw
 from flash_lm.analysis.peaks import peak_flops
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.step_time import BASELINE, plot_step_times, step_time_tables
@@ -145,7 +145,7 @@ def matrix_product(dtype: str) -> Callable[[], jax.Array]:
 
 
 def why_not(error: Exception) -> Line:
-    """What is told of a cell that ran out of memory, or failed."""
+    """The line for a cell that ran out of memory, or failed."""
     key = "does_not_fit" if "RESOURCE_EXHAUSTED" in str(error) else "failed"
     return {key: f"{type(error).__name__}: {error}".splitlines()[0][:200]}
 

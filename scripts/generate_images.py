@@ -1,4 +1,4 @@
-"""Images of a run that was trained on them: samples, and the lower halves of test images made anew.
+"""Images of a run that was trained on them: samples, and the lower halves of test images generated again.
 
     python scripts/generate_images.py --workdir=runs/mnist_small --out=results/experiments/mnist
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from flash_lm.command import positive, run
 from flash_lm.data.images import Images
-from flash_lm.data.loading import load_splits
+from flash_lm.data.splits import load_splits
 from flash_lm.errors import InputError
 from flash_lm.inference.images import ImageGenerator
 from flash_lm.inference.trained_model import load_model
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--workdir", required=True, metavar="RUN[@best|@STEP]", help="folder of the run")
     parser.add_argument("--samples", type=positive, default=64, help="new images; a square number")
-    parser.add_argument("--completed", type=positive, default=8, help="test images whose lower half is made anew")
+    parser.add_argument("--completed", type=positive, default=8, help="test images whose lower half is generated again")
     parser.add_argument("--temperature", type=float, default=1.0, help="0: always the likeliest value")
     parser.add_argument("--seed", type=int, default=0, help="of the draws")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")

@@ -80,7 +80,7 @@ class Run:
         return None
 
     def _metrics_file(self) -> int | None:
-        """Its number: a run that goes on writes the file anew."""
+        """Its number: a run that goes on rewrites the file."""
         path = self.workdir / "metrics.jsonl"
         return path.stat().st_ino if path.exists() else None
 

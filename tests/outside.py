@@ -9,8 +9,8 @@ import optax
 from flax import nnx
 
 from flash_lm import register_corpus, register_family, register_head, register_optimizer, register_task
+from flash_lm.data.corpora import CorpusKind
 from flash_lm.data.corpus import Piece
-from flash_lm.data.kinds import CorpusKind
 from flash_lm.data.tasks import Task
 from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.linear_core import LinearCore, LinearOptions

@@ -34,7 +34,7 @@ def load(name: str):
 
 @pytest.mark.slow
 def test_step_times_of_two_families(tmp_path, monkeypatch, capsys):
-    """One line a cell; one that does not fit is told of, and the rest goes on."""
+    """One line a cell; one that does not fit gets a line, and the rest goes on."""
     script, out = load("benchmark_step_time"), tmp_path / "out"
     monkeypatch.setattr(script, "PRODUCT", 64)
     words = ["--size=tiny", "--families=transformer_plus_plus flash", "--lengths=16 32", "--tokens_per_step=64"]
@@ -252,7 +252,7 @@ for line in sys.stdin:
 
 @pytest.mark.slow
 def test_peers_take_turns_with_us(tmp_path, monkeypatch, capsys):
-    """One that has other parameters, cannot be built, or dies is told of, and the rest goes on."""
+    """One that has other parameters, cannot be built, or dies gets a line, and the rest goes on."""
     script, out = load("benchmark_peers"), tmp_path / "out"
     monkeypatch.setattr(script, "WORKER", tmp_path / "peer.py")
     script.WORKER.write_text(FAKE_PEER)

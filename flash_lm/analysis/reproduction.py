@@ -2,7 +2,7 @@
 
 import pathlib
 
-from flash_lm.analysis.drawing import drawing, style
+from flash_lm.analysis.figure import drawing, style
 from flash_lm.analysis.table import markdown_table
 from flash_lm.jsonl import Line
 

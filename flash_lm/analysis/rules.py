@@ -70,7 +70,7 @@ class Ratio:
 
     def judge(self, evidence: Evidence) -> Verdict:
         """Undecided, too, when only the validation split was scored, on which choices were made."""
-        pairs = evidence.together(self.study, self.first, self.second)
+        pairs = evidence.of_same_seeds(self.study, self.first, self.second)
         ratios, reasons = _ratios(pairs, self.length, self.metric)
         low, high = RELATIONS[self.relation](self.margin)
         word = UNDECIDED if reasons else _decided([low < ratio < high for ratio in ratios])
@@ -101,7 +101,7 @@ class Growth:
 
     def judge(self, evidence: Evidence) -> Verdict:
         """Of the seeds that all four runs have."""
-        runs = evidence.together(self.study, *self.of, *self.than)
+        runs = evidence.of_same_seeds(self.study, *self.of, *self.than)
         of, reasons = _ratios([(after, before) for before, after, _, _ in runs], None, "perplexity")
         than, _ = _ratios([(after, before) for _, _, before, after in runs], None, "perplexity")
         word = UNDECIDED if reasons else _decided([a > self.margin * b for a, b in zip(of, than, strict=True)])
@@ -138,7 +138,7 @@ class EqualTime:
 
     def judge(self, evidence: Evidence) -> Verdict:
         """Undecided unless the times agree; the ratio at equal steps beside it where these runs have that."""
-        pairs = evidence.together(self.study, self.first, self.second)
+        pairs = evidence.of_same_seeds(self.study, self.first, self.second)
         ratios, reasons = _ratios(pairs, None, "perplexity")
         steps = {tuple(_scored(run, None)[0]["step"] for run in pair) for pair in pairs}
         figure = f"perplexity of {self.first} {_spread(ratios)} that of {self.second}"

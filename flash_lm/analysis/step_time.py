@@ -2,7 +2,7 @@
 
 import pathlib
 
-from flash_lm.analysis.plots import Panel, plot_panels
+from flash_lm.analysis.panels import Panel, plot_panels
 from flash_lm.analysis.table import markdown_table, pivot
 from flash_lm.jsonl import Line
 

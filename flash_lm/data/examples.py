@@ -83,7 +83,7 @@ class ExampleRows:
         return len(self._examples)
 
     def __getitem__(self, row: int) -> Row:
-        """The row-th row."""
+        """The row of this number."""
         ids, given = self._examples.example(row, self._length)
         count = len(ids) - 1
         arrays = empty_row(self._length)

@@ -18,7 +18,7 @@ from flash_lm.data.corpus import SPLITS, WHOLE, Piece, cut
 from flash_lm.data.text_files import file_hash
 from flash_lm.errors import InputError
 
-Rows = Any  # a datasets.Dataset, or a datasets.IterableDataset, which has no length
+Dataset = Any  # a datasets.Dataset, or a datasets.IterableDataset, which has no length
 
 _HELD_OUT, _MOST_HELD_OUT = 0.05, 5000  # share and number of the documents in a split that has to be held out
 _STREAM_SHARE, _STREAM_HELD_OUT = 100, 500  # of a stream: one document in so many, and the most that are taken
@@ -30,7 +30,7 @@ class DatasetCorpus:
 
     stream = None
 
-    def __init__(self, config: DataConfig, fingerprint: str, splits: dict[str, Rows]):
+    def __init__(self, config: DataConfig, fingerprint: str, splits: dict[str, Dataset]):
         """Reads nothing yet.
 
         Args:
@@ -58,7 +58,7 @@ class DatasetCorpus:
             yield from cut(text)
 
     @functools.cached_property
-    def _splits(self) -> dict[str, Rows]:
+    def _splits(self) -> dict[str, Dataset]:
         """With what is missing held out."""
         missing = [name for name in SPLITS if name not in self._given]
         return _hold_out(self._given, missing) if missing else self._given
@@ -67,7 +67,7 @@ class DatasetCorpus:
 class StreamedCorpus:
     """A column of text of which only validation and test are read as a whole."""
 
-    def __init__(self, config: DataConfig, fingerprint: str, splits: dict[str, Rows]):
+    def __init__(self, config: DataConfig, fingerprint: str, splits: dict[str, Dataset]):
         """Takes a missing split out of the training split, by each document's hash: the same on any number of hosts."""
         self.name, self.fingerprint, self._config, self._splits = _name(config), fingerprint, config, splits
         self._missing = [name for name in SPLITS if name not in splits]
@@ -96,7 +96,7 @@ class StreamedCorpus:
 class DatasetStream:
     """The rows of a streamed data set, one after the other."""
 
-    def __init__(self, config: DataConfig, rows: Rows, held_out: int):
+    def __init__(self, config: DataConfig, rows: Dataset, held_out: int):
         """Reads nothing yet; documents whose bucket is below `held_out` are left out."""
         self._config, self._rows, self._held_out = config, rows, held_out
 
@@ -152,7 +152,7 @@ def hugging_face(config: DataConfig) -> DatasetCorpus | StreamedCorpus:
     return (StreamedCorpus if config.streaming else DatasetCorpus)(config, fingerprint, splits)
 
 
-def _texts(config: DataConfig, rows: Rows) -> Iterator[str]:
+def _texts(config: DataConfig, rows: Dataset) -> Iterator[str]:
     """The column's texts, and an empty one for a row without.
 
     Raises:
@@ -214,7 +214,7 @@ def _content(config: DataConfig, builder: Any) -> Any:
     return {str(split): [file_hash(path) for path in paths] for split, paths in builder.config.data_files.items()}
 
 
-def _hold_out(splits: dict[str, Rows], missing: list[str]) -> dict[str, Rows]:
+def _hold_out(splits: dict[str, Dataset], missing: list[str]) -> dict[str, Dataset]:
     """Documents of the training split for each missing one, spread evenly over it."""
     rows = splits["train"]
     each = min(max(1, round(_HELD_OUT * len(rows))), _MOST_HELD_OUT)
@@ -225,7 +225,7 @@ def _hold_out(splits: dict[str, Rows], missing: list[str]) -> dict[str, Rows]:
     return splits | held | {"train": rows.select(np.delete(np.arange(len(rows)), places))}
 
 
-def _check_column(config: DataConfig, split: str, rows: Rows) -> None:
+def _check_column(config: DataConfig, split: str, rows: Dataset) -> None:
     first = next(iter(rows), None)
     if first is None:
         raise InputError(f"the {split} split of the data set is empty: choose another --config.data.split")

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from flash_lm.data.token_store import TokenStore
+from flash_lm.data.tokenized_text import TokenizedText
 
 Row = dict[str, np.ndarray]
 
@@ -23,7 +23,7 @@ class Rows(Protocol):
         ...
 
     def __getitem__(self, row: int) -> Row:
-        """The row-th row."""
+        """The row of this number."""
         ...
 
 
@@ -35,7 +35,7 @@ _OPEN_ROWS = 64  # that the packer keeps open at a time
 class StreamRows:
     """Documents joined and cut to length, one segment a row: the papers' way. Only the last row may have padding."""
 
-    def __init__(self, store: TokenStore, length: int, begin: int):
+    def __init__(self, store: TokenizedText, length: int, begin: int):
         """Rows over a whole split; `begin` is the id of begin-of-text, which is never a target."""
         self._tokens, self._length, self._begin = store.tokens, length, begin
 
@@ -44,13 +44,13 @@ class StreamRows:
         return -(-(len(self._tokens) - 1) // self._length)
 
     def __getitem__(self, row: int) -> Row:
-        """The row-th row."""
+        """The row of this number."""
         window = np.asarray(self._tokens[row * self._length : (row + 1) * self._length + 1], np.int32)
         count = len(window) - 1
         arrays = empty_row(self._length)
         arrays["inputs_BxL"][:count] = window[:-1]
         arrays["targets_BxL"][:count] = window[1:]
-        # A new document is announced by the end of the one before; to predict its begin-of-text would be no feat.
+        # A new document is announced by the end of the one before; so its begin-of-text would be too easy to predict.
         arrays["loss_mask_BxL"][:count] = window[1:] != self._begin
         arrays["segment_ids_BxL"][:count] = 1
         arrays["positions_BxL"][:count] = np.arange(count)
@@ -60,7 +60,7 @@ class StreamRows:
 class DocumentRows:
     """Isolated documents, several a row; one longer than a row goes on in a segment of another row."""
 
-    def __init__(self, store: TokenStore, length: int, begin: int):
+    def __init__(self, store: TokenizedText, length: int, begin: int):
         """Packs a whole split; `begin` is not needed, since no segment crosses a document's start."""
         del begin
         self._tokens, self._length = store.tokens, length
@@ -75,7 +75,7 @@ class DocumentRows:
         return len(self._bounds) - 1
 
     def __getitem__(self, row: int) -> Row:
-        """The row-th row."""
+        """The row of this number."""
         arrays, place = empty_row(self._length), 0
         for number, i in enumerate(range(self._bounds[row], self._bounds[row + 1]), start=1):
             start, size = self._starts[i], self._sizes[i]

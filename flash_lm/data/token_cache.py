@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from flash_lm.config import DataConfig
 from flash_lm.data.corpus import SPLITS, WHOLE, Corpus, DocumentStream, Piece
-from flash_lm.data.token_store import TokenStore, encode
+from flash_lm.data.tokenized_text import TokenizedText, encode
 from flash_lm.data.tokenizers import (
     ByteTokenizer,
     SentencePieceTokenizer,
@@ -55,7 +55,7 @@ class TokenizedCorpus:
     name: str
     fingerprint: str
     tokenizer: Tokenizer
-    splits: dict[str, TokenStore]
+    splits: dict[str, TokenizedText]
     stream: DocumentStream | None
 
 
@@ -141,14 +141,16 @@ def _kept(cache: pathlib.Path, own: OwnCorpus) -> TokenizedCorpus | None:
     return None
 
 
-def _read_splits(folder: pathlib.Path, names: Sequence[str], dtype: type[np.unsignedinteger]) -> dict[str, TokenStore]:
+def _read_splits(
+    folder: pathlib.Path, names: Sequence[str], dtype: type[np.unsignedinteger]
+) -> dict[str, TokenizedText]:
     """Memory-mapped; raises ValueError when files are not as long as they were written."""
     counts, splits = json.loads((folder / "info.json").read_text())["counts"], {}
     for split in names:
         tokens, starts = np.memmap(folder / f"{split}.tokens", dtype, "r"), np.load(folder / f"{split}.starts.npy")
         if len(tokens) != starts[-1]:
             raise ValueError(f"{split}.tokens has {len(tokens)} tokens of {starts[-1]}")
-        splits[split] = TokenStore(tokens, starts, **counts[split])
+        splits[split] = TokenizedText(tokens, starts, **counts[split])
     return splits
 
 
@@ -215,13 +217,13 @@ def _batches(corpus: Corpus, split: str) -> Iterator[list[Piece]]:
 
 
 def _cached(folder: pathlib.Path, make: Callable[[pathlib.Path], None], load: Callable[[pathlib.Path], Made]) -> Made:
-    """What `make` has written into a folder, now or before; one that is damaged is made anew."""
+    """What `make` has written into a folder, now or before; one that is damaged is made again."""
     for _ in range(3):  # another process may take it for damaged, and away, before it is read
         if folder.exists():
             try:
                 return load(folder)
             except _DAMAGED as error:
-                _log.warning("%s is damaged and made anew: %s", folder, error)
+                _log.warning("%s is damaged and is made again: %s", folder, error)
                 _remove(folder)
         with _whole(folder) as partial:
             make(partial)

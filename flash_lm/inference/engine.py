@@ -1,6 +1,6 @@
 """The decode loop of all families: prompts prefilled in parallel, then one compiled loop over tokens.
 
-What is compiled depends on bucketed lengths alone, so other prompts and other numbers of tokens compile nothing anew.
+What is compiled depends on bucketed lengths alone, so other prompts and other numbers of tokens compile nothing new.
 """
 
 import dataclasses

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 
 from flash_lm.data.corpus import SPLITS, WHOLE
-from flash_lm.data.loading import Splits, load_splits
+from flash_lm.data.splits import Splits, load_splits
 from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus
-from flash_lm.data.token_store import TokenStore
+from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.errors import InputError
 from flash_lm.inference.trained_model import OF_A_TEXT, TrainedModel, load_model
 from flash_lm.provenance import provenance
@@ -126,7 +126,7 @@ def _load_text(trained: TrainedModel, split: str) -> Splits:
     return corpus
 
 
-def _of_text(nll: float, store: TokenStore) -> dict[str, float]:
+def _of_text(nll: float, store: TokenizedText) -> dict[str, float]:
     """Figures of a split of text, a byte and a word."""
     return {
         # A tokenizer that was given may change the text, so the bytes are those of the split itself.

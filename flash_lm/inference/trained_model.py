@@ -20,7 +20,7 @@ from flash_lm.run_name import RunName, run_name
 from flash_lm.tables import CORPORA
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.experiment import vocabulary
-from flash_lm.training.saved import Facts, restore_params
+from flash_lm.training.saved import Facts, check_tokenizer, restore_params
 from flash_lm.training.sharding import make_mesh, param_shardings
 from flash_lm.training.state import ModelFunction, Params
 
@@ -141,7 +141,7 @@ def load_model(
     )
     drawn = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), model.constants)
     step, params, constants, facts = restore_params(name, abstract, drawn)
-    run_folder.check_tokenizer(facts, tokenizer)
+    check_tokenizer(facts, tokenizer)
     model = model if constants is None else model.with_constants(constants)
     params = jax.tree.map(lambda x: x.astype(model_config.param_dtype), params)
     return TrainedModel(name, step, config, tokenizer, model, params, mesh, facts)

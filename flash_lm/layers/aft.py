@@ -11,7 +11,7 @@ from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.dense import Dense
 from flash_lm.layers.parameter import VECTORS
-from flash_lm.layers.table import whole
+from flash_lm.layers.table import gathered
 from flash_lm.ops.aft import aft
 from flash_lm.ops.aft_bias import PairBias, PositionBias, TapBias
 from flash_lm.ops.aft_decode import (
@@ -165,7 +165,7 @@ class FactorisedCore(AFTCore):
             return None
         # Out of range is padding, or a row whose logits are no number anyway.
         u, v = (
-            whole(table[...]).astype(jnp.float32).at[positions].get(mode="clip")
+            gathered(table[...]).astype(jnp.float32).at[positions].get(mode="clip")
             for table, positions in ((self.query_position, queries_BxL), (self.key_position, keys_BxM))
         )
         return PositionBias(queries_BxL, keys_BxM, self.window, u, v)

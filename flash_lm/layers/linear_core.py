@@ -10,8 +10,8 @@ from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pairs
 from flash_lm.ops.kernels.choice import choose_backend
+from flash_lm.ops.kernels.chunks import Across, attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
-from flash_lm.ops.kernels.rows import Across, attend_in_chunks
 from flash_lm.ops.linear_attention import linear_attention, prefill_linear, ratio, with_ones
 from flash_lm.ops.mixed_chunk_attention import heads_into_batch
 from flash_lm.schema import at_least, key, section

@@ -12,8 +12,8 @@ from flash_lm.layers.core import Pair, Pairs
 from flash_lm.layers.positions import MakeBias
 from flash_lm.ops import mixed_chunk_attention as ops
 from flash_lm.ops.kernels.choice import choose_backend
+from flash_lm.ops.kernels.chunks import Across, attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
-from flash_lm.ops.kernels.rows import Across, attend_in_chunks
 from flash_lm.ops.mixed_chunk_attention import heads_into_batch
 from flash_lm.ops.mixed_chunk_decode import (
     ChunkState,

@@ -14,8 +14,8 @@ from flash_lm.layers.core import Pairs
 from flash_lm.layers.positions import MakeBias
 from flash_lm.ops.cache import write
 from flash_lm.ops.kernels.choice import choose_backend
+from flash_lm.ops.kernels.chunks import attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
-from flash_lm.ops.kernels.rows import attend_in_chunks
 from flash_lm.ops.normalizer import normalizer
 from flash_lm.ops.quadratic_attention import fused_softmax_attention, quadratic_attention
 from flash_lm.ops.sight import Sight

@@ -3,7 +3,7 @@
 import jax
 
 
-def whole(table_NxD: jax.Array) -> jax.Array:
+def gathered(table_NxD: jax.Array) -> jax.Array:
     """The whole table on each device of a mesh: looking up rows of a table in parts would deal out the activations."""
     if jax.sharding.get_abstract_mesh().empty:
         return table_NxD

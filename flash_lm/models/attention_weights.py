@@ -44,12 +44,11 @@ def attention_weights(
     x_BxLxD, context = model.embed(inputs_BxL, segment_ids)
     found = []
     for n, period in enumerate(model.periods_apart()):
-        for i, (norm, sublayer) in enumerate(period.pairs()):
-            normal_BxLxD = x_BxLxD if norm is None else norm(x_BxLxD)
+        for i, residual in enumerate(period.residuals()):
+            before_BxLxD, sublayer = residual.before(x_BxLxD), residual.sublayer
             if isinstance(sublayer, AttentionSublayer):
                 layer, number = period.place(i)
                 layer += n * len(period.ends)
-                found += [AttentionMap(layer, number, *one) for one in sublayer.weights(normal_BxLxD, context).items()]
-            y_BxLxD = sublayer(normal_BxLxD, context)
-            x_BxLxD = y_BxLxD if norm is None else x_BxLxD + y_BxLxD
+                found += [AttentionMap(layer, number, *one) for one in sublayer.weights(before_BxLxD, context).items()]
+            x_BxLxD = residual.after(x_BxLxD, sublayer(before_BxLxD, context))
     return found

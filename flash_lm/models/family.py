@@ -151,7 +151,7 @@ def unread(families: Collection[str]) -> set[str]:
 
 
 def complete_config(config: Config) -> Config:
-    """A whole experiment with the model's open keys filled in, for want of a corpus.
+    """A whole experiment with the model's open keys filled in, where there is no corpus.
 
     An open vocabulary is that of the tokenizer to train. Raises as `complete` does.
     """

@@ -16,7 +16,7 @@ from flash_lm.layers.context import Context
 from flash_lm.layers.dense import EMBEDDING_INITS
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.positions import ABSOLUTE_POSITIONS
-from flash_lm.layers.table import whole
+from flash_lm.layers.table import gathered
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.models.family import complete, of_layers
 from flash_lm.models.heads import Head
@@ -271,15 +271,15 @@ class LanguageModel(nnx.Module):
         positions_BxL = state.positions_B[:, None] + jnp.arange(inputs_BxL.shape[1], dtype=jnp.int32)[None]
         return self._decode("prefill", inputs_BxL, positions_BxL, lengths_B, state, self._scan)
 
-    def _step(self, tokens_B: jax.Array, state: DecodeState, fold: Callable):
+    def _step(self, tokens_B: jax.Array, state: DecodeState, through: Callable):
         positions_Bx1, lengths_B = state.positions_B[:, None], jnp.ones_like(state.positions_B)
-        features_Bx1xD, state = self._decode("step", tokens_B[:, None], positions_Bx1, lengths_B, state, fold)
+        features_Bx1xD, state = self._decode("step", tokens_B[:, None], positions_Bx1, lengths_B, state, through)
         return self.logits(features_Bx1xD[:, 0]), state
 
-    def _decode(self, method: str, inputs_BxL, positions_BxL, lengths_B, state: DecodeState, fold: Callable):
+    def _decode(self, method: str, inputs_BxL, positions_BxL, lengths_B, state: DecodeState, through: Callable):
         """Features B×L×D after the last norm, NaN in rows that are beyond what the state or the positions hold.
 
-        `fold` folds x through the layers and their states, as `_scan` does.
+        `through` takes x through the layers and their states, as `_scan` does.
         """
         end_B = state.positions_B + lengths_B
         grows = any(sublayer.state_grows for sublayer in self.layers.sublayers)
@@ -299,7 +299,7 @@ class LanguageModel(nnx.Module):
         def period(module: Period, x, states):
             return module.decode(method, x, context, states)
 
-        x, states = fold(period, x, state.layers)
+        x, states = through(period, x, state.layers)
         features = self.norm(x if method == "prefill" else x[:, None])
         features = jnp.where(beyond_B[:, None, None], jnp.nan, features)
         return features, DecodeState(end_B, states, state.capacity)
@@ -307,7 +307,7 @@ class LanguageModel(nnx.Module):
     def _embed(self, inputs_BxL: jax.Array, context: Context) -> tuple[jax.Array, Context]:
         """Embeds, adds absolute positions, and makes the rotary tables once for all layers."""
         # A token outside the vocabulary gives NaN; clamping it would give a wrong and silent answer.
-        x_BxLxD = whole(self.embedding[...]).at[inputs_BxL].get(mode="fill", fill_value=jnp.nan)
+        x_BxLxD = gathered(self.embedding[...]).at[inputs_BxL].get(mode="fill", fill_value=jnp.nan)
         if self.positions is not None:
             x_BxLxD = x_BxLxD + self.positions(context.positions_BxL)
         widths = {w for sublayer in self.layers.sublayers if (w := sublayer.rotary_width) is not None}
@@ -316,7 +316,7 @@ class LanguageModel(nnx.Module):
         return x_BxLxD.astype(jnp.dtype(self.config.dtype)), context
 
     def _scan(self, layer: Callable, carry: Any, per_layer: Any) -> tuple[Any, Any]:
-        """Folds `carry` through the layers: layer(module, carry, per_layer[i]) -> carry, output[i]."""
+        """Takes `carry` through the layers: layer(module, carry, per_layer[i]) -> carry, output[i]."""
         graph, stacked = nnx.split(self.layers)
 
         def body(carry, xs):

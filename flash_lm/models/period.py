@@ -4,7 +4,7 @@ import bisect
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,21 @@ from flash_lm.layers.context import Context
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.sublayer import LayerArray, State, Sublayer
 from flash_lm.models.family import FAMILIES
+
+
+class Residual(NamedTuple):
+    """A sublayer, and the norm before it; None before one that owns its residual."""
+
+    norm: Any
+    sublayer: Sublayer
+
+    def before(self, x: jax.Array) -> jax.Array:
+        """What the sublayer gets of the residual stream."""
+        return x if self.norm is None else self.norm(x)
+
+    def after(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """The stream, from what it was and what the sublayer gave."""
+        return y if self.norm is None else x + y
 
 
 class Period(nnx.Module):
@@ -43,13 +58,13 @@ class Period(nnx.Module):
     def __call__(self, x_BxLxD: jax.Array, context: Context, seen: Callable[[jax.Array], Any]):
         """The parallel form: B×L×D, and what `seen` makes of what comes out of each layer."""
         found = []
-        for i, (norm, sublayer) in enumerate(self.pairs()):
+        for i, residual in enumerate(self.residuals()):
             key = None if context.dropout_key is None else jax.random.fold_in(context.dropout_key, i)
-            if norm is None:
-                x_BxLxD = sublayer(x_BxLxD, dataclasses.replace(context, dropout_key=key))
+            if residual.sublayer.owns_residual:
+                y_BxLxD = residual.sublayer(x_BxLxD, dataclasses.replace(context, dropout_key=key))
             else:
-                x_BxLxD += drop(sublayer(norm(x_BxLxD), context), self.dropout, key)
-            x_BxLxD = constrain_residual(x_BxLxD)
+                y_BxLxD = drop(residual.sublayer(residual.before(x_BxLxD), context), self.dropout, key)
+            x_BxLxD = constrain_residual(residual.after(x_BxLxD, y_BxLxD))
             if i + 1 in self.ends:
                 found.append(seen(x_BxLxD))
         return x_BxLxD, found
@@ -61,9 +76,9 @@ class Period(nnx.Module):
     def decode(self, method: str, x: jax.Array, context: Context, states: tuple[State, ...]):
         """`prefill` of B×L×D or `step` of B×D."""
         after = []
-        for (norm, sublayer), state in zip(self.pairs(), states, strict=True):
-            y, state = getattr(sublayer, method)(x if norm is None else norm(x), context, state)
-            x, after = y if norm is None else x + y, [*after, state]
+        for residual, state in zip(self.residuals(), states, strict=True):
+            y, state = getattr(residual.sublayer, method)(residual.before(x), context, state)
+            x, after = residual.after(x, y), [*after, state]
         return x, tuple(after)
 
     def flops_per_token(self, length: int, causal: bool) -> float:
@@ -80,9 +95,9 @@ class Period(nnx.Module):
         layer = bisect.bisect_right(self.ends, i)
         return layer, i - (0, *self.ends)[layer]
 
-    def pairs(self) -> list[tuple[Any, Sublayer]]:
-        """Each sublayer with the norm before it; None before one that owns its residual."""
-        return [(getattr(self, f"norm_{name}"), getattr(self, name)) for name in self.names]
+    def residuals(self) -> list[Residual]:
+        """The sublayers, in their order, each with what stands around it."""
+        return [Residual(getattr(self, f"norm_{name}"), getattr(self, name)) for name in self.names]
 
 
 def stack(layers: Sequence[ModelConfig], count: int, *, rngs: nnx.Rngs) -> Period:

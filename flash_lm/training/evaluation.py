@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from flash_lm.data.loader import evaluation_batches
+from flash_lm.data.batches import evaluation_batches
 from flash_lm.data.packing import Rows
 from flash_lm.data.tasks import NEXT_TOKEN, Task
 from flash_lm.data.tokenizers import Tokenizer

@@ -9,11 +9,11 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from flash_lm.config import Config, parse
+from flash_lm.data.batches import FixedRows, IndexedBatches, Transform
 from flash_lm.data.examples import ExampleCorpus
-from flash_lm.data.loader import FixedRows, IndexedBatches, Transform
-from flash_lm.data.loading import ROWS, Splits, load_splits
 from flash_lm.data.packing import Packer, Rows
 from flash_lm.data.share import Share
+from flash_lm.data.splits import ROWS, Splits, load_splits
 from flash_lm.data.streaming import StreamedBatches
 from flash_lm.data.token_cache import OwnCorpus
 from flash_lm.data.tokenizers import Tokenizer

@@ -93,7 +93,7 @@ def check_same(**facts: Any) -> None:
         )
 
 
-class StopTogether:
+class StopOfAllHosts:
     """Several hosts must end at the same step, so they ask each other, at steps that they have agreed on."""
 
     def __init__(self, should_stop: Callable[[], bool]):

@@ -6,7 +6,6 @@ import logging
 import os
 import pathlib
 import platform
-import shutil
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -21,15 +20,15 @@ NAME = "lock"
 def locked(workdir: pathlib.Path) -> Iterator[None]:
     """Holds a run's folder; the system lets it go when the process ends, however it does.
 
-    The folder is made if need be, and is gone again if nothing has been written into it. Of several hosts the first one
-    holds it.
+    The folder is made if need be. If nothing has been written there, it is as before afterwards. Of several hosts the
+    first one holds it.
 
     Raises:
         InputError: on all hosts, when another process has it.
     """
-    holder, file, made = None, None, False
+    holder, file, made, empty = None, None, False, False
     if is_first():
-        made = not workdir.exists()
+        made, empty = not workdir.exists(), not any(workdir.glob("*"))
         workdir.mkdir(parents=True, exist_ok=True)
         file = open(workdir / NAME, "a+", encoding="utf-8")  # noqa: SIM115 (closed below)
         holder = _take(file)
@@ -39,8 +38,10 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
         yield
     finally:
         if file is not None:
-            if made and [path.name for path in workdir.iterdir()] == [NAME]:
-                shutil.rmtree(workdir)
+            if empty and [path.name for path in workdir.iterdir()] == [NAME]:
+                (workdir / NAME).unlink()
+                if made:
+                    workdir.rmdir()
             file.close()
 
 

@@ -4,29 +4,27 @@ import contextlib
 import math
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 from ml_collections import ConfigDict
 
-from flash_lm.data.loader import Batch
+from flash_lm.data.batches import Batch
 from flash_lm.data.packing import Rows, empty_row
 from flash_lm.errors import InputError, RunError
 from flash_lm.provenance import joined, provenance
 from flash_lm.tables import TASKS
-from flash_lm.training import saved
-from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.clock import Clock
 from flash_lm.training.evaluation import Evaluator
 from flash_lm.training.experiment import Setup, build_experiment
-from flash_lm.training.hosts import StopTogether, check_same, is_first, losses_told, of_all_hosts
-from flash_lm.training.lock import locked
+from flash_lm.training.hosts import StopOfAllHosts, check_same, is_first, losses_told, of_all_hosts
 from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin
+from flash_lm.training.opened import opened
 from flash_lm.training.profile import Profile, Span, check_span
 from flash_lm.training.sharding import batch_sharding, check_batch, place
-from flash_lm.training.start import Start, find_start, parent_of
+from flash_lm.training.start import Start, find_start
 from flash_lm.training.step import make_train_step
 
 
@@ -52,45 +50,42 @@ def train(
         InputError: bad config, data or workdir; nothing has been written then.
         RunError: the loss became non-finite, a checkpoint could not be written, or another host is gone.
     """
-    with losses_told():
-        _train(config, pathlib.Path(workdir), should_stop, profile, debug_nonfinite)
-
-
-def _train(config: ConfigDict, workdir: pathlib.Path, should_stop, profile: Span | None, debug_nonfinite: bool) -> None:
-    begun = bool(saved.steps(workdir))
-    parent = None if begun else parent_of(config)
-    config = run_folder.check_config(workdir, config)
-    if parent:
-        config = run_folder.check_branch(parent.workdir, config)
-    experiment = build_experiment(config, saved.own_corpus(parent.workdir if parent else workdir, config))
-    check_batch(experiment.mesh, experiment.config.data.batch_size, experiment.config.train.accumulate)
-    if profile:
-        check_span(profile, experiment.config.train.steps)
-    corpus, settings = experiment.corpus, experiment.config.train
-    check_same(config=config.to_dict(), corpus=corpus.fingerprint, tokenizer=corpus.tokenizer.fingerprint)
-    validation = experiment.evaluation_rows("validation")
-    if not any(validation[i]["loss_mask_BxL"].any() for i in range(len(validation))):
-        raise InputError(
-            "no token of the validation split is to be predicted: give more text, or raise data.masking.rate"
-        )
     with contextlib.ExitStack() as stack:
-        stack.enter_context(locked(workdir))
-        run_folder.check_config(workdir, config)  # again, and what follows: another process may just have left
-        newest = max(saved.steps(workdir), default=None)
-        check_same(checkpoint=newest)
-        opened = lambda: stack.enter_context(Checkpoints(workdir, keep=settings.keep, best_metric=settings.best_metric))
-        checkpoints = opened() if newest is not None else None
+        stack.enter_context(losses_told())
+        run = stack.enter_context(opened(pathlib.Path(workdir), config))
+        experiment = build_experiment(run.config, run.own_corpus())
+        corpus, settings = experiment.corpus, experiment.config.train
+        check_batch(experiment.mesh, experiment.config.data.batch_size, settings.accumulate)
+        if profile:
+            check_span(profile, settings.steps)
+        check_same(
+            config=run.config.to_dict(),
+            corpus=corpus.fingerprint,
+            tokenizer=corpus.tokenizer.fingerprint,
+            checkpoint=run.newest,
+        )
+        validation = experiment.evaluation_rows("validation")
+        _check_targets(validation)
         stack.enter_context(jax.set_mesh(experiment.mesh))
-        start = find_start(experiment, checkpoints, parent)
+        start_saving = lambda: stack.enter_context(
+            Checkpoints(run.workdir, keep=settings.keep, best_metric=settings.best_metric)
+        )
+        checkpoints = None if run.newest is None else start_saving()
+        start = find_start(experiment, checkpoints, run.parent)
         if int(start.state.step) == settings.steps:
             if is_first():
                 print(f"{workdir}: all {settings.steps} steps are done")
             return
-        if newest is None:
-            run_folder.check_nothing_lost(workdir)
-        run_folder.write(workdir, config, corpus.tokenizer)
-        loop = _Loop(start, validation, workdir, checkpoints or opened(), debug_nonfinite)
-        loop.run(should_stop, Profile(workdir / "profile", profile))
+        run.begin(corpus.tokenizer)
+        loop = _Loop(start, validation, run.workdir, checkpoints or start_saving(), debug_nonfinite)
+        loop.run(should_stop, Profile(run.workdir / "profile", profile))
+
+
+def _check_targets(validation: Rows) -> None:
+    if not any(validation[i]["loss_mask_BxL"].any() for i in range(len(validation))):
+        raise InputError(
+            "no token of the validation split is to be predicted: give more text, or raise data.masking.rate"
+        )
 
 
 class _Loop:
@@ -120,85 +115,77 @@ class _Loop:
             TASKS[self.config.task],
         )
         self.validation_rows = validation_rows
-        self.compiled_step = compile_step(experiment)
+        self.compiled_step, self.sharding = compile_step(experiment), batch_sharding(experiment.mesh)
         self.writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
         self.logged_step, self.logged_seconds = self.step, self.clock.seconds
         self.pending: tuple | None = None  # number, metrics and batch of the last step, of which nothing has been read
 
     def run(self, should_stop: Callable[[], bool], profile: Profile) -> None:
-        config = self.config.train
-        sharding, stops = batch_sharding(self.experiment.mesh), StopTogether(should_stop)
-        self._announce()
-        if self.start.branches:  # from now on the parent may change or vanish
-            self._save(None)
-            self.checkpoints.wait()
-        stopping = False
-        try:
+        config, stops = self.config.train, StopOfAllHosts(should_stop)
+        with contextlib.closing(self.writer):
+            self._announce()
+            if self.start.branches:  # from now on the parent may change or vanish
+                self._save(None)
+                self.checkpoints.wait()
             self.clock.start()
+            stopping = False
             while self.step < config.steps and not stopping:
                 if profile.is_due(self.step):
-                    self._start(profile)
-                batch = place(self._next_batch(), sharding, self.share)
-                self.state, metrics = self.compiled_step(self.state, batch)
-                self.step += 1
-                # The device works on this step while the last one's metrics are read.
-                self._log_pending()
-                self.pending = (self.step, metrics, batch)
-                if self.origin is not None:
-                    self._log_pending()
+                    with self._paused():
+                        profile.start()
+                self._take_step()
                 stopping = stops(self.step, self.clock.seconds)
-                if profile.is_over(self.step):
-                    self._end(profile)
                 last = self.step == config.steps
+                if profile.is_over(self.step) or (profile.on and (last or stopping)):
+                    with self._paused():
+                        profile.write()
+                    self.writer.say(f"step {self.step}: trace in {profile.folder}, for TensorBoard or ui.perfetto.dev")
                 evaluates, saves = (last or _due(self.step, n) for n in (config.eval_every, config.checkpoint_every))
                 if evaluates or saves or stopping:
-                    self._log_pending()
-                    jax.block_until_ready(self.state)
-                    self.clock.pause()
-                    scores = self._evaluate() if evaluates else None
-                    if saves or stopping:
-                        self._save(scores)
-                    self.clock.start()
-            if profile.on:
-                self._end(profile)
-            self.clock.pause()
-            if stopping and self.step < config.steps:
+                    with self._paused():
+                        scores = self._evaluate() if evaluates else None
+                        if saves or stopping:
+                            self._save(scores)
+            if stopping and not last:
                 self.checkpoints.wait()
                 self.writer.say(f"stopped and saved at step {self.step}: the same command goes on from there")
-        finally:
-            self.writer.close()
+
+    def _take_step(self) -> None:
+        batch = place(self._next_batch(), self.sharding, self.share)
+        self.state, metrics = self.compiled_step(self.state, batch)
+        self.step += 1
+        # The device works on this step while the last one's metrics are read.
+        self._log_pending()
+        self.pending = (self.step, metrics, batch)
+        if self.origin is not None:
+            self._log_pending()
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        """What is not training: all steps are logged, the device is idle, and the clock stands."""
+        self._log_pending()
+        jax.block_until_ready(self.state)
+        self.clock.pause()
+        yield
+        self.clock.start()
 
     def _log_pending(self) -> None:
         if self.pending is not None:
             self._log(*self.pending)
         self.pending = None
 
-    def _start(self, profile: Profile) -> None:
-        jax.block_until_ready(self.state)
-        self.clock.pause()
-        profile.start()
-        self.clock.start()
-
-    def _end(self, profile: Profile) -> None:
-        jax.block_until_ready(self.state)
-        self.clock.pause()
-        profile.write()
-        self.writer.say(f"step {self.step}: trace in {profile.folder}, for TensorBoard or ui.perfetto.dev")
-        self.clock.start()
-
     def _next_batch(self) -> Batch:
         """A streamed corpus may fail at any time; what has been learned until then is logged and kept."""
         try:
             return next(self.batches)
         except InputError as error:
-            self._log_pending()
-            jax.block_until_ready(self.state)
-            self.clock.pause()
-            if jax.process_count() > 1:  # the others are in the next step already
-                raise RunError(str(error)) from None
-            if self.checkpoints.newest() != self.step:
-                self._save(None)
-            raise RunError(f"{error}\nsaved at step {self.step}: the same command goes on from there") from None
+            with self._paused():
+                if jax.process_count() > 1:  # the others are in the next step already
+                    raise RunError(str(error)) from None
+                if self.checkpoints.newest() != self.step:
+                    self._save(None)
+                again = "the same command goes on from there"
+                raise RunError(f"{error}\nsaved at step {self.step}: {again}") from None
 
     def _announce(self) -> None:
         model, data = self.config.model, self.config.data

@@ -73,7 +73,7 @@ def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _truncate(path: pathlib.Path, step: int) -> None:
-    """Keeps the whole lines up to `step`; the file is written anew and renamed."""
+    """Keeps the whole lines up to `step`; the file is rewritten and renamed."""
     partial = path.with_suffix(".partial")
     write_jsonl(partial, [line for line in read_lines(path) if line["step"] <= step])
     os.replace(partial, path)

@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from flash_lm.data.token_cache import OwnCorpus
+from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError, first_line
 from flash_lm.run_name import BEST, NEWEST, RunName
 from flash_lm.training import workdir as run_folder
@@ -89,6 +90,19 @@ def own_corpus(workdir: pathlib.Path, config: Any) -> OwnCorpus | None:
         with contextlib.suppress(OSError, ValueError, KeyError):  # reading the checkpoint will tell
             found = _facts(workdir, step)["corpus"]
     return OwnCorpus(tokenizer, found)
+
+
+def check_tokenizer(facts: Facts, tokenizer: Tokenizer) -> None:
+    """Checks what a checkpoint says of its tokenizer; an older one says nothing.
+
+    Raises:
+        InputError: the tokenizer has changed.
+    """
+    if facts.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
+        raise InputError(
+            f"the folder tokenizer/ of the run holds another tokenizer ({tokenizer.vocab_size} tokens) than the one "
+            f"that it was trained with: put that back"
+        )
 
 
 def identity(name: RunName, facts: Facts, state: TrainState) -> Facts:

@@ -7,19 +7,13 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from flash_lm.data.share import Share
+from flash_lm.data.splits import Splits
 from flash_lm.errors import InputError
-from flash_lm.run_name import RunName, run_name
+from flash_lm.run_name import RunName
 from flash_lm.training import saved
-from flash_lm.training import workdir as run_folder
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.experiment import Experiment, Setup
 from flash_lm.training.state import TrainState, init_state
-
-
-def parent_of(config: Any) -> RunName | None:
-    """The checkpoint that a run begins with, if it is a branch."""
-    name = config.get("train", {}).get("branch_from")
-    return run_name(name) if name else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +50,7 @@ def find_start(experiment: Experiment, checkpoints: Checkpoints | None, parent: 
         state, facts = saved.restore(parent, experiment.abstract)
     else:
         return Start(experiment, new_state(experiment), {}, share, None, branches)
-    run_folder.check_corpus(facts, experiment.corpus)
+    _check_corpus(facts, experiment.corpus)
     if state.constants is None:
         everywhere = NamedSharding(experiment.mesh, PartitionSpec())
         state = dataclasses.replace(state, constants=jax.device_put(experiment.model.constants, everywhere))
@@ -67,6 +61,15 @@ def find_start(experiment: Experiment, checkpoints: Checkpoints | None, parent: 
         facts |= {"parent": saved.identity(parent, facts, state)}
     experiment = experiment.with_constants(state.constants)
     return Start(experiment, state, facts, share, _place(facts.get("places"), share), branches)
+
+
+def _check_corpus(facts: saved.Facts, corpus: Splits) -> None:
+    if corpus.fingerprint != facts["corpus"]:
+        raise InputError(
+            f"corpus {corpus.name} is not the one that the run began with, its content has changed: restore it, or "
+            f"choose another --workdir"
+        )
+    saved.check_tokenizer(facts, corpus.tokenizer)
 
 
 def _place(places: list[Any] | None, share: Share) -> Any:

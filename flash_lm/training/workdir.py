@@ -12,7 +12,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from flash_lm.config import filled, plugins_of, unread_keys, upgrade
-from flash_lm.data.loading import Splits
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.jsonl import append_jsonl, read_jsonl
@@ -76,7 +75,7 @@ def check_config(workdir: pathlib.Path, config: Any) -> Any:
         The config to go on with: keys that it leaves open are those of the run.
 
     Raises:
-        InputError: it was another; or something that is no run is there.
+        InputError: it was another; or something that is not a run is there.
     """
     if not workdir.exists():
         return config
@@ -85,7 +84,7 @@ def check_config(workdir: pathlib.Path, config: Any) -> Any:
     if not names:
         return config
     if _CONFIG not in names:
-        raise InputError(f"{workdir} exists and is no run of flash_lm: choose another --workdir")
+        raise InputError(f"{workdir} exists and is not a run of flash_lm: choose another --workdir")
     config, changes = _compared(workdir, config)
     if differing := {key: told for key, told in changes.items() if not _is_free(key, config)}:
         of_a_branch = set(differing) <= set(_OF_A_BRANCH)
@@ -118,33 +117,6 @@ def check_branch(parent: pathlib.Path, config: Any) -> Any:
 def own_tokenizer(workdir: pathlib.Path) -> Tokenizer | None:
     """The tokenizer of the run in `workdir`; None: there is no run yet."""
     return load_tokenizer(workdir / _TOKENIZER) if (workdir / _TOKENIZER).exists() else None
-
-
-def check_corpus(facts: dict[str, Any], corpus: Splits) -> None:
-    """Checks what a checkpoint says of its corpus and its tokenizer.
-
-    Raises:
-        InputError: the corpus or the tokenizer has changed.
-    """
-    if corpus.fingerprint != facts["corpus"]:
-        raise InputError(
-            f"corpus {corpus.name} is not the one that the run began with, its content has changed: restore it, or "
-            f"choose another --workdir"
-        )
-    check_tokenizer(facts, corpus.tokenizer)
-
-
-def check_tokenizer(facts: dict[str, Any], tokenizer: Tokenizer) -> None:
-    """Checks what a checkpoint says of its tokenizer; an older one says nothing.
-
-    Raises:
-        InputError: the tokenizer has changed.
-    """
-    if facts.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
-        raise InputError(
-            f"the folder tokenizer/ of the run holds another tokenizer ({tokenizer.vocab_size} tokens) than the one "
-            f"that it was trained with: put that back"
-        )
 
 
 def write(workdir: pathlib.Path, config: Any, tokenizer: Tokenizer) -> None:
@@ -245,7 +217,7 @@ def _damaged(path: pathlib.Path) -> InputError:
 
 
 def _is_free(key: str, config: Any) -> bool:
-    # Nothing is drawn anew for a microbatch, so their number changes the order of a sum alone.
+    # Nothing is drawn for each microbatch, so their number changes the order of a sum alone.
     model = config.get("model", {})
     draws = model.get("dropout") or model.get("favor", {}).get("redraw")
     return key.startswith(FREE) or (key == "train.accumulate" and not draws)

@@ -11,7 +11,7 @@ from matplotlib.text import Text
 
 from flash_lm.analysis.comparison import write_comparison
 from flash_lm.analysis.curves import plot_curves
-from flash_lm.analysis.plots import Panel, plot_panels
+from flash_lm.analysis.panels import Panel, plot_panels
 from flash_lm.analysis.results import labels, newest_results, validation_curve
 from flash_lm.analysis.table import RUNS, markdown_table
 from flash_lm.errors import InputError

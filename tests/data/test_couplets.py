@@ -9,7 +9,7 @@ import pytest
 from flash_lm.config import parse
 from flash_lm.configs.base import get_config
 from flash_lm.data.corpus import SPLITS
-from flash_lm.data.loading import ROWS, load_splits
+from flash_lm.data.splits import ROWS, load_splits
 from flash_lm.errors import InputError
 
 PAIRS = {

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from small import write_corpus
 
+from flash_lm.data.batches import FixedRows, IndexedBatches
 from flash_lm.data.corpus import cut
-from flash_lm.data.loader import FixedRows, IndexedBatches
 from flash_lm.data.masking import Masking
 from flash_lm.data.packing import PACKERS, empty_row
 from flash_lm.data.share import Share, whole_batch
-from flash_lm.data.token_store import encode_in_memory
+from flash_lm.data.tokenized_text import encode_in_memory
 from flash_lm.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, train_sentencepiece
 
 LENGTH = 4000

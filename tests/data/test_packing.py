@@ -7,18 +7,18 @@ import pytest
 
 from flash_lm.data.corpus import Piece
 from flash_lm.data.packing import PACKERS, empty_row
-from flash_lm.data.token_store import TokenStore, encode_in_memory
+from flash_lm.data.tokenized_text import TokenizedText, encode_in_memory
 from flash_lm.data.tokenizers import ByteTokenizer
 
 BEGIN, END = 1, 2
 
 
-def store(sizes, seed=0) -> TokenStore:
+def store(sizes, seed=0) -> TokenizedText:
     """Documents of given sizes; all other tokens are different, so that each can be told apart."""
     fresh = iter(np.random.default_rng(seed).permutation(np.arange(10, 10 + sum(sizes))).tolist())
     documents = [[BEGIN, *(next(fresh) for _ in range(size)), END] for size in sizes]
     tokens = np.array([token for document in documents for token in document], np.uint16)
-    return TokenStore(tokens, np.cumsum([0, *map(len, documents)]), 0, 0, 0)
+    return TokenizedText(tokens, np.cumsum([0, *map(len, documents)]), 0, 0, 0)
 
 
 def test_lines_are_counted_whether_or_not_they_end():

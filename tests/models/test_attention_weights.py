@@ -28,8 +28,8 @@ def first_sublayer(model, segment_ids=None):
     """The first sublayer, what goes into it, and its context."""
     bound = model.model(model.params)
     x, context = bound.embed(jnp.asarray(tokens()), segment_ids)
-    norm, sublayer = bound.periods_apart()[0].pairs()[0]
-    return sublayer, norm(x), context
+    residual = bound.periods_apart()[0].residuals()[0]
+    return residual.sublayer, residual.before(x), context
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -8,8 +8,8 @@ import pytest
 from oracles.segments import visibility
 
 from flash_lm.ops import blocked_attention
+from flash_lm.ops.kernels.chunks import attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
-from flash_lm.ops.kernels.rows import attend_in_chunks
 from flash_lm.ops.mixed_chunk_attention import local_attention
 from flash_lm.ops.quadratic_attention import quadratic_attention
 from flash_lm.ops.segments import find_segments

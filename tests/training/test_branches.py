@@ -12,7 +12,7 @@ from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import read_jsonl
 from flash_lm.study import changed
-from flash_lm.training import loop
+from flash_lm.training import opened
 from flash_lm.training.loop import train
 from training.runs import losses, small_run, stop_after
 
@@ -39,13 +39,13 @@ def test_of_two_starts_of_a_branch_the_later_goes_on(constant, tmp_path, monkeyp
     config, parent = constant
     branch = changed(config, {"train.steps": 8, "train.branch_from": str(parent), "train.eval_every": 0})
     train(branch, tmp_path / "other", should_stop=stop_after(1))
-    build = loop.build_experiment
+    lock = opened.locked
 
-    def meanwhile(*words):
+    def meanwhile(workdir):
         shutil.copytree(tmp_path / "other", tmp_path / "run")
-        return build(*words)
+        return lock(workdir)
 
-    monkeypatch.setattr(loop, "build_experiment", meanwhile)
+    monkeypatch.setattr(opened, "locked", meanwhile)
     before = read_jsonl(tmp_path / "other" / "metrics.jsonl")
     train(branch, tmp_path / "run")
     lines = read_jsonl(tmp_path / "run" / "metrics.jsonl")

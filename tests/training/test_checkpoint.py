@@ -1,4 +1,4 @@
-"""Damaged checkpoints are found, the newest sound one is used, and nothing is ever begun anew in silence."""
+"""Damaged checkpoints are found, the newest sound one is used, and no run ever starts over silently."""
 
 import dataclasses
 import itertools

@@ -146,7 +146,7 @@ def test_intervals_may_change_at_a_resume(config, finished, tmp_path):
 
 def test_a_folder_that_is_no_run_is_refused(config, tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(InputError, match="is no run of flash_lm"):
+    with pytest.raises(InputError, match="is not a run of flash_lm"):
         train(config, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -310,6 +310,10 @@ def test_a_masked_validation_split_without_a_mask_is_refused(config, tmp_path):
     with pytest.raises(InputError, match="no token of the validation split is to be predicted"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    with pytest.raises(InputError):
+        train(config, tmp_path / "run")
+    assert not list((tmp_path / "run").iterdir())
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ def test_losses_and_updates_are_those_of_one_device(family, task, shape):
     assert np.allclose(run.losses, one.losses, rtol=1e-5)
     assert_states_close(state, one.final)
     assert not one.traffic and run.traffic["all-reduce"].count
-    # Where a rule cuts an array against the grain of the computation, activations are dealt out anew.
+    # Where a rule cuts an array against the grain of the computation, activations are dealt out again.
     assert "all-to-all" not in run.traffic, run.traffic
 
 

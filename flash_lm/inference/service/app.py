@@ -14,7 +14,6 @@ from fastapi.sse import format_sse_event
 from starlette.exceptions import HTTPException
 
 from flash_lm.errors import InputError
-from flash_lm.inference.service.answers import CoupletService, FillInService, Limits, TextService
 from flash_lm.inference.service.metrics import Metrics
 from flash_lm.inference.service.middleware import Bounded, Counting, Named, Slow
 from flash_lm.inference.service.requests import (
@@ -28,6 +27,7 @@ from flash_lm.inference.service.requests import (
     TextAsked,
 )
 from flash_lm.inference.service.scheduler import BusyError, ClosedError, FailedError
+from flash_lm.inference.service.services import CoupletService, FillInService, Limits, TextService
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.tables import CORPORA, TASKS
 
@@ -62,9 +62,9 @@ class LeftError(Exception):
 
 def follow(trained: TrainedModel, limits: Limits) -> None:
     """What the other hosts of a service do until it ends, where its model lies on several; as `build_app` raises."""
-    together = _service(trained, limits, Metrics()).together
-    assert together
-    together.follow()
+    calls = _service(trained, limits, Metrics()).calls_on_all_hosts
+    assert calls
+    calls.follow()
 
 
 def _service(trained: TrainedModel, limits: Limits, metrics: Metrics) -> TextService | CoupletService | FillInService:

@@ -12,14 +12,14 @@ import numpy as np
 from flash_lm.errors import InputError
 from flash_lm.inference.running_batch import Part, RunningBatch
 from flash_lm.inference.sampling import Sampling
-from flash_lm.inference.service.several_hosts import BatchTogether
+from flash_lm.inference.service.several_hosts import BatchOnAllHosts
 
 logger = logging.getLogger(__name__)
 
 TOKENS_A_TURN = 4  # between two looks at who comes and goes
 _MOST_FAILURES = 3  # in a row: more are no accident
 _JOINING = -1  # the place of a row that has none yet
-Batch = RunningBatch | BatchTogether
+Batch = RunningBatch | BatchOnAllHosts
 
 
 class BusyError(RuntimeError):
@@ -187,7 +187,7 @@ class Scheduler:
                 if not self._waiting:
                     return
                 row = self._waiting.popleft()
-            self._running[_JOINING] = row  # one of those who are told if this fails
+            self._running[_JOINING] = row  # so that it is told if this fails
             place = self._batch.join(row.prompt, row.sampling, row.seed, row.number)
             self._running[place] = self._running.pop(_JOINING)
 

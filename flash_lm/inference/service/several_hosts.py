@@ -16,7 +16,7 @@ _ASK_EVERY_S = 1.0  # whether there is something to do: no host waits longer for
 _NOTHING, _END = "nothing", "end"
 
 
-class Together:
+class CallsOnAllHosts:
     """Calls that every host makes when the first one does."""
 
     def __init__(self, **calls: Callable[..., Any]):
@@ -57,13 +57,13 @@ class Together:
                     of_all_hosts([_NOTHING, []])
 
 
-class BatchTogether:
+class BatchOnAllHosts:
     """A running batch of which every host has its part; it is used as a RunningBatch is."""
 
     def __init__(self, batch: RunningBatch):
         """Takes this host's part."""
         self._batch = batch
-        self.together = Together(join=self._join, advance=batch.advance, leave=batch.leave)
+        self.calls_on_all_hosts = CallsOnAllHosts(join=self._join, advance=batch.advance, leave=batch.leave)
 
     @property
     def free(self) -> int:
@@ -77,15 +77,15 @@ class BatchTogether:
 
     def join(self, prompt: np.ndarray, sampling: Sampling, seed: int, number: int = 0) -> int:
         """As RunningBatch does."""
-        return self.together("join", prompt.tolist(), dataclasses.asdict(sampling), seed, number)
+        return self.calls_on_all_hosts("join", prompt.tolist(), dataclasses.asdict(sampling), seed, number)
 
     def advance(self, tokens: int) -> dict[int, Part]:
         """As RunningBatch does."""
-        return self.together("advance", tokens)
+        return self.calls_on_all_hosts("advance", tokens)
 
     def leave(self, row: int) -> None:
         """As RunningBatch does."""
-        self.together("leave", row)
+        self.calls_on_all_hosts("leave", row)
 
     def release(self) -> None:
         """As RunningBatch does, of this host's part."""

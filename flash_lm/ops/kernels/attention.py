@@ -127,7 +127,7 @@ def _derivatives_of_scores(form: Form, q, k, v, seen: Seen, bias, d_out):
 def _diagonal_sums(x_IxJ: jax.Array) -> jax.Array:
     """Sums over equal distances j − i, from 1 − I to J − 1, and a zero: 1×(I + J)."""
     rows, columns = x_IxJ.shape
-    # Cut anew into rows one number shorter, each row stands one place further right than the one above it.
+    # Cut again into rows one number shorter, each row stands one place further right than the one above it.
     flipped = jnp.pad(jnp.flip(x_IxJ, axis=0), ((0, 0), (0, rows)))
     skewed = flipped.reshape(-1)[: rows * (rows + columns - 1)].reshape(rows, rows + columns - 1)
     return jnp.pad(skewed.sum(axis=0), (0, 1))[None]

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from flash_lm.inference.service import connections, middleware
-from flash_lm.inference.service.answers import TextService
 from flash_lm.inference.service.app import build_app
+from flash_lm.inference.service.services import TextService
 from inference.service.serving import LIMITS, random_model, served, service, until
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

@@ -9,9 +9,9 @@ import pytest
 from flash_lm.data.tokenizers import MASK
 from flash_lm.errors import InputError
 from flash_lm.inference.fill_in import Filler
-from flash_lm.inference.service.answers import FillInService
 from flash_lm.inference.service.metrics import Metrics
 from flash_lm.inference.service.requests import FillInAsked
+from flash_lm.inference.service.services import FillInService
 from flash_lm.training.state import ModelFunction
 from inference.service.serving import LIMITS, fails, random_model, service
 
@@ -79,8 +79,10 @@ def test_candidates_of_all_masks_are_bounded(fill_in):
 def test_who_asks_for_much_lets_others_go_before(monkeypatch):
     """And waits no longer than that is worth."""
     service, order = FillInService(random_model("fill_in"), dataclasses.replace(LIMITS, rows=1), Metrics()), []
-    fill = service.together
-    monkeypatch.setattr(service, "together", lambda *words: order.append(words[1][0].count(MASK)) or fill(*words))
+    fill = service.calls_on_all_hosts
+    monkeypatch.setattr(
+        service, "calls_on_all_hosts", lambda *words: order.append(words[1][0].count(MASK)) or fill(*words)
+    )
 
     async def ask() -> None:
         asked = [FillInAsked(prompt=MASK * masks) for masks in (1, 8, 1, 2)]

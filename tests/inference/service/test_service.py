@@ -18,9 +18,9 @@ from flash_lm.inference.couplets import CoupletWriter
 from flash_lm.inference.generation import Generator
 from flash_lm.inference.running_batch import RunningBatch
 from flash_lm.inference.sampling import Sampling
-from flash_lm.inference.service.answers import TextService
 from flash_lm.inference.service.metrics import Metrics
 from flash_lm.inference.service.requests import TextAsked
+from flash_lm.inference.service.services import TextService
 from flash_lm.training.loop import train
 from inference.service.serving import CHARACTERS, LIMITS, fails, gauge, random_model, service, until
 

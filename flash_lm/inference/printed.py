@@ -24,7 +24,7 @@ CAUSAL_ONLY: Flags = {
 MASKED_ONLY: Flags = {"candidates": (int, 5, "a mask")}
 
 
-def answer(prompt: str, flags: dict[str, Any]) -> Iterator[str]:
+def printed(prompt: str, flags: dict[str, Any]) -> Iterator[str]:
     """Yields what is to be printed, as it comes.
 
     Args:

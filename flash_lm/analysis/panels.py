@@ -5,7 +5,7 @@ import math
 import pathlib
 from collections.abc import Iterable
 
-from flash_lm.analysis.drawing import drawing, style
+from flash_lm.analysis.figure import drawing, style
 from flash_lm.jsonl import Line
 
 _NAME_HEIGHT = 0.045  # of a curve's name, as a part of the axes

@@ -10,7 +10,7 @@ from flash_lm.data.tokenizers import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenStore:
+class TokenizedText:
     """The tokens of one split, or of a part of it.
 
     Attributes:
@@ -39,7 +39,7 @@ def encode(
         write: takes the tokens, (n,) int32, part after part.
 
     Returns:
-        Starts, as in a TokenStore, and the numbers of words, lines and bytes by name.
+        Starts, as in a TokenizedText, and the numbers of words, lines and bytes by name.
     """
     written, starts, counts, in_line = 0, [], {"words": 0, "lines": 0, "bytes": 0}, False
     for batch in batches:
@@ -63,8 +63,8 @@ def encode(
     return np.array([*starts, written], np.int64), counts
 
 
-def encode_in_memory(pieces: list[Piece], tokenizer: Tokenizer) -> TokenStore:
+def encode_in_memory(pieces: list[Piece], tokenizer: Tokenizer) -> TokenizedText:
     """The tokens of some documents."""
     parts: list[np.ndarray] = []
     starts, counts = encode([pieces], tokenizer, parts.append)
-    return TokenStore(np.concatenate(parts), starts, **counts)
+    return TokenizedText(np.concatenate(parts), starts, **counts)

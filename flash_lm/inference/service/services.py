@@ -32,7 +32,7 @@ from flash_lm.inference.service.requests import (
     TextPiece,
 )
 from flash_lm.inference.service.scheduler import TOKENS_A_TURN, BusyError, FailedError, Row, Scheduler
-from flash_lm.inference.service.several_hosts import BatchTogether, Together
+from flash_lm.inference.service.several_hosts import BatchOnAllHosts, CallsOnAllHosts
 from flash_lm.inference.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
@@ -78,12 +78,12 @@ class Limits:
             )
 
 
-class Rows:
+class RunningRows:
     """Lets rows be generated, for the event loop.
 
     Attributes:
         scheduler: of the rows.
-        together: the calls that all hosts make; None: there is one.
+        calls_on_all_hosts: the calls that all hosts make; None: there is one.
         state_bytes: of a row.
     """
 
@@ -94,10 +94,10 @@ class Rows:
         self.state_bytes, self._metrics = engine.state_bytes(1, capacity), metrics
         renew = lambda: RunningBatch(engine, limits.rows, capacity)
         _compile_all(batch := renew(), min(limits.prompt_tokens, capacity - 1))
-        self.together = None
+        self.calls_on_all_hosts = None
         if jax.process_count() > 1:  # a failure puts them out of step, so there is no other batch
-            batch = BatchTogether(batch)
-            self.together, renew = batch.together, None
+            batch = BatchOnAllHosts(batch)
+            self.calls_on_all_hosts, renew = batch.calls_on_all_hosts, None
         self.scheduler = scheduler = Scheduler(batch, limits.waiting, renew)
         metrics.watch("running_rows", "Rows that are generated", lambda: scheduler.running)
         metrics.watch("waiting_rows", "Rows that wait for a place", lambda: scheduler.waiting)
@@ -105,13 +105,13 @@ class Rows:
     def close(self) -> None:
         """Finishes the rows that are there."""
         self.scheduler.close()
-        if self.together:
-            self.together.close()
+        if self.calls_on_all_hosts:
+            self.calls_on_all_hosts.close()
 
     async def parts(self, rows: Sequence[Row]) -> AsyncIterator[tuple[int, Part]]:
         """Submits rows, and yields the parts of each, with its number, until all have ended.
 
-        Whoever stops to listen, or is cancelled, frees their places.
+        When the listener stops listening or is cancelled, their places are freed.
         """
         loop, queue, start = asyncio.get_running_loop(), asyncio.Queue(), time.perf_counter()
         for number, row in enumerate(rows):
@@ -145,12 +145,12 @@ def _compile_all(batch: RunningBatch, longest: int) -> None:
 class _OfRows:
     """What services of rows share."""
 
-    rows: Rows
+    rows: RunningRows
 
     @property
-    def together(self) -> Together | None:
+    def calls_on_all_hosts(self) -> CallsOnAllHosts | None:
         """The calls that all hosts make, if there are several."""
-        return self.rows.together
+        return self.rows.calls_on_all_hosts
 
     def close(self) -> None:
         """Finishes the rows that are there."""
@@ -165,7 +165,7 @@ class TextService(_OfRows):
     def __init__(self, trained: TrainedModel, limits: Limits, metrics: Metrics):
         """Raises InputError: the model continues no text."""
         self._trained, self._generator, self._limits = trained, Generator(trained), limits
-        self.rows = Rows(self._generator.engine, limits, metrics)
+        self.rows = RunningRows(self._generator.engine, limits, metrics)
         self.state_bytes = self.rows.state_bytes
 
     def check(self, asked: TextAsked) -> Row:
@@ -201,7 +201,7 @@ class CoupletService(_OfRows):
     def __init__(self, trained: TrainedModel, limits: Limits, metrics: Metrics):
         """Raises InputError: the model knows no couplets."""
         self._trained, self._writer, self._limits = trained, CoupletWriter(trained), limits
-        self.rows = Rows(self._writer.engine, limits, metrics)
+        self.rows = RunningRows(self._writer.engine, limits, metrics)
         self.state_bytes = self.rows.state_bytes
 
     def check(self, asked: SecondLinesAsked) -> list[Row]:
@@ -247,14 +247,14 @@ class FillInService:
             )
         longest = min(limits.prompt_tokens, trained.model.abstract.longest or limits.prompt_tokens)
         self._filler.compile(longest, MOST_CANDIDATES)
-        self.together = Together(fill=self._filler.fill)
+        self.calls_on_all_hosts = CallsOnAllHosts(fill=self._filler.fill)
         self._waiting: list[_Waiting] = []
         self._filling: asyncio.Task[None] | None = None
         metrics.watch("waiting_rows", "Rows that wait for a place", lambda: self._count)
 
     @property
     def _count(self) -> int:
-        """Who waits; not those that have left."""
+        """The clients that wait, without those that have left."""
         return sum(not one.found.done() for one in self._waiting)
 
     def check(self, asked: FillInAsked) -> None:
@@ -287,7 +287,7 @@ class FillInService:
         while batch := self._next():
             prompts, counts = ([getattr(one.asked, key) for one in batch] for key in ("prompt", "candidates"))
             try:
-                found = await asyncio.to_thread(self.together, "fill", prompts, counts, MOST_CANDIDATES)
+                found = await asyncio.to_thread(self.calls_on_all_hosts, "fill", prompts, counts, MOST_CANDIDATES)
             except Exception:  # whatever the device has: nobody may wait for ever
                 logger.exception("filling in failed")
                 found = [None] * len(batch)
@@ -308,4 +308,4 @@ class FillInService:
 
     def close(self) -> None:
         """There is nothing to finish: whoever is on the device waits for it."""
-        self.together.close()
+        self.calls_on_all_hosts.close()

@@ -11,8 +11,8 @@ from jax.experimental import pallas as pl
 
 from flash_lm.config import MeshConfig
 from flash_lm.ops.kernels import attention, backends
+from flash_lm.ops.kernels.chunks import Across, attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
-from flash_lm.ops.kernels.rows import Across, attend_in_chunks
 from flash_lm.ops.segments import find_segments
 from flash_lm.ops.sight import sight_of
 from flash_lm.training.sharding import make_mesh

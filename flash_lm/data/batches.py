@@ -76,7 +76,7 @@ class FixedRows:
         return len(self._rows)
 
     def __getitem__(self, row: int) -> Row:
-        """The row-th row."""
+        """The row of this number."""
         return self._transform(self._rows[row], row)
 
 

@@ -1,0 +1,67 @@
+"""The folder of a run, opened to be trained in: what is there already, and that nobody else trains there."""
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from flash_lm.data.token_cache import OwnCorpus
+from flash_lm.data.tokenizers import Tokenizer
+from flash_lm.run_name import RunName, run_name
+from flash_lm.training import saved
+from flash_lm.training import workdir as run_folder
+from flash_lm.training.lock import locked
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenRun:
+    """A run's folder, while this process has it.
+
+    Attributes:
+        workdir: the folder.
+        config: to go on with: what it leaves open is the run's, or its parent's.
+        newest: step of the newest checkpoint, sound or not; None: there is none.
+        parent: the checkpoint that a branch without one of its own begins with.
+    """
+
+    workdir: pathlib.Path
+    config: Any
+    newest: int | None
+    parent: RunName | None
+
+    def own_corpus(self) -> OwnCorpus | None:
+        """What the run, or its parent, knows of its corpus; None: nothing yet."""
+        return saved.own_corpus(self.parent.workdir if self.parent else self.workdir, self.config)
+
+    def begin(self, tokenizer: Tokenizer) -> None:
+        """Writes what a run has before its first step, and what this resume changes.
+
+        Raises:
+            InputError: the run had checkpoints, which are gone.
+        """
+        if self.newest is None:
+            run_folder.check_nothing_lost(self.workdir)
+        run_folder.write(self.workdir, self.config, tokenizer)
+
+
+@contextlib.contextmanager
+def opened(workdir: pathlib.Path, config: Any) -> Iterator[OpenRun]:
+    """Holds a folder for a run of this config; it is as it was before if nothing comes of it.
+
+    Raises:
+        InputError: it holds something else, a run of another config, or one in which another process trains.
+    """
+    _look(workdir, config)  # a folder of something else is not even locked
+    with locked(workdir):
+        yield _look(workdir, config)  # again: another process may just have left
+
+
+def _look(workdir: pathlib.Path, config: Any) -> OpenRun:
+    newest = max(saved.steps(workdir), default=None)
+    branch_from = config.get("train", {}).get("branch_from")
+    parent = run_name(branch_from) if branch_from and newest is None else None
+    config = run_folder.check_config(workdir, config)
+    if parent:
+        config = run_folder.check_branch(parent.workdir, config)
+    return OpenRun(workdir, config, newest, parent)
