@@ -46,7 +46,7 @@ class ModelFunction:
         self.abstract = nnx.eval_shape(self._build)
         self._graph, self._params, self._constants = nnx.split(self.abstract, nnx.Param, ...)
         if jax.tree.leaves(self._constants):
-            # Under jit, so that parameters which nobody asks for are not made; on the host, so that no device owns them.
+            # Under jit, so that parameters which nobody asks for are not made; on the host, so that no device has them.
             self._constants = jax.device_get(jax.jit(lambda: nnx.split(self._build(), nnx.Param, ...)[2])())
 
     def init(self) -> Params:
