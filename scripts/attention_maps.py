@@ -46,25 +46,32 @@ def _from_one(one: AttentionMap) -> AttentionMap:
     return dataclasses.replace(one, part="exp(w) − 1", weights_BxHxLxL=seen * (one.weights_BxHxLxL - 1))
 
 
+def lines_of(maps: list[AttentionMap]) -> list[list[tuple[AttentionMap, int]]]:
+    """Maps and their heads as lines of pictures: a line a map, or of single heads all of a layer beside each other."""
+    heads = [[(one, head) for head in range(one.weights_BxHxLxL.shape[1])] for one in maps]
+    if max(len(line) for line in heads) > 1:
+        return heads
+    layers = sorted({one.layer for one in maps})
+    return [[(one, 0) for one in maps if one.layer == layer] for layer in layers]
+
+
 def draw(maps: list[AttentionMap], path: pathlib.Path, title: str) -> None:
-    """A line of pictures a map, a head each; colours go from zero to the largest weight of the line, by its root."""
-    heads = max(one.weights_BxHxLxL.shape[1] for one in maps)
-    with drawing(path, len(maps), heads, _INCHES) as (figure, grid):
+    """A picture a head; colours go from zero to the largest weight of its map, by its root."""
+    lines = lines_of([_from_one(one) for one in maps])
+    with drawing(path, len(lines), max(len(line) for line in lines), _INCHES) as (figure, grid):
         figure.suptitle(title)
-        for axes, one in zip(grid, map(_from_one, maps), strict=True):
-            most = float(abs(one.weights_BxHxLxL).max())
-            for head, cell in enumerate(axes):
+        for axes, line in zip(grid, lines, strict=True):
+            for cell in axes[len(line) :]:
+                cell.set_axis_off()
+            for cell, (one, head) in zip(axes, line, strict=False):
                 cell.set(xticks=[], yticks=[])
-                if head >= one.weights_BxHxLxL.shape[1]:
-                    cell.set_axis_off()
-                    continue
+                most = float(abs(one.weights_BxHxLxL).max())
                 weights_LxL = one.weights_BxHxLxL[0, head] / (most or 1)
                 rooted = np.sign(weights_LxL) * np.sqrt(abs(weights_LxL))
                 cell.imshow(rooted, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
                 if head == 0:
-                    cell.set_ylabel(
-                        f"layer {one.layer + 1}.{one.sublayer + 1}\n{one.part}\nmost {most:.2g}", fontsize=7
-                    )
+                    name = f"layer {one.layer + 1}.{one.sublayer + 1}, {one.part}\nmost {most:.2g}"
+                    cell.set_title(name, fontsize=7, loc="left")
 
 
 def main(argv: list[str]) -> None:

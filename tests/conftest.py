@@ -38,8 +38,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # oracle and decodes it, and does the rest with those whose programs differ most; `make test-all` does all of it.
 _ALIKE = {"transformer", "transformer_plus", "aft_full", "aft_simple", "aft_conv"}
 # Those whose bidirectional forms `make test` runs, too.
-_BOTH_WAYS = {"transformer_plus_plus", "flash_quad", "flash", "mc_tfm"}
+_BOTH_WAYS = {"transformer_plus_plus", "flash"}
 _ALL_FAMILIES = {"test_oracle", "test_decoding", "test_sizes", "test_config"}
+# Of what is no family's own `make test` tries these.
 _FEW_FAMILIES = {
     "test_attention_weights": {"transformer", "flash", "aft_local"},
     "test_sublayers": {"transformer", "flash", "aft_local"},
@@ -72,7 +73,7 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.xdist_group(family or item.path.stem))
 
 
-_seconds: collections.Counter[str] = collections.Counter()  # of CPU, of each family's tests
+_seconds: collections.Counter[str] = collections.Counter()  # of CPU, of each family's own tests
 
 
 @pytest.hookimpl(wrapper=True)
@@ -86,7 +87,7 @@ def pytest_runtest_protocol(item):
 def pytest_runtest_makereport(item, call):
     report = yield
     family = item.callspec.params.get("family") if hasattr(item, "callspec") else None
-    if family and call.when == "teardown":
+    if family and call.when == "teardown" and item.path.stem not in _FEW_FAMILIES:
         report.user_properties.append(("family", (family, time.process_time() - item.begun)))
     return report
 

@@ -132,10 +132,18 @@ ONE_WAY = {
     ("two-heads", False),
     ("dense-two-heads", False),
 }  # the other direction has nothing new
+QUICK = ("t5-softmax", "plain-laplace", "rope-length", "paper-relu2", "dense-two-heads")  # together they have each value
+BOTH_WAYS = [True, pytest.param(False, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize(
-    ("option", "causal"), [(o, c) for o in OPTIONS for c in (True, False) if (o, c) not in ONE_WAY]
+    ("option", "causal"),
+    [
+        pytest.param(option, causal, marks=() if causal and option in QUICK else pytest.mark.slow)
+        for option in OPTIONS
+        for causal in (True, False)
+        if (option, causal) not in ONE_WAY
+    ],
 )
 @pytest.mark.parametrize("family", ["flash", "flash_quad"])
 def test_options(family, causal, option):
@@ -144,7 +152,7 @@ def test_options(family, causal, option):
 
 
 @pytest.mark.parametrize("off", ["chunks.local_attention", "chunks.global_attention"])
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("causal", BOTH_WAYS, ids=["causal", "bidirectional"])
 @pytest.mark.parametrize("family", ["flash", "mc_tfm"])
 def test_without_a_part(family, causal, off):
     model = case(family, causal, **{off: False})
@@ -159,7 +167,7 @@ def test_without_a_part(family, causal, off):
         {"gau.relative_bias": "rope", "normalizer": "paper"},
     ],
 )
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("causal", BOTH_WAYS, ids=["causal", "bidirectional"])
 @pytest.mark.parametrize("family", ["flash", "mc_tfm"])
 def test_overlapping_chunks(family, causal, options):
     model = case(family, causal, **{"chunks.overlapping": True}, **options)
