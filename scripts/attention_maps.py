@@ -22,6 +22,7 @@ from flash_lm.models.attention_weights import AttentionMap, attention_weights
 
 _TEXT = pathlib.Path(argparse.__file__)  # a text that every machine has, and of the default corpus
 _INCHES = (1.9, 2.0)
+_FULL_COLOUR = 0.995  # share of the weights that are not zero: a single pair would leave all others pale
 
 
 def maps_of(trained: TrainedModel, text: str, tokens: int) -> list[AttentionMap]:
@@ -56,7 +57,7 @@ def lines_of(maps: list[AttentionMap]) -> list[list[tuple[AttentionMap, int]]]:
 
 
 def draw(maps: list[AttentionMap], path: pathlib.Path, title: str) -> None:
-    """A picture a head; colours go from zero to the largest weight of its map, by its root."""
+    """A picture a head; colours go by the root of a weight, up to what nearly all of its map's are below."""
     lines = lines_of([_from_one(one) for one in maps])
     with drawing(path, len(lines), max(len(line) for line in lines), _INCHES) as (figure, grid):
         figure.suptitle(title)
@@ -65,12 +66,13 @@ def draw(maps: list[AttentionMap], path: pathlib.Path, title: str) -> None:
                 cell.set_axis_off()
             for cell, (one, head) in zip(axes, line, strict=False):
                 cell.set(xticks=[], yticks=[])
-                most = float(abs(one.weights_BxHxLxL).max())
-                weights_LxL = one.weights_BxHxLxL[0, head] / (most or 1)
+                sizes = abs(one.weights_BxHxLxL)
+                full = np.quantile(sizes[sizes > 0], _FULL_COLOUR) if sizes.any() else 1
+                weights_LxL = one.weights_BxHxLxL[0, head] / full
                 rooted = np.sign(weights_LxL) * np.sqrt(abs(weights_LxL))
                 cell.imshow(rooted, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
                 if head == 0:
-                    name = f"layer {one.layer + 1}.{one.sublayer + 1}, {one.part}\nmost {most:.2g}"
+                    name = f"layer {one.layer + 1}.{one.sublayer + 1}, {one.part}\nlargest {sizes.max():.2g}"
                     cell.set_title(name, fontsize=7, loc="left")
 
 
@@ -79,7 +81,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--workdir", required=True, metavar="RUN[@best|@STEP]", help="folder of the run")
     parser.add_argument("--text", help="default: the beginning of a module of Python's library")
-    parser.add_argument("--tokens", type=positive, default=128, help="of the text, at most")
+    parser.add_argument("--tokens", type=positive, default=256, help="of the text, at most")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="the PNG")
     arguments = parser.parse_args(argv)
     if importlib.util.find_spec("matplotlib") is None:
