@@ -2,6 +2,7 @@
 
 from flash_lm.data.corpora import register_corpus
 from flash_lm.data.tasks import register_task
+from flash_lm.inference.loaded import LoadedModel, load
 from flash_lm.models import families  # noqa: F401 (its rows join the table)
 from flash_lm.models.family import register_family
 from flash_lm.models.heads import register_head
@@ -14,7 +15,9 @@ for _table in (FAMILIES, HEADS, TASKS, CORPORA, OPTIMIZERS):
 
 __all__ = [
     "LanguageModel",
+    "LoadedModel",
     "build_model",
+    "load",
     "register_corpus",
     "register_family",
     "register_head",

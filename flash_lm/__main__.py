@@ -7,6 +7,7 @@ import sys
 COMMANDS = {
     "train": "trains a config, or resumes its run",
     "evaluate": "scores a checkpoint",
+    "export": "writes a checkpoint as safetensors, with a model card",
     "generate": "continues a prompt, or fills in masks",
     "sweep": "trains and scores the runs of a grid or a study",
     "serve": "a page and a JSON API of a checkpoint",

@@ -19,7 +19,8 @@ from flash_lm.errors import InputError
 MASK = "[MASK]"
 SPECIALS = ("<pad>", "<s>", "</s>", MASK)
 _SPACE = "▁"  # U+2581, as which SentencePiece writes a blank
-_MODEL_FILE, _INFO_FILE = "sentencepiece.model", "tokenizer.json"  # the first holds the model of any kind
+_MODEL_FILE, _INFO_FILE = "sentencepiece.model", "kind.json"  # the first holds the model of any kind
+_OLD_INFO_FILE = "tokenizer.json"  # which others take for a tokenizer of theirs
 
 
 class ByteTokenizer:
@@ -233,7 +234,8 @@ def load_tokenizer(folder: pathlib.Path) -> Tokenizer:
         InputError: the folder holds no tokenizer.
     """
     try:
-        info = json.loads((folder / _INFO_FILE).read_text())
+        path = folder / _INFO_FILE
+        info = json.loads((path if path.exists() else folder / _OLD_INFO_FILE).read_text())
         return _KINDS[info["kind"]]((folder / _MODEL_FILE).read_bytes())
     except (OSError, ValueError, KeyError):
         raise InputError(f"{folder} holds no tokenizer: train into a new --workdir") from None

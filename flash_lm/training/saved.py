@@ -23,6 +23,7 @@ from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError, first_line
 from flash_lm.run_name import BEST, NEWEST, RunName
 from flash_lm.training import workdir as run_folder
+from flash_lm.training.exported import is_export, read_trained
 from flash_lm.training.fingerprint import fingerprint
 from flash_lm.training.hosts import of_all_hosts
 from flash_lm.training.state import Params, TrainState
@@ -68,12 +69,14 @@ def restore_params(name: RunName, params: Params, constants: Params) -> tuple[in
     """Step, parameters, constants (None: not saved) and facts of a checkpoint, without the optimizer's state.
 
     Args:
-        name: of the checkpoint.
+        name: of the checkpoint, or of an exported model.
         params: shapes, dtypes as they were saved, and shardings.
         constants: likewise of what is drawn and not trained; empty: there is nothing.
 
     Raises as `restore` does.
     """
+    if is_export(name.workdir):
+        return read_trained(name, params, constants)
     step, tree, facts = _restore(name, {"params": params} | ({"constants": constants} if constants else {}), {})
     return step, tree["params"], tree.get("constants", None if constants else {}), facts
 

@@ -170,7 +170,7 @@ def fingerprint(workdir: pathlib.Path) -> str | None:
 
 def hash_of_config(workdir: pathlib.Path) -> str:
     """Of config.json as it was written, but for where on that machine the corpus and its cache lie."""
-    return config_hash(without_places(ConfigDict(json.loads((workdir / _CONFIG).read_text()))))
+    return config_hash(without_places(ConfigDict(_of_run(json.loads((workdir / _CONFIG).read_text())))))
 
 
 def without_places(config: Any) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def read_config(workdir: pathlib.Path) -> Any:
     except UnicodeDecodeError:
         raise _damaged(path) from None
     try:
-        values = json.loads(text)
+        values = _of_run(json.loads(text))
     except ValueError:
         raise _damaged(path) from None
     if not isinstance(values, dict) or not all(isinstance(values.get(x), dict) for x in ("model", "data", "train")):
@@ -210,6 +210,11 @@ def read_config(workdir: pathlib.Path) -> Any:
             raise _damaged(changes)
         config.update_from_flattened_dict({place: x for key, x in _tuples(line).items() for place in places(key)})
     return config
+
+
+def _of_run(values: Any) -> Any:
+    """What a config.json says of a run; that of an exported model says more."""
+    return values["config"] if isinstance(values, dict) and "config" in values else values
 
 
 def _damaged(path: pathlib.Path) -> InputError:

@@ -153,7 +153,7 @@ def test_a_folder_that_is_no_run_is_refused(config, tmp_path):
 
 def test_another_tokenizer_or_corpus_is_refused(config, finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
-    (tmp_path / "run" / "tokenizer" / "tokenizer.json").write_text(json.dumps({"kind": "sentencepiece"}))
+    (tmp_path / "run" / "tokenizer" / "kind.json").write_text(json.dumps({"kind": "sentencepiece"}))
     with pytest.raises(InputError, match="SentencePiece|tokenizer"):
         train(config, tmp_path / "run")
     shutil.rmtree(tmp_path / "run")

@@ -1,0 +1,174 @@
+"""A trained model in a notebook: `flash_lm.load("runs/mine@best")`."""
+
+import dataclasses
+import functools
+import math
+import os
+from collections.abc import Sequence
+from typing import overload
+
+import jax
+import numpy as np
+
+from flash_lm.config import Config
+from flash_lm.data.tokenizers import Tokenizer
+from flash_lm.errors import InputError
+from flash_lm.inference.fill_in import FilledIn, Filler
+from flash_lm.inference.generation import Generator
+from flash_lm.inference.sampling import Sampling
+from flash_lm.inference.trained_model import TrainedModel, load_model
+from flash_lm.run_name import RunName
+from flash_lm.training.hosts import fetched
+from flash_lm.training.sharding import batch_sharding, rows_that_divide
+from flash_lm.training.state import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class TextScore:
+    """How likely a text is under a model, from begin-of-text on.
+
+    Attributes:
+        tokens: ids of the text.
+        log_probs: of each of them, nats.
+        bytes: of the text.
+    """
+
+    tokens: list[int]
+    log_probs: list[float]
+    bytes: int
+
+    @property
+    def perplexity(self) -> float:
+        """A token."""
+        return math.exp(-sum(self.log_probs) / len(self.log_probs))
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits a byte."""
+        return -sum(self.log_probs) / math.log(2) / self.bytes
+
+
+class LoadedModel:
+    """A trained model and what can be asked of it."""
+
+    def __init__(self, trained: TrainedModel):
+        """Compiles nothing before the first call."""
+        self._trained = trained
+        self._logits = jax.jit(lambda params, ids_BxL: trained.model.bind(params)(ids_BxL))
+
+    def __repr__(self) -> str:
+        """One line on what it is."""
+        label, count = self.config.model.label, self._trained.model.parameter_count()
+        return f"<{self._trained.run}, step {self._trained.step}: {label}, {count:,} parameters, {self.config.task}>"
+
+    @property
+    def config(self) -> Config:
+        """Complete."""
+        return self._trained.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of the model: `encode` of texts, `decode` of ids."""
+        return self._trained.tokenizer
+
+    @property
+    def params(self) -> Params:
+        """Nested dicts of arrays, stacked over the layers."""
+        return self._trained.params
+
+    @property
+    def constants(self) -> Params:
+        """What was drawn and never trained, nested as `params`; empty for most families."""
+        return self._trained.model.constants
+
+    @overload
+    def generate(self, text: str, max_tokens: int = 100, *, seed: int = 0, **sampling: float) -> str: ...
+    @overload
+    def generate(self, text: list[str], max_tokens: int = 100, *, seed: int = 0, **sampling: float) -> list[str]: ...
+    def generate(
+        self, text: str | list[str], max_tokens: int = 100, *, seed: int = 0, **sampling: float
+    ) -> str | list[str]:
+        """What follows a text, or each of several, which are continued all at once.
+
+        Args:
+            text: the prompt, or prompts.
+            max_tokens: new tokens, at most.
+            seed: of the draws.
+            sampling: temperature, top_k, top_p, …: the fields of `inference.sampling.Sampling`.
+
+        Raises:
+            InputError: the model is bidirectional, a text is empty or unknown to the tokenizer, or a number is out of
+                range.
+        """
+        known = [field.name for field in dataclasses.fields(Sampling)]
+        if wrong := [name for name in sampling if name not in known]:
+            raise InputError(f"{', '.join(wrong)}: sampling knows {', '.join(known)}")
+        prompts = [text] if isinstance(text, str) else list(text)
+        rows = self._generator.generate(prompts, max_tokens, Sampling(**sampling), seed)  # type: ignore[arg-type]
+        return rows[0].text if isinstance(text, str) else [row.text for row in rows]
+
+    def fill_in(self, text: str, candidates: int = 5) -> FilledIn:
+        """The candidates for each [MASK] of a text; raises as `inference.fill_in.Filler` does."""
+        return self._filler([text], candidates)[0]
+
+    def score(self, text: str) -> TextScore:
+        """The log-probability of each token of a text after those before it.
+
+        Raises:
+            InputError: the model is bidirectional, or the text is empty, unknown to the tokenizer or too long.
+        """
+        engine = self._generator.engine
+        row = self._trained.encode(text, "text")
+        self._trained.model.abstract.check_length(len(row))
+        (log_probs,) = engine.score([row[:1]], [row[1:]])
+        return TextScore(row[1:].tolist(), log_probs.tolist(), len(text.encode()))
+
+    def logits(self, ids: np.ndarray | Sequence[int] | Sequence[Sequence[int]]) -> np.ndarray:
+        """Of all tokens at once, each row one document.
+
+        Args:
+            ids: L or B×L token ids; begin-of-text is not added.
+
+        Returns:
+            L×V or B×L×V float32.
+
+        Raises:
+            InputError: no ids, ids outside of the vocabulary, or more than the positions reach.
+        """
+        array, mesh = np.asarray(ids), self._trained.mesh
+        ids_BxL = np.atleast_2d(array)
+        if not array.size or array.ndim > 2 or not np.issubdtype(array.dtype, np.integer):
+            raise InputError(f"ids of shape {array.shape}, {array.dtype}: give whole numbers, L or B×L, not none")
+        if ids_BxL.min() < 0 or ids_BxL.max() >= self.config.model.vocab_size:
+            raise InputError(
+                f"ids from {ids_BxL.min()} to {ids_BxL.max()}: the vocabulary has {self.config.model.vocab_size}"
+            )
+        rows = len(ids_BxL)
+        with jax.set_mesh(mesh):
+            padded = np.resize(ids_BxL, (rows_that_divide(rows, mesh), ids_BxL.shape[1])).astype(np.int32)
+            logits = fetched(self._logits(self.params, jax.device_put(padded, batch_sharding(mesh))))[:rows]
+        return logits[0] if array.ndim == 1 else logits
+
+    @functools.cached_property
+    def _generator(self) -> Generator:
+        return Generator(self._trained)
+
+    @functools.cached_property
+    def _filler(self) -> Filler:
+        return Filler(self._trained)
+
+
+def load(
+    run: str | os.PathLike[str] | RunName, *, dtype: str | None = None, mesh: tuple[int, ...] = (-1, 1, 1)
+) -> LoadedModel:
+    """Loads a trained model.
+
+    Args:
+        run: a run, such as runs/mine or runs/mine@best, or the folder of an exported model.
+        dtype: of parameters and computation, float32 or bfloat16; None: as it was trained.
+        mesh: devices along (data, fsdp, tensor).
+
+    Raises:
+        InputError: there is no such run, checkpoint or model, or the mesh does not fit.
+    """
+    return LoadedModel(load_model(run, dtype=dtype, mesh_shape=mesh))

@@ -1,0 +1,89 @@
+"""The folder of an exported model: parameters as safetensors, with the config and the tokenizer that they need.
+
+model.safetensors   parameters by their path, `layers.sublayer_0.query.kernel`; `constants.…`: drawn and not trained
+config.json         what other tools look for, what made it, and under `config` the run's own
+tokenizer/          the tokenizer, exactly; tokenizer.json is the same for Hugging Face's `tokenizers`
+README.md           the model card
+"""
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from flash_lm.errors import InputError
+from flash_lm.run_name import NEWEST, RunName
+from flash_lm.training.state import Params
+
+WEIGHTS = "model.safetensors"
+_CONSTANTS = "constants"
+
+
+def is_export(folder: pathlib.Path) -> bool:
+    """Whether a folder is one of an exported model, and not of a run."""
+    return (folder / WEIGHTS).exists()
+
+
+def flat(tree: Params, prefix: str = "") -> dict[str, Any]:
+    """A nested dict as one by path, with dots."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def nested(by_path: Mapping[str, Any]) -> Params:
+    """The inverse of `flat`."""
+    found: Params = {}
+    for path, value in by_path.items():
+        *groups, last = path.split(".")
+        place = found
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[last] = value
+    return found
+
+
+def write_weights(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays by name; each is contiguous first, for safetensors writes others wrong and says nothing."""
+    save_file({name: np.ascontiguousarray(x) for name, x in arrays.items()}, path, metadata={"format": "np"})
+
+
+def of_trained(params: Params, constants: Params) -> dict[str, Any]:
+    """All arrays of a model by their names in the file."""
+    return flat(params) | flat(constants, f"{_CONSTANTS}.")
+
+
+def read_trained(name: RunName, params: Params, constants: Params) -> tuple[int, Params, Params, dict[str, Any]]:
+    """Step, parameters, constants and facts of an export.
+
+    Args:
+        name: its folder.
+        params: shapes, dtypes and shardings of the parameters.
+        constants: likewise of what is drawn and not trained.
+
+    Raises:
+        InputError: the folder is damaged, or a checkpoint is asked for.
+    """
+    if name.which != NEWEST:
+        raise InputError(f"{name.workdir} is an exported model, which has one state: leave @{name.which} out")
+    try:
+        about = json.loads((name.workdir / "config.json").read_text(encoding="utf-8"))["flash_lm"]
+        with safe_open(name.workdir / WEIGHTS, framework="np") as file:
+            read = {key: _placed(file, key, like) for key, like in of_trained(params, constants).items()}
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise InputError(f"{name.workdir} is damaged ({error}): export the run again") from None
+    tree = nested(read)
+    return about["step"], {k: v for k, v in tree.items() if k != _CONSTANTS}, tree.get(_CONSTANTS, {}), about["facts"]
+
+
+def _placed(file: Any, key: str, like: jax.ShapeDtypeStruct) -> jax.Array:
+    array = file.get_tensor(key)
+    if array.shape != like.shape or array.dtype != like.dtype:
+        raise ValueError(f"{key} is {array.dtype}{list(array.shape)} and not {like.dtype}{list(like.shape)}")
+    return jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])
