@@ -50,8 +50,9 @@ def nested(by_path: Mapping[str, Any]) -> Params:
 
 
 def write_weights(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays by name; each is contiguous first, for safetensors writes others wrong and says nothing."""
-    save_file({name: np.ascontiguousarray(x) for name, x in arrays.items()}, path, metadata={"format": "np"})
+    """Writes arrays by name; each is made contiguous, for safetensors writes others wrong and says nothing."""
+    # Not np.ascontiguousarray, which makes a vector of a scalar.
+    save_file({name: np.asarray(x, order="C") for name, x in arrays.items()}, path, metadata={"format": "np"})
 
 
 def of_trained(params: Params, constants: Params) -> dict[str, Any]:
