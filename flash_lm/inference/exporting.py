@@ -43,7 +43,7 @@ def export(trained: TrainedModel, out: pathlib.Path, license_: str) -> list[str]
         raise InputError(f"{trained.run} is an exported model already: copy the folder")
     if out.exists():
         raise InputError(f"--out={out} exists: name a new folder")
-    arrays = {name: fetched(x) for name, x in of_trained(trained.params, trained.model.constants).items()}
+    arrays = of_trained(jax.tree.map(fetched, trained.params), trained.model.constants)
     if not is_first():
         return []
     partial, told = out.with_name(f"{out.name}.partial"), []

@@ -1,0 +1,241 @@
+"""Exported models: every family, dtype and mesh to the bit, tokenizers with equal ids, and a card that says no more."""
+
+import dataclasses
+import json
+import pathlib
+import sys
+
+import jax
+import numpy as np
+import pytest
+from huggingface_hub import ModelCard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+from small import small_config, write_corpus
+from tokenizers import Tokenizer
+
+import flash_lm
+from flash_lm import export
+from flash_lm.command import run
+from flash_lm.config import parse
+from flash_lm.data.hf_tokenizer import to_hugging_face
+from flash_lm.data.tokenizers import (
+    ByteTokenizer,
+    CharacterTokenizer,
+    load_tokenizer,
+    save_tokenizer,
+    train_sentencepiece,
+)
+from flash_lm.errors import InputError
+from flash_lm.inference.exporting import export as write
+from flash_lm.inference.loaded import LoadedModel
+from flash_lm.inference.trained_model import TrainedModel, load_model
+from flash_lm.jsonl import append_jsonl
+from flash_lm.models.family import FAMILIES, complete_config
+from flash_lm.run_name import run_name
+from flash_lm.training.exported import flat, of_trained, write_weights
+from flash_lm.training.sharding import make_mesh
+from flash_lm.training.state import ModelFunction
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+CODE = {"git": "c0ffee123456", "versions": "python 3, jax 0"}
+
+
+def trained_model(folder: pathlib.Path, family: str, task: str = "causal_lm", param_dtype: str = "float32"):
+    """A model of a run that is there, but for its checkpoint: parameters are drawn."""
+    raw = small_config("corpus", folder / "cache", family)
+    raw.task = task
+    raw.model.update(param_dtype=param_dtype, dropout=0.0, vocab_size=ByteTokenizer.vocab_size)
+    raw.mesh.shape = (1, 1, 1)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(raw.to_dict()))
+    save_tokenizer(ByteTokenizer(), folder / "tokenizer")
+    config = complete_config(parse(raw))
+    model, mesh = ModelFunction(config.model, seed=1), make_mesh(config.mesh, jax.devices()[:1])
+    random = np.random.default_rng(0)
+    drawn = lambda x: jax.numpy.asarray(random.standard_normal(x.shape), x.dtype)
+    params = jax.tree.map(drawn, jax.eval_shape(model.init))
+    facts = {"corpus": "ab" * 32, "tokenizer": "bytes", "train_seconds": 1.0, "code": CODE}
+    return TrainedModel(run_name(folder), 7, config, ByteTokenizer(), model, params, mesh, facts)
+
+
+def assert_same_bits(trained: TrainedModel, params, constants) -> None:
+    for a, b in ((trained.params, params), (trained.model.constants, constants)):
+        assert jax.tree.structure(a) == jax.tree.structure(b)
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+            assert x.dtype == y.dtype and np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_round_trip(family, tmp_path):
+    """Also onto a mesh of eight devices, and in the dtype of the parameters."""
+    for dtype in ("float32", "bfloat16"):
+        trained, out = trained_model(tmp_path / dtype, family, param_dtype=dtype), tmp_path / f"out_{dtype}"
+        assert write(trained, out, "mit") == []
+        for mesh in ((-1, 1, 1), (2, 2, 2)):
+            loaded = flash_lm.load(out, mesh=mesh)
+            assert_same_bits(trained, loaded.params, loaded.constants)
+        on_disk = load_file(out / "model.safetensors")
+        assert on_disk.keys() == of_trained(trained.params, trained.model.constants).keys()
+        assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize("x", [np.arange(6.0).reshape(2, 3).T, np.arange(24.0).reshape(2, 3, 4)[:, ::2], np.float32(3)])
+def test_arrays_are_written_as_they_look(x, tmp_path):
+    """Of others than contiguous ones safetensors writes what lies in memory."""
+    write_weights(tmp_path / "x.safetensors", {"x": np.asarray(x)})
+    found = load_file(tmp_path / "x.safetensors")["x"]
+    assert found.shape == np.shape(x) and np.array_equal(found, x)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A model, and the folder of its export."""
+    folder = tmp_path_factory.mktemp("exports")
+    trained = trained_model(folder / "mine", "flash")
+    score = {"run": "mine", "step": 7, "split": "test", "length": 32, "corpus": "text", "perplexity": 12.5}
+    other = score | {"step": 6, "perplexity": 99.0}
+    append_jsonl(folder / "mine" / "results.jsonl", [other, score, score | {"own_corpus": False, "perplexity": 77.0}])
+    write(trained, folder / "out", "cc-by-4.0")
+    return trained, folder / "out"
+
+
+def test_three_lines(exported):
+    trained, out = exported
+    model, original = flash_lm.load(out), LoadedModel(trained)
+    assert "flash" in repr(model) and model.config.model == trained.config.model
+    assert model.generate("the", 9, temperature=0) == original.generate("the", 9, temperature=0)
+    assert model.generate(["the", "a"], 5, seed=3) == original.generate(["the", "a"], 5, seed=3)
+    score = model.score("a cat")
+    assert score == original.score("a cat") and score.tokens == model.tokenizer.encode(["a cat"])[0].tolist()
+    row = np.array([model.tokenizer.begin, *score.tokens])
+    logits = model.logits(row)
+    assert logits.shape == (6, model.config.model.vocab_size) and model.logits([row, row]).shape == (2, *logits.shape)
+    exact = logits.astype(np.float64) - np.log(np.exp(logits.astype(np.float64)).sum(axis=-1, keepdims=True))
+    expected = exact[np.arange(5), row[1:]]
+    np.testing.assert_allclose(score.log_probs, expected, atol=1e-4)
+    assert score.bits_per_byte == pytest.approx(-expected.sum() / np.log(2) / 5, rel=1e-4)
+    assert score.perplexity == pytest.approx(np.exp(-expected.mean()), rel=1e-4)
+    assert flash_lm.load(out, dtype="bfloat16").params["embedding"].dtype == "bfloat16"
+
+
+def test_a_masked_model(tmp_path):
+    trained, out = trained_model(tmp_path / "run", "transformer_plus_plus", "masked_lm"), tmp_path / "out"
+    write(trained, out, "mit")
+    model = flash_lm.load(out)
+    (candidates,) = model.fill_in("the [MASK]at", 2).masks
+    assert len(candidates) == 2
+    for ask in (lambda: model.generate("a"), lambda: model.score("a")):
+        with pytest.raises(InputError, match="cannot continue a text"):
+            ask()
+    assert ModelCard.load(out / "README.md").data.pipeline_tag == "fill-mask"
+
+
+@pytest.mark.parametrize(
+    ("ask", "told"),
+    [
+        (lambda model: model.logits([]), "give whole numbers"),
+        (lambda model: model.logits([0.5]), "give whole numbers"),
+        (lambda model: model.logits([[[1]]]), "L or B×L"),
+        (lambda model: model.logits([1, 260]), "the vocabulary has 260"),
+        (lambda model: model.generate("a", heat=1), "heat: sampling knows temperature"),
+        (lambda model: model.generate([]), "there is no prompt"),
+        (lambda model: model.score(""), "the text is empty"),
+        (lambda model: model.fill_in("a [MASK]"), "has no \\[MASK\\]"),
+    ],
+)
+def test_what_cannot_be_asked(exported, ask, told):
+    with pytest.raises(InputError, match=told):
+        ask(flash_lm.load(exported[1]))
+
+
+def test_the_card_and_the_config_say_what_made_it(exported):
+    trained, out = exported
+    card, config = ModelCard.load(out / "README.md"), json.loads((out / "config.json").read_text())
+    assert card.data.license == "cc-by-4.0" and card.data.pipeline_tag == "text-generation"
+    (result,) = card.data.eval_results
+    assert (result.metric_value, result.dataset_type) == (12.5, "text")
+    for word in ("flash_lm.load", CODE["git"], "abababababab", "| test | 32 | perplexity a token 12.5 |"):
+        assert word in card.text
+    assert config["model_type"] == "flash_lm" and config["flash_lm"]["step"] == 7
+    assert (
+        config["flash_lm"]["facts"] == trained.facts and {"git", "versions"} <= config["flash_lm"]["exported_by"].keys()
+    )
+    assert config["vocab_size"] == 260 and config["hidden_size"] == 16
+
+
+def test_an_export_that_is_refused_writes_nothing(exported, tmp_path, monkeypatch, capsys):
+    trained, out = exported
+    with pytest.raises(InputError, match="exists: name a new folder"):
+        write(trained, out, "mit")
+    with pytest.raises(InputError, match="is an exported model already"):
+        write(load_model(out), tmp_path / "again", "mit")
+    with pytest.raises(InputError, match="has one state: leave @best out"):
+        flash_lm.load(f"{out}@best")
+    monkeypatch.setattr(sys, "argv", ["export", f"--workdir={trained.run}", f"--out={tmp_path / 'x'}"])
+    with pytest.raises(SystemExit, match="2"):
+        run(export.main)
+    assert "--license" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("damage", ["weights", "config", "array"])
+def test_a_damaged_export_is_told_as_such(tmp_path, damage):
+    trained, out = trained_model(tmp_path / "run", "transformer"), tmp_path / "out"
+    write(trained, out, "mit")
+    if damage == "weights":
+        (out / "model.safetensors").write_bytes((out / "model.safetensors").read_bytes()[:-9])
+    elif damage == "config":
+        (out / "config.json").write_text("{")
+    else:
+        arrays = load_file(out / "model.safetensors")
+        write_weights(out / "model.safetensors", arrays | {"embedding": arrays["embedding"][:, :8]})
+    with pytest.raises(InputError, match="out.* is damaged"):
+        flash_lm.load(out)
+
+
+@pytest.fixture(scope="module")
+def tokenizers_here(tmp_path_factory):
+    """Ours, and theirs as a file says it."""
+    folder = tmp_path_factory.mktemp("tokenizers")
+    texts = sorted(pathlib.Path(write_corpus(folder / "t")).parent.glob("*"))
+    lines = [line for path in texts for line in path.read_text().splitlines(keepends=True)]
+    ours = (ByteTokenizer(), CharacterTokenizer("春夏秋冬abc"), train_sentencepiece(lines, 320))
+    pairs = []
+    for tokenizer in ours:
+        theirs = to_hugging_face(tokenizer)
+        theirs.save(str(folder / "tokenizer.json"))
+        theirs = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        theirs.encode_special_tokens = True  # a text that spells [MASK] is text to ours
+        pairs.append((tokenizer, theirs))
+    return pairs
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="▁")) | st.text("the cat\n 猫naï[MASK]<s>")
+)
+def test_ids_are_equal_in_the_tokenizers_format(tokenizers_here, text):
+    for ours, theirs in tokenizers_here:
+        (ids,) = ours.encode([text])
+        assert theirs.encode(text, add_special_tokens=False).ids == ids.tolist(), ours.kind
+        assert theirs.decode(ids.tolist()) == ours.decode(ids.tolist())
+
+
+def test_begin_of_text_comes_first_where_it_is_wanted(tokenizers_here):
+    for ours, theirs in tokenizers_here:
+        assert theirs.encode("a").ids[0] == ours.begin and theirs.get_vocab_size() == ours.vocab_size
+
+
+def test_a_tokenizer_of_an_older_workdir_is_read(tmp_path):
+    save_tokenizer(CharacterTokenizer("ab"), tmp_path)
+    assert not (tmp_path / "tokenizer.json").exists()
+    (tmp_path / "kind.json").rename(tmp_path / "tokenizer.json")
+    assert load_tokenizer(tmp_path).vocab_size == CharacterTokenizer("ab").vocab_size
+
+
+def test_names_of_arrays_are_paths(exported):
+    trained, _ = exported
+    names = flat(trained.params)
+    assert "embedding" in names and any(name.startswith("layers.sublayer_0.") for name in names)
+    assert dataclasses.asdict(trained.config.model)["family"] == "flash"
