@@ -52,10 +52,11 @@ def documents(corpus, split: str) -> list[str]:
     return found
 
 
-def small_config(path: str, cache: pathlib.Path) -> ConfigDict:
-    """A flash model of one layer on bytes; eight rows a batch, one for each fake device."""
+def small_config(path: str, cache: pathlib.Path, family: str = "transformer_plus_plus") -> ConfigDict:
+    """A model of one layer on bytes, of a family that compiles fast; eight rows a batch, one for each fake device."""
     config = get_config()
     config.model.update(
+        family=family,
         num_layers=1,
         model_dim=16,
         num_heads=2,
