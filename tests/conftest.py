@@ -50,12 +50,16 @@ _FEW_FAMILIES = {
     "test_mesh": {"flash"},
     "test_engine": {"transformer_plus_plus", "flash"},
     "test_running_batch": {"flash"},
+    # Single tests that compile a program of their own.
+    "test_influence_without_segment_ids": {"transformer_plus_plus", "flash", "linear_transformer"},
+    "test_flops_are_those_that_xla_counts": {"transformer_plus_plus", "flash", "aft_local"},
 }
 
 
-def _is_quick(module: str, family: str, causal: bool) -> bool:
-    if module in _FEW_FAMILIES:
-        return family in _FEW_FAMILIES[module] and (causal or module != "test_sublayers")
+def _is_quick(module: str, test: str, family: str, causal: bool) -> bool:
+    for name in (module, test):
+        if name in _FEW_FAMILIES:
+            return family in _FEW_FAMILIES[name] and (causal or module != "test_sublayers")
     if not causal and family not in _BOTH_WAYS:
         return False
     return family not in _ALIKE or (module in _ALL_FAMILIES and causal)
@@ -67,7 +71,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         family = params.get("family")
-        if family and not _is_quick(item.path.stem, family, params.get("causal", True)):
+        if family and not _is_quick(item.path.stem, item.originalname, family, params.get("causal", True)):
             item.add_marker(pytest.mark.slow)
         # Models of a family are kept for the session of a process, so its tests run in the same one.
         item.add_marker(pytest.mark.xdist_group(family or item.path.stem))

@@ -51,13 +51,13 @@ def test_train_stop_resume_evaluate_compare(words, tmp_path):
     assert len(out.splitlines()) == 2 and "perplexity" in out
     results = read_jsonl(workdir / "results.jsonl")
     assert [result["length"] for result in results] == [16, 32]
-    assert results[0]["family"] == "flash" and results[0]["step"] == 600
+    assert results[0]["family"] == "transformer_plus_plus" and results[0]["step"] == 600
     # A model that has learned nothing has a perplexity of 260.
     assert results[1]["perplexity"] < 30
 
     script = [sys.executable, "scripts/compare.py", str(workdir), f"--out={tmp_path / 'out'}"]
     out = subprocess.run(script, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert "| flash " in out and "   600 | " in out
+    assert "| transformer_plus_plus " in out and "   600 | " in out
     assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert len(read_jsonl(tmp_path / "out" / "validation.jsonl")) == 3
     assert read_jsonl(tmp_path / "out" / "results.jsonl")[0]["length"] == 32

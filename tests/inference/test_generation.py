@@ -40,7 +40,7 @@ class Ascii(ByteTokenizer):
 
 
 def trained(folder, **changes):
-    config = small_config(write_corpus(folder / "text"), folder / "cache")
+    config = small_config(write_corpus(folder / "text"), folder / "cache", "flash")
     config.train.update(steps=20, eval_every=0, checkpoint_every=0, log_every=20)
     config.mesh.shape = (2, 2, 2)
     config.update_from_flattened_dict(changes)

@@ -132,13 +132,7 @@ ONE_WAY = {
     ("two-heads", False),
     ("dense-two-heads", False),
 }  # the other direction has nothing new
-QUICK = (
-    "t5-softmax",
-    "plain-laplace",
-    "rope-length",
-    "paper-relu2",
-    "dense-two-heads",
-)  # they have each value
+QUICK = ("t5-softmax", "plain-laplace", "rope-length", "paper-relu2", "dense-two-heads")  # they have each value
 BOTH_WAYS = [True, pytest.param(False, marks=pytest.mark.slow)]
 
 

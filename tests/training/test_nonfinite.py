@@ -30,7 +30,7 @@ ROW = 3
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
-    return small_config(write_corpus(folder / "text"), folder / "cache")
+    return small_config(write_corpus(folder / "text"), folder / "cache", "flash")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
-    return small_config(write_corpus(folder / "text"), folder / "cache")
+    return small_config(write_corpus(folder / "text"), folder / "cache", "flash")
 
 
 def test_moments_follow_their_parameters_and_all_is_born_sharded(config):

@@ -27,6 +27,7 @@ VOCAB, B, L = 50, 8, 16
 def parts(**model_keys):
     config = get_config()
     config.model.update(
+        family="transformer",
         num_layers=1,
         model_dim=16,
         num_heads=2,
@@ -147,7 +148,7 @@ def test_weight_decay_is_of_matrices_alone():
         if not np.allclose(a, b, atol=1e-9):
             differing.add(path[-1].key)
             assert np.allclose(b - a, 0.5 * rate * p, atol=1e-7)
-    assert differing == {"kernel", "embedding"}
+    assert differing == {"kernel", "embedding", "table"}
 
 
 @pytest.mark.parametrize(
