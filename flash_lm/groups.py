@@ -41,6 +41,15 @@ def _mesh_shape(x: tuple) -> str | None:
     return None if good else "three sizes (data, fsdp, tensor), each positive, or one of them -1"
 
 
+def _regexes(names: tuple) -> str | None:
+    for name in names:
+        try:
+            re.compile(name)
+        except (TypeError, re.error):
+            return f"regexes of parameters, such as ('embedding', 'layers/.*/kernel'), and {name!r} is not one"
+    return None
+
+
 def _boundaries(steps: tuple) -> str | None:
     good = all(type(x) is int and x > 0 for x in steps) and list(steps) == sorted(set(steps))
     return None if good else "a tuple of positive, increasing steps, such as (3000,)"
@@ -245,9 +254,24 @@ class TrainConfig(Group, name="train"):
         None, "RUN[@best|@STEP]: state, step and data order go on from there, in a new workdir", before=None
     )
 
+    init_from: str = key(
+        None,
+        "RUN[@best|@STEP] or the folder of an exported model: the first parameters are its own, and its tokenizer",
+        before=None,
+    )
+    init_positions: str = key(
+        "refuse",
+        "refuse or interpolate: what happens where positions of train.init_from are of another model.max_length",
+        one_of("refuse", "interpolate"),
+        before="refuse",
+    )
+    freeze: tuple = key((), "regexes of parameters, as in mesh.rules, that no step changes", _regexes, before=())
+
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""
         found = []
+        if self.init_from and self.branch_from:
+            found.append("train.init_from begins a run with parameters, train.branch_from with all: give one of them")
         if self.warmup_steps >= self.steps and self.schedule != "constant":
             found.append(
                 f"train.warmup_steps={self.warmup_steps} must be less than train.steps={self.steps}: lower it, or "

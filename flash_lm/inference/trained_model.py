@@ -7,22 +7,19 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from flash_lm.command import apply_overrides
-from flash_lm.config import Config, parse
-from flash_lm.data.tokenizers import Tokenizer, load_tokenizer
+from flash_lm.config import Config
+from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
-from flash_lm.models.family import complete
 from flash_lm.run_name import RunName, run_name
 from flash_lm.tables import CORPORA
 from flash_lm.training import workdir as run_folder
-from flash_lm.training.experiment import vocabulary
-from flash_lm.training.saved import Facts, check_tokenizer, restore_params
-from flash_lm.training.sharding import make_mesh, param_shardings
+from flash_lm.training.saved import Facts
 from flash_lm.training.state import ModelFunction, Params
+from flash_lm.training.weights import read_weights
 
 # Keys of `config.data` that say which text is read.
 OF_A_TEXT = ("corpus", "path", "name", "config", "split", "text_column", "streaming")
@@ -126,25 +123,12 @@ def load_model(
     raw: Any = run_folder.read_config(name.workdir)
     _override(raw, overrides)
     raw.update_from_flattened_dict({"mesh.shape": mesh_shape})
-    saved_dtype = jnp.dtype(raw.model.param_dtype)
+    saved_dtype = raw.model.param_dtype
     if dtype:
         raw.update_from_flattened_dict({"model.dtype": dtype, "model.param_dtype": dtype})
-    config, tokenizer = parse(raw), load_tokenizer(name.workdir / "tokenizer")
-    model_config = complete(dataclasses.replace(config.model, vocab_size=vocabulary(config, tokenizer)))
-    config = dataclasses.replace(config, model=model_config)
-    model, mesh = ModelFunction(model_config, config.seed), make_mesh(config.mesh)
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    abstract = jax.eval_shape(model.init)
-    with_sharding = lambda x, s: jax.ShapeDtypeStruct(x.shape, saved_dtype, sharding=s)
-    abstract = jax.tree.map(
-        with_sharding, abstract, param_shardings(abstract, model.traits().matrix, config.mesh, mesh)
-    )
-    drawn = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), model.constants)
-    step, params, constants, facts = restore_params(name, abstract, drawn)
-    check_tokenizer(facts, tokenizer)
-    model = model if constants is None else model.with_constants(constants)
-    params = jax.tree.map(lambda x: x.astype(model_config.param_dtype), params)
-    return TrainedModel(name, step, config, tokenizer, model, params, mesh, facts)
+    read = read_weights(name, raw, saved_dtype)
+    params = jax.tree.map(lambda x: x.astype(read.config.model.param_dtype), read.params)
+    return TrainedModel(name, read.step, read.config, read.tokenizer, read.model, params, read.mesh, read.facts)
 
 
 def _override(raw: Any, overrides: Sequence[str]) -> None:

@@ -156,7 +156,7 @@ class FactorisedCore(AFTCore):
         super().__init__(config)
         self.window, self.longest, self.width_of_w = window, config.max_length, options.bias_dim
         shape, dtype = (config.max_length, options.bias_dim), jnp.dtype(config.param_dtype)
-        draw = lambda: nnx.Param(_POSITION_INIT(rngs.params(), shape, dtype), rate=options.bias_rate)
+        draw = lambda: nnx.Param(_POSITION_INIT(rngs.params(), shape, dtype), rate=options.bias_rate, positions=True)
         self.query_position, self.key_position = draw(), draw()
 
     def bias(self, queries_BxL: jax.Array, keys_BxM: jax.Array) -> PositionBias | None:

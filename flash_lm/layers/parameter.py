@@ -4,11 +4,13 @@
     nnx.Param(value, **VECTORS)      gains, offsets, biases, filters: vectors, however many of them there are
     nnx.Param(value, rate=3.0)       the optimizer moves it three times as far a step
     nnx.Param(value, project=f)      after each step it is f of what it would be (of one layer's, where it is stacked)
+    nnx.Param(value, positions=True) its first dimension (of one layer's) is the position, up to model.max_length
 
 Matrices are decayed, and cut over the devices; vectors are neither.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,11 +27,13 @@ class Traits:
         matrix: whether it is one.
         rate: its part of the learning rate.
         project: what it is put through after a step; False: nothing.
+        positions: whether it has a vector for each position.
     """
 
     matrix: Any
     rate: Any
     project: Any
+    positions: Any
 
 
 def traits(parameters: nnx.State) -> Traits:
@@ -38,15 +42,16 @@ def traits(parameters: nnx.State) -> Traits:
     def matrix(path: tuple, variable: nnx.Variable) -> bool:
         return variable.get_metadata().get("matrix", len(variable.shape) - is_stacked(path) >= 2)
 
-    def rate(path: tuple, variable: nnx.Variable) -> float:
-        del path
-        return variable.get_metadata().get("rate", 1.0)
+    def said(name: str, default: Any) -> Callable[[tuple, nnx.Variable], Any]:
+        return lambda path, variable: variable.get_metadata().get(name, default)
 
-    def project(path: tuple, variable: nnx.Variable) -> Any:
-        del path
-        return variable.get_metadata().get("project", False)
+    rules = (matrix, said("rate", 1.0), said("project", False), said("positions", False))
+    return Traits(*(_tree(parameters, say) for say in rules))
 
-    return Traits(*(_tree(parameters, say) for say in (matrix, rate, project)))
+
+def name_of(path: tuple) -> str:
+    """A parameter's name, as `mesh.rules` and `train.freeze` have it; `path`: from the model on."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def is_stacked(path: tuple) -> bool:

@@ -21,7 +21,8 @@ class LearnedPositions(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """Draws the table."""
         shape = (config.max_length, config.model_dim)
-        self.table = nnx.Param(KERNEL_INITS["normal"](rngs.params(), shape, jnp.dtype(config.param_dtype)))
+        table = KERNEL_INITS["normal"](rngs.params(), shape, jnp.dtype(config.param_dtype))
+        self.table = nnx.Param(table, positions=True)
 
     def __call__(self, positions_BxL: jax.Array) -> jax.Array:
         """B×L×D; a position at or over max_length gives NaN rather than a wrong vector."""

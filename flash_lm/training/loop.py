@@ -124,7 +124,7 @@ class _Loop:
         config, stops = self.config.train, StopOfAllHosts(should_stop)
         with contextlib.closing(self.writer):
             self._announce()
-            if self.start.branches:  # from now on the parent may change or vanish
+            if self.start.told:  # from now on the parent may change or vanish
                 self._save(None)
                 self.checkpoints.wait()
             self.clock.start()
@@ -196,8 +196,8 @@ class _Loop:
             f"{devices[0].platform} device(s); corpus {corpus.name} {corpus.fingerprint[:12]}, step {self.step} of "
             f"{self.config.train.steps}"
         )
-        if self.start.branches:
-            self.writer.say(f"it branches from {self.config.train.branch_from} at step {self.step}")
+        if self.start.told:
+            self.writer.say(self.start.told)
 
     def _log(self, step: int, metrics: dict[str, jax.Array], batch: dict[str, jax.Array]) -> None:
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}

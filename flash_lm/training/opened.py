@@ -11,6 +11,7 @@ from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.run_name import RunName, run_name
 from flash_lm.training import saved
 from flash_lm.training import workdir as run_folder
+from flash_lm.training.initial import tokenizer_of
 from flash_lm.training.lock import locked
 
 
@@ -32,7 +33,9 @@ class OpenRun:
 
     def own_corpus(self) -> OwnCorpus | None:
         """What the run, or its parent, knows of its corpus; None: nothing yet."""
-        return saved.own_corpus(self.parent.workdir if self.parent else self.workdir, self.config)
+        own = saved.own_corpus(self.parent.workdir if self.parent else self.workdir, self.config)
+        init_from = self.config.train.get("init_from")
+        return own or (OwnCorpus(tokenizer_of(init_from, self.config)) if init_from else None)
 
     def begin(self, tokenizer: Tokenizer) -> None:
         """Writes what a run has before its first step, and what this resume changes.

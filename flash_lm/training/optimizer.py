@@ -5,14 +5,18 @@ root mean square) is reckoned for each layer apart, so that stacking changes not
 """
 
 import dataclasses
+import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from flash_lm.config import TrainConfig
-from flash_lm.layers.parameter import Traits, is_stacked
+from flash_lm.errors import InputError
+from flash_lm.layers.parameter import Traits, is_stacked, name_of
 from flash_lm.tables import OPTIMIZERS
 
 _STEP_DECAY = 0.1  # factor of the learning rate at each boundary
@@ -110,13 +114,35 @@ def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransfo
     clips = {"global": clip, "parameter": _by_parameter(clip)}
     whole = optax.chain(clips[config.clip_mode], rule) if config.clip else rule
 
+    frozen = frozen_parameters(config.freeze, traits.matrix)
+    # Not 0, to which a parameter of -0 would be moved.
+    still = lambda x, is_frozen, value: jnp.full_like(x, value) if is_frozen else x
+
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates = jax.tree.map(partial(still, value=0), updates, frozen)  # which the norm of all does not count
         updates, state = whole.update(updates, state, params)
         updates = jax.tree.map(lambda x, rate: x if rate == 1 else x * rate, updates, traits.rate)
-        return jax.tree_util.tree_map_with_path(_projected, updates, params, traits.project), state
+        updates = jax.tree_util.tree_map_with_path(_projected, updates, params, traits.project)
+        return jax.tree.map(partial(still, value=-0.0), updates, frozen), state
 
     # No link of the chain, which would be a part of the state: older checkpoints have none.
     return optax.GradientTransformation(whole.init, update)
+
+
+def frozen_parameters(regexes: tuple[str, ...], parameters: Any) -> Any:
+    """Which parameters a config freezes: a tree of booleans like theirs.
+
+    Raises:
+        InputError: a regex fits none, or all are frozen.
+    """
+    names = [name_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(parameters)]
+    if idle := [regex for regex in regexes if not any(re.search(regex, name) for name in names)]:
+        raise InputError(f"train.freeze: {', '.join(idle)} fits no parameter: they are {', '.join(names)}")
+    is_frozen = lambda path, _: any(re.search(regex, name_of(path)) for regex in regexes)
+    frozen = jax.tree_util.tree_map_with_path(is_frozen, parameters)
+    if all(jax.tree.leaves(frozen)):
+        raise InputError(f"train.freeze={','.join(regexes)} freezes every parameter: leave one to be trained")
+    return frozen
 
 
 def _projected(path: Any, update: jax.Array, param: jax.Array, project: Any) -> jax.Array:

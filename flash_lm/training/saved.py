@@ -108,13 +108,13 @@ def check_tokenizer(facts: Facts, tokenizer: Tokenizer) -> None:
         )
 
 
-def identity(name: RunName, facts: Facts, state: TrainState) -> Facts:
-    """What a branch remembers of the checkpoint that it begins with; its own parent is among it, if it has one."""
+def identity(name: RunName, step: int, params: Params, facts: Facts) -> Facts:
+    """What a run remembers of the checkpoint that it begins with; that one's own parent is among it, if it has one."""
     return {
         "run": str(name),
-        "step": int(state.step),
+        "step": step,
         "config_hash": run_folder.hash_of_config(name.workdir),
-        "params": fingerprint(state.params),
+        "params": fingerprint(params),
         "corpus": facts["corpus"],
     } | {key: facts[key] for key in ("code", "parent") if key in facts}
 

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from flash_lm.config import MESH_AXES, MeshConfig
 from flash_lm.data.share import Share
 from flash_lm.errors import InputError
-from flash_lm.layers.parameter import is_stacked
+from flash_lm.layers.parameter import is_stacked, name_of
 from flash_lm.training.hosts import of_all_hosts
 from flash_lm.training.state import Params, TrainState
 
@@ -127,7 +127,7 @@ def _devices_of_rows(mesh: Mesh | AbstractMesh) -> int:
 def _spec(
     path: Any, shape: tuple[int, ...], is_matrix: bool, config: MeshConfig, mesh: Mesh, problems: list[str]
 ) -> PartitionSpec:
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    name = name_of(path)
     # The stacked layers' first dimension is the layer, which lax.scan slices.
     stacked = (None,) if is_stacked(path) else ()
     by_shape = _largest_cut(shape[len(stacked) :], mesh.shape["fsdp"]) if is_matrix else ()

@@ -13,6 +13,7 @@ from flash_lm.run_name import RunName
 from flash_lm.training import saved
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.experiment import Experiment, Setup
+from flash_lm.training.initial import initial_state
 from flash_lm.training.state import TrainState, init_state
 
 
@@ -26,7 +27,7 @@ class Start:
         facts: that the checkpoint tells of the steps before; at the beginning none.
         share: what this host reads of a batch.
         place: in a streamed corpus.
-        branches: whether the checkpoint is another run's.
+        told: where it begins, if that is another run; the first state is saved then, since that may change or vanish.
     """
 
     experiment: Experiment
@@ -34,7 +35,7 @@ class Start:
     facts: saved.Facts
     share: Share
     place: dict[str, Any] | None
-    branches: bool
+    told: str | None
 
 
 def find_start(experiment: Experiment, checkpoints: Checkpoints | None, parent: RunName | None) -> Start:
@@ -43,24 +44,35 @@ def find_start(experiment: Experiment, checkpoints: Checkpoints | None, parent: 
     Raises:
         InputError: no sound checkpoint, of another corpus, or of a stream on other hosts; nothing is written.
     """
-    share, branches = experiment.share(), checkpoints is None and parent is not None
+    share, told = experiment.share(), None
     if checkpoints is not None:
         state, facts = checkpoints.restore_newest(experiment.abstract)
     elif parent is not None:
         state, facts = saved.restore(parent, experiment.abstract)
     else:
-        return Start(experiment, new_state(experiment), {}, share, None, branches)
+        return _first(experiment, share)
     _check_corpus(facts, experiment.corpus)
     if state.constants is None:
         everywhere = NamedSharding(experiment.mesh, PartitionSpec())
         state = dataclasses.replace(state, constants=jax.device_put(experiment.model.constants, everywhere))
-    if branches and parent is not None:
+    if checkpoints is None and parent is not None:
         step, steps = int(state.step), experiment.config.train.steps
         if step >= steps:
             raise InputError(f"{parent} has done {step} steps, and train.steps={steps} must be more: raise it")
-        facts |= {"parent": saved.identity(parent, facts, state)}
+        facts |= {"parent": saved.identity(parent, step, state.params, facts)}
+        told = f"it branches from {parent} at step {step}"
     experiment = experiment.with_constants(state.constants)
-    return Start(experiment, state, facts, share, _place(facts.get("places"), share), branches)
+    return Start(experiment, state, facts, share, _place(facts.get("places"), share), told)
+
+
+def _first(experiment: Experiment, share: Share) -> Start:
+    """The first step, with parameters that are drawn or another model's."""
+    state = new_state(experiment)
+    if not experiment.config.train.init_from:
+        return Start(experiment, state, {}, share, None, None)
+    initial = initial_state(experiment, state)
+    experiment = experiment.with_constants(initial.state.constants)
+    return Start(experiment, initial.state, {"parent": initial.parent}, share, None, initial.told)
 
 
 def _check_corpus(facts: saved.Facts, corpus: Splits) -> None:

@@ -1,0 +1,125 @@
+"""The first parameters of a run that starts from another's: by name, and drawn where there are none."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from flash_lm.config import Config
+from flash_lm.data.tokenizers import Tokenizer, load_tokenizer
+from flash_lm.errors import InputError
+from flash_lm.layers.parameter import is_stacked, name_of
+from flash_lm.run_name import run_name
+from flash_lm.training import saved
+from flash_lm.training import workdir as run_folder
+from flash_lm.training.experiment import Experiment
+from flash_lm.training.state import TrainState
+from flash_lm.training.weights import read_weights
+
+_VOCABULARY = ("tokenizer", "vocab_size", "tokenizer_path")  # keys of config.data
+
+
+def tokenizer_of(name: str, config: Any) -> Tokenizer:
+    """The tokenizer of the model that a run starts from, which it must use, too.
+
+    Raises:
+        InputError: there is no such model, or the config names another kind of tokenizer.
+    """
+    folder = run_name(name).workdir
+    theirs = run_folder.read_config(folder).data
+    wrong = [key for key in _VOCABULARY if config.data.get(key) not in (None, theirs.get(key))]
+    if wrong:
+        told = "; ".join(f"data.{key}={theirs.get(key)} there, {config.data.get(key)} here" for key in wrong)
+        raise InputError(f"train.init_from={name} has another vocabulary ({told}): set it as there")
+    return load_tokenizer(folder / "tokenizer")
+
+
+@dataclasses.dataclass(frozen=True)
+class Initial:
+    """A first state.
+
+    Attributes:
+        state: with the other model's parameters.
+        parent: what the run remembers of it.
+        told: in one sentence, what was taken and what was not.
+    """
+
+    state: TrainState
+    parent: dict[str, Any]
+    told: str
+
+
+def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
+    """The first state of a run whose config names train.init_from.
+
+    Args:
+        experiment: of the run.
+        drawn: its state without that, whose parameters stay where the other model has none of the name.
+
+    Raises:
+        InputError: no such model, another vocabulary, or parameters of other shapes: all in one message.
+    """
+    config = experiment.config
+    name = run_name(config.train.init_from)
+    raw = run_folder.read_config(name.workdir)
+    raw.update_from_flattened_dict({"mesh.shape": config.mesh.shape, "mesh.rules": config.mesh.rules})
+    theirs = read_weights(name, raw, raw.model.param_dtype)
+    if theirs.tokenizer.fingerprint != experiment.corpus.tokenizer.fingerprint:
+        raise InputError(
+            f"train.init_from={name} has another vocabulary than the corpus {experiment.corpus.name}: take a model of "
+            f"these tokens"
+        )
+    there = {name_of(path): x for path, x in jax.tree_util.tree_leaves_with_path(theirs.params)}
+    taken, new, wrong = [], [], []
+
+    def choose(path: Any, own: jax.Array, has_positions: bool) -> jax.Array:
+        key = name_of(path)
+        if key not in there:
+            new.append(key)
+            return own
+        x = there[key]
+        if has_positions and x.shape != own.shape and config.train.init_positions == "interpolate":
+            x = _interpolated(x, own.shape, axis=int(is_stacked(path)))
+        if x.shape != own.shape:
+            wrong.append(f"{key} {list(x.shape)} there, {list(own.shape)} here")
+            return own
+        taken.append(key)
+        return jax.device_put(x.astype(own.dtype), own.sharding)
+
+    params = jax.tree_util.tree_map_with_path(choose, drawn.params, experiment.model.traits().positions)
+    parts = {"drawn": new, "of another shape": wrong, "left out": sorted(there.keys() - {*taken, *new} - _names(wrong))}
+    told = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
+    told = f"train.init_from={name}: {len(taken)} parameters taken" + (f"; {told}" if told else "")
+    if wrong:
+        raise InputError(f"{told}: set the model's keys as there{_advice(config, theirs.config)}")
+    constants = drawn.constants
+    if jax.tree.map(jnp.shape, theirs.model.constants) == jax.tree.map(jnp.shape, constants):
+        put = lambda x, own: jax.device_put(jnp.asarray(x, own.dtype), own.sharding)
+        constants = jax.tree.map(put, theirs.model.constants, constants)
+    state = dataclasses.replace(drawn, params=params, constants=constants)
+    return Initial(state, saved.identity(name, theirs.step, theirs.params, theirs.facts), told)
+
+
+def _names(wrong: list[str]) -> set[str]:
+    return {text.partition(" ")[0] for text in wrong}
+
+
+def _advice(config: Config, theirs: Config) -> str:
+    if config.model.max_length == theirs.model.max_length:
+        return ""
+    return (
+        f" (model.max_length={theirs.model.max_length} there, {config.model.max_length} here: positions alone can be "
+        f"brought to another length by train.init_positions=interpolate)"
+    )
+
+
+def _interpolated(x: jax.Array, shape: tuple[int, ...], axis: int) -> jax.Array:
+    """Along the positions, linearly: the first and the last stay what they are."""
+    if x.shape[:axis] + x.shape[axis + 1 :] != shape[:axis] + shape[axis + 1 :]:
+        return x
+    place = jnp.linspace(0, x.shape[axis] - 1, shape[axis])
+    low = jnp.floor(place).astype(jnp.int32)
+    part = (place - low).reshape(*[1] * axis, -1, *[1] * (x.ndim - axis - 1))
+    left, right = (jnp.take(x, i.clip(0, x.shape[axis] - 1), axis=axis).astype(jnp.float32) for i in (low, low + 1))
+    return left * (1 - part) + right * part

@@ -1,0 +1,69 @@
+"""The weights of a checkpoint, or of an exported model, with the config and the tokenizer that they need."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from flash_lm.config import Config, parse
+from flash_lm.data.tokenizers import Tokenizer, load_tokenizer
+from flash_lm.models.family import complete
+from flash_lm.run_name import RunName
+from flash_lm.training.experiment import vocabulary
+from flash_lm.training.saved import Facts, check_tokenizer, restore_params
+from flash_lm.training.sharding import make_mesh, param_shardings
+from flash_lm.training.state import ModelFunction, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """What was trained, without optimizer and corpus.
+
+    Attributes:
+        step: of the checkpoint.
+        config: complete.
+        tokenizer: of the run.
+        model: with what was drawn and not trained.
+        params: of the checkpoint, in `saved_dtype`.
+        mesh: on which they lie.
+        facts: of the checkpoint.
+    """
+
+    step: int
+    config: Config
+    tokenizer: Tokenizer
+    model: ModelFunction
+    params: Params
+    mesh: Mesh
+    facts: Facts
+
+
+def read_weights(name: RunName, raw: Any, saved_dtype: str) -> Weights:
+    """Reads them onto the mesh of a config.
+
+    Args:
+        name: of the checkpoint.
+        raw: the run's config, with what may be changed of it.
+        saved_dtype: of the parameters in the checkpoint.
+
+    Raises:
+        InputError: no such checkpoint, or a mesh that does not fit.
+    """
+    config, tokenizer = parse(raw), load_tokenizer(name.workdir / "tokenizer")
+    model_config = complete(dataclasses.replace(config.model, vocab_size=vocabulary(config, tokenizer)))
+    config = dataclasses.replace(config, model=model_config)
+    model, mesh = ModelFunction(model_config, config.seed), make_mesh(config.mesh)
+    everywhere, dtype = NamedSharding(mesh, PartitionSpec()), jnp.dtype(saved_dtype)
+    abstract = jax.eval_shape(model.init)
+    abstract = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding),
+        abstract,
+        param_shardings(abstract, model.traits().matrix, config.mesh, mesh),
+    )
+    drawn = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), model.constants)
+    step, params, constants, facts = restore_params(name, abstract, drawn)
+    check_tokenizer(facts, tokenizer)
+    model = model if constants is None else model.with_constants(constants)
+    return Weights(step, config, tokenizer, model, params, mesh, facts)
