@@ -6,18 +6,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from flash_lm.config import Config
+from flash_lm.config import Config, parse
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.layers.parameter import is_stacked, name_of
+from flash_lm.models.family import complete
 from flash_lm.run_name import run_name
 from flash_lm.training import saved
 from flash_lm.training import workdir as run_folder
-from flash_lm.training.experiment import Experiment
+from flash_lm.training.experiment import Experiment, vocabulary
+from flash_lm.training.exported import flat
 from flash_lm.training.state import TrainState
 from flash_lm.training.weights import read_weights
 
 _VOCABULARY = ("tokenizer", "vocab_size", "tokenizer_path")  # keys of config.data
+_OF_THE_TASK = ("vocab_size", "max_length", "causal", "head")  # keys of config.model
 
 
 def tokenizer_of(name: str, config: Any) -> Tokenizer:
@@ -33,6 +36,27 @@ def tokenizer_of(name: str, config: Any) -> Tokenizer:
         told = "; ".join(f"data.{key}={theirs.get(key)} there, {config.data.get(key)} here" for key in wrong)
         raise InputError(f"train.init_from={name} has another vocabulary ({told}): set it as there")
     return load_tokenizer(folder / "tokenizer")
+
+
+def like_parent(config: Any, name: str) -> Any:
+    """A config that leaves open what a model is, as the model that it starts from has it.
+
+    A family's defaults depend on the objective, and its parameters have been trained with these.
+
+    Raises:
+        InputError: there is no such model.
+    """
+    folder = run_name(name).workdir
+    theirs = parse(run_folder.read_config(folder))
+    vocab_size = vocabulary(theirs, load_tokenizer(folder / "tokenizer"))
+    model = complete(dataclasses.replace(theirs.model, vocab_size=vocab_size))
+    if (config.model.get("family"), tuple(config.model.get("pattern", ()))) != (model.family, model.pattern):
+        return config
+    config = config.copy_and_resolve_references()
+    left_open = [key for key, value in flat(config.model.to_dict()).items() if value is None]
+    known = {key: model.get(key) for key in left_open if key not in _OF_THE_TASK}
+    config.model.update_from_flattened_dict({key: value for key, value in known.items() if value is not None})
+    return config
 
 
 @dataclasses.dataclass(frozen=True)

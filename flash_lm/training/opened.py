@@ -11,7 +11,7 @@ from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.run_name import RunName, run_name
 from flash_lm.training import saved
 from flash_lm.training import workdir as run_folder
-from flash_lm.training.initial import tokenizer_of
+from flash_lm.training.initial import like_parent, tokenizer_of
 from flash_lm.training.lock import locked
 
 
@@ -64,6 +64,9 @@ def _look(workdir: pathlib.Path, config: Any) -> OpenRun:
     newest = max(saved.steps(workdir), default=None)
     branch_from = config.get("train", {}).get("branch_from")
     parent = run_name(branch_from) if branch_from and newest is None else None
+    init_from = config.get("train", {}).get("init_from")
+    if init_from and newest is None:
+        config = like_parent(config, init_from)
     config = run_folder.check_config(workdir, config)
     if parent:
         config = run_folder.check_branch(parent.workdir, config)
