@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from flash_lm.config import parse
 from flash_lm.data.token_cache import OwnCorpus
 from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.run_name import RunName, run_name
@@ -53,8 +54,10 @@ def opened(workdir: pathlib.Path, config: Any) -> Iterator[OpenRun]:
     """Holds a folder for a run of this config; it is as it was before if nothing comes of it.
 
     Raises:
-        InputError: it holds something else, a run of another config, or one in which another process trains.
+        InputError: a bad config; or the folder holds something else, a run of another config, or one in which another
+            process trains.
     """
+    parse(config)
     _look(workdir, config)  # a folder of something else is not even locked
     with locked(workdir):
         yield _look(workdir, config)  # again: another process may just have left

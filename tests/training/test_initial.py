@@ -1,0 +1,166 @@
+"""Runs that start from another model's parameters, and parameters that no step changes."""
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small import small_config, write_corpus
+
+import flash_lm
+from flash_lm.config import parse
+from flash_lm.errors import InputError
+from flash_lm.inference.exporting import export
+from flash_lm.inference.scoring import evaluate
+from flash_lm.inference.trained_model import load_model
+from flash_lm.layers.parameter import Traits, name_of
+from flash_lm.study import changed
+from flash_lm.tables import OPTIMIZERS
+from flash_lm.training.exported import flat
+from flash_lm.training.loop import train
+from flash_lm.training.optimizer import frozen_parameters, make_optimizer
+from training.runs import losses, stop_after
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory, usual_promotion):
+    folder = tmp_path_factory.mktemp("corpus")
+    config = small_config(write_corpus(folder / "text"), folder / "cache")
+    config.model.update(absolute_positions="learned", num_layers=2)
+    config.train.update(steps=2, warmup_steps=1, eval_every=0, eval_steps=1, checkpoint_every=0)
+    return config
+
+
+@pytest.fixture(scope="module")
+def parent(config, tmp_path_factory):
+    """Of a masked language model."""
+    workdir = tmp_path_factory.mktemp("runs") / "parent"
+    train(changed(config, {"task": "masked_lm"}), workdir)
+    return workdir
+
+
+def arrays(run) -> dict[str, np.ndarray]:
+    return {name: np.asarray(x) for name, x in flat(flash_lm.load(run).params).items()}
+
+
+def begun(config, workdir, **keys) -> dict[str, np.ndarray]:
+    """The parameters before the first step of a run with these keys, which is stopped after it."""
+    train(changed(config, {key.replace("__", "."): x for key, x in keys.items()}), workdir, should_stop=stop_after(1))
+    return arrays(f"{workdir}@0")
+
+
+def test_another_objective_begins_with_the_same_parameters(config, parent, tmp_path):
+    """Those of the run as of its export; the run remembers whose they were, and needs them no longer."""
+    theirs = arrays(parent)
+    export(load_model(parent), tmp_path / "exported", "mit")
+    for source in (shutil.copytree(parent, tmp_path / "copy"), tmp_path / "exported"):
+        child = tmp_path / f"from_{source.name}"
+        found = begun(config, child, train__init_from=str(source), data__length=16)
+        assert found.keys() == theirs.keys() and all(np.array_equal(found[name], theirs[name]) for name in theirs)
+        shutil.rmtree(source)
+        train(changed(config, {"train.init_from": str(source), "data.length": 16}), child)
+        (line,) = evaluate(child, "test")
+        assert line["parent_run"] == str(source) and line["parent_step"] == 2 and line["step"] == 2
+        assert not any(np.array_equal(x, theirs[name]) for name, x in arrays(child).items() if "kernel" in name)
+    assert losses(tmp_path / "from_copy") == losses(tmp_path / "from_exported")
+
+
+def test_what_is_new_is_drawn_and_what_has_no_place_is_left_out(config, parent, tmp_path, capsys):
+    theirs = arrays(parent)
+    untied = begun(config, tmp_path / "untied", train__init_from=str(parent), model__tie_embeddings=False)
+    (new,) = untied.keys() - theirs.keys()
+    np.testing.assert_allclose(untied[new], flat(load_model(tmp_path / "untied").model.init())[new], atol=1e-6)
+    assert all(np.array_equal(untied[name], theirs[name]) for name in theirs)
+    assert f"drawn: {new}" in capsys.readouterr().out
+    tied = begun(config, tmp_path / "tied", train__init_from=f"{tmp_path / 'untied'}@0")
+    assert new not in tied and f"left out: {new}" in capsys.readouterr().out
+
+
+def test_positions_of_another_length(config, parent, tmp_path):
+    longer = {"model__max_length": 47, "data__length": 32, "train__init_from": str(parent)}
+    with pytest.raises(InputError, match=r"positions/table \[32, 16\] there, \[47, 16\] here.*init_positions=interp"):
+        begun(config, tmp_path / "run", **longer)
+    found = begun(config, tmp_path / "run", **longer, train__init_positions="interpolate")["positions.table"]
+    theirs, places = arrays(parent)["positions.table"], np.linspace(0, 31, 47)
+    expected = np.stack([np.interp(places, np.arange(32), column) for column in theirs.T], axis=1)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_features_that_were_drawn_are_the_parents(config, tmp_path):
+    of = lambda seed: changed(config, {"model.family": "performer", "seed": seed})
+    train(of(0), tmp_path / "parent")
+    begun(of(5), tmp_path / "child", train__init_from=str(tmp_path / "parent"))
+    here, there = (jax.tree.leaves(flash_lm.load(run).constants) for run in (tmp_path / "child", tmp_path / "parent"))
+    assert here and all(np.array_equal(a, b) for a, b in zip(here, there, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (
+            {"model.num_layers": 1, "model.mlp_dim": 8},
+            r"of another shape: .*kernel \[2, 16, .*kernel \[2, .* there",
+        ),
+        ({"data.tokenizer": "sentencepiece"}, "another vocabulary .data.tokenizer=bytes there, sentencepiece here"),
+        ({"train.branch_from": "{parent}"}, "train.branch_from with all: give one of them"),
+        ({"train.init_from": "nowhere"}, "nowhere holds no run"),
+        ({"train.init_from": "{parent}@5"}, "no checkpoint of step 5"),
+        ({"train.freeze": ("head", "shared")}, "train.freeze: head, shared fits no parameter: they are embedding"),
+        ({"train.freeze": ("",)}, "freezes every parameter"),
+        ({"train.freeze": ("(",)}, "is not one"),
+    ],
+    ids=str,
+)
+def test_what_is_refused_writes_nothing(config, parent, tmp_path, keys, told):
+    keys = {"train.init_from": str(parent)} | keys
+    keys = {key: x.format(parent=parent) if isinstance(x, str) else x for key, x in keys.items()}
+    with pytest.raises(InputError, match=told):
+        train(changed(config, keys), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_frozen_parameters_stay_to_the_bit(config, parent, tmp_path):
+    """Decayed, clipped and logged with the others or not."""
+    keys = {"train.init_from": str(parent), "train.freeze": ("embedding", "sublayer_0/(query|key)"), "train.steps": 3}
+    train(changed(config, keys | {"train.weight_decay": 0.5, "train.clip": 0.01}), tmp_path / "run")
+    before, after = arrays(parent), arrays(tmp_path / "run")
+    still = {name for name in before if before[name].tobytes() == after[name].tobytes()}
+    assert still == {"embedding", "layers.sublayer_0.query.kernel", "layers.sublayer_0.key.kernel"}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_no_optimizer_moves_what_is_frozen(config, name):
+    """Nor turns a -0 into a 0; and the others move as if what is frozen were not there."""
+    settings = changed(config, {"train.optimizer": name, "train.freeze": ("a",), "train.weight_decay": 0.1})
+    random = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(random.standard_normal(shape), jnp.float32)
+    params, grads = ({"a": draw(4, 4).at[0, 0].set(-0.0), "b": draw(4, 4)} for _ in range(2))
+    like = lambda value: dict.fromkeys(params, value)
+    traits = Traits(like(True), like(1.0), like(False), like(False))
+    alone = Traits(*({"b": x["b"]} for x in (traits.matrix, traits.rate, traits.project, traits.positions)))
+    free = changed(settings, {"train.freeze": ()})
+    found, expected = params, {"b": params["b"]}
+    both, one = make_optimizer(parse(settings).train, traits), make_optimizer(parse(free).train, alone)
+    states = both.init(found), one.init(expected)
+    for _ in range(3):
+        updates, state = both.update(grads, states[0], found)
+        others, other = one.update({"b": grads["b"]}, states[1], expected)
+        found, expected, states = (
+            optax.apply_updates(found, updates),
+            optax.apply_updates(expected, others),
+            (state, other),
+        )
+    assert np.asarray(found["a"]).tobytes() == np.asarray(params["a"]).tobytes()
+    np.testing.assert_allclose(found["b"], expected["b"], rtol=1e-6)
+    assert not np.array_equal(found["b"], params["b"])
+
+
+def test_names_are_those_of_the_mesh_rules():
+    tree = {"layers": {"x": {"kernel": 1}}, "embedding": 2}
+    assert frozen_parameters(("layers/.*/kernel",), tree) == {"layers": {"x": {"kernel": True}}, "embedding": False}
+    assert [name_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)] == ["embedding", "layers/x/kernel"]
