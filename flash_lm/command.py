@@ -237,14 +237,18 @@ def override(config: ConfigDict, word: str) -> str | None:
 
 
 def _tuple(text: str) -> tuple[Any, ...]:
-    if not set(text) & set("([{'\""):
-        return tuple(_literal(word) for word in words_of(text))
-    value = ast.literal_eval(text)
-    return tuple(value) if isinstance(value, tuple | list) else (value,)
+    if text[:1] in "([{'\"":
+        value = ast.literal_eval(text)
+        return tuple(value) if isinstance(value, tuple | list) else (value,)
+    return tuple(_literal(word) for word in words_of(text))
 
 
 def _literal(word: str) -> Any:
-    return word if word.replace(".", "").isidentifier() else ast.literal_eval(word)
+    """A number; or a word, such as a name or a regex, as it is."""
+    try:
+        return ast.literal_eval(word)
+    except (ValueError, SyntaxError):
+        return word
 
 
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}

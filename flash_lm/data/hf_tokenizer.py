@@ -10,21 +10,35 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from tokenizers.processors import TemplateProcessing
 
-from flash_lm.data.tokenizers import SPECIALS, ByteTokenizer, CharacterTokenizer, SentencePieceTokenizer
+from flash_lm.data.tokenizers import MASK, SPECIALS, ByteTokenizer, CharacterTokenizer, SentencePieceTokenizer
 from flash_lm.data.tokenizers import Tokenizer as OurTokenizer
 
 _proto: Any = sentencepiece_model_pb2  # made by a compiler, without types
 _BLANK = "▁"  # as SentencePiece writes it
 _UNKNOWN = "<unk>"
+# What different tokenizers cut in different ways.
+_PROBES = ("a b", "  two  blanks ", "\n\n\ttab\r\n", "naïve 猫 😀", "import os.path as p2", "The cat's 1,234.5 cats")
 
 
 def to_hugging_face(tokenizer: OurTokenizer) -> Tokenizer | str:
     """The same tokenizer there, or a sentence on why there is none."""
     if isinstance(tokenizer, ByteTokenizer):
-        return _of_bytes()
-    if isinstance(tokenizer, CharacterTokenizer):
-        return _of_characters(tokenizer)
-    return _of_sentencepiece(tokenizer)
+        found = _of_bytes()
+    elif isinstance(tokenizer, CharacterTokenizer):
+        found = _of_characters(tokenizer)
+    else:
+        found = _of_sentencepiece(tokenizer)
+    if isinstance(found, str):
+        return found
+    begin = found.id_to_token(tokenizer.begin) or SPECIALS[1]
+    found.add_special_tokens([_special(begin), _special(MASK)])  # a model that was not made here may have no mask
+    found.post_processor = TemplateProcessing(
+        single=f"{begin} $A", pair=f"{begin} $A $B", special_tokens=[(begin, tokenizer.begin)]
+    )
+    for text in _PROBES:
+        if found.encode(text, add_special_tokens=False).ids != tokenizer.encode([text])[0].tolist():
+            return f"its tokens of {text!r} would be others there"
+    return found
 
 
 def _of_bytes() -> Tokenizer:
@@ -32,7 +46,8 @@ def _of_bytes() -> Tokenizer:
     vocab = {name: i for i, name in enumerate(SPECIALS)} | {_byte(b): len(SPECIALS) + b for b in range(256)}
     found = Tokenizer(models.BPE(vocab, [], byte_fallback=True))
     found.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    return _with_specials(found, SPECIALS)
+    found.add_special_tokens([_special(name) for name in SPECIALS])
+    return found
 
 
 def _of_characters(tokenizer: CharacterTokenizer) -> Tokenizer:
@@ -40,7 +55,8 @@ def _of_characters(tokenizer: CharacterTokenizer) -> Tokenizer:
     vocab = {name: i for i, name in enumerate((*SPECIALS, _UNKNOWN, *characters))}
     found = Tokenizer(models.BPE(vocab, [], unk_token=_UNKNOWN))
     found.decoder = decoders.Fuse()
-    return _with_specials(found, (*SPECIALS, _UNKNOWN))
+    found.add_special_tokens([_special(name) for name in (*SPECIALS, _UNKNOWN)])
+    return found
 
 
 def _of_sentencepiece(tokenizer: SentencePieceTokenizer) -> Tokenizer | str:
@@ -60,23 +76,21 @@ def _of_sentencepiece(tokenizer: SentencePieceTokenizer) -> Tokenizer | str:
         for i in range(1, len(piece))
         if piece[:i] in scores and piece[i:] in scores
     ]
-    found = Tokenizer(models.BPE(vocab, merges, unk_token=_UNKNOWN, byte_fallback=True))
+    found = Tokenizer(models.BPE(vocab, merges, byte_fallback=True))
     found.normalizer = normalizers.Replace(" ", _BLANK)
     found.decoder = decoders.Sequence([decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()])
     whole = [piece.piece for piece in spec.pieces if piece.type == kind.USER_DEFINED]
+    if any(_BLANK in piece for piece in whole):
+        return (
+            "its SentencePiece model has pieces of its own with blanks, which no tokenizer there cuts in the same way"
+        )
     found.add_tokens([AddedToken(piece, normalized=False) for piece in whole])
-    specials = [piece.piece for piece in spec.pieces if piece.type in (kind.CONTROL, kind.UNKNOWN)]
-    return _with_specials(found, specials)
-
-
-def _with_specials(found: Tokenizer, names: tuple[str, ...] | list[str]) -> Tokenizer:
-    """With special tokens, and begin-of-text before a text that is to have them."""
-    found.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-    begin = SPECIALS[1]
-    found.post_processor = TemplateProcessing(
-        single=f"{begin} $A", pair=f"{begin} $A $B", special_tokens=[(begin, found.token_to_id(begin))]
-    )
+    found.add_special_tokens([_special(x.piece) for x in spec.pieces if x.type in (kind.CONTROL, kind.UNKNOWN)])
     return found
+
+
+def _special(name: str) -> AddedToken:
+    return AddedToken(name, special=True, normalized=False)
 
 
 def _byte(value: int) -> str:

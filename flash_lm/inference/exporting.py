@@ -3,7 +3,7 @@
 import json
 import os
 import pathlib
-import shutil
+import tempfile
 from typing import Any
 
 import jax
@@ -15,14 +15,13 @@ from flash_lm.errors import InputError
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.jsonl import Line, read_jsonl
 from flash_lm.provenance import provenance
-from flash_lm.tables import TASKS
+from flash_lm.tables import CORPORA, TASKS
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.exported import WEIGHTS, is_export, of_trained, write_weights
-from flash_lm.training.hosts import fetched, is_first
+from flash_lm.training.hosts import fetched, is_first, of_all_hosts
 
 # Of a line of results: what is told in the card, and its name there.
 _METRICS = {"perplexity": "perplexity a token", "bits_per_byte": "bits a byte", "accuracy": "accuracy"}
-_PIPELINES = {"continue": "text-generation", "fill_in": "fill-mask"}  # of what a task's models answer
 
 
 def export(trained: TrainedModel, out: pathlib.Path, license_: str) -> list[str]:
@@ -37,28 +36,35 @@ def export(trained: TrainedModel, out: pathlib.Path, license_: str) -> list[str]
         Sentences on what could not be written.
 
     Raises:
-        InputError: the folder is there already, or the model is an export itself.
+        InputError: the folder is there already, the model is an export itself, or there is no licence.
     """
     if is_export(trained.run.workdir):
         raise InputError(f"{trained.run} is an exported model already: copy the folder")
-    if out.exists():
+    if not license_.strip():
+        raise InputError("--license is empty: name the licence of the model, such as apache-2.0 or other")
+    if of_all_hosts(out.exists() or out.is_symlink())[0]:
         raise InputError(f"--out={out} exists: name a new folder")
     arrays = of_trained(jax.tree.map(fetched, trained.params), trained.model.constants)
     if not is_first():
         return []
-    partial, told = out.with_name(f"{out.name}.partial"), []
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    write_weights(partial / WEIGHTS, arrays)
-    (partial / "config.json").write_text(json.dumps(_config(trained), indent=2, ensure_ascii=False) + "\n", "utf-8")
-    save_tokenizer(trained.tokenizer, partial / "tokenizer")
-    theirs = to_hugging_face(trained.tokenizer)
-    if isinstance(theirs, str):
-        told.append(f"there is no tokenizer.json: {theirs}")
-    else:
-        theirs.save(str(partial / "tokenizer.json"))
-    _card(trained, license_).save(partial / "README.md")
-    os.replace(partial, out)
+    theirs, told = to_hugging_face(trained.tokenizer), []
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
+        partial = pathlib.Path(folder) / "export"
+        partial.mkdir()
+        write_weights(partial / WEIGHTS, arrays)
+        about = json.dumps(_config(trained), indent=2, ensure_ascii=False)
+        (partial / "config.json").write_text(f"{about}\n", encoding="utf-8")
+        save_tokenizer(trained.tokenizer, partial / "tokenizer")
+        if isinstance(theirs, str):
+            told.append(f"there is no tokenizer.json: {theirs}")
+        else:
+            theirs.save(str(partial / "tokenizer.json"))
+        _card(trained, out.name, license_).save(partial / "README.md")
+        try:
+            os.rename(partial, out)
+        except OSError as error:
+            raise InputError(f"--out={out} cannot be written: {error.strerror}") from None
     return told
 
 
@@ -85,12 +91,12 @@ def _config(trained: TrainedModel) -> dict[str, Any]:
     }
 
 
-def _card(trained: TrainedModel, license_: str) -> ModelCard:
-    config, name = trained.config, trained.name
-    lines = _results(trained)
+def _card(trained: TrainedModel, name: str, license_: str) -> ModelCard:
+    config, lines = trained.config, _results(trained)
+    example = _example(trained)
     measured = [
         EvalResult(
-            task_type=_PIPELINES.get(TASKS[config.task].answers or "", "text-generation"),
+            task_type="text-generation" if TASKS[config.task].causal else "fill-mask",
             dataset_type=line["corpus"],
             dataset_name=f"{line['corpus']}, {line['split']}",
             metric_type=key,
@@ -104,35 +110,40 @@ def _card(trained: TrainedModel, license_: str) -> ModelCard:
     data = ModelCardData(
         license=license_,
         library_name="flash_lm",
-        pipeline_tag=_PIPELINES.get(TASKS[config.task].answers or ""),
+        pipeline_tag=example[0] if example else None,
         tags=["jax", "flax", config.model.label, config.task],
         model_name=name,
         eval_results=measured or None,
     )
-    code = trained.facts.get("code", {})
+    code, parent = trained.facts.get("code", {}), trained.facts.get("parent")
     rows = [f"| {line['split']} | {line['length']} | {_figures(line)} |" for line in lines]
     table = ["| split | length | scores |", "| :-- | --: | :-- |", *rows] if rows else ["It has not been scored."]
-    use = f'model = flash_lm.load("{name}")\nprint(model.{_example(trained)})'
+    saved_dtype = run_folder.read_config(trained.run.workdir).model.param_dtype
+    if rows and saved_dtype != config.model.param_dtype:
+        table.append(f"\nThese are of the parameters in {saved_dtype}, before they were rounded.")
+    source = ", ".join(str(x) for x in (config.data.corpus, config.data.name, config.data.config) if x)
+    use = [f'model = flash_lm.load("path/to/{name}")', *([f"print(model.{example[1]})"] if example else [])]
+    origin = f"- **Begun with** the parameters of `{parent['run']}`, step {parent['step']}.\n" if parent else ""
     text = f"""---
 {data.to_yaml()}
 ---
 
 # {name}
 
-A language model of family `{config.model.label}` with {trained.model.parameter_count():,} parameters, trained with
-`task={config.task}` by flash_lm.
+A language model of family `{config.model.label}` with {trained.model.parameter_count():,} parameters in
+{config.model.param_dtype}, trained with `task={config.task}` by flash_lm.
 
 ```python
 import flash_lm
 
-{use}
+{chr(10).join(use)}
 ```
 
-- **Data**: corpus `{config.data.corpus}`, fingerprint `{trained.facts.get("corpus", "unknown")[:12]}`; tokenizer
+- **Data**: corpus `{source}`, fingerprint `{trained.facts.get("corpus", "unknown")[:12]}`; tokenizer
   `{trained.tokenizer.kind}` of {trained.tokenizer.vocab_size:,} tokens.
 - **Training**: {trained.step:,} steps of {config.data.tokens_per_batch:,} tokens in rows of {config.data.length},
   seed {config.seed}; {code.get("versions", "versions unknown")}; commit {code.get("git", "unknown")}.
-
+{origin}
 ## Scores
 
 {chr(10).join(table)}
@@ -141,10 +152,10 @@ import flash_lm
 
 
 def _results(trained: TrainedModel) -> list[Line]:
-    """The newest lines of this checkpoint, of the run's own corpus, a split and length each."""
-    path = trained.run.workdir / "results.jsonl"
+    """The newest lines of this checkpoint, of the run's own corpus as it was trained on, a split and length each."""
+    path, pack = trained.run.workdir / "results.jsonl", trained.config.data.pack
     lines = read_jsonl(path) if path.exists() else []
-    mine = [x for x in lines if x["step"] == trained.step and x.get("own_corpus", True)]
+    mine = [x for x in lines if x["step"] == trained.step and x.get("own_corpus", True) and x.get("pack", pack) == pack]
     return list({(x["split"], x["length"]): x for x in mine}.values())
 
 
@@ -152,5 +163,9 @@ def _figures(line: Line) -> str:
     return ", ".join(f"{what} {line[key]:.4g}" for key, what in _METRICS.items() if key in line)
 
 
-def _example(trained: TrainedModel) -> str:
-    return 'fill_in("one [MASK]")' if TASKS[trained.config.task].answers == "fill_in" else 'generate("Once upon")'
+def _example(trained: TrainedModel) -> tuple[str, str] | None:
+    """The hub's name for what the model does, and a call that shows it; None: nothing with text."""
+    if TASKS[trained.config.task].answers == "fill_in":
+        return "fill-mask", 'fill_in("one [MASK]")'
+    of_text = CORPORA[trained.config.data.corpus].answers == "text"
+    return ("text-generation", 'generate("Once upon")') if of_text and TASKS[trained.config.task].answers else None

@@ -135,8 +135,11 @@ class LoadedModel:
         Raises:
             InputError: no ids, ids outside of the vocabulary, or more than the positions reach.
         """
-        array, mesh = np.asarray(ids), self._trained.mesh
-        ids_BxL = np.atleast_2d(array)
+        try:
+            array = np.asarray(ids)
+        except ValueError:
+            raise InputError("ids in rows of different lengths: give L or B×L") from None
+        ids_BxL, mesh = np.atleast_2d(array), self._trained.mesh
         if not array.size or array.ndim > 2 or not np.issubdtype(array.dtype, np.integer):
             raise InputError(f"ids of shape {array.shape}, {array.dtype}: give whole numbers, L or B×L, not none")
         if ids_BxL.min() < 0 or ids_BxL.max() >= self.config.model.vocab_size:
@@ -159,7 +162,11 @@ class LoadedModel:
 
 
 def load(
-    run: str | os.PathLike[str] | RunName, *, dtype: str | None = None, mesh: tuple[int, ...] = (-1, 1, 1)
+    run: str | os.PathLike[str] | RunName,
+    *,
+    dtype: str | None = None,
+    mesh: tuple[int, ...] = (-1, 1, 1),
+    overrides: Sequence[str] = (),
 ) -> LoadedModel:
     """Loads a trained model.
 
@@ -167,8 +174,9 @@ def load(
         run: a run, such as runs/mine or runs/mine@best, or the folder of an exported model.
         dtype: of parameters and computation, float32 or bfloat16; None: as it was trained.
         mesh: devices along (data, fsdp, tensor).
+        overrides: words such as --config.model.quadratic.implementation=blocked, of how it is computed.
 
     Raises:
         InputError: there is no such run, checkpoint or model, or the mesh does not fit.
     """
-    return LoadedModel(load_model(run, dtype=dtype, mesh_shape=mesh))
+    return LoadedModel(load_model(run, dtype=dtype, mesh_shape=mesh, overrides=overrides))

@@ -13,11 +13,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from flash_lm.errors import InputError
-from flash_lm.run_name import NEWEST, RunName
 from flash_lm.training.state import Params
 
 WEIGHTS = "model.safetensors"
@@ -60,27 +58,30 @@ def of_trained(params: Params, constants: Params) -> dict[str, Any]:
     return flat(params) | flat(constants, f"{_CONSTANTS}.")
 
 
-def read_trained(name: RunName, params: Params, constants: Params) -> tuple[int, Params, Params, dict[str, Any]]:
+def about(folder: pathlib.Path) -> dict[str, Any]:
+    """What made an export: its run, step, hash of config, facts and versions.
+
+    Raises:
+        OSError, ValueError, KeyError: the folder is damaged.
+    """
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))["flash_lm"]
+
+
+def read_trained(folder: pathlib.Path, params: Params, constants: Params) -> tuple[int, Params, Params, dict[str, Any]]:
     """Step, parameters, constants and facts of an export.
 
     Args:
-        name: its folder.
+        folder: of the export.
         params: shapes, dtypes and shardings of the parameters.
         constants: likewise of what is drawn and not trained.
 
     Raises:
-        InputError: the folder is damaged, or a checkpoint is asked for.
+        Exception: of any kind, the folder is damaged.
     """
-    if name.which != NEWEST:
-        raise InputError(f"{name.workdir} is an exported model, which has one state: leave @{name.which} out")
-    try:
-        about = json.loads((name.workdir / "config.json").read_text(encoding="utf-8"))["flash_lm"]
-        with safe_open(name.workdir / WEIGHTS, framework="np") as file:
-            read = {key: _placed(file, key, like) for key, like in of_trained(params, constants).items()}
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise InputError(f"{name.workdir} is damaged ({error}): export the run again") from None
-    tree = nested(read)
-    return about["step"], {k: v for k, v in tree.items() if k != _CONSTANTS}, tree.get(_CONSTANTS, {}), about["facts"]
+    made = about(folder)
+    with safe_open(folder / WEIGHTS, framework="np") as file:
+        tree = nested({key: _placed(file, key, like) for key, like in of_trained(params, constants).items()})
+    return made["step"], {k: x for k, x in tree.items() if k != _CONSTANTS}, tree.get(_CONSTANTS, {}), made["facts"]
 
 
 def _placed(file: Any, key: str, like: jax.ShapeDtypeStruct) -> jax.Array:

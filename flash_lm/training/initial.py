@@ -12,6 +12,7 @@ from flash_lm.errors import InputError
 from flash_lm.layers.parameter import is_stacked, name_of
 from flash_lm.models.family import complete
 from flash_lm.run_name import run_name
+from flash_lm.tables import CORPORA, TASKS
 from flash_lm.training import saved
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.experiment import Experiment, vocabulary
@@ -19,23 +20,31 @@ from flash_lm.training.exported import flat
 from flash_lm.training.state import TrainState
 from flash_lm.training.weights import read_weights
 
-_VOCABULARY = ("tokenizer", "vocab_size", "tokenizer_path")  # keys of config.data
-_OF_THE_TASK = ("vocab_size", "max_length", "causal", "head")  # keys of config.model
+_OF_THE_TASK = ("max_length", "causal", "head")  # keys of config.model
+# Of a machine and not of a model.
+_HOW = ("kernels", "quadratic.implementation", "remat", "scan_layers")
 
 
-def tokenizer_of(name: str, config: Any) -> Tokenizer:
-    """The tokenizer of the model that a run starts from, which it must use, too.
+def tokenizer_of(name: str, config: Any) -> Tokenizer | None:
+    """The tokenizer of the model that a run on text starts from, which it must use, too.
+
+    None: the corpus is of examples, and brings its own; `initial_state` compares them.
 
     Raises:
         InputError: there is no such model, or the config names another kind of tokenizer.
     """
-    folder = run_name(name).workdir
-    theirs = run_folder.read_config(folder).data
-    wrong = [key for key in _VOCABULARY if config.data.get(key) not in (None, theirs.get(key))]
-    if wrong:
-        told = "; ".join(f"data.{key}={theirs.get(key)} there, {config.data.get(key)} here" for key in wrong)
+    folder, data = run_name(name).workdir, config.data
+    theirs, tokenizer = run_folder.read_config(folder).data, load_tokenizer(folder / "tokenizer")
+    if data.corpus in CORPORA and CORPORA[data.corpus].examples:
+        return None
+    there, here = {"tokenizer": tokenizer.kind}, {"tokenizer": data.tokenizer}
+    if tokenizer.kind == "sentencepiece":
+        key = "vocab_size" if data.tokenizer_path is None else "tokenizer_path"
+        there[key], here[key] = theirs.get(key), data[key]
+    if there != here:
+        told = "; ".join(f"data.{key}={there[key]} there, {here[key]} here" for key in there if there[key] != here[key])
         raise InputError(f"train.init_from={name} has another vocabulary ({told}): set it as there")
-    return load_tokenizer(folder / "tokenizer")
+    return tokenizer
 
 
 def like_parent(config: Any, name: str) -> Any:
@@ -47,14 +56,15 @@ def like_parent(config: Any, name: str) -> Any:
         InputError: there is no such model.
     """
     folder = run_name(name).workdir
-    theirs = parse(run_folder.read_config(folder))
-    vocab_size = vocabulary(theirs, load_tokenizer(folder / "tokenizer"))
-    model = complete(dataclasses.replace(theirs.model, vocab_size=vocab_size))
+    theirs, tokenizer = parse(run_folder.read_config(folder)), load_tokenizer(folder / "tokenizer")
+    model = complete(dataclasses.replace(theirs.model, vocab_size=vocabulary(theirs, tokenizer)))
     if (config.model.get("family"), tuple(config.model.get("pattern", ()))) != (model.family, model.pattern):
         return config
     config = config.copy_and_resolve_references()
     left_open = [key for key, value in flat(config.model.to_dict()).items() if value is None]
     known = {key: model.get(key) for key in left_open if key not in _OF_THE_TASK}
+    if "vocab_size" in known and TASKS[config.task].vocabulary(tokenizer) > model.vocab_size:
+        del known["vocab_size"]  # it is too few for this task
     config.model.update_from_flattened_dict({key: value for key, value in known.items() if value is not None})
     return config
 
@@ -88,6 +98,7 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
     name = run_name(config.train.init_from)
     raw = run_folder.read_config(name.workdir)
     raw.update_from_flattened_dict({"mesh.shape": config.mesh.shape, "mesh.rules": config.mesh.rules})
+    raw.update_from_flattened_dict({f"model.{key}": config.model.get(key) for key in _HOW})
     theirs = read_weights(name, raw, raw.model.param_dtype)
     if theirs.tokenizer.fingerprint != experiment.corpus.tokenizer.fingerprint:
         raise InputError(
@@ -97,7 +108,7 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
     there = {name_of(path): x for path, x in jax.tree_util.tree_leaves_with_path(theirs.params)}
     taken, new, wrong = [], [], []
 
-    def choose(path: Any, own: jax.Array, has_positions: bool) -> jax.Array:
+    def first(path: Any, own: jax.Array, has_positions: bool) -> jax.Array:
         key = name_of(path)
         if key not in there:
             new.append(key)
@@ -111,7 +122,7 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
         taken.append(key)
         return jax.device_put(x.astype(own.dtype), own.sharding)
 
-    params = jax.tree_util.tree_map_with_path(choose, drawn.params, experiment.model.traits().positions)
+    params = jax.tree_util.tree_map_with_path(first, drawn.params, experiment.model.traits().positions)
     parts = {"drawn": new, "of another shape": wrong, "left out": sorted(there.keys() - {*taken, *new} - _names(wrong))}
     told = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
     told = f"train.init_from={name}: {len(taken)} parameters taken" + (f"; {told}" if told else "")

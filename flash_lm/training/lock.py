@@ -38,7 +38,7 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
         yield
     finally:
         if file is not None:
-            if empty and [path.name for path in workdir.iterdir()] == [NAME]:
+            if not holder and empty and [path.name for path in workdir.iterdir()] == [NAME]:
                 (workdir / NAME).unlink()
                 if made:
                     workdir.rmdir()

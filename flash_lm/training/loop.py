@@ -37,7 +37,8 @@ def train(
 ) -> None:
     """Trains to config.train.steps, from the newest checkpoint in `workdir` if there is one.
 
-    A run that has none and whose config.train.branch_from names one begins with a copy of that.
+    A run that has none begins with a copy of the checkpoint that config.train.branch_from names, or with the parameters
+    that config.train.init_from names.
 
     Args:
         config: in the schema of configs/base.py.

@@ -23,7 +23,7 @@ from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError, first_line
 from flash_lm.run_name import BEST, NEWEST, RunName
 from flash_lm.training import workdir as run_folder
-from flash_lm.training.exported import is_export, read_trained
+from flash_lm.training.exported import about, is_export, read_trained
 from flash_lm.training.fingerprint import fingerprint
 from flash_lm.training.hosts import of_all_hosts
 from flash_lm.training.state import Params, TrainState
@@ -76,7 +76,12 @@ def restore_params(name: RunName, params: Params, constants: Params) -> tuple[in
     Raises as `restore` does.
     """
     if is_export(name.workdir):
-        return read_trained(name, params, constants)
+        if name.which != NEWEST:
+            raise InputError(f"{name.workdir} is an exported model, which has one state: leave @{name.which} out")
+        read = _on_all_hosts(partial(read_trained, name.workdir, params, constants))
+        if isinstance(read, str):
+            raise InputError(f"{name.workdir} is damaged ({read}): export the run again")
+        return read
     step, tree, facts = _restore(name, {"params": params} | ({"constants": constants} if constants else {}), {})
     return step, tree["params"], tree.get("constants", None if constants else {}), facts
 
@@ -110,10 +115,11 @@ def check_tokenizer(facts: Facts, tokenizer: Tokenizer) -> None:
 
 def identity(name: RunName, step: int, params: Params, facts: Facts) -> Facts:
     """What a run remembers of the checkpoint that it begins with; that one's own parent is among it, if it has one."""
+    made = about(name.workdir) if is_export(name.workdir) else {}
     return {
-        "run": str(name),
+        "run": made.get("run", str(name)),
         "step": step,
-        "config_hash": run_folder.hash_of_config(name.workdir),
+        "config_hash": made.get("config_hash") or run_folder.hash_of_config(name.workdir),
         "params": fingerprint(params),
         "corpus": facts["corpus"],
     } | {key: facts[key] for key in ("code", "parent") if key in facts}

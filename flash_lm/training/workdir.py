@@ -21,6 +21,7 @@ from flash_lm.plugins import import_plugins
 from flash_lm.provenance import config_hash
 from flash_lm.schema import SECTIONS
 from flash_lm.training import lock
+from flash_lm.training.exported import is_export
 from flash_lm.training.hosts import is_first, of_all_hosts
 from flash_lm.training.metrics import read_lines
 
@@ -56,6 +57,8 @@ _OF_A_BRANCH = (
     "train.decay_steps",
     "train.boundaries",
 )
+# What a branch, whose state is its parent's, has no use for.
+_OF_A_BEGINNING = ("train.init_from", "train.init_positions")
 _PLACES = ("data.path", "data.cache_dir")
 # Checkpoints know their run by the rest of its config.json. The list is that of the oldest runs and never changes.
 _NOT_IN_FINGERPRINT = (
@@ -83,6 +86,11 @@ def check_config(workdir: pathlib.Path, config: Any) -> Any:
     names = [name for name in names if name not in _BEFORE_CONFIG]
     if not names:
         return config
+    if is_export(workdir):
+        raise InputError(
+            f"{workdir} is an exported model: choose another --workdir, and start from it with "
+            f"--config.train.init_from={workdir}"
+        )
     if _CONFIG not in names:
         raise InputError(f"{workdir} exists and is not a run of flash_lm: choose another --workdir")
     config, changes = _compared(workdir, config)
@@ -104,8 +112,11 @@ def check_branch(parent: pathlib.Path, config: Any) -> Any:
     Raises:
         InputError: there is no such run, or its config is another.
     """
-    config, changes = _compared(parent, config, but=_OF_A_BRANCH)
-    differing = {key: told for key, told in changes.items() if not _is_free(key, config) and key not in _OF_A_BRANCH}
+    if is_export(parent):
+        raise InputError(f"{parent} is an exported model, without a state to go on from: use train.init_from={parent}")
+    ours = (*_OF_A_BRANCH, *_OF_A_BEGINNING)
+    config, changes = _compared(parent, config, but=ours)
+    differing = {key: told for key, told in changes.items() if not _is_free(key, config) and key not in ours}
     if differing:
         raise InputError(
             f"train.branch_from={config.train.branch_from} is a run of another config ({_told(differing)}): a branch "
