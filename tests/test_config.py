@@ -279,3 +279,15 @@ def test_a_flat_config_of_an_older_version_is_todays():
     assert new["model"]["quadratic"] == {"implementation": "plain"} and new["model"]["favor"]["redraw"] is True
     assert new["model"]["logistics"] == {"mixtures": 4} and new["data"]["masking"] == {"rate": 0.3}
     assert not flat.keys() & new["model"].keys() and "mask_rate" not in new["data"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("layers/.*", ("layers/.*",)),
+        ("^embedding$,sublayer_0/(query|key)", ("^embedding$", "sublayer_0/(query|key)")),
+        ("('a,b',)", ("a,b",)),
+    ],
+)
+def test_regexes_on_the_command_line(text, expected):
+    assert load_config("quickstart", [f"--config.train.freeze={text}"]).train.freeze == expected

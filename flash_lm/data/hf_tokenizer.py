@@ -80,7 +80,7 @@ def _of_sentencepiece(tokenizer: SentencePieceTokenizer) -> Tokenizer | str:
     found.normalizer = normalizers.Replace(" ", _BLANK)
     found.decoder = decoders.Sequence([decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()])
     whole = [piece.piece for piece in spec.pieces if piece.type == kind.USER_DEFINED]
-    if any(_BLANK in piece for piece in whole):
+    if any({" ", _BLANK} & set(piece) for piece in whole):
         return (
             "its SentencePiece model has pieces of its own with blanks, which no tokenizer there cuts in the same way"
         )

@@ -1,6 +1,7 @@
 """Exported models: every family, dtype and mesh to the bit, tokenizers with equal ids, and a card that says no more."""
 
 import dataclasses
+import io
 import json
 import pathlib
 import sys
@@ -8,6 +9,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+import sentencepiece
 from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +25,7 @@ from flash_lm.data.hf_tokenizer import to_hugging_face
 from flash_lm.data.tokenizers import (
     ByteTokenizer,
     CharacterTokenizer,
+    SentencePieceTokenizer,
     load_tokenizer,
     save_tokenizer,
     train_sentencepiece,
@@ -137,6 +140,7 @@ def test_a_masked_model(tmp_path):
     [
         (lambda model: model.logits([]), "give whole numbers"),
         (lambda model: model.logits([0.5]), "give whole numbers"),
+        (lambda model: model.logits([[1, 2], [1]]), "rows of different lengths"),
         (lambda model: model.logits([[[1]]]), "L or B×L"),
         (lambda model: model.logits([1, 260]), "the vocabulary has 260"),
         (lambda model: model.generate("a", heat=1), "heat: sampling knows temperature"),
@@ -165,12 +169,29 @@ def test_the_card_and_the_config_say_what_made_it(exported):
     assert config["vocab_size"] == 260 and config["hidden_size"] == 16
 
 
+def test_a_card_shows_no_more_than_the_model_can(tmp_path):
+    """Copies are no text; and figures are of the parameters as they were trained."""
+    trained = trained_model(tmp_path / "run", "transformer")
+    data = dataclasses.replace(trained.config.data, corpus="copy", pack="examples")
+    trained = dataclasses.replace(trained, config=dataclasses.replace(trained.config, data=data))
+    score = {"run": "run", "step": 7, "split": "test", "length": 32, "corpus": "copy", "accuracy": 0.5}
+    append_jsonl(tmp_path / "run" / "results.jsonl", [score])
+    model = dataclasses.replace(trained.config.model, param_dtype="bfloat16")
+    rounded = dataclasses.replace(trained, config=dataclasses.replace(trained.config, model=model))
+    write(rounded, tmp_path / "mine", "mit")
+    card = ModelCard.load(tmp_path / "mine" / "README.md")
+    assert "generate" not in card.text and card.data.pipeline_tag is None and card.data.model_name == "mine"
+    assert 'load("path/to/mine")' in card.text and "before they were rounded" in card.text
+
+
 def test_an_export_that_is_refused_writes_nothing(exported, tmp_path, monkeypatch, capsys):
     trained, out = exported
     with pytest.raises(InputError, match="exists: name a new folder"):
         write(trained, out, "mit")
     with pytest.raises(InputError, match="is an exported model already"):
         write(load_model(out), tmp_path / "again", "mit")
+    with pytest.raises(InputError, match="--license is empty"):
+        write(trained, tmp_path / "x", " ")
     with pytest.raises(InputError, match="has one state: leave @best out"):
         flash_lm.load(f"{out}@best")
     monkeypatch.setattr(sys, "argv", ["export", f"--workdir={trained.run}", f"--out={tmp_path / 'x'}"])
@@ -179,7 +200,7 @@ def test_an_export_that_is_refused_writes_nothing(exported, tmp_path, monkeypatc
     assert "--license" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("damage", ["weights", "config", "array"])
+@pytest.mark.parametrize("damage", ["weights", "config", "array", "facts"])
 def test_a_damaged_export_is_told_as_such(tmp_path, damage):
     trained, out = trained_model(tmp_path / "run", "transformer"), tmp_path / "out"
     write(trained, out, "mit")
@@ -187,6 +208,10 @@ def test_a_damaged_export_is_told_as_such(tmp_path, damage):
         (out / "model.safetensors").write_bytes((out / "model.safetensors").read_bytes()[:-9])
     elif damage == "config":
         (out / "config.json").write_text("{")
+    elif damage == "facts":
+        about = json.loads((out / "config.json").read_text())
+        del about["flash_lm"]["facts"]
+        (out / "config.json").write_text(json.dumps(about))
     else:
         arrays = load_file(out / "model.safetensors")
         write_weights(out / "model.safetensors", arrays | {"embedding": arrays["embedding"][:, :8]})
@@ -220,6 +245,44 @@ def test_ids_are_equal_in_the_tokenizers_format(tokenizers_here, text):
         (ids,) = ours.encode([text])
         assert theirs.encode(text, add_special_tokens=False).ids == ids.tolist(), ours.kind
         assert theirs.decode(ids.tolist()) == ours.decode(ids.tolist())
+
+
+def foreign(**settings) -> SentencePieceTokenizer:
+    """A SentencePiece model that was made elsewhere."""
+    model, lines = io.BytesIO(), ["the cat sees a dog", "a quick naïve tree (x)", "cats see trees, dogs hear"] * 9
+    ours = {
+        "model_type": "bpe",
+        "normalization_rule_name": "identity",
+        "byte_fallback": True,
+        "add_dummy_prefix": False,
+    }
+    ours |= {"remove_extra_whitespaces": False, "vocab_size": 300, "hard_vocab_limit": False, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=model, **ours | settings)
+    return SentencePieceTokenizer(model.getvalue())
+
+
+@pytest.mark.parametrize("settings", [{}, {"bos_piece": "[BOS]"}, {"user_defined_symbols": ["\n", "cat"]}], ids=str)
+def test_a_foreign_tokenizer_is_the_same_there(settings):
+    """And has a mask where ours has one: after its last token."""
+    ours = foreign(**settings)
+    theirs = to_hugging_face(ours)
+    assert theirs.encode("a cat").ids == [ours.begin, *ours.encode(["a cat"])[0]]
+    assert theirs.token_to_id("[MASK]") == ours.mask == ours.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"model_type": "unigram"}, "not byte-pair encoding"),
+        ({"normalization_rule_name": "nfkc"}, "without normalisation"),
+        ({"byte_fallback": False}, "not byte-pair encoding"),
+        ({"add_dummy_prefix": True}, "adds or removes blanks"),
+        ({"user_defined_symbols": ["cat s"]}, "pieces of its own with blanks"),
+    ],
+    ids=str,
+)
+def test_one_that_cannot_be_the_same_is_left_out_in_words(settings, told):
+    assert told in to_hugging_face(foreign(**settings))
 
 
 def test_begin_of_text_comes_first_where_it_is_wanted(tokenizers_here):

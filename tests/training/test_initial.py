@@ -11,6 +11,7 @@ from small import small_config, write_corpus
 
 import flash_lm
 from flash_lm.config import parse
+from flash_lm.data.tokenizers import CharacterTokenizer, save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.exporting import export
 from flash_lm.inference.scoring import evaluate
@@ -19,6 +20,7 @@ from flash_lm.layers.parameter import Traits, name_of
 from flash_lm.study import changed
 from flash_lm.tables import OPTIMIZERS
 from flash_lm.training.exported import flat
+from flash_lm.training.initial import tokenizer_of
 from flash_lm.training.loop import train
 from flash_lm.training.optimizer import frozen_parameters, make_optimizer
 from training.runs import losses, stop_after
@@ -64,7 +66,8 @@ def test_another_objective_begins_with_the_same_parameters(config, parent, tmp_p
         shutil.rmtree(source)
         train(changed(config, {"train.init_from": str(source), "data.length": 16}), child)
         (line,) = evaluate(child, "test")
-        assert line["parent_run"] == str(source) and line["parent_step"] == 2 and line["step"] == 2
+        whose = parent if source.name == "exported" else source  # an export tells the run that it is of
+        assert line["parent_run"] == str(whose) and line["parent_step"] == 2 and line["step"] == 2
         assert not any(np.array_equal(x, theirs[name]) for name, x in arrays(child).items() if "kernel" in name)
     assert losses(tmp_path / "from_copy") == losses(tmp_path / "from_exported")
 
@@ -158,6 +161,43 @@ def test_no_optimizer_moves_what_is_frozen(config, name):
     assert np.asarray(found["a"]).tobytes() == np.asarray(params["a"]).tobytes()
     np.testing.assert_allclose(found["b"], expected["b"], rtol=1e-6)
     assert not np.array_equal(found["b"], params["b"])
+
+
+def test_a_begun_run_can_be_branched(config, parent, tmp_path):
+    train(changed(config, {"train.init_from": str(parent)}), tmp_path / "begun")
+    branch = {"train.branch_from": str(tmp_path / "begun"), "train.steps": 3}
+    train(changed(config, branch), tmp_path / "branch")
+    assert flash_lm.load(tmp_path / "branch").config.train.init_from is None
+    (line,) = evaluate(tmp_path / "branch", "test")
+    assert line["step"] == 3 and line["parent_run"] == str(tmp_path / "begun")
+
+
+def test_an_export_is_no_run(config, parent, tmp_path):
+    export(load_model(parent), tmp_path / "export", "mit")
+    before = sorted(tmp_path.rglob("*"))
+    for keys, workdir, told in (
+        ({}, "export", "is an exported model: choose another --workdir, and start from it with"),
+        ({"train.branch_from": str(tmp_path / "export")}, "new", "without a state to go on from: use train.init_from"),
+    ):
+        with pytest.raises(InputError, match=told):
+            train(changed(config, keys), tmp_path / workdir)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_a_larger_vocabulary_is_inherited(config, tmp_path):
+    train(changed(config, {"model.vocab_size": 300}), tmp_path / "parent")
+    found = begun(config, tmp_path / "child", train__init_from=str(tmp_path / "parent"), task="masked_lm")
+    assert len(found["embedding"]) == 300
+
+
+def test_a_tokenizer_of_another_kind_is_refused(config, parent, tmp_path):
+    """Also where the parent's corpus, of examples, made its own, of which its config says nothing."""
+    run = shutil.copytree(parent, tmp_path / "run")
+    shutil.rmtree(run / "tokenizer")
+    save_tokenizer(CharacterTokenizer("abc"), run / "tokenizer")
+    with pytest.raises(InputError, match="data.tokenizer=characters there, bytes here"):
+        tokenizer_of(str(run), config)
 
 
 def test_names_are_those_of_the_mesh_rules():
