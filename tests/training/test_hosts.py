@@ -29,7 +29,7 @@ DEVICES = 4  # of all hosts
 @pytest.fixture(scope="module")
 def words(tmp_path_factory) -> list[str]:
     folder = tmp_path_factory.mktemp("corpus")
-    config = small_config(write_corpus(folder / "text"), folder / "cache")
+    config = small_config(write_corpus(folder / "text"), folder / "cache", "flash")
     return ["--config=configs/base.py", *as_overrides(config)]
 
 
