@@ -61,8 +61,8 @@ RATES = {"embedding": 1.0, "layers/kernel": 1.0, "layers/scale": 1.0}
 
 def told(rates: dict) -> Traits:
     """That all but the scales are matrices."""
-    matrix, project = {name: "scale" not in name for name in rates}, dict.fromkeys(rates, False)
-    return Traits(nested(matrix), nested(rates), nested(project))
+    matrix, no = {name: "scale" not in name for name in rates}, dict.fromkeys(rates, False)
+    return Traits(nested(matrix), nested(rates), nested(no), nested(no))
 
 
 def run_ours(config: TrainConfig, rates: dict = RATES) -> dict:
