@@ -237,7 +237,7 @@ def override(config: ConfigDict, word: str) -> str | None:
 
 
 def _tuple(text: str) -> tuple[Any, ...]:
-    if text[:1] in "([{'\"":
+    if text.startswith(("(", "[", "{", "'", '"')):
         value = ast.literal_eval(text)
         return tuple(value) if isinstance(value, tuple | list) else (value,)
     return tuple(_literal(word) for word in words_of(text))

@@ -287,6 +287,7 @@ def test_a_flat_config_of_an_older_version_is_todays():
         ("layers/.*", ("layers/.*",)),
         ("^embedding$,sublayer_0/(query|key)", ("^embedding$", "sublayer_0/(query|key)")),
         ("('a,b',)", ("a,b",)),
+        ("", ()),
     ],
 )
 def test_regexes_on_the_command_line(text, expected):

@@ -10,11 +10,18 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from tokenizers.processors import TemplateProcessing
 
-from flash_lm.data.tokenizers import MASK, SPECIALS, ByteTokenizer, CharacterTokenizer, SentencePieceTokenizer
+from flash_lm.data.tokenizers import (
+    MASK,
+    SPACE,
+    SPECIALS,
+    ByteTokenizer,
+    CharacterTokenizer,
+    SentencePieceTokenizer,
+    byte_piece,
+)
 from flash_lm.data.tokenizers import Tokenizer as OurTokenizer
 
 _proto: Any = sentencepiece_model_pb2  # made by a compiler, without types
-_BLANK = "▁"  # as SentencePiece writes it
 _UNKNOWN = "<unk>"
 # What different tokenizers cut in different ways.
 _PROBES = ("a b", "  two  blanks ", "\n\n\ttab\r\n", "naïve 猫 😀", "import os.path as p2", "The cat's 1,234.5 cats")
@@ -30,7 +37,8 @@ def to_hugging_face(tokenizer: OurTokenizer) -> Tokenizer | str:
         found = _of_sentencepiece(tokenizer)
     if isinstance(found, str):
         return found
-    begin = found.id_to_token(tokenizer.begin) or SPECIALS[1]
+    begin = found.id_to_token(tokenizer.begin)
+    assert begin is not None
     found.add_special_tokens([_special(begin), _special(MASK)])  # a model that was not made here may have no mask
     found.post_processor = TemplateProcessing(
         single=f"{begin} $A", pair=f"{begin} $A $B", special_tokens=[(begin, tokenizer.begin)]
@@ -43,7 +51,7 @@ def to_hugging_face(tokenizer: OurTokenizer) -> Tokenizer | str:
 
 def _of_bytes() -> Tokenizer:
     """No pair of bytes is ever merged."""
-    vocab = {name: i for i, name in enumerate(SPECIALS)} | {_byte(b): len(SPECIALS) + b for b in range(256)}
+    vocab = {name: i for i, name in enumerate(SPECIALS)} | {byte_piece(b): len(SPECIALS) + b for b in range(256)}
     found = Tokenizer(models.BPE(vocab, [], byte_fallback=True))
     found.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     found.add_special_tokens([_special(name) for name in SPECIALS])
@@ -77,10 +85,10 @@ def _of_sentencepiece(tokenizer: SentencePieceTokenizer) -> Tokenizer | str:
         if piece[:i] in scores and piece[i:] in scores
     ]
     found = Tokenizer(models.BPE(vocab, merges, byte_fallback=True))
-    found.normalizer = normalizers.Replace(" ", _BLANK)
-    found.decoder = decoders.Sequence([decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()])
+    found.normalizer = normalizers.Replace(" ", SPACE)
+    found.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
     whole = [piece.piece for piece in spec.pieces if piece.type == kind.USER_DEFINED]
-    if any({" ", _BLANK} & set(piece) for piece in whole):
+    if any({" ", SPACE} & set(piece) for piece in whole):
         return (
             "its SentencePiece model has pieces of its own with blanks, which no tokenizer there cuts in the same way"
         )
@@ -91,7 +99,3 @@ def _of_sentencepiece(tokenizer: SentencePieceTokenizer) -> Tokenizer | str:
 
 def _special(name: str) -> AddedToken:
     return AddedToken(name, special=True, normalized=False)
-
-
-def _byte(value: int) -> str:
-    return f"<0x{value:02X}>"

@@ -18,9 +18,14 @@ from flash_lm.errors import InputError
 # The first ids of every tokenizer made here, so that they stand at the same place in all of them.
 MASK = "[MASK]"
 SPECIALS = ("<pad>", "<s>", "</s>", MASK)
-_SPACE = "▁"  # U+2581, as which SentencePiece writes a blank
+SPACE = "▁"  # U+2581, as which SentencePiece writes a blank
 _MODEL_FILE, _INFO_FILE = "sentencepiece.model", "kind.json"  # the first holds the model of any kind
 _OLD_INFO_FILE = "tokenizer.json"  # which others take for a tokenizer of theirs
+
+
+def byte_piece(value: int) -> str:
+    """As SentencePiece, and others after it, write a byte."""
+    return f"<0x{value:02X}>"
 
 
 class ByteTokenizer:
@@ -83,21 +88,21 @@ class SentencePieceTokenizer:
         ids = self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
         found = [np.asarray(x, np.int32) for x in ids]
         for i, text in enumerate(texts):
-            if _SPACE in text and self._spelled_space:
+            if SPACE in text and self._spelled_space:
                 found[i] = self._encode_around_spaces(text)
         return found
 
     def _spell_space(self) -> list[int]:
         """The byte tokens of SentencePiece's own sign for a blank; none where the model cannot spell it."""
-        ids = [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE.encode()]
+        ids = [self._processor.piece_to_id(byte_piece(byte)) for byte in SPACE.encode()]
         first = self._processor.encode("x")[:1]
-        begins_with_blank = any(self._processor.id_to_piece(i).startswith(_SPACE) for i in first)
+        begins_with_blank = any(self._processor.id_to_piece(i).startswith(SPACE) for i in first)
         return ids if all(self._processor.is_byte(i) for i in ids) and not begins_with_blank else []
 
     def _encode_around_spaces(self, text: str) -> np.ndarray:
         """SentencePiece would take the sign for a blank and give back a blank."""
         ids = []
-        for part in text.split(_SPACE):
+        for part in text.split(SPACE):
             ids += [*self._spelled_space, *self._processor.encode(part)]
         return np.array(ids[len(self._spelled_space) :], np.int32)
 
@@ -112,7 +117,7 @@ class SentencePieceTokenizer:
         piece = self._processor.id_to_piece(i)
         if self._processor.is_byte(i):
             return bytes([int(piece[1:-1], 16)])  # <0x41>
-        return piece.replace(_SPACE, " ").encode()
+        return piece.replace(SPACE, " ").encode()
 
     def bytes_per_token(self) -> np.ndarray:
         """Bytes of text that each id stands for, (V,) int32; 0 for special tokens."""

@@ -18,6 +18,7 @@ from flash_lm.inference.generation import Generator
 from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.trained_model import TrainedModel, load_model
 from flash_lm.run_name import RunName
+from flash_lm.training.evaluation import perplexity
 from flash_lm.training.hosts import fetched
 from flash_lm.training.sharding import batch_sharding, rows_that_divide
 from flash_lm.training.state import Params
@@ -40,7 +41,7 @@ class TextScore:
     @property
     def perplexity(self) -> float:
         """A token."""
-        return math.exp(-sum(self.log_probs) / len(self.log_probs))
+        return perplexity(-sum(self.log_probs), len(self.log_probs))
 
     @property
     def bits_per_byte(self) -> float:

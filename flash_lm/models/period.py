@@ -25,11 +25,11 @@ class Residual(NamedTuple):
 
     def before(self, x: jax.Array) -> jax.Array:
         """What the sublayer gets of the residual stream."""
-        return x if self.norm is None else self.norm(x)
+        return x if self.sublayer.owns_residual else self.norm(x)
 
     def after(self, x: jax.Array, y: jax.Array) -> jax.Array:
         """The stream, from what it was and what the sublayer gave."""
-        return y if self.norm is None else x + y
+        return y if self.sublayer.owns_residual else x + y
 
 
 class Period(nnx.Module):

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -27,26 +28,6 @@ def is_export(folder: pathlib.Path) -> bool:
     return (folder / WEIGHTS).exists()
 
 
-def flat(tree: Params, prefix: str = "") -> dict[str, Any]:
-    """A nested dict as one by path, with dots."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
-
-
-def nested(by_path: Mapping[str, Any]) -> Params:
-    """The inverse of `flat`."""
-    found: Params = {}
-    for path, value in by_path.items():
-        *groups, last = path.split(".")
-        place = found
-        for group in groups:
-            place = place.setdefault(group, {})
-        place[last] = value
-    return found
-
-
 def write_weights(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes arrays by name; each is made contiguous, for safetensors writes others wrong and says nothing."""
     # Not np.ascontiguousarray, which makes a vector of a scalar.
@@ -55,7 +36,7 @@ def write_weights(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 def of_trained(params: Params, constants: Params) -> dict[str, Any]:
     """All arrays of a model by their names in the file."""
-    return flat(params) | flat(constants, f"{_CONSTANTS}.")
+    return flatten_dict(params | ({_CONSTANTS: constants} if constants else {}), sep=".")
 
 
 def about(folder: pathlib.Path) -> dict[str, Any]:
@@ -80,7 +61,8 @@ def read_trained(folder: pathlib.Path, params: Params, constants: Params) -> tup
     """
     made = about(folder)
     with safe_open(folder / WEIGHTS, framework="np") as file:
-        tree = nested({key: _placed(file, key, like) for key, like in of_trained(params, constants).items()})
+        read = {key: _placed(file, key, like) for key, like in of_trained(params, constants).items()}
+    tree = unflatten_dict(read, sep=".")
     return made["step"], {k: x for k, x in tree.items() if k != _CONSTANTS}, tree.get(_CONSTANTS, {}), made["facts"]
 
 

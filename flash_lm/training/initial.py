@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 
 from flash_lm.config import Config, parse
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer
@@ -16,7 +17,6 @@ from flash_lm.tables import CORPORA, TASKS
 from flash_lm.training import saved
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.experiment import Experiment, vocabulary
-from flash_lm.training.exported import flat
 from flash_lm.training.state import TrainState
 from flash_lm.training.weights import read_weights
 
@@ -61,7 +61,7 @@ def like_parent(config: Any, name: str) -> Any:
     if (config.model.get("family"), tuple(config.model.get("pattern", ()))) != (model.family, model.pattern):
         return config
     config = config.copy_and_resolve_references()
-    left_open = [key for key, value in flat(config.model.to_dict()).items() if value is None]
+    left_open = [key for key, value in flatten_dict(config.model.to_dict(), sep=".").items() if value is None]
     known = {key: model.get(key) for key in left_open if key not in _OF_THE_TASK}
     if "vocab_size" in known and TASKS[config.task].vocabulary(tokenizer) > model.vocab_size:
         del known["vocab_size"]  # it is too few for this task
@@ -106,7 +106,7 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
             f"these tokens"
         )
     there = {name_of(path): x for path, x in jax.tree_util.tree_leaves_with_path(theirs.params)}
-    taken, new, wrong = [], [], []
+    taken, new, wrong = [], [], {}
 
     def first(path: Any, own: jax.Array, has_positions: bool) -> jax.Array:
         key = name_of(path)
@@ -117,13 +117,14 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
         if has_positions and x.shape != own.shape and config.train.init_positions == "interpolate":
             x = _interpolated(x, own.shape, axis=int(is_stacked(path)))
         if x.shape != own.shape:
-            wrong.append(f"{key} {list(x.shape)} there, {list(own.shape)} here")
+            wrong[key] = f"{key} {list(x.shape)} there, {list(own.shape)} here"
             return own
         taken.append(key)
         return jax.device_put(x.astype(own.dtype), own.sharding)
 
     params = jax.tree_util.tree_map_with_path(first, drawn.params, experiment.model.traits().positions)
-    parts = {"drawn": new, "of another shape": wrong, "left out": sorted(there.keys() - {*taken, *new} - _names(wrong))}
+    left_out = sorted(there.keys() - {*taken, *wrong})
+    parts = {"drawn": new, "of another shape": wrong.values(), "left out": left_out}
     told = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
     told = f"train.init_from={name}: {len(taken)} parameters taken" + (f"; {told}" if told else "")
     if wrong:
@@ -134,10 +135,6 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
         constants = jax.tree.map(put, theirs.model.constants, constants)
     state = dataclasses.replace(drawn, params=params, constants=constants)
     return Initial(state, saved.identity(name, theirs.step, theirs.params, theirs.facts), told)
-
-
-def _names(wrong: list[str]) -> set[str]:
-    return {text.partition(" ")[0] for text in wrong}
 
 
 def _advice(config: Config, theirs: Config) -> str:

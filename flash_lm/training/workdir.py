@@ -9,6 +9,7 @@ import os
 import pathlib
 from typing import Any
 
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from flash_lm.config import filled, plugins_of, unread_keys, upgrade
@@ -266,11 +267,8 @@ def _told(changes: dict[str, tuple[Any, Any]]) -> str:
     return "; ".join(f"{key}={there} there, {here} here" for key, (there, here) in changes.items())
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
+def _flat(tree: dict[str, Any]) -> dict[str, Any]:
+    return flatten_dict(tree, sep=".")
 
 
 def _tuples(value: Any) -> Any:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 import sentencepiece
+from flax.traverse_util import flatten_dict
 from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,7 +38,7 @@ from flash_lm.inference.trained_model import TrainedModel, load_model
 from flash_lm.jsonl import append_jsonl
 from flash_lm.models.family import FAMILIES, complete_config
 from flash_lm.run_name import run_name
-from flash_lm.training.exported import flat, of_trained, write_weights
+from flash_lm.training.exported import of_trained, write_weights
 from flash_lm.training.sharding import make_mesh
 from flash_lm.training.state import ModelFunction
 
@@ -299,6 +300,6 @@ def test_a_tokenizer_of_an_older_workdir_is_read(tmp_path):
 
 def test_names_of_arrays_are_paths(exported):
     trained, _ = exported
-    names = flat(trained.params)
+    names = flatten_dict(trained.params, sep=".")
     assert "embedding" in names and any(name.startswith("layers.sublayer_0.") for name in names)
     assert dataclasses.asdict(trained.config.model)["family"] == "flash"

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax.traverse_util import flatten_dict
 from small import small_config, write_corpus
 
 import flash_lm
@@ -19,7 +20,6 @@ from flash_lm.inference.trained_model import load_model
 from flash_lm.layers.parameter import Traits, name_of
 from flash_lm.study import changed
 from flash_lm.tables import OPTIMIZERS
-from flash_lm.training.exported import flat
 from flash_lm.training.initial import tokenizer_of
 from flash_lm.training.loop import train
 from flash_lm.training.optimizer import frozen_parameters, make_optimizer
@@ -46,7 +46,7 @@ def parent(config, tmp_path_factory):
 
 
 def arrays(run) -> dict[str, np.ndarray]:
-    return {name: np.asarray(x) for name, x in flat(flash_lm.load(run).params).items()}
+    return {name: np.asarray(x) for name, x in flatten_dict(flash_lm.load(run).params, sep=".").items()}
 
 
 def begun(config, workdir, **keys) -> dict[str, np.ndarray]:
@@ -76,7 +76,9 @@ def test_what_is_new_is_drawn_and_what_has_no_place_is_left_out(config, parent, 
     theirs = arrays(parent)
     untied = begun(config, tmp_path / "untied", train__init_from=str(parent), model__tie_embeddings=False)
     (new,) = untied.keys() - theirs.keys()
-    np.testing.assert_allclose(untied[new], flat(load_model(tmp_path / "untied").model.init())[new], atol=1e-6)
+    np.testing.assert_allclose(
+        untied[new], flatten_dict(load_model(tmp_path / "untied").model.init(), sep=".")[new], atol=1e-6
+    )
     assert all(np.array_equal(untied[name], theirs[name]) for name in theirs)
     assert f"drawn: {new}" in capsys.readouterr().out
     tied = begun(config, tmp_path / "tied", train__init_from=f"{tmp_path / 'untied'}@0")
