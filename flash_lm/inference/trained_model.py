@@ -8,18 +8,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from flash_lm.command import apply_overrides
-from flash_lm.config import Config
-from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
 from flash_lm.run_name import RunName, run_name
 from flash_lm.tables import CORPORA
 from flash_lm.training import workdir as run_folder
-from flash_lm.training.saved import Facts
-from flash_lm.training.state import ModelFunction, Params
-from flash_lm.training.weights import read_weights
+from flash_lm.training.weights import Weights, read_weights
 
 # Keys of `config.data` that say which text is read.
 OF_A_TEXT = ("corpus", "path", "name", "config", "split", "text_column", "streaming")
@@ -29,28 +24,10 @@ _HARMLESS += ("model.remat", "model.scan_layers", "train.loss_chunk")
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainedModel:
-    """What decoding and scoring need of a run.
-
-    Attributes:
-        run: which it is.
-        step: of the checkpoint.
-        config: complete.
-        tokenizer: of the run.
-        model: with what was drawn and not trained.
-        params: of the checkpoint.
-        mesh: on which they lie.
-        facts: of the checkpoint.
-    """
+class TrainedModel(Weights):
+    """What decoding and scoring need of a run; `run`: which it is."""
 
     run: RunName
-    step: int
-    config: Config
-    tokenizer: Tokenizer
-    model: ModelFunction
-    params: Params
-    mesh: Mesh
-    facts: Facts
 
     @property
     def name(self) -> str:
@@ -128,7 +105,7 @@ def load_model(
         raw.update_from_flattened_dict({"model.dtype": dtype, "model.param_dtype": dtype})
     read = read_weights(name, raw, saved_dtype)
     params = jax.tree.map(lambda x: x.astype(read.config.model.param_dtype), read.params)
-    return TrainedModel(name, read.step, read.config, read.tokenizer, read.model, params, read.mesh, read.facts)
+    return TrainedModel(**vars(read) | {"params": params}, run=name)
 
 
 def _override(raw: Any, overrides: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ class Weights:
         config: complete.
         tokenizer: of the run.
         model: with what was drawn and not trained.
-        params: of the checkpoint, in `saved_dtype`.
+        params: of the checkpoint.
         mesh: on which they lie.
         facts: of the checkpoint.
     """

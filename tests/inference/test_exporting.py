@@ -61,7 +61,7 @@ def trained_model(folder: pathlib.Path, family: str, task: str = "causal_lm", pa
     drawn = lambda x: jax.numpy.asarray(random.standard_normal(x.shape), x.dtype)
     params = jax.tree.map(drawn, jax.eval_shape(model.init))
     facts = {"corpus": "ab" * 32, "tokenizer": "bytes", "train_seconds": 1.0, "code": CODE}
-    return TrainedModel(run_name(folder), 7, config, ByteTokenizer(), model, params, mesh, facts)
+    return TrainedModel(7, config, ByteTokenizer(), model, params, mesh, facts, run_name(folder))
 
 
 def assert_same_bits(trained: TrainedModel, params, constants) -> None:

@@ -42,7 +42,7 @@ def random_model(kind: str, family: str = "flash") -> TrainedModel:
     config = complete_config(parse(raw))
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.0))
     model, mesh = ModelFunction(config.model, seed=1), make_mesh(config.mesh, jax.devices()[:1])
-    return TrainedModel(run_name(f"a_{kind}_run"), 7, config, tokenizer, model, jax.jit(model.init)(), mesh, {})
+    return TrainedModel(7, config, tokenizer, model, jax.jit(model.init)(), mesh, {}, run_name(f"a_{kind}_run"))
 
 
 @contextlib.contextmanager
