@@ -72,6 +72,12 @@ class ModelConfig(Group, name="model"):
     )
     model_dim: int = key(128, "D", at_least(1))
     num_heads: int = key(4, "H; of a GAU see model.gau.heads", at_least(1))
+    num_kv_heads: int = key(
+        None,
+        "heads of keys and values, each shared by H / num_kv_heads heads of queries (softmax over all pairs); open: H",
+        at_least(1),
+        before=None,
+    )
     mlp_dim: int = key(None, "open: 4 D for an MLP, 8 D / 3 rounded up to a multiple of 8 for a GLU", at_least(1))
     max_length: int = key(512, "tokens; bounds learned positions and the decode cache", at_least(1))
     vocab_size: int = key(None, "open: from the tokenizer", at_least(2))
@@ -88,10 +94,12 @@ class ModelConfig(Group, name="model"):
         "normal", "normal (standard deviation 0.02), or lecun (1 / sqrt(fan in))", one_of("normal", "lecun")
     )
     norm: str = key(None, "open: from the family", one_of("layer", "rms", "scale"))
+    norm_epsilon: float = key(1e-6, "added under the root of a norm", above(0), before=1e-6)
     absolute_positions: str = key(
         None, "open: from the family", one_of("none", "learned", "sinusoid", "scaled_sinusoid")
     )
     rotary: bool = key(None, "rotary position embedding of queries and keys; open: from the family")
+    rotary_base: float = key(10_000.0, "of the rotary angles, position · base^(-2i / width)", above(1), before=10_000.0)
     normalizer: str = key(
         None,
         "of attention without a softmax: count, length, paper or an integer; open: count if causal, else data.length",

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
-from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads
+from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.dense import Dense
 from flash_lm.layers.parameter import VECTORS
@@ -49,7 +49,8 @@ class AttentionFreeUnit(AttentionSublayer[jax.Array]):
     def __init__(self, core: "AFTCore", config: ModelConfig, *, rngs: nnx.Rngs):
         """One head whose channels have keys of their own, or H heads with one key each."""
         dim = config.model_dim
-        self.core, self.heads, self.rotary = core, core.heads, False
+        self.core, self.rotary = core, False
+        self.heads = self.key_heads = core.heads
         self.key_width, self.value_width = core.key_width, dim // core.heads
         keys = core.heads * core.key_width
         self.projection_weights = 3 * dim * dim + dim * keys
@@ -62,7 +63,7 @@ class AttentionFreeUnit(AttentionSublayer[jax.Array]):
 
     def project(self, x_BxLxD: jax.Array, context: Context) -> Projected[jax.Array]:
         """Keys and values for the core, and the gate σ(Q)."""
-        k, v = (self.split_heads(dense(x_BxLxD)) for dense in (self.key, self.value))
+        k, v = (split_heads(dense(x_BxLxD), self.heads) for dense in (self.key, self.value))
         return Projected(k, v, jax.nn.sigmoid(self.query(x_BxLxD)))
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:

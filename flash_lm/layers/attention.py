@@ -80,6 +80,7 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
 
     core: Core[Mixed]
     heads: int
+    key_heads: int  # of the keys and values; each is shared by `heads` / `key_heads` heads of queries
     key_width: int
     value_width: int
     projection_weights: int  # of all linear maps
@@ -113,11 +114,6 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
         """From the core's output to B×L×D."""
         raise TypeError(f"{type(self).__name__} must define finish")
 
-    def split_heads(self, x_BxLxD: jax.Array) -> jax.Array:
-        """B×L×(H·K) -> B×H×L×K."""
-        x_BxLxHxK = x_BxLxD.reshape(*x_BxLxD.shape[:2], self.heads, -1)
-        return jnp.swapaxes(x_BxLxHxK, 1, 2)
-
     def rotated(self, pairs: Pairs, context: Context) -> Pairs:
         """With rotary positions, if the sublayer has them."""
         if self.rotary_width is None:
@@ -147,7 +143,7 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
 
     def init_state(self, batch_size: int, capacity: int) -> State:
         """The core's state."""
-        return self.core.init_state(batch_size, self.heads, self.key_width, self.value_width, capacity)
+        return self.core.init_state(batch_size, self.key_heads, self.key_width, self.value_width, capacity)
 
     def prefill(self, x_BxLxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
         """Any number of tokens a row, also none."""
@@ -174,20 +170,30 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
 class MultiHeadAttention(AttentionSublayer[Pairs]):
     """softmax(q kᵀ / √K) v in H heads, then W_o ("Attention Is All You Need", section 3.2.2).
 
-    With a core that needs several pairs, each is a scale-offset of the heads' queries and keys, so that the size stays
-    that of the Transformer (MC-TFM).
+    Several heads of queries may share one of keys and values ("GQA", Ainslie et al. 2023, section 2.2), which the cache
+    then holds once. With a core that needs several pairs, each is a scale-offset of the heads' queries and keys, so
+    that the size stays that of the Transformer (MC-TFM).
     """
 
-    def __init__(self, core: CoreOfPairs, config: ModelConfig, *, rngs: nnx.Rngs, scale_offsets: bool = False):
-        """H heads of width D / H."""
+    def __init__(
+        self,
+        core: CoreOfPairs,
+        config: ModelConfig,
+        *,
+        rngs: nnx.Rngs,
+        key_heads: int | None = None,
+        scale_offsets: bool = False,
+    ):
+        """H heads of width D / H; the core must know what to do with fewer heads of keys."""
         dim = config.model_dim
         self.core, self.rotary, self.pair_names = core, bool(config.rotary), tuple(core.scaled)
-        self.heads = config.num_heads
-        self.key_width = self.value_width = dim // config.num_heads
-        self.projection_weights = 4 * dim * dim
+        self.heads, self.key_heads = config.num_heads, key_heads or config.num_heads
+        self.key_width = self.value_width = dim // self.heads
+        of_keys = self.key_heads * self.key_width
+        self.projection_weights = 2 * dim * (dim + of_keys)
         self.query = Dense(dim, dim, config, rngs=rngs)
-        self.key = Dense(dim, dim, config, rngs=rngs)
-        self.value = Dense(dim, dim, config, rngs=rngs)
+        self.key = Dense(dim, of_keys, config, rngs=rngs)
+        self.value = Dense(dim, of_keys, config, rngs=rngs)
         self.output = Dense(dim, dim, config, rngs=rngs)
         width = (self.heads, self.key_width)
 
@@ -199,7 +205,8 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
 
     def project(self, x_BxLxD: jax.Array, context: Context) -> Projected[Pairs]:
         """Heads of queries, keys and values."""
-        q, k, v = (self.split_heads(dense(x_BxLxD)) for dense in (self.query, self.key, self.value))
+        q = split_heads(self.query(x_BxLxD), self.heads)
+        k, v = (split_heads(dense(x_BxLxD), self.key_heads) for dense in (self.key, self.value))
         queries = self.query_variants(q) if self.query_variants else [q]
         keys = self.key_variants(k) if self.key_variants else [k]
         return Projected(self.rotated(_named(self.pair_names, queries, keys), context), v)
@@ -220,7 +227,7 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
         """Expanded width E, shared width S, H heads."""
         dim, expanded, shared = config.model_dim, options.expanded_dim, options.shared_dim
         self.core, self.rotary, self.pair_names = core, bool(config.rotary), tuple(core.scaled)
-        self.heads = options.heads
+        self.heads = self.key_heads = options.heads
         self.key_width, self.value_width = shared, expanded // self.heads
         self.copies = 2 * len(core.scaled)
         dense = options.query_key == "dense"
@@ -237,10 +244,10 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
     def project(self, x_BxLxD: jax.Array, context: Context) -> Projected[Pairs]:
         """Queries and keys are scale-offsets of the same Z, or each of its own."""
         gate, v, z = (dense(x_BxLxD) for dense in (self.gate, self.value, self.shared))
-        zs = jnp.split(self.split_heads(_silu(z)), self.copies, axis=-1) if self.dense else _silu(z)[:, None]
+        zs = jnp.split(split_heads(_silu(z), self.heads), self.copies, axis=-1) if self.dense else _silu(z)[:, None]
         variants = self.variants(zs)
         pairs = _named(self.pair_names, variants[::2], variants[1::2])
-        return Projected(self.rotated(pairs, context), self.split_heads(_silu(v)), gate)
+        return Projected(self.rotated(pairs, context), split_heads(_silu(v), self.heads), gate)
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
         """Gates with U."""
@@ -272,6 +279,12 @@ _SCALES = {
     ),
     "lecun": lambda key, scaled, width, config: jnp.repeat(_unit_scales(scaled, width, config), 2, axis=0),
 }
+
+
+def split_heads(x_BxLxD: jax.Array, heads: int) -> jax.Array:
+    """B×L×(H·K) -> B×H×L×K."""
+    x_BxLxHxK = x_BxLxD.reshape(*x_BxLxD.shape[:2], heads, -1)
+    return jnp.swapaxes(x_BxLxHxK, 1, 2)
 
 
 def join_heads(mixed_BxHxLxE: jax.Array) -> jax.Array:

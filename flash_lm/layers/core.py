@@ -10,7 +10,10 @@ from flash_lm.layers.sublayer import State
 
 
 class Pair(NamedTuple):
-    """Queries and keys, B×H×L×K each."""
+    """Queries and keys, B×H×L×K each.
+
+    Where the sublayer has fewer heads of keys than of queries, its core knows what to do with them.
+    """
 
     q_BxHxLxK: jax.Array
     k_BxHxLxK: jax.Array

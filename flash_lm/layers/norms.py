@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
-from flash_lm.ops.layer_norm import EPSILON, layer_norm, over_tokens
+from flash_lm.ops.layer_norm import layer_norm, over_tokens
 
 
 class LayerNorm(nnx.Module):
@@ -13,13 +13,14 @@ class LayerNorm(nnx.Module):
 
     def __init__(self, config: ModelConfig):
         """Starts as the plain normalisation."""
+        self.epsilon = config.norm_epsilon
         self.scale = nnx.Param(jnp.ones(config.model_dim, jnp.dtype(config.param_dtype)))
         self.bias = nnx.Param(jnp.zeros(config.model_dim, jnp.dtype(config.param_dtype)))
 
     def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
         """Normalises the last dimension; dtype of x."""
         scale, bias = self.scale[...].astype(jnp.float32), self.bias[...].astype(jnp.float32)
-        return layer_norm(x_BxLxD, scale, bias)
+        return layer_norm(x_BxLxD, scale, bias, self.epsilon)
 
 
 class RMSNorm(nnx.Module):
@@ -27,12 +28,13 @@ class RMSNorm(nnx.Module):
 
     def __init__(self, config: ModelConfig):
         """Starts as the plain normalisation."""
+        self.epsilon = config.norm_epsilon
         self.scale = nnx.Param(jnp.ones(config.model_dim, jnp.dtype(config.param_dtype)))
 
     def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
         """Normalises the last dimension; dtype of x."""
         x = x_BxLxD.astype(jnp.float32)
-        normal = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + EPSILON)
+        normal = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + self.epsilon)
         return (normal * over_tokens(self.scale[...].astype(jnp.float32), x)).astype(x_BxLxD.dtype)
 
 
@@ -41,13 +43,14 @@ class ScaleNorm(nnx.Module):
 
     def __init__(self, config: ModelConfig):
         """Starts with g = 1."""
+        self.epsilon = config.norm_epsilon
         self.scale = nnx.Param(jnp.ones((), jnp.dtype(config.param_dtype)))
 
     def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
         """Normalises the last dimension; dtype of x."""
         x = x_BxLxD.astype(jnp.float32)
         # The bound is inside the root: the gradient of the root of 0 would be infinite.
-        normal = x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).mean(axis=-1, keepdims=True), EPSILON**2))
+        normal = x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).mean(axis=-1, keepdims=True), self.epsilon**2))
         return (self.scale[...].astype(jnp.float32) * normal).astype(x_BxLxD.dtype)
 
 

@@ -41,7 +41,10 @@ class KeyValueCache(NamedTuple):
 
 
 class QuadraticCore(nnx.Module):
-    """f(q kᵀ scale + b) / N · v over the visible pairs (see `ops.quadratic_attention`)."""
+    """f(q kᵀ scale + b) / N · v over the visible pairs (see `ops.quadratic_attention`).
+
+    Heads of queries may share heads of keys and values, neighbours the same one; the cache holds each once.
+    """
 
     state_grows = True
 
@@ -108,7 +111,13 @@ class QuadraticCore(nnx.Module):
         return 2 * heads * visible * (key_width + value_width)
 
     def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight, length: int) -> jax.Array:
-        return quadratic_attention(
+        shape, groups, one_token = q.shape, q.shape[1] // k.shape[1], q.shape[2] == 1
+        if one_token:
+            # The queries that share a head of keys become queries of one place, so the cache is read as it lies.
+            q = q.reshape(*k.shape[:2], groups, -1)
+        elif groups > 1:
+            k, v = (jnp.repeat(x, groups, axis=1) for x in (k, v))
+        out = quadratic_attention(
             q,
             k,
             v,
@@ -117,8 +126,9 @@ class QuadraticCore(nnx.Module):
             scale=self.normalizer.scale(q.shape[-1], length, self.function),
             divisor_BxL=self.normalizer.over_all(sight.count(), length),
             bias=self.bias,
-            blocked=self.implementation != "plain",
+            blocked=self.implementation != "plain" and not one_token,
         )
+        return out.reshape(*shape[:3], v.shape[-1])
 
     def _kernel(self, q: jax.Array, v: jax.Array) -> str | None:
         plain = "model.quadratic.implementation=plain" if self.implementation == "plain" else None

@@ -24,7 +24,8 @@ from flash_lm.ops.linear_attention import elu_plus_one
 
 
 def _softmax(config: ModelConfig, quadratic: QuadraticOptions, *, rngs: nnx.Rngs) -> Sublayer:
-    return MultiHeadAttention(QuadraticCore("softmax", None, quadratic, config), config, rngs=rngs)
+    core = QuadraticCore("softmax", None, quadratic, config)
+    return MultiHeadAttention(core, config, rngs=rngs, key_heads=config.num_kv_heads)
 
 
 def _gau_quadratic(config: ModelConfig, gau: GAUOptions, quadratic: QuadraticOptions, *, rngs: nnx.Rngs) -> Sublayer:
@@ -75,6 +76,13 @@ def _head_problems(config: ModelConfig) -> list[str]:
     return []
 
 
+def _softmax_problems(config: ModelConfig) -> list[str]:
+    found, heads, key_heads = _head_problems(config), config.num_heads, config.num_kv_heads
+    if heads % key_heads:
+        found.append(f"model.num_heads={heads} must be a multiple of model.num_kv_heads={key_heads}")
+    return found
+
+
 def _gau_problems(config: ModelConfig) -> list[str]:
     found, gau = [], config[GAUOptions]
     if gau.expanded_dim % gau.heads:
@@ -100,14 +108,20 @@ def _times(numerator: int, denominator: int = 1) -> Callable[[ModelConfig], int]
     return lambda config: -(-numerator * config.model_dim // denominator // 8) * 8
 
 
-_HEADS = frozenset({"num_heads", "rotary"})
+_HEADS = frozenset({"num_heads", "rotary", "rotary_base"})
 _GAU: dict[str, Any] = {"problems": _gau_problems, "defaults": {"gau.expanded_dim": _times(2)}}
-_GAU_KEYS = frozenset({"rotary", "normalizer", "kernels"})
+_GAU_KEYS = frozenset({"rotary", "rotary_base", "normalizer", "kernels"})
 
 MLP_PART = Part(MLP, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": _times(4)})
 # Two thirds of an MLP's width, so that three matrices have the parameters of two.
 GLU_PART = Part(GLU, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": _times(8, 3)})
-SOFTMAX = Part(_softmax, (QuadraticOptions,), _HEADS, problems=_head_problems)
+SOFTMAX = Part(
+    _softmax,
+    (QuadraticOptions,),
+    _HEADS | {"num_kv_heads"},
+    defaults={"num_kv_heads": lambda config: config.num_heads},
+    problems=_softmax_problems,
+)
 GAU_QUADRATIC = Part(_gau_quadratic, (GAUOptions, QuadraticOptions), _GAU_KEYS, **_GAU)
 GAU_MIXED_CHUNK = Part(_gau_mixed_chunk, (GAUOptions, ChunkOptions), _GAU_KEYS, **_GAU)
 SOFTMAX_MIXED_CHUNK = Part(_softmax_mixed_chunk, (ChunkOptions,), _HEADS | {"normalizer"}, problems=_head_problems)

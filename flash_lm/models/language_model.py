@@ -311,7 +311,9 @@ class LanguageModel(nnx.Module):
         if self.positions is not None:
             x_BxLxD = x_BxLxD + self.positions(context.positions_BxL)
         widths = {w for sublayer in self.layers.sublayers if (w := sublayer.rotary_width) is not None}
-        tables = {width: rotary_table(context.positions_BxL, width) for width in sorted(widths)}
+        tables = {
+            width: rotary_table(context.positions_BxL, width, self.config.rotary_base) for width in sorted(widths)
+        }
         context = dataclasses.replace(context, rotary=tables)
         return x_BxLxD.astype(jnp.dtype(self.config.dtype)), context
 

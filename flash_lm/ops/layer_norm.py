@@ -1,32 +1,33 @@
 """Layer normalisation, with a backward pass that keeps nothing but what came in."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
-EPSILON = 1e-6
 
-
-@jax.custom_vjp
-def layer_norm(x_xD: jax.Array, scale_D: jax.Array, bias_D: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def layer_norm(x_xD: jax.Array, scale_D: jax.Array, bias_D: jax.Array, epsilon: float) -> jax.Array:
     """(x − mean) / √(variance + ε) · scale + bias over the last dimension ("Layer Normalization", Ba et al. 2016).
 
     Args:
         x_xD: (…, D), any dtype.
         scale_D: float32.
         bias_D: float32.
+        epsilon: ε.
 
     Returns:
         (…, D), dtype of x.
     """
-    normal_xD, _ = _normalised(x_xD)
+    normal_xD, _ = _normalised(x_xD, epsilon)
     return (normal_xD * over_tokens(scale_D, x_xD) + over_tokens(bias_D, x_xD)).astype(x_xD.dtype)
 
 
-def _normalised(x_xD: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _normalised(x_xD: jax.Array, epsilon: float) -> tuple[jax.Array, jax.Array]:
     """(x − mean) / √(variance + ε), and 1 / √(variance + ε), in float32."""
     x = x_xD.astype(jnp.float32)
     centred = x - x.mean(axis=-1, keepdims=True)
-    inverse = jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + EPSILON)
+    inverse = jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + epsilon)
     return centred * inverse, inverse
 
 
@@ -35,15 +36,15 @@ def over_tokens(vector_D: jax.Array, like_xD: jax.Array) -> jax.Array:
     return vector_D.reshape((1,) * (like_xD.ndim - 1) + (-1,))
 
 
-def _forward(x_xD, scale_D, bias_D):
-    return layer_norm(x_xD, scale_D, bias_D), (x_xD, scale_D)
+def _forward(x_xD, scale_D, bias_D, epsilon):
+    return layer_norm(x_xD, scale_D, bias_D, epsilon), (x_xD, scale_D)
 
 
-def _backward(kept, d_xD):
+def _backward(epsilon, kept, d_xD):
     x_xD, scale_D = kept
     # Made once: XLA's CPU backend would make them again in each of the sums, element by element.
     x_xD, d_xD = jax.lax.optimization_barrier((x_xD, d_xD))
-    normal, inverse = _normalised(x_xD)
+    normal, inverse = _normalised(x_xD, epsilon)
     d = d_xD.astype(jnp.float32)
     d_normal, tokens = d * over_tokens(scale_D, d), tuple(range(d.ndim - 1))
     along = (d_normal * normal).mean(axis=-1, keepdims=True)

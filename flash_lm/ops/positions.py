@@ -9,15 +9,15 @@ import numpy as np
 _BASE = 10000.0
 
 
-def _angles(positions_BxL: jax.Array, width: int) -> jax.Array:
-    """Position · 10000^(−2i/width) for i < width/2: B×L×(width/2) float32."""
-    frequencies = (_BASE ** (-np.arange(0, width, 2, dtype=np.float64) / width)).astype(np.float32)
+def _angles(positions_BxL: jax.Array, width: int, base: float) -> jax.Array:
+    """Position · base^(−2i/width) for i < width/2: B×L×(width/2) float32."""
+    frequencies = (base ** (-np.arange(0, width, 2, dtype=np.float64) / width)).astype(np.float32)
     return positions_BxL[..., None].astype(jnp.float32) * frequencies.reshape(*[1] * positions_BxL.ndim, -1)
 
 
-def rotary_table(positions_BxL: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:
+def rotary_table(positions_BxL: jax.Array, width: int, base: float = _BASE) -> tuple[jax.Array, jax.Array]:
     """Cosines and signed sines for `rotate`, each B×L×width ("RoFormer", section 3.2.2)."""
-    angles = _angles(positions_BxL, width)
+    angles = _angles(positions_BxL, width, base)
     cosines, sines = jnp.cos(angles), jnp.sin(angles)
     return jnp.concatenate([cosines, cosines], axis=-1), jnp.concatenate([-sines, sines], axis=-1)
 
@@ -32,7 +32,7 @@ def rotate(x_BxHxLxK: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Arra
 
 def sinusoid(positions_BxL: jax.Array, width: int) -> jax.Array:
     """Sines in the first half, cosines in the second: B×L×width float32 ("Attention Is All You Need", 3.5)."""
-    angles = _angles(positions_BxL, width)
+    angles = _angles(positions_BxL, width, _BASE)
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 

@@ -11,27 +11,26 @@ from oracles import norms as oracle
 
 from flash_lm.layers.norms import NORMS
 
-WIDTH = 12
-CONFIG = types.SimpleNamespace(model_dim=WIDTH, param_dtype="float32")
+WIDTH, EPSILON = 12, 1e-6
 
 
-def build(name):
+def build(name, epsilon=EPSILON):
     """A norm with parameters that are not its first ones, and those in float64."""
-    norm = NORMS[name](CONFIG)
+    norm = NORMS[name](types.SimpleNamespace(model_dim=WIDTH, param_dtype="float32", norm_epsilon=epsilon))
     rng = np.random.default_rng(0)
     p = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), nnx.to_pure_dict(nnx.state(norm)))
     nnx.update(norm, jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), p))
     return norm, p
 
 
-@pytest.mark.parametrize("size", [1e-5, 1, 30, 1e4])
+@pytest.mark.parametrize(("size", "epsilon"), [(1e-5, EPSILON), (1, EPSILON), (30, EPSILON), (1e4, EPSILON), (1, 0.7)])
 @pytest.mark.parametrize("name", NORMS)
-def test_norm(name, size):
+def test_norm(name, size, epsilon):
     """Also where ε shows."""
-    norm, p = build(name)
+    norm, p = build(name, epsilon)
     x = (np.random.default_rng(1).normal(size=(2, 3, WIDTH)) * size + 0.3 * size).astype(np.float32)
     for b in range(2):
-        expected = oracle.normalise(name, x[b].astype(np.float64), p)
+        expected = oracle.normalise(name, x[b].astype(np.float64), p, epsilon)
         np.testing.assert_allclose(norm(jnp.asarray(x))[b], expected, rtol=2e-5, atol=2e-5)
 
 

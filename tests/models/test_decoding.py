@@ -201,6 +201,7 @@ OPTIONS = [
     ("mc_tfm", {"normalizer": "7", "chunks.local_attention": False}),
     ("mc_tfm", {"chunks.global_attention": False}),
     ("flash_quad", {"normalizer": "7", "gau.relative_bias": "rope", "gau.attention_function": "softmax"}),
+    ("transformer_plus_plus", {"num_heads": 4, "num_kv_heads": 2}),
 ]
 
 
@@ -215,6 +216,15 @@ def test_options_decode(family, options):
         now = np.array(split) + n
         logits, state = model.step(model.params, tokens()[np.arange(BATCH), now], state)
         assert_close(logits, expected[np.arange(BATCH), now], RTOL)
+
+
+def test_shared_heads_of_keys_are_cached_once():
+    """A quarter of the heads take a quarter of the cache."""
+    sizes = [
+        state_bytes(case("transformer_plus_plus", True, num_heads=4, num_kv_heads=heads).init_state().layers)
+        for heads in (4, 1)
+    ]
+    assert sizes[0] == 4 * sizes[1]
 
 
 @pytest.mark.parametrize("family", ["flash", "mc_tfm"])

@@ -15,6 +15,7 @@ from models.cases import (
     LENGTH,
     PACKED,
     SHAPE,
+    Case,
     assert_close,
     assert_trees_close,
     case,
@@ -187,6 +188,20 @@ def test_aft_conv_starts_as_aft_simple(causal):
     }
     assert not np.asarray(first["layers"]["sublayer_0"]["core"]["gain"]).any()
     assert_close(conv.logits(params, tokens(), PACKED), simple.logits(simple.params, tokens(), PACKED), 1e-5)
+
+
+def test_shared_keys_are_repeated_keys(monkeypatch):
+    """Blocks of keys, too: the model whose heads of keys are copies of each other."""
+    monkeypatch.setattr(blocked_attention, "SMALLEST", 8)
+    monkeypatch.setattr(blocked_attention, "LARGEST", 8)
+    shared = Case("transformer_plus_plus", True, {"num_heads": 4, "num_kv_heads": 2})
+    whole = Case("transformer_plus_plus", True, {"num_heads": 4})
+    params = jax.tree.map(lambda leaf: leaf, shared.params)
+    attention = params["layers"]["sublayer_0"]
+    for name in ("key", "value"):
+        heads = attention[name]["kernel"].reshape(2, 32, 2, 8)
+        attention[name] = {"kernel": np.repeat(heads, 2, axis=2).reshape(2, 32, 32)}
+    assert_close(shared.logits(shared.params, tokens(), PACKED), whole.logits(params, tokens(), PACKED), 1e-6)
 
 
 @pytest.mark.parametrize("family", ["flash", "mc_tfm"])

@@ -191,6 +191,21 @@ def test_options_of_the_transformer(option):
     assert_logits_equal(model, None, model.logits(model.params, tokens()))
 
 
+# Heads, ε and base of a Llama; neither is a default.
+LLAMA = {"num_heads": 4, "num_kv_heads": 2, "norm": "rms", "norm_epsilon": 0.05, "rotary_base": 100.0}
+
+
+@pytest.mark.parametrize("key_heads", [1, 2])
+@pytest.mark.parametrize("causal", BOTH_WAYS, ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("family", ["transformer_plus_plus"])
+def test_heads_that_share_keys(family, causal, key_heads):
+    model = case(family, causal, **LLAMA | {"num_kv_heads": key_heads})
+    assert model.params["layers"]["sublayer_0"]["key"]["kernel"].shape[-1] == 8 * key_heads
+    logits, _, grads = model.run(PACKED)
+    assert_logits_equal(model, PACKED, logits)
+    assert np.linalg.norm(grads["layers"]["sublayer_0"]["value"]["kernel"]) > 1e-3
+
+
 @pytest.mark.parametrize("family", ["transformer", "flash"])
 def test_given_positions(family):
     """Positions of the caller replace those counted from the segment ids."""

@@ -39,6 +39,7 @@ OPTIONS = [
         "gau.heads": 4,
     },
     {"chunks.overlapping": True, "gau.query_key": "dense"},
+    {"num_kv_heads": 1},
 ]
 
 
@@ -73,6 +74,7 @@ def test_families_have_about_the_same_size(family):
         {"num_layers": 3, "chunks.local_attention": False},
         {"chunks.global_attention": False, "gau.heads": 2},
         {"chunks.overlapping": True, "gau.query_key": "dense"},
+        {"num_kv_heads": 1},
     ],
 )
 @pytest.mark.parametrize("length", [1, 8, 9, 29])

@@ -40,7 +40,8 @@ def rotated(x_LxK: np.ndarray, row: Row, settings) -> np.ndarray:
     """Rotary positions, where the model has them."""
     if not settings.rotary:
         return x_LxK
-    return np.stack([rope(x_K, position) for x_K, position in zip(x_LxK, row.positions, strict=True)])
+    base = settings.rotary_base
+    return np.stack([rope(x_K, position, base) for x_K, position in zip(x_LxK, row.positions, strict=True)])
 
 
 def heads(x_LxD: np.ndarray, count: int) -> list[np.ndarray]:
@@ -50,15 +51,17 @@ def heads(x_LxD: np.ndarray, count: int) -> list[np.ndarray]:
 
 
 def softmax_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
-    """Concat(head_h) W_o, head_h = softmax(q kᵀ / √K) v."""
-    q, k, v = (heads(x_LxD @ p[name]["kernel"], settings.num_heads) for name in ("query", "key", "value"))
+    """Concat(head_h) W_o, head_h = softmax(q kᵀ / √K) v, where neighbouring heads of queries may share k and v."""
+    q = heads(x_LxD @ p["query"]["kernel"], settings.num_heads)
+    k, v = (heads(x_LxD @ p[name]["kernel"], settings.num_kv_heads) for name in ("key", "value"))
     outs = []
     for h in range(settings.num_heads):
+        shared = h * settings.num_kv_heads // settings.num_heads  # head of keys and values
         outs.append(
             attend(
                 rotated(q[h], row, settings),
-                rotated(k[h], row, settings),
-                v[h],
+                rotated(k[shared], row, settings),
+                v[shared],
                 row.sees,
                 function="softmax",
                 factor=1 / math.sqrt(q[h].shape[1]),

@@ -77,6 +77,7 @@ def complete(model: dict) -> SimpleNamespace:
         "absolute_positions": family.absolute,
         "head": "softmax",
         "rotary": family.rotary,
+        "num_kv_heads": s.num_heads,
         "gau.relative_bias": toeplitz if family.bias else "none",
         "normalizer": "count" if s.causal else str(s.max_length),
     }

@@ -62,9 +62,9 @@ def _features(params: dict, s: SimpleNamespace, inputs_L: np.ndarray, row: Row) 
         here, i = select(params["layers"], period), 0
         for of_layer in s.layers:
             for sublayer in FAMILIES[of_layer.family].sublayers:
-                normal = normalise(s.norm, x, here[f"norm_sublayer_{i}"])
+                normal = normalise(s.norm, x, here[f"norm_sublayer_{i}"], s.norm_epsilon)
                 x, i = x + sublayer(normal, {"core": {}} | here[f"sublayer_{i}"], row, of_layer), i + 1
-    return normalise(s.norm, x, params["norm"])
+    return normalise(s.norm, x, params["norm"], s.norm_epsilon)
 
 
 def select(stacked: dict, n: int) -> dict:

@@ -4,29 +4,27 @@ import math
 
 import numpy as np
 
-EPSILON = 1e-6
 
-
-def layer_norm(x_D: np.ndarray, p: dict) -> np.ndarray:
+def layer_norm(x_D: np.ndarray, p: dict, epsilon: float) -> np.ndarray:
     """Ba et al. 2016."""
     mean = sum(x_D) / len(x_D)
     variance = sum((value - mean) ** 2 for value in x_D) / len(x_D)
-    return (x_D - mean) / math.sqrt(variance + EPSILON) * p["scale"] + p["bias"]
+    return (x_D - mean) / math.sqrt(variance + epsilon) * p["scale"] + p["bias"]
 
 
-def rms_norm(x_D: np.ndarray, p: dict) -> np.ndarray:
+def rms_norm(x_D: np.ndarray, p: dict, epsilon: float) -> np.ndarray:
     """Zhang and Sennrich 2019."""
-    return x_D / math.sqrt(sum(x_D**2) / len(x_D) + EPSILON) * p["scale"]
+    return x_D / math.sqrt(sum(x_D**2) / len(x_D) + epsilon) * p["scale"]
 
 
-def scale_norm(x_D: np.ndarray, p: dict) -> np.ndarray:
+def scale_norm(x_D: np.ndarray, p: dict, epsilon: float) -> np.ndarray:
     """g x / max(‖x‖ / √D, ε)."""
-    return p["scale"] * x_D / max(math.sqrt(sum(x_D**2)) / math.sqrt(len(x_D)), EPSILON)
+    return p["scale"] * x_D / max(math.sqrt(sum(x_D**2)) / math.sqrt(len(x_D)), epsilon)
 
 
 NORMS = {"layer": layer_norm, "rms": rms_norm, "scale": scale_norm}
 
 
-def normalise(name: str, x_LxD: np.ndarray, p: dict) -> np.ndarray:
+def normalise(name: str, x_LxD: np.ndarray, p: dict, epsilon: float) -> np.ndarray:
     """The norm of each token."""
-    return np.stack([NORMS[name](x_D, p) for x_D in x_LxD])
+    return np.stack([NORMS[name](x_D, p, epsilon) for x_D in x_LxD])

@@ -9,12 +9,12 @@ BASE = 10000
 T5_BUCKETS, T5_MAX_DISTANCE = 32, 128
 
 
-def rope(x_K: np.ndarray, position: int) -> np.ndarray:
-    """Turns the plane of dimensions i and i + K/2 by position · 10000^(−2i/K)."""
+def rope(x_K: np.ndarray, position: int, base: float = BASE) -> np.ndarray:
+    """Turns the plane of dimensions i and i + K/2 by position · base^(−2i/K)."""
     half = len(x_K) // 2
     turned = np.zeros_like(x_K)
     for i in range(half):
-        angle = position * BASE ** (-2 * i / len(x_K))
+        angle = position * base ** (-2 * i / len(x_K))
         turned[i] = x_K[i] * math.cos(angle) - x_K[i + half] * math.sin(angle)
         turned[i + half] = x_K[i] * math.sin(angle) + x_K[i + half] * math.cos(angle)
     return turned

@@ -29,7 +29,7 @@ def _sublayer(s: SimpleNamespace, sublayer) -> int:
     # Each with a q and a k, each of which has a scale and an offset.
     parts = s.chunks.local_attention + s.chunks.global_attention
     return {
-        softmax_attention: 4 * d * d,
+        softmax_attention: 2 * d * d + 2 * d * d // s.num_heads * s.num_kv_heads,
         linear_attention: 4 * d * d,
         favor_attention: 4 * d * d,
         aft_full: 4 * d * d + 2 * s.max_length * s.aft.bias_dim,
@@ -72,7 +72,7 @@ def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
     parts = 1 if quadratic else s.chunks.local_attention + s.chunks.global_attention
     unit = 2 * length * (3 * d * e + d * k * (2 * parts * s.gau.heads if s.gau.query_key == "dense" else 1))
     if sublayer is softmax_attention:
-        return 2 * length * 4 * d * d + 2 * len(pairs) * 2 * d
+        return 2 * length * _sublayer(s, sublayer) + 2 * len(pairs) * 2 * d
     if sublayer is mlp:
         return 2 * length * 2 * d * s.mlp_dim
     if sublayer is glu:
