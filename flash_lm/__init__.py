@@ -2,6 +2,7 @@
 
 from flash_lm.data.corpora import register_corpus
 from flash_lm.data.tasks import register_task
+from flash_lm.inference.importing import import_hf
 from flash_lm.inference.loaded import LoadedModel, load
 from flash_lm.models import families  # noqa: F401 (its rows join the table)
 from flash_lm.models.family import register_family
@@ -17,6 +18,7 @@ __all__ = [
     "LanguageModel",
     "LoadedModel",
     "build_model",
+    "import_hf",
     "load",
     "register_corpus",
     "register_family",
