@@ -20,6 +20,25 @@ def logits(arrays: dict[str, np.ndarray], settings: dict, ids: np.ndarray) -> np
     return _rms(x_LxD, take("model.norm"), settings) @ take(table).T
 
 
+def draw(settings: dict) -> dict[str, np.ndarray]:
+    """Float32 arrays of such a model, with a head of its own."""
+    random = np.random.default_rng(0)
+    dim, mlp, vocab = (settings[key] for key in ("hidden_size", "intermediate_size", "vocab_size"))
+    shared = dim // settings["num_attention_heads"] * settings["num_key_value_heads"]
+    layer = {
+        f"self_attn.{name}_proj": (rows, dim) for name, rows in (("q", dim), ("k", shared), ("v", shared), ("o", dim))
+    }
+    layer |= {
+        f"mlp.{name}_proj": shape for name, shape in (("gate", (mlp, dim)), ("up", (mlp, dim)), ("down", (dim, mlp)))
+    }
+    layer |= {f"{name}_layernorm": (dim,) for name in ("input", "post_attention")}
+    shapes = {"model.embed_tokens": (vocab, dim), "model.norm": (dim,), "lm_head": (vocab, dim)}
+    for i in range(settings["num_hidden_layers"]):
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
+    drawn = lambda shape: (random.standard_normal(shape) / math.sqrt(shape[-1])).astype(np.float32)
+    return {f"{name}.weight": drawn(shape) for name, shape in shapes.items()}
+
+
 def _rms(x_LxD: np.ndarray, weight_D: np.ndarray, settings: dict) -> np.ndarray:
     return x_LxD / np.sqrt((x_LxD**2).mean(axis=1, keepdims=True) + settings["rms_norm_eps"]) * weight_D
 
