@@ -113,7 +113,8 @@ class AFTCore(nnx.Module):
         """B×H×L×M keys, B×H×L×E values -> B×H×L×E."""
         assert context.segments is not None
         positions = context.positions_BxL
-        return aft(k, v, context.segments.runs_BxL, self.bias(positions, positions), causal=context.causal)
+        bias = self.bias(positions, positions)
+        return aft(k, v, context.segments.runs_BxL, bias, causal=context.causal, packed=context.packed)
 
     def parts(self, k: jax.Array, v: jax.Array, context: Context) -> dict[str, jax.Array]:
         """All of it."""

@@ -64,7 +64,7 @@ class FavorCore(nnx.Module):
         return favor(
             *_featured(pairs, frequencies_FxK),
             v,
-            context.segments.runs_BxL,
+            context.segments,
             block_size=self.block_size,
             causal=context.causal,
             packed=context.packed,

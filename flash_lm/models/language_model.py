@@ -116,13 +116,16 @@ class LanguageModel(nnx.Module):
         """What the first layer gets, without dropout; arguments as of `features`."""
         length = inputs_BxL.shape[1]
         self.check_length(length)
+        packed = packed and segment_ids is not None
         segments = whole_row(length) if segment_ids is None else find_segments(segment_ids)
+        if positions is None:  # of rows that are one document all the same, but for padding, where they do not matter
+            positions = segments.offsets_BxL if packed else whole_row(length).offsets_BxL
         context = Context(
-            positions_BxL=segments.offsets_BxL if positions is None else positions,
+            positions_BxL=positions,
             segments=segments,
             dropout_key=dropout_key,
             causal=self.config.causal,
-            packed=packed and segment_ids is not None,
+            packed=packed,
         )
         return self._embed(inputs_BxL, context)
 

@@ -2,18 +2,21 @@
 
 Each channel has its own keys, so a softmax over the keys of a query cannot be a matrix product of exp(K) unless a
 maximum is taken out of it first. In a rectangle of pairs, exp(w)·(exp(K) ⊙ V) is a matrix product with the rectangle's
-own maxima (see `ops.stable_sums`).
+own maxima (see `ops.stable_sums`). Where no key and no w is large, products do without any (see `ops.aft_products`).
 
 Heads are those of AFT-conv, whose keys have a width M of 1 that all E channels of the head share; elsewhere there is
 one head and M = E.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from flash_lm.ops.aft_bias import PairBias
+from flash_lm.ops.aft_products import causal_products, fits
 from flash_lm.ops.blocks import Rectangles, carried, crossing, neighbours, of_last_run
 from flash_lm.ops.products import matmul
 from flash_lm.ops.stable_sums import (
@@ -25,9 +28,11 @@ from flash_lm.ops.stable_sums import (
     in_blocks,
     nothing,
     only,
-    ratio,
+    quotient,
+    without_max,
 )
 
+_SUMS = "aft_sums"
 _SMALL = 8  # keys from which on a matrix product is faster than a sum of products
 _SIMPLE_BLOCK = 64  # tokens of a block where there is no w
 QUERY_BLOCK = 256  # queries of a large rectangle that are looked at together
@@ -105,13 +110,21 @@ def rectangle_sums(
 def _mix(a: jax.Array, x: jax.Array) -> jax.Array:
     """The product over the keys; of so few that a call would cost more than it does, element by element."""
     if a.shape[-1] < _SMALL:
-        return (a[..., None] * x[..., None, :, :]).sum(axis=-2)
+        # Not a sum over an axis, of which XLA's CPU backend makes a loop over single numbers.
+        terms = [a[..., i : i + 1] * x[..., i : i + 1, :] for i in range(a.shape[-1])]
+        return functools.reduce(jnp.add, terms)
     leading = jnp.broadcast_shapes(a.shape[:-2], x.shape[:-2])
     return matmul(*(jnp.broadcast_to(y, (*leading, *y.shape[-2:])) for y in (a, x)))
 
 
 def aft(
-    k_BxHxLxM: jax.Array, v_BxHxLxE: jax.Array, runs_BxL: jax.Array, bias: PairBias | None, *, causal: bool
+    k_BxHxLxM: jax.Array,
+    v_BxHxLxE: jax.Array,
+    runs_BxL: jax.Array,
+    bias: PairBias | None,
+    *,
+    causal: bool,
+    packed: bool = True,
 ) -> jax.Array:
     """Σ exp(K + w) ⊙ V / Σ exp(K + w) over the keys of the query's own document, and if causal none after it.
 
@@ -121,20 +134,38 @@ def aft(
         runs_BxL: run of each token (see `Segments`), (B or 1)×L.
         bias: w; None: zero (AFT-simple).
         causal: hide keys after the query.
+        packed: a row may hold several documents.
 
     Returns:
         B×H×L×E, dtype of v. Padding gets zeros.
     """
+    real = (runs_BxL > 0)[:, None, :, None]
+
+    def both_ways(sums_of: Callable, add: Callable, k: jax.Array, runs: jax.Array, v: jax.Array, bias: PairBias | None):
+        sums = sums_of(k, v, runs, bias)
+        if causal:
+            return sums
+        backwards = bias.over_tokens(lambda x: jnp.flip(x, 1)) if bias is not None else None
+        later = sums_of(jnp.flip(k, 2), jnp.flip(v, 2), jnp.flip(runs, 1), backwards, own=False)
+        return add(sums, jax.tree.map(lambda x: jnp.flip(x, 2), later))
 
     @jax.checkpoint
+    def stable(k: jax.Array, v: jax.Array, bias: PairBias | None) -> tuple[jax.Array, jax.Array]:
+        return without_max(both_ways(causal_sums, add, k, runs_BxL, v, bias))
+
+    @jax.checkpoint
+    def by_products(k: jax.Array, v: jax.Array, bias: PairBias | None) -> tuple[jax.Array, jax.Array]:
+        # Padding has no weight, so rows of one document all have the same pairs.
+        runs = runs_BxL if packed else jnp.ones_like(runs_BxL[:1])
+        sums = both_ways(causal_products, jnp.add, jnp.where(real, k, NOTHING), runs, v, bias)
+        numerator, denominator = jnp.split(sums, [v.shape[3]], axis=-1)
+        return jnp.where(real, numerator, 0), jnp.where(real, denominator, 1)
+
+    # The derivative needs the sums, and makes all else again.
+    @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(_SUMS))
     def mix(k: jax.Array, v: jax.Array, bias: PairBias | None) -> jax.Array:
-        sums = causal_sums(k, v, runs_BxL, bias)
-        if not causal:
-            flip = lambda x, axis: jnp.flip(x, axis)
-            backwards = bias.over_tokens(lambda x: flip(x, 1)) if bias is not None else None
-            later = causal_sums(flip(k, 2), flip(v, 2), flip(runs_BxL, 1), backwards, own=False)
-            sums = add(sums, jax.tree.map(lambda x: flip(x, 2), later))
-        return ratio(sums)
+        sums = jax.lax.cond(fits(jnp.where(real, k, 0), bias), by_products, stable, k, v, bias)
+        return quotient(*(checkpoint_name(x, _SUMS) for x in sums))
 
     k, v = (x.astype(jnp.float32) for x in (k_BxHxLxM, v_BxHxLxE))
     return mix(k, v, bias).astype(v_BxHxLxE.dtype)

@@ -40,6 +40,10 @@ class PairBias:
         """As `tile`, without regard to the window; `distance`: (B or 1)×G×C×C."""
         raise TypeError(f"{type(self).__name__} must define weights")
 
+    def bound(self) -> jax.Array:
+        """No |w| is larger, a float32 scalar."""
+        raise TypeError(f"{type(self).__name__} must define bound")
+
     def diagonal(self) -> jax.Array:
         """Of each token with itself, (B or 1)×(H or 1)×L×1."""
         alone = lambda x, axis: jnp.expand_dims(x, axis + 1)
@@ -63,6 +67,11 @@ class PositionBias(PairBias):
     query_BxLxR: jax.Array
     key_BxMxR: jax.Array
 
+    def bound(self) -> jax.Array:
+        """Of the longest u and the longest v."""
+        longest = lambda x: jnp.sqrt(jnp.square(x).sum(axis=-1).max())
+        return longest(self.query_BxLxR) * longest(self.key_BxMxR)
+
     def weights(self, distance: jax.Array, where: Rectangles) -> jax.Array:
         """By a matrix product, shared by all channels."""
         query, key = where.queries(self.query_BxLxR, 1), where.keys(self.key_BxMxR, 1)
@@ -84,6 +93,10 @@ class TapBias(PairBias):
     """
 
     taps_HxT: jax.Array
+
+    def bound(self) -> jax.Array:
+        """The largest tap."""
+        return jnp.abs(self.taps_HxT).max()
 
     def weights(self, distance: jax.Array, where: Rectangles) -> jax.Array:
         """Looked up."""

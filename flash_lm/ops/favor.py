@@ -3,17 +3,22 @@
 exp(q·k) is the mean over ω ~ N(0, I) of φ_ω(q) φ_ω(k) with φ_ω(x) = exp(ω·x − ‖x‖²/2) (lemma 1), so softmax
 attention is estimated by one that is linear in the features. They differ by factors beyond any float, so all is done
 with their logarithms: a sum over keys has a maximum of its own for each feature, and a query the maximum of what it
-sees (see `ops.stable_sums`). What a query sees has no later key in it, and so has its maximum.
+sees (see `ops.stable_sums`). What a query sees has no later key in it, and so has its maximum. Where all logarithms are
+moderate, features are taken as they are, and it is linear attention.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from flash_lm.ops.blocks import Rectangles, carried, crossing, neighbours, of_last_run
-from flash_lm.ops.linear_attention import with_ones
+from flash_lm.ops.linear_attention import linear_sums, with_ones
+from flash_lm.ops.mixed_chunk_attention import heads_into_batch
 from flash_lm.ops.products import matmul
+from flash_lm.ops.segments import Segments
 from flash_lm.ops.stable_sums import (
     NOTHING,
     Sums,
@@ -23,8 +28,13 @@ from flash_lm.ops.stable_sums import (
     in_blocks,
     nothing,
     only,
+    quotient,
     ratio,
+    without_max,
 )
+
+_SUMS = "favor_sums"
+_MODERATE = 30.0  # of a logarithm: the square of exp(-30) is far from float32's end, too
 
 
 def orthogonal_frequencies(key: jax.Array, count: int, width: int) -> jax.Array:
@@ -85,7 +95,7 @@ def favor(
     log_q_BxHxLxF: jax.Array,
     log_k_BxHxLxF: jax.Array,
     v_BxHxLxE: jax.Array,
-    runs_BxL: jax.Array,
+    segments: Segments,
     *,
     block_size: int,
     causal: bool,
@@ -97,7 +107,7 @@ def favor(
         log_q_BxHxLxF: `log_features` of the queries.
         log_k_BxHxLxF: of the keys.
         v_BxHxLxE: values.
-        runs_BxL: run of each token (see `Segments`), (B or 1)×L.
+        segments: the documents of each row.
         block_size: tokens among which pairs are looked at one by one; a power of two.
         causal: hide keys after the query.
         packed: a row may hold several documents.
@@ -105,20 +115,44 @@ def favor(
     Returns:
         B×H×L×E, dtype of v. Padding gets zeros.
     """
+    runs_BxL = segments.runs_BxL
+    real = (runs_BxL > 0)[:, None, :, None]
 
     @jax.checkpoint
-    def mix(log_q: jax.Array, log_k: jax.Array, v: jax.Array) -> jax.Array:
+    def stable(log_q: jax.Array, log_k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
         if not causal and not packed:
-            real = (runs_BxL > 0)[:, None, :, None]
-            return jnp.where(real, ratio(_read(log_q, _of_keys(log_k, with_ones(v), real))), 0)
+            return without_max(_read(log_q, _of_keys(log_k, with_ones(v), real)))
         sums = _causal_sums(log_q, log_k, v, runs_BxL, block_size)
         if not causal:
             log_q, log_k, v = (jnp.flip(x, 2) for x in (log_q, log_k, v))
             later = _causal_sums(log_q, log_k, v, jnp.flip(runs_BxL, 1), block_size, own=False)
             sums = add(sums, jax.tree.map(lambda x: jnp.flip(x, 2), later))
-        return ratio(sums)
+        return without_max(sums)
+
+    @jax.checkpoint
+    def by_products(log_q: jax.Array, log_k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+        phi_q, _ = _scaled(log_q)
+        q, k, values = (heads_into_batch(x) for x in (phi_q, jnp.exp(log_k), with_ones(v)))
+        sums = linear_sums(q, k, values, segments, chunk_size=block_size, causal=causal, packed=packed)
+        sums = sums.reshape(*v.shape[:3], -1)
+        return sums[..., :-1], jnp.where(real, sums[..., -1:], 1)
+
+    # The derivative needs the sums, and makes all else again.
+    @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(_SUMS))
+    def mix(log_q: jax.Array, log_k: jax.Array, v: jax.Array) -> jax.Array:
+        sums = jax.lax.cond(_fits(log_q, log_k, real), by_products, stable, log_q, log_k, v)
+        return jnp.where(real, quotient(*(checkpoint_name(x, _SUMS) for x in sums)), 0)
 
     return mix(log_q_BxHxLxF, log_k_BxHxLxF, v_BxHxLxE.astype(jnp.float32)).astype(v_BxHxLxE.dtype)
+
+
+def _fits(log_q: jax.Array, log_k: jax.Array, real: jax.Array) -> jax.Array:
+    """Whether features as they are, those of a query over its largest one, give sums that float32 holds.
+
+    A query sees itself, so its denominator is at least what it has of itself.
+    """
+    own = (log_q + log_k).max(axis=-1, keepdims=True) - log_q.max(axis=-1, keepdims=True)
+    return (jnp.where(real, own, 0).min() >= -_MODERATE) & (jnp.where(real, log_k, 0).max() <= _MODERATE)
 
 
 def prefill_favor(

@@ -47,19 +47,33 @@ def linear_attention(
     Returns:
         N×L×E, dtype of v. Padding gets zeros.
     """
-    values, ones = with_ones(v_NxLxE), jnp.ones(segments.runs_BxL.shape, jnp.float32)
+    values = with_ones(v_NxLxE)
+    sums = linear_sums(q_NxLxK, k_NxLxK, values, segments, chunk_size=chunk_size, causal=causal, packed=packed)
+    return ratio(sums).astype(v_NxLxE.dtype)
+
+
+def linear_sums(
+    q_NxLxK: jax.Array,
+    k_NxLxK: jax.Array,
+    values: jax.Array,
+    segments: Segments,
+    *,
+    chunk_size: int,
+    causal: bool,
+    packed: bool,
+) -> jax.Array:
+    """φ(q)ᵀ Σ φ(k) [v, 1]ᵀ, N×L×(E+1) float32; `values`: of `with_ones`, the rest as of `linear_attention`."""
+    ones = jnp.ones(segments.runs_BxL.shape, jnp.float32)
     if causal:
         sight = sight_of(segments, causal=True)
         weight_BxL = jnp.where(sight.before_chunk(chunk_size) > 0, ones, 0)
         sums, _ = global_attention(
             q_NxLxK, k_NxLxK, values, segments.runs_BxL, chunk_size=chunk_size, weight_BxL=weight_BxL
         )
-        sums += _inside_chunks(q_NxLxK, k_NxLxK, values, sight, chunk_size)
-    elif packed:
-        sums = global_attention_in_segments(q_NxLxK, k_NxLxK, values, segments, chunk_size=chunk_size, weight_BxL=ones)
-    else:
-        sums = global_attention_both_ways(q_NxLxK, k_NxLxK, values, segments.runs_BxL, weight_BxL=ones)
-    return ratio(sums).astype(v_NxLxE.dtype)
+        return sums + _inside_chunks(q_NxLxK, k_NxLxK, values, sight, chunk_size)
+    if packed:
+        return global_attention_in_segments(q_NxLxK, k_NxLxK, values, segments, chunk_size=chunk_size, weight_BxL=ones)
+    return global_attention_both_ways(q_NxLxK, k_NxLxK, values, segments.runs_BxL, weight_BxL=ones)
 
 
 def prefill_linear(

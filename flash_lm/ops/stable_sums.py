@@ -37,13 +37,23 @@ def add(a: Sums, b: Sums) -> Sums:
     )
 
 
+def without_max(sums: Sums) -> tuple[jax.Array, jax.Array]:
+    """Numerator and denominator; 0 and 1 of a query without a visible key."""
+    seen = sums.max_BxHxLxM > NOTHING / 2
+    numerator = jnp.where(seen, sums.numerator_BxHxLxE, 0)
+    return numerator, jnp.where(seen, sums.denominator_BxHxLxM, 1)
+
+
+def quotient(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
+    """Their ratio, with a derivative that float32 holds whatever the denominator's size."""
+    # That of a quotient divides by the denominator's square, which it may not hold; that of a denominator of 1 does.
+    scale = jax.lax.stop_gradient(1 / denominator)
+    return numerator * scale / (denominator * scale)
+
+
 def ratio(sums: Sums) -> jax.Array:
     """B×H×L×E; a query without a visible key gets zeros."""
-    seen = sums.max_BxHxLxM > NOTHING / 2
-    denominator = jnp.where(seen, sums.denominator_BxHxLxM, 1)
-    # The derivative of a quotient divides by its square, which float32 may not hold; that of a denominator of 1 does.
-    scale = jax.lax.stop_gradient(1 / denominator)
-    return jnp.where(seen, sums.numerator_BxHxLxE * scale / (denominator * scale), 0)
+    return quotient(*without_max(sums))
 
 
 def nothing(v: jax.Array, width: int) -> Sums:

@@ -140,8 +140,10 @@ def _predictions(
 ) -> tuple[LanguageModel, tuple[jax.Array, jax.Array, jax.Array, int, int]]:
     """The model, and what the methods of its head take."""
     bound = model.bind(params)
-    rows = (batch[name] for name in ("inputs_BxL", "segment_ids_BxL", "positions_BxL"))
-    features_BxLxD = bound.features(*rows, dropout_key=key, packed=model.packed)
+    positions_BxL = batch["positions_BxL"] if model.packed else None  # else all rows have the same
+    features_BxLxD = bound.features(
+        batch["inputs_BxL"], batch["segment_ids_BxL"], positions_BxL, dropout_key=key, packed=model.packed
+    )
     parts = batch_parts(features_BxLxD.shape[0])
     targets_BxL, weights_BxL = batch["targets_BxL"], batch["loss_mask_BxL"]
     return bound, (features_BxLxD, targets_BxL, weights_BxL, loss_chunk, parts)

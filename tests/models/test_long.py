@@ -110,7 +110,7 @@ def test_performer(causal, scale):
     @jax.jit
     def run(q, k, v):
         features = (log_features(x[None, None], omega) for x in (q, k))
-        return favor(*features, v[None, None], whole_row(L).runs_BxL, block_size=128, causal=causal, packed=False)
+        return favor(*features, v[None, None], whole_row(L), block_size=128, causal=causal, packed=False)
 
     out = np.asarray(run(q, k, v))[0, 0]
     scaled = [x.astype(float) / 2 for x in (q, k)]  # 16 to the power of a fourth

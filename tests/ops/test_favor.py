@@ -59,8 +59,8 @@ def expected(q, k, v, ids: list[int], causal: bool) -> np.ndarray:
 @pytest.mark.parametrize("block_size", [1, 8, 64])
 def test_values(block_size, causal, scale, atol):
     q, k = queries_and_keys(scale)
-    runs = find_segments(jnp.asarray(IDS)).runs_BxL
-    run = jax.jit(lambda *args: favor(*args, runs, block_size=block_size, causal=causal, packed=True))
+    segments = find_segments(jnp.asarray(IDS))
+    run = jax.jit(lambda *args: favor(*args, segments, block_size=block_size, causal=causal, packed=True))
     out = np.asarray(run(*logs(q, k), V))
     for b, ids in enumerate(IDS.tolist()):
         for h in range(HEADS):
@@ -71,9 +71,11 @@ def test_values(block_size, causal, scale, atol):
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_one_document_a_row_is_a_packed_row_of_one(scale):
     q, k = queries_and_keys(scale)
-    runs = jnp.asarray([[1] * (L - 7) + [0] * 7, [1] * L])
+    segments = find_segments(jnp.asarray([[1] * (L - 7) + [0] * 7, [1] * L]))
     both = [
-        jax.jit(lambda *x, packed=packed: favor(*x, runs, block_size=8, causal=False, packed=packed))(*logs(q, k), V)
+        jax.jit(lambda *x, packed=packed: favor(*x, segments, block_size=8, causal=False, packed=packed))(
+            *logs(q, k), V
+        )
         for packed in (False, True)
     ]
     np.testing.assert_allclose(*both, rtol=0, atol=1e-5)
@@ -83,8 +85,8 @@ def test_one_document_a_row_is_a_packed_row_of_one(scale):
 def test_prefill_in_parts_is_the_parallel_form(scale):
     """Rows at different places, parts of any length, also none."""
     log_q, log_k = logs(*queries_and_keys(scale))
-    ones = jnp.ones((2, L), jnp.int32)
-    parallel = jax.jit(lambda *x: favor(*x, ones, block_size=8, causal=True, packed=False))
+    segments = find_segments(jnp.ones((2, L), jnp.int32))
+    parallel = jax.jit(lambda *x: favor(*x, segments, block_size=8, causal=True, packed=False))
     whole = np.asarray(parallel(log_q, log_k, V))
     state, start = no_features(2, HEADS, F, E), np.zeros(2, np.int32)
     consume = jax.jit(lambda *args: prefill_favor(*args, block_size=8))
@@ -104,21 +106,28 @@ def test_prefill_in_parts_is_the_parallel_form(scale):
 
 @pytest.mark.parametrize("block_size", [8, 64])
 def test_later_keys_are_out_of_reach(block_size):
-    """Not even through a maximum: with later keys a thousand times as large an output keeps all its bits."""
+    """Not even through a maximum: with other later keys an output keeps all its bits.
+
+    Larger ones by a little, which are taken as they are, and two kinds that are a thousand times as large, which are
+    not. Which of the two forms it is they do choose: both give the same number.
+    """
     q, k = queries_and_keys(1.0)
     run = jax.jit(
-        lambda log_q, log_k, v: favor(
-            log_q, log_k, v, whole_row(L).runs_BxL, block_size=block_size, causal=True, packed=False
-        )
+        lambda log_q, log_k, v: favor(log_q, log_k, v, whole_row(L), block_size=block_size, causal=True, packed=False)
     )
     log_q, log_k = logs(q, k)
     before = np.asarray(run(log_q, log_k, V))
     for t in (0, 7, 8, 30):
         later = np.arange(L) > t
-        louder = jnp.where(later[:, None], 1000 * jnp.abs(log_k) + 1000, log_k)
-        after = np.asarray(run(log_q, louder, np.where(later[:, None], 1e6, V).astype(np.float32)))
-        np.testing.assert_array_equal(after[:, :, : t + 1], before[:, :, : t + 1])
-        assert not np.array_equal(after[:, :, t + 1], before[:, :, t + 1])
+        values = np.where(later[:, None], 1e6, V).astype(np.float32)
+        after = [
+            np.asarray(run(log_q, jnp.where(later[:, None], size * jnp.abs(log_k) + size, log_k), values))
+            for size in (1.2, 1000, 2000)
+        ]
+        np.testing.assert_array_equal(after[0][:, :, : t + 1], before[:, :, : t + 1])
+        np.testing.assert_array_equal(after[1][:, :, : t + 1], after[2][:, :, : t + 1])
+        np.testing.assert_allclose(after[1][:, :, : t + 1], before[:, :, : t + 1], rtol=0, atol=1e-6)
+        assert not any(np.array_equal(x[:, :, t + 1], before[:, :, t + 1]) for x in after)
 
 
 def test_frequencies_are_orthogonal_and_as_long_as_gaussian_vectors():
@@ -155,7 +164,7 @@ def test_the_error_falls_with_the_root_of_the_number_of_features():
         def once(key):
             omega = orthogonal_frequencies(key, count, K)
             features = log_features(q, omega), log_features(k, omega)
-            return favor(*features, jnp.asarray(V), whole_row(L).runs_BxL, block_size=16, causal=True, packed=False)
+            return favor(*features, jnp.asarray(V), whole_row(L), block_size=16, causal=True, packed=False)
 
         draws = [np.asarray(once(key)) - exact for key in jax.random.split(jax.random.key(count), 30)]
         return float(np.sqrt(np.mean(np.square(draws))))

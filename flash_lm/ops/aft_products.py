@@ -1,0 +1,100 @@
+"""AFT's sums as plain products: exp(w) · [exp(K) ⊙ V, exp(K)], where float32 holds these exponentials as they are.
+
+No maximum is taken out, so no bit of a query's sums depends on keys that it does not see. `ops.aft` has the form for
+keys of any size.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from flash_lm.ops.aft_bias import PairBias
+from flash_lm.ops.blocks import Rectangles, carried, neighbours, of_last_run
+from flash_lm.ops.products import matmul
+
+# A query sees itself, so its denominator is exp(-50) or more; and the sum over any row stays far below float32's end.
+SMALLEST_KEY, LARGEST_KEY, LARGEST_W = -30.0, 40.0, 20.0
+_BLOCK = 64  # tokens of a block where the window is no larger
+_PARTS = 8  # of a row whose pairs all have a w
+
+
+def fits(k: jax.Array, bias: PairBias | None) -> jax.Array:
+    """Whether all exponentials are of moderate size, a bool; keys of padding must be."""
+    good = (k.min() >= SMALLEST_KEY) & (k.max() <= LARGEST_KEY)
+    return good if bias is None else good & (bias.bound() <= LARGEST_W)
+
+
+def causal_products(
+    k: jax.Array, v: jax.Array, runs_BxL: jax.Array, bias: PairBias | None, *, own: bool = True
+) -> jax.Array:
+    """Numerator and denominator of each token over the visible keys up to itself.
+
+    Args:
+        k: B×H×L×M float32, M = E or 1.
+        v: B×H×L×E float32.
+        runs_BxL: run of each token (see `Segments`), (B or 1)×L.
+        bias: w; None: zero.
+        own: whether a token sees itself.
+
+    Returns:
+        B×H×L×(E + M) float32.
+    """
+    length = k.shape[2]
+    size = _block(bias, length)
+    pad = lambda x, axis: jnp.pad(x, [(0, -length % size if i == axis else 0) for i in range(x.ndim)])
+    weight = jnp.exp(k)
+    x, runs = pad(jnp.concatenate([weight * v, weight], axis=-1), 2), pad(runs_BxL, 1)
+    bias = bias.over_tokens(lambda x: pad(x, 1)) if bias is not None else None
+    places = jnp.arange(x.shape[2], dtype=jnp.int32)[None]
+
+    def near(where: Rectangles) -> jax.Array:
+        """B×H×G×C×…: what the queries of rectangles take of their keys."""
+        runs_q, places_q = (where.queries(y, 1)[..., None] for y in (runs, places))
+        runs_k, places_k = (where.keys(y, 1)[..., None, :] for y in (runs, places))
+        visible = (runs_q == runs_k) & (runs_q > 0) & (places_k <= places_q if own else places_k < places_q)
+
+        @jax.checkpoint  # the weights are made again
+        def product(x: jax.Array, bias: PairBias | None) -> jax.Array:
+            a = jnp.where(visible[:, None], 1.0 if bias is None else jnp.exp(bias.tile(where)), 0.0)
+            keys = where.keys(x, 2)
+            return matmul(jnp.broadcast_to(a, (*keys.shape[:3], *a.shape[3:])), keys)
+
+        return product(x, bias)
+
+    if bias is not None and bias.window is None:
+        parts = [near(_until(start, size)) for start in range(0, x.shape[2], size)]
+        found = jnp.concatenate([part[:, :, 0] for part in parts], axis=2)
+    else:
+        blocks = neighbours(size).queries
+        where = Rectangles(keys=blocks if bias is None else _with_last(size), queries=blocks)
+        found = near(where)
+        if size < x.shape[2]:
+            found += _far(x, runs, size, 1 if bias is None else 2)
+        found = found.reshape(x.shape)
+    return found[:, :, :length]
+
+
+def _block(bias: PairBias | None, length: int) -> int:
+    """Tokens of a block: no fewer than the window, and where all pairs have a w, a part of the row."""
+    least = _BLOCK if bias is None else max(_BLOCK, -(-length // _PARTS) if bias.window is None else bias.window)
+    return min(1 << (least - 1).bit_length(), 1 << (length - 1).bit_length())
+
+
+def _until(start: int, size: int) -> Rectangles:
+    """One rectangle, of the queries of a block and all keys up to its end."""
+    cut = lambda first: lambda x, axis: jnp.expand_dims(jax.lax.slice_in_dim(x, first, start + size, axis=axis), axis)
+    return Rectangles(keys=cut(0), queries=cut(start))
+
+
+def _with_last(size: int):
+    """The keys of each block and of the one before it."""
+    where = neighbours(size)
+    return lambda x, axis: jnp.concatenate([where.keys(x, axis), where.queries(x, axis)], axis=axis + 1)
+
+
+def _far(x: jax.Array, runs: jax.Array, size: int, back: int) -> jax.Array:
+    """The sums with w = 0 over the query's document in the blocks that are `back` or more before its own."""
+    blocks = neighbours(size).queries
+    runs_BxGxC = blocks(runs, 1)
+    own = jnp.where(of_last_run(runs_BxGxC)[:, None, :, :, None], blocks(x, 2), 0).sum(axis=3)
+    far, visible = carried(own, runs_BxGxC, jnp.add, jnp.zeros_like(own[:, :, 0]), None, back)
+    return jnp.where(visible[:, None, :, :, None], far[:, :, :, None], 0)
