@@ -11,7 +11,8 @@ import pytest
 THP = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 PROGRAM = """
 import os, sys
-from flash_lm.command import run, user_environment
+from flash_lm.allocator import user_environment
+from flash_lm.command import run
 
 def main(argv):
     array = bytearray(b"x") * 2**28
