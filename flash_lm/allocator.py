@@ -9,7 +9,7 @@ _log = logging.getLogger(__name__)
 _THP = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 # The second one tells it from a user's own.
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "FLASH_LM_HUGE_PAGES": "1"}
-_DEBUGGERS = ("debugpy", "pydevd", "_pydevd_bundle")  # modules, which are there before they watch anything
+_DEBUGGERS = ("pdb", "debugpy", "pydevd")  # modules: a debugger may be there before it watches anything
 
 
 def use_huge_pages() -> None:
@@ -32,9 +32,10 @@ def watched_by() -> str | None:
     """What debugs or profiles this process from within, or measures what its tests reach; None: nothing."""
     if found := next((name for name in _DEBUGGERS if name in sys.modules), None):
         return found
-    for hook in (sys.gettrace(), sys.getprofile()):
-        if hook is not None:
-            return f"{type(hook).__module__}.{getattr(hook, '__qualname__', type(hook).__qualname__)}"
+    if sys.gettrace() is not None:
+        return "a debugger (sys.settrace)"
+    if sys.getprofile() is not None:
+        return "a profiler (sys.setprofile)"
     monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
     tools = (monitoring.get_tool(number) for number in range(6)) if monitoring else ()
     return next(filter(None, tools), None)
