@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flash_lm.data.corpora import register_corpus
     from flash_lm.data.tasks import register_task
+    from flash_lm.inference.importing import import_hf
     from flash_lm.inference.loaded import LoadedModel, load
     from flash_lm.models.family import register_family
     from flash_lm.models.heads import register_head
@@ -16,6 +17,7 @@ __all__ = [
     "LanguageModel",
     "LoadedModel",
     "build_model",
+    "import_hf",
     "load",
     "register_corpus",
     "register_family",
@@ -28,6 +30,7 @@ _PLACES = {
     "LanguageModel": "flash_lm.models.language_model",
     "LoadedModel": "flash_lm.inference.loaded",
     "build_model": "flash_lm.models.language_model",
+    "import_hf": "flash_lm.inference.importing",
     "load": "flash_lm.inference.loaded",
     "register_corpus": "flash_lm.data.corpora",
     "register_family": "flash_lm.models.family",

@@ -10,6 +10,7 @@ COMMANDS = {
     "train": "trains a config, or resumes its run",
     "evaluate": "scores a checkpoint",
     "export": "writes a checkpoint as safetensors, with a model card",
+    "import_model": "reads a Llama in Hugging Face's format",
     "generate": "continues a prompt, or fills in masks",
     "sweep": "trains and scores the runs of a grid or a study",
     "serve": "a page and a JSON API of a checkpoint",
@@ -20,7 +21,7 @@ def main() -> None:
     """Runs a command, as python -m flash_lm.COMMAND does."""
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
         print("usage: flash-lm COMMAND …   (flash-lm COMMAND --help tells more)", file=sys.stderr)
-        print("\n".join(f"  {name:<9} {what}" for name, what in COMMANDS.items()), file=sys.stderr)
+        print("\n".join(f"  {name:<12} {what}" for name, what in COMMANDS.items()), file=sys.stderr)
         sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as python -m has it, for plugins

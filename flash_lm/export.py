@@ -1,10 +1,11 @@
-"""python -m flash_lm.export --workdir=runs/x[@best] --out=exported/x --license=apache-2.0 [--dtype=bfloat16]."""
+"""python -m flash_lm.export --workdir=runs/x[@best] --out=exported/x --license=apache-2.0 [--format=llama]."""
 
 import argparse
 import pathlib
 
 from flash_lm.command import run
 from flash_lm.config import DTYPES
+from flash_lm.inference.settings import FORMAT_NAMES
 from flash_lm.run_flags import add_run_flags, run_of
 
 
@@ -14,6 +15,9 @@ def flags() -> argparse.ArgumentParser:
     add_run_flags(parser)
     parser.add_argument("--out", required=True, type=pathlib.Path, help="the folder to be written; must be new")
     parser.add_argument("--license", required=True, help="of the model, for its card, such as apache-2.0 or cc-by-4.0")
+    parser.add_argument(
+        "--format", choices=FORMAT_NAMES, default="flash_lm", help="llama: for Hugging Face's transformers"
+    )
     parser.add_argument("--dtype", choices=DTYPES, help="of parameters and computation; default: as trained")
     return parser
 
@@ -28,7 +32,7 @@ def main(argv: list[str]) -> None:
     name, mesh = run_of(arguments)
     with losses_told():
         trained = load_model(name, dtype=arguments.dtype, mesh_shape=mesh)
-        told = export(trained, arguments.out, arguments.license)
+        told = export(trained, arguments.out, arguments.license, arguments.format)
     if is_first():
         print(f"{arguments.out}: {trained.model.parameter_count():,} parameters of {name}, step {trained.step}")
         print("\n".join(told), end="\n" if told else "")

@@ -169,8 +169,14 @@ class DataConfig(Group, name="data"):
         at_least(0),
         before=0,
     )
-    tokenizer: str = key("sentencepiece", "bytes or sentencepiece", one_of("bytes", "sentencepiece"))
-    tokenizer_path: str = key(None, "a SentencePiece model; open: trained on the corpus")
+    tokenizer: str = key(
+        "sentencepiece",
+        "bytes, sentencepiece, or hf (of Hugging Face's `tokenizers`: that of train.init_from, or of tokenizer_path)",
+        one_of("bytes", "sentencepiece", "hf"),
+    )
+    tokenizer_path: str = key(
+        None, "a SentencePiece model, or a folder with a tokenizer.json; open: trained on the corpus"
+    )
     # SentencePiece needs its 256 bytes and the special tokens.
     vocab_size: int = key(8192, "of the SentencePiece model to train", at_least(300))
     length: int = key(None, "L, tokens a row; open: model.max_length", at_least(1))

@@ -8,6 +8,8 @@ import pytest
 from small import ROOT
 
 from flash_lm.__main__ import COMMANDS
+from flash_lm.inference.exporting import FORMATS
+from flash_lm.inference.settings import FORMAT_NAMES
 
 SLOW = ("jax", "flax", "numpy", "optax", "orbax", "grain", "datasets", "pyarrow", "sentencepiece", "tokenizers")
 SLOW += ("transformers", "huggingface_hub", "matplotlib", "tensorboardX", "fastapi", "uvicorn")
@@ -71,3 +73,7 @@ print(list(TASKS), "flash" in FAMILIES, "model.chunks" in SECTIONS)
 """
     out = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert out == "['causal_lm', 'masked_lm'] True True\n"
+
+
+def test_the_flags_of_export_name_its_formats():
+    assert tuple(FORMATS) == FORMAT_NAMES

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from oracles import llama as oracle_llama
+from safetensors.numpy import load_file, save_file
 from small import as_overrides, small_config, write_corpus
 
 from flash_lm.analysis.rounds import COUNTED
@@ -363,3 +365,42 @@ def test_the_first_minute(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("path", sorted(SCRIPTS.rglob("*.sh")), ids=lambda path: path.name)
 def test_shell_scripts_can_be_read(path):
     subprocess.run(["bash", "-n", path], check=True)
+
+
+def test_llamas_need_the_peers_environment(tmp_path):
+    script = load("compare_llama")
+    with pytest.raises(InputError, match="make peers"):
+        script.main([f"--python={tmp_path / 'none'}", f"--out={tmp_path / 'out'}"])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-3])
+def test_llamas_there_and_back(off, tmp_path, monkeypatch):
+    """With the oracle in the place of transformers, which may be wrong."""
+    script = load("compare_llama")
+    small = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    monkeypatch.setattr(script, "SMALL", script.SMALL | small)
+    monkeypatch.setattr(script, "SHAPES", {"all share one": {"num_key_value_heads": 1, "dtype": "float32"}})
+    monkeypatch.setattr(script, "LENGTH", 12)
+
+    def ask(python, folder, settings=None):
+        if settings:
+            settings |= {"model_type": "llama", "tie_word_embeddings": False, "rms_norm_eps": 1e-6, "rope_theta": 1e4}
+            save_file(oracle_llama.draw(settings), folder / "model.safetensors")
+            (folder / "config.json").write_text(json.dumps(settings))
+        arrays, about = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+        rows = np.load(folder / "ids.npy")
+        text = rows[0]
+        for _ in range(script.CONTINUED):
+            text = np.append(text, 1 + oracle_llama.logits(arrays, about, text)[-1, 1:].argmax())
+        return np.stack([oracle_llama.logits(arrays, about, row) for row in rows]) + off, text[rows.shape[1] :]
+
+    monkeypatch.setattr(script, "ask", ask)
+    words = [f"--python={sys.executable}", f"--out={tmp_path}"]
+    if off:
+        with pytest.raises(RunError, match="all share one: logits differ"):
+            script.main(words)
+    else:
+        script.main(words)
+    (line,) = read_jsonl(tmp_path / "llama.jsonl")
+    assert line["same_continuation"] and (line["import_difference"] < 1e-5) is (off == 0)

@@ -10,6 +10,7 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from tokenizers.processors import TemplateProcessing
 
+from flash_lm.data.foreign_tokenizer import HuggingFaceTokenizer
 from flash_lm.data.tokenizers import (
     MASK,
     SPACE,
@@ -29,6 +30,8 @@ _PROBES = ("a b", "  two  blanks ", "\n\n\ttab\r\n", "naïve 猫 😀", "import 
 
 def to_hugging_face(tokenizer: OurTokenizer) -> Tokenizer | str:
     """The same tokenizer there, or a sentence on why there is none."""
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        return Tokenizer.from_str(tokenizer.tokenizer_json())
     if isinstance(tokenizer, ByteTokenizer):
         found = _of_bytes()
     elif isinstance(tokenizer, CharacterTokenizer):

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from flash_lm.config import DataConfig
 from flash_lm.data.corpus import SPLITS, WHOLE, Corpus, DocumentStream, Piece
+from flash_lm.data.foreign_tokenizer import read_tokenizer
 from flash_lm.data.tokenized_text import TokenizedText, encode
 from flash_lm.data.tokenizers import (
     ByteTokenizer,
@@ -161,11 +162,18 @@ def _dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger]:
 def _tokenizer(config: DataConfig, corpus: Corpus, cache: pathlib.Path) -> Tokenizer:
     if config.tokenizer == "bytes":
         return ByteTokenizer()
+    if config.tokenizer == "hf" and not config.tokenizer_path:
+        raise InputError(
+            "data.tokenizer=hf needs a tokenizer that is there: name its folder by --config.data.tokenizer_path, or a "
+            "model by --config.train.init_from"
+        )
     if config.tokenizer_path:
+        path = pathlib.Path(os.path.expanduser(config.tokenizer_path))
+        if config.tokenizer == "hf":
+            return read_tokenizer(path)
         try:
-            return SentencePieceTokenizer(pathlib.Path(os.path.expanduser(config.tokenizer_path)).read_bytes())
+            return SentencePieceTokenizer(path.read_bytes())
         except OSError as error:
-            path = config.tokenizer_path
             raise InputError(f"cannot read data.tokenizer_path={path}: {error.strerror}: give a .model file") from None
     key = hashlib.sha256(f"{_FORMAT} {corpus.fingerprint} {config.vocab_size}".encode()).hexdigest()[:16]
     folder = cache / f"tokenizer-{corpus.name}-{key}"

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import sentencepiece
 
+from flash_lm.data.foreign_tokenizer import SPACE, HuggingFaceTokenizer
 from flash_lm.errors import InputError
 
 # The first ids of every tokenizer made here, so that they stand at the same place in all of them.
 MASK = "[MASK]"
 SPECIALS = ("<pad>", "<s>", "</s>", MASK)
-SPACE = "▁"  # U+2581, as which SentencePiece writes a blank
 _MODEL_FILE, _INFO_FILE = "sentencepiece.model", "kind.json"  # the first holds the model of any kind
 _OLD_INFO_FILE = "tokenizer.json"  # which others take for a tokenizer of theirs
 
@@ -163,12 +163,13 @@ class CharacterTokenizer:
         return self._characters.encode()
 
 
-Tokenizer = ByteTokenizer | SentencePieceTokenizer | CharacterTokenizer
+Tokenizer = ByteTokenizer | SentencePieceTokenizer | CharacterTokenizer | HuggingFaceTokenizer
 # kind -> from `model_bytes`
 _KINDS = {
     "bytes": lambda model: ByteTokenizer(),
     "sentencepiece": SentencePieceTokenizer,
     "characters": lambda model: CharacterTokenizer(model.decode()),
+    "hf": HuggingFaceTokenizer,
 }
 
 

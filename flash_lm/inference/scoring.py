@@ -107,17 +107,18 @@ def _load_text(trained: TrainedModel, split: str) -> Splits:
     """
     data = trained.config.data
     raw: Any = run_folder.read_config(trained.run.workdir)
-    own_text = all(getattr(data, key) == raw.data[key] for key in OF_A_TEXT)
+    known = trained.facts["corpus"]  # not of a model that was imported
+    own_text = known is not None and all(getattr(data, key) == raw.data[key] for key in OF_A_TEXT)
     examples = CORPORA[data.corpus].examples
     whole = split == WHOLE and not examples
-    own = OwnCorpus(trained.tokenizer, trained.facts["corpus"] if own_text else None)
+    own = OwnCorpus(trained.tokenizer, known if own_text else None)
     corpus = load_splits(data, own, whole=whole)
     if split not in corpus.splits:
         names = [*corpus.splits, *([] if examples else [WHOLE])]
         raise InputError(f"no split {split}: --split is one of {', '.join(names)}")
     if corpus.tokenizer.fingerprint != trained.tokenizer.fingerprint:
         raise InputError(f"corpus {corpus.name} has tokens of its own, which {trained.name} was not trained on")
-    if own_text and corpus.fingerprint != trained.facts["corpus"]:
+    if own_text and corpus.fingerprint != known:
         _log.warning(
             "corpus %s has changed since the training, and its old tokens are gone: what is scored may have been "
             "trained on, and is marked own_corpus=false",

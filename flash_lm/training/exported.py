@@ -6,9 +6,12 @@ tokenizer/          the tokenizer, exactly; tokenizer.json is the same for Huggi
 README.md           the model card
 """
 
+import contextlib
 import json
+import os
 import pathlib
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -17,6 +20,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from flash_lm.errors import InputError
 from flash_lm.training.state import Params
 
 WEIGHTS = "model.safetensors"
@@ -26,6 +30,29 @@ _CONSTANTS = "constants"
 def is_export(folder: pathlib.Path) -> bool:
     """Whether a folder is one of an exported model, and not of a run."""
     return (folder / WEIGHTS).exists()
+
+
+@contextlib.contextmanager
+def new_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A folder to fill, which becomes `out` at the end; after an error nothing is left of it.
+
+    Raises:
+        InputError: `out` cannot be written.
+    """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
+            partial = pathlib.Path(folder) / "new"
+            partial.mkdir()
+            yield partial
+            os.rename(partial, out)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {error.strerror}") from None
+
+
+def write_json(path: pathlib.Path, content: Any) -> None:
+    """To be read by people, too."""
+    path.write_text(f"{json.dumps(content, indent=2, ensure_ascii=False)}\n", encoding="utf-8")
 
 
 def write_weights(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -209,6 +209,11 @@ def read_config(workdir: pathlib.Path) -> Any:
         values = _of_run(json.loads(text))
     except ValueError:
         raise _damaged(path) from None
+    if isinstance(values, dict) and "model_type" in values:
+        raise InputError(
+            f"{workdir} is a model of transformers: make it one of flash_lm by python -m flash_lm.import_model "
+            f"--model={workdir} --out=…"
+        )
     if not isinstance(values, dict) or not all(isinstance(values.get(x), dict) for x in ("model", "data", "train")):
         raise _damaged(path)
     import_plugins(plugins_of(values), pathlib.Path(workdir))

@@ -46,11 +46,11 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 CODE = {"git": "c0ffee123456", "versions": "python 3, jax 0"}
 
 
-def trained_model(folder: pathlib.Path, family: str, task: str = "causal_lm", param_dtype: str = "float32"):
-    """A model of a run that is there, but for its checkpoint: parameters are drawn."""
+def trained_model(folder: pathlib.Path, family: str, task: str = "causal_lm", param_dtype: str = "float32", **keys):
+    """A model of a run that is there, but for its checkpoint: parameters are drawn; `keys`: of config.model."""
     raw = small_config("corpus", folder / "cache", family)
     raw.task = task
-    raw.model.update(param_dtype=param_dtype, dropout=0.0, vocab_size=ByteTokenizer.vocab_size)
+    raw.model.update(param_dtype=param_dtype, dropout=0.0, vocab_size=ByteTokenizer.vocab_size, **keys)
     raw.mesh.shape = (1, 1, 1)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(raw.to_dict()))

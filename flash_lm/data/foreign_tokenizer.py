@@ -1,0 +1,159 @@
+"""A tokenizer of Hugging Face's `tokenizers`, as a file of it brings it."""
+
+import functools
+import hashlib
+import json
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from flash_lm.errors import InputError
+
+SPACE = "▁"  # U+2581, as which SentencePiece, and others after it, write a blank
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer with pieces of bytes ("ByteLevel", as GPT-2's) or of text with a sign for a blank (as Llama's)."""
+
+    kind = "hf"
+
+    def __init__(self, model: bytes):
+        """Loads what `model_bytes` gave.
+
+        Raises:
+            InputError: not such a tokenizer.
+        """
+        self._model, about = model, json.loads(model)
+        try:
+            self._tokenizer = Tokenizer.from_str(json.dumps(about["tokenizer"]))
+        except Exception as error:  # the library raises no other
+            raise InputError(f"no tokenizer of Hugging Face's `tokenizers`: {str(error).splitlines()[0]}") from None
+        self._of_bytes = _is_of_bytes(about["tokenizer"])
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True  # a text that spells one is text
+        self.begin, self.end = about["begin"], about["end"]
+        self._added = self._tokenizer.get_added_tokens_decoder()
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        self.mask = self.vocab_size  # there is none, so it is the id after the last
+        self.fingerprint = hashlib.sha256(model).hexdigest()
+
+    @classmethod
+    def of(cls, tokenizer: bytes | str, begin: int | str, end: int | str) -> "HuggingFaceTokenizer":
+        """From the text of a tokenizer.json.
+
+        Args:
+            tokenizer: the text.
+            begin: begin-of-text, its id or itself.
+            end: end-of-text, likewise.
+
+        Raises:
+            InputError: not a tokenizer, or one without these tokens.
+        """
+        try:
+            about = {"begin": 0, "end": 0, "tokenizer": json.loads(tokenizer)}
+        except ValueError:
+            raise InputError("no tokenizer of Hugging Face's `tokenizers`: not JSON") from None
+        found = cls(json.dumps(about).encode())
+        ids = [found._tokenizer.token_to_id(x) if isinstance(x, str) else x for x in (begin, end)]
+        if any(i is None or not 0 <= i < found.vocab_size for i in ids):
+            raise InputError(f"the tokenizer has no begin-of-text {begin!r} or no end-of-text {end!r}")
+        return cls(json.dumps(about | dict(zip(("begin", "end"), ids, strict=True))).encode())
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Token ids of each text, without special tokens."""
+        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [np.asarray(encoding.ids, np.int32) for encoding in found]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text; special tokens are left out."""
+        return self._tokenizer.decode([int(i) for i in ids if i < self.vocab_size], skip_special_tokens=True)
+
+    def token_bytes(self, i: int) -> bytes:
+        """The bytes of text that an id stands for; none for special tokens."""
+        piece = self._tokenizer.id_to_token(i) if i < self.vocab_size else None
+        if piece is None or (i in self._added and self._added[i].special):
+            return b""
+        if i in self._added:
+            return piece.encode()
+        if self._of_bytes:
+            return bytes(_byte_of_character()[character] for character in piece)
+        if len(piece) == 6 and piece.startswith("<0x"):
+            return bytes([int(piece[1:-1], 16)])
+        return piece.replace(SPACE, " ").encode()
+
+    def bytes_per_token(self) -> np.ndarray:
+        """Bytes of text that each id stands for, (V,) int32; 0 for special tokens."""
+        return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], np.int32)
+
+    def model_bytes(self) -> bytes:
+        """JSON: the tokenizer.json, and the ids of begin- and end-of-text."""
+        return self._model
+
+    def tokenizer_json(self) -> str:
+        """As it came."""
+        return json.dumps(json.loads(self._model)["tokenizer"], ensure_ascii=False)
+
+
+def read_tokenizer(path: pathlib.Path) -> HuggingFaceTokenizer:
+    """The tokenizer of a downloaded model.
+
+    Args:
+        path: a tokenizer.json, or its folder; beside it tokenizer_config.json or config.json names the special tokens.
+
+    Raises:
+        InputError: it cannot be read, or nothing says how a text ends.
+    """
+    folder = path if path.is_dir() else path.parent
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        text = file.read_bytes()
+        names = (folder / "tokenizer_config.json", folder / "config.json")
+        words, ids = (json.loads(name.read_bytes()) if name.exists() else {} for name in names)
+    except OSError as error:
+        raise InputError(
+            f"cannot read {error.filename}: {error.strerror}: give the folder of a tokenizer.json"
+        ) from None
+    except ValueError:
+        raise InputError(f"{folder} has a tokenizer_config.json or config.json that is not JSON") from None
+    begin, end = (_special(words, ids, name) for name in ("bos", "eos"))
+    if end is None:
+        raise InputError(f"{folder} names no eos_token in tokenizer_config.json: flash_lm must know how a text ends")
+    return HuggingFaceTokenizer.of(text, end if begin is None else begin, end)  # some begin a text as they end one
+
+
+def _special(words: Any, ids: Any, name: str) -> str | int | None:
+    """Begin- or end-of-text, as itself or as its id: of several the first."""
+    found = words.get(f"{name}_token") or ids.get(f"{name}_token_id")
+    if isinstance(found, dict):
+        found = found["content"]
+    return found[0] if isinstance(found, list) else found
+
+
+def _is_of_bytes(tokenizer: Any) -> bool:
+    """Whether pieces are spelled in characters that stand for bytes.
+
+    Raises:
+        InputError: they are spelled in a third way, which does not give back the text.
+    """
+    decoder = tokenizer.get("decoder") or {}
+    kinds = {step.get("type") for step in decoder.get("decoders", [decoder])}
+    if "ByteLevel" in kinds:
+        return True
+    if kinds & {"ByteFallback", "Metaspace"}:
+        return False
+    raise InputError(
+        f"a tokenizer that decodes by {', '.join(map(str, kinds))}: only those of bytes (ByteLevel) and of text with "
+        f"bytes for what is rare (ByteFallback, Metaspace) give back any text"
+    )
+
+
+@functools.cache
+def _byte_of_character() -> dict[str, int]:
+    """The characters that stand for bytes: printable ones for themselves, the others from U+0100 on, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,0 +1,109 @@
+"""Makes a public model a folder that every command and `flash_lm.load` read: Llamas in Hugging Face's format."""
+
+import contextlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from flash_lm.config import default_config, parse
+from flash_lm.data.foreign_tokenizer import read_tokenizer
+from flash_lm.data.tokenizers import SentencePieceTokenizer, Tokenizer, save_tokenizer
+from flash_lm.errors import InputError
+from flash_lm.layers.parameter import name_of
+from flash_lm.models import llama
+from flash_lm.models.family import complete
+from flash_lm.provenance import config_hash, provenance
+from flash_lm.training.exported import WEIGHTS, new_folder, of_trained, write_json, write_weights
+from flash_lm.training.state import ModelFunction
+
+_INDEX = f"{WEIGHTS}.index.json"
+_OUR_DTYPES = {"float32": "float32", "float16": "float32", "bfloat16": "bfloat16"}
+_LONGEST_ROW = 2048  # of a first evaluation: the whole context of a large model takes long
+
+
+def import_hf(model: str | os.PathLike[str], out: str | os.PathLike[str]) -> pathlib.Path:
+    """Writes a Llama that was downloaded from the Hugging Face hub as an exported model of ours.
+
+    Args:
+        model: a folder with config.json, *.safetensors, and tokenizer.json or tokenizer.model.
+        out: the folder to write; must be new.
+
+    Returns:
+        `out`, for `flash_lm.load`, `--workdir` and `train.init_from`.
+
+    Raises:
+        InputError: it is no Llama that ours can be, without biases; or a file is missing or damaged.
+    """
+    folder, out = pathlib.Path(model), pathlib.Path(out)
+    if out.exists() or out.is_symlink():
+        raise InputError(f"{out} exists: name a new folder")
+    settings = _json(folder / "config.json")
+    raw: Any = default_config()
+    raw.model.update(llama.model_keys(settings))
+    tokenizer = _tokenizer(folder)
+    length = min(raw.model.max_length, _LONGEST_ROW)
+    raw.data.update(tokenizer=tokenizer.kind, length=length, tokens_per_batch=length)
+    try:
+        with _arrays(folder) as (names, read):
+            theirs = read(names[0]).dtype.name
+            if theirs not in _OUR_DTYPES:
+                raise InputError(f"{folder} has weights in {theirs}: only {', '.join(_OUR_DTYPES)} can be read")
+            raw.model.update(dtype=_OUR_DTYPES[theirs], param_dtype=_OUR_DTYPES[theirs])
+            config = complete(parse(raw).model)
+            params = llama.from_llama(names, lambda name: read(name).astype(config.param_dtype), config)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{folder} cannot be read ({error}): download the model again") from None
+    _check_shapes(params, ModelFunction(config, seed=0))
+    # Corpus and time of its training are not known here.
+    facts = {"corpus": None, "tokenizer": tokenizer.fingerprint, "train_seconds": 0.0}
+    made: dict[str, Any] = {"run": str(folder), "step": 0, "config_hash": config_hash(raw.to_dict()), "facts": facts}
+    about = {"architectures": ["FlashLM"], "model_type": "flash_lm", "config": raw.to_dict()}
+    made["exported_by"] = provenance(jax.devices()[0].device_kind)
+    with new_folder(out) as partial:
+        write_weights(partial / WEIGHTS, of_trained(params, {}))
+        write_json(partial / "config.json", about | {"flash_lm": made})
+        save_tokenizer(tokenizer, partial / "tokenizer")
+    return out
+
+
+def _json(path: pathlib.Path, missing: Any = None) -> Any:
+    """What a file holds; of one that is not there `missing`, if it may be."""
+    if missing is not None and not path.exists():
+        return missing
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}: name the folder of a downloaded model") from None
+    except ValueError:
+        raise InputError(f"{path} is not JSON: download the model again") from None
+
+
+def _tokenizer(folder: pathlib.Path) -> Tokenizer:
+    """Of tokenizer.json, or else of tokenizer.model, a SentencePiece model."""
+    model = folder / "tokenizer.model"
+    if model.exists() and not (folder / "tokenizer.json").exists():
+        return SentencePieceTokenizer(model.read_bytes())
+    return read_tokenizer(folder)
+
+
+@contextlib.contextmanager
+def _arrays(folder: pathlib.Path) -> Iterator[tuple[list[str], Callable[[str], np.ndarray]]]:
+    """Names of all arrays, and what reads one."""
+    files = set(_json(folder / _INDEX, {"weight_map": {"": WEIGHTS}})["weight_map"].values())
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(safe_open(folder / file, framework="np")) for file in sorted(files)]
+        place = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        yield list(place), lambda name: place[name].get_tensor(name)
+
+
+def _check_shapes(params: Any, model: ModelFunction) -> None:
+    trees = (jax.tree_util.tree_leaves_with_path(tree) for tree in (jax.eval_shape(model.init), params))
+    expected, found = ({name_of(path): x.shape for path, x in leaves} for leaves in trees)
+    if wrong := [f"{key} {found[key]}, not {shape}" for key, shape in expected.items() if found[key] != shape]:
+        raise InputError(f"the weights do not fit config.json: {', '.join(wrong[:5])}")

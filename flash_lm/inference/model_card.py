@@ -1,0 +1,120 @@
+"""The card of an exported model: what it is, what it was trained on, how it was scored, and how to load it."""
+
+from typing import NamedTuple
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from flash_lm.inference.trained_model import TrainedModel
+from flash_lm.jsonl import Line, read_jsonl
+from flash_lm.tables import CORPORA, TASKS
+from flash_lm.training import workdir as run_folder
+
+# Of a line of results: what is told in the card, and its name there.
+_METRICS = {"perplexity": "perplexity a token", "bits_per_byte": "bits a byte", "accuracy": "accuracy"}
+
+
+class Library(NamedTuple):
+    """What loads a model: its name, and lines of code with {name} of the folder and {call} of an example."""
+
+    name: str
+    load: str
+    call: str
+
+
+FLASH_LM = Library("flash_lm", 'import flash_lm\n\nmodel = flash_lm.load("path/to/{name}")', "print(model.{call})")
+TRANSFORMERS = Library(
+    "transformers",
+    """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("path/to/{name}")
+tokenizer = AutoTokenizer.from_pretrained("path/to/{name}")""",
+    """ids = tokenizer("Once upon", return_tensors="pt").input_ids
+print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))""",
+)
+
+
+def model_card(trained: TrainedModel, name: str, license_: str, library: Library) -> ModelCard:
+    """The card of a model.
+
+    Args:
+        trained: the model, in the dtype in which it is written.
+        name: of its folder.
+        license_: as the Hugging Face hub names it.
+        library: that loads it.
+    """
+    config, lines = trained.config, _results(trained)
+    example = _example(trained)
+    measured = [
+        EvalResult(
+            task_type="text-generation" if TASKS[config.task].causal else "fill-mask",
+            dataset_type=line["corpus"],
+            dataset_name=f"{line['corpus']}, {line['split']}",
+            metric_type=key,
+            metric_name=f"{what}, rows of {line['length']}",
+            metric_value=line[key],
+        )
+        for line in lines
+        for key, what in _METRICS.items()
+        if key in line
+    ]
+    data = ModelCardData(
+        license=license_,
+        library_name=library.name,
+        pipeline_tag=example[0] if example else None,
+        tags=["jax", "flax", config.model.label, config.task],
+        model_name=name,
+        eval_results=measured or None,
+    )
+    code, parent = trained.facts.get("code", {}), trained.facts.get("parent")
+    rows = [f"| {line['split']} | {line['length']} | {_figures(line)} |" for line in lines]
+    table = ["| split | length | scores |", "| :-- | --: | :-- |", *rows] if rows else ["It has not been scored."]
+    saved_dtype = run_folder.read_config(trained.run.workdir).model.param_dtype
+    if rows and saved_dtype != config.model.param_dtype:
+        table.append(f"\nThese are of the parameters in {saved_dtype}, before they were rounded.")
+    source = ", ".join(str(x) for x in (config.data.corpus, config.data.name, config.data.config) if x)
+    use = [library.load, *([library.call] if example else [])]
+    call = example[1] if example else ""
+    origin = f"- **Begun with** the parameters of `{parent['run']}`, step {parent['step']}.\n" if parent else ""
+    text = f"""---
+{data.to_yaml()}
+---
+
+# {name}
+
+A language model of family `{config.model.label}` with {trained.model.parameter_count():,} parameters in
+{config.model.param_dtype}, trained with `task={config.task}` by flash_lm.
+
+```python
+{chr(10).join(use).format(name=name, call=call)}
+```
+
+- **Data**: corpus `{source}`, fingerprint `{(trained.facts.get("corpus") or "unknown")[:12]}`; tokenizer
+  `{trained.tokenizer.kind}` of {trained.tokenizer.vocab_size:,} tokens.
+- **Training**: {trained.step:,} steps of {config.data.tokens_per_batch:,} tokens in rows of {config.data.length},
+  seed {config.seed}; {code.get("versions", "versions unknown")}; commit {code.get("git", "unknown")}.
+{origin}
+## Scores
+
+{chr(10).join(table)}
+"""
+    return ModelCard(text)
+
+
+def _results(trained: TrainedModel) -> list[Line]:
+    """The newest lines of this checkpoint, of the run's own corpus as it was trained on, a split and length each."""
+    path, pack = trained.run.workdir / "results.jsonl", trained.config.data.pack
+    lines = read_jsonl(path) if path.exists() else []
+    mine = [x for x in lines if x["step"] == trained.step and x.get("own_corpus", True) and x.get("pack", pack) == pack]
+    return list({(x["split"], x["length"]): x for x in mine}.values())
+
+
+def _figures(line: Line) -> str:
+    return ", ".join(f"{what} {line[key]:.4g}" for key, what in _METRICS.items() if key in line)
+
+
+def _example(trained: TrainedModel) -> tuple[str, str] | None:
+    """The hub's name for what the model does, and a call that shows it; None: nothing with text."""
+    if TASKS[trained.config.task].answers == "fill_in":
+        return "fill-mask", 'fill_in("one [MASK]")'
+    of_text = CORPORA[trained.config.data.corpus].answers == "text"
+    return ("text-generation", 'generate("Once upon")') if of_text and TASKS[trained.config.task].answers else None

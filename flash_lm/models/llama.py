@@ -1,0 +1,154 @@
+"""The Transformer++ with RMS norm as Hugging Face's `LlamaForCausalLM`, and back: names, layouts and settings.
+
+Kernels, (inputs, outputs) here, are transposed there; layers, stacked here, have a name each.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from flash_lm.config import ModelConfig
+from flash_lm.errors import InputError
+
+_OF_THE_MODEL = {
+    "embedding": "model.embed_tokens.weight",
+    "norm.scale": "model.norm.weight",
+    "output_embedding": "lm_head.weight",
+}
+_OF_A_LAYER = {
+    "norm_sublayer_0.scale": "input_layernorm.weight",
+    "sublayer_0.query.kernel": "self_attn.q_proj.weight",
+    "sublayer_0.key.kernel": "self_attn.k_proj.weight",
+    "sublayer_0.value.kernel": "self_attn.v_proj.weight",
+    "sublayer_0.output.kernel": "self_attn.o_proj.weight",
+    "norm_sublayer_1.scale": "post_attention_layernorm.weight",
+    "sublayer_1.gate.kernel": "mlp.gate_proj.weight",
+    "sublayer_1.up.kernel": "mlp.up_proj.weight",
+    "sublayer_1.down.kernel": "mlp.down_proj.weight",
+}
+# Keys of `config.model` and of their config.json that are the same number.
+_SETTINGS = {
+    "vocab_size": "vocab_size",
+    "model_dim": "hidden_size",
+    "mlp_dim": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "max_length": "max_position_embeddings",
+    "norm_epsilon": "rms_norm_eps",
+    "tie_embeddings": "tie_word_embeddings",
+}
+# What their model is, among ours.
+_SHAPE = {
+    "family": "transformer_plus_plus",
+    "pattern": (),
+    "causal": True,
+    "head": "softmax",
+    "norm": "rms",
+    "absolute_positions": "none",
+    "rotary": True,
+}
+# What ours is, among theirs. A key that a config.json leaves out has the first value.
+_THEIR_SHAPE = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "rope_scaling": (None,),
+    "quantization_config": (None,),
+    "pretraining_tp": (1,),
+}
+_DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048}
+_IGNORED = "rotary_emb.inv_freq"  # which old checkpoints hold, and which follows from the settings
+
+
+def differing(config: ModelConfig) -> dict[str, Any]:
+    """The keys of a completed `config.model` that no Llama has so, with what they must be."""
+    return {key: value for key, value in _SHAPE.items() if config.get(key) != value}
+
+
+def settings_of(config: ModelConfig) -> dict[str, Any]:
+    """What their config.json says of the model.
+
+    Args:
+        config: completed, with nothing `differing`.
+    """
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **{theirs: config.get(ours) for ours, theirs in _SETTINGS.items()},
+        **{key: values[0] for key, values in _THEIR_SHAPE.items() if key != "quantization_config"},
+        "head_dim": config.model_dim // config.num_heads,
+        "rope_theta": config.rotary_base,  # read by version 4; the next by version 5
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rotary_base},
+        "dtype": config.param_dtype,
+    }
+
+
+def model_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of `config.model` for a model of their config.json.
+
+    Raises:
+        InputError: it is not a Llama, or one that ours cannot be, with every reason.
+    """
+    if settings.get("model_type") != "llama":
+        raise InputError(f"config.json has model_type={settings.get('model_type')}: only llama can be read")
+    rope = settings.get("rope_parameters") or {}
+    found = dict(_DEFAULTS) | dict(settings)
+    found.setdefault("num_key_value_heads", found.get("num_attention_heads"))
+    if missing := [key for key in _SETTINGS.values() if found.get(key) is None]:
+        raise InputError(f"config.json lacks {', '.join(missing)}")
+    width = found["hidden_size"] // found["num_attention_heads"]
+    rules = _THEIR_SHAPE | {"head_dim": (width, None)}
+    wrong = [f"{key}={found[key]}" for key, good in rules.items() if key in found and found[key] not in good]
+    if rope.get("rope_type", "default") != "default":
+        wrong.append(f"rope_type={rope['rope_type']}")
+    if wrong:
+        raise InputError(f"config.json has {', '.join(wrong)}, which flash_lm has no key for")
+    keys = _SHAPE | {ours: found[theirs] for ours, theirs in _SETTINGS.items()}
+    return keys | {"rotary_base": float(rope.get("rope_theta") or found.get("rope_theta") or 10_000.0)}
+
+
+def to_llama(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Their arrays by name, from ours on the host."""
+    found, ours = {}, cast(dict[str, np.ndarray], flatten_dict(dict(params), sep="."))
+    for name, x in ours.items():
+        if name in _OF_THE_MODEL:
+            found[_OF_THE_MODEL[name]] = x
+            continue
+        own = name.removeprefix("layers.")
+        for i, layer in enumerate(x):
+            found[_layer(i, own)] = layer.T if own.endswith("kernel") else layer
+    return found
+
+
+def from_llama(names: Iterable[str], read: Callable[[str], np.ndarray], config: ModelConfig) -> dict[str, Any]:
+    """Our parameters, nested, from their arrays.
+
+    Args:
+        names: of all their arrays.
+        read: gives one of them.
+        config: completed, as `model_keys` has it.
+
+    Raises:
+        InputError: arrays are missing, unknown, such as biases, or of another shape.
+    """
+    of_model = [key for key in _OF_THE_MODEL if key != "output_embedding" or not config.tie_embeddings]
+    expected = {_OF_THE_MODEL[key] for key in of_model}
+    expected |= {_layer(i, own) for i in range(config.num_layers) for own in _OF_A_LAYER}
+    there = {name for name in names if not name.endswith(_IGNORED)}
+    if config.tie_embeddings:
+        there -= {_OF_THE_MODEL["output_embedding"]}  # a copy of the other, in some
+    if wrong := [*(f"no {x}" for x in sorted(expected - there)), *(f"also {x}" for x in sorted(there - expected))]:
+        more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise InputError(f"the weights are not those of a Llama without biases: {', '.join(wrong[:5])}{more}")
+    flat = {key: read(_OF_THE_MODEL[key]) for key in of_model}
+    for own in _OF_A_LAYER:
+        layers = [read(_layer(i, own)) for i in range(config.num_layers)]
+        flat[f"layers.{own}"] = np.stack([x.T if own.endswith("kernel") else x for x in layers])
+    return unflatten_dict(flat, sep=".")
+
+
+def _layer(i: int, own: str) -> str:
+    return f"model.layers.{i}.{_OF_A_LAYER[own]}"

@@ -1,0 +1,256 @@
+"""Llamas: what is exported is one by its own equations, and what is read in is the same model, with its tokenizer."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+from oracles import llama as oracle
+from safetensors.numpy import load_file, save_file
+from small import small_config, write_corpus
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+import flash_lm
+from flash_lm import import_model
+from flash_lm.data.foreign_tokenizer import HuggingFaceTokenizer, read_tokenizer
+from flash_lm.data.tokenizers import load_tokenizer, save_tokenizer
+from flash_lm.errors import InputError
+from flash_lm.inference.exporting import export as write
+from flash_lm.inference.scoring import evaluate
+from flash_lm.training.loop import train
+from inference.test_exporting import trained_model
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+IDS = np.random.default_rng(0).integers(5, 90, size=23)
+SHAPE = {"num_layers": 2, "norm": "rms", "num_heads": 4, "num_kv_heads": 2, "rotary_base": 300.0, "norm_epsilon": 1e-3}
+TEXTS = ("the cat sat", "  two  blanks\n\ttab", "naïve 猫 😀", "<|end|> is text here", "")
+
+
+def exported(folder: pathlib.Path, **keys) -> pathlib.Path:
+    trained = trained_model(folder / "run", "transformer_plus_plus", **SHAPE | keys)
+    assert write(trained, folder / "llama", "mit", "llama") == []
+    return folder / "llama"
+
+
+def parts(folder: pathlib.Path) -> tuple[dict, dict]:
+    return load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return exported(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.mark.parametrize("keys", [{}, {"tie_embeddings": False, "num_kv_heads": 1, "num_layers": 3}], ids=str)
+def test_what_is_exported_is_a_llama(keys, tmp_path):
+    folder = exported(tmp_path, **keys)
+    expected = oracle.logits(*parts(folder), IDS)
+    ours = flash_lm.load(tmp_path / "back") if flash_lm.import_hf(folder, tmp_path / "back") else None
+    assert ours is not None
+    np.testing.assert_allclose(ours.logits(IDS), expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_back_to_the_bit(llama, tmp_path):
+    """Parameters in bfloat16, too; and what is read in can be exported again."""
+    trained = trained_model(tmp_path / "half", "transformer_plus_plus", param_dtype="bfloat16", **SHAPE)
+    write(trained, tmp_path / "llama", "mit", "llama")
+    for folder in (llama, tmp_path / "llama"):
+        out = flash_lm.import_hf(folder, tmp_path / f"{folder.parent.name}_in")
+        model = flash_lm.inference.trained_model.load_model(out)
+        write(model, tmp_path / f"{folder.parent.name}_out", "mit", "llama")
+        (before, settings), (after, again) = parts(folder), parts(tmp_path / f"{folder.parent.name}_out")
+        assert before.keys() == after.keys()
+        assert all(before[key].tobytes() == after[key].tobytes() for key in before)
+        assert {**settings, "flash_lm": 0} == {**again, "flash_lm": 0}
+        assert (
+            Tokenizer.from_file(str(folder / "tokenizer.json")).to_str()
+            == Tokenizer.from_file(str(tmp_path / f"{folder.parent.name}_out" / "tokenizer.json")).to_str()
+        )
+
+
+def byte_level() -> Tokenizer:
+    """As GPT-2 has it, trained on a few words."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|end|>"], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(["the cat sat on the mat", "naïve 猫"] * 9, trainer)
+    return tokenizer
+
+
+def foreign(folder: pathlib.Path, llama: pathlib.Path) -> pathlib.Path:
+    """A model as others publish them: a vocabulary that is padded, two files, a tokenizer that is not ours."""
+    arrays, settings = parts(llama)
+    folder.mkdir()
+    vocab, dim = 320, settings["hidden_size"]
+    rng = np.random.default_rng(1)
+    arrays["model.embed_tokens.weight"] = rng.standard_normal((vocab, dim)).astype(np.float32)
+    arrays["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+    halves = [dict(list(arrays.items())[i::2]) for i in (0, 1)]
+    place = {}
+    for i, half in enumerate(halves):
+        save_file(half, folder / f"model-{i}.safetensors")
+        place |= dict.fromkeys(half, f"model-{i}.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": place}))
+    settings = {key: x for key, x in settings.items() if key not in ("rope_parameters", "flash_lm", "head_dim")}
+    settings |= {"vocab_size": vocab, "bos_token_id": None, "eos_token_id": [0, 1]}
+    (folder / "config.json").write_text(json.dumps(settings))
+    byte_level().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|end|>"}}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def imported(llama, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("foreign")
+    import_model.main([f"--model={foreign(folder / 'theirs', llama)}", f"--out={folder / 'ours'}"])
+    return folder
+
+
+def test_a_foreign_model_is_scored_and_continued(imported):
+    model = flash_lm.load(imported / "ours")
+    settings = json.loads((imported / "theirs" / "config.json").read_text())
+    arrays = {}
+    for path in (imported / "theirs").glob("*.safetensors"):
+        arrays |= load_file(path)
+    expected = oracle.logits(arrays, settings, IDS)
+    np.testing.assert_allclose(model.logits(IDS), expected, atol=1e-4 * np.abs(expected).max())
+    score = model.score("the cat")
+    assert score.tokens == byte_level().encode("the cat").ids and model.tokenizer.begin == model.tokenizer.end == 0
+    row = oracle.logits(arrays, settings, np.array([0, *score.tokens]))
+    log_probs = row - np.log(np.exp(row).sum(axis=1, keepdims=True))
+    picked = log_probs[np.arange(len(score.tokens)), score.tokens]
+    np.testing.assert_allclose(score.log_probs, picked, atol=1e-3)
+    assert isinstance(model.generate("the", 5, temperature=0), str)
+
+
+def test_a_foreign_model_is_fine_tuned_and_evaluated(imported, tmp_path):
+    corpus = write_corpus(tmp_path)
+    words = ("corpus=text", f"path={corpus}", f"cache_dir={tmp_path}")
+    overrides = [f"--config.data.{word}" for word in words]
+    (line,) = evaluate(imported / "ours", "test", [16], overrides=overrides)
+    assert line["own_corpus"] is False and line["bytes"] > 0
+    config = small_config(corpus, tmp_path / "cache", "transformer_plus_plus")
+    config.data.update(tokenizer="hf")
+    config.model.update(vocab_size=None, num_layers=2, norm="rms", num_heads=4, num_kv_heads=2)
+    config.model.update(rotary_base=300.0, norm_epsilon=1e-3)
+    config.train.init_from = str(imported / "ours")
+    train(config, tmp_path / "child")
+    parent = json.loads((tmp_path / "child" / "config.json").read_text())
+    assert parent["train"]["init_from"] == str(imported / "ours")
+    assert load_tokenizer(tmp_path / "child" / "tokenizer").kind == "hf"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"model_type": "mistral"}, "only llama"),
+        ({"attention_bias": True}, "attention_bias=True"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type=yarn"),
+        ({"head_dim": 5}, "head_dim=5"),
+        ({"hidden_size": None}, "lacks hidden_size"),
+        ({"num_hidden_layers": 7}, "no model.layers"),
+        ({"num_hidden_layers": 1}, "also model.layers.1"),
+        ({"intermediate_size": 11}, "sublayer_1/down/kernel"),
+    ],
+    ids=str,
+)
+def test_others_are_refused(llama, change, told, tmp_path):
+    folder = tmp_path / "other"
+    shutil.copytree(llama, folder)
+    settings = parts(llama)[1] | change
+    (folder / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match=told):
+        flash_lm.import_hf(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_biases_and_missing_files_are_refused(llama, tmp_path):
+    folder = tmp_path / "other"
+    shutil.copytree(llama, folder)
+    arrays = parts(llama)[0]
+    save_file(arrays | {"model.layers.0.self_attn.q_proj.bias": np.ones(3)}, folder / "model.safetensors")
+    with pytest.raises(InputError, match=r"without biases: also model.layers.0.self_attn.q_proj.bias"):
+        flash_lm.import_hf(folder, tmp_path / "out")
+    for name in ("tokenizer.json", "model.safetensors", "config.json"):
+        (folder / name).unlink()
+        with pytest.raises(InputError, match=r"cannot (be )?read"):
+            flash_lm.import_hf(folder, tmp_path / "out")
+    with pytest.raises(InputError, match="exists"):
+        flash_lm.import_hf(llama, folder)
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [({"norm": "layer"}, "model.norm=layer, not rms"), ({"rotary": False}, "rotary=False")],
+    ids=str,
+)
+def test_what_is_no_llama_is_not_written_as_one(keys, told, tmp_path):
+    trained = trained_model(tmp_path / "run", "transformer_plus_plus", **SHAPE | keys)
+    with pytest.raises(InputError, match=told):
+        write(trained, tmp_path / "out", "mit", "llama")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_llama_is_told_from_a_run(llama):
+    with pytest.raises(InputError, match=r"import_model --model="):
+        flash_lm.load(llama)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return HuggingFaceTokenizer.of(byte_level().to_str(), "<|end|>", "<|end|>")
+
+
+def test_a_foreign_tokenizer(tokenizer, tmp_path):
+    save_tokenizer(tokenizer, tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert again.fingerprint == tokenizer.fingerprint and again.vocab_size == tokenizer.vocab_size
+    for text, ids in zip(TEXTS, tokenizer.encode(TEXTS), strict=True):
+        assert again.decode(ids) == text
+        assert b"".join(map(tokenizer.token_bytes, ids.tolist())) == text.encode()
+        assert tokenizer.bytes_per_token()[ids].sum() == len(text.encode())
+        assert tokenizer.end not in ids.tolist()
+    assert tokenizer.token_bytes(tokenizer.end) == tokenizer.token_bytes(10_000) == b""
+
+
+def test_pieces_of_text(llama, tmp_path):
+    """Our own SentencePiece as another's: bytes for what is rare, and a sign for blanks."""
+    tokenizer = read_tokenizer(llama)
+    for text, ids in zip(TEXTS, tokenizer.encode(TEXTS), strict=True):
+        assert tokenizer.decode(ids) == text
+        assert b"".join(map(tokenizer.token_bytes, ids.tolist())) == text.encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "told"),
+    [
+        ("{}", {}, "no tokenizer"),
+        ("no", {}, "not JSON"),
+        (None, {"eos_token": "</s>"}, "end-of-text '</s>'"),
+        (None, {}, "names no eos_token"),
+    ],
+)
+def test_other_tokenizers_are_refused(text, words, told, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(byte_level().to_str() if text is None else text)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"} if text else words))
+    with pytest.raises(InputError, match=told):
+        read_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_that_loses_text_is_refused():
+    words = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    words.decoder = decoders.WordPiece()
+    with pytest.raises(InputError, match="WordPiece"):
+        HuggingFaceTokenizer.of(words.to_str(), 0, 1)
+
+
+def test_shared_keys_survive_the_mesh(llama, tmp_path):
+    """Two heads of keys on a mesh whose tensor axis has four devices."""
+    out = flash_lm.import_hf(llama, tmp_path / "in")
+    one, eight = (flash_lm.load(out, mesh=mesh) for mesh in ((8, 1, 1), (2, 1, 4)))
+    np.testing.assert_allclose(eight.logits(IDS), one.logits(IDS), rtol=1e-4, atol=1e-4)
+    assert eight.generate("the", 6, temperature=0) == one.generate("the", 6, temperature=0)
