@@ -26,6 +26,10 @@ class Rows(UserDict[str, Row]):
         importlib.import_module("flash_lm.rows")
         return self.there
 
+    def get(self, key: str, default: Any = None) -> Any:
+        """The row, or the default; before Python 3.12 UserDict's own would ask `__missing__`."""
+        return self.data.get(key, default)
+
 
 class Table(Rows[Row]):
     """Rows by name; `key` is that of the config which names one."""

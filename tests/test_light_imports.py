@@ -8,8 +8,10 @@ import pytest
 from small import ROOT
 
 from flash_lm.__main__ import COMMANDS
+from flash_lm.errors import InputError
 from flash_lm.inference.exporting import FORMATS
 from flash_lm.inference.settings import FORMAT_NAMES
+from flash_lm.tables import TASKS
 
 SLOW = ("jax", "flax", "numpy", "optax", "orbax", "grain", "datasets", "pyarrow", "sentencepiece", "tokenizers")
 SLOW += ("transformers", "huggingface_hub", "matplotlib", "tensorboardX", "fastapi", "uvicorn")
@@ -73,6 +75,12 @@ print(list(TASKS), "flash" in FAMILIES, "model.chunks" in SECTIONS)
 """
     out = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert out == "['causal_lm', 'masked_lm'] True True\n"
+
+
+def test_a_row_that_is_not_there():
+    assert TASKS.get("masked") is None and "masked" not in TASKS
+    with pytest.raises(InputError, match="task=masked must be one of causal_lm, masked_lm"):
+        TASKS["masked"]
 
 
 def test_the_flags_of_export_name_its_formats():
