@@ -1,18 +1,17 @@
 """Efficient-attention language models in JAX and Flax NNX: train, measure, ablate, decode."""
 
-from flash_lm.data.corpora import register_corpus
-from flash_lm.data.tasks import register_task
-from flash_lm.inference.importing import import_hf
-from flash_lm.inference.loaded import LoadedModel, load
-from flash_lm.models import families  # noqa: F401 (its rows join the table)
-from flash_lm.models.family import register_family
-from flash_lm.models.heads import register_head
-from flash_lm.models.language_model import LanguageModel, build_model
-from flash_lm.tables import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
-from flash_lm.training.optimizer import register_optimizer
+import importlib
+from typing import TYPE_CHECKING, Any
 
-for _table in (FAMILIES, HEADS, TASKS, CORPORA, OPTIMIZERS):
-    _table.seal()
+if TYPE_CHECKING:
+    from flash_lm.data.corpora import register_corpus
+    from flash_lm.data.tasks import register_task
+    from flash_lm.inference.importing import import_hf
+    from flash_lm.inference.loaded import LoadedModel, load
+    from flash_lm.models.family import register_family
+    from flash_lm.models.heads import register_head
+    from flash_lm.models.language_model import LanguageModel, build_model
+    from flash_lm.training.optimizer import register_optimizer
 
 __all__ = [
     "LanguageModel",
@@ -26,3 +25,28 @@ __all__ = [
     "register_optimizer",
     "register_task",
 ]
+
+_PLACES = {
+    "LanguageModel": "flash_lm.models.language_model",
+    "LoadedModel": "flash_lm.inference.loaded",
+    "build_model": "flash_lm.models.language_model",
+    "import_hf": "flash_lm.inference.importing",
+    "load": "flash_lm.inference.loaded",
+    "register_corpus": "flash_lm.data.corpora",
+    "register_family": "flash_lm.models.family",
+    "register_head": "flash_lm.models.heads",
+    "register_optimizer": "flash_lm.training.optimizer",
+    "register_task": "flash_lm.data.tasks",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is asked for: JAX takes a second, and a command tells its flags without it."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    importlib.import_module("flash_lm.rows")  # before a user's rows
+    return getattr(importlib.import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,6 +4,8 @@ import importlib
 import os
 import sys
 
+from flash_lm.command import run
+
 COMMANDS = {
     "train": "trains a config, or resumes its run",
     "evaluate": "scores a checkpoint",
@@ -23,10 +25,8 @@ def main() -> None:
         sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as python -m has it, for plugins
-    from flash_lm.command import run  # noqa: PLC0415 (slow to import)
-
-    name = sys.argv.pop(1)
-    run(importlib.import_module(f"flash_lm.{name}").main)
+    command = importlib.import_module(f"flash_lm.{sys.argv.pop(1)}")
+    run(command.main, command.flags)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import difflib
 import errno
 import importlib.util
 import logging
-import os
 import pathlib
 import re
 import sys
@@ -17,9 +16,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from flash_lm.allocator import use_huge_pages
 from flash_lm.config import add_sections, open_type, plugins_of, unread_keys
 from flash_lm.errors import InputError, RunError
-from flash_lm.models.family import unread
 from flash_lm.plugins import import_plugins
 from flash_lm.schema import unknown_key
 from flash_lm.tables import TASKS
@@ -28,17 +27,21 @@ _log = logging.getLogger(__name__)
 _CONFIGS = pathlib.Path(__file__).parent / "configs"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_NAME = {errno.ENAMETOOLONG, errno.ELOOP}
-_THP = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
-# The second one tells it from a user's own.
-_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "FLASH_LM_HUGE_PAGES": "1"}
 
 
-def run(main: Callable[[list[str]], None]) -> None:
-    """Runs a command; bad input ends it with exit code 2, a RunError with 1, and a line a problem."""
-    _use_huge_pages()
+def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.ArgumentParser] | None = None) -> None:
+    """Runs a command; bad input ends it with exit code 2, a RunError with 1, and a line a problem.
+
+    Args:
+        main: takes the words of the command line.
+        flags: makes the parser that `main` has, so that --help and wrong flags end a process that starts but once.
+    """
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)  # absl has set it up
     logging.getLogger("flash_lm").setLevel(logging.INFO)
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells which folders it opens
+    if flags:
+        flags().parse_known_args(sys.argv[1:])
+    use_huge_pages()
     try:
         main(sys.argv[1:])
     except PermissionError as error:
@@ -57,25 +60,6 @@ def run(main: Callable[[list[str]], None]) -> None:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InputError) else 1)
-
-
-def user_environment() -> dict[str, str]:
-    """The environment without what `run` has added to it."""
-    ours = _HUGE_PAGES.items() if "FLASH_LM_HUGE_PAGES" in os.environ else ()
-    return {name: value for name, value in os.environ.items() if (name, value) not in ours}
-
-
-def _use_huge_pages() -> None:
-    """Starts the process again with glibc's large arrays on huge pages, where the system leaves that to the process.
-
-    XLA's CPU backend takes gigabytes again for each step: docs/performance.md. glibc reads its settings only when a
-    process starts. Whoever has set some knows better.
-    """
-    chosen = any(name.startswith(("GLIBC_TUNABLES", "MALLOC_")) for name in os.environ)
-    if chosen or not _THP.is_file() or "[madvise]" not in _THP.read_text():
-        return
-    os.environ.update(_HUGE_PAGES)
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def load_module(path: str) -> types.ModuleType:
@@ -140,6 +124,8 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _tell_unread(config: Any, overrides: list[str]) -> None:
     """One line on keys that somebody has set for nothing."""
+    from flash_lm.models.family import unread  # noqa: PLC0415 (slow to import)
+
     by_hand = {word.partition("=")[0].removeprefix("--config.") for word in overrides}
     families = config.model.pattern or (config.model.family,)
     if for_nothing := sorted(by_hand & unread(families)):

@@ -4,11 +4,19 @@ import argparse
 import pathlib
 
 from flash_lm.command import run, whole_numbers
-from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import append_jsonl
 from flash_lm.run_flags import add_run_flags, run_of
 from flash_lm.tables import TASKS
-from flash_lm.training.hosts import is_first, losses_told
+
+
+def flags() -> argparse.ArgumentParser:
+    """Its parser."""
+    parser = argparse.ArgumentParser(prog="python -m flash_lm.evaluate", description=main.__doc__)
+    add_run_flags(parser)
+    parser.add_argument("--split", default="test", help="train, validation, test or whole (all of it)")
+    parser.add_argument("--lengths", default="", help="row lengths, such as 512,1024; default: the trained one")
+    parser.add_argument("--out", type=pathlib.Path, help="default: results.jsonl of the run")
+    return parser
 
 
 def main(argv: list[str]) -> None:
@@ -16,12 +24,10 @@ def main(argv: list[str]) -> None:
 
     --config.data.KEY=VALUE names another text than the run's own, of which --split=whole is all.
     """
-    parser = argparse.ArgumentParser(prog="python -m flash_lm.evaluate", description=main.__doc__)
-    add_run_flags(parser)
-    parser.add_argument("--split", default="test", help="train, validation, test or whole (all of it)")
-    parser.add_argument("--lengths", default="", help="row lengths, such as 512,1024; default: the trained one")
-    parser.add_argument("--out", type=pathlib.Path, help="default: results.jsonl of the run")
-    arguments, overrides = parser.parse_known_args(argv)
+    arguments, overrides = flags().parse_known_args(argv)
+    from flash_lm.inference.scoring import evaluate
+    from flash_lm.training.hosts import is_first, losses_told
+
     lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else []
     name, mesh = run_of(arguments)
     with losses_told():
@@ -41,4 +47,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, flags)

@@ -5,21 +5,30 @@ import pathlib
 
 from flash_lm.command import run
 from flash_lm.config import DTYPES
-from flash_lm.inference.exporting import FORMATS, export
-from flash_lm.inference.trained_model import load_model
+from flash_lm.inference.settings import FORMAT_NAMES
 from flash_lm.run_flags import add_run_flags, run_of
-from flash_lm.training.hosts import is_first, losses_told
 
 
-def main(argv: list[str]) -> None:
-    """Writes a checkpoint as safetensors with its config, its tokenizer and a model card."""
+def flags() -> argparse.ArgumentParser:
+    """Its parser."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.export", description=main.__doc__)
     add_run_flags(parser)
     parser.add_argument("--out", required=True, type=pathlib.Path, help="the folder to be written; must be new")
     parser.add_argument("--license", required=True, help="of the model, for its card, such as apache-2.0 or cc-by-4.0")
-    parser.add_argument("--format", choices=FORMATS, default="flash_lm", help="llama: for Hugging Face's transformers")
+    parser.add_argument(
+        "--format", choices=FORMAT_NAMES, default="flash_lm", help="llama: for Hugging Face's transformers"
+    )
     parser.add_argument("--dtype", choices=DTYPES, help="of parameters and computation; default: as trained")
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    """Writes a checkpoint as safetensors with its config, its tokenizer and a model card."""
+    arguments = flags().parse_args(argv)
+    from flash_lm.inference.exporting import export
+    from flash_lm.inference.trained_model import load_model
+    from flash_lm.training.hosts import is_first, losses_told
+
     name, mesh = run_of(arguments)
     with losses_told():
         trained = load_model(name, dtype=arguments.dtype, mesh_shape=mesh)
@@ -30,4 +39,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, flags)

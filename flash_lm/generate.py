@@ -8,14 +8,12 @@ import sys
 from flash_lm.command import run
 from flash_lm.config import DTYPES
 from flash_lm.errors import InputError
-from flash_lm.inference.printed import CAUSAL_ONLY, MASKED_ONLY, printed
-from flash_lm.inference.sampling import Sampling
+from flash_lm.inference.settings import CAUSAL_ONLY, MASKED_ONLY, Sampling
 from flash_lm.run_flags import add_run_flags, run_of
-from flash_lm.training.hosts import is_first, losses_told
 
 
-def main(argv: list[str]) -> None:
-    """Continues a prompt with a checkpoint of a run, fills in [MASK]s, or answers a couplet's first line."""
+def flags() -> argparse.ArgumentParser:
+    """Its parser."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.generate", description=main.__doc__)
     add_run_flags(parser)
     source = parser.add_mutually_exclusive_group()
@@ -32,11 +30,19 @@ def main(argv: list[str]) -> None:
     sampling = parser.add_argument_group("sampling")
     for field in dataclasses.fields(Sampling):
         sampling.add_argument(f"--{field.name}", type=type(field.default), help=f"default: {field.default}")
-    arguments = parser.parse_args(argv)
-    prompt, flags = read_prompt(arguments.prompt, arguments.prompt_file), vars(arguments)
-    flags["workdir"], flags["mesh"] = run_of(arguments)
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    """Continues a prompt with a checkpoint of a run, fills in [MASK]s, or answers a couplet's first line."""
+    arguments = flags().parse_args(argv)
+    from flash_lm.inference.printed import printed
+    from flash_lm.training.hosts import is_first, losses_told
+
+    prompt, asked = read_prompt(arguments.prompt, arguments.prompt_file), vars(arguments)
+    asked["workdir"], asked["mesh"] = run_of(arguments)
     with losses_told():
-        for text in printed(prompt, flags):  # on all hosts alike
+        for text in printed(prompt, asked):  # on all hosts alike
             if is_first():
                 print(text, end="", flush=True)
 
@@ -59,4 +65,4 @@ def read_prompt(prompt: str | None, path: pathlib.Path | None) -> str:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, flags)

@@ -4,18 +4,24 @@ import argparse
 import pathlib
 
 from flash_lm.command import run
-from flash_lm.inference.importing import import_hf
+
+
+def flags() -> argparse.ArgumentParser:
+    """Its parser."""
+    parser = argparse.ArgumentParser(prog="python -m flash_lm.import_model", description=main.__doc__)
+    parser.add_argument("--model", required=True, type=pathlib.Path, help="folder with config.json and *.safetensors")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="the folder to be written; must be new")
+    return parser
 
 
 def main(argv: list[str]) -> None:
     """Makes a Llama that was downloaded from the Hugging Face hub one that the other commands read."""
-    parser = argparse.ArgumentParser(prog="python -m flash_lm.import_model", description=main.__doc__)
-    parser.add_argument("--model", required=True, type=pathlib.Path, help="folder with config.json and *.safetensors")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="the folder to be written; must be new")
-    arguments = parser.parse_args(argv)
+    arguments = flags().parse_args(argv)
+    from flash_lm.inference.importing import import_hf
+
     import_hf(arguments.model, arguments.out)
     print(f"{arguments.out}: for --workdir of evaluate, generate, serve and export, and for --config.train.init_from")
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, flags)

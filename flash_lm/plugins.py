@@ -18,6 +18,7 @@ def import_plugins(names: Iterable[str], workdir: pathlib.Path | None = None) ->
     Raises:
         InputError: there is no such module, it lies in the workdir, or its import fails.
     """
+    importlib.import_module("flash_lm.rows")  # which no plugin replaces
     for name in names:
         # Of the first part alone: to find a module of a package would import the package.
         top = name.partition(".")[0]

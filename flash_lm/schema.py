@@ -11,6 +11,7 @@ is the key --config.model.gau.heads; the part gets `config.model[GatedAttention]
 
 import dataclasses
 import difflib
+import importlib
 import math
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -20,13 +21,14 @@ from ml_collections import ConfigDict, config_dict
 
 from flash_lm.errors import InputError
 from flash_lm.moved import MOVED
+from flash_lm.tables import Rows
 
 # A rule returns what was expected, or None when the value is good.
 Rule = Callable[[Any], str | None]
 Options = TypeVar("Options")
 
 _LARGEST = 2**31 - 1  # of JAX's int32
-SECTIONS: dict[str, type] = {}  # by name, such as model.gau; `section` adds to it
+SECTIONS: Rows[type] = Rows()  # by name, such as model.gau; `section` adds to it
 _GROUPS: dict[str, Any] = {}  # by name
 
 
@@ -74,6 +76,7 @@ def section(name: str) -> Callable[[type[Options]], type[Options]]:
     Raises:
         InputError: there can be no section of this name, another part has it, or a key is declared in another way.
     """
+    importlib.import_module("flash_lm.groups")  # a user's module may import this one alone
     group, _, own = name.partition(".")
     if group not in _GROUPS or not own.isidentifier():
         raise InputError(f"section {name}: name a group ({', '.join(_GROUPS)}) and a section of it, such as model.mine")
@@ -84,10 +87,10 @@ def section(name: str) -> Callable[[type[Options]], type[Options]]:
         made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
         if wrong := [field.name for field in dataclasses.fields(made) if "rules" not in field.metadata]:
             raise InputError(f"section {name}: declare {', '.join(wrong)} by key(default, unit, …)")
-        before = SECTIONS.get(name)
+        before = SECTIONS.there.get(name)
         if before is not None and (before.__module__, before.__qualname__) != (made.__module__, made.__qualname__):
             raise InputError(f"{before.__module__} has a section {name} already: choose another name")
-        SECTIONS[name] = made  # a cell of a notebook may run again
+        SECTIONS.there[name] = made  # a cell of a notebook may run again
         return made
 
     return add
@@ -156,13 +159,13 @@ class Key(typing.NamedTuple):
 
 
 def members(cls: type) -> dict[str, type]:
-    """Names and types of the keys, groups and sections of a group."""
+    """Names and types of the keys, groups and sections of a group; these by name, for imports come in any order."""
     hints = typing.get_type_hints(cls)
     own = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.name != "sections"}
     if not issubclass(cls, Group):
         return own
     prefix = f"{cls.group}."
-    return own | {name.removeprefix(prefix): kind for name, kind in SECTIONS.items() if name.startswith(prefix)}
+    return own | {name.removeprefix(prefix): kind for name, kind in sorted(SECTIONS.items()) if name.startswith(prefix)}
 
 
 def keys(cls: type, prefix: str = "") -> Iterator[Key]:

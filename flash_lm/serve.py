@@ -9,19 +9,12 @@ import sys
 from flash_lm.command import positive, run
 from flash_lm.config import DTYPES
 from flash_lm.errors import InputError, first_line
-from flash_lm.inference.trained_model import load_model
+from flash_lm.inference.service.limits import Limits
 from flash_lm.run_flags import add_run_flags, run_of
-from flash_lm.training.hosts import is_first, losses_told
 
 
-def main(argv: list[str]) -> None:
-    """Serves a checkpoint of a run: a page to try it, and a JSON API, which /docs describes."""
-    try:
-        from flash_lm.inference.service.app import build_app, follow  # noqa: PLC0415
-        from flash_lm.inference.service.connections import server  # noqa: PLC0415
-        from flash_lm.inference.service.services import Limits  # noqa: PLC0415 (needs an extra)
-    except ImportError as error:
-        raise InputError(f"{error.name} is not installed, which serving needs: pip install flash_lm[serve]") from None
+def flags() -> argparse.ArgumentParser:
+    """Its parser."""
     defaults = Limits()
     parser = argparse.ArgumentParser(prog="python -m flash_lm.serve", description=main.__doc__)
     add_run_flags(parser)
@@ -39,7 +32,20 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--masks", type=positive, default=defaults.masks, help="to fill in, of a request, at most")
     parser.add_argument("--new_tokens", type=positive, default=defaults.new_tokens, help="of an answer, at most")
     parser.add_argument("--seconds", type=positive, default=defaults.seconds, help="that a request may take")
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    """Serves a checkpoint of a run: a page to try it, and a JSON API, which /docs describes."""
+    arguments = flags().parse_args(argv)
+    try:
+        from flash_lm.inference.service.app import build_app, follow
+        from flash_lm.inference.service.connections import server
+    except ImportError as error:
+        raise InputError(f"{error.name} is not installed, which serving needs: pip install flash_lm[serve]") from None
+    from flash_lm.inference.trained_model import load_model
+    from flash_lm.training.hosts import is_first, losses_told
+
     limits = Limits(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Limits)})
     hosts = arguments.host or ["127.0.0.1"]
     name, mesh = run_of(arguments)
@@ -65,4 +71,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, flags)

@@ -5,18 +5,13 @@ import logging
 import pathlib
 from typing import Any
 
-from flash_lm.analysis.comparison import write_comparison
 from flash_lm.command import load_config, load_module, run, whole_numbers
 from flash_lm.errors import InputError
-from flash_lm.study import check_runs, grid_runs, raise_failures, run_study
-from flash_lm.training.interrupt import stop_on_signal
+from flash_lm.run_flags import add_cache_flag, set_cache
 
 
-def main(argv: list[str]) -> None:
-    """Trains and evaluates every combination of a grid, or every run of a file of configs/ablations/.
-
-    Running the same command again goes on where it stopped. At the end there are table.md and curves.png in the folder.
-    """
+def flags() -> argparse.ArgumentParser:
+    """Its parser."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.sweep", description=main.__doc__)
     parser.add_argument("--config", required=True, help="a file of configs/; --config.KEY=VALUE overrides a key of it")
     what = parser.add_mutually_exclusive_group()
@@ -27,7 +22,20 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--split", default="validation", choices=("validation", "test"), help="scored at the end")
     parser.add_argument("--lengths", default="", help="of the rows that are scored, such as 512,1024; default: trained")
-    arguments, overrides = parser.parse_known_args(argv)
+    add_cache_flag(parser)
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    """Trains and evaluates every combination of a grid, or every run of a file of configs/ablations/.
+
+    Running the same command again goes on where it stopped. At the end there are table.md and curves.png in the folder.
+    """
+    arguments, overrides = flags().parse_known_args(argv)
+    from flash_lm.analysis.comparison import write_comparison
+    from flash_lm.study import check_runs, grid_runs, raise_failures, run_study
+    from flash_lm.training.interrupt import stop_on_signal
+
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores, for every run
     lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else []
     config, file = load_config(arguments.config, overrides), arguments.runs or arguments.config
@@ -44,6 +52,7 @@ def main(argv: list[str]) -> None:
     workdir = arguments.workdir or pathlib.Path("runs") / f"{pathlib.Path(file).stem}_sweep"
     if (workdir / "config.json").exists():
         raise InputError(f"{workdir} holds a single run: choose another --workdir")
+    set_cache(arguments)
     with stop_on_signal() as should_stop:
         failures = run_study(config, runs, workdir, arguments.split, should_stop, lengths)
     text = write_comparison([workdir / name for name in runs], arguments.split, workdir)
@@ -52,4 +61,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, flags)

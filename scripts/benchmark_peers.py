@@ -17,11 +17,12 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from flash_lm.allocator import user_environment
 from flash_lm.analysis.figure import can_draw
 from flash_lm.analysis.panels import Panel, plot_panels
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.table import markdown_table
-from flash_lm.command import load_config, positive, run, user_environment, whole_numbers, words_of
+from flash_lm.command import load_config, positive, run, whole_numbers, words_of
 from flash_lm.config import DTYPES, Config
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, append_jsonl

@@ -17,7 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from flash_lm.command import run, user_environment
+from flash_lm.allocator import user_environment
+from flash_lm.command import run
 from flash_lm.data.hf_tokenizer import to_hugging_face
 from flash_lm.data.tokenizers import ByteTokenizer
 from flash_lm.errors import InputError, RunError

@@ -20,12 +20,13 @@ _given = os.environ.get("XLA_FLAGS", "")
 _flags = [f"{flag}={value}" for flag, value in _XLA_FLAGS.items() if flag not in _given]
 os.environ["XLA_FLAGS"] = " ".join([_given, *_flags]).strip()
 
+# One a process and its children, and not the user's own: two that write the same entry would spoil it.
+_CACHE = pathlib.Path(__file__).parent.parent / ".cache" / "jax-tests" / os.environ.get("PYTEST_XDIST_WORKER", "one")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_CACHE)
+
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-# One a process: two that write the same entry would spoil it.
-_CACHE = pathlib.Path(__file__).parent.parent / ".cache" / "jax-tests" / os.environ.get("PYTEST_XDIST_WORKER", "one")
-jax.config.update("jax_compilation_cache_dir", str(_CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 
-import jax
 from ml_collections import ConfigDict
 
 from flash_lm.configs.base import get_config
@@ -94,10 +93,9 @@ def command(module: str, *arguments: str, devices: int = 1, **popen) -> subproce
 
 
 def python(*words: str, devices: int, **popen) -> subprocess.Popen:
-    """Python with the tests' compilation cache and their haste in compiling; of two flags the last one counts."""
+    """Python with the tests' haste in compiling; of two flags the last one counts."""
     environment = popen.pop("env", os.environ) | {
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
-        "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
     }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, *words], cwd=ROOT, env=environment, **pipes, **popen)

@@ -11,7 +11,8 @@ import pytest
 THP = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 PROGRAM = """
 import os, sys
-from flash_lm.command import run, user_environment
+from flash_lm.allocator import user_environment
+from flash_lm.command import run
 
 def main(argv):
     array = bytearray(b"x") * 2**28
@@ -50,3 +51,25 @@ def test_a_users_own_settings_stay(tmp_path):
     assert tunables == of_user == "glibc.malloc.mmap_threshold=1000000"
     tunables, *_ = told(tmp_path / "b.py", MALLOC_ARENA_MAX="1")
     assert tunables == "None"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have other settings")
+@pytest.mark.skipif(not THP.is_file() or "[madvise]" not in THP.read_text(), reason="the system decides on huge pages")
+@pytest.mark.parametrize(
+    ("before", "watcher"),
+    [
+        ("sys.settrace(lambda *_: None)", "a debugger (sys.settrace)"),
+        ("import cProfile; cProfile.Profile().enable()", "cProfile" if hasattr(sys, "monitoring") else "a profiler"),
+        ("import pdb", "pdb"),  # as under python -m pdb, also when it is to go on
+        ("sys.modules['debugpy'] = sys", "debugpy"),
+    ],
+)
+def test_a_process_that_is_watched_starts_but_once(tmp_path, before, watcher):
+    program = tmp_path / "program.py"
+    program.write_text(f"import os, sys\nbegun = os.environ.copy()\n{before}\n{PROGRAM}\nassert os.environ == begun\n")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("GLIBC_TUNABLES", "MALLOC_", "FLASH_LM_"))}
+    done = subprocess.run([sys.executable, program], env=clean, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.split()[2] == "None"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("not started again with huge pages, for ") and line.endswith("steps on a CPU take longer")
+    assert watcher in line

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from oracles import llama as oracle_llama
 from safetensors.numpy import load_file, save_file
-from small import small_config, write_corpus
+from small import as_overrides, small_config, write_corpus
 
 from flash_lm.analysis.rounds import COUNTED
 from flash_lm.errors import InputError, RunError
@@ -340,6 +340,26 @@ def test_what_a_save_costs(tmp_path):
     (line,) = read_jsonl(out)
     assert line["state_bytes"] >= 12 * line["parameters"] and 0 < line["blocked_s"] <= line["written_s"]
     assert line["blocked_share"] == line["blocked_s"] / (line["checkpoint_every"] * line["step_s"])
+
+
+@pytest.mark.slow
+def test_the_first_minute(tmp_path, monkeypatch, capsys):
+    """Each round begins in a home that has nothing, and the user's own is left alone."""
+    script, out = load("benchmark_first_minute"), tmp_path / "out.jsonl"
+    monkeypatch.setattr(script, "COMMANDS", ("train",))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    config = as_overrides(small_config(write_corpus(tmp_path / "text"), tmp_path / "tokens", "flash"))
+    script.main(["--config=base", "--rounds=1", f"--out={out}", *config])
+    lines = read_jsonl(out)
+    assert [line.get("case", line.get("command")) for line in lines] == [
+        "train",
+        "first_run",
+        "first_compilation",
+        "second_run",
+    ]
+    assert all(line["rounds_s"] == [line["seconds"]] and line["seconds"] > 0 for line in lines)
+    assert lines[0]["until"] == "--help" and "second_run: " in capsys.readouterr().out
+    assert not (tmp_path / "home").exists()
 
 
 @pytest.mark.parametrize("path", sorted(SCRIPTS.rglob("*.sh")), ids=lambda path: path.name)

@@ -9,19 +9,9 @@ from flash_lm.errors import InputError
 from flash_lm.inference.couplets import CoupletWriter
 from flash_lm.inference.fill_in import Filler
 from flash_lm.inference.generation import Generator
-from flash_lm.inference.sampling import Sampling
+from flash_lm.inference.settings import CAUSAL_ONLY, MASKED_ONLY, Sampling
 from flash_lm.inference.trained_model import TrainedModel, load_model
 from flash_lm.tables import CORPORA, TASKS
-
-# flag -> its type, its default, and what it is
-Flags = dict[str, tuple[type, Any, str]]
-CAUSAL_ONLY: Flags = {
-    "max_tokens": (int, 200, "new tokens"),
-    "seed": (int, 0, "of the draws"),
-    "samples": (int, 1, "of the same prompt, all at once (8 of a couplet)"),
-    "continuation": (str, None, "a text to score after the prompt instead of generating one"),
-}
-MASKED_ONLY: Flags = {"candidates": (int, 5, "a mask")}
 
 
 def printed(prompt: str, flags: dict[str, Any]) -> Iterator[str]:

@@ -8,57 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flash_lm.errors import InputError
-
-_COLDEST = 1e-4  # also what a temperature of 0 divides by, whose result is not used
-_TOP_K = 2**31 - 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-    """Settings of `draw_tokens`; those that are left as they are do nothing.
-
-    Attributes:
-        temperature: logits are divided by it; 0: always the likeliest token.
-        top_k: only the k likeliest; 0: all.
-        top_p: only the likeliest that together have this probability (Holtzman et al. 2020).
-        min_p: only those that have at least this share of the likeliest one's probability.
-        repetition_penalty: logits of tokens of the prompt or the output are divided by it if positive, and multiplied
-            if not (CTRL, Keskar et al. 2019, section 4.1).
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-    def __post_init__(self):
-        """Checks the ranges.
-
-        Raises:
-            InputError: with everything that is wrong, one a line.
-        """
-        good = {
-            "temperature": (
-                self.temperature == 0 or _COLDEST <= self.temperature <= 1e4,
-                "0 (always the likeliest token), or from 0.0001 to 10000",
-            ),
-            "top_k": (0 <= self.top_k <= _TOP_K, f"from 0 (all tokens) to {_TOP_K}"),
-            "top_p": (1e-6 <= self.top_p <= 1, "from 0.000001 to 1 (all tokens)"),
-            "min_p": (0 <= self.min_p <= 1, "from 0 (all tokens) to 1"),
-            "repetition_penalty": (1e-3 <= self.repetition_penalty <= 1e3, "from 0.001 to 1000; 1 is none"),
-        }
-        problems = [
-            f"{name}={getattr(self, name)} must be {wanted}" for name, (fine, wanted) in good.items() if not fine
-        ]
-        if problems:
-            raise InputError.of(problems)
-
-    @property
-    def filters(self) -> bool:
-        """Whether tokens are left out, for which the logits must be sorted."""
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+from flash_lm.inference.settings import COLDEST, Sampling
 
 
 @jax.tree_util.register_dataclass
@@ -114,7 +64,7 @@ def draw_tokens(logits_BxV: jax.Array, seen_BxV: jax.Array, keys_B: jax.Array, s
     likeliest_B = jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
 
     def draw() -> jax.Array:
-        scaled_BxV = logits_BxV / jnp.maximum(settings.temperature, _COLDEST)
+        scaled_BxV = logits_BxV / jnp.maximum(settings.temperature, COLDEST)
         if settings.filters:
             scaled_BxV = jnp.where(_kept(scaled_BxV, settings), scaled_BxV, -jnp.inf)
         drawn_B = jax.vmap(jax.random.categorical)(keys_B, scaled_BxV).astype(jnp.int32)

@@ -1,6 +1,11 @@
 """Host seconds of training, without compilation, evaluation and saving: the time axis of every curve."""
 
+import os
+import pathlib
 import time
+
+_STAT = pathlib.Path("/proc/self/stat")
+_IMPORTED = time.perf_counter()
 
 
 class Clock:
@@ -23,3 +28,16 @@ class Clock:
     def seconds(self) -> float:
         """Counted so far."""
         return self._counted + (0.0 if self._since is None else time.perf_counter() - self._since)
+
+
+def start_of_process() -> float:
+    """When this process was started, in seconds of time.perf_counter; where no /proc tells, when this was imported.
+
+    A command that has started itself again is still the process that it was.
+    """
+    try:
+        ticks = int(_STAT.read_text().rpartition(")")[2].split()[19])  # since the machine's start
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError):
+        return _IMPORTED
+    return time.perf_counter() - age

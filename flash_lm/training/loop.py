@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import pathlib
+import time
 from collections.abc import Callable, Iterator
 
 import jax
@@ -34,6 +35,7 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
     profile: Span | None = None,
     debug_nonfinite: bool = False,
+    asked_at: float | None = None,
 ) -> None:
     """Trains to config.train.steps, from the newest checkpoint in `workdir` if there is one.
 
@@ -46,11 +48,13 @@ def train(
         should_stop: asked after every step; when true, the run is saved and ends early.
         profile: steps of which a trace is written into workdir/profile; None: of none.
         debug_nonfinite: wait for each step, and find where the first number that is not finite comes up.
+        asked_at: in seconds of time.perf_counter, from when on the time to the first step is counted; None: from now.
 
     Raises:
         InputError: bad config, data or workdir; nothing has been written then.
         RunError: the loss became non-finite, a checkpoint could not be written, or another host is gone.
     """
+    asked_at = time.perf_counter() if asked_at is None else asked_at
     with contextlib.ExitStack() as stack:
         stack.enter_context(losses_told())
         run = stack.enter_context(opened(pathlib.Path(workdir), config))
@@ -78,7 +82,7 @@ def train(
                 print(f"{workdir}: all {settings.steps} steps are done")
             return
         run.begin(corpus.tokenizer)
-        loop = _Loop(start, validation, run.workdir, checkpoints or start_saving(), debug_nonfinite)
+        loop = _Loop(start, validation, run.workdir, checkpoints or start_saving(), asked_at, debug_nonfinite)
         loop.run(should_stop, Profile(run.workdir / "profile", profile))
 
 
@@ -98,6 +102,7 @@ class _Loop:
         validation_rows: Rows,
         workdir: pathlib.Path,
         checkpoints: Checkpoints,
+        asked_at: float,
         debug_nonfinite: bool,
     ):
         experiment, facts, self.share = start.experiment, start.facts, start.share
@@ -119,6 +124,8 @@ class _Loop:
         self.compiled_step, self.sharding = compile_step(experiment), batch_sharding(experiment.mesh)
         self.writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
         self.logged_step, self.logged_seconds = self.step, self.clock.seconds
+        self.asked_at: float | None = asked_at  # None: the first step has been told of
+        self.first_step_s: float | None = None  # of this process, until it is written
         self.pending: tuple | None = None  # number, metrics and batch of the last step, of which nothing has been read
 
     def run(self, should_stop: Callable[[], bool], profile: Profile) -> None:
@@ -155,11 +162,19 @@ class _Loop:
         batch = place(self._next_batch(), self.sharding, self.share)
         self.state, metrics = self.compiled_step(self.state, batch)
         self.step += 1
+        if self.asked_at is not None:
+            self._tell_first_step(self.asked_at)
         # The device works on this step while the last one's metrics are read.
         self._log_pending()
         self.pending = (self.step, metrics, batch)
         if self.origin is not None:
             self._log_pending()
+
+    def _tell_first_step(self, asked_at: float) -> None:
+        """What a user waits for before he sees anything; later steps are not waited for."""
+        jax.block_until_ready(self.state)
+        self.first_step_s, self.asked_at = time.perf_counter() - asked_at, None
+        self.writer.say(f"first step done {self.first_step_s:.1f} s after the start")
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
@@ -213,6 +228,8 @@ class _Loop:
             self.logged_step, self.logged_seconds = step, seconds
             values |= {"train_seconds": seconds, "step_ms": 1000 * a_step, "skipped_steps": self.nonfinite.skipped}
             values["tokens_per_second"] = self.config.data.batch_size * self.config.data.length / a_step
+            if self.first_step_s is not None:
+                values["first_step_s"], self.first_step_s = self.first_step_s, None
             self.writer.write(step, "train", values)
             self.writer.progress(step, loss=values["loss"], tokens_per_s=values["tokens_per_second"])
         self.writer.progress(step)

@@ -14,6 +14,7 @@ from fastapi.sse import format_sse_event
 from starlette.exceptions import HTTPException
 
 from flash_lm.errors import InputError
+from flash_lm.inference.service.limits import Limits
 from flash_lm.inference.service.metrics import Metrics
 from flash_lm.inference.service.middleware import Bounded, Counting, Named, Slow
 from flash_lm.inference.service.requests import (
@@ -27,7 +28,7 @@ from flash_lm.inference.service.requests import (
     TextAsked,
 )
 from flash_lm.inference.service.scheduler import BusyError, ClosedError, FailedError
-from flash_lm.inference.service.services import CoupletService, FillInService, Limits, TextService
+from flash_lm.inference.service.services import CoupletService, FillInService, TextService
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.tables import CORPORA, TASKS
 

@@ -18,6 +18,7 @@ from flash_lm.inference.fill_in import MASKS, FilledIn, Filler
 from flash_lm.inference.generation import Generator, TextDecoder
 from flash_lm.inference.running_batch import Part, RunningBatch
 from flash_lm.inference.sampling import Sampling
+from flash_lm.inference.service.limits import Limits
 from flash_lm.inference.service.metrics import Metrics
 from flash_lm.inference.service.requests import (
     MOST_CANDIDATES,
@@ -38,44 +39,6 @@ from flash_lm.inference.trained_model import TrainedModel
 logger = logging.getLogger(__name__)
 _CANDIDATES_A_MASK = 10  # where there are as many masks as are allowed
 _DELAY_A_MASK = 0.01  # seconds that others may go before: those who ask for much wait, and not those who ask for little
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Of a service.
-
-    Attributes:
-        rows: that are on the device at a time.
-        waiting: rows that may wait for a place.
-        prompt_tokens: of a request.
-        masks: of a request.
-        new_tokens: of an answer.
-        seconds: that a request may take, its wait included.
-    """
-
-    rows: int = 16
-    waiting: int = 256
-    prompt_tokens: int = 1024
-    masks: int = 64
-    new_tokens: int = 512
-    seconds: float = 120.0
-
-    def check(self, what: str, count: int, limit: int) -> None:
-        """Raises InputError for too many tokens."""
-        if count > limit:
-            raise InputError(f"{what} of {count} tokens is over the {limit} that this service takes: shorten it")
-
-    def characters(self, trained: TrainedModel) -> int:
-        """Of the longest text that may have no more tokens than a request; a mask is written longer than most."""
-        return self.prompt_tokens * max(trained.characters_a_token, len(MASK))
-
-    def check_text(self, what: str, text: str, trained: TrainedModel) -> None:
-        """Raises InputError for a text that is too long for the tokens, whatever they are, before it is tokenised."""
-        if len(text) > (most := self.characters(trained)):
-            raise InputError(
-                f"{what} of {len(text)} characters is over the {self.prompt_tokens} tokens that this service takes, in "
-                f"which no more than {most} fit: shorten it"
-            )
 
 
 class RunningRows:

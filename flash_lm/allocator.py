@@ -1,0 +1,47 @@
+"""Huge pages for glibc's large arrays, with which a command starts itself again: docs/performance.md."""
+
+import logging
+import os
+import pathlib
+import sys
+
+_log = logging.getLogger(__name__)
+_THP = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
+# The second one tells it from a user's own.
+_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "FLASH_LM_HUGE_PAGES": "1"}
+_DEBUGGERS = ("pdb", "debugpy", "pydevd")  # modules: a debugger may be there before it watches anything
+
+
+def use_huge_pages() -> None:
+    """Starts the process again with glibc's large arrays on huge pages, where the system leaves that to the process.
+
+    XLA's CPU backend takes gigabytes again for each step. glibc reads its settings only when a process starts. Whoever
+    has set some knows better, and a debugger or profiler would lose the process.
+    """
+    chosen = any(name.startswith(("GLIBC_TUNABLES", "MALLOC_")) for name in os.environ)
+    if chosen or not _THP.is_file() or "[madvise]" not in _THP.read_text():
+        return
+    if watcher := watched_by():
+        _log.info("not started again with huge pages, for %s watches the process: steps on a CPU take longer", watcher)
+        return
+    os.environ.update(_HUGE_PAGES)
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def watched_by() -> str | None:
+    """What debugs or profiles this process from within, or measures what its tests reach; None: nothing."""
+    if found := next((name for name in _DEBUGGERS if name in sys.modules), None):
+        return found
+    if sys.gettrace() is not None:
+        return "a debugger (sys.settrace)"
+    if sys.getprofile() is not None:
+        return "a profiler (sys.setprofile)"
+    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    tools = (monitoring.get_tool(number) for number in range(6)) if monitoring else ()
+    return next(filter(None, tools), None)
+
+
+def user_environment() -> dict[str, str]:
+    """The environment without what `use_huge_pages` has added to it."""
+    ours = _HUGE_PAGES.items() if "FLASH_LM_HUGE_PAGES" in os.environ else ()
+    return {name: value for name, value in os.environ.items() if (name, value) not in ours}

@@ -1,0 +1,87 @@
+"""A command tells its flags, and what is wrong with them, before it imports anything slow or starts itself again."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from small import ROOT
+
+from flash_lm.__main__ import COMMANDS
+from flash_lm.errors import InputError
+from flash_lm.inference.exporting import FORMATS
+from flash_lm.inference.settings import FORMAT_NAMES
+from flash_lm.tables import TASKS
+
+SLOW = ("jax", "flax", "numpy", "optax", "orbax", "grain", "datasets", "pyarrow", "sentencepiece", "tokenizers")
+SLOW += ("transformers", "huggingface_hub", "matplotlib", "tensorboardX", "fastapi", "uvicorn")
+# Runs a module as python -m does; at its end it tells what has been imported, and whether there was a second start.
+PROGRAM = """
+import os, runpy, sys
+name, slow, *words = sys.argv[1:]
+sys.argv[1:] = words
+def execv(*_): raise SystemExit("started again")
+os.execv = execv
+try:
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+finally:
+    print("IMPORTED", *sorted(set(slow.split(",")) & set(sys.modules)))
+"""
+
+
+def told(module: str, *words: str) -> tuple[int, str, str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("GLIBC_TUNABLES", "MALLOC_", "FLASH_LM_"))}
+    argv = [sys.executable, "-c", PROGRAM, module, ",".join(SLOW), *words]
+    done = subprocess.run(argv, cwd=ROOT, env=clean, capture_output=True, text=True)
+    out, _, imported = done.stdout.rpartition("IMPORTED")
+    assert imported == "\n", f"{module} {' '.join(words)} imports{imported}"
+    return done.returncode, out, done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_imports_nothing_slow(name):
+    code, out, err = told(f"flash_lm.{name}", "--help")
+    assert (code, err) == (0, "") and out.startswith(f"usage: python -m flash_lm.{name} ")
+    assert told("flash_lm", name, "--help") == (code, out, err)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_missing_flags_import_nothing_slow(name):
+    code, out, err = told(f"flash_lm.{name}")
+    assert (code, out) == (2, "") and err.splitlines()[-1].startswith(f"python -m flash_lm.{name}: error: ")
+
+
+def test_the_package_imports_what_is_asked_for():
+    program = "import sys, flash_lm; before = 'jax' in sys.modules; flash_lm.build_model; print(before, dir(flash_lm))"
+    out = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert out.startswith("False ") and "'register_family'" in out
+
+
+@pytest.mark.parametrize(
+    "first",
+    ["flash_lm.tables", "flash_lm.layers.aft", "flash_lm.data.tasks", "flash_lm.models.heads", "flash_lm.schema"],
+)
+def test_whatever_is_imported_first_all_rows_are_there(first):
+    program = f"""
+import {first}
+from flash_lm.schema import SECTIONS, key, section
+from flash_lm.tables import FAMILIES, TASKS
+
+@section("model.mine")
+class Mine:
+    size: int = key(1, "mine")
+
+print(list(TASKS), "flash" in FAMILIES, "model.chunks" in SECTIONS)
+"""
+    out = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert out == "['causal_lm', 'masked_lm'] True True\n"
+
+
+def test_a_row_that_is_not_there():
+    assert TASKS.get("masked") is None and "masked" not in TASKS
+    with pytest.raises(InputError, match="task=masked must be one of causal_lm, masked_lm"):
+        TASKS["masked"]
+
+
+def test_the_flags_of_export_name_its_formats():
+    assert tuple(FORMATS) == FORMAT_NAMES
