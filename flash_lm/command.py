@@ -99,7 +99,8 @@ def load_config(path: str, overrides: list[str]) -> ConfigDict:
     """Reads a config file and applies overrides.
 
     Args:
-        path: of a Python file that defines get_config().
+        path: of a Python file that defines get_config(), the name of one in `configs`, or the folder of a run or an
+            exported model, whose config it is then.
         overrides: command-line words such as --config.model.num_layers=4.
 
     Raises:
@@ -107,12 +108,18 @@ def load_config(path: str, overrides: list[str]) -> ConfigDict:
     """
     flag = [word.partition("=")[2] for word in overrides if word.startswith("--config.plugins=")]
     import_plugins(_names(flag[-1]) if flag else ())
-    config = load_module(path).get_config()
+    config = _of_run(path) if (pathlib.Path(path) / "config.json").exists() else load_module(path).get_config()
     import_plugins(() if flag else plugins_of(config))  # the flag takes their place
     add_sections(config)
     apply_overrides(config, overrides)
     _tell_unread(config, overrides)
     return config
+
+
+def _of_run(folder: str) -> Any:
+    from flash_lm.training.workdir import read_config  # noqa: PLC0415 (--help need not wait for JAX)
+
+    return read_config(pathlib.Path(folder))
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -146,6 +153,18 @@ def apply_overrides(config: ConfigDict, overrides: list[str]) -> None:
     problems = [problem for word in overrides if (problem := override(config, word))]
     if problems:
         raise InputError.of(problems)
+
+
+def variant(config: ConfigDict, word: str) -> tuple[str, ConfigDict]:
+    """The family that a word such as flash+kernels=xla+remat=full names, and the config with these keys of the model.
+
+    Raises:
+        InputError: with every key that does not fit.
+    """
+    family, *changes = word.split("+")
+    changed = config.copy_and_resolve_references()
+    apply_overrides(changed, [f"--config.model.{change}" for change in changes])
+    return family, changed
 
 
 def positive(word: str) -> int:

@@ -117,6 +117,13 @@ class ModelConfig(Group, name="model"):
         "of activations; docs/numerics.md tells what stays float32, and what accelerators round",
         one_of(*DTYPES),
     )
+    state_dtype: str = key(
+        None,
+        "of the keys and values that decoding keeps: caches, and chunks of FLASH and MC-TFM; sums, and AFT's, stay "
+        "float32; open: model.dtype",
+        one_of(*DTYPES),
+        before=None,
+    )
     param_dtype: str = key("float32", "of parameters", one_of(*DTYPES))
     scan_layers: bool = key(True, "one compiled layer, scanned; false unrolls: longer to compile, on CPU often faster")
     remat: str = key(

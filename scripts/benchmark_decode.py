@@ -2,16 +2,15 @@
 
     python scripts/benchmark_decode.py --out=results/decode [--config.model.num_layers=4 …]
 
-The state of a long context is made by setting its counter: what is in it does not change the work. Families take turns.
-Beside them, a Transformer++ that computes its whole prefix again for each token; and 8192 tokens prefilled against
-stepping through them.
+The state of a long context is made by setting its counter: what is in it does not change the work. Families take turns;
+one may stand there with keys of its own, as in flash+state_dtype=bfloat16. Beside them, a Transformer++ that computes
+its whole prefix again for each token; and 8192 tokens prefilled against stepping through them.
 """
 
 import argparse
 import logging
 import pathlib
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +19,7 @@ from flash_lm.analysis.figure import can_draw
 from flash_lm.analysis.panels import Panel, plot_panels
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.table import markdown_table, pivot
-from flash_lm.command import load_config, positive, run, whole_numbers, words_of
+from flash_lm.command import load_config, positive, run, variant, whole_numbers, words_of
 from flash_lm.errors import InputError
 from flash_lm.inference.bare_decoding import BareDecoding
 from flash_lm.jsonl import Line, append_jsonl, write_jsonl
@@ -29,6 +28,7 @@ from flash_lm.provenance import provenance
 from flash_lm.training.device import free_memory
 
 CACHED = "transformer_plus_plus"
+GROUPED = "transformer_plus_plus+num_kv_heads=2"  # of eight: as many to a head of keys as in today's models
 RECOMPUTED = "transformer_plus_plus, recomputed"
 RECOMPUTED_UP_TO = 4096
 PREFILLED, STEPPED = 8192, 128
@@ -124,7 +124,9 @@ def main(argv: list[str]) -> None:
     """Writes decode.jsonl, prefill.jsonl, table.md and decode.png to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/small.py")
-    parser.add_argument("--families", default=" ".join(FAMILIES), help="between blanks or commas")
+    parser.add_argument(
+        "--families", default=" ".join([*FAMILIES, GROUPED]), help="between blanks, each with +key=value"
+    )
     parser.add_argument("--contexts", default="256 1024 4096 16384 65536", help="between blanks or commas")
     parser.add_argument("--batches", default="1 16", help="between blanks or commas")
     parser.add_argument("--tokens", type=positive, default=16, help="generated a turn")
@@ -133,10 +135,11 @@ def main(argv: list[str]) -> None:
     arguments, overrides = parser.parse_known_args(argv)
     families = words_of(arguments.families)
     contexts, batches = (whole_numbers(words) for words in (arguments.contexts, arguments.batches))
-    config: Any = load_config(arguments.config, overrides)
+    config = load_config(arguments.config, overrides)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores
     longest = max(*contexts, PREFILLED) + 2 * PREFILLED
-    models = [BareDecoding(config.model, family, longest) for family in families]
+    variants = ((word, *variant(config, word)) for word in families)
+    models = [BareDecoding(changed, family, longest, word) for word, family, changed in variants]
     shortest = max(model.tokens_a_turn(arguments.tokens) for model in models)
     if min(contexts) < shortest:
         raise InputError(

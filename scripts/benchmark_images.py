@@ -44,7 +44,7 @@ COLUMNS: Columns = {
 def measure(config: Any, images: str, batches: list[int], tokens: int, rounds: int) -> list[Line]:
     """Flat lines, one a way and batch."""
     pixels, lines = PIXELS[images], []
-    linear, softmax = (BareDecoding(config.model, family, pixels) for family in ("linear_transformer", "transformer"))
+    linear, softmax = (BareDecoding(config, family, pixels) for family in ("linear_transformer", "transformer"))
     for batch in batches:
         cells: dict[str, list[Cell]] = {}
         for way, model in ((LINEAR, linear), (CACHED, softmax)):

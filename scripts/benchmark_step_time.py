@@ -10,24 +10,21 @@ keys of its own, as in flash+kernels=xla+remat=full, beside itself without them.
 
 import argparse
 import concurrent.futures
-import copy
 import dataclasses
 import logging
 import os
 import pathlib
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
 from flash_lm.analysis.figure import can_draw
 from flash_lm.analysis.peaks import peak_flops
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.step_time import BASELINE, plot_step_times, step_time_tables
-from flash_lm.command import apply_overrides, load_config, positive, run, whole_numbers, words_of
+from flash_lm.command import load_config, positive, run, variant, whole_numbers, words_of
 from flash_lm.config import DTYPES, Config
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, append_jsonl
@@ -129,14 +126,6 @@ def measure(configs: dict[str, Config], rounds: int, say: Callable[[str], None])
     return lines
 
 
-def variant(config: ConfigDict, word: str, length: int, **step: Any) -> Config:
-    """The config that a word of --families means: a family, and keys of `config.model` after plus signs."""
-    family, *changes = word.split("+")
-    changed = copy.deepcopy(config)
-    apply_overrides(changed, [f"--config.model.{change}" for change in changes])
-    return step_config(changed, family, length, **step)
-
-
 def matrix_product(dtype: str) -> Callable[[], jax.Array]:
     """A product of square matrices with a float32 result, compiled."""
     a = jax.random.normal(jax.random.key(0), (PRODUCT, PRODUCT), dtype)
@@ -170,7 +159,11 @@ def main(argv: list[str]) -> None:
     families = words_of(arguments.families) or list(FAMILIES)
     # All that is wrong is told before anything is measured.
     step = {key: getattr(arguments, key) for key in ("task", "dtype", "tokens_per_step")}
-    configs = {n: {word: variant(config, word, n, **step) for word in families} for n in lengths}
+    variants = {word: variant(config, word) for word in families}
+    configs = {
+        n: {word: step_config(changed, family, n, **step) for word, (family, changed) in variants.items()}
+        for n in lengths
+    }
     arguments.out.mkdir(parents=True, exist_ok=True)
     file, lines, start = arguments.out / "steps.jsonl", [], time.perf_counter()
     file.unlink(missing_ok=True)

@@ -25,23 +25,24 @@ class BareDecoding:
     """A family with random parameters that never ends a text.
 
     Attributes:
-        family: of the model.
+        family: of the model, or what it is called beside others of it.
         function: the model.
         parameters: number of scalars.
         engine: that decodes with them, on one device.
     """
 
-    def __init__(self, config: ConfigDict, family: str, longest: int):
+    def __init__(self, config: ConfigDict, family: str, longest: int, name: str | None = None):
         """Draws the parameters.
 
         Args:
-            config: of the model.
+            config: whose `model` it is.
             family: takes the place of the config's.
             longest: tokens that the positions reach.
+            name: in tables; None: that of the family.
         """
-        raw: Any = config.copy_and_resolve_references()
+        raw: Any = config.copy_and_resolve_references().model
         raw.update(family=family, max_length=longest, causal=True)
-        self.family, self.function = family, ModelFunction(complete(parse_model(raw)), seed=0)
+        self.family, self.function = name or family, ModelFunction(complete(parse_model(raw)), seed=0)
         self.parameters = self.function.parameter_count()
         self._params = jax.jit(self.function.init)()
         mesh = make_mesh(MeshConfig(shape=(1, 1, 1), rules=()), jax.devices()[:1])

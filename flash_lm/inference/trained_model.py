@@ -20,7 +20,7 @@ from flash_lm.training.weights import Weights, read_weights
 OF_A_TEXT = ("corpus", "path", "name", "config", "split", "text_column", "streaming")
 # And those that change how it is read and computed, and no score beyond rounding.
 _HARMLESS = ("data.cache_dir", "data.tokens_per_batch", "model.kernels", "model.quadratic.implementation")
-_HARMLESS += ("model.remat", "model.scan_layers", "train.loss_chunk")
+_HARMLESS += ("model.state_dtype", "model.remat", "model.scan_layers", "train.loss_chunk")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,7 +69,7 @@ class MixedChunkCore(nnx.Module):
         self.local, self.global_ = options.local_attention, options.global_attention
         overlapping = _OVERLAPPING if options.overlapping else None
         self.undecodable = self.normalizer.undecodable or overlapping
-        self.dtype = config.dtype
+        self.state_dtype = jnp.dtype(config.state_dtype)
         self.kernels = config.kernels
         self.bias = bias(options.size - min(self.reach) * options.size) if bias and self.local else None
 
@@ -94,7 +94,7 @@ class MixedChunkCore(nnx.Module):
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> ChunkState:
         """An empty chunk and a zero sum; `capacity` bounds nothing here."""
-        return init_chunk_state(batch, heads, self.chunk_size, key_width, value_width, jnp.dtype(self.dtype))
+        return init_chunk_state(batch, heads, self.chunk_size, key_width, value_width, self.state_dtype)
 
     def prefill(self, pairs: Pairs, v: jax.Array, context: Context, state: ChunkState) -> tuple[jax.Array, ChunkState]:
         """From anywhere in a chunk, row by row."""

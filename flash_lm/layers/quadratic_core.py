@@ -53,7 +53,7 @@ class QuadraticCore(nnx.Module):
         self.function = function
         self.normalizer = normalizer(config.normalizer)
         self.implementation, self.kernels = options.implementation, config.kernels
-        self.dtype = config.dtype
+        self.state_dtype = jnp.dtype(config.state_dtype)
         if self.implementation == "cudnn":
             _check_cudnn(function, bias is not None, config.dtype)
         self.bias = bias(config.max_length) if bias else None
@@ -81,7 +81,7 @@ class QuadraticCore(nnx.Module):
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> KeyValueCache:
         """An empty cache for `capacity` tokens a row."""
         shapes = ((batch, heads, capacity, width) for width in (key_width, value_width))
-        return KeyValueCache(*(jnp.zeros(shape, jnp.dtype(self.dtype)) for shape in shapes))
+        return KeyValueCache(*(jnp.zeros(shape, self.state_dtype) for shape in shapes))
 
     def prefill(
         self, pairs: Pairs, v: jax.Array, context: Context, state: KeyValueCache
@@ -111,14 +111,14 @@ class QuadraticCore(nnx.Module):
         return 2 * heads * visible * (key_width + value_width)
 
     def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight, length: int) -> jax.Array:
-        shape, groups, one_token = q.shape, q.shape[1] // k.shape[1], q.shape[2] == 1
+        shape, dtype, groups, one_token = q.shape, q.dtype, q.shape[1] // k.shape[1], q.shape[2] == 1
         if one_token:
             # The queries that share a head of keys become queries of one place, so the cache is read as it lies.
             q = q.reshape(*k.shape[:2], groups, -1)
         elif groups > 1:
             k, v = (jnp.repeat(x, groups, axis=1) for x in (k, v))
         out = quadratic_attention(
-            q,
+            q.astype(k.dtype),
             k,
             v,
             sight,
@@ -128,7 +128,7 @@ class QuadraticCore(nnx.Module):
             bias=self.bias,
             blocked=self.implementation != "plain" and not one_token,
         )
-        return out.reshape(*shape[:3], v.shape[-1])
+        return out.reshape(*shape[:3], v.shape[-1]).astype(dtype)
 
     def _kernel(self, q: jax.Array, v: jax.Array) -> str | None:
         plain = "model.quadratic.implementation=plain" if self.implementation == "plain" else None

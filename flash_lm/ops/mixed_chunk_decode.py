@@ -177,7 +177,7 @@ def step_chunks(
         global_key = write(global_key, k_BxHx1xK)
         weight_Bx1 = settings.weight_of_sum((position_B - place_B)[:, None])
         query = q_BxHx1xK * weight_Bx1[:, None, :, None].astype(q_BxHx1xK.dtype)
-        out_BxHx1xE += matmul(query, total.astype(value.dtype)).astype(value.dtype)
+        out_BxHx1xE += matmul(query, total.astype(query.dtype)).astype(query.dtype)
         full_B = place_B == settings.chunk_size - 1
 
         def add_chunk(total: jax.Array) -> jax.Array:
@@ -200,4 +200,4 @@ def _attend_buffer(q_BxHx1xK, key_BxHxCxK, value_BxHxCxE, place_B, settings: Set
     weights_BxHx1xC = ATTENTION_FUNCTIONS[settings.function](
         scores_BxHx1xC, visible_Bx1xC[:, None], divisor_Bx1[:, None, :, None]
     )
-    return matmul(weights_BxHx1xC.astype(value_BxHxCxE.dtype), value_BxHxCxE).astype(value_BxHxCxE.dtype)
+    return matmul(weights_BxHx1xC.astype(value_BxHxCxE.dtype), value_BxHxCxE).astype(q_BxHx1xK.dtype)

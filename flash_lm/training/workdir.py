@@ -36,6 +36,7 @@ FREE = (
     "model.remat",
     "model.scan_layers",
     "model.kernels",
+    "model.state_dtype",
     "model.quadratic.",
     "data.path",  # its content is checked
     "data.cache_dir",

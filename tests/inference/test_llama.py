@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from oracles import llama as oracle
 from safetensors.numpy import load_file, save_file
-from small import small_config, write_corpus
+from small import write_corpus
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import flash_lm
 from flash_lm import import_model
+from flash_lm.command import load_config
 from flash_lm.data.foreign_tokenizer import HuggingFaceTokenizer, read_tokenizer
 from flash_lm.data.tokenizers import load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError
@@ -132,11 +133,8 @@ def test_a_foreign_model_is_fine_tuned_and_evaluated(imported, tmp_path):
     overrides = [f"--config.data.{word}" for word in words]
     (line,) = evaluate(imported / "ours", "test", [16], overrides=overrides)
     assert line["own_corpus"] is False and line["bytes"] > 0
-    config = small_config(corpus, tmp_path / "cache", "transformer_plus_plus")
-    config.data.update(tokenizer="hf")
-    config.model.update(vocab_size=None, num_layers=2, norm="rms", num_heads=4, num_kv_heads=2)
-    config.model.update(rotary_base=300.0, norm_epsilon=1e-3)
-    config.train.init_from = str(imported / "ours")
+    words = [*overrides, "--config.data.length=16", "--config.data.tokens_per_batch=128", "--config.train.steps=2"]
+    config = load_config(str(imported / "ours"), [*words, f"--config.train.init_from={imported / 'ours'}"])
     train(config, tmp_path / "child")
     parent = json.loads((tmp_path / "child" / "config.json").read_text())
     assert parent["train"]["init_from"] == str(imported / "ours")

@@ -227,6 +227,22 @@ def test_shared_heads_of_keys_are_cached_once():
     assert sizes[0] == 4 * sizes[1]
 
 
+@pytest.mark.parametrize("family", ["transformer_plus_plus", "flash", "mc_tfm"])
+def test_states_in_bfloat16(family):
+    """Half the bytes of what is kept of each token; logits are those of float32 to its rounding, and no closer."""
+    exact, model = case(family, True), case(family, True, state_dtype="bfloat16")
+    before, after = ([x for x in jax.tree.leaves(each.init_state().layers) if x.ndim > 4] for each in (exact, model))
+    halved = [2 * y.nbytes == x.nbytes for x, y in zip(before, after, strict=True)]
+    of_a_layer = [True, True] if family == "transformer_plus_plus" else [True, True, True, False]
+    assert halved == of_a_layer * (len(halved) // len(of_a_layer))
+    _, state = model.prefill(model.params, tokens()[:, :13], model.init_state())
+    for now in range(13, 20):
+        logits, state = model.step(model.params, tokens()[:, now], state)
+        assert logits.dtype == jnp.float32
+        error = np.abs(logits - parallel(family)[:, now]).max() / np.abs(parallel(family)).max()
+        assert 1e-5 < error < 0.03
+
+
 @pytest.mark.parametrize("family", ["flash", "mc_tfm"])
 def test_sums_of_a_bfloat16_model_are_float32(family):
     """A running sum in bfloat16 would stop growing after some hundred tokens."""

@@ -78,6 +78,7 @@ def complete(model: dict) -> SimpleNamespace:
         "head": "softmax",
         "rotary": family.rotary,
         "num_kv_heads": s.num_heads,
+        "state_dtype": s.dtype,
         "gau.relative_bias": toeplitz if family.bias else "none",
         "normalizer": "count" if s.causal else str(s.max_length),
     }
