@@ -108,7 +108,9 @@ def load_config(path: str, overrides: list[str]) -> ConfigDict:
     """
     flag = [word.partition("=")[2] for word in overrides if word.startswith("--config.plugins=")]
     import_plugins(_names(flag[-1]) if flag else ())
-    config = _of_run(path) if (pathlib.Path(path) / "config.json").exists() else load_module(path).get_config()
+    of_ours = (_CONFIGS / f"{path}.py").exists()
+    is_run = not of_ours and (pathlib.Path(path) / "config.json").exists()
+    config = _of_run(path) if is_run else load_module(path).get_config()
     import_plugins(() if flag else plugins_of(config))  # the flag takes their place
     add_sections(config)
     apply_overrides(config, overrides)

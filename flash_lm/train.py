@@ -33,6 +33,8 @@ def main(argv: list[str]) -> None:
     profile = parse_span(arguments.profile) if arguments.profile else None
     config = load_config(arguments.config, overrides)
     begin(arguments)
+    if arguments.workdir is None and pathlib.Path(arguments.config).is_dir():
+        raise InputError(f"--config={arguments.config} is a folder: name that of the new run by --workdir")
     workdir = run_name(arguments.workdir or f"runs/{pathlib.Path(arguments.config).stem}")
     if workdir.which != NEWEST:
         raise InputError(f"--workdir={workdir} names a checkpoint: go on with --config.train.branch_from={workdir}")

@@ -42,21 +42,18 @@ class HuggingFaceTokenizer:
         self.fingerprint = hashlib.sha256(model).hexdigest()
 
     @classmethod
-    def of(cls, tokenizer: bytes | str, begin: int | str, end: int | str) -> "HuggingFaceTokenizer":
-        """From the text of a tokenizer.json.
+    def of(cls, tokenizer: dict[str, Any], begin: int | str, end: int | str) -> "HuggingFaceTokenizer":
+        """From what a tokenizer.json says.
 
         Args:
-            tokenizer: the text.
+            tokenizer: its content.
             begin: begin-of-text, its id or itself.
             end: end-of-text, likewise.
 
         Raises:
             InputError: not a tokenizer, or one without these tokens.
         """
-        try:
-            about = {"begin": 0, "end": 0, "tokenizer": json.loads(tokenizer)}
-        except ValueError:
-            raise InputError("no tokenizer of Hugging Face's `tokenizers`: not JSON") from None
+        about = {"begin": 0, "end": 0, "tokenizer": tokenizer}
         found = cls(json.dumps(about).encode())
         ids = [found._tokenizer.token_to_id(x) if isinstance(x, str) else x for x in (begin, end)]
         if any(i is None or not 0 <= i < found.vocab_size for i in ids):
@@ -77,10 +74,9 @@ class HuggingFaceTokenizer:
         piece = self._tokenizer.id_to_token(i) if i < self.vocab_size else None
         if piece is None or (i in self._added and self._added[i].special):
             return b""
-        if i in self._added:
-            return piece.encode()
         if self._of_bytes:
-            return bytes(_byte_of_character()[character] for character in piece)
+            spelled = _byte_of_character()
+            return piece.encode() if i in self._added else bytes(spelled[character] for character in piece)
         if len(piece) == 6 and piece.startswith("<0x"):
             return bytes([int(piece[1:-1], 16)])
         return piece.replace(SPACE, " ").encode()
@@ -109,35 +105,47 @@ def read_tokenizer(path: pathlib.Path) -> HuggingFaceTokenizer:
     """
     folder = path if path.is_dir() else path.parent
     file = path / "tokenizer.json" if path.is_dir() else path
-    try:
-        text = file.read_bytes()
-        names = (folder / "tokenizer_config.json", folder / "config.json")
-        words, ids = (json.loads(name.read_bytes()) if name.exists() else {} for name in names)
-    except OSError as error:
-        raise InputError(
-            f"cannot read {error.filename}: {error.strerror}: give the folder of a tokenizer.json"
-        ) from None
-    except ValueError:
-        raise InputError(f"{folder} has a tokenizer_config.json or config.json that is not JSON") from None
+    names = (folder / "tokenizer_config.json", folder / "config.json")
+    words, ids = (read_json(name) if name.exists() else {} for name in names)
     begin, end = (_special(words, ids, name) for name in ("bos", "eos"))
     if end is None:
         raise InputError(f"{folder} names no eos_token in tokenizer_config.json: flash_lm must know how a text ends")
-    return HuggingFaceTokenizer.of(text, end if begin is None else begin, end)  # some begin a text as they end one
+    # Some begin a text as they end one.
+    return HuggingFaceTokenizer.of(read_json(file), end if begin is None else begin, end)
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """What a file of a downloaded model says.
+
+    Raises:
+        InputError: it cannot be read, or is no JSON object.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}: name the folder of a downloaded model") from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InputError(f"{path} is no JSON object: download the model again")
+    return found
 
 
 def _special(words: Any, ids: Any, name: str) -> str | int | None:
     """Begin- or end-of-text, as itself or as its id: of several the first."""
     found = words.get(f"{name}_token") or ids.get(f"{name}_token_id")
+    if isinstance(found, list) and found:
+        found = found[0]
     if isinstance(found, dict):
-        found = found["content"]
-    return found[0] if isinstance(found, list) else found
+        found = found.get("content")
+    return found if isinstance(found, str | int) and not isinstance(found, bool) else None
 
 
 def _is_of_bytes(tokenizer: Any) -> bool:
     """Whether pieces are spelled in characters that stand for bytes.
 
     Raises:
-        InputError: they are spelled in a third way, which does not give back the text.
+        InputError: they are spelled in a third way, which does not tell the bytes.
     """
     decoder = tokenizer.get("decoder") or {}
     kinds = {step.get("type") for step in decoder.get("decoders", [decoder])}
@@ -146,8 +154,8 @@ def _is_of_bytes(tokenizer: Any) -> bool:
     if kinds & {"ByteFallback", "Metaspace"}:
         return False
     raise InputError(
-        f"a tokenizer that decodes by {', '.join(map(str, kinds))}: only those of bytes (ByteLevel) and of text with "
-        f"bytes for what is rare (ByteFallback, Metaspace) give back any text"
+        f"a tokenizer that decodes by {', '.join(map(str, kinds))}: only those of bytes (ByteLevel) and of text with a "
+        f"sign for blanks (ByteFallback, Metaspace) tell the bytes of each token"
     )
 
 

@@ -53,12 +53,13 @@ def export(trained: TrainedModel, out: pathlib.Path, license_: str, form: str = 
         Sentences on what could not be written.
 
     Raises:
-        InputError: the folder is there already, the model is an export itself, there is no licence, or the model is
-            none of this form.
+        InputError: the folder is there already, the model is such an export itself, there is no licence, or the model
+            is none of this form.
     """
     kind = FORMATS[form]
-    if kind.ours and is_export(trained.run.workdir):
-        raise InputError(f"{trained.run} is an exported model already: copy the folder")
+    saved_dtype = run_folder.read_config(trained.run.workdir).model.param_dtype
+    if kind.ours and is_export(trained.run.workdir) and saved_dtype == trained.config.model.param_dtype:
+        raise InputError(f"{trained.run} is an exported model already: copy the folder, or give another --dtype")
     if not license_.strip():
         raise InputError("--license is empty: name the licence of the model, such as apache-2.0 or other")
     if of_all_hosts(out.exists() or out.is_symlink())[0]:

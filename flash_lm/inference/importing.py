@@ -1,18 +1,16 @@
 """Makes a public model a folder that every command and `flash_lm.load` read: Llamas in Hugging Face's format."""
 
 import contextlib
-import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from flash_lm.config import default_config, parse
-from flash_lm.data.foreign_tokenizer import read_tokenizer
+from flash_lm.data.foreign_tokenizer import read_json, read_tokenizer
 from flash_lm.data.tokenizers import SentencePieceTokenizer, Tokenizer, save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.layers.parameter import name_of
@@ -23,7 +21,7 @@ from flash_lm.training.exported import WEIGHTS, new_folder, of_trained, write_js
 from flash_lm.training.state import ModelFunction
 
 _INDEX = f"{WEIGHTS}.index.json"
-_OUR_DTYPES = {"float32": "float32", "float16": "float32", "bfloat16": "bfloat16"}
+_DTYPES = {"F32", "F16", "BF16"}  # as safetensors calls them
 _LONGEST_ROW = 2048  # of a first evaluation: the whole context of a large model takes long
 
 
@@ -43,22 +41,22 @@ def import_hf(model: str | os.PathLike[str], out: str | os.PathLike[str]) -> pat
     folder, out = pathlib.Path(model), pathlib.Path(out)
     if out.exists() or out.is_symlink():
         raise InputError(f"{out} exists: name a new folder")
-    settings = _json(folder / "config.json")
+    settings = read_json(folder / "config.json")
     raw: Any = default_config()
     raw.model.update(llama.model_keys(settings))
     tokenizer = _tokenizer(folder)
     length = min(raw.model.max_length, _LONGEST_ROW)
     raw.data.update(tokenizer=tokenizer.kind, length=length, tokens_per_batch=length)
     try:
-        with _arrays(folder) as (names, read):
-            theirs = read(names[0]).dtype.name
-            if theirs not in _OUR_DTYPES:
-                raise InputError(f"{folder} has weights in {theirs}: only {', '.join(_OUR_DTYPES)} can be read")
-            raw.model.update(dtype=_OUR_DTYPES[theirs], param_dtype=_OUR_DTYPES[theirs])
+        with _arrays(folder) as place:
+            dtype = _dtype(place)
+            raw.model.update(dtype=dtype, param_dtype=dtype)
             config = complete(parse(raw).model)
-            params = llama.from_llama(names, lambda name: read(name).astype(config.param_dtype), config)
+            params = llama.from_llama(place, lambda name: place[name].get_tensor(name).astype(dtype), config)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{folder} cannot be read ({error}): download the model again") from None
+    if tokenizer.vocab_size > config.vocab_size:
+        raise InputError(f"{folder} has {config.vocab_size} rows of embedding for {tokenizer.vocab_size} tokens")
     _check_shapes(params, ModelFunction(config, seed=0))
     # Corpus and time of its training are not known here.
     facts = {"corpus": None, "tokenizer": tokenizer.fingerprint, "train_seconds": 0.0}
@@ -72,18 +70,6 @@ def import_hf(model: str | os.PathLike[str], out: str | os.PathLike[str]) -> pat
     return out
 
 
-def _json(path: pathlib.Path, missing: Any = None) -> Any:
-    """What a file holds; of one that is not there `missing`, if it may be."""
-    if missing is not None and not path.exists():
-        return missing
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}: name the folder of a downloaded model") from None
-    except ValueError:
-        raise InputError(f"{path} is not JSON: download the model again") from None
-
-
 def _tokenizer(folder: pathlib.Path) -> Tokenizer:
     """Of tokenizer.json, or else of tokenizer.model, a SentencePiece model."""
     model = folder / "tokenizer.model"
@@ -93,13 +79,24 @@ def _tokenizer(folder: pathlib.Path) -> Tokenizer:
 
 
 @contextlib.contextmanager
-def _arrays(folder: pathlib.Path) -> Iterator[tuple[list[str], Callable[[str], np.ndarray]]]:
-    """Names of all arrays, and what reads one."""
-    files = set(_json(folder / _INDEX, {"weight_map": {"": WEIGHTS}})["weight_map"].values())
+def _arrays(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
+    """The open file of each array, by its name."""
+    index = folder / _INDEX
+    files = read_json(index).get("weight_map", {}) if index.exists() else {"": WEIGHTS}
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise InputError(f"{index} has no weight_map of names of files: download the model again")
     with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(safe_open(folder / file, framework="np")) for file in sorted(files)]
-        place = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-        yield list(place), lambda name: place[name].get_tensor(name)
+        opened = [stack.enter_context(safe_open(folder / file, framework="np")) for file in sorted({*files.values()})]
+        yield {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+
+
+def _dtype(place: dict[str, Any]) -> str:
+    """Of our parameters: bfloat16 if all are, else float32, which holds the others."""
+    dtypes = {file.get_slice(name).get_dtype() for name, file in place.items()}
+    if not dtypes or dtypes - _DTYPES:
+        told = ", ".join(sorted(dtypes)) or "nothing"
+        raise InputError(f"the weights are {told}: only {', '.join(sorted(_DTYPES))} can be read")
+    return "bfloat16" if dtypes == {"BF16"} else "float32"
 
 
 def _check_shapes(params: Any, model: ModelFunction) -> None:

@@ -65,16 +65,13 @@ def model_card(trained: TrainedModel, name: str, license_: str, library: Library
         model_name=name,
         eval_results=measured or None,
     )
-    code, parent = trained.facts.get("code", {}), trained.facts.get("parent")
     rows = [f"| {line['split']} | {line['length']} | {_figures(line)} |" for line in lines]
     table = ["| split | length | scores |", "| :-- | --: | :-- |", *rows] if rows else ["It has not been scored."]
     saved_dtype = run_folder.read_config(trained.run.workdir).model.param_dtype
     if rows and saved_dtype != config.model.param_dtype:
         table.append(f"\nThese are of the parameters in {saved_dtype}, before they were rounded.")
-    source = ", ".join(str(x) for x in (config.data.corpus, config.data.name, config.data.config) if x)
     use = [library.load, *([library.call] if example else [])]
     call = example[1] if example else ""
-    origin = f"- **Begun with** the parameters of `{parent['run']}`, step {parent['step']}.\n" if parent else ""
     text = f"""---
 {data.to_yaml()}
 ---
@@ -82,22 +79,34 @@ def model_card(trained: TrainedModel, name: str, license_: str, library: Library
 # {name}
 
 A language model of family `{config.model.label}` with {trained.model.parameter_count():,} parameters in
-{config.model.param_dtype}, trained with `task={config.task}` by flash_lm.
+{config.model.param_dtype}{"" if trained.imported_from else f", trained with `task={config.task}` by flash_lm"}.
 
 ```python
 {chr(10).join(use).format(name=name, call=call)}
 ```
 
-- **Data**: corpus `{source}`, fingerprint `{(trained.facts.get("corpus") or "unknown")[:12]}`; tokenizer
-  `{trained.tokenizer.kind}` of {trained.tokenizer.vocab_size:,} tokens.
-- **Training**: {trained.step:,} steps of {config.data.tokens_per_batch:,} tokens in rows of {config.data.length},
-  seed {config.seed}; {code.get("versions", "versions unknown")}; commit {code.get("git", "unknown")}.
-{origin}
+{_origin(trained)}
+
 ## Scores
 
 {chr(10).join(table)}
 """
     return ModelCard(text)
+
+
+def _origin(trained: TrainedModel) -> str:
+    """What the model was made of, as a list."""
+    config, facts = trained.config, trained.facts
+    kind, words = trained.tokenizer.kind, trained.tokenizer.vocab_size
+    if trained.imported_from:
+        return f"- **Read** by flash_lm from `{trained.imported_from}`; tokenizer `{kind}` of {words:,} tokens."
+    code, parent = facts.get("code", {}), facts.get("parent")
+    source = ", ".join(str(x) for x in (config.data.corpus, config.data.name, config.data.config) if x)
+    begun = f"\n- **Begun with** the parameters of `{parent['run']}`, step {parent['step']}." if parent else ""
+    return f"""- **Data**: corpus `{source}`, fingerprint `{facts.get("corpus", "unknown")[:12]}`; tokenizer
+  `{kind}` of {words:,} tokens.
+- **Training**: {trained.step:,} steps of {config.data.tokens_per_batch:,} tokens in rows of {config.data.length},
+  seed {config.seed}; {code.get("versions", "versions unknown")}; commit {code.get("git", "unknown")}.{begun}"""
 
 
 def _results(trained: TrainedModel) -> list[Line]:

@@ -14,6 +14,7 @@ from flash_lm.errors import InputError
 from flash_lm.run_name import RunName, run_name
 from flash_lm.tables import CORPORA
 from flash_lm.training import workdir as run_folder
+from flash_lm.training.exported import about
 from flash_lm.training.weights import Weights, read_weights
 
 # Keys of `config.data` that say which text is read.
@@ -33,6 +34,11 @@ class TrainedModel(Weights):
     def name(self) -> str:
         """Of the run's folder, for messages."""
         return self.run.workdir.name
+
+    @property
+    def imported_from(self) -> str | None:
+        """The folder of another library's model that it was read from and not trained since; None: it was trained."""
+        return about(self.run.workdir)["run"] if self.facts["corpus"] is None else None
 
     @functools.cached_property
     def known_ids(self) -> np.ndarray:

@@ -40,6 +40,7 @@ _SETTINGS = {
     "norm_epsilon": "rms_norm_eps",
     "tie_embeddings": "tie_word_embeddings",
 }
+_KINDS = {"norm_epsilon": float, "tie_embeddings": bool}  # the others are whole numbers
 # What their model is, among ours.
 _SHAPE = {
     "family": "transformer_plus_plus",
@@ -50,14 +51,13 @@ _SHAPE = {
     "absolute_positions": "none",
     "rotary": True,
 }
-# What ours is, among theirs. A key that a config.json leaves out has the first value.
+# What ours is, among theirs, wherever a config.json says so.
 _THEIR_SHAPE = {
-    "hidden_act": ("silu",),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "rope_scaling": (None,),
-    "quantization_config": (None,),
-    "pretraining_tp": (1,),
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "quantization_config": None,
+    "pretraining_tp": 1,
 }
 _DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048}
 _IGNORED = "rotary_emb.inv_freq"  # which old checkpoints hold, and which follows from the settings
@@ -78,7 +78,7 @@ def settings_of(config: ModelConfig) -> dict[str, Any]:
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         **{theirs: config.get(ours) for ours, theirs in _SETTINGS.items()},
-        **{key: values[0] for key, values in _THEIR_SHAPE.items() if key != "quantization_config"},
+        **{key: value for key, value in _THEIR_SHAPE.items() if value is not None},
         "head_dim": config.model_dim // config.num_heads,
         "rope_theta": config.rotary_base,  # read by version 4; the next by version 5
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rotary_base},
@@ -94,20 +94,35 @@ def model_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     if settings.get("model_type") != "llama":
         raise InputError(f"config.json has model_type={settings.get('model_type')}: only llama can be read")
-    rope = settings.get("rope_parameters") or {}
-    found = dict(_DEFAULTS) | dict(settings)
-    found.setdefault("num_key_value_heads", found.get("num_attention_heads"))
-    if missing := [key for key in _SETTINGS.values() if found.get(key) is None]:
-        raise InputError(f"config.json lacks {', '.join(missing)}")
-    width = found["hidden_size"] // found["num_attention_heads"]
-    rules = _THEIR_SHAPE | {"head_dim": (width, None)}
-    wrong = [f"{key}={found[key]}" for key, good in rules.items() if key in found and found[key] not in good]
-    if rope.get("rope_type", "default") != "default":
-        wrong.append(f"rope_type={rope['rope_type']}")
+    found = {**_DEFAULTS, "num_key_value_heads": settings.get("num_attention_heads"), **settings}
+    keys: dict[str, Any] = {ours: found.get(theirs) for ours, theirs in _SETTINGS.items()}
+    wrong = [f"{_SETTINGS[key]}={value}" for key, value in keys.items() if not _is_a(_KINDS.get(key, int), value)]
+    if wrong:
+        raise InputError(f"config.json has {', '.join(wrong)}: it is damaged, or of a model that is no Llama")
+    wrong = [f"{key}={found[key]}" for key, good in _THEIR_SHAPE.items() if found.get(key, good) != good]
+    width = keys["model_dim"] // keys["num_heads"]
+    if found.get("head_dim") not in (None, width):
+        wrong.append(f"head_dim={found['head_dim']}")
+    base = found.get("rope_theta")
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = found.get(key) or {}
+        if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type", "default")) != "default":
+            wrong.append(f"{key}={rope}")
+        else:
+            base = rope.get("rope_theta", base)
+    base = 10_000.0 if base is None else base
+    if not _is_a(float, base):
+        wrong.append(f"rope_theta={base}")
     if wrong:
         raise InputError(f"config.json has {', '.join(wrong)}, which flash_lm has no key for")
-    keys = _SHAPE | {ours: found[theirs] for ours, theirs in _SETTINGS.items()}
-    return keys | {"rotary_base": float(rope.get("rope_theta") or found.get("rope_theta") or 10_000.0)}
+    return _SHAPE | keys | {"norm_epsilon": float(keys["norm_epsilon"]), "rotary_base": float(base)}
+
+
+def _is_a(kind: type, value: Any) -> bool:
+    if kind is bool:
+        return isinstance(value, bool)
+    good = (int, float) if kind is float else int
+    return isinstance(value, good) and not isinstance(value, bool) and value > 0
 
 
 def to_llama(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -146,6 +161,8 @@ def from_llama(names: Iterable[str], read: Callable[[str], np.ndarray], config: 
     flat = {key: read(_OF_THE_MODEL[key]) for key in of_model}
     for own in _OF_A_LAYER:
         layers = [read(_layer(i, own)) for i in range(config.num_layers)]
+        if len(shapes := {x.shape for x in layers}) > 1:
+            raise InputError(f"{_OF_A_LAYER[own]} has different shapes in different layers: {sorted(shapes)}")
         flat[f"layers.{own}"] = np.stack([x.T if own.endswith("kernel") else x for x in layers])
     return unflatten_dict(flat, sep=".")
 

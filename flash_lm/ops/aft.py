@@ -157,14 +157,14 @@ def aft(
     def by_products(k: jax.Array, v: jax.Array, bias: PairBias | None) -> tuple[jax.Array, jax.Array]:
         # Padding has no weight, so rows of one document all have the same pairs.
         runs = runs_BxL if packed else jnp.ones_like(runs_BxL[:1])
-        sums = both_ways(causal_products, jnp.add, jnp.where(real, k, NOTHING), runs, v, bias)
+        sums = both_ways(causal_products, jnp.add, jnp.where(real, k, NOTHING), runs, jnp.where(real, v, 0), bias)
         numerator, denominator = jnp.split(sums, [v.shape[3]], axis=-1)
         return jnp.where(real, numerator, 0), jnp.where(real, denominator, 1)
 
     # The derivative needs the sums, and makes all else again.
     @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(_SUMS))
     def mix(k: jax.Array, v: jax.Array, bias: PairBias | None) -> jax.Array:
-        sums = jax.lax.cond(fits(jnp.where(real, k, 0), bias), by_products, stable, k, v, bias)
+        sums = jax.lax.cond(fits(jnp.where(real, k, 0), jnp.where(real, v, 0), bias), by_products, stable, k, v, bias)
         return quotient(*(checkpoint_name(x, _SUMS) for x in sums))
 
     k, v = (x.astype(jnp.float32) for x in (k_BxHxLxM, v_BxHxLxE))

@@ -1,7 +1,7 @@
 """AFT's sums as plain products: exp(w) · [exp(K) ⊙ V, exp(K)], where float32 holds these exponentials as they are.
 
-No maximum is taken out, so no bit of a query's sums depends on keys that it does not see. `ops.aft` has the form for
-keys of any size.
+No maximum is taken out, so no bit of a query's sums depends on keys and values that it does not see, as long as they
+are numbers. `ops.aft` has the form for any size.
 """
 
 import jax
@@ -11,15 +11,15 @@ from flash_lm.ops.aft_bias import PairBias
 from flash_lm.ops.blocks import Rectangles, carried, neighbours, of_last_run
 from flash_lm.ops.products import matmul
 
-# A query sees itself, so its denominator is exp(-50) or more; and the sum over any row stays far below float32's end.
-SMALLEST_KEY, LARGEST_KEY, LARGEST_W = -30.0, 40.0, 20.0
+# A query sees itself, so its denominator is exp(-50) or more; and the sum over any row stays below float32's end.
+SMALLEST_KEY, LARGEST_KEY, LARGEST_W, LARGEST_VALUE = -30.0, 40.0, 20.0, 1e6
 _BLOCK = 64  # tokens of a block where the window is no larger
 _PARTS = 8  # of a row whose pairs all have a w
 
 
-def fits(k: jax.Array, bias: PairBias | None) -> jax.Array:
-    """Whether all exponentials are of moderate size, a bool; keys of padding must be."""
-    good = (k.min() >= SMALLEST_KEY) & (k.max() <= LARGEST_KEY)
+def fits(k: jax.Array, v: jax.Array, bias: PairBias | None) -> jax.Array:
+    """Whether all exponentials and values are of moderate size, a bool; those of padding must be."""
+    good = (k.min() >= SMALLEST_KEY) & (k.max() <= LARGEST_KEY) & (jnp.abs(v).max() <= LARGEST_VALUE)
     return good if bias is None else good & (bias.bound() <= LARGEST_W)
 
 

@@ -39,7 +39,7 @@ def add(a: Sums, b: Sums) -> Sums:
 
 def without_max(sums: Sums) -> tuple[jax.Array, jax.Array]:
     """Numerator and denominator; 0 and 1 of a query without a visible key."""
-    seen = sums.max_BxHxLxM > NOTHING / 2
+    seen = ~(sums.max_BxHxLxM <= NOTHING / 2)  # a key that is no number is seen
     numerator = jnp.where(seen, sums.numerator_BxHxLxE, 0)
     return numerator, jnp.where(seen, sums.denominator_BxHxLxM, 1)
 

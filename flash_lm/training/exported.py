@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from flash_lm.errors import InputError
@@ -46,8 +46,8 @@ def new_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
             partial.mkdir()
             yield partial
             os.rename(partial, out)
-    except OSError as error:
-        raise InputError(f"{out} cannot be written: {error.strerror}") from None
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{out} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:

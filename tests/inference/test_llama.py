@@ -19,12 +19,14 @@ from flash_lm.data.tokenizers import load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.exporting import export as write
 from flash_lm.inference.scoring import evaluate
+from flash_lm.inference.trained_model import load_model
 from flash_lm.training.loop import train
 from inference.test_exporting import trained_model
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 IDS = np.random.default_rng(0).integers(5, 90, size=23)
 SHAPE = {"num_layers": 2, "norm": "rms", "num_heads": 4, "num_kv_heads": 2, "rotary_base": 300.0, "norm_epsilon": 1e-3}
+UP = "model.layers.1.mlp.up_proj.weight"
 TEXTS = ("the cat sat", "  two  blanks\n\ttab", "naïve 猫 😀", "<|end|> is text here", "")
 
 
@@ -58,7 +60,7 @@ def test_back_to_the_bit(llama, tmp_path):
     write(trained, tmp_path / "llama", "mit", "llama")
     for folder in (llama, tmp_path / "llama"):
         out = flash_lm.import_hf(folder, tmp_path / f"{folder.parent.name}_in")
-        model = flash_lm.inference.trained_model.load_model(out)
+        model = load_model(out)
         write(model, tmp_path / f"{folder.parent.name}_out", "mit", "llama")
         (before, settings), (after, again) = parts(folder), parts(tmp_path / f"{folder.parent.name}_out")
         assert before.keys() == after.keys()
@@ -147,9 +149,18 @@ def test_a_foreign_model_is_fine_tuned_and_evaluated(imported, tmp_path):
         ({"model_type": "mistral"}, "only llama"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type=yarn"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters={'rope_type': 'yarn'}"),
+        ({"rope_parameters": {"type": "linear", "factor": 4.0}}, "rope_parameters="),
+        ({"rope_parameters": "linear"}, "rope_parameters=linear"),
+        ({"rope_parameters": {"rope_theta": "big"}}, "rope_theta=big"),
         ({"head_dim": 5}, "head_dim=5"),
-        ({"hidden_size": None}, "lacks hidden_size"),
+        ({"hidden_size": None}, "hidden_size=None"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0"),
+        ({"num_attention_heads": "4"}, "num_attention_heads=4"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps=1e-5"),
+        ({"max_position_embeddings": 32.0}, "max_position_embeddings=32.0"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings=1"),
+        ({"vocab_size": 200}, "200 rows of embedding for 260 tokens"),
         ({"num_hidden_layers": 7}, "no model.layers"),
         ({"num_hidden_layers": 1}, "also model.layers.1"),
         ({"intermediate_size": 11}, "sublayer_1/down/kernel"),
@@ -170,7 +181,7 @@ def test_biases_and_missing_files_are_refused(llama, tmp_path):
     folder = tmp_path / "other"
     shutil.copytree(llama, folder)
     arrays = parts(llama)[0]
-    save_file(arrays | {"model.layers.0.self_attn.q_proj.bias": np.ones(3)}, folder / "model.safetensors")
+    save_file(arrays | {"model.layers.0.self_attn.q_proj.bias": np.ones(3, np.float32)}, folder / "model.safetensors")
     with pytest.raises(InputError, match=r"without biases: also model.layers.0.self_attn.q_proj.bias"):
         flash_lm.import_hf(folder, tmp_path / "out")
     for name in ("tokenizer.json", "model.safetensors", "config.json"):
@@ -179,6 +190,51 @@ def test_biases_and_missing_files_are_refused(llama, tmp_path):
             flash_lm.import_hf(folder, tmp_path / "out")
     with pytest.raises(InputError, match="exists"):
         flash_lm.import_hf(llama, folder)
+
+
+def test_weights_that_do_not_fit_are_refused(llama, tmp_path):
+    folder = tmp_path / "other"
+    shutil.copytree(llama, folder)
+    arrays = parts(llama)[0]
+    index = folder / "model.safetensors.index.json"
+    for change, told in (
+        ({UP: arrays[UP][:-1]}, "mlp.up_proj.weight has different shapes"),
+        ({UP: arrays[UP].astype(np.int32)}, "the weights are F32, I32"),
+    ):
+        save_file(arrays | change, folder / "model.safetensors")
+        with pytest.raises(InputError, match=told):
+            flash_lm.import_hf(folder, tmp_path / "out")
+    for text, told in (
+        ("[]", "no JSON object"),
+        ("{}", "the weights are nothing"),
+        ('{"weight_map": [1]}', "weight_map"),
+    ):
+        index.write_text(text)
+        with pytest.raises(InputError, match=told):
+            flash_lm.import_hf(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_array_in_float32_keeps_all_of_them(llama, tmp_path):
+    folder = tmp_path / "mixed"
+    shutil.copytree(llama, folder)
+    arrays = parts(llama)[0]
+    halves = {name: x.astype("bfloat16") for name, x in arrays.items() if "embed" in name}
+    save_file(arrays | halves, folder / "model.safetensors")
+    model = flash_lm.load(flash_lm.import_hf(folder, tmp_path / "ours"))
+    assert model.params["layers"]["sublayer_1"]["up"]["kernel"].dtype == "float32"
+    np.testing.assert_array_equal(model.params["layers"]["sublayer_1"]["up"]["kernel"][1], arrays[UP].T)
+
+
+def test_the_card_of_an_imported_model_tells_where_it_is_from(llama, tmp_path):
+    out = flash_lm.import_hf(llama, tmp_path / "in")
+    write(load_model(out), tmp_path / "again", "mit", "llama")
+    card = (tmp_path / "again" / "README.md").read_text()
+    assert f"from `{llama}`" in card and "trained with" not in card and "steps" not in card
+    with pytest.raises(InputError, match="another --dtype"):
+        write(load_model(out), tmp_path / "copy", "mit")
+    write(load_model(out, dtype="bfloat16"), tmp_path / "half", "mit")
+    assert flash_lm.load(tmp_path / "half").params["embedding"].dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -200,7 +256,7 @@ def test_a_llama_is_told_from_a_run(llama):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return HuggingFaceTokenizer.of(byte_level().to_str(), "<|end|>", "<|end|>")
+    return HuggingFaceTokenizer.of(json.loads(byte_level().to_str()), "<|end|>", "<|end|>")
 
 
 def test_a_foreign_tokenizer(tokenizer, tmp_path):
@@ -227,7 +283,10 @@ def test_pieces_of_text(llama, tmp_path):
     ("text", "words", "told"),
     [
         ("{}", {}, "no tokenizer"),
-        ("no", {}, "not JSON"),
+        ("no", {}, "no JSON object"),
+        ("[]", {}, "no JSON object"),
+        (None, {"eos_token": {"x": 1}}, "names no eos_token"),
+        (None, {"eos_token": 1.5}, "names no eos_token"),
         (None, {"eos_token": "</s>"}, "end-of-text '</s>'"),
         (None, {}, "names no eos_token"),
     ],
@@ -243,7 +302,7 @@ def test_a_tokenizer_that_loses_text_is_refused():
     words = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     words.decoder = decoders.WordPiece()
     with pytest.raises(InputError, match="WordPiece"):
-        HuggingFaceTokenizer.of(words.to_str(), 0, 1)
+        HuggingFaceTokenizer.of(json.loads(words.to_str()), 0, 1)
 
 
 def test_shared_keys_survive_the_mesh(llama, tmp_path):

@@ -10,9 +10,10 @@ from oracles.aft import mix
 from oracles.attention import Row
 from oracles.segments import visibility
 
-from flash_lm.ops import aft, aft_decode
+from flash_lm.ops import aft, aft_decode, aft_products
 from flash_lm.ops.aft_bias import PositionBias, TapBias
-from flash_lm.ops.segments import find_segments
+from flash_lm.ops.aft_products import fits
+from flash_lm.ops.segments import find_segments, whole_row
 
 L, E, HEADS = 45, 6, 2
 IDS = np.array([[1] * 10 + [0] * 3 + [2] * 20 + [1] * 12, [3] * L], np.int32)
@@ -26,7 +27,7 @@ def draw(*shape: int, scale: float = 1.0) -> np.ndarray:
 
 def factorised(window: int | None):
     """w of a pair, as PositionBias and as a function of (row, head, t, u)."""
-    u, v = draw(2, L, 3, scale=2.0), draw(3, L, 3)[:2]
+    u, v = draw(2, L, 3, scale=1.5), draw(3, L, 3)[:2]
     near = lambda t, other: window is None or abs(t - other) < window
     return PositionBias(INDEX, INDEX, window, jnp.asarray(u), jnp.asarray(v)), (
         lambda b, h, t, other: u[b, t].astype(float) @ v[b, other] if near(t, other) else 0.0
@@ -62,21 +63,71 @@ def compiled(kind: str, causal: bool, blocks: str):
     return jax.jit(lambda k, v, bias: aft.aft(k, v, runs, bias, causal=causal))
 
 
+def chosen(k, v, bias) -> bool:
+    """Whether products are."""
+    return bool(fits(jnp.asarray(k), jnp.asarray(v), bias))
+
+
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 @pytest.mark.parametrize("blocks", ["large", "small"])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_values(kind, causal, blocks, scale, monkeypatch):
-    if blocks == "small":  # so that the blocks of large rectangles and of AFT-simple are several
+    if blocks == "small":  # so that the blocks of large rectangles, of AFT-simple and of products are several
         monkeypatch.setattr(aft, "QUERY_BLOCK", 4)
         monkeypatch.setattr(aft, "_SIMPLE_BLOCK", 4)
+        monkeypatch.setattr(aft_products, "_BLOCK", 4)
     k, v, bias, w = setting(kind, causal, scale)
+    assert chosen(k, v, bias) is (scale == 1)
     out = np.asarray(compiled(kind, causal, blocks)(k, v, bias))
     for b, ids in enumerate(IDS.tolist()):
         row = Row(visibility(ids, causal), list(range(L)))
         for h in range(k.shape[1]):
             expected = mix(k[b, h].astype(float), v[b, h].astype(float), row, lambda t, u, b=b, h=h: w(b, h, t, u))
             np.testing.assert_allclose(out[b, h], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("kind", ["simple", "full", "window 11", "conv"])
+def test_both_forms_have_the_same_gradients(kind, causal, packed, monkeypatch):
+    """Of keys, values and w; in several blocks."""
+    monkeypatch.setattr(aft_products, "_BLOCK", 8)
+    k, v, bias, _ = setting(kind, causal, 1.0)
+    runs = find_segments(jnp.asarray(IDS if packed else IDS[1:].repeat(2, 0) * (np.arange(L) < 40))).runs_BxL
+    pull = draw(7, 2, *k.shape[1:3], E)[0]
+
+    def gradients(*arguments):
+        arrays, graph = jax.tree.flatten(arguments)
+        floats = [x for x in arrays if x.dtype == jnp.float32]
+
+        def loss(floats):
+            left = iter(floats)
+            k, v, bias = jax.tree.unflatten(graph, [next(left) if x.dtype == jnp.float32 else x for x in arrays])
+            return (aft.aft(k, v, runs, bias, causal=causal, packed=packed) * pull).sum()
+
+        return jax.jit(jax.value_and_grad(loss))(floats)
+
+    arguments = (jnp.asarray(k), jnp.asarray(v), bias)
+    assert chosen(*arguments)
+    products = gradients(*arguments)
+    monkeypatch.setattr(aft, "fits", lambda k, v, bias: jnp.zeros((), bool))
+    stable = gradients(*arguments)
+    for a, b in zip(jax.tree.leaves(products), jax.tree.leaves(stable), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(1, np.abs(b).max()))
+
+
+@pytest.mark.parametrize("kind", ["simple", "full", "window 8"])
+def test_what_is_no_number_is_not_hidden_and_does_not_go_back(kind):
+    for place in (0, 1):
+        arrays = [*setting(kind, True, 1.0)[:2]]
+        bias = setting(kind, True, 1.0)[2]
+        arrays[place][:, :, 20] = np.nan
+        assert not chosen(*arrays, bias)
+        out = np.asarray(
+            jax.jit(lambda k, v, bias: aft.aft(k, v, whole_row(L).runs_BxL, bias, causal=True))(*arrays, bias)
+        )
+        assert np.isfinite(out[:, :, :20]).all() and np.isnan(out[:, :, 20:]).all()
 
 
 def test_the_largest_key_and_the_largest_w_of_different_keys():
