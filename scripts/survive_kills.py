@@ -24,9 +24,9 @@ from flash_lm.provenance import provenance
 from flash_lm.run_name import run_name
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.experiment import build_experiment
+from flash_lm.training.metrics import TIMES
 from flash_lm.training.saved import restore
 
-TIMES = ("train_seconds", "step_ms", "tokens_per_second")
 SETTINGS = ("model.dropout=0.1", "train.steps=200", "train.warmup_steps=5", "train.log_every=1", "train.eval_every=20")
 SAVES = ("train.checkpoint_every=3", "train.eval_steps=1")
 POLL = 0.005  # seconds

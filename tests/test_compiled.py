@@ -11,8 +11,7 @@ from small import as_overrides, command, finish, small_config, write_corpus
 
 from flash_lm.compiled import FOLDER
 from flash_lm.jsonl import read_jsonl
-
-TIMES = {"train_seconds", "step_ms", "tokens_per_second", "first_step_s"}
+from flash_lm.training.metrics import TIMES
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +40,7 @@ def entries(folder):
     return {path: path.read_bytes() for path in folder.rglob("*-cache")}
 
 
+@pytest.mark.slow
 def test_a_second_run_compiles_nothing_anew_and_has_the_same_numbers(train, tmp_path):
     first, said = train(tmp_path)
     assert "CACHE MISS for 'jit_step'" in said
@@ -61,11 +61,13 @@ def test_a_second_run_compiles_nothing_anew_and_has_the_same_numbers(train, tmp_
     assert numbers(anew) == numbers(first) and not entries(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_users_own_folder_stays(train, tmp_path):
     train(tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "mine"), JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")
     assert entries(tmp_path / "mine") and entries(tmp_path) == entries(tmp_path / "mine")
 
 
+@pytest.mark.slow
 def test_a_home_that_is_none_is_told_of(train, tmp_path):
     _, said = train(tmp_path, HOME="/dev/null")
     assert "compiled programs are not kept: /dev/null/.cache/flash_lm/compiled: Not a directory" in said

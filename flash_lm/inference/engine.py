@@ -274,9 +274,26 @@ class Engine:
             carry = self._spread(Decoding(state, logits_BxV, seen_BxV, carry.count_B + 1, finished_B))
             return place + 1, carry, new
 
+        def due(carry: Decoding) -> jax.Array:
+            return jnp.stack([carry.state.positions_B % n == 0 for n in bound.settles_every]).any()
+
+        def until_due(loop):
+            """Tokens up to the next one after which the state is to be settled, and then that."""
+
+            def one_more(both):
+                loop = one_token(both[0])
+                return loop, due(loop[1])
+
+            (place, carry, new), _ = jax.lax.while_loop(
+                lambda both: going(both[0]) & ~both[1], one_more, (loop, jnp.zeros((), bool))
+            )
+            state = bound.settle_apart(carry.state, layers)
+            return place, self._spread(dataclasses.replace(carry, state=state)), new
+
         tokens_BxT = jnp.full((rows, size), self._end, jnp.int32)
         new = (tokens_BxT, jnp.zeros((rows, size), jnp.float32), jnp.zeros(rows, jnp.int32))
-        _, carry, new = jax.lax.while_loop(going, one_token, (jnp.int32(0), carry, new))
+        body = until_due if bound.settles_every else one_token
+        _, carry, new = jax.lax.while_loop(going, body, (jnp.int32(0), carry, new))
         return carry, new
 
     def _join_row(self, carry: Decoding, row: jax.Array, other: Decoding) -> Decoding:

@@ -9,6 +9,7 @@ from flax import nnx
 from flash_lm.config import ModelConfig
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.context import Context
+from flash_lm.layers.core import PlainCore
 from flash_lm.layers.dense import Dense
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.table import gathered
@@ -82,7 +83,7 @@ class AttentionFreeUnit(AttentionSublayer[jax.Array]):
         return found
 
 
-class AFTCore(nnx.Module):
+class AFTCore(PlainCore):
     """AFT-simple: no w. A subclass has one, and says how far it reaches.
 
     Attributes:
@@ -92,8 +93,6 @@ class AFTCore(nnx.Module):
     """
 
     window: int | None = 0
-    longest: int | None = None
-    undecodable: str | None = None
     width_of_w: int = 0  # of the product that makes w
 
     def __init__(self, config: ModelConfig):
@@ -115,10 +114,6 @@ class AFTCore(nnx.Module):
         positions = context.positions_BxL
         bias = self.bias(positions, positions)
         return aft(k, v, context.segments.runs_BxL, bias, causal=context.causal, packed=context.packed)
-
-    def parts(self, k: jax.Array, v: jax.Array, context: Context) -> dict[str, jax.Array]:
-        """All of it."""
-        return {"attention": self(k, v, context)}
 
     def init_state(
         self, batch: int, heads: int, key_width: int, value_width: int, capacity: int

@@ -102,6 +102,15 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
         return self.core.undecodable
 
     @property
+    def settles_every(self) -> int | None:  # type: ignore[override]
+        """As the core's state is."""
+        return self.core.settles_every
+
+    def settle(self, state: State, positions_B: jax.Array) -> State:
+        """The core's state."""
+        return self.core.settle(state, positions_B)
+
+    @property
     def rotary_width(self) -> int | None:  # type: ignore[override]
         """Of the queries and keys."""
         return self.key_width if self.rotary else None

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
+from flax import nnx
 
 from flash_lm.layers.context import Context
 from flash_lm.layers.sublayer import State
@@ -33,6 +34,7 @@ class Core(Protocol[Mixed]):
         state_grows: whether the decode state holds something of every token.
         longest: largest number of tokens in a row; None: any.
         undecodable: why there can be no prefill and step, a sentence; None: there can.
+        settles_every: as of a `Sublayer`.
     """
 
     @property
@@ -41,6 +43,8 @@ class Core(Protocol[Mixed]):
     def longest(self) -> int | None: ...  # noqa: D102
     @property
     def undecodable(self) -> str | None: ...  # noqa: D102
+    @property
+    def settles_every(self) -> int | None: ...  # noqa: D102
 
     def __call__(self, by: Mixed, v_BxHxLxE: jax.Array, context: Context, /) -> jax.Array:
         """B×H×L×E."""
@@ -62,6 +66,10 @@ class Core(Protocol[Mixed]):
         """Consumes one token a row, L = 1."""
         ...
 
+    def settle(self, state: Any, positions_B: jax.Array, /) -> State:
+        """As of a `Sublayer`."""
+        ...
+
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
         """Model FLOPs of the forward pass a token."""
         ...
@@ -77,3 +85,21 @@ class CoreOfPairs(Core[Pairs], Protocol):
 
     @property
     def scaled(self) -> Mapping[str, bool]: ...  # noqa: D102
+
+
+class PlainCore(nnx.Module):
+    """What most cores have alike: one part, and a state of constant size in which nothing is put off."""
+
+    state_grows: Any = False
+    longest: Any = None
+    undecodable: Any = None
+    settles_every: Any = None
+
+    def parts(self, by: Any, v_BxHxLxE: jax.Array, context: Context) -> dict[str, jax.Array]:
+        """All of it."""
+        return {"attention": self(by, v_BxHxLxE, context)}
+
+    def settle(self, state: Any, positions_B: jax.Array) -> Any:
+        """There is nothing to do."""
+        del positions_B
+        return state

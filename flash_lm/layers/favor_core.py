@@ -7,7 +7,7 @@ from flax import nnx
 
 from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
-from flash_lm.layers.core import Pairs
+from flash_lm.layers.core import Pairs, PlainCore
 from flash_lm.layers.linear_core import LinearOptions, linear_flops
 from flash_lm.ops.favor import (
     FeatureSums,
@@ -40,12 +40,8 @@ def default_features(config: ModelConfig) -> int:
     return math.ceil(width * math.log(width) / 8) * 8
 
 
-class FavorCore(nnx.Module):
+class FavorCore(PlainCore):
     """φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) with positive orthogonal random features φ (see `ops.favor`)."""
-
-    state_grows = False
-    longest = None
-    undecodable = None
 
     def __init__(self, options: FavorOptions, linear: LinearOptions, config: ModelConfig, *, rngs: nnx.Rngs):
         """Draws the features, the same for all heads of the layer."""
@@ -74,10 +70,6 @@ class FavorCore(nnx.Module):
     def scaled(self) -> dict[str, bool]:
         """One pair, whose scores are divided by √K."""
         return {"attention": True}
-
-    def parts(self, pairs: Pairs, v: jax.Array, context: Context) -> dict[str, jax.Array]:
-        """All of it."""
-        return {"attention": self(pairs, v, context)}
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> FeatureSums:
         """Of no tokens; `capacity` bounds nothing here."""

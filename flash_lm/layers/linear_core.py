@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
-from flash_lm.layers.core import Pairs
+from flash_lm.layers.core import Pairs, PlainCore
 from flash_lm.ops.kernels.choice import choose_backend
 from flash_lm.ops.kernels.chunks import Across, attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
@@ -24,12 +23,8 @@ class LinearOptions:
     chunk_size: int = key(128, "tokens that are taken at a time; performer takes the power of two below", at_least(1))
 
 
-class LinearCore(nnx.Module):
+class LinearCore(PlainCore):
     """φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) (see `ops.linear_attention`)."""
-
-    state_grows = False
-    longest = None
-    undecodable = None
 
     def __init__(self, features: Callable[[jax.Array], jax.Array], options: LinearOptions, config: ModelConfig):
         """Core with the feature map φ, which keeps the width."""
@@ -61,10 +56,6 @@ class LinearCore(nnx.Module):
     def scaled(self) -> dict[str, bool]:
         """One pair, whose scores are not divided by √K."""
         return {"attention": False}
-
-    def parts(self, pairs: Pairs, v: jax.Array, context: Context) -> dict[str, jax.Array]:
-        """All of it."""
-        return {"attention": self(pairs, v, context)}
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> jax.Array:
         """Σ φ(k) [v, 1]ᵀ of no tokens; `capacity` bounds nothing here."""

@@ -4,11 +4,10 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
-from flash_lm.layers.core import Pair, Pairs
+from flash_lm.layers.core import Pair, Pairs, PlainCore
 from flash_lm.layers.positions import MakeBias
 from flash_lm.ops import mixed_chunk_attention as ops
 from flash_lm.ops.kernels.choice import choose_backend
@@ -21,6 +20,7 @@ from flash_lm.ops.mixed_chunk_decode import (
     Settings,
     init_chunk_state,
     prefill_chunks,
+    settle_chunks,
     step_chunks,
 )
 from flash_lm.ops.normalizer import normalizer
@@ -53,11 +53,8 @@ class ChunkOptions:
         return []
 
 
-class MixedChunkCore(nnx.Module):
+class MixedChunkCore(PlainCore):
     """FLASH's mixed chunk attention (section 3.2): V̂ = V̂_local + V̂_global, each of which can be switched off."""
-
-    state_grows = False
-    longest = None
 
     def __init__(self, function: str, bias: MakeBias | None, options: ChunkOptions, config: ModelConfig):
         """Core of a family whose local attention function is `function`, and perhaps with a local bias."""
@@ -106,6 +103,15 @@ class MixedChunkCore(nnx.Module):
         """One token a row."""
         x = Projections(pairs.get("local"), pairs.get("global"), v)
         return step_chunks(x, state, context.positions_BxL[:, 0], self._settings())
+
+    @property
+    def settles_every(self) -> int | None:  # type: ignore[override]
+        """The end of a chunk, if a later one is to read it."""
+        return self.chunk_size if self.global_ else None
+
+    def settle(self, state: ChunkState, positions_B: jax.Array) -> ChunkState:
+        """Adds chunks that are complete to the sum."""
+        return settle_chunks(state, positions_B, self.chunk_size) if self.global_ else state
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
         """Local pairs in each chunk, and two products with the K×E sum where there is one to make or to read."""

@@ -5,12 +5,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from flash_lm.config import ModelConfig
 from flash_lm.errors import InputError
 from flash_lm.layers.context import Context
-from flash_lm.layers.core import Pairs
+from flash_lm.layers.core import Pairs, PlainCore
 from flash_lm.layers.positions import MakeBias
 from flash_lm.ops.cache import write
 from flash_lm.ops.kernels.choice import choose_backend
@@ -40,7 +39,7 @@ class KeyValueCache(NamedTuple):
     value_BxHxMxE: jax.Array
 
 
-class QuadraticCore(nnx.Module):
+class QuadraticCore(PlainCore):
     """f(q kᵀ scale + b) / N · v over the visible pairs (see `ops.quadratic_attention`).
 
     Heads of queries may share heads of keys and values, neighbours the same one; the cache holds each once.
@@ -73,10 +72,6 @@ class QuadraticCore(nnx.Module):
     def scaled(self) -> dict[str, bool]:
         """One pair, whose scores are divided by √K."""
         return {"attention": True}
-
-    def parts(self, pairs: Pairs, v: jax.Array, context: Context) -> dict[str, jax.Array]:
-        """All of it."""
-        return {"attention": self(pairs, v, context)}
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> KeyValueCache:
         """An empty cache for `capacity` tokens a row."""

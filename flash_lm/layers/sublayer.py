@@ -22,6 +22,7 @@ class Sublayer(nnx.Module):
         state_grows: whether the decode state holds something of every token, so that its capacity bounds their number.
         longest: largest number of tokens in a row; None: any.
         undecodable: why there can be no prefill and step, a sentence; None: there can.
+        settles_every: a state must be settled when a row has so many tokens, or a multiple of it; None: never.
         rotary_width: width of the queries and keys that rotary positions rotate; None: there are none.
     """
 
@@ -29,6 +30,7 @@ class Sublayer(nnx.Module):
     state_grows: bool = False
     longest: int | None = None
     undecodable: str | None = None
+    settles_every: int | None = None
     rotary_width: int | None = None
 
     def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
@@ -53,6 +55,18 @@ class Sublayer(nnx.Module):
         """Consumes one token a row; the context's arrays have L = 1."""
         y_Bx1xD, state = self.prefill(x_BxD[:, None], context, state)
         return y_Bx1xD[:, 0], state
+
+    def settle(self, state: State, positions_B: jax.Array) -> State:
+        """Does what `step` puts off, between the step that made it due and the next one.
+
+        What is seldom to be done stands apart from the step, since XLA copies what only one branch changes.
+
+        Args:
+            state: after the step.
+            positions_B: tokens that each row has consumed.
+        """
+        del positions_B
+        return state
 
     def of_layers(self, numbers_N: jax.Array) -> dict[str, jax.Array]:
         """What differs from layer to layer, such as a window, a decay or a dilation; each an array with N in front.

@@ -240,21 +240,26 @@ class LanguageModel(nnx.Module):
 
     def step(self, tokens_B: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
         """Consumes one token a row: B×V float32 and the state after it; raises as `prefill` does."""
-        return self._step(tokens_B, state, self._scan)
+        logits_BxV, state = self._step(tokens_B, state, self._scan)
+        return logits_BxV, self._settle(state, self._scan)
 
     def step_apart(
         self, tokens_B: jax.Array, state: DecodeState, periods: list[Period]
     ) -> tuple[jax.Array, DecodeState]:
-        """As `step`, for a state that is apart and the `periods_apart`: what a loop over tokens is made of."""
+        """As `step`, for a state that is apart and the `periods_apart`: what a loop over tokens is made of.
 
-        def one_by_one(layer: Callable, x: jax.Array, states: list[Any]) -> tuple[jax.Array, list[Any]]:
-            after = []
-            for module, before in zip(periods, states, strict=True):
-                x, state = layer(module, x, before)
-                after.append(state)
-            return x, after
+        After one that brings a row to a multiple of a number in `settles_every` comes `settle_apart`.
+        """
+        return self._step(tokens_B, state, _one_by_one(periods))
 
-        return self._step(tokens_B, state, one_by_one)
+    def settle_apart(self, state: DecodeState, periods: list[Period]) -> DecodeState:
+        """What `step_apart` has put off."""
+        return self._settle(state, _one_by_one(periods))
+
+    @property
+    def settles_every(self) -> set[int]:
+        """Numbers of tokens of a row at whose multiples a state is to be settled."""
+        return {n for sublayer in self.layers.sublayers if (n := sublayer.settles_every) is not None}
 
     def periods_apart(self) -> list[Period]:
         """A module for each layer, or repetition of the pattern.
@@ -278,6 +283,15 @@ class LanguageModel(nnx.Module):
         positions_Bx1, lengths_B = state.positions_B[:, None], jnp.ones_like(state.positions_B)
         features_Bx1xD, state = self._decode("step", tokens_B[:, None], positions_Bx1, lengths_B, state, through)
         return self.logits(features_Bx1xD[:, 0]), state
+
+    def _settle(self, state: DecodeState, through: Callable) -> DecodeState:
+        if not self.settles_every:
+            return state
+
+        def period(module: Period, _, states):
+            return None, module.settle(states, state.positions_B)
+
+        return dataclasses.replace(state, layers=through(period, None, state.layers)[1])
 
     def _decode(self, method: str, inputs_BxL, positions_BxL, lengths_B, state: DecodeState, through: Callable):
         """Features B×L×D after the last norm, NaN in rows that are beyond what the state or the positions hold.
@@ -334,6 +348,19 @@ class LanguageModel(nnx.Module):
             body = jax.checkpoint(body, policy=policy, prevent_cse=unrolled)
         unroll = 1 if self.config.scan_layers else self.periods
         return jax.lax.scan(body, carry, (stacked, per_layer), unroll=unroll)
+
+
+def _one_by_one(periods: list[Period]) -> Callable:
+    """Takes x through layers that are apart, and their states, as `LanguageModel._scan` does."""
+
+    def through(layer: Callable, x: Any, states: list[Any]) -> tuple[Any, list[Any]]:
+        after = []
+        for module, before in zip(periods, states, strict=True):
+            x, state = layer(module, x, before)
+            after.append(state)
+        return x, after
+
+    return through
 
 
 def build_model(config: ConfigDict, *, rngs: nnx.Rngs) -> LanguageModel:

@@ -81,6 +81,11 @@ class Period(nnx.Module):
             x, after = residual.after(x, y), [*after, state]
         return x, tuple(after)
 
+    def settle(self, states: tuple[State, ...], positions_B: jax.Array) -> tuple[State, ...]:
+        """What `step` has put off, of each sublayer."""
+        both = zip(self.sublayers, states, strict=True)
+        return tuple(sublayer.settle(state, positions_B) for sublayer, state in both)
+
     def flops_per_token(self, length: int, causal: bool) -> float:
         """Forward model FLOPs of the sublayers."""
         return sum(sublayer.flops_per_token(length, causal) for sublayer in self.sublayers)

@@ -1,7 +1,8 @@
 """Mixed chunk attention from a state of constant size: the current chunk's keys and values, and Σ kᵀv of those before.
 
 Row b of the batch stands at position start[b], hence at place start[b] % C of its chunk. A chunk is added to the sum
-as soon as its last token is there; what the buffers hold at and after a row's place is old and never looked at.
+when its last token is there: by `prefill_chunks` at once, by `settle_chunks` after `step_chunks`. What the buffers hold
+at and after a row's place is old and never looked at.
 """
 
 from typing import NamedTuple
@@ -158,7 +159,7 @@ def prefill_chunks(
 def step_chunks(
     x: Projections, state: ChunkState, position_B: jax.Array, settings: Settings
 ) -> tuple[jax.Array, ChunkState]:
-    """One token a row, at L = 1; arguments and results as in `prefill_chunks`."""
+    """One token a row, at L = 1; arguments and results as in `prefill_chunks`, but a full chunk is not in the sum."""
     place_B = position_B % settings.chunk_size
     rows_B = jnp.arange(place_B.size)
 
@@ -178,14 +179,18 @@ def step_chunks(
         weight_Bx1 = settings.weight_of_sum((position_B - place_B)[:, None])
         query = q_BxHx1xK * weight_Bx1[:, None, :, None].astype(q_BxHx1xK.dtype)
         out_BxHx1xE += matmul(query, total.astype(query.dtype)).astype(query.dtype)
-        full_B = place_B == settings.chunk_size - 1
-
-        def add_chunk(total: jax.Array) -> jax.Array:
-            chunk_BxHxKxE = matmul(global_key, value, transpose_a=True)
-            return total + jnp.where(full_B[:, None, None, None], chunk_BxHxKxE, 0)
-
-        total = jax.lax.cond(full_B.any(), add_chunk, lambda total: total, total)
     return out_BxHx1xE, ChunkState(local_key, global_key, value, total)
+
+
+def settle_chunks(state: ChunkState, position_B: jax.Array, chunk_size: int) -> ChunkState:
+    """Adds the chunks that the step before has completed to the sums, of rows that have consumed so many tokens."""
+    full_B = (position_B > 0) & (position_B % chunk_size == 0)
+
+    def add_chunk(total: jax.Array) -> jax.Array:
+        chunk_BxHxKxE = matmul(state.global_key_BxHxCxK, state.value_BxHxCxE, transpose_a=True)
+        return total + jnp.where(full_B[:, None, None, None], chunk_BxHxKxE, 0)
+
+    return state._replace(sum_BxHxKxE=jax.lax.cond(full_B.any(), add_chunk, lambda total: total, state.sum_BxHxKxE))
 
 
 def _attend_buffer(q_BxHx1xK, key_BxHxCxK, value_BxHxCxE, place_B, settings: Settings) -> jax.Array:

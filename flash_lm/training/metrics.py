@@ -11,6 +11,9 @@ from tqdm import tqdm
 from flash_lm.jsonl import read_jsonl, write_jsonl
 from flash_lm.training.hosts import is_first
 
+# Keys of a line that say how long something took; all others are the same, to the bit, when a run is repeated.
+TIMES = frozenset({"train_seconds", "step_ms", "tokens_per_second", "first_step_s"})
+
 
 class MetricsWriter:
     """Writes each metric line to metrics.jsonl and TensorBoard, and keeps the progress line up to date.

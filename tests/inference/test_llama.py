@@ -305,6 +305,7 @@ def test_a_tokenizer_that_loses_text_is_refused():
         HuggingFaceTokenizer.of(json.loads(words.to_str()), 0, 1)
 
 
+@pytest.mark.slow
 def test_shared_keys_survive_the_mesh(llama, tmp_path):
     """Two heads of keys on a mesh whose tensor axis has four devices."""
     out = flash_lm.import_hf(llama, tmp_path / "in")

@@ -68,9 +68,14 @@ def chosen(k, v, bias) -> bool:
     return bool(fits(jnp.asarray(k), jnp.asarray(v), bias))
 
 
+slow_both_ways = [True, pytest.param(False, marks=pytest.mark.slow)]
+
+
 @pytest.mark.parametrize("scale", [1.0, 30.0])
-@pytest.mark.parametrize("blocks", ["large", "small"])
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize(
+    ("blocks", "causal"),
+    [("large", True), ("large", False), ("small", True), pytest.param("small", False, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_values(kind, causal, blocks, scale, monkeypatch):
     if blocks == "small":  # so that the blocks of large rectangles, of AFT-simple and of products are several
@@ -88,8 +93,8 @@ def test_values(kind, causal, blocks, scale, monkeypatch):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-@pytest.mark.parametrize("kind", ["simple", "full", "window 11", "conv"])
+@pytest.mark.parametrize("causal", slow_both_ways, ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("kind", ["simple", "full", "window 11", pytest.param("conv", marks=pytest.mark.slow)])
 def test_both_forms_have_the_same_gradients(kind, causal, packed, monkeypatch):
     """Of keys, values and w; in several blocks."""
     monkeypatch.setattr(aft_products, "_BLOCK", 8)

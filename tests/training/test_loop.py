@@ -19,11 +19,10 @@ from flash_lm.training import loop
 from flash_lm.training.clock import Clock
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.loop import train
+from flash_lm.training.metrics import TIMES
 from flash_lm.training.saved import restore
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
-
-TIMES = ("train_seconds", "step_ms", "tokens_per_second")
 
 
 @pytest.fixture(scope="module")
