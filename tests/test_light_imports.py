@@ -59,7 +59,11 @@ def test_the_package_imports_what_is_asked_for():
 
 @pytest.mark.parametrize(
     "first",
-    ["flash_lm.tables", "flash_lm.layers.aft", "flash_lm.data.tasks", "flash_lm.models.heads", "flash_lm.schema"],
+    [
+        "flash_lm.tables",
+        "flash_lm.layers.aft",
+        *(pytest.param(f"flash_lm.{x}", marks=pytest.mark.slow) for x in ("data.tasks", "models.heads", "schema")),
+    ],
 )
 def test_whatever_is_imported_first_all_rows_are_there(first):
     program = f"""
