@@ -15,7 +15,7 @@ def keep_compiled() -> None:
     """Has JAX keep what it compiles, and take from there what is the same program.
 
     JAX's key has the program, the options, the versions, and of a CPU its features: a folder that several machines
-    share brings no code that one of them cannot run. A user's own JAX_COMPILATION_CACHE_DIR stays, and his limits.
+    share brings no code that one of them cannot run. A user's own JAX_COMPILATION_CACHE_DIR and limits stay.
     """
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return

@@ -5,8 +5,9 @@ import pathlib
 
 from flash_lm.command import run
 from flash_lm.config import DTYPES
-from flash_lm.inference.settings import FORMAT_NAMES
 from flash_lm.run_flags import add_run_flags, run_of
+
+FORMATS = ("flash_lm", "llama")  # of `inference.exporting`, which imports JAX
 
 
 def flags() -> argparse.ArgumentParser:
@@ -15,9 +16,7 @@ def flags() -> argparse.ArgumentParser:
     add_run_flags(parser)
     parser.add_argument("--out", required=True, type=pathlib.Path, help="the folder to be written; must be new")
     parser.add_argument("--license", required=True, help="of the model, for its card, such as apache-2.0 or cc-by-4.0")
-    parser.add_argument(
-        "--format", choices=FORMAT_NAMES, default="flash_lm", help="llama: for Hugging Face's transformers"
-    )
+    parser.add_argument("--format", choices=FORMATS, default="flash_lm", help="llama: for Hugging Face's transformers")
     parser.add_argument("--dtype", choices=DTYPES, help="of parameters and computation; default: as trained")
     return parser
 

@@ -7,10 +7,10 @@ import sys
 import pytest
 from small import ROOT
 
+from flash_lm import export
 from flash_lm.__main__ import COMMANDS
 from flash_lm.errors import InputError
 from flash_lm.inference.exporting import FORMATS
-from flash_lm.inference.settings import FORMAT_NAMES
 from flash_lm.tables import TASKS
 
 SLOW = ("jax", "flax", "numpy", "optax", "orbax", "grain", "datasets", "pyarrow", "sentencepiece", "tokenizers")
@@ -88,4 +88,4 @@ def test_a_row_that_is_not_there():
 
 
 def test_the_flags_of_export_name_its_formats():
-    assert tuple(FORMATS) == FORMAT_NAMES
+    assert tuple(FORMATS) == export.FORMATS

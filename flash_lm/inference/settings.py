@@ -1,4 +1,4 @@
-"""What flags of generation and export say: it imports nothing slow, so that --help is quick."""
+"""What flags of generation say: it imports nothing slow, so that --help is quick."""
 
 import dataclasses
 from typing import Any
@@ -8,7 +8,6 @@ from flash_lm.errors import InputError
 COLDEST = 1e-4  # also what a temperature of 0 divides by, whose result is not used
 _TOP_K = 2**31 - 1
 
-FORMAT_NAMES = ("flash_lm", "llama")  # of `exporting.FORMATS`
 # flag -> its type, its default, and what it is
 Flags = dict[str, tuple[type, Any, str]]
 CAUSAL_ONLY: Flags = {

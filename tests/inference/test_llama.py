@@ -143,6 +143,12 @@ def test_a_foreign_model_is_fine_tuned_and_evaluated(imported, tmp_path):
     assert load_tokenizer(tmp_path / "child" / "tokenizer").kind == "hf"
 
 
+@pytest.fixture
+def copied(llama, tmp_path):
+    """A Llama's folder, to be changed."""
+    return pathlib.Path(shutil.copytree(llama, tmp_path / "copied"))
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -167,43 +173,37 @@ def test_a_foreign_model_is_fine_tuned_and_evaluated(imported, tmp_path):
     ],
     ids=str,
 )
-def test_others_are_refused(llama, change, told, tmp_path):
-    folder = tmp_path / "other"
-    shutil.copytree(llama, folder)
-    settings = parts(llama)[1] | change
-    (folder / "config.json").write_text(json.dumps(settings))
+def test_others_are_refused(change, told, copied, tmp_path):
+    settings = parts(copied)[1] | change
+    (copied / "config.json").write_text(json.dumps(settings))
     with pytest.raises(InputError, match=told):
-        flash_lm.import_hf(folder, tmp_path / "out")
+        flash_lm.import_hf(copied, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_biases_and_missing_files_are_refused(llama, tmp_path):
-    folder = tmp_path / "other"
-    shutil.copytree(llama, folder)
-    arrays = parts(llama)[0]
-    save_file(arrays | {"model.layers.0.self_attn.q_proj.bias": np.ones(3, np.float32)}, folder / "model.safetensors")
+def test_biases_and_missing_files_are_refused(llama, copied, tmp_path):
+    arrays = parts(copied)[0]
+    save_file(arrays | {"model.layers.0.self_attn.q_proj.bias": np.ones(3, np.float32)}, copied / "model.safetensors")
     with pytest.raises(InputError, match=r"without biases: also model.layers.0.self_attn.q_proj.bias"):
-        flash_lm.import_hf(folder, tmp_path / "out")
+        flash_lm.import_hf(copied, tmp_path / "out")
     for name in ("tokenizer.json", "model.safetensors", "config.json"):
-        (folder / name).unlink()
+        (copied / name).unlink()
         with pytest.raises(InputError, match=r"cannot (be )?read"):
-            flash_lm.import_hf(folder, tmp_path / "out")
+            flash_lm.import_hf(copied, tmp_path / "out")
     with pytest.raises(InputError, match="exists"):
-        flash_lm.import_hf(llama, folder)
+        flash_lm.import_hf(llama, copied)
 
 
-def test_weights_that_do_not_fit_are_refused(llama, tmp_path):
-    folder = tmp_path / "other"
-    shutil.copytree(llama, folder)
-    arrays = parts(llama)[0]
-    index = folder / "model.safetensors.index.json"
+def test_weights_that_do_not_fit_are_refused(copied, tmp_path):
+    arrays = parts(copied)[0]
+    index = copied / "model.safetensors.index.json"
     for change, told in (
         ({UP: arrays[UP][:-1]}, "mlp.up_proj.weight has different shapes"),
         ({UP: arrays[UP].astype(np.int32)}, "the weights are F32, I32"),
     ):
-        save_file(arrays | change, folder / "model.safetensors")
+        save_file(arrays | change, copied / "model.safetensors")
         with pytest.raises(InputError, match=told):
-            flash_lm.import_hf(folder, tmp_path / "out")
+            flash_lm.import_hf(copied, tmp_path / "out")
     for text, told in (
         ("[]", "no JSON object"),
         ("{}", "the weights are nothing"),
@@ -211,17 +211,15 @@ def test_weights_that_do_not_fit_are_refused(llama, tmp_path):
     ):
         index.write_text(text)
         with pytest.raises(InputError, match=told):
-            flash_lm.import_hf(folder, tmp_path / "out")
+            flash_lm.import_hf(copied, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_one_array_in_float32_keeps_all_of_them(llama, tmp_path):
-    folder = tmp_path / "mixed"
-    shutil.copytree(llama, folder)
-    arrays = parts(llama)[0]
+def test_one_array_in_float32_keeps_all_of_them(copied, tmp_path):
+    arrays = parts(copied)[0]
     halves = {name: x.astype("bfloat16") for name, x in arrays.items() if "embed" in name}
-    save_file(arrays | halves, folder / "model.safetensors")
-    model = flash_lm.load(flash_lm.import_hf(folder, tmp_path / "ours"))
+    save_file(arrays | halves, copied / "model.safetensors")
+    model = flash_lm.load(flash_lm.import_hf(copied, tmp_path / "ours"))
     assert model.params["layers"]["sublayer_1"]["up"]["kernel"].dtype == "float32"
     np.testing.assert_array_equal(model.params["layers"]["sublayer_1"]["up"]["kernel"][1], arrays[UP].T)
 
