@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from flash_lm.ops.aft_bias import PairBias
-from flash_lm.ops.aft_products import causal_products, fits
+from flash_lm.ops.aft_products import LONGEST, causal_products, fits
 from flash_lm.ops.blocks import Rectangles, carried, crossing, neighbours, of_last_run
 from flash_lm.ops.products import matmul
 from flash_lm.ops.stable_sums import (
@@ -164,7 +164,11 @@ def aft(
     # The derivative needs the sums, and makes all else again.
     @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(_SUMS))
     def mix(k: jax.Array, v: jax.Array, bias: PairBias | None) -> jax.Array:
-        sums = jax.lax.cond(fits(jnp.where(real, k, 0), jnp.where(real, v, 0), bias), by_products, stable, k, v, bias)
+        if bias is not None and bias.window is None and k.shape[2] > LONGEST:
+            sums = stable(k, v, bias)
+        else:
+            moderate = fits(jnp.where(real, k, 0), jnp.where(real, v, 0), bias)
+            sums = jax.lax.cond(moderate, by_products, stable, k, v, bias)
         return quotient(*(checkpoint_name(x, _SUMS) for x in sums))
 
     k, v = (x.astype(jnp.float32) for x in (k_BxHxLxM, v_BxHxLxE))

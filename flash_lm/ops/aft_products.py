@@ -15,6 +15,7 @@ from flash_lm.ops.products import matmul
 SMALLEST_KEY, LARGEST_KEY, LARGEST_W, LARGEST_VALUE = -30.0, 40.0, 20.0, 1e6
 _BLOCK = 64  # tokens of a block where the window is no larger
 _PARTS = 8  # of a row whose pairs all have a w
+LONGEST = 2048  # tokens of such a row: XLA holds the weights of several parts at a time, which grow with all pairs
 
 
 def fits(k: jax.Array, v: jax.Array, bias: PairBias | None) -> jax.Array:
