@@ -31,12 +31,6 @@ def _normalised(x_xD: jax.Array, epsilon: float) -> tuple[jax.Array, jax.Array]:
     return centred * inverse, inverse
 
 
-def _mean(x_xD: jax.Array) -> jax.Array:
-    """Over the last dimension, (…, 1), as a product: XLA then keeps no other arrays alive for the sum."""
-    ones = jnp.full((x_xD.shape[-1], 1), 1 / x_xD.shape[-1], x_xD.dtype)
-    return jnp.matmul(x_xD.reshape(-1, ones.shape[0]), ones, precision="highest").reshape(*x_xD.shape[:-1], 1)
-
-
 def over_tokens(vector_D: jax.Array, like_xD: jax.Array) -> jax.Array:
     """With as many dimensions as `like`, of which it is the last."""
     return vector_D.reshape((1,) * (like_xD.ndim - 1) + (-1,))
@@ -53,8 +47,8 @@ def _backward(epsilon, kept, d_xD):
     normal, inverse = _normalised(x_xD, epsilon)
     d = d_xD.astype(jnp.float32)
     d_normal, tokens = d * over_tokens(scale_D, d), tuple(range(d.ndim - 1))
-    along = _mean(d_normal * normal)
-    d_x = inverse * (d_normal - _mean(d_normal) - normal * along)
+    along = (d_normal * normal).mean(axis=-1, keepdims=True)
+    d_x = inverse * (d_normal - d_normal.mean(axis=-1, keepdims=True) - normal * along)
     return d_x.astype(x_xD.dtype), (d * normal).sum(axis=tokens), d.sum(axis=tokens)
 
 
