@@ -157,8 +157,9 @@ def aft(
     def by_products(k: jax.Array, v: jax.Array, bias: PairBias | None) -> tuple[jax.Array, jax.Array]:
         # Padding has no weight, so rows of one document all have the same pairs.
         runs = runs_BxL if packed else jnp.ones_like(runs_BxL[:1])
-        sums = both_ways(causal_products, jnp.add, jnp.where(real, k, NOTHING), runs, jnp.where(real, v, 0), bias)
-        numerator, denominator = jnp.split(sums, [v.shape[3]], axis=-1)
+        of_both = lambda a, b: jax.tree.map(jnp.add, a, b)
+        k, v = jnp.where(real, k, NOTHING), jnp.where(real, v, 0)
+        numerator, denominator = both_ways(causal_products, of_both, k, runs, v, bias)
         return jnp.where(real, numerator, 0), jnp.where(real, denominator, 1)
 
     # The derivative needs the sums, and makes all else again.

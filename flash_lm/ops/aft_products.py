@@ -26,7 +26,7 @@ def fits(k: jax.Array, v: jax.Array, bias: PairBias | None) -> jax.Array:
 
 def causal_products(
     k: jax.Array, v: jax.Array, runs_BxL: jax.Array, bias: PairBias | None, *, own: bool = True
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
     """Numerator and denominator of each token over the visible keys up to itself.
 
     Args:
@@ -37,41 +37,44 @@ def causal_products(
         own: whether a token sees itself.
 
     Returns:
-        B×H×L×(E + M) float32.
+        B×H×L×E and B×H×L×M float32.
     """
     length = k.shape[2]
     size = _block(bias, length)
     pad = lambda x, axis: jnp.pad(x, [(0, -length % size if i == axis else 0) for i in range(x.ndim)])
     weight = jnp.exp(k)
-    x, runs = pad(jnp.concatenate([weight * v, weight], axis=-1), 2), pad(runs_BxL, 1)
+    # Not joined to one array, whose parts would lie on other devices than their channels.
+    summed, runs = (pad(weight * v, 2), pad(weight, 2)), pad(runs_BxL, 1)
     bias = bias.over_tokens(lambda x: pad(x, 1)) if bias is not None else None
-    places = jnp.arange(x.shape[2], dtype=jnp.int32)[None]
+    places = jnp.arange(runs.shape[1], dtype=jnp.int32)[None]
 
-    def near(where: Rectangles) -> jax.Array:
+    def near(where: Rectangles) -> list[jax.Array]:
         """B×H×G×C×…: what the queries of rectangles take of their keys."""
         runs_q, places_q = (where.queries(y, 1)[..., None] for y in (runs, places))
         runs_k, places_k = (where.keys(y, 1)[..., None, :] for y in (runs, places))
         visible = (runs_q == runs_k) & (runs_q > 0) & (places_k <= places_q if own else places_k < places_q)
 
         @jax.checkpoint  # the weights are made again
-        def product(x: jax.Array, bias: PairBias | None) -> jax.Array:
+        def products(summed: tuple[jax.Array, jax.Array], bias: PairBias | None) -> list[jax.Array]:
             a = jnp.where(visible[:, None], 1.0 if bias is None else jnp.exp(bias.tile(where)), 0.0)
-            keys = where.keys(x, 2)
-            return matmul(jnp.broadcast_to(a, (*keys.shape[:3], *a.shape[3:])), keys)
+            keys = [where.keys(x, 2) for x in summed]
+            return [matmul(jnp.broadcast_to(a, (*x.shape[:3], *a.shape[3:])), x) for x in keys]
 
-        return product(x, bias)
+        return products(summed, bias)
 
     if bias is not None and bias.window is None:
-        parts = [near(_until(start, size)) for start in range(0, x.shape[2], size)]
-        found = jnp.concatenate([part[:, :, 0] for part in parts], axis=2)
+        parts = [near(_until(start, size)) for start in range(0, runs.shape[1], size)]
+        found = [jnp.concatenate([part[:, :, 0] for part in of_all], axis=2) for of_all in zip(*parts, strict=True)]
     else:
         blocks = neighbours(size).queries
         where = Rectangles(keys=blocks if bias is None else _with_last(size), queries=blocks)
         found = near(where)
-        if size < x.shape[2]:
-            found += _far(x, runs, size, 1 if bias is None else 2)
-        found = found.reshape(x.shape)
-    return found[:, :, :length]
+        if size < runs.shape[1]:
+            back = 1 if bias is None else 2
+            found = [x + _far(y, runs, size, back) for x, y in zip(found, summed, strict=True)]
+        found = [x.reshape(y.shape) for x, y in zip(found, summed, strict=True)]
+    numerator, denominator = (x[:, :, :length] for x in found)
+    return numerator, denominator
 
 
 def _block(bias: PairBias | None, length: int) -> int:
