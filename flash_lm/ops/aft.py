@@ -13,10 +13,9 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from flash_lm.ops.aft_bias import PairBias
-from flash_lm.ops.aft_products import LONGEST, causal_products, fits
+from flash_lm.ops.aft_products import causal_products, fits
 from flash_lm.ops.blocks import Rectangles, carried, crossing, neighbours, of_last_run
 from flash_lm.ops.products import matmul
 from flash_lm.ops.stable_sums import (
@@ -26,13 +25,12 @@ from flash_lm.ops.stable_sums import (
     add_to_blocks,
     exponentials,
     in_blocks,
+    mean_by_either,
     nothing,
     only,
-    quotient,
     without_max,
 )
 
-_SUMS = "aft_sums"
 _SMALL = 8  # keys from which on a matrix product is faster than a sum of products
 _SIMPLE_BLOCK = 64  # tokens of a block where there is no w
 QUERY_BLOCK = 256  # queries of a large rectangle that are looked at together
@@ -149,11 +147,9 @@ def aft(
         later = sums_of(jnp.flip(k, 2), jnp.flip(v, 2), jnp.flip(runs, 1), backwards, own=False)
         return add(sums, jax.tree.map(lambda x: jnp.flip(x, 2), later))
 
-    @jax.checkpoint
     def stable(k: jax.Array, v: jax.Array, bias: PairBias | None) -> tuple[jax.Array, jax.Array]:
         return without_max(both_ways(causal_sums, add, k, runs_BxL, v, bias))
 
-    @jax.checkpoint
     def by_products(k: jax.Array, v: jax.Array, bias: PairBias | None) -> tuple[jax.Array, jax.Array]:
         # Padding has no weight, so rows of one document all have the same pairs.
         runs = runs_BxL if packed else jnp.ones_like(runs_BxL[:1])
@@ -162,18 +158,11 @@ def aft(
         numerator, denominator = both_ways(causal_products, of_both, k, runs, v, bias)
         return jnp.where(real, numerator, 0), jnp.where(real, denominator, 1)
 
-    # The derivative needs the sums, and makes all else again.
-    @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(_SUMS))
-    def mix(k: jax.Array, v: jax.Array, bias: PairBias | None) -> jax.Array:
-        if bias is not None and bias.window is None and k.shape[2] > LONGEST:
-            sums = stable(k, v, bias)
-        else:
-            moderate = fits(jnp.where(real, k, 0), jnp.where(real, v, 0), bias)
-            sums = jax.lax.cond(moderate, by_products, stable, k, v, bias)
-        return quotient(*(checkpoint_name(x, _SUMS) for x in sums))
+    def moderate(k: jax.Array, v: jax.Array, bias: PairBias | None) -> jax.Array:
+        return fits(jnp.where(real, k, 0), jnp.where(real, v, 0), bias)
 
     k, v = (x.astype(jnp.float32) for x in (k_BxHxLxM, v_BxHxLxE))
-    return mix(k, v, bias).astype(v_BxHxLxE.dtype)
+    return mean_by_either(moderate, by_products, stable, k, v, bias).astype(v_BxHxLxE.dtype)
 
 
 def causal_sums(

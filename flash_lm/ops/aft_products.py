@@ -15,11 +15,13 @@ from flash_lm.ops.products import matmul
 SMALLEST_KEY, LARGEST_KEY, LARGEST_W, LARGEST_VALUE = -30.0, 40.0, 20.0, 1e6
 _BLOCK = 64  # tokens of a block where the window is no larger
 _PARTS = 8  # of a row whose pairs all have a w
-LONGEST = 2048  # tokens of such a row: XLA holds the weights of several parts at a time, which grow with all pairs
+_LONGEST = 2048  # tokens of such a row: XLA holds the weights of several parts at a time, which grow with all pairs
 
 
 def fits(k: jax.Array, v: jax.Array, bias: PairBias | None) -> jax.Array:
     """Whether all exponentials and values are of moderate size, a bool; those of padding must be."""
+    if bias is not None and bias.window is None and k.shape[2] > _LONGEST:
+        return jnp.zeros((), bool)
     good = (k.min() >= SMALLEST_KEY) & (k.max() <= LARGEST_KEY) & (jnp.abs(v).max() <= LARGEST_VALUE)
     return good if bias is None else good & (bias.bound() <= LARGEST_W)
 

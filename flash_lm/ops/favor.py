@@ -7,12 +7,10 @@ sees (see `ops.stable_sums`). What a query sees has no later key in it, and so h
 moderate, features are taken as they are, and it is linear attention.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from flash_lm.ops.blocks import Rectangles, carried, crossing, neighbours, of_last_run
 from flash_lm.ops.linear_attention import linear_sums, with_ones
@@ -26,14 +24,13 @@ from flash_lm.ops.stable_sums import (
     add_to_blocks,
     exponentials,
     in_blocks,
+    mean_by_either,
     nothing,
     only,
-    quotient,
     ratio,
     without_max,
 )
 
-_SUMS = "favor_sums"
 _MODERATE = 30.0  # of a logarithm: the square of exp(-30) is far from float32's end, too
 
 
@@ -118,7 +115,6 @@ def favor(
     runs_BxL = segments.runs_BxL
     real = (runs_BxL > 0)[:, None, :, None]
 
-    @jax.checkpoint
     def stable(log_q: jax.Array, log_k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
         if not causal and not packed:
             return without_max(_read(log_q, _of_keys(log_k, with_ones(v), real)))
@@ -129,7 +125,6 @@ def favor(
             sums = add(sums, jax.tree.map(lambda x: jnp.flip(x, 2), later))
         return without_max(sums)
 
-    @jax.checkpoint
     def by_products(log_q: jax.Array, log_k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
         phi_q, _ = _scaled(log_q)
         q, k, values = (heads_into_batch(x) for x in (phi_q, jnp.exp(log_k), with_ones(v)))
@@ -137,13 +132,9 @@ def favor(
         sums = sums.reshape(*v.shape[:3], -1)
         return sums[..., :-1], jnp.where(real, sums[..., -1:], 1)
 
-    # The derivative needs the sums, and makes all else again.
-    @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(_SUMS))
-    def mix(log_q: jax.Array, log_k: jax.Array, v: jax.Array) -> jax.Array:
-        sums = jax.lax.cond(_fits(log_q, log_k, real), by_products, stable, log_q, log_k, v)
-        return jnp.where(real, quotient(*(checkpoint_name(x, _SUMS) for x in sums)), 0)
-
-    return mix(log_q_BxHxLxF, log_k_BxHxLxF, v_BxHxLxE.astype(jnp.float32)).astype(v_BxHxLxE.dtype)
+    moderate = lambda log_q, log_k, v: _fits(log_q, log_k, real)
+    arrays = (log_q_BxHxLxF, log_k_BxHxLxF, v_BxHxLxE.astype(jnp.float32))
+    return jnp.where(real, mean_by_either(moderate, by_products, stable, *arrays), 0).astype(v_BxHxLxE.dtype)
 
 
 def _fits(log_q: jax.Array, log_k: jax.Array, real: jax.Array) -> jax.Array:

@@ -4,14 +4,17 @@ A maximum over keys that a query does not see can leave it with nothing but unde
 of keys and queries that all see each other, and added with their maxima rescaled. Sums are float32.
 """
 
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from flash_lm.ops.blocks import Rectangles, halves
 
+_SUMS = "stable_sums"
 NOTHING = -1e30  # a maximum over no keys: finite, so that differences of two are no NaN
 
 
@@ -49,6 +52,25 @@ def quotient(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
     # That of a quotient divides by the denominator's square, which it may not hold; that of a denominator of 1 does.
     scale = jax.lax.stop_gradient(1 / denominator)
     return numerator * scale / (denominator * scale)
+
+
+def mean_by_either(moderate: Callable, by_products: Callable, stable: Callable, *arrays: Any) -> jax.Array:
+    """The quotient of sums that products give where all numbers are moderate, and the stable form elsewhere.
+
+    Args:
+        moderate: arrays -> whether they are, a bool.
+        by_products: arrays -> numerator and denominator.
+        stable: likewise, of any arrays.
+        arrays: that the derivative is of.
+    """
+
+    # The derivative needs the sums, and makes all else again.
+    @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(_SUMS))
+    def mean(*arrays: Any) -> jax.Array:
+        forms = (jax.checkpoint(by_products), jax.checkpoint(stable))
+        return quotient(*(checkpoint_name(x, _SUMS) for x in jax.lax.cond(moderate(*arrays), *forms, *arrays)))
+
+    return mean(*arrays)
 
 
 def ratio(sums: Sums) -> jax.Array:
