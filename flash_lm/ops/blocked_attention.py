@@ -21,7 +21,9 @@ from flash_lm.ops.sight import Sight
 SMALLEST, LARGEST = 128, 512  # tokens of a block
 KEPT = "blocked_attention"  # name of what the derivative needs, for policies of jax.checkpoint
 
-_HIDDEN = -1e30  # a score that has no weight, and is finite
+# A score that has no weight, and is finite; and where the running maximum begins: lower than any score, but so far
+# above hidden ones that the exponential of their difference is zero, and weights need no mask of their own.
+_HIDDEN, _LOWEST = -1e30, -1e29
 
 
 class Settings(NamedTuple):
@@ -80,7 +82,7 @@ def _forward(settings: Settings, q, k, v, bias, sight: Sight, divisor):
             scores, visible = _scores(settings, query, k[j], j, seen, bias)
             scores = jnp.where(visible, scores, _HIDDEN)
             higher = jnp.maximum(top, scores.max(axis=-1, keepdims=True))
-            weights, shrink = jnp.where(visible, jnp.exp(scores - higher), 0), jnp.exp(top - higher)
+            weights, shrink = jnp.exp(scores - higher), jnp.exp(top - higher)
             added = matmul(weights.astype(v.dtype), v[j])
             return total_E * shrink + added, higher, total * shrink + weights.sum(axis=-1, keepdims=True)
 
@@ -91,7 +93,7 @@ def _forward(settings: Settings, q, k, v, bias, sight: Sight, divisor):
         nothing = jnp.zeros(shape, jnp.float32)
         if not softmax:
             return None, (jax.lax.fori_loop(blocks[0], blocks[1], add, nothing).astype(v.dtype), divisor_BxC)
-        start = (nothing, jnp.full((*shape[:3], 1), _HIDDEN), jnp.zeros((*shape[:3], 1)))
+        start = (nothing, jnp.full((*shape[:3], 1), _LOWEST), jnp.zeros((*shape[:3], 1)))
         total_E, top, total = jax.lax.fori_loop(blocks[0], blocks[1], add_softmax, start)
         total = jnp.where(total > 0, total, 1)  # of a query that sees nothing
         return None, ((total_E / total).astype(v.dtype), (top + jnp.log(total))[..., 0])
@@ -161,7 +163,7 @@ def _bias_of_block(bias_W: jax.Array, places_BxC: jax.Array, j: jax.Array) -> ja
 def _weights(settings: Settings, scores: jax.Array, visible: jax.Array, row: jax.Array) -> jax.Array:
     """From the scores and what is known of the row: softmax's log of the sum, B×H×C, or the divisor, (B or 1)×C."""
     if settings.function == "softmax":
-        return jnp.where(visible, jnp.exp(jnp.where(visible, scores, _HIDDEN) - row[..., None]), 0)
+        return jnp.exp(jnp.where(visible, scores, _HIDDEN) - row[..., None])
     return ATTENTION_FUNCTIONS[settings.function](scores, visible, row[:, None, :, None])
 
 
