@@ -68,7 +68,7 @@ def ask(python: pathlib.Path, folder: pathlib.Path, settings: Line | None = None
 def continued(trained: TrainedModel, ids_L: np.ndarray) -> np.ndarray:
     """The likeliest tokens after the ids, one by one through the cache; the text never ends."""
     not_the_first = np.arange(trained.config.model.vocab_size) != 0
-    engine = Engine(trained.model, trained.params, trained.mesh, end=0, allowed_V=not_the_first)
+    engine = Engine(trained.held, trained.mesh, end=0, allowed_V=not_the_first)
     greedy = SamplingArrays.of(Sampling(temperature=0))
     _, new = engine.advance(engine.prefill([ids_L.astype(np.int32)], CONTINUED), greedy, 0, CONTINUED)
     return new.tokens_BxT[0]

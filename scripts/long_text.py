@@ -40,7 +40,7 @@ def windows(tokens_BxT: np.ndarray, log_probs_BxT: np.ndarray, size: int) -> lis
 def draw(trained: TrainedModel, tokens: int, samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and their log-probabilities, samples × tokens."""
     allowed_V = trained.text_ids()  # end-of-text is none of them
-    engine = Engine(trained.model, trained.params, trained.mesh, end=trained.tokenizer.end, allowed_V=allowed_V)
+    engine = Engine(trained.held, trained.mesh, end=trained.tokenizer.end, allowed_V=allowed_V)
     carry = engine.prefill([np.array([trained.tokenizer.begin], np.int32)] * samples, tokens)
     _, new = engine.advance(carry, SamplingArrays.of(Sampling()), seed, tokens)
     assert (new.lengths_B[:samples] == tokens).all()

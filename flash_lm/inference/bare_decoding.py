@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from flash_lm.config import MeshConfig, parse_model
 from flash_lm.inference.engine import Engine
+from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.layers.mixed_chunk_core import ChunkOptions
 from flash_lm.models.family import complete
@@ -44,10 +45,10 @@ class BareDecoding:
         raw.update(family=family, max_length=longest, causal=True)
         self.family, self.function = name or family, ModelFunction(complete(parse_model(raw)), seed=0)
         self.parameters = self.function.parameter_count()
-        self._params = jax.jit(self.function.init)()
+        self._params = HeldParams(self.function, jax.jit(self.function.init)())
         mesh = make_mesh(MeshConfig(shape=(1, 1, 1), rules=()), jax.devices()[:1])
         never_ends = np.arange(self.function.config.vocab_size) != 0
-        self.engine = Engine(self.function, self._params, mesh, end=0, allowed_V=never_ends)
+        self.engine = Engine(self._params, mesh, end=0, allowed_V=never_ends)
         self._last = jax.jit(self._last_token)
 
     def tokens_a_turn(self, tokens: int) -> int:
@@ -79,11 +80,11 @@ class BareDecoding:
 
         def turn() -> float:
             start = time.perf_counter()
-            jax.block_until_ready(self._last(self._params, inputs_BxL))
+            jax.block_until_ready(self._last(self._params.apart, inputs_BxL))
             return 1000 * (time.perf_counter() - start)
 
         return turn
 
     def _last_token(self, params, inputs_BxL):
-        bound = self.function.bind(params)
+        bound = self._params.bind(params)
         return bound.logits(bound.features(inputs_BxL)[:, -1]).argmax(axis=-1)

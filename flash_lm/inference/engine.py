@@ -4,7 +4,6 @@ What is compiled depends on bucketed lengths alone, so other prompts and other n
 """
 
 import dataclasses
-import functools
 from collections.abc import Iterator
 
 import jax
@@ -12,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from flash_lm.inference.held_params import Apart, HeldParams
 from flash_lm.inference.sampling import SamplingArrays, draw_tokens
 from flash_lm.models.decode_state import DecodeState
-from flash_lm.models.period import Period
 from flash_lm.training.hosts import fetched
 from flash_lm.training.sharding import BATCH, rows_that_divide
-from flash_lm.training.state import ModelFunction, Params
 
 PIECE = 512  # tokens of a prompt that are prefilled at a time
 _SHORTEST = 16  # bucket
@@ -68,12 +66,11 @@ class Engine:
         grows: whether the state does, with the tokens that it may hold.
     """
 
-    def __init__(self, model: ModelFunction, params: Params, mesh: Mesh, *, end: int, allowed_V: np.ndarray):
+    def __init__(self, params: HeldParams, mesh: Mesh, *, end: int, allowed_V: np.ndarray):
         """Compiles nothing before the first call.
 
         Args:
-            model: causal.
-            params: on the mesh.
+            params: of a causal model, on the mesh; held apart from the first call on.
             mesh: the batch is spread over its data and fsdp axes.
             end: id of end-of-text, after which a row has ended.
             allowed_V: which ids may be generated.
@@ -81,24 +78,20 @@ class Engine:
         Raises:
             InputError: the model cannot decode.
         """
+        model = params.model
         model.abstract.check_decodable()
-        self._model, self._params, self._mesh = model, params, mesh
+        self._params, self._mesh = params, mesh
         self._end, self._never_V = end, ~allowed_V
         self.limit = model.abstract.longest
         self.grows = any(sublayer.state_grows for sublayer in model.abstract.layers.sublayers)
         self._start = jax.jit(self._start_rows, static_argnums=(2, 3))
         self._prefill = jax.jit(self._prefill_piece, donate_argnums=1)
         self._score = jax.jit(self._score_piece, donate_argnums=1)
-        self._advance = jax.jit(self._advance_rows, donate_argnums=2, static_argnums=6)
+        self._advance = jax.jit(self._advance_rows, donate_argnums=1, static_argnums=5)
         self._row_keys = jax.jit(_row_keys, static_argnums=1)
         self._join = jax.jit(self._join_row, donate_argnums=0)
         self._leave = jax.jit(self._leave_row, donate_argnums=0)
         self._put_apart = jax.jit(lambda carry: self._spread(dataclasses.replace(carry, state=carry.state.apart())))
-
-    @functools.cached_property
-    def _layers(self) -> list[Period]:
-        """The layers' parameters once more, each layer's apart."""
-        return jax.jit(lambda params: self._model.bind(params).periods_apart())(self._params)
 
     def start(self, rows: int, tokens: int) -> Decoding:
         """Before the first token of so many rows, each to hold so many tokens."""
@@ -111,12 +104,12 @@ class Engine:
     def _filled(self, going: int, rows: int, tokens: int) -> Decoding:
         with jax.set_mesh(self._mesh):
             filled = rows_that_divide(rows, self._mesh)
-            return self._start(self._params, jnp.int32(going), filled, self._capacity(tokens))
+            return self._start(self._params.apart, jnp.int32(going), filled, self._capacity(tokens))
 
     def state_bytes(self, rows: int, tokens: int) -> int:
         """Of the model's state for so many rows that hold so many tokens."""
         with jax.set_mesh(self._mesh):
-            start = lambda: self._start_rows(self._params, jnp.int32(rows), rows, self._capacity(tokens))
+            start = lambda: self._start_rows(self._params.apart, jnp.int32(rows), rows, self._capacity(tokens))
             shapes = jax.eval_shape(start).state
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
@@ -130,7 +123,7 @@ class Engine:
         carry = self.start(len(prompts), max(len(prompt) for prompt in prompts) + max_tokens)
         with jax.set_mesh(self._mesh):
             for inputs_BxL, lengths_B in self._pieces(prompts):
-                carry = self._prefill(self._params, carry, inputs_BxL, lengths_B)
+                carry = self._prefill(self._params.apart, carry, inputs_BxL, lengths_B)
         return carry
 
     def apart(self, carry: Decoding) -> Decoding:
@@ -167,7 +160,7 @@ class Engine:
         carry = self.apart(carry)
         with jax.set_mesh(self._mesh):
             arguments = (carry, settings, keys_B, jnp.int32(max_tokens), bucket(max_tokens))
-            carry, new = self._advance(self._params, self._layers, *arguments)
+            carry, new = self._advance(self._params.apart, *arguments)
         tokens_BxT, log_probs_BxT, lengths_B = (fetched(x) for x in new)
         return carry, Tokens(tokens_BxT, log_probs_BxT, lengths_B, fetched(carry.finished_B))
 
@@ -196,7 +189,7 @@ class Engine:
             for (inputs_BxL, lengths_B), (targets_BxL, _) in zip(
                 self._pieces([row[:-1] for row in rows]), targets, strict=True
             ):
-                log_probs_BxL, state = self._score(self._params, state, inputs_BxL, targets_BxL, lengths_B)
+                log_probs_BxL, state = self._score(self._params.apart, state, inputs_BxL, targets_BxL, lengths_B)
                 scored.append(fetched(log_probs_BxL))
         joined = np.concatenate(scored, axis=1)
         return [joined[b, len(prompts[b]) - 1 : len(row) - 1] for b, row in enumerate(rows)]
@@ -221,36 +214,35 @@ class Engine:
 
     # What is compiled.
 
-    def _start_rows(self, params: Params, rows: jax.Array, filled: int, capacity: int) -> Decoding:
-        logits_BxV = jnp.zeros((filled, self._model.config.vocab_size), jnp.float32)
-        state = self._model.bind(params).init_state(filled, capacity)
+    def _start_rows(self, params: Apart, rows: jax.Array, filled: int, capacity: int) -> Decoding:
+        logits_BxV = jnp.zeros((filled, self._params.model.config.vocab_size), jnp.float32)
+        state = self._params.bind(params).init_state(filled, capacity)
         seen_BxV = jnp.zeros(logits_BxV.shape, bool)
         finished_B = jnp.arange(filled) >= rows  # what fills up the batch keeps nobody waiting
         count_B = jnp.zeros(filled, jnp.int32)
         return self._spread(Decoding(state, logits_BxV, seen_BxV, count_B, finished_B))
 
-    def _prefill_piece(self, params: Params, carry: Decoding, inputs_BxL: jax.Array, lengths_B: jax.Array) -> Decoding:
-        logits_BxV, state = self._model.bind(params).prefill_last(inputs_BxL, carry.state, lengths_B)
+    def _prefill_piece(self, params: Apart, carry: Decoding, inputs_BxL: jax.Array, lengths_B: jax.Array) -> Decoding:
+        logits_BxV, state = self._params.bind(params).prefill_last(inputs_BxL, carry.state, lengths_B)
         logits_BxV = jnp.where(lengths_B[:, None] > 0, logits_BxV, carry.logits_BxV)
         real_BxL = jnp.arange(inputs_BxL.shape[1])[None] < lengths_B[:, None]
         seen_BxV = jax.vmap(lambda seen, ids, real: seen.at[ids].max(real))(carry.seen_BxV, inputs_BxL, real_BxL)
         return self._spread(dataclasses.replace(carry, state=state, logits_BxV=logits_BxV, seen_BxV=seen_BxV))
 
-    def _score_piece(self, params: Params, state: DecodeState, inputs_BxL, targets_BxL, lengths_B):
-        logits_BxLxV, state = self._model.bind(params).prefill(inputs_BxL, state, lengths_B)
+    def _score_piece(self, params: Apart, state: DecodeState, inputs_BxL, targets_BxL, lengths_B):
+        logits_BxLxV, state = self._params.bind(params).prefill(inputs_BxL, state, lengths_B)
         return _log_prob(logits_BxLxV, targets_BxL), state
 
     def _advance_rows(
         self,
-        params: Params,
-        layers: list[Period],
+        params: Apart,
         carry: Decoding,
         settings: SamplingArrays,
         keys_B: jax.Array,
         budget: jax.Array,
         size: int,
     ):
-        bound, never_V = self._model.bind(params), jnp.asarray(self._never_V)
+        bound, layers, never_V = self._params.bind(params), params.layers, jnp.asarray(self._never_V)
         rows = carry.finished_B.shape[0]
 
         def going(loop) -> jax.Array:

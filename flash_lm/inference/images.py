@@ -28,7 +28,7 @@ class ImageGenerator:
             raise InputError(f"{trained.name} was not trained to draw images: train a model with configs/mnist.py")
         self._begin, self._shape = trained.tokenizer.begin, shape
         end, allowed_V = trained.tokenizer.end, trained.text_ids()  # an image ends where it is full
-        self._engine = Engine(trained.model, trained.params, trained.mesh, end=end, allowed_V=allowed_V)
+        self._engine = Engine(trained.held, trained.mesh, end=end, allowed_V=allowed_V)
 
     def draw(self, count: int, temperature: float = 1.0, seed: int = 0) -> np.ndarray:
         """New images at once, count×shape, uint8."""

@@ -74,7 +74,7 @@ class LoadedModel:
 
     @property
     def params(self) -> Params:
-        """Nested dicts of arrays, stacked over the layers."""
+        """Nested dicts of arrays, stacked over the layers; a new copy once the model has generated or scored text."""
         return self._trained.params
 
     @property

@@ -8,14 +8,20 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from flash_lm.command import apply_overrides
+from flash_lm.config import Config
+from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
+from flash_lm.inference.held_params import HeldParams
 from flash_lm.run_name import RunName, run_name
 from flash_lm.tables import CORPORA
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.exported import about
-from flash_lm.training.weights import Weights, read_weights
+from flash_lm.training.saved import Facts
+from flash_lm.training.state import ModelFunction, Params
+from flash_lm.training.weights import read_weights
 
 # Keys of `config.data` that say which text is read.
 OF_A_TEXT = ("corpus", "path", "name", "config", "split", "text_column", "streaming")
@@ -25,10 +31,36 @@ _HARMLESS += ("model.state_dtype", "model.remat", "model.scan_layers", "train.lo
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainedModel(Weights):
-    """What decoding and scoring need of a run; `run`: which it is."""
+class TrainedModel:
+    """What decoding and scoring need of a run.
 
+    Attributes:
+        step: of the checkpoint.
+        config: complete.
+        tokenizer: of the run.
+        held: the parameters, and the model with what was drawn and not trained.
+        mesh: on which they lie.
+        facts: of the checkpoint.
+        run: which it is.
+    """
+
+    step: int
+    config: Config
+    tokenizer: Tokenizer
+    held: HeldParams
+    mesh: Mesh
+    facts: Facts
     run: RunName
+
+    @property
+    def model(self) -> ModelFunction:
+        """Without its parameters."""
+        return self.held.model
+
+    @property
+    def params(self) -> Params:
+        """Stacked over the layers; a new copy of these once the model has decoded."""
+        return self.held.stacked
 
     @property
     def name(self) -> str:
@@ -111,7 +143,8 @@ def load_model(
         raw.update_from_flattened_dict({"model.dtype": dtype, "model.param_dtype": dtype})
     read = read_weights(name, raw, saved_dtype)
     params = jax.tree.map(lambda x: x.astype(read.config.model.param_dtype), read.params)
-    return TrainedModel(**vars(read) | {"params": params}, run=name)
+    held = HeldParams(read.model, params)
+    return TrainedModel(read.step, read.config, read.tokenizer, held, read.mesh, read.facts, name)
 
 
 def _override(raw: Any, overrides: Sequence[str]) -> None:

@@ -270,6 +270,12 @@ class LanguageModel(nnx.Module):
         cut = lambda i: nnx.merge(graph, jax.tree.map(lambda x: x[i], stacked))
         return [cut(i) for i in range(self.periods)]
 
+    def put_together(self, periods: list[Period]) -> None:
+        """Takes `periods_apart` in the place of the layers; stacks a copy of their parameters."""
+        graph, _ = nnx.split(self.layers)
+        states = [nnx.split(period)[1] for period in periods]
+        self.layers = nnx.merge(graph, jax.tree.map(lambda *xs: jnp.stack(xs), *states))
+
     def flops_per_token(self, length: int) -> float:
         """Forward model FLOPs a token of a row of `length` tokens, logits included."""
         stack = self.periods * self.layers.flops_per_token(length, self.config.causal)

@@ -12,6 +12,7 @@ from flax import nnx
 from flash_lm.config import ModelConfig
 from flash_lm.layers.parameter import Traits, traits
 from flash_lm.models.language_model import LanguageModel
+from flash_lm.models.period import Period
 
 Params = dict[str, Any]  # nested, of arrays
 
@@ -51,13 +52,23 @@ class ModelFunction:
 
     def init(self) -> Params:
         """Draws the parameters."""
-        return nnx.to_pure_dict(nnx.state(self._build(), nnx.Param))
+        return self.params_of(self._build())
 
     def bind(self, params: Params) -> LanguageModel:
-        """The model with these parameters."""
+        """The model with these parameters; those that are left out stay shapes."""
         state = jax.tree.map(lambda leaf: leaf, self._params)
         nnx.replace_by_pure_dict(state, params)
         return nnx.merge(self._graph, state, self._constants)
+
+    def bind_apart(self, around: Params, layers: list[Period]) -> LanguageModel:
+        """The model with the `periods_apart` of another one, and the parameters around them."""
+        model = self.bind(around)
+        model.put_together(layers)
+        return model
+
+    def params_of(self, model: LanguageModel) -> Params:
+        """The parameters of a model that `bind` has made."""
+        return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
     @property
     def constants(self) -> Params:

@@ -33,6 +33,7 @@ from flash_lm.data.tokenizers import (
 )
 from flash_lm.errors import InputError
 from flash_lm.inference.exporting import export as write
+from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.loaded import LoadedModel
 from flash_lm.inference.trained_model import TrainedModel, load_model
 from flash_lm.jsonl import append_jsonl
@@ -61,7 +62,7 @@ def trained_model(folder: pathlib.Path, family: str, task: str = "causal_lm", pa
     drawn = lambda x: jax.numpy.asarray(random.standard_normal(x.shape), x.dtype)
     params = jax.tree.map(drawn, jax.eval_shape(model.init))
     facts = {"corpus": "ab" * 32, "tokenizer": "bytes", "train_seconds": 1.0, "code": CODE}
-    return TrainedModel(7, config, ByteTokenizer(), model, params, mesh, facts, run_name(folder))
+    return TrainedModel(7, config, ByteTokenizer(), HeldParams(model, params), mesh, facts, run_name(folder))
 
 
 def assert_same_bits(trained: TrainedModel, params, constants) -> None:

@@ -15,6 +15,7 @@ from small import small_config
 
 from flash_lm.config import parse
 from flash_lm.data.tokenizers import ByteTokenizer, CharacterTokenizer
+from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.service import connections
 from flash_lm.inference.service.app import build_app
 from flash_lm.inference.service.limits import Limits
@@ -42,7 +43,8 @@ def random_model(kind: str, family: str = "flash") -> TrainedModel:
     config = complete_config(parse(raw))
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.0))
     model, mesh = ModelFunction(config.model, seed=1), make_mesh(config.mesh, jax.devices()[:1])
-    return TrainedModel(7, config, tokenizer, model, jax.jit(model.init)(), mesh, {}, run_name(f"a_{kind}_run"))
+    held = HeldParams(model, jax.jit(model.init)())
+    return TrainedModel(7, config, tokenizer, held, mesh, {}, run_name(f"a_{kind}_run"))
 
 
 @contextlib.contextmanager

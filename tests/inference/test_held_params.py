@@ -1,0 +1,36 @@
+"""A decode loop's parameters: those of training to the bit, and in memory once."""
+
+import gc
+
+import jax
+import numpy as np
+import pytest
+from models.cases import case
+
+from flash_lm.inference.held_params import HeldParams
+from flash_lm.training.state import ModelFunction
+
+
+def bytes_in_memory() -> int:
+    gc.collect()
+    return sum(x.nbytes for x in jax.live_arrays())
+
+
+@pytest.mark.parametrize("family", ["flash", "performer"])
+def test_apart_they_take_the_place_of_the_stack(family):
+    model = ModelFunction(case(family, True).config, seed=0)
+    before = bytes_in_memory()
+    params = jax.jit(model.init)()
+    expected, size = jax.device_get(params), bytes_in_memory() - before
+    held = HeldParams(model, params)
+    assert held.stacked is params
+    del params
+    constants = sum(x.nbytes for x in jax.tree.leaves(model.constants))
+    assert len(held.apart.layers) == model.abstract.periods
+    assert bytes_in_memory() - before <= size + constants
+    found = held.stacked
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert bytes_in_memory() - before > 1.5 * size  # while somebody keeps the stack
+    del found
+    assert bytes_in_memory() - before <= size + constants
