@@ -31,6 +31,7 @@ def test_apart_they_take_the_place_of_the_stack(family):
     found = held.stacked
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
-    assert bytes_in_memory() - before > 1.5 * size  # while somebody keeps the stack
+    layers = sum(x.nbytes for x in jax.tree.leaves(expected["layers"]))
+    assert bytes_in_memory() - before >= size + layers  # while somebody keeps the stack
     del found
     assert bytes_in_memory() - before <= size + constants
