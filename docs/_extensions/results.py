@@ -103,7 +103,7 @@ class ResultsTable(SphinxDirective):
         rule = [":--", *("--:" for _ in head[1:])]
         text = "\n".join("| " + " | ".join(cells) + " |" for cells in [head, rule, *rows])
         up = "../" * (self.env.docname.count("/") + 1)
-        source = f"{{.source}}\nMeasured: [results/{path}]({up}results/{path})."
+        source = f"Measured: [results/{path}]({up}results/{path})."
         return self.parse_text_to_nodes(f"{text}\n\n{source}\n")
 
 
