@@ -42,7 +42,7 @@ def facts(family: str, config: Any, capacities: tuple[int, ...], lengths: tuple[
 
     Args:
         family: a row of the table.
-        config: `config.model`, a ConfigDict, of an experiment with a vocabulary; family, task and max_length are replaced in a copy.
+        config: `config.model` of an experiment, with a vocabulary; a copy gets this family and each length.
         capacities: tokens of a decode state.
         lengths: tokens of a row.
     """
