@@ -1,7 +1,7 @@
 """The rows of the table of families: what one layer is made of, and what the keys left open become.
 
 To add a family: write its mathematics in ops/, wrap it in layers/ with a section for keys of its own, and add its parts
-and its row here, or in a module of your own with `flash_lm.register_family`. docs/design.md tells how.
+and its row here, or in a module of your own with `flash_lm.register_family`. docs/extend.md says how.
 """
 
 from collections.abc import Callable
