@@ -34,6 +34,7 @@ autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "show-inheritance": False}
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+highlight_language = "text"
 
 html_theme = "furo"
 html_math_renderer = "mathml"
@@ -41,3 +42,4 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False

@@ -80,7 +80,7 @@ class FamilyFacts(SphinxDirective):
 
 def _with_sections(app: Sphinx, name: str, source: list[str]) -> None:
     if name == "families":
-        include = "".join(f"```{{include}} families/{family}.md\n```\n\n" for family in FAMILIES)
+        include = "".join(f"```{{include}} families/{family}.md\n:relative-docs: ..\n```\n\n" for family in FAMILIES)
         source[0] = source[0].replace(_HERE, include)
 
 
