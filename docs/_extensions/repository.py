@@ -8,9 +8,7 @@ import os
 import pathlib
 import re
 
-from docutils import nodes
 from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
 
 # The page that shows a file.
 PAGES = {
@@ -21,6 +19,7 @@ PAGES = {
     "../results/README.md": "results.md",
 }
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)#\s]+)(?=[)#])")
+_FILE = re.compile(r"^```\{repository-file\} (\S+)\n```$", re.MULTILINE)
 
 
 def site_link(target: str, folder: str = ".") -> str:
@@ -36,29 +35,22 @@ def with_site_links(text: str, folder: str = ".") -> str:
     return _LINK.sub(lambda match: site_link(match[1], folder), text)
 
 
-class RepositoryFile(SphinxDirective):
-    """A Markdown file, without its first heading, which is the page's own."""
+def _as_a_page(app: Sphinx, name: str, source: list[str]) -> None:
+    """Before a page is parsed: directives need not carry headings, which Sphinx allows at the top of a page only."""
 
-    required_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        """The nodes of the file."""
-        _, path = self.env.relfn2path(self.arguments[0])
-        file = pathlib.Path(path)
+    def text_of(match: re.Match) -> str:
+        file = pathlib.Path(app.srcdir) / match[1]
         if not file.exists():
-            return []
-        self.env.note_dependency(path)
+            return ""
+        app.env.note_dependency(str(file), docname=name)
+        # The first heading is the page's own.
         text = re.sub(r"\A# .*\n", "", file.read_text(encoding="utf-8"))
-        folder = str(pathlib.PurePosixPath(self.arguments[0]).parent)
-        return self.parse_text_to_nodes(with_site_links(text, folder), allow_section_headings=True)
+        return with_site_links(text, str(pathlib.PurePosixPath(match[1]).parent))
 
-
-def _links_of_a_page(app: Sphinx, name: str, source: list[str]) -> None:
-    source[0] = with_site_links(source[0])
+    source[0] = _FILE.sub(text_of, with_site_links(source[0]))
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Adds the directive."""
-    app.add_directive("repository-file", RepositoryFile)
-    app.connect("source-read", _links_of_a_page)
+    """Fills in pages when they are read."""
+    app.connect("source-read", _as_a_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
