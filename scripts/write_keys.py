@@ -18,9 +18,9 @@ _HEAD = """# Keys
 
 Which keys are there, and what do they default to?
 
-`--config.KEY=VALUE` sets a key on the command line. An open key is filled in as its line says. A key that a family does not
-read changes nothing for it, and a command that sets one says so. This page is written by `scripts/write_keys.py` from the
-declarations in the code.
+`--config.KEY=VALUE` sets a key on the command line. An open key is filled in as its line says. A key that a family does
+not read changes nothing for it, and a command that sets one says so. This page is written by `scripts/write_keys.py`
+from the declarations in the code.
 """
 
 
