@@ -34,6 +34,7 @@ autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "show-inheritance": False}
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+napoleon_use_rtype = False
 highlight_language = "text"
 
 html_theme = "furo"
@@ -43,3 +44,4 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
+html_show_search_summary = False  # it needs a server, and pages are also opened as files
