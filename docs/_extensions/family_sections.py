@@ -54,6 +54,7 @@ class FamilyFacts(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """A list and a picture."""
+        self.env.note_reread()  # the code may have changed where no file of the page has
         name = self.arguments[0]
         row, config = FAMILIES[name], flash_base.get_config()
         config.model.vocab_size = config.data.vocab_size
