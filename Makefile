@@ -11,7 +11,7 @@ DEMO_FAMILIES := transformer_plus_plus flash_quad flash
 # Fewer page faults for the large buffers of a step on a CPU.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: setup demo test test-all lint peers
+.PHONY: setup demo test test-all lint docs peers
 
 setup: $(VENV)/ready
 
@@ -42,6 +42,10 @@ peers: setup
 	grep -v '^#' requirements-peers.txt | while read -r package; do \
 		.venv-peers/bin/pip install --quiet --no-build-isolation "$$package" || echo "not installed: $$package"; \
 	done
+
+# The site, into docs/_build/html; a warning is an error.
+docs: setup
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
 lint: setup
 	$(BIN)/ruff check .

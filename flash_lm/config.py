@@ -41,7 +41,7 @@ def _modules(names: tuple) -> str | None:
 class Config:
     """A whole experiment, complete: only `model` may still have open keys that its family fills in."""
 
-    plugins: tuple = key((), "modules of your own, which add rows to the tables; docs/design.md", _modules, before=())
+    plugins: tuple = key((), "modules of your own, which add rows to the tables; docs/extend.md", _modules, before=())
     task: str = key("causal_lm", "a row of the table of tasks", TASKS.rule)
     seed: int = key(0, "of parameters, data order and dropout", at_least(0))
     model: ModelConfig

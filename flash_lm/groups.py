@@ -114,7 +114,7 @@ class ModelConfig(Group, name="model"):
     dropout: float = key(0.0, "of the embedding and of each sublayer's output", fraction)
     dtype: str = key(
         "float32",
-        "of activations; docs/numerics.md tells what stays float32, and what accelerators round",
+        "of activations; docs/numerics.md says what stays float32, and what accelerators round",
         one_of(*DTYPES),
     )
     state_dtype: str = key(

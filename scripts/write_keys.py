@@ -16,9 +16,11 @@ from flash_lm.tables import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
 _PAGE = pathlib.Path(__file__).parent.parent / "docs" / "keys.md"
 _HEAD = """# Keys
 
-Written by `scripts/write_keys.py` from the declarations in the code. `--config.KEY=VALUE` sets one on the command line.
-An open key is filled in by the place that its line names. A key that a family does not read changes nothing for it, and
-whoever sets it on the command line is told so.
+Which keys are there, and what do they default to?
+
+`--config.KEY=VALUE` sets a key on the command line. An open key is filled in as its line says. A key that a family does
+not read changes nothing for it, and a command that sets one says so. This page is written by `scripts/write_keys.py`
+from the declarations in the code.
 """
 
 
@@ -40,9 +42,9 @@ def page() -> str:
     who, text = readers(), [_HEAD]
     for group, keys in itertools.groupby(schema.keys(Config), lambda one: one.name.rpartition(".")[0]):
         about = (schema.SECTIONS[group].__doc__ or "").strip().splitlines()[0] if group in schema.SECTIONS else ""
-        text += [f"\n## {f'`{group}`' if group else 'Of the whole'}\n"]
+        text += [f"\n## {f'`{group}`' if group else 'The experiment'}\n"]
         text += [f"{about}\n"] if about and not about.startswith(f"{schema.SECTIONS[group].__name__}(") else []
-        text += ["| key | type | default | | read by |", "|---|---|---|---|---|"]
+        text += ["| key | type | default | meaning | read by |", "|---|---|---|---|---|"]
         for one in keys:
             default = "open" if one.default is None else f"`{_short(one.default)}`"
             told = ", ".join(f"`{name}`" for name in who.get(one.name, ())) or "all"

@@ -1,94 +1,67 @@
-"""README's figures against the files that they are quoted from, and each quoted file against its command."""
+"""The figures that README and the site type, against the files that they link; and each file against its command.
+
+Tables of the site are built from the files, and cannot differ from them.
+"""
 
 import json
-import pathlib
 import re
 
 import pytest
+from small import ROOT
 
-ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+QUOTED = {page.name: page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
 COMMANDS = (ROOT / "results" / "README.md").read_text()
-FAMILIES = {
-    "FLASH": "flash",
-    "FLASH-Quad": "flash_quad",
-    "MC-TFM": "mc_tfm",
-    "AFT-conv": "aft_conv",
-    "AFT-simple": "aft_simple",
-    "AFT-full": "aft_full",
-    "AFT-local": "aft_local",
-    "Transformer++": "transformer_plus_plus",
-    "Transformer+": "transformer_plus",
-    "Transformer": "transformer",
-    "Linear Transformer": "linear_transformer",
-    "Linear": "linear_transformer",
-    "Performer": "performer",
-}
 
 
 def lines(path: str) -> list[dict]:
     return [json.loads(line) for line in (ROOT / "results" / path).read_text().splitlines()]
 
 
-def table(heading: str) -> list[dict[str, str]]:
-    """The rows of the table with this first line, by column."""
-    text = README[README.index(heading) :].split("\n\n")[0].splitlines()
-    names, _, *rows = ([cell.strip() for cell in row.strip("|").split("|")] for row in text)
-    return [dict(zip(names, row, strict=True)) for row in rows]
+def one(path: str, **where) -> dict:
+    (line,) = [line for line in lines(path) if where.items() <= line.items()]
+    return line
 
 
-def test_the_families():
-    found = {line["run"]: line for line in lines("families/results.jsonl")}
-    rows = table("| family | validation perplexity |")
-    assert {FAMILIES[row["family"]] for row in rows} == set(found)
-    for row in rows:
-        line = found[FAMILIES[row["family"]]]
-        assert line["split"] == "validation" and row["validation perplexity"] == f"{line['perplexity']:.1f}"
-        assert row["ms a step"] == f"{line['microbatch_ms']:.0f}"
-        assert row["times as fast as Transformer++"] == f"{line['speedup']:.2f}"
-    sizes = sorted((line["parameters"], name) for name, line in found.items())
-    words = re.search(r"\(([\d.]+)–([\d.]+)M parameters, AFT-full and AFT-local ([\d.]+)M", README)
-    assert words and {name for _, name in sizes[-2:]} == {"aft_full", "aft_local"}
-    assert words.groups() == tuple(f"{sizes[i][0] / 1e6:.2f}" for i in (0, -3, -1))
-    assert sizes[-3][0] / sizes[0][0] < 1.06
+def typed(page: str) -> list[tuple[str, str]]:
+    """Figures with the file that they link."""
+    return re.findall(r"\[([\d.]+)(?: times)?\]\((?:\.\./)?results/([\w./]+\.jsonl)\)", page)
 
 
-def test_the_demo():
-    found = {line["run"]: line for line in lines("demo/results.jsonl")}
-    rows = table("| run                   | family")
-    assert {row["run"] for row in rows} == set(found)
-    for row in rows:
-        line = found[row["run"]]
-        assert row["perplexity"] == f"{line['perplexity']:.2f}" and row["steps"] == str(line["step"])
-        assert row["bits a byte"] == f"{line['bits_per_byte']:.3f}" and row["parameters"] == f"{line['parameters']:,}"
+def speedup(family: str, length: int) -> float:
+    return one("performance/step_time/steps.jsonl", family=family, length=length)["speedup"]
 
 
-@pytest.mark.parametrize(
-    ("heading", "path"),
-    [
-        ("| rows of | Transformer++ | FLASH-Quad | FLOPs", "performance/step_time/steps.jsonl"),
-        ("| rows of | Transformer++ | FLASH-Quad | FLASH | MC-TFM |", "step_time/steps.jsonl"),
-    ],
-)
-def test_the_step_times(heading, path):
-    found = {(line["family"], line["length"]): line for line in lines(path)}
-    for row in table(heading):
-        length = int(row.pop("rows of").split()[0])
-        for name, told in row.items():
-            if name in FAMILIES:
-                line = found[FAMILIES[name], length]
-                ratio = "" if name == "Transformer++" else f" ({line['speedup']:.1f}×)"
-                assert told == f"{line['median_ms'] / 1000:.1f}{ratio}", (name, length)
+def decoding(baseline: str) -> float:
+    """Tokens a second of FLASH, times those of the baseline, after 16384 tokens in batches of 16."""
+    cell = {"context": 16384, "batch": 16}
+    slow, fast = (one("decode_grouped/decode.jsonl", family=name, **cell) for name in (baseline, "flash"))
+    return slow["ms_a_token"] / fast["ms_a_token"]
 
 
-def test_what_a_step_sends():
-    told = re.search(r"What a training step of the small FLASH sends.*?\n\n", README, re.DOTALL)
-    assert told
-    text = " ".join(told[0].split())
-    for line in lines("mesh/mesh.jsonl"):
-        assert line["family"] == "flash" and not line["dirty"]
-        collectives, megabytes = line["collectives_a_step"], f"{line['collective_bytes_a_step'] / 1e6:.1f}"
-        assert re.search(rf"\b{collectives}( collectives)? and {megabytes} MB", text), line["mesh"]
+def test_the_figures_of_readme():
+    """In their order, each rounded as it is written."""
+    families = [one("families/results.jsonl", run=name) for name in ("flash", "flash_quad", "transformer_plus_plus")]
+    expected = [
+        *((f"{line['perplexity']:.1f}", "families/results.jsonl") for line in families),
+        (f"{speedup('flash', 512):.1f}", "performance/step_time/steps.jsonl"),
+        (f"{speedup('flash', 8192):.1f}", "performance/step_time/steps.jsonl"),
+        (f"{decoding('transformer_plus_plus'):.1f}", "decode_grouped/decode.jsonl"),
+        (f"{decoding('transformer_plus_plus+num_kv_heads=2'):.1f}", "decode_grouped/decode.jsonl"),
+        (f"{speedup('flash_quad', 8192):.1f}", "performance/step_time/steps.jsonl"),
+        (f"{one('performance/sdpa/peers.jsonl', length=4096)['speedup']:.2f}", "performance/sdpa/peers.jsonl"),
+    ]
+    assert typed(README) == expected
+    assert families[0]["perplexity"] == min(line["perplexity"] for line in lines("families/results.jsonl"))
+    assert all(speedup("flash_quad", length) < 1.05 for length in (512, 1024, 2048, 4096, 8192))
+
+
+def test_the_figures_of_the_pages():
+    told = " ".join(QUOTED["decoding.md"].split())
+    assert f"{decoding('transformer_plus_plus'):.1f} times as many tokens a second" in told
+    assert f"and {decoding('transformer_plus_plus+num_kv_heads=2'):.1f} times as many as with two heads" in told
+    losses = [line["losses"] for line in lines("mesh/mesh.jsonl")]
+    assert all(abs(a / b - 1) < 1e-6 for row in losses for a, b in zip(row, losses[0], strict=True))
 
 
 def test_the_verdicts():
@@ -102,9 +75,12 @@ def test_the_verdicts():
         assert re.search(rf"\b{count} {word}", told), part
 
 
-def test_each_quoted_file_is_there_and_has_a_command():
-    nothing_yet = "gpu"  # nobody has had one
-    for path in set(re.findall(r"results/([\w./]+)", README)) - {f"{nothing_yet}/"}:
+@pytest.mark.parametrize("name", QUOTED)
+def test_each_quoted_file_is_there_and_has_a_command(name):
+    text, nothing_yet = QUOTED[name], "gpu"  # nobody has had one
+    quoted = set(re.findall(r"results/([\w./]+)", text))
+    quoted |= set(re.findall(r"\{results-table\} (\S+)", text)) | set(re.findall(r"\{result\}`(\S+)", text))
+    for path in quoted - {f"{nothing_yet}/"}:
         path = path.rstrip("./")
         assert list((ROOT / "results").glob(path + "*")), path
         folder = path.split("/")[0]

@@ -35,7 +35,7 @@ def reproduction_table(lines: list[Line], metric: str) -> str:
 
 
 def plot_quality_against_step_time(lines: list[Line], metric: str, path: pathlib.Path, title: str) -> None:
-    """One point a run, named; the runs of a family are joined.
+    """One point a run; the runs of a family are joined. Names are those of `prominent` runs, and other points are grey.
 
     Args:
         lines: with run, family, the metric and microbatch_ms.
@@ -44,17 +44,30 @@ def plot_quality_against_step_time(lines: list[Line], metric: str, path: pathlib
         title: says what was trained.
     """
     with drawing(path, 1, 1, (9, 6)) as (_, ((axes,),)):
-        for i, family in enumerate(dict.fromkeys(line["family"] for line in lines)):
+        names = prominent(lines, metric)
+        families = dict.fromkeys(line["family"] for line in lines)
+        grey = [family for family in families if not names & {x["run"] for x in lines if x["family"] == family}]
+        for i, family in enumerate([*(family for family in families if family not in grey), *grey]):
             points = [line for line in lines if line["family"] == family]
             x, y = ([point[key] for point in points] for key in ("microbatch_ms", metric))
-            axes.plot(x, y, markersize=6, **style(i))
+            look = {"color": "0.75", "marker": "o", "zorder": 0} if family in grey else {}
+            axes.plot(x, y, markersize=6, **(style(i) | look))
         axes.set(xscale="log", ylabel=METRICS[metric], title=title)
         axes.set_xlabel("milliseconds a microbatch of training, on one device")
         axes.margins(x=0.15, y=0.1)
         axes.set_xticks([], minor=True)
         axes.set_xticks(_ticks([line["microbatch_ms"] for line in lines]))
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        _name_points(axes, [(line["microbatch_ms"], line[metric], line["run"]) for line in lines])
+        _name_points(axes, [(line["microbatch_ms"], line[metric], line["run"]) for line in lines], names)
+
+
+def prominent(lines: list[Line], metric: str, most: int = 12) -> set[str]:
+    """Runs to name in a picture: those that no other beats in both quality and time, then the best, up to `most`."""
+
+    def beaten(line: Line) -> bool:
+        return any(x["microbatch_ms"] < line["microbatch_ms"] and x[metric] < line[metric] for x in lines)
+
+    return {line["run"] for line in sorted(lines, key=lambda line: (beaten(line), line[metric]))[:most]}
 
 
 def _ticks(values: list[float]) -> list[float]:
@@ -64,13 +77,13 @@ def _ticks(values: list[float]) -> list[float]:
     return [x for x in steps if first <= x <= 1.2 * max(values)]
 
 
-def _name_points(axes, points: list[tuple[float, float, str]]) -> None:
-    """Writes each point's name beside it, where it covers no other name and no point if there is such a place."""
+def _name_points(axes, points: list[tuple[float, float, str]], names: set[str]) -> None:
+    """Writes the names of points beside them, each where it covers no other name and no point, if it can."""
     from matplotlib.transforms import Bbox  # noqa: PLC0415 (an extra, and slow to import)
 
     at = axes.transData.transform([(x, y) for x, y, _ in points])
     taken = [Bbox.from_extents(x - 3, y - 3, x + 3, y + 3) for x, y in at]
-    for x, y, name in points:
+    for x, y, name in [point for point in points if point[2] in names]:
         for dx, dy, side in ((5, 4, "left"), (5, -11, "left"), (-5, 4, "right"), (-5, -11, "right")):
             text = axes.annotate(name, (x, y), (dx, dy), textcoords="offset points", fontsize=8, ha=side)
             box = text.get_window_extent()

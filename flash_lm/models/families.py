@@ -1,7 +1,7 @@
 """The rows of the table of families: what one layer is made of, and what the keys left open become.
 
 To add a family: write its mathematics in ops/, wrap it in layers/ with a section for keys of its own, and add its parts
-and its row here, or in a module of your own with `flash_lm.register_family`. docs/design.md tells how.
+and its row here, or in a module of your own with `flash_lm.register_family`. docs/extend.md says how.
 """
 
 from collections.abc import Callable
@@ -153,16 +153,93 @@ _UNITS: dict[str, Default] = _ROTARY | {
 _TOEPLITZ_REACH = 512  # the paper's: a learned w up to here, rope(a)·rope(b)ᵀ above
 _BY_LENGTH = {"gau.relative_bias": lambda config: "toeplitz" if config.max_length <= _TOEPLITZ_REACH else "rope"}
 
-register_family("transformer", Family((SOFTMAX, MLP_PART), _LEARNED))
-register_family("transformer_plus", Family((SOFTMAX, MLP_PART), _ROTARY))
-register_family("transformer_plus_plus", Family((SOFTMAX, GLU_PART), _ROTARY))
-register_family("flash_quad", Family((GAU_QUADRATIC, GAU_QUADRATIC), _UNITS | _BY_LENGTH))
-register_family("flash", Family((GAU_MIXED_CHUNK, GAU_MIXED_CHUNK), _UNITS | {"gau.relative_bias": "toeplitz"}))
-register_family("mc_tfm", Family((SOFTMAX_MIXED_CHUNK, GLU_PART), _ROTARY))
-register_family("aft_full", Family((AFT_FULL, MLP_PART), _LEARNED))
-register_family("aft_local", Family((AFT_LOCAL, MLP_PART), _LEARNED))
-register_family("aft_simple", Family((AFT_SIMPLE, MLP_PART), _LEARNED))
+_VASWANI = "Vaswani et al. 2017, arXiv:1706.03762"
+_FLASH = "Hua et al. 2022, arXiv:2202.10447"
+_AFT = "Zhai et al. 2021, arXiv:2105.14103"
+
+register_family(
+    "transformer",
+    Family((SOFTMAX, MLP_PART), _LEARNED, about="softmax attention and an MLP, learned positions", paper=_VASWANI),
+)
+register_family(
+    "transformer_plus",
+    Family(
+        (SOFTMAX, MLP_PART),
+        _ROTARY,
+        about="the Transformer with rotary positions",
+        paper="Su et al. 2021, arXiv:2104.09864",
+    ),
+)
+register_family(
+    "transformer_plus_plus",
+    Family(
+        (SOFTMAX, GLU_PART),
+        _ROTARY,
+        about="softmax attention and a gated feed-forward (GLU), rotary positions",
+        paper="Shazeer 2020, arXiv:2002.05202",
+    ),
+)
+register_family(
+    "flash_quad",
+    Family(
+        (GAU_QUADRATIC, GAU_QUADRATIC),
+        _UNITS | _BY_LENGTH,
+        about="two gated attention units over all pairs of tokens",
+        paper=_FLASH,
+    ),
+)
+register_family(
+    "flash",
+    Family(
+        (GAU_MIXED_CHUNK, GAU_MIXED_CHUNK),
+        _UNITS | {"gau.relative_bias": "toeplitz"},
+        about="two gated attention units: quadratic inside a chunk, linear over chunks",
+        paper=_FLASH,
+    ),
+)
+register_family(
+    "mc_tfm",
+    Family(
+        (SOFTMAX_MIXED_CHUNK, GLU_PART),
+        _ROTARY,
+        about="Transformer++ with mixed chunk attention: softmax inside a chunk, linear over chunks",
+        paper=_FLASH,
+    ),
+)
+register_family(
+    "aft_full",
+    Family((AFT_FULL, MLP_PART), _LEARNED, about="attention-free: a learned bias for each pair of places", paper=_AFT),
+)
+register_family(
+    "aft_local",
+    Family((AFT_LOCAL, MLP_PART), _LEARNED, about="AFT-full with the bias inside a window alone", paper=_AFT),
+)
+register_family("aft_simple", Family((AFT_SIMPLE, MLP_PART), _LEARNED, about="AFT without a position bias", paper=_AFT))
 # A key a head and not one a channel leaves D² parameters for the MLP, so that num_layers means the same size.
-register_family("aft_conv", Family((AFT_CONV, MLP_PART), _LEARNED | {"mlp_dim": _times(9, 2)}))
-register_family("linear_transformer", Family((LINEAR, MLP_PART), _LEARNED))
-register_family("performer", Family((FAVOR, MLP_PART), _LEARNED))
+register_family(
+    "aft_conv",
+    Family(
+        (AFT_CONV, MLP_PART),
+        _LEARNED | {"mlp_dim": _times(9, 2)},
+        about="AFT with a bias by distance, shared by all places: a convolution a head",
+        paper=_AFT,
+    ),
+)
+register_family(
+    "linear_transformer",
+    Family(
+        (LINEAR, MLP_PART),
+        _LEARNED,
+        about="linear attention with the features elu + 1, and an MLP",
+        paper="Katharopoulos et al. 2020, arXiv:2006.16236",
+    ),
+)
+register_family(
+    "performer",
+    Family(
+        (FAVOR, MLP_PART),
+        _LEARNED,
+        about="softmax estimated by positive random features (FAVOR+), and an MLP",
+        paper="Choromanski et al. 2020, arXiv:2009.14794",
+    ),
+)

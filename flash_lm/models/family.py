@@ -60,10 +60,14 @@ class Family:
     Attributes:
         sublayers: of a layer.
         defaults: of open keys, where they are not what the parts say.
+        about: what one layer is, in a line, for tables of families.
+        paper: authors, year, and arXiv:NUMBER.
     """
 
     sublayers: tuple[Part, ...]
     defaults: Mapping[str, Default] = dataclasses.field(default_factory=dict)
+    about: str = ""
+    paper: str = ""
 
     @property
     def serves(self) -> frozenset[str]:

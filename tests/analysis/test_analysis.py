@@ -12,6 +12,7 @@ from matplotlib.text import Text
 from flash_lm.analysis.comparison import write_comparison
 from flash_lm.analysis.curves import plot_curves
 from flash_lm.analysis.panels import Panel, plot_panels
+from flash_lm.analysis.reproduction import prominent
 from flash_lm.analysis.results import labels, newest_results, validation_curve
 from flash_lm.analysis.table import RUNS, markdown_table
 from flash_lm.errors import InputError
@@ -198,3 +199,10 @@ def test_panels_are_drawn_with_names_that_do_not_cover_each_other(tmp_path, monk
     for axes in {axes for axes, _, _ in drawn}:
         heights = sorted(height for there, _, height in drawn if there == axes)
         assert len(heights) >= 3 and min(b - a for a, b in itertools.pairwise(heights)) > 0.04
+
+
+def test_a_picture_names_those_that_no_other_beats_and_then_the_best():
+    points = {"fast": (1, 9.0), "good": (9, 1.0), "between": (5, 5.0), "beaten": (6, 6.0), "worst": (9, 9.5)}
+    lines = [{"run": run, "microbatch_ms": ms, "perplexity": value} for run, (ms, value) in points.items()]
+    assert prominent(lines, "perplexity", 2) == {"good", "between"}
+    assert prominent(lines, "perplexity", 4) == {"good", "between", "fast", "beaten"}

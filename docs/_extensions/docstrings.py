@@ -1,0 +1,43 @@
+"""Docstrings of the package, which are plain text with `code` and indented examples, as reStructuredText."""
+
+import re
+
+from sphinx.application import Sphinx
+
+_CODE = re.compile(r"`([^`]+)`(?=(\w?))")
+_SIGNS = re.compile(r"([*|]|_(?!\w))")  # what reStructuredText would read as markup
+
+
+def converted(lines: list[str]) -> list[str]:
+    """The lines, with code marked, other markup escaped, and indented blocks as they are."""
+    found: list[str] = []
+    literal = False
+    for i, line in enumerate(lines):
+        indented = line.startswith("    ")
+        if literal and (indented or not line):
+            found.append(line)
+            continue
+        literal = indented and i > 0 and not lines[i - 1]
+        if literal:
+            found += ["::", "", line]
+            continue
+        found.append(_text(line))
+    return found
+
+
+def _text(line: str) -> str:
+    parts, end = [], 0
+    for match in _CODE.finditer(line):
+        parts += [_SIGNS.sub(r"\\\1", line[end : match.start()]), f"``{match[1]}``", "\\ " if match[2] else ""]
+        end = match.end()
+    return "".join([*parts, _SIGNS.sub(r"\\\1", line[end:])])
+
+
+def _convert(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    lines[:] = converted(lines)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Before napoleon, which reads the sections."""
+    app.connect("autodoc-process-docstring", _convert, priority=100)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,92 @@
+"""`families.md`: a section for each row of the table of families, from docs/families/.
+
+`{family} flash` in a section is what the code says of that family: a table of facts and the picture of its visible
+pairs.
+"""
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from flash_lm import schema
+from flash_lm.configs import flash_base
+from flash_lm.models.facts import Facts, facts
+from flash_lm.models.family import Family
+from flash_lm.tables import FAMILIES
+
+_HERE = "% every family\n"
+_CAPACITIES, _LENGTHS = (1024, 65536), (512, 8192)
+_POSITIONS = {"none": "", "learned": "learned", "sinusoid": "sinusoids", "scaled_sinusoid": "scaled sinusoids"}
+_BIASES = {
+    "toeplitz": "a learned relative bias (Toeplitz)",
+    "rope": "a relative bias from rotated vectors",
+    "t5": "a relative bias in buckets",
+}
+
+
+def _positions(found: Facts) -> str:
+    config, keys = found.config, FAMILIES[found.config.family].reads()
+    names = [_POSITIONS[config.absolute_positions], "rotary" if config.rotary else ""]
+    names += [_BIASES.get(str(config.get("gau.relative_bias")), "")] if "model.gau.relative_bias" in keys else []
+    names += (
+        ["a position bias inside the attention"] if "model.aft.window" in keys or "model.aft.bias_dim" in keys else []
+    )
+    return ", ".join(name for name in names if name)
+
+
+def _keys(row: Family) -> str:
+    sections = {kind for part in row.sublayers for kind in part.sections}
+    names = [name for name, kind in schema.SECTIONS.items() if kind in sections]
+    return ", ".join(f"`{name}.*`" for name in names) or "no section of its own"
+
+
+def _state(found: Facts) -> str:
+    if not found.state_bytes:
+        return "does not decode"
+    short, long = (f"{size / 1e6:,.2f} MB" for size in found.state_bytes.values())
+    return f"{short} after 1k tokens, {long} after 64k" if found.state_grows else f"{short} at any length"
+
+
+class FamilyFacts(SphinxDirective):
+    """What the code says of a family, at the size of configs/flash_base.py."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """A list and a picture."""
+        self.env.note_reread()  # the code may have changed where no file of the page has
+        name = self.arguments[0]
+        row, config = FAMILIES[name], flash_base.get_config()
+        config.model.vocab_size = config.data.vocab_size
+        found = facts(name, config.model, _CAPACITIES, _LENGTHS)
+        flops = " and ".join(f"{found.flops[n] / 1e6:,.0f} million in rows of {n:,} tokens" for n in _LENGTHS)
+        paper, _, number = row.paper.partition(", arXiv:")
+        lines = {
+            "Name": f"`--config.model.family={name}`",
+            "Paper": f"[{paper}](https://arxiv.org/abs/{number})" if number else paper,
+            "One layer": ", then ".join(f"`{sublayer}`" for sublayer in found.sublayers)
+            .replace("(", "` over `")
+            .replace(")", ""),
+            "Positions": _positions(found),
+            "Parameters": f"{found.parameters / 1e6:.1f} million",
+            "Decode state of a row": _state(found),
+            "Forward FLOPs a token": flops,
+            "Keys": _keys(row),
+        }
+        text = "\n".join(f"| {label} | {value} |" for label, value in lines.items() if value)
+        head = "| | |\n|---|---|\n"
+        picture = f"![Which keys each query of {name} sees](families/pictures/{name}.svg)\n"
+        return self.parse_text_to_nodes(f"{head}{text}\n\n{picture}")
+
+
+def _with_sections(app: Sphinx, name: str, source: list[str]) -> None:
+    if name == "families":
+        include = "".join(f"```{{include}} families/{family}.md\n:relative-docs: ..\n```\n\n" for family in FAMILIES)
+        source[0] = source[0].replace(_HERE, include)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Adds the directive, and fills in the page when it is read."""
+    app.add_directive("family", FamilyFacts)
+    app.connect("source-read", _with_sections)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,56 @@
+"""Files of the repository that are not of the site.
+
+`{repository-file} ../CHANGELOG.md` shows one as part of a page; one that does not exist yet is left out. Links to files
+work on the site as they do in the repository: they lead to the page that shows the file, or to a copy of it.
+"""
+
+import os
+import pathlib
+import re
+
+from sphinx.application import Sphinx
+
+# The page that shows a file.
+PAGES = {
+    "../CHANGELOG.md": "changelog.md",
+    "../CONTRIBUTING.md": "contributing.md",
+    "../README.md": "index.md",
+    "../results/CLAIMS.md": "claims.md",
+    "../results/README.md": "results.md",
+}
+_LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)#\s]+)(?=[)#])")
+_FILE = re.compile(r"^```\{repository-file\} (\S+)\n```$", re.MULTILINE)
+
+
+def site_link(target: str, folder: str = ".") -> str:
+    """A link of a file in this folder, relative to docs/, as a page has to write it."""
+    path = os.path.normpath(os.path.join(folder, target)).removeprefix("../docs/")
+    path = PAGES.get(path, path)
+    # MyST takes what ends in .md for a page.
+    return f"path:{path}" if path.startswith("../") and path.endswith(".md") else path
+
+
+def with_site_links(text: str, folder: str = ".") -> str:
+    """Markdown with the links of a file in this folder."""
+    return _LINK.sub(lambda match: site_link(match[1], folder), text)
+
+
+def _as_a_page(app: Sphinx, name: str, source: list[str]) -> None:
+    """Before a page is parsed: directives need not carry headings, which Sphinx allows at the top of a page only."""
+
+    def text_of(match: re.Match) -> str:
+        file = pathlib.Path(app.srcdir) / match[1]
+        if not file.exists():
+            return ""
+        app.env.note_dependency(str(file), docname=name)
+        # The first heading is the page's own.
+        text = re.sub(r"\A# .*\n", "", file.read_text(encoding="utf-8"))
+        return with_site_links(text, str(pathlib.PurePosixPath(match[1]).parent))
+
+    source[0] = _FILE.sub(text_of, with_site_links(source[0]))
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Fills in pages when they are read."""
+    app.connect("source-read", _as_a_page)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

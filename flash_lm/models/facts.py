@@ -1,0 +1,74 @@
+"""What can be said of a family without running it: its size, its decode state and its FLOPs, from shapes alone."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+from flax import nnx
+
+from flash_lm.config import ModelConfig
+from flash_lm.layers.sublayer import Sublayer
+from flash_lm.models.language_model import LanguageModel, build_model
+from flash_lm.tables import FAMILIES
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """Of a family at one size.
+
+    Attributes:
+        config: of the model, completed.
+        sublayers: of a layer, by the names of their classes, a core's behind its projections'.
+        parameters: trained ones, at the config's own max_length.
+        state_bytes: of one row's decode state, by the number of tokens that it has room for; empty: cannot decode.
+        flops: forward FLOPs a token, by the length of a row.
+    """
+
+    config: ModelConfig
+    sublayers: tuple[str, ...]
+    parameters: int
+    state_bytes: dict[int, int]
+    flops: dict[int, float]
+
+    @property
+    def state_grows(self) -> bool:
+        """Whether a longer text needs a larger state."""
+        return len(set(self.state_bytes.values())) > 1
+
+
+def facts(family: str, config: Any, capacities: tuple[int, ...], lengths: tuple[int, ...]) -> Facts:
+    """The facts of a family.
+
+    Args:
+        family: a row of the table.
+        config: `config.model` of an experiment, with a vocabulary; a copy gets this family and each length.
+        capacities: tokens of a decode state.
+        lengths: tokens of a row.
+    """
+    causal = "causal" in FAMILIES[family].serves
+    own = _model(family, config, config.max_length, causal)
+    states = {}
+    for capacity in capacities if causal else ():
+        model = _model(family, config, capacity, causal)
+        states[capacity] = _bytes(jax.eval_shape(lambda model=model, capacity=capacity: model.init_state(1, capacity)))
+    flops = {length: _model(family, config, length, causal).flops_per_token(length) for length in lengths}
+    parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(own, nnx.Param)))
+    sublayers = tuple(_name(sublayer) for sublayer in own.layers.sublayers)
+    return Facts(own.config, sublayers, parameters, states, flops)
+
+
+def _model(family: str, config: Any, max_length: int, causal: bool) -> LanguageModel:
+    """With shapes in place of arrays."""
+    config = config.copy_and_resolve_references()
+    config.update(family=family, causal=causal, max_length=max_length)
+    return nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
+
+
+def _name(sublayer: Sublayer) -> str:
+    core = getattr(sublayer, "core", None)
+    return type(sublayer).__name__ + (f"({type(core).__name__})" if core else "")
+
+
+def _bytes(tree) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,23 @@
+"""What is said of a family without running it, against the model itself."""
+
+import jax
+import pytest
+from flax import nnx
+
+from flash_lm import build_model
+from flash_lm.models.facts import facts
+from flash_lm.models.family import FAMILIES
+from models.cases import model_config
+
+
+@pytest.mark.parametrize("name", ["transformer", "flash"])
+def test_facts_are_those_of_the_model(name):
+    config = model_config("performer", True)
+    found = facts(name, config, (16, 32), (16, 24))
+    model = build_model(model_config(name, True), rngs=nnx.Rngs(0))
+    assert found.parameters == sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    for capacity, size in found.state_bytes.items():
+        assert size == sum(x.nbytes for x in jax.tree.leaves(model.init_state(1, capacity)))
+    assert found.flops[24] == model.flops_per_token(24)
+    assert found.state_grows == (name == "transformer")
+    assert len(found.sublayers) == len(FAMILIES[name].sublayers) and config.family == "performer"

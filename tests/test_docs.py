@@ -1,0 +1,154 @@
+"""README and docs/: links lead somewhere, commands parse, Python compiles and runs, and each family has its section."""
+
+import argparse
+import importlib
+import importlib.util
+import pathlib
+import re
+import shlex
+
+import pytest
+from small import ROOT
+
+from flash_lm.command import load_config
+from flash_lm.tables import FAMILIES
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "families").glob("*.md"))]
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# A block of Python runs unless it names what no clone has: a run, or a module of the reader's own.
+NOT_HERE = ("runs/", "my_package")
+MISSING = "--config.plugins=my_package.families"
+TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+class Parsed(Exception):  # noqa: N818 (no error)
+    """Stops a script when it has read its flags."""
+
+
+def load(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def blocks(page: pathlib.Path, language: str) -> list[str]:
+    return [text for name, text in BLOCK.findall(page.read_text()) if name == language]
+
+
+def commands() -> list[str]:
+    """All command lines, whole, without those of other programs."""
+    found = {}
+    for page in PAGES:
+        for block in blocks(page, "sh"):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                while words and re.match(r"[A-Z_]+=", words[0]):
+                    words.pop(0)
+                if "|" in words:
+                    words = words[words.index("|") + 1 :]
+                if words:
+                    found[shlex.join(words)] = None
+    return list(found)
+
+
+def check_config(config: str | None, overrides: list[str]) -> None:
+    """Keys and values are those of a config; that of a run or of a reader's own module is not here."""
+    assert all(word.startswith("--config.") for word in overrides), overrides
+    if MISSING not in overrides and (config is None or (ROOT / config).exists() or "/" not in config):
+        load_config(config or "quickstart", overrides)
+
+
+def check_module(words: list[str]) -> None:
+    parser = importlib.import_module(words[0]).flags()
+    known, others = parser.parse_known_args(words[1:])
+    grid = [f"--config.{one}" for one in getattr(known, "grid", None) or []]
+    first_values = [re.sub(r"=([^,]*),.*", r"=\1", word) for word in grid]
+    check_config(getattr(known, "config", None), others + first_values)
+
+
+def check_script(path: str, words: list[str], monkeypatch) -> None:
+    script, others = load(pathlib.Path(path).stem), []
+    real = argparse.ArgumentParser.parse_known_args
+
+    def known(parser, argv=None, namespace=None):
+        others[:] = real(parser, argv, namespace)[1]
+        raise Parsed
+
+    def parse(parser, argv=None, namespace=None):
+        others[:] = real(parser, argv, namespace)[1]
+        assert not others, others
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", known)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
+    with pytest.raises(Parsed):
+        script.main(words)
+    monkeypatch.undo()
+    check_config(None, others)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_parses(command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    first, *words = shlex.split(command)
+    if first == "make":
+        assert set(word for word in words if "=" not in word) <= TARGETS
+    elif first == "python" and words[0] == "-m":
+        check_module(words[1:])
+    elif first == "python":
+        check_script(words[0], words[1:], monkeypatch)
+    elif "/" in first:
+        assert (ROOT / first).exists()
+    else:
+        assert first in ("source", "curl", "git"), f"a command that no test knows: {command}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_links_lead_somewhere(page):
+    """Pages that Sphinx shows in another place have the same links as here."""
+    text = BLOCK.sub("", page.read_text())
+    targets = re.findall(r"\]\((?!\w+:)([^)#\s]+)", text) + re.findall(r"\{repository-file\} (\S+)", text)
+    not_yet = {"../CONTRIBUTING.md"}
+    missing = [target for target in targets if not (page.parent / target).exists() and target not in not_yet]
+    assert not missing
+    files = re.findall(r"^```\{results-table\} (\S+)", text, re.MULTILINE) + re.findall(r"\{result\}`(\S+)", text)
+    assert not [file for file in files if not (ROOT / "results" / file).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_python_compiles_and_runs(page):
+    for block in blocks(page, "python"):
+        code = compile(block, str(page), "exec")
+        if not any(name in block for name in NOT_HERE):
+            exec(code, {"__name__": page.stem})
+
+
+def test_each_family_has_a_section_a_picture_and_a_line():
+    for name, row in FAMILIES.items():
+        page = ROOT / "docs" / "families" / f"{name}.md"
+        assert page.exists(), f"write {page}: its equation, and what we changed"
+        assert page.read_text().startswith("## ") and f"```{{family}} {name}\n```" in page.read_text()
+        assert row.about and "arXiv:" in row.paper, name
+        assert (page.parent / "pictures" / f"{name}.svg").exists(), "run python scripts/draw_families.py"
+    extra = {page.stem for page in (ROOT / "docs" / "families").glob("*.md")} - FAMILIES.keys()
+    assert not extra
+
+
+def test_the_table_of_families_in_readme_is_current():
+    readme = (ROOT / "README.md").read_text()
+    assert load("write_families").page(readme) == readme, "run python scripts/write_families.py"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_picture_is_current(family):
+    picture = (ROOT / "docs" / "families" / "pictures" / f"{family}.svg").read_text()
+    assert load("draw_families").picture(family) == picture, f"run python scripts/draw_families.py --families={family}"
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150

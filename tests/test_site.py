@@ -1,0 +1,64 @@
+"""What builds the site beside Sphinx: tables of results, docstrings, links."""
+
+import sys
+
+import pytest
+from small import ROOT
+
+pytest.importorskip("sphinx", reason="the site's packages are not installed")
+sys.path.append(str(ROOT / "docs" / "_extensions"))
+
+import docstrings
+import repository
+
+import results
+
+LINES = [
+    {"family": "a", "length": 512, "ms": 1234.5, "bytes": 2_000_000},
+    {"family": "a", "length": 1024, "ms": 2000.0, "bytes": 3_000_000},
+    {"family": "b", "length": 1024, "ms": 10.0, "bytes": None},
+]
+
+
+def test_a_cell_is_written_in_its_unit():
+    assert results.written("{ms/1000:.2f} s of `{family}`", LINES[0]) == "1.23 s of `a`"
+    assert results.written("{bytes/1e6:.1f}", LINES[2]) == ""
+    assert results.written("{none}", LINES[0]) == ""
+
+
+def test_a_table_has_a_line_a_row_or_a_column_a_value():
+    columns = {"family": "`{family}`", "ms": "{ms:.0f}"}
+    assert results.table(LINES[:1], columns, None) == [["family", "ms"], ["`a`", "1234"]]
+    columns = {"family": "`{family}`", "*": "{ms:.0f}", "MB": "{bytes/1e6:.0f}"}
+    across = results.table(LINES, columns, "length")
+    assert across == [["family", "512", "1,024", "MB"], ["`a`", "1234", "2000", "2"], ["`b`", "", "10", ""]]
+
+
+def test_lines_are_chosen_by_their_values():
+    assert len(results.read("families/results.jsonl", "family=flash, split=validation")) == 1
+    with pytest.raises(Exception, match="has no line with family=flush"):
+        results.read("families/results.jsonl", "family=flush")
+
+
+def test_links_are_those_of_the_site():
+    assert repository.site_link("docs/keys.md", "..") == "keys.md"
+    assert repository.site_link("CLAIMS.md", "../results") == "claims.md"
+    assert repository.site_link("../results/decode/table.md") == "path:../results/decode/table.md"
+    assert (
+        repository.with_site_links("[a](https://b.c) [d](#e) [f](keys.md#g)")
+        == "[a](https://b.c) [d](#e) [f](keys.md#g)"
+    )
+
+
+def test_docstrings_become_restructuredtext():
+    found = docstrings.converted(["All `Array`s *must* be a_ thing:", "", "    x = `y`", "", "Args:", "    x: `y`."])
+    assert found == [
+        "All ``Array``\\ s \\*must\\* be a\\_ thing:",
+        "",
+        "::",
+        "",
+        "    x = `y`",
+        "",
+        "Args:",
+        "    x: ``y``.",
+    ]
