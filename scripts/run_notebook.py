@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("notebook", type=pathlib.Path)
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE")
     parser.add_argument("--pictures", type=pathlib.Path, help="folder that gets copies of the PNGs it writes to OUT")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_intermixed_args(argv)
     names = execute(arguments.notebook, dict(map(_setting, arguments.settings)))
     if arguments.pictures:
         arguments.pictures.mkdir(parents=True, exist_ok=True)

@@ -101,3 +101,19 @@ def test_an_address_that_colab_cannot_open(address, tmp_path, monkeypatch):
     monkeypatch.setattr(script, "ROOT", tmp_path)
     with pytest.raises(InputError, match="OWNER/NAME, or empty"):
         script.repository()
+
+
+def test_a_notebook_runs_as_a_command(tmp_path):
+    """With settings of its own, and its pictures copied."""
+    out, notebook = tmp_path / "out", tmp_path / "small.ipynb"
+    setting = {"cell_type": "code", "metadata": {"tags": ["parameters"]}, "source": ["OUT = '.'\n", "STEPS = 3"]}
+    drawing = "import pathlib\npathlib.Path(OUT).mkdir()\npathlib.Path(OUT, f'{STEPS + 1}.png').write_text('x')"
+    cells = [setting, {"cell_type": "code", "metadata": {}, "source": [drawing]}]
+    notebook.write_text(json.dumps({"cells": cells}))
+    main, pictures = load("run_notebook").main, tmp_path / "pictures"
+    main([str(notebook), f"--pictures={pictures}", "STEPS=5", f"OUT={out}"])
+    assert [path.name for path in pictures.iterdir()] == ["6.png"]
+    with pytest.raises(InputError, match="has no setting STEP"):
+        main([str(notebook), "STEP=5"])
+    with pytest.raises(InputError, match="NAME=VALUE"):
+        main([str(notebook), "STEPS"])
