@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import pathlib
+import re
 import subprocess
 
 import pytest
@@ -14,6 +15,7 @@ from flash_lm.models.family import FAMILIES
 
 ROOT = pathlib.Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PICTURES = ROOT / "docs" / "pictures"
 ADDRESS = "https://github.com/someone/something"
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -117,3 +119,10 @@ def test_a_notebook_runs_as_a_command(tmp_path):
         main([str(notebook), "STEP=5"])
     with pytest.raises(InputError, match="NAME=VALUE"):
         main([str(notebook), "STEPS"])
+
+
+def test_the_kept_pictures_are_small_and_shown():
+    page = (PICTURES / "README.md").read_text(encoding="utf-8")
+    kept = {str(png.relative_to(PICTURES)) for png in PICTURES.rglob("*.png")}
+    assert kept == set(re.findall(r"!\[.+\]\((.+)\)", page))
+    assert all((PICTURES / name).stat().st_size < 150_000 for name in kept)
