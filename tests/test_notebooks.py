@@ -55,6 +55,7 @@ def test_notebook(path, tmp_path, monkeypatch):
     out = tmp_path / "runs"
     load("run_notebook").execute(path, settings(tmp_path)[path.stem] | {"OUT": str(out)})
     assert (out / "table.md").exists()
+    assert {png.name for png in out.glob("*.png")} == {png.name for png in (PICTURES / path.stem).glob("*.png")}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -124,5 +125,5 @@ def test_a_notebook_runs_as_a_command(tmp_path):
 def test_the_kept_pictures_are_small_and_shown():
     page = (PICTURES / "README.md").read_text(encoding="utf-8")
     kept = {str(png.relative_to(PICTURES)) for png in PICTURES.rglob("*.png")}
-    assert kept == set(re.findall(r"!\[.+\]\((.+)\)", page))
+    assert kept == set(re.findall(r"!\[.+\]\((.+)\)", page)) and all(f"{path.stem}/" in page for path in NOTEBOOKS)
     assert all((PICTURES / name).stat().st_size < 150_000 for name in kept)
