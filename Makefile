@@ -1,19 +1,23 @@
-# Every target makes the environment if it is missing. PYTHON chooses the interpreter; DEMO_STEPS the length of the demo,
-# and RUNS its folder, which a demo of another length needs anew.
+# Every target but help makes the environment if it is missing. PYTHON chooses the interpreter. DEMO_STEPS is the
+# length of the demo and RUNS its folder: a demo of another length needs a new folder.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUNS ?= runs/demo
 DEMO_STEPS ?= 240
-# Compiling, which takes most of the time of the tests, keeps one core busy at a time.
+# Most of the tests' time is compilation, which keeps one core busy: so one process a core.
 PARALLEL := -n auto --dist loadgroup
 DEMO_FAMILIES := transformer_plus_plus flash_quad flash
 # Fewer page faults for the large buffers of a step on a CPU.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: setup demo test test-all lint docs peers
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint format generated docs peers
 
-setup: $(VENV)/ready
+help: ## list the targets (default)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: $(VENV)/ready ## make the environment .venv; PYTHON=python3.12 chooses the interpreter
 
 $(VENV)/ready: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -21,7 +25,7 @@ $(VENV)/ready: requirements.txt pyproject.toml
 	$(BIN)/pip install --quiet --no-deps -e .
 	touch $@
 
-demo: setup
+demo: setup ## train, score and compare three small models on Python's own sources
 	set -e; for family in $(DEMO_FAMILIES); do \
 		$(BIN)/python -m flash_lm.train --config=configs/quickstart.py --workdir=$(RUNS)/$$family \
 			--config.model.family=$$family --config.train.steps=$(DEMO_STEPS); \
@@ -30,24 +34,33 @@ demo: setup
 	$(BIN)/python scripts/compare.py $(addprefix $(RUNS)/,$(DEMO_FAMILIES)) --out=$(RUNS)
 	$(BIN)/python -m flash_lm.generate --workdir=$(RUNS)/flash --prompt="import " --max_tokens=60 --temperature=0.7
 
-test: setup
+test: setup ## run the tests, without the slow ones
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
-test-all: setup
+test-all: setup ## run all tests
 	$(BIN)/python -m pytest $(PARALLEL)
 
-# A peer that does not install is told of, and the rest goes on.
-peers: setup
+lint: setup ## check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: setup ## fix what ruff can fix, and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+generated: setup ## write what is made from the code again: keys, families, notebooks' shared cells
+	$(BIN)/python scripts/write_keys.py
+	$(BIN)/python scripts/write_families.py
+	$(BIN)/python scripts/draw_families.py
+	$(BIN)/python scripts/write_notebooks.py
+
+# If a peer does not install, this prints its name and goes on with the next one.
+peers: setup ## make .venv-peers, with the packages that scripts/benchmark_peers.py measures beside ours
 	$(PYTHON) -m venv .venv-peers
 	grep -v '^#' requirements-peers.txt | while read -r package; do \
 		.venv-peers/bin/pip install --quiet --no-build-isolation "$$package" || echo "not installed: $$package"; \
 	done
 
-# The site, into docs/_build/html; a warning is an error.
-docs: setup
+docs: setup ## build the site into docs/_build/html; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
-
-lint: setup
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/pyright

@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from flash_lm.models.family import register_family
     from flash_lm.models.heads import register_head
     from flash_lm.models.language_model import LanguageModel, build_model
+    from flash_lm.models.mixer import build_mixer
     from flash_lm.training.optimizer import register_optimizer
 
 __all__ = [
     "LanguageModel",
     "LoadedModel",
+    "build_mixer",
     "build_model",
     "import_hf",
     "load",
@@ -29,6 +31,7 @@ __all__ = [
 _PLACES = {
     "LanguageModel": "flash_lm.models.language_model",
     "LoadedModel": "flash_lm.inference.loaded",
+    "build_mixer": "flash_lm.models.mixer",
     "build_model": "flash_lm.models.language_model",
     "import_hf": "flash_lm.inference.importing",
     "load": "flash_lm.inference.loaded",

@@ -11,7 +11,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -21,7 +21,7 @@ from flash_lm.config import add_sections, open_type, plugins_of, unread_keys
 from flash_lm.errors import InputError, RunError
 from flash_lm.plugins import import_plugins
 from flash_lm.schema import unknown_key
-from flash_lm.tables import TASKS
+from flash_lm.tables import CORPORA, TASKS
 
 _log = logging.getLogger(__name__)
 _CONFIGS = pathlib.Path(__file__).parent / "configs"
@@ -114,6 +114,7 @@ def load_config(path: str, overrides: list[str]) -> ConfigDict:
     import_plugins(() if flag else plugins_of(config))  # the flag takes their place
     add_sections(config)
     apply_overrides(config, overrides)
+    check_path(config, overrides)
     _tell_unread(config, overrides)
     return config
 
@@ -129,6 +130,20 @@ def _names(text: str) -> tuple[str, ...]:
         return plugins_of({"plugins": _tuple(text)})
     except (ValueError, SyntaxError):
         return ()  # `override` says so
+
+
+def check_path(config: Any, overrides: Sequence[str]) -> None:
+    """Checks that a path that is given is read: else the text would be another than its user thinks.
+
+    Raises:
+        InputError: the corpus of the config does not read it.
+    """
+    corpus, given = config.data.corpus, any(re.match("--config.data.path=.", word) for word in overrides)
+    if given and corpus in CORPORA and not CORPORA[corpus].reads_path:
+        raise InputError(
+            f"data.corpus={corpus} does not read data.path: add --config.data.corpus=text for text files, or "
+            f"--config.data.corpus=hf for a data set"
+        )
 
 
 def _tell_unread(config: Any, overrides: list[str]) -> None:
@@ -219,6 +234,9 @@ def override(config: ConfigDict, word: str) -> str | None:
     """Applies one --config.key=value; returns what is wrong with it, if anything."""
     name, equals, text = word.partition("=")
     if not name.startswith("--config.") or not equals:
+        group, dot, _ = name.removeprefix("--").partition(".")
+        if equals and dot and group in config:
+            return f"unknown argument {word}: did you mean --config.{word.removeprefix('--')}?"
         return f"unknown argument {word}: overrides look like --config.model.num_layers=4, other flags are in --help"
     *parents, key = name.removeprefix("--config.").split(".")
     prefix, node = "", typing.cast(Any, config)

@@ -157,7 +157,8 @@ class DataConfig(Group, name="data"):
     corpus: str = key("stdlib", "a row of the table of corpora", CORPORA.rule)
     path: str = key(
         None,
-        "text: a file or a glob; hf: a folder, file or glob of parquet, arrow or json; couplets and images: a folder",
+        "text: a file, a glob or a folder of .txt files; hf: a folder, file or glob of parquet, arrow or json; "
+        "couplets and images: a folder",
     )
     name: str = key(None, "hf and images: a data set on the hub, in place of a path", before=None)
     config: str = key(None, "hf: one of the configs of that data set; open: its only one", before=None)

@@ -266,5 +266,8 @@ def unknown_key(prefix: str, name: str, known: list[str]) -> str:
     if prefix + name in MOVED:
         return f"{prefix}{name} is now {' and '.join(MOVED[prefix + name])}: docs/keys.md lists the keys"
     near = difflib.get_close_matches(name, known, n=1)
+    elsewhere = [f"{group}.{name}" for group, cls in _GROUPS.items() if name in members(cls)]
+    if elsewhere and not prefix:
+        return f"unknown key {name}: did you mean {' or '.join(elsewhere)}?"
     advice = f"did you mean {prefix}{near[0]}?" if near else "docs/keys.md lists the keys"
     return f"unknown key {prefix}{name}: {advice}"

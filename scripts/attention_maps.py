@@ -10,33 +10,18 @@ import dataclasses
 import importlib.util
 import pathlib
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from flash_lm.analysis.figure import drawing
 from flash_lm.command import positive, run
 from flash_lm.errors import InputError
-from flash_lm.inference.trained_model import TrainedModel, load_model
-from flash_lm.models.attention_weights import AttentionMap, attention_weights
+from flash_lm.inference.loaded import LoadedModel
+from flash_lm.inference.trained_model import load_model
+from flash_lm.models.attention_weights import AttentionMap
 
 _TEXT = pathlib.Path(argparse.__file__)  # a text that every machine has, and of the default corpus
 _INCHES = (1.9, 2.0)
 _FULL_COLOUR = 0.995  # share of the weights that are not zero: a single pair would leave all others pale
-
-
-def maps_of(trained: TrainedModel, text: str, tokens: int) -> list[AttentionMap]:
-    """Of the first tokens of a text."""
-    inputs_1xL = jnp.asarray(trained.encode(text, "text")[:tokens])[None]
-    found: list[AttentionMap] = []
-
-    def weights(params) -> list[jax.Array]:
-        found[:] = attention_weights(trained.model.bind(params), inputs_1xL)
-        return [one.weights_BxHxLxL for one in found]
-
-    with jax.set_mesh(trained.mesh):
-        arrays = jax.device_get(jax.jit(weights)(trained.params))
-    return [AttentionMap(one.layer, one.sublayer, one.part, x) for one, x in zip(found, arrays, strict=True)]
 
 
 def _from_one(one: AttentionMap) -> AttentionMap:
@@ -86,11 +71,11 @@ def main(argv: list[str]) -> None:
     arguments = parser.parse_args(argv)
     if importlib.util.find_spec("matplotlib") is None:
         raise InputError("pictures are drawn by matplotlib: pip install flash_lm[plot]")
-    trained = load_model(arguments.workdir)
+    model = load_model(arguments.workdir)
     text = _TEXT.read_text(encoding="utf-8") if arguments.text is None else arguments.text
-    maps = maps_of(trained, text, arguments.tokens)
+    maps = LoadedModel(model).attention(text, arguments.tokens)
     length = maps[0].weights_BxHxLxL.shape[-1]
-    draw(maps, arguments.out, f"{trained.name}, step {trained.step}: {length} tokens")
+    draw(maps, arguments.out, f"{model.name}, step {model.step}: {length} tokens")
     print(f"{arguments.out}: {len(maps)} maps of {length} tokens")
 
 

@@ -6,11 +6,15 @@
 At the papers' scale each table has its data set; at small scale any corpus will do. Run again, it goes on where it
 stopped. OUT gets table.md, results.jsonl, curves.png (quality against steps and time) and quality.png (against the
 time of a step).
+
+It runs on one host. Several hosts run a command for each of its runs, and `--commands` prints them: docs/scaling.md.
 """
 
 import argparse
 import logging
 import pathlib
+import shlex
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -89,6 +93,36 @@ def one_microbatch(config: Any) -> ConfigDict:
     return changed(config, {"train.accumulate": 1, "data.tokens_per_batch": tokens // accumulate})
 
 
+def commands(launcher: str, table: str, workdir: pathlib.Path, words: list[str], split: str) -> list[str]:
+    """What trains and scores one run of a table.
+
+    Args:
+        launcher: takes the name of a command and its flags, such as `python -m flash_lm`.
+        table: of configs/tables/.
+        workdir: of the run.
+        words: that make the table's config that of the run.
+        split: to be scored.
+    """
+    train = ["train", f"--config=tables/{table}", f"--workdir={workdir}", *words]
+    evaluate = ["evaluate", f"--workdir={workdir}", f"--split={split}"]
+    return [f"{launcher} {shlex.join(line)}" for line in (train, evaluate)]
+
+
+def words_between(base: ConfigDict, config: ConfigDict) -> list[str]:
+    """What makes one config another, such as --config.model.num_layers=4."""
+    before = dict(flat(base))
+    return [f"--config.{key}={'' if x is None else x}" for key, x in flat(config) if before[key] != x]
+
+
+def flat(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys, such as model.gau.heads, and values."""
+    for key, value in config.items():
+        if isinstance(value, ConfigDict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def main(argv: list[str]) -> None:
     """Trains, scores and times every run of a table of the papers."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -99,6 +133,13 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--split", default="test", choices=("validation", "test"), help="scored at the end")
     parser.add_argument("--rounds", type=positive, default=ROUNDS, help="of the timing")
+    parser.add_argument(
+        "--commands",
+        nargs="?",
+        const="python -m flash_lm",
+        metavar="LAUNCHER",
+        help="print a command for each run and do nothing else; such as scripts/launch/tpu_pod.sh",
+    )
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
     arguments, overrides = parser.parse_known_args(argv)
     if arguments.scale == "small" and not arguments.corpus:
@@ -109,10 +150,15 @@ def main(argv: list[str]) -> None:
     apply_overrides(config, overrides)
     config = with_corpus(config, arguments.corpus) if arguments.corpus else config
     runs, figures = table.get_runs(arguments.scale), table.get_figures(arguments.scale)
+    workdirs = [arguments.out / "runs" / name for name in runs]
+    if arguments.commands:
+        for name, workdir in zip(runs, workdirs, strict=True):
+            words = words_between(table.get_config(), changed(config, runs[name]))
+            print("\n".join(commands(arguments.commands, arguments.table, workdir, words, arguments.split)))
+        return
     check_runs(config, runs)
     first = next(iter(runs))
     baseline_of = {name: getattr(table, "baseline", lambda run: first)(name) for name in runs}
-    workdirs = [arguments.out / "runs" / name for name in runs]
     times = time_steps(config, runs, baseline_of, arguments.rounds, arguments.out / "step_times.jsonl")
     with stop_on_signal() as should_stop:
         failures = run_study(config, runs, arguments.out / "runs", arguments.split, should_stop)

@@ -38,7 +38,7 @@ def test_every_config_file_is_valid(path):
         ("--config.mesh.shape=(2,-1,1)", "mesh", "shape", (2, -1, 1)),
         ("--config.mesh.shape=2,-1,1", "mesh", "shape", (2, -1, 1)),
         ("--config.mesh.shape=2 -1 1", "mesh", "shape", (2, -1, 1)),
-        ("--config.data.path=a=b.txt", "data", "path", "a=b.txt"),
+        ("--config.data.cache_dir=a=b", "data", "cache_dir", "a=b"),
         ("--config.train.steps=30", "train", "warmup_steps", 3),
         ("--config.train.steps=9", "train", "warmup_steps", 0),
     ],
@@ -89,6 +89,8 @@ def test_all_bad_overrides_are_reported_at_once():
         "--config.model=3",
         "--config.mine.x=3",
         "--verbose",
+        "--config.path=books",
+        "--data.path=books",
     ]
     with pytest.raises(InputError) as error:
         load_config("configs/base.py", words)
@@ -100,6 +102,8 @@ def test_all_bad_overrides_are_reported_at_once():
     assert "group of keys" in lines[3]
     assert "unknown key mine" in lines[4]
     assert "unknown argument --verbose" in lines[5]
+    assert "did you mean data.path?" in lines[6]
+    assert "did you mean --config.data.path=books?" in lines[7]
 
 
 def test_all_impossible_values_are_reported_at_once():

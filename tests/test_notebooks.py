@@ -1,17 +1,31 @@
 """The notebooks from their first cell to their last, with small settings in place of their own."""
 
+import importlib.util
 import json
 import pathlib
+import re
+import subprocess
 
-import matplotlib as mpl
 import pytest
 from small import as_overrides, small_config, write_corpus
 
 from flash_lm import schema
+from flash_lm.errors import InputError
 from flash_lm.models.family import FAMILIES
 
-NOTEBOOKS = pathlib.Path(__file__).parent.parent / "notebooks"
+ROOT = pathlib.Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PICTURES = ROOT / "docs" / "pictures"
+ADDRESS = "https://github.com/someone/something"
 pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+
+def load(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def settings(tmp_path: pathlib.Path) -> dict:
@@ -27,28 +41,89 @@ def settings(tmp_path: pathlib.Path) -> dict:
             "CORPUS": corpus,
             "OVERRIDES": [*overrides, "--config.train.steps=12"],
         },
-        "ablate_chunk_attention": {"STEPS": 12, "CHUNKS": (4,), "OVERRIDES": [*overrides, *data]},
+        "ablate_chunk_attention": {"STEPS": 12, "CHUNKS": (4,), "TOKENS": 8, "OVERRIDES": [*overrides, *data]},
         "add_a_family": {"STEPS": 12, "OVERRIDES": [*overrides, *data]},
     }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb")))
-def test_notebook(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(NOTEBOOKS.parent)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
     monkeypatch.setitem(FAMILIES, "cosformer", FAMILIES["flash"])  # so that they are gone again at the end
     monkeypatch.setattr(schema.SECTIONS, "there", dict(schema.SECTIONS))
-    mpl.use("Agg")
-    given = settings(tmp_path)[name] | {"OUT": str(tmp_path / "runs")}
-    cells = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text())["cells"]
-    assert not any(cell.get("outputs") for cell in cells), "notebooks are committed without outputs"
-    names: dict = {"__name__": name}
-    for number, cell in enumerate(cells):
-        source = "".join(cell["source"])
-        if "parameters" in cell["metadata"].get("tags", ()):
-            exec(source, names)
-            assert given.keys() <= names.keys(), "a setting that the notebook does not have"
-            names |= given
-        elif cell["cell_type"] == "code":
-            exec(compile(source, f"{name}, cell {number}", "exec"), names)
-    assert (tmp_path / "runs" / "table.md").exists()
+    out = tmp_path / "runs"
+    load("run_notebook").execute(path, settings(tmp_path)[path.stem] | {"OUT": str(out)})
+    assert (out / "table.md").exists()
+    assert {png.name for png in out.glob("*.png")} == {png.name for png in (PICTURES / path.stem).glob("*.png")}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_first_cells(path):
+    script, text = load("write_notebooks"), path.read_text(encoding="utf-8")
+    notebook = json.loads(text)
+    current = script.text_of(script.with_shared_cells(notebook, path.name, script.repository()))
+    assert text == current, "run python scripts/write_notebooks.py"
+    cells = notebook["cells"]
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), "commit without outputs"
+    assert cells[0]["source"][0].startswith("# ") and "**What you will see**\n" in cells[0]["source"]
+    assert len({cell["id"] for cell in cells}) == len(cells)
+
+
+def test_the_badge_and_the_installation(monkeypatch):
+    """Once there is an address; written again, with none, the notebook is as before."""
+    script, path = load("write_notebooks"), NOTEBOOKS[0]
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    found = script.with_shared_cells(script.with_shared_cells(notebook, path.name, ADDRESS), path.name, ADDRESS)
+    title, badge, install = ("".join(cell["source"]) for cell in found["cells"][:3])
+    assert title.startswith("# ") and f"/github/someone/something/blob/main/notebooks/{path.name})" in badge
+    commands = []
+    monkeypatch.setattr(subprocess, "run", lambda words, check: commands.append(words))
+    exec(install, {})
+    assert commands == []  # it is installed here
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    exec(install, {})
+    assert commands[0][1:4] == ["-m", "pip", "install"] and commands[0][-1] == f"flash_lm[plot] @ git+{ADDRESS}"
+    assert len(script.with_shared_cells(found, path.name, "")["cells"]) == len(found["cells"]) - 1
+
+
+def test_the_installation_without_an_address(monkeypatch):
+    script, path = load("write_notebooks"), NOTEBOOKS[0]
+    found = script.with_shared_cells(json.loads(path.read_text(encoding="utf-8")), path.name, "")
+    install = "".join(found["cells"][1]["source"])
+    exec(install, {})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match="pip install"):
+        exec(install, {})
+
+
+@pytest.mark.parametrize("address", ["github.com/someone/something", "https://example.org/a/b", ADDRESS + "/"])
+def test_an_address_that_colab_cannot_open(address, tmp_path, monkeypatch):
+    script = load("write_notebooks")
+    (tmp_path / "pyproject.toml").write_text(f'[tool.flash_lm]\nrepository = "{address}"\n')
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    with pytest.raises(InputError, match="OWNER/NAME, or empty"):
+        script.repository()
+
+
+def test_a_notebook_runs_as_a_command(tmp_path):
+    """With settings of its own, and its pictures copied."""
+    out, notebook = tmp_path / "out", tmp_path / "small.ipynb"
+    setting = {"cell_type": "code", "metadata": {"tags": ["parameters"]}, "source": ["OUT = '.'\n", "STEPS = 3"]}
+    drawing = "import pathlib\npathlib.Path(OUT).mkdir()\npathlib.Path(OUT, f'{STEPS + 1}.png').write_text('x')"
+    cells = [setting, {"cell_type": "code", "metadata": {}, "source": [drawing]}]
+    notebook.write_text(json.dumps({"cells": cells}))
+    main, pictures = load("run_notebook").main, tmp_path / "pictures"
+    main([str(notebook), f"--pictures={pictures}", "STEPS=5", f"OUT={out}"])
+    assert [path.name for path in pictures.iterdir()] == ["6.png"]
+    with pytest.raises(InputError, match="has no setting STEP"):
+        main([str(notebook), "STEP=5"])
+    with pytest.raises(InputError, match="NAME=VALUE"):
+        main([str(notebook), "STEPS"])
+
+
+def test_the_kept_pictures_are_small_and_shown():
+    page = (PICTURES / "README.md").read_text(encoding="utf-8")
+    kept = {str(png.relative_to(PICTURES)) for png in PICTURES.rglob("*.png")}
+    assert kept == set(re.findall(r"!\[.+\]\((.+)\)", page)) and all(f"{path.stem}/" in page for path in NOTEBOOKS)
+    assert all((PICTURES / name).stat().st_size < 150_000 for name in kept)

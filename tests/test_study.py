@@ -3,12 +3,13 @@
 import importlib.util
 import json
 import pathlib
+import shlex
 
 import pytest
 from small import as_overrides, small_config, write_corpus
 
 from flash_lm import study, sweep
-from flash_lm.command import load_module
+from flash_lm.command import apply_overrides, load_config, load_module
 from flash_lm.configs import flash_base, quickstart
 from flash_lm.errors import InputError, RunError
 from flash_lm.jsonl import append_jsonl, read_jsonl
@@ -201,12 +202,36 @@ def test_a_config_that_names_no_runs_needs_a_grid(tmp_path):
         sweep.main(["--config=configs/quickstart.py", f"--workdir={tmp_path}"])
 
 
-@pytest.mark.slow
-def test_a_table_is_reproduced_and_goes_on(config, tmp_path, capsys):
+def load_reproduce():
     spec = importlib.util.spec_from_file_location("reproduce", ROOT / "scripts" / "reproduce.py")
     assert spec and spec.loader
     reproduce = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(reproduce)
+    return reproduce
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("more", [[], ["--scale=small", "--corpus=stdlib"]], ids=["paper", "small"])
+def test_the_commands_of_a_table_are_its_runs(path, more, tmp_path, capsys):
+    """For several hosts; what they train, the table's own command takes for its runs."""
+    reproduce, own = load_reproduce(), ["--config.mesh.shape=2,2,2", "--config.data.cache_dir=/a disk"]
+    reproduce.main([f"--table={path.stem}", f"--out={tmp_path}", "--commands=launch it", *more, *own])
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    assert all(line[:2] == ["launch", "it"] for line in lines)
+    table, scale = load_module(str(path)), "small" if more else "paper"
+    for train, score, (name, changes) in zip(lines[::2], lines[1::2], table.get_runs(scale).items(), strict=True):
+        workdir = f"--workdir={tmp_path / 'runs' / name}"
+        assert train[2:5] == ["train", f"--config=tables/{path.stem}", workdir]
+        assert score[2:] == ["evaluate", workdir, "--split=test"]
+        expected = table.get_config(scale)
+        apply_overrides(expected, own)
+        expected = study.changed(reproduce.with_corpus(expected, "stdlib") if more else expected, changes)
+        assert load_config(f"tables/{path.stem}", train[5:]).to_dict() == expected.to_dict()
+
+
+@pytest.mark.slow
+def test_a_table_is_reproduced_and_goes_on(config, tmp_path, capsys):
+    reproduce = load_reproduce()
     out = tmp_path / "out"
     sizes = {"model.num_layers": 1, "model.model_dim": 16, "train.steps": 2, "train.warmup_steps": 0}
     sizes |= {"train.eval_every": 0, "data.tokens_per_batch": 8192, "data.cache_dir": str(tmp_path / "cache")}

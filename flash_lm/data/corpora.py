@@ -90,7 +90,7 @@ def _needs_one_place(config: DataConfig) -> list[str]:
 
 
 register_corpus("stdlib", CorpusKind(_stdlib, reads_path=False))
-register_corpus("text", CorpusKind(_text_files, problems=_needs_path("a file or a glob")))
+register_corpus("text", CorpusKind(_text_files, problems=_needs_path("a file, a folder or a glob")))
 register_corpus("hf", CorpusKind(_hugging_face, problems=_needs_one_place))
 register_corpus("copy", CorpusKind(_copying, examples=True, answers=None, reads_path=False))
 register_corpus("couplets", CorpusKind(_couplets, examples=True, answers="couplets", problems=_needs_path("a folder")))

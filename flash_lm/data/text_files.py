@@ -79,15 +79,20 @@ class FileCorpus:
 
 
 def text_files(config: DataConfig) -> FileCorpus:
-    """The files of `data.path`, a file or a glob.
+    """The files of `data.path`: a file, a glob, or a folder with .txt files in it or below.
 
     Raises:
         InputError: no such file, a file that cannot be read, or no text in it.
     """
     path = os.path.expanduser(config.path)
+    if os.path.isdir(path):
+        path = os.path.join(glob.escape(path), "**", "*.txt")
     paths = [p for p in glob.glob(path, recursive=True) if os.path.isfile(p)]
     if not paths:
-        raise InputError(f"no file matches data.path={config.path}: give an existing text file or a glob")
+        raise InputError(
+            f"no file matches data.path={config.path}: give a text file, a folder with .txt files, or a glob such as "
+            f"'books/*.md'"
+        )
     return FileCorpus("text", paths)
 
 

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -217,9 +218,11 @@ def train_sentencepiece(lines: Iterable[str], vocab_size: int) -> SentencePieceT
     except RuntimeError as error:
         if broken:
             raise broken[0] from None
+        most = re.search(r"value <= (\d+)", str(error))
+        told = f" to {most[1]} or less" if most else ""
         raise InputError(
-            f"the corpus is too small for data.vocab_size={vocab_size}: lower --config.data.vocab_size or set "
-            f"--config.data.tokenizer=bytes ({str(error).splitlines()[0][-120:]})"
+            f"the corpus is too small for data.vocab_size={vocab_size}: lower --config.data.vocab_size{told}, or set "
+            f"--config.data.tokenizer=bytes"
         ) from None
     if broken:
         raise broken[0]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import overload
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from flash_lm.config import Config
@@ -17,6 +18,7 @@ from flash_lm.inference.fill_in import FilledIn, Filler
 from flash_lm.inference.generation import Generator
 from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.trained_model import TrainedModel, load_model
+from flash_lm.models.attention_weights import AttentionMap, attention_weights
 from flash_lm.run_name import RunName
 from flash_lm.training.evaluation import perplexity
 from flash_lm.training.hosts import fetched
@@ -152,6 +154,30 @@ class LoadedModel:
             padded = np.resize(ids_BxL, (rows_that_divide(rows, mesh), ids_BxL.shape[1])).astype(np.int32)
             logits = fetched(self._logits(self.params, jax.device_put(padded, batch_sharding(mesh))))[:rows]
         return logits[0] if array.ndim == 1 else logits
+
+    def attention(self, text: str, tokens: int = 256) -> list[AttentionMap]:
+        """What each token of a text takes of each other's values, in every layer.
+
+        Args:
+            text: begin-of-text is put before it.
+            tokens: of it, at most; memory grows with their square, and time with their cube.
+
+        Returns:
+            Maps of all layers, from the first to the last, each 1×H×L×L.
+
+        Raises:
+            InputError: the text is empty or unknown to the tokenizer, or the positions end before `tokens`.
+        """
+        trained, found = self._trained, list[AttentionMap]()
+        ids_1xL = jnp.asarray(trained.encode(text, "text")[:tokens])[None]
+
+        def weights(params: Params) -> list[jax.Array]:
+            found[:] = attention_weights(trained.model.bind(params), ids_1xL)
+            return [one.weights_BxHxLxL for one in found]
+
+        with jax.set_mesh(trained.mesh):
+            arrays = jax.device_get(jax.jit(weights)(trained.params))
+        return [dataclasses.replace(one, weights_BxHxLxL=x) for one, x in zip(found, arrays, strict=True)]
 
     @functools.cached_property
     def _generator(self) -> Generator:

@@ -10,13 +10,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from flash_lm.command import apply_overrides
+from flash_lm.command import apply_overrides, check_path
 from flash_lm.config import Config
 from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.held_params import HeldParams
 from flash_lm.run_name import RunName, run_name
-from flash_lm.tables import CORPORA
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.exported import about
 from flash_lm.training.saved import Facts
@@ -158,5 +157,4 @@ def _override(raw: Any, overrides: Sequence[str]) -> None:
             for word in trained
         )
     apply_overrides(raw, list(overrides))
-    if not CORPORA[raw.data.corpus].reads_path and any(word.startswith("--config.data.path=") for word in overrides):
-        raise InputError(f"data.corpus={raw.data.corpus} reads no data.path: add --config.data.corpus=text")
+    check_path(raw, overrides)

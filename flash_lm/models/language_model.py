@@ -7,12 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.core import Tracer
 from ml_collections import ConfigDict
 
 from flash_lm.config import ModelConfig, parse_model
 from flash_lm.errors import InputError
-from flash_lm.layers.context import Context
+from flash_lm.layers.context import Context, of_rows, rows_beyond
 from flash_lm.layers.dense import EMBEDDING_INITS
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.positions import ABSOLUTE_POSITIONS
@@ -23,7 +22,6 @@ from flash_lm.models.heads import Head
 from flash_lm.models.period import Period, constrain_residual, drop, penalty_of_all, stack
 from flash_lm.ops.blocked_attention import KEPT
 from flash_lm.ops.positions import rotary_table
-from flash_lm.ops.segments import find_segments, whole_row
 from flash_lm.tables import HEADS
 
 _policies = jax.checkpoint_policies
@@ -116,16 +114,8 @@ class LanguageModel(nnx.Module):
         """What the first layer gets, without dropout; arguments as of `features`."""
         length = inputs_BxL.shape[1]
         self.check_length(length)
-        packed = packed and segment_ids is not None
-        segments = whole_row(length) if segment_ids is None else find_segments(segment_ids)
-        if positions is None:  # of rows that are one document all the same, but for padding, where they do not matter
-            positions = segments.offsets_BxL if packed else whole_row(length).offsets_BxL
-        context = Context(
-            positions_BxL=positions,
-            segments=segments,
-            dropout_key=dropout_key,
-            causal=self.config.causal,
-            packed=packed,
+        context = of_rows(
+            length, segment_ids, positions, causal=self.config.causal, packed=packed, dropout_key=dropout_key
         )
         return self._embed(inputs_BxL, context)
 
@@ -307,13 +297,7 @@ class LanguageModel(nnx.Module):
         end_B = state.positions_B + lengths_B
         grows = any(sublayer.state_grows for sublayer in self.layers.sublayers)
         limit = state.capacity if grows else self.longest
-        beyond_B = jnp.zeros_like(end_B, bool) if limit is None else end_B > limit
-        if not isinstance(beyond_B, Tracer) and beyond_B.any():
-            advice = "give init_state a larger capacity" if grows else "positions end there (model.max_length)"
-            raise ValueError(
-                f"row {int(beyond_B.argmax())} would reach {int(end_B.max())} tokens, over the state's capacity of "
-                f"{limit}: {advice}"
-            )
+        beyond_B = rows_beyond(end_B, limit, grows)
         context = Context(positions_BxL=positions_BxL, lengths_B=lengths_B, causal=True)
         x, context = self._embed(inputs_BxL, context)
         if method == "step":

@@ -37,9 +37,9 @@ def join(coordinator: str | None = None, hosts: int | None = None, number: int |
             shutdown_timeout_seconds=HEARTBEAT_S,  # at the end of one that has failed alone
         )
     except (ValueError, RuntimeError) as error:
-        reason = first_line(error)
         raise InputError(
-            f"no other hosts: {reason}; on no known cluster give --hosts=ADDRESS:PORT,COUNT,NUMBER"
+            f"no other hosts ({first_line(error).rstrip('.')}): on SLURM, Kubernetes, MPI or a TPU pod give "
+            f"--hosts=auto, anywhere else --hosts=ADDRESS:PORT,COUNT,NUMBER"
         ) from None
 
 

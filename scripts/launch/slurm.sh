@@ -4,9 +4,11 @@
 #   sbatch --nodes=4 --gpus-per-node=8 scripts/launch/slurm.sh --config=configs/flash_base.py --workdir=/shared/runs/x \
 #       --config.mesh.shape=4,8,1
 #
-# The working directory is the repository, on a disk that all nodes share, after `make setup`; so are the workdir and
-# --config.data.cache_dir. Two minutes before its time is over the run is told to save and end; submitted again, it goes
-# on from there. When a node fails the job is requeued, and goes on from the newest checkpoint.
+# A first word without dashes names another command than train, such as evaluate.
+#
+# Start it in the repository, after `make setup` and `.venv/bin/pip install "jax[cuda12]"`. The repository, the workdir and
+# --config.data.cache_dir lie on a disk that all nodes share. Two minutes before the job's time is over, the run saves and
+# ends; submit it again to continue. When a node fails, the job is queued again and continues from the newest checkpoint.
 #SBATCH --ntasks-per-node=1
 #SBATCH --signal=TERM@120
 #SBATCH --requeue
@@ -16,4 +18,6 @@ set -euo pipefail
 if [ -n "${SLURM_GPUS_ON_NODE:-}" ]; then
     export JAX_LOCAL_DEVICE_IDS=$(seq -s, 0 $((SLURM_GPUS_ON_NODE - 1)))
 fi
-exec srun --kill-on-bad-exit=1 .venv/bin/python -m flash_lm.train --hosts=auto "$@"
+command=train
+case "${1:-}" in --* | "") ;; *) command=$1 && shift ;; esac
+exec srun --kill-on-bad-exit=1 .venv/bin/python -m "flash_lm.$command" --hosts=auto "$@"

@@ -72,6 +72,18 @@ def test_the_fingerprint_is_of_the_content(tmp_path):
     assert load_corpus(text_config(tmp_path / "*.txt")).fingerprint != before
 
 
+def test_a_folder_is_its_text_files(tmp_path):
+    """Also those of folders in it, whatever is special in its name."""
+    folder = tmp_path / "books [1]"
+    (folder / "more").mkdir(parents=True)
+    for name in ("a.txt", "b.txt", "more/c.txt", "notes.md"):
+        (folder / name).write_text(name)
+    corpus = load_corpus(text_config(folder))
+    assert sorted(documents(corpus, "whole")) == ["a.txt", "b.txt", "more/c.txt"]
+    with pytest.raises(InputError, match="no file matches .*: give a text file, a folder with .txt files"):
+        load_corpus(text_config(tmp_path / "books"))
+
+
 def test_the_standard_library_is_a_corpus():
     corpus = load_corpus(parse(get_config()).data)
     sizes = [corpus.size(split) for split in SPLITS]

@@ -246,7 +246,7 @@ def test_a_text_that_the_run_never_saw_is_scored_without_its_corpus(finished, tm
         ("--config.model.num_layers=1", "is of the training, or has a flag of its own: here change data.corpus"),
         ("--config.data.length=16", "is of the training, or has a flag of its own"),
         ("--config.mesh.shape=1,1,1", "is of the training, or has a flag of its own"),
-        ("--config.data.corpus=stdlib --config.data.path=x", "reads no data.path: add --config.data.corpus=text"),
+        ("--config.data.corpus=stdlib --config.data.path=x", "does not read data.path: add --config.data.corpus=text"),
         ("--config.data.corpus=copy --config.data.pack=examples", "corpus copy has tokens of its own"),
         ("--splt=test", "unknown argument --splt=test"),
     ):

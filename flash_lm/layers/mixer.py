@@ -1,0 +1,149 @@
+"""One sublayer for a model of one's own: it makes contexts, counts positions and settles states itself."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from flash_lm.errors import InputError
+from flash_lm.layers.context import Context, of_rows, rows_beyond
+from flash_lm.layers.sublayer import Sublayer
+from flash_lm.ops.positions import rotary_table
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MixerState:
+    """What decoding carries from token to token.
+
+    Attributes:
+        positions_B: tokens that each row has consumed.
+        sublayer: the sublayer's own state.
+        capacity: static: largest number of tokens of a state that grows.
+    """
+
+    positions_B: jax.Array
+    sublayer: Any
+    capacity: int = dataclasses.field(metadata={"static": True})
+
+
+class Mixer(nnx.Module):
+    """A sublayer with the interface of a language model, on vectors; `flash_lm.build_mixer` makes one by name.
+
+    Norm, residual and dropout are outside. It computes in the dtype of its input.
+    """
+
+    def __init__(self, sublayer: Sublayer, *, causal: bool, max_length: int, rotary_base: float):
+        """Wraps a sublayer.
+
+        Args:
+            sublayer: built with the same three values.
+            causal: whether a token sees only those before it.
+            max_length: tokens; the default capacity of a state.
+            rotary_base: of the rotary angles, if the sublayer has rotary positions.
+        """
+        self.sublayer = sublayer
+        self.causal, self.max_length, self.rotary_base = causal, max_length, rotary_base
+
+    def __call__(
+        self,
+        x_BxLxD: jax.Array,
+        segment_ids: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> jax.Array:
+        """All tokens at once, for training.
+
+        Args:
+            x_BxLxD: after your norm.
+            segment_ids: B×L, 0 = padding, each document one contiguous run; None: one document a row.
+            positions: B×L, position of each token in its document; None: counted from the document's start.
+            dropout_key: of what the sublayer draws in training, such as a Performer's new features; None:
+                deterministic.
+
+        Returns:
+            B×L×D.
+
+        Raises:
+            ValueError: rows longer than the positions allow.
+        """
+        length = x_BxLxD.shape[1]
+        self._check_length(length)
+        context = of_rows(length, segment_ids, positions, causal=self.causal, dropout_key=dropout_key)
+        return self.sublayer(x_BxLxD, self._with_rotary(context))
+
+    def init_state(self, batch_size: int, capacity: int | None = None) -> MixerState:
+        """The decode state before the first token.
+
+        Args:
+            batch_size: B.
+            capacity: largest number of tokens of a row; bounds states that grow. None: max_length.
+
+        Raises:
+            ValueError: the mixer is bidirectional, needs the whole row, or its positions end before `capacity`.
+        """
+        if not self.causal:
+            raise InputError("prefill and step need a causal mixer, and this one has causal=False")
+        if self.sublayer.undecodable:
+            raise InputError(self.sublayer.undecodable)
+        capacity = self.max_length if capacity is None else capacity
+        self._check_length(capacity)
+        return MixerState(jnp.zeros(batch_size, jnp.int32), self.sublayer.init_state(batch_size, capacity), capacity)
+
+    def prefill(
+        self, x_BxLxD: jax.Array, state: MixerState, lengths_B: jax.Array | None = None
+    ) -> tuple[jax.Array, MixerState]:
+        """Consumes tokens in parallel, from wherever each row stands.
+
+        Args:
+            x_BxLxD: padded on the right.
+            state: before them.
+            lengths_B: tokens that each row consumes, 0 … L; None: all.
+
+        Returns:
+            B×L×D, of no meaning at the padding; and the state after the tokens.
+
+        Raises:
+            ValueError: outside jit, a row beyond the capacity. Inside jit its outputs are NaN.
+        """
+        if lengths_B is None:
+            lengths_B = jnp.full(x_BxLxD.shape[0], x_BxLxD.shape[1], jnp.int32)
+        positions_BxL = state.positions_B[:, None] + jnp.arange(x_BxLxD.shape[1], dtype=jnp.int32)[None]
+        context = self._with_rotary(Context(positions_BxL=positions_BxL, lengths_B=lengths_B))
+        end_B, beyond_B = self._end(state, lengths_B)
+        y_BxLxD, after = self.sublayer.prefill(x_BxLxD, context, state.sublayer)
+        return jnp.where(beyond_B[:, None, None], jnp.nan, y_BxLxD), MixerState(end_B, after, state.capacity)
+
+    def step(self, x_BxD: jax.Array, state: MixerState) -> tuple[jax.Array, MixerState]:
+        """Consumes one token a row: B×D and the state after it; raises as `prefill` does."""
+        lengths_B = jnp.ones_like(state.positions_B)
+        context = self._with_rotary(Context(positions_BxL=state.positions_B[:, None], lengths_B=lengths_B))
+        end_B, beyond_B = self._end(state, lengths_B)
+        y_BxD, after = self.sublayer.step(x_BxD, context, state.sublayer)
+        if self.sublayer.settles_every is not None:
+            after = self.sublayer.settle(after, end_B)
+        return jnp.where(beyond_B[:, None], jnp.nan, y_BxD), MixerState(end_B, after, state.capacity)
+
+    def _end(self, state: MixerState, lengths_B: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Tokens that each row has afterwards, and whether they are too many."""
+        end_B = state.positions_B + lengths_B
+        grows = self.sublayer.state_grows
+        return end_B, rows_beyond(end_B, state.capacity if grows else self.sublayer.longest, grows)
+
+    def _with_rotary(self, context: Context) -> Context:
+        width = self.sublayer.rotary_width
+        if width is None:
+            return context
+        return dataclasses.replace(
+            context, rotary={width: rotary_table(context.positions_BxL, width, self.rotary_base)}
+        )
+
+    def _check_length(self, length: int) -> None:
+        longest = self.sublayer.longest
+        if longest is not None and length > longest:
+            raise InputError(
+                f"{length} tokens are over max_length={longest}, where the positions of this mixer end: build it with "
+                f"max_length={length}, or shorten the rows"
+            )

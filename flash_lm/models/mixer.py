@@ -1,0 +1,46 @@
+"""A family's attention alone, for a Flax model of one's own."""
+
+from typing import Any
+
+from flax import nnx
+from ml_collections import ConfigDict
+
+from flash_lm import schema
+from flash_lm.config import ModelConfig, parse_model
+from flash_lm.errors import InputError
+from flash_lm.layers.mixer import Mixer
+from flash_lm.models.family import complete
+from flash_lm.tables import FAMILIES
+
+# There is no embedding: so no vocabulary, of which a config must have two words, and no positions to add to it.
+_NOT_OF_A_MIXER = {"vocab_size": 2, "absolute_positions": "none"}
+
+
+def build_mixer(family: str, *, rngs: nnx.Rngs, **keys: Any) -> Mixer:
+    """Builds the first sublayer of a family's layer, which is what mixes its tokens.
+
+        mixer = flash_lm.build_mixer("flash", model_dim=64, chunks={"size": 32}, rngs=nnx.Rngs(0))
+
+    Args:
+        family: a row of the table of families.
+        rngs: of its parameters.
+        keys: of `config.model`, as docs/keys.md lists them; those of a section as a dict. A bidirectional mixer has
+            causal=False, and max_length is then the length of its rows.
+
+    Raises:
+        InputError: with every problem of the keys, one a line.
+    """
+    values = schema.defaults(ModelConfig).to_dict() | _NOT_OF_A_MIXER
+    for name, value in {"family": family, **keys}.items():
+        is_section = isinstance(values.get(name), dict)
+        if is_section and not isinstance(value, dict):
+            raise InputError(f"{name} is a section of keys: give a dict, such as {name}={{{_example(values[name])}}}")
+        values[name] = {**values[name], **value} if is_section else value
+    config = complete(parse_model(ConfigDict(values)))
+    sublayer = FAMILIES[family].sublayers[0](config, rngs=rngs)
+    return Mixer(sublayer, causal=config.causal, max_length=config.max_length, rotary_base=config.rotary_base)
+
+
+def _example(section: dict[str, Any]) -> str:
+    name, value = next(iter(section.items()))
+    return f"{name!r}: {value!r}"

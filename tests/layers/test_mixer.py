@@ -1,0 +1,136 @@
+"""One sublayer in a model of one's own: docs/layers.md as it stands, and what it promises."""
+
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import flash_lm
+from flash_lm.errors import InputError
+from flash_lm.layers.positions import RELATIVE_BIASES
+from flash_lm.tables import FAMILIES
+
+PAGE = (pathlib.Path(__file__).parent.parent.parent / "docs" / "layers.md").read_text()
+LENGTH, CHUNK = 50, 16
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+
+@pytest.fixture(scope="module")
+def page(usual_promotion):
+    """What the page's blocks define, run one after another."""
+    names: dict = {}
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)):
+        exec(compile(block, f"docs/layers.md, block {number}", "exec"), names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def influence(page):
+    """How much the vector of each token moves the output at a place, of a module of the page: B×L."""
+
+    @nnx.jit(static_argnums=2)
+    def of_place(module, x_BxLxD, place, *more):
+        return nnx.grad(lambda x: jnp.square(module(x, *more)[:, place]).sum())(x_BxLxD)
+
+    def found(module, place, *more, length=LENGTH):
+        x_BxLxD = jax.random.normal(jax.random.key(5), (2, length, 64))
+        return np.abs(of_place(module, x_BxLxD, place, *more)).sum(axis=-1)
+
+    return found
+
+
+def test_a_causal_mixer_sees_what_came_before(page, influence):
+    moved_BxL = influence(page["block"], 20)
+    # All of the chunk before; of its own chunk relu² leaves out some.
+    assert (moved_BxL[:, :CHUNK] > 0).all() and (moved_BxL[:, 21:] == 0).all()
+
+
+def test_a_bidirectional_mixer_sees_all(page, influence):
+    assert (influence(page["both_ways"], 20, length=64) > 0).all()
+
+
+def test_documents_do_not_see_each_other(page, influence):
+    moved_BxL = influence(page["block"], 40, page["segment_ids"])
+    assert (moved_BxL[0, :16] == 0).all() and (moved_BxL[0, 16:32] > 0).all() and (moved_BxL[1, :32] > 0).all()
+
+
+def test_a_document_on_a_chunk_is_what_it_is_alone(page):
+    x_BxLxD = jax.random.normal(jax.random.key(6), (2, LENGTH, 64))
+    found = page["block"](x_BxLxD, page["segment_ids"])[0, CHUNK:46]
+    np.testing.assert_allclose(found, page["block"](x_BxLxD[:1, CHUNK:46])[0], atol=1e-5)
+
+
+def test_steps_equal_the_parallel_form(page):
+    parallel_BxLxD = page["block"].mixer(page["x_BxLxD"])
+    stepped_BxLxD = jnp.concatenate([page["prompt_BxLxD"], jnp.stack(page["steps"], axis=1)], axis=1)
+    assert np.abs(parallel_BxLxD).max() > 0.01  # else anything would be near to it
+    np.testing.assert_allclose(stepped_BxLxD, parallel_BxLxD, atol=1e-5)
+    assert page["state"].positions_B.tolist() == [LENGTH] * 2
+
+
+def test_rows_of_different_lengths(page):
+    """Each row goes on from where it stands."""
+    x_BxLxD, mixer = page["x_BxLxD"], page["block"].mixer
+    lengths_B = jnp.array([13, 21])
+    _, state = mixer.prefill(x_BxLxD[:, :21], mixer.init_state(2), lengths_B)
+    y_BxD, state = mixer.step(x_BxLxD[jnp.arange(2), lengths_B], state)
+    np.testing.assert_allclose(y_BxD, mixer(x_BxLxD)[jnp.arange(2), lengths_B], atol=1e-5)
+
+
+def test_it_learns_in_a_training_loop_of_its_user(page):
+    block = page["Block"](64, rngs=nnx.Rngs(3))
+    x_BxLxD = jax.random.normal(jax.random.key(7), (2, 2 * CHUNK, 64))
+
+    def loss(block):
+        return jnp.square(block(x_BxLxD)[:, 1:] - x_BxLxD[:, :-1]).mean()
+
+    gradients = nnx.grad(loss)(block)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradients))
+
+
+def test_the_table_is_that_of_the_families():
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line[:3] == "| `"]
+    told = {name: row for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    assert told.keys() == FAMILIES.keys()
+    for name, (_, _, positions, state) in told.items():
+        sublayer = nnx.eval_shape(lambda name=name: flash_lm.build_mixer(name, rngs=nnx.Rngs(0))).sublayer
+        assert ("rotary" in positions) == (sublayer.rotary_width is not None), name
+        bias = getattr(sublayer.core, "bias", None)
+        assert ("relative bias" in positions) == isinstance(bias, tuple(RELATIVE_BIASES.values())), name
+        assert state == ("grows" if sublayer.state_grows else "constant"), name
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"chunks": {"sze": 4}}, "did you mean model.chunks.size"),
+        ({"chunks": 4}, "chunks is a section of keys: give a dict, such as chunks={'global_attention': True}"),
+        ({"gau": {"heads": 3}}, "must be a multiple of model.gau.heads=3"),
+        ({"family": "flush"}, "model.family=flush must be one of"),
+    ],
+)
+def test_wrong_keys(keys, told):
+    with pytest.raises(InputError, match=told):
+        flash_lm.build_mixer(**({"family": "flash", "rngs": nnx.Rngs(0)} | keys))
+
+
+def test_what_cannot_be_decoded(page):
+    with pytest.raises(ValueError, match="causal=False"):
+        page["both_ways"].init_state(1)
+    with pytest.raises(ValueError, match="normalizer=length"):
+        flash_lm.build_mixer("flash", normalizer="length", rngs=nnx.Rngs(0)).init_state(1)
+    mixer = flash_lm.build_mixer("aft_local", model_dim=8, max_length=4, aft={"window": 2}, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="5 tokens are over max_length=4"):
+        mixer(jnp.zeros((1, 5, 8)))
+
+
+def test_more_tokens_than_a_state_holds():
+    mixer = flash_lm.build_mixer("transformer", model_dim=8, num_heads=2, rngs=nnx.Rngs(0))
+    x_BxLxD = jnp.ones((1, 4, 8))
+    with pytest.raises(ValueError, match="larger capacity"):
+        mixer.prefill(x_BxLxD, mixer.init_state(1, capacity=3))
+    assert np.isnan(jax.jit(lambda state: mixer.prefill(x_BxLxD, state)[0])(mixer.init_state(1, capacity=3))).all()
