@@ -4,7 +4,9 @@
 
 The state of a long context is made by setting its counter: what is in it does not change the work. Families take turns;
 one may stand there with keys of its own, as in flash+state_dtype=bfloat16. Beside them, a Transformer++ that computes
-its whole prefix again for each token; and 8192 tokens prefilled against stepping through them.
+its whole prefix again for each token; and 8192 tokens prefilled against stepping through them. A token has to read the
+weights and the state once: these bytes, divided by its time, are reported beside the device's rate of copying a large
+array.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import pathlib
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from flash_lm.analysis.figure import can_draw
@@ -33,6 +36,7 @@ RECOMPUTED = "transformer_plus_plus, recomputed"
 RECOMPUTED_UP_TO = 4096
 PREFILLED, STEPPED = 8192, 128
 SHARE = 0.8  # of the free memory, for the states
+COPIED = 1 << 28  # bytes of the array whose copy gives the device's rate
 
 
 def measure(
@@ -46,6 +50,8 @@ def measure(
 ) -> list[Line]:
     """Flat lines, one a model, context and batch; a state that has no room is not made. `keep` gets each context's."""
     lines: list[Line] = []
+    weights = {model.family: model.weight_bytes for model in models}
+    copy = copier()
     for rows in batches:
         for context in contexts:
             before = len(lines)
@@ -63,12 +69,24 @@ def measure(
                     line = line | {"family": RECOMPUTED, "state_bytes": 0}
                     cells.append((line, Cell.compiled(RECOMPUTED, model.recomputer(rows, context)), 1))
             say = lambda text, here=f"batch {rows}, context {context}": print(f"{here}: {text}", flush=True)
-            take_turns([cell for _, cell, _ in cells], rounds, say)
+            copied = Cell.compiled("copy", copy)
+            take_turns([copied, *(cell for _, cell, _ in cells)], rounds, say)
+            copy_rate = 2 * COPIED / copied.median_ms / 1e6
             for line, cell, here in cells:
-                spread = {"iqr_ms": cell.iqr_ms / here, "turns": len(cell.times_ms)}
-                lines.append(line | {"ms_a_token": cell.median_ms / here} | spread)
+                line["ms_a_token"] = cell.median_ms / here
+                line |= {"iqr_ms": cell.iqr_ms / here, "turns": len(cell.times_ms), "copy_gb_per_s": copy_rate}
+                if line["family"] != RECOMPUTED:
+                    read = weights[line["family"]] + line["state_bytes"]
+                    line |= {"bytes_a_token": read, "gb_per_s": read / line["ms_a_token"] / 1e6}
+                lines.append(line)
             keep(lines[before:])
     return lines
+
+
+def copier() -> Callable[[], float]:
+    """Reads a large array and writes another one; each call gives milliseconds."""
+    array, copy = jnp.ones(COPIED // 4, jnp.float32), jax.jit(lambda x: 2 * x)
+    return timed(lambda: jax.block_until_ready(copy(array)))
 
 
 def measure_prefill(models: list[BareDecoding], rounds: int) -> list[Line]:
@@ -95,6 +113,7 @@ def tables(lines: list[Line], batches: list[int], prefills: list[Line]) -> str:
     for title, key, form, unit in (
         ("ms a token", "ms_a_token", "{:.2f}", 1),
         ("MB of state", "state_bytes", "{:,.2f}", 1e-6),
+        ("GB/s of weights and state", "gb_per_s", "{:.1f}", 1),
     ):
         for rows in batches:
             here = [line for line in lines if line["batch"] == rows and key in line]

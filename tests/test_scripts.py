@@ -168,6 +168,7 @@ def test_decoding_by_context(tmp_path, monkeypatch, capsys):
     script, out = load("benchmark_decode"), tmp_path / "out"
     monkeypatch.setattr(script, "PREFILLED", 32)
     monkeypatch.setattr(script, "STEPPED", 16)
+    monkeypatch.setattr(script, "COPIED", 1 << 12)
     monkeypatch.setattr(script, "RECOMPUTED_UP_TO", 32)
     words = ["--config=configs/tiny.py", "--families=transformer_plus_plus flash", "--contexts=32 64", "--batches=2"]
     sizes = ["--config.model.vocab_size=300", "--config.model.chunks.size=8", *SMALL]
@@ -181,6 +182,12 @@ def test_decoding_by_context(tmp_path, monkeypatch, capsys):
     state_bytes = {cell: line["state_bytes"] for cell, line in lines.items()}
     assert state_bytes["transformer_plus_plus", 64] > 1.9 * state_bytes["transformer_plus_plus", 32]
     assert state_bytes["flash", 64] == state_bytes["flash", 32]
+    for (family, _), line in lines.items():
+        if family == script.RECOMPUTED:
+            continue
+        assert line["bytes_a_token"] == 4 * line["parameters"] + line["state_bytes"]  # neither has tables of positions
+        assert line["gb_per_s"] == pytest.approx(line["bytes_a_token"] / line["ms_a_token"] / 1e6)
+        assert line["copy_gb_per_s"] > 0
     prefills = read_jsonl(out / "prefill.jsonl")
     assert [line["ratio"] == line["stepping_ms"] / line["prefill_ms"] for line in prefills] == [True, True]
     assert (out / "decode.png").exists()

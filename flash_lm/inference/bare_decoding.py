@@ -29,6 +29,7 @@ class BareDecoding:
         family: of the model, or what it is called beside others of it.
         function: the model.
         parameters: number of scalars.
+        weight_bytes: of the parameters that a token reads whole; of a table of positions it reads a row.
         engine: that decodes with them, on one device.
     """
 
@@ -45,6 +46,9 @@ class BareDecoding:
         raw.update(family=family, max_length=longest, causal=True)
         self.family, self.function = name or family, ModelFunction(complete(parse_model(raw)), seed=0)
         self.parameters = self.function.parameter_count()
+        abstract = jax.eval_shape(self.function.init)
+        read = [x for x in jax.tree.leaves(abstract) if longest not in x.shape]
+        self.weight_bytes = sum(x.size * x.dtype.itemsize for x in read)
         self._params = HeldParams(self.function, jax.jit(self.function.init)())
         mesh = make_mesh(MeshConfig(shape=(1, 1, 1), rules=()), jax.devices()[:1])
         never_ends = np.arange(self.function.config.vocab_size) != 0
