@@ -280,7 +280,7 @@ def test_a_run_outlives_its_corpus(config, tmp_path, caplog):
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
     (line,) = evaluate(tmp_path / "run", "test")
     assert line["loss"] == before["loss"] and line["own_corpus"]
-    assert "corpus text has changed: the tokens of the one before" in caplog.text
+    assert "corpus text has changed: using the tokens of the earlier one" in caplog.text
     shutil.rmtree(folder)
     (line,) = evaluate(tmp_path / "run", "test", overrides=["--config.model.kernels=xla"])
     assert line["loss"] == before["loss"]
