@@ -39,7 +39,7 @@ def test_train_stop_resume_evaluate_compare(words, tmp_path):
         time.sleep(0.1)
     first.send_signal(signal.SIGTERM)
     out, err = finish(first)
-    assert "the same command goes on from there" in out + err
+    assert "run the same command to continue" in out + err
     stopped = read_jsonl(metrics)[-1]["step"]
     assert 200 < stopped < 600
     finish(command("flash_lm.train", *arguments))

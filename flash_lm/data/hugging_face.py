@@ -191,7 +191,7 @@ def _builder(config: DataConfig) -> Any:
         return load_dataset_builder(config.name, config.config)
     path = _path(config)
     if path.is_dir():
-        # A folder has configs only if its README says so; otherwise data.config is left over from a data set of the hub.
+        # A folder has configs only if its README says so; otherwise data.config is left from a data set of the hub.
         return load_dataset_builder(str(path), config.config if (path / "README.md").exists() else None)
     files = sorted(glob.glob(str(path), recursive=True))
     if not files:

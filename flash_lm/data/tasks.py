@@ -30,8 +30,8 @@ class Task:
         answers: what generate and serve do with its models: continue a prompt, or fill in masks; None: nothing.
         head: the row of the table of heads that is used when `model.head` is open.
         rows: from the tokenizer, `config.data` and each section, makes a function of a packed row and numbers that seed
-            it; the function returns a row with the task's inputs, targets and weights (`loss_mask_BxL`). None: rows stay
-            as they are, and each token is predicted from those before it.
+            it; the function returns a row with the task's inputs, targets and weights (`loss_mask_BxL`). None: rows
+            stay as they are, and each token is predicted from those before it.
         vocabulary: number of words that a model needs, given the tokenizer.
         of_examples: whether its rows may be examples.
         loss: sum over the targets, from a head and what its `loss` takes; and the penalties in that sum, by name.

@@ -159,9 +159,7 @@ def _read(span: Span) -> Iterator[str]:
         while position < span.end:
             block = file.read(min(_BLOCK, span.end - position))
             if not block:
-                raise InputError(
-                    f"{span.path} became shorter while it was read: start again when no process writes to it"
-                )
+                raise InputError(f"{span.path} shrank while it was read: start again when no process writes to it")
             pending = len(decoder.getstate()[0])
             try:
                 text = rest + decoder.decode(block, final=position + len(block) == span.end)
