@@ -37,7 +37,7 @@ class LinearCore(PlainCore):
         assert context.segments is not None
         q, k = self._featured(pairs)
         size = min(self.chunk_size, v.shape[2])
-        both_ways = None if context.causal else "bidirectional, it is two products"
+        both_ways = None if context.causal else "the bidirectional form is two products"
         backend = choose_backend(self.kernels, "linear attention", "identity", size, q, v, both_ways)
         if backend is not None:
             return self._attend_by_kernel(backend, q, k, v, context)

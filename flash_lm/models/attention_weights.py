@@ -31,7 +31,7 @@ def attention_weights(
 ) -> list[AttentionMap]:
     """The attention maps of all layers, from first to last.
 
-    Memory grows with the square of the length, and time with its cube.
+    Memory grows with the square of the length, and time with the cube.
 
     Args:
         model: of any family.

@@ -18,7 +18,7 @@ from flash_lm.ops.logistics import VALUES, mixture_log_probs
 from flash_lm.schema import at_least, key, section
 from flash_lm.tables import HEADS
 
-_PACE, _LOG_SCALE = 0.1, -3.0  # learning-rate factor of the logistics' means and scales, and initial log-scale
+_PACE, _LOG_SCALE = 0.1, -3.0  # of the logistics' means and scales: relative pace, and initial log-scale
 
 
 Losses = tuple[jax.Array, dict[str, jax.Array]]  # the loss, and the penalties in it by name

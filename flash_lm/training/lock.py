@@ -20,8 +20,8 @@ NAME = "lock"
 def locked(workdir: pathlib.Path) -> Iterator[None]:
     """Locks a run's folder; the system releases the lock when the process ends, even after a crash.
 
-    The folder is created if necessary. If nothing was written there, it is removed again. With several hosts, the first
-    one holds the lock.
+    The folder is created if necessary. If nothing was written there, it is left as it was. With several hosts, the
+    first one holds the lock.
 
     Raises:
         InputError: on all hosts, if another process holds the lock.
