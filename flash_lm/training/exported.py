@@ -96,5 +96,5 @@ def read_trained(folder: pathlib.Path, params: Params, constants: Params) -> tup
 def _placed(file: Any, key: str, like: jax.ShapeDtypeStruct) -> jax.Array:
     array = file.get_tensor(key)
     if array.shape != like.shape or array.dtype != like.dtype:
-        raise ValueError(f"{key} is {array.dtype}{list(array.shape)} , expected {like.dtype}{list(like.shape)}")
+        raise ValueError(f"{key} is {array.dtype}{list(array.shape)}, expected {like.dtype}{list(like.shape)}")
     return jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])

@@ -55,7 +55,7 @@ class NonfiniteSteps:
         self._last, self.skipped = step, self.skipped + 1
         if self._in_a_row > MOST_IN_A_ROW:
             raise RunError(f"{told}\n{self._in_a_row} steps in a row were skipped: lower --config.train.learning_rate")
-        return f"{told}; skipped ({self.skipped - 1} skipped before)"
+        return f"{told}; step skipped ({self.skipped - 1} skipped earlier)"
 
 
 class Origin:
