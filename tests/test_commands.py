@@ -142,7 +142,7 @@ def test_evaluating_a_split_or_a_length_that_does_not_exist(words, tmp_path, mon
     (line,) = failure(evaluate.main, [f"--workdir={workdir}", "--split=dev"], monkeypatch, capsys)
     assert "--split is one of train, validation, test" in line
     (line,) = failure(evaluate.main, [f"--workdir={workdir}", "--lengths=16,64"], monkeypatch, capsys)
-    assert "64 tokens are over model.max_length=32" in line
+    assert "64 tokens exceed model.max_length=32" in line
     assert not (workdir / "results.jsonl").exists()
 
 

@@ -23,7 +23,7 @@ from flash_lm.errors import InputError
 Pair = tuple[str, str]
 
 _FILES = ("in.txt", "out.txt")
-_HELD_OUT = 50  # a missing split is one pair in so many of the training split
+_HELD_OUT = 50  # a missing split gets one pair in this many of the training split
 
 
 class Couplets:

@@ -29,7 +29,7 @@ class HuggingFaceTokenizer:
         self._model, about = model, json.loads(model)
         try:
             self._tokenizer = Tokenizer.from_str(json.dumps(about["tokenizer"]))
-        except Exception as error:  # the library raises no other
+        except Exception as error:  # the library raises nothing more specific
             raise InputError(f"not a tokenizer of Hugging Face's `tokenizers`: {str(error).splitlines()[0]}") from None
         self._of_bytes = _is_of_bytes(about["tokenizer"])
         self._tokenizer.no_truncation()

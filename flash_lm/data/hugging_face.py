@@ -21,7 +21,7 @@ from flash_lm.errors import InputError
 Dataset = Any  # a datasets.Dataset, or a datasets.IterableDataset, which has no length
 
 _HELD_OUT, _MOST_HELD_OUT = 0.05, 5000  # share, and largest number, of the documents in a held-out split
-_STREAM_SHARE, _STREAM_HELD_OUT = 100, 500  # for a stream: one document in so many, and the largest number
+_STREAM_SHARE, _STREAM_HELD_OUT = 100, 500  # for a stream: one document in this many, and the largest number
 _BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json", ".gz": "json"}
 
 

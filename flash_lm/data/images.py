@@ -19,7 +19,7 @@ from flash_lm.errors import InputError
 
 _FILES = {"train": "train-images-idx3-ubyte", "test": "t10k-images-idx3-ubyte"}
 _MAGIC = (0, 0, 8, 3)  # bytes, in three dimensions
-_HELD_OUT = 12  # the validation split is one image in so many of the training split
+_HELD_OUT = 12  # the validation split gets one image in this many of the training split
 
 
 class Images:

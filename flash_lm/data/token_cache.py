@@ -150,7 +150,7 @@ def _read_splits(
     for split in names:
         tokens, starts = np.memmap(folder / f"{split}.tokens", dtype, "r"), np.load(folder / f"{split}.starts.npy")
         if len(tokens) != starts[-1]:
-            raise ValueError(f"{split}.tokens has {len(tokens)} tokens of {starts[-1]}")
+            raise ValueError(f"{split}.tokens has {len(tokens)} tokens, expected {starts[-1]}")
         splits[split] = TokenizedText(tokens, starts, **counts[split])
     return splits
 

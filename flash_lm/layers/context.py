@@ -91,7 +91,7 @@ def rows_beyond(end_B: jax.Array, limit: int | None, grows: bool) -> jax.Array:
     if not isinstance(beyond_B, Tracer) and beyond_B.any():
         advice = "give init_state a larger capacity" if grows else "the positions end there (model.max_length)"
         raise ValueError(
-            f"row {int(beyond_B.argmax())} would reach {int(end_B.max())} tokens, over the state's capacity of "
+            f"row {int(beyond_B.argmax())} would have {int(end_B.max())} tokens, more than the state's capacity of "
             f"{limit}: {advice}"
         )
     return beyond_B

@@ -144,6 +144,6 @@ class Mixer(nnx.Module):
         longest = self.sublayer.longest
         if longest is not None and length > longest:
             raise InputError(
-                f"{length} tokens are over max_length={longest}, where the positions of this mixer end: build it with "
+                f"{length} tokens exceed max_length={longest}, where the positions of this mixer end: build it with "
                 f"max_length={length}, or shorten the rows"
             )

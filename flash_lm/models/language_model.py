@@ -162,7 +162,7 @@ class LanguageModel(nnx.Module):
         """
         if self.longest is not None and length > self.longest:
             raise InputError(
-                f"{length} tokens are over model.max_length={self.longest}, where the positions of family "
+                f"{length} tokens exceed model.max_length={self.longest}, where the positions of family "
                 f"{self.config.family} end: raise --config.model.max_length and train again, or shorten the rows"
             )
 

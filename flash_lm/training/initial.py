@@ -43,7 +43,7 @@ def tokenizer_of(name: str, config: Any) -> Tokenizer | None:
         there[key], here[key] = theirs.get(key), data[key]
     if there != here:
         told = "; ".join(f"data.{key}={there[key]} there, {here[key]} here" for key in there if there[key] != here[key])
-        raise InputError(f"train.init_from={name} has another vocabulary ({told}): set it as there")
+        raise InputError(f"train.init_from={name} has another vocabulary ({told}): use the same values here")
     return tokenizer
 
 
@@ -128,7 +128,7 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
     told = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
     told = f"train.init_from={name}: {len(taken)} parameters taken" + (f"; {told}" if told else "")
     if wrong:
-        raise InputError(f"{told}: set the model's keys as there{_advice(config, theirs.config)}")
+        raise InputError(f"{told}: set the model's keys to the same values{_advice(config, theirs.config)}")
     constants = drawn.constants
     if jax.tree.map(jnp.shape, theirs.model.constants) == jax.tree.map(jnp.shape, constants):
         put = lambda x, own: jax.device_put(jnp.asarray(x, own.dtype), own.sharding)

@@ -145,7 +145,9 @@ class _Loop:
                 if profile.is_over(self.step) or (profile.on and (last or stopping)):
                     with self._paused():
                         profile.write()
-                    self.writer.say(f"step {self.step}: trace in {profile.folder}, for TensorBoard or ui.perfetto.dev")
+                    self.writer.say(
+                        f"step {self.step}: trace written to {profile.folder}, for TensorBoard or ui.perfetto.dev"
+                    )
                 evaluates, saves = (last or _due(self.step, n) for n in (config.eval_every, config.checkpoint_every))
                 if evaluates or saves or stopping:
                     with self._paused():

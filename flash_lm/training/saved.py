@@ -153,7 +153,7 @@ def none_sound(workdir: pathlib.Path, damaged: dict[int, str]) -> InputError:
     """The error for a run whose checkpoints are all damaged, with the reasons."""
     reasons = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
     return InputError(
-        f"no checkpoint in {folder_of(workdir)} is a sound one of this config ({reasons}): put a copy back, or choose "
+        f"no checkpoint in {folder_of(workdir)} is a sound one of this config ({reasons}): restore a copy, or choose "
         f"another --workdir"
     )
 
