@@ -39,7 +39,7 @@ def test_train_stop_resume_evaluate_compare(words, tmp_path):
         time.sleep(0.1)
     first.send_signal(signal.SIGTERM)
     out, err = finish(first)
-    assert "the same command goes on from there" in out + err
+    assert "run the same command to continue" in out + err
     stopped = read_jsonl(metrics)[-1]["step"]
     assert 200 < stopped < 600
     finish(command("flash_lm.train", *arguments))
@@ -142,7 +142,7 @@ def test_evaluating_a_split_or_a_length_that_does_not_exist(words, tmp_path, mon
     (line,) = failure(evaluate.main, [f"--workdir={workdir}", "--split=dev"], monkeypatch, capsys)
     assert "--split is one of train, validation, test" in line
     (line,) = failure(evaluate.main, [f"--workdir={workdir}", "--lengths=16,64"], monkeypatch, capsys)
-    assert "64 tokens are over model.max_length=32" in line
+    assert "64 tokens exceed model.max_length=32" in line
     assert not (workdir / "results.jsonl").exists()
 
 

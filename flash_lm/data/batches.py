@@ -10,18 +10,18 @@ from flash_lm.data.packing import Row, Rows
 from flash_lm.data.share import Share
 
 Batch = dict[str, np.ndarray]
-Transform = Callable[..., Row]  # of a row and the numbers that it is a pure function of
+Transform = Callable[..., Row]  # of a row and the numbers that determine the result
 
-_PREFETCH = 4  # batches that a thread makes ahead of the device
-_ENDLESS = 1 << 50  # steps: grain divides the number of rows by that of a batch as floats, which then are exact
+_PREFETCH = 4  # batches that a thread prepares ahead of the device
+_ENDLESS = 1 << 50  # steps; small enough that grain's float division, rows / rows a batch, is exact
 
 
 class IndexedBatches:
-    """Batches of rows that can be had by number, without end, in a new order each epoch.
+    """Endless batches of rows, indexed by step, in a new order each epoch.
 
-    Rows are numbered over all epochs, and step i has rows i·B … (i+1)·B − 1: no row is left out or repeated where an
-    epoch ends, and to resume needs a step alone. Each host reads its share of them, so that together they place the
-    batch that one host would.
+    Rows are numbered over all epochs, and step i has rows i·B … (i+1)·B − 1: no row is skipped or repeated at the end
+    of an epoch, and the step alone is enough to resume. Each host reads its share of the rows, so that together the
+    hosts place the same batch as a single host.
     """
 
     def __init__(
@@ -33,14 +33,14 @@ class IndexedBatches:
         start_step: int,
         transform: Transform | None = None,
     ):
-        """Starts at a step.
+        """Starts at a given step.
 
         Args:
-            rows: of the training split.
-            share: of this host.
-            seed: of the order.
-            start_step: of the first batch.
-            transform: makes the rows, given seed, epoch and the row's number.
+            rows: the rows of the training split.
+            share: this host's share of each batch.
+            seed: seed of the order.
+            start_step: step of the first batch.
+            transform: makes the final row, given seed, epoch and the row's number.
         """
 
         def make(i: int, number: int) -> Row:
@@ -53,7 +53,7 @@ class IndexedBatches:
         self._batches = iter(mine[start_step:].to_iter_dataset(options))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Itself."""
+        """Returns itself."""
         return self
 
     def __next__(self) -> Batch:
@@ -61,27 +61,27 @@ class IndexedBatches:
         return next(self._batches)
 
     def state(self) -> None:
-        """Nothing: the step says it all."""
+        """None: the step is all the state there is."""
 
 
 class FixedRows:
-    """Rows of an evaluation: what a task draws for them is fixed, whatever the run's seed."""
+    """Rows for evaluation: a task's random choices are fixed, whatever the run's seed."""
 
     def __init__(self, rows: Rows, transform: Transform):
-        """Makes each row when it is asked for."""
+        """Makes each row on access."""
         self._rows, self._transform = rows, transform
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """The number of rows."""
         return len(self._rows)
 
     def __getitem__(self, row: int) -> Row:
-        """The row of this number."""
+        """The row with this number."""
         return self._transform(self._rows[row], row)
 
 
 class _Shared(grain.MapDataset):
-    """Of each batch of elements those of a share."""
+    """A share of each batch of elements."""
 
     def __init__(self, parent: grain.MapDataset, share: Share):
         super().__init__(parent)
@@ -96,15 +96,15 @@ class _Shared(grain.MapDataset):
 
 
 def evaluation_batches(rows: Rows, share: Share, limit: int = 0) -> Iterator[Batch]:
-    """Every row once, in order; the last batch is filled up with padding.
+    """Every row once, in order; the last batch is padded.
 
     Args:
-        rows: of a split.
-        share: of this host.
+        rows: the rows of a split.
+        share: this host's share of each batch.
         limit: number of batches; 0 = all.
 
     Yields:
-        This host's rows, dicts of arrays of L columns.
+        This host's rows of each batch, as dicts of arrays of L columns.
     """
     batches = -(-len(rows) // share.batch_size)
     padding = {name: np.zeros_like(x) for name, x in rows[0].items()}
@@ -114,5 +114,5 @@ def evaluation_batches(rows: Rows, share: Share, limit: int = 0) -> Iterator[Bat
 
 
 def stack(rows: Sequence[Row]) -> Batch:
-    """Rows as a batch."""
+    """Stacks rows into a batch."""
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}

@@ -1,7 +1,7 @@
 """The copy task: a word, and the same word again ("Transformers are RNNs", section 4.1).
 
-A row is <s> w <s> w, where w is as long as fits and each symbol is drawn from ten. The second w alone is predicted. The
-n-th example of a split is a pure function of split and n, and no two splits share their draws.
+A row is <s> w <s> w, where w is as long as fits and its symbols are sampled from ten. Only the second w is predicted.
+The n-th example of a split is a pure function of split and n, and no two splits share random numbers.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ class Copying:
     longest = 3  # <s> a <s>, of which a is predicted; it fills any longer row
 
     def __init__(self, split: str, tokenizer: CharacterTokenizer):
-        """Draws an example when it is asked for."""
+        """Samples each example on access."""
         self._split, self._begin = SPLITS.index(split), tokenizer.begin
         (self._symbols,) = tokenizer.encode([SYMBOLS])
         self._count = _COUNTS[split]
 
     def __len__(self) -> int:
-        """Number of examples."""
+        """The number of examples."""
         return self._count
 
     def example(self, number: int, length: int) -> Example:
@@ -39,7 +39,7 @@ class Copying:
 
 
 def copying() -> ExampleCorpus:
-    """All splits."""
+    """All splits of the copy task."""
     tokenizer = CharacterTokenizer(SYMBOLS)
     fingerprint = hashlib.sha256(f"copy {SYMBOLS} {_COUNTS}".encode()).hexdigest()
     return ExampleCorpus("copy", fingerprint, tokenizer, {x: Copying(x, tokenizer) for x in SPLITS})

@@ -1,4 +1,4 @@
-"""The table of corpora: what each is, and how it is had. What a corpus needs is imported when it is loaded."""
+"""The table of corpora: what each is and how to load it. A corpus's dependencies are imported when it is loaded."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,14 +13,14 @@ class CorpusKind:
     """A row.
 
     Attributes:
-        load: of text: a function of `config.data` and each section that gives a `data.corpus.Corpus`. Of examples: of
-            `config.data`, what a run knows of its own, and each section, that gives a `data.examples.ExampleCorpus`.
-        examples: whether each row is an example with tokens of its own; else it is text, to be tokenised and packed.
-        answers: what generate and serve let a causal model of it do; None: nothing.
-        reads_path: whether data.path means something.
-        ends_in_values: whether the last words of its vocabulary are the 256 values of a byte.
-        sections: of keys, in `config.data`.
-        problems: sentences on a config that names it.
+        load: for text: a function of `config.data` and each section that returns a `data.corpus.Corpus`. For examples:
+            a function of `config.data`, what a run knows of its corpus and each section; returns an ExampleCorpus.
+        examples: whether each row is an example with its own tokens; otherwise it is text, to be tokenised and packed.
+        answers: what generate and serve can do with a causal model of this corpus; None: nothing.
+        reads_path: whether the corpus reads data.path.
+        ends_in_values: whether the last 256 words of its vocabulary are the values of a byte.
+        sections: its sections of keys in `config.data`.
+        problems: sentences on what is wrong with a config that uses it.
     """
 
     load: Callable[..., Any]
@@ -75,7 +75,7 @@ def _images(config: DataConfig, own: Any) -> Any:
 
 def _needs_path(what: str) -> Callable[[DataConfig], list[str]]:
     def problems(config: DataConfig) -> list[str]:
-        return [] if config.path else [f"data.corpus={config.corpus} needs data.path, {what}: set --config.data.path"]
+        return [] if config.path else [f"data.corpus={config.corpus} needs data.path ({what}): set --config.data.path"]
 
     return problems
 
@@ -84,8 +84,8 @@ def _needs_one_place(config: DataConfig) -> list[str]:
     if bool(config.path) != bool(config.name):
         return []
     return [
-        f"data.corpus={config.corpus} needs either data.name, a data set on the hub, or data.path, local files, "
-        f"and here are data.name={config.name} and data.path={config.path}: set one, and leave the other empty"
+        f"data.corpus={config.corpus} needs either data.name (a data set on the hub) or data.path (local files); "
+        f"got data.name={config.name} and data.path={config.path}: set one and leave the other empty"
     ]
 
 

@@ -1,4 +1,4 @@
-"""What a corpus is: text in pieces, split by document into train, validation and test."""
+"""The interface of a corpus: text in pieces, split by document into train, validation and test."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
@@ -6,43 +6,43 @@ from typing import Any, NamedTuple, Protocol
 _PIECE = 1 << 20  # characters
 
 SPLITS = ("train", "validation", "test")
-WHOLE = "whole"  # one more split: all documents, of a data set those of data.split
+WHOLE = "whole"  # an extra split: all documents; for a data set, those of data.split
 
 
 class Piece(NamedTuple):
-    """A part of a document's text, at most about a megabyte, cut at a line's end where there is one."""
+    """A part of a document's text, at most about a megabyte, cut at the end of a line if possible."""
 
     text: str
     begins_document: bool
 
 
 class DocumentStream(Protocol):
-    """Documents that are read while training goes on, and whose place can be found again."""
+    """Documents that are read during training; the position in the stream can be saved and restored."""
 
     def share(self, host: int, hosts: int) -> "DocumentStream":
         """The documents of one host."""
         ...
 
     def documents(self, epoch: int) -> Iterator[str]:
-        """All documents once; in the epoch of a place that was restored, from there on."""
+        """All documents once; in the epoch of a restored position, only those after it."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """The place after the last document, as JSON."""
+        """The position after the last document, as JSON."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to a place that `state` gave."""
+        """Goes to a position that `state` returned."""
         ...
 
 
 class Corpus(Protocol):
-    """A corpus is read as a stream, a document as one or more pieces.
+    """A corpus is read as a stream; a document is one or more pieces.
 
     Attributes:
-        name: for messages and cache names.
+        name: name for messages and the cache.
         fingerprint: hash of the content.
-        stream: the training split, if it is to be read while training goes on.
+        stream: the training split, if it is read during training.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Corpus(Protocol):
     stream: DocumentStream | None
 
     def size(self, split: str) -> int | None:
-        """Bytes of a split; None where only reading it would tell."""
+        """Bytes of a split; None if this is not known without reading it."""
         ...
 
     def pieces(self, split: str) -> Iterator[Piece]:
@@ -59,7 +59,7 @@ class Corpus(Protocol):
 
 
 def cut(text: str) -> Iterator[Piece]:
-    """A document in pieces; none if there is nothing but white space."""
+    """Cuts a document into pieces; none if it is all white space."""
     start = 0 if text.strip() else len(text)
     while start < len(text):
         end = len(text)

@@ -1,7 +1,8 @@
-"""Pairs of lines of the same length: the first is given, and the second is to be predicted, character by character.
+"""Pairs of lines of equal length: the first is given, and the second is predicted, character by character.
 
-A row is <s> first <s> second. The pairs come from parquet files with columns `first` and `second`, one a split, or from
-the two files `in.txt` and `out.txt`, a line a pair, its characters apart or together, in the folder or in one a split.
+A row is <s> first <s> second. The pairs come from one parquet file a split, with columns `first` and `second`, or from
+the two files `in.txt` and `out.txt`: one pair a line, characters with or without spaces between them. The files are in
+the folder itself or in one folder a split.
 """
 
 import collections
@@ -22,43 +23,43 @@ from flash_lm.errors import InputError
 Pair = tuple[str, str]
 
 _FILES = ("in.txt", "out.txt")
-_HELD_OUT = 50  # a split that is missing is one pair in so many of the training split
+_HELD_OUT = 50  # a missing split gets one pair in this many of the training split
 
 
 class Couplets:
-    """A split of them."""
+    """One split of couplets."""
 
     def __init__(self, pairs: list[Pair], tokenizer: CharacterTokenizer):
-        """Encodes a pair when it is asked for."""
+        """Encodes each pair on access."""
         self._pairs, self._tokenizer = pairs, tokenizer
         self.longest = max(len(first) for first, _ in pairs) * 2 + 1
 
     def __len__(self) -> int:
-        """Number of pairs."""
+        """The number of pairs."""
         return len(self._pairs)
 
     def example(self, number: int, length: int) -> Example:
-        """A pair, whatever the row's length."""
+        """A pair; the row's length does not matter."""
         del length
         first, second = self._tokenizer.encode(self._pairs[number])
         return Example(np.concatenate([question(first, self._tokenizer), second]), given=len(first) + 2)
 
 
 def question(first: np.ndarray, tokenizer: CharacterTokenizer) -> np.ndarray:
-    """The ids that stand before the second line: <s> first <s>."""
+    """The ids before the second line: <s> first <s>."""
     return np.concatenate([[tokenizer.begin], first, [tokenizer.begin]]).astype(np.int32)
 
 
 def couplets(config: DataConfig, tokenizer: CharacterTokenizer | None = None) -> ExampleCorpus:
-    """The pairs of the folder `data.path`; tokens are the characters of the training split, the frequent ones first.
+    """The pairs in the folder `data.path`; tokens are the characters of the training split, frequent ones first.
 
-    With a tokenizer they are those of its training.
+    Given a tokenizer, its characters are used instead.
 
-    A split that is missing is held out of the training split by the hash of a pair's first line, so that no first line
-    is in both. A character that the training split lacks is one and the same unknown token, which counts as a target.
+    A missing split is held out of the training split by the hash of a pair's first line, so that no first line is in
+    both. Characters that the training split lacks all become one unknown token, which counts as a target.
 
     Raises:
-        InputError: no such folder, no pairs in it, or lines that are no pairs.
+        InputError: no such folder, no pairs in it, or invalid pairs.
     """
     folder = pathlib.Path(config.path).expanduser()
     splits = {name: pairs for name in SPLITS if (pairs := _read(folder, name)) is not None}
@@ -73,7 +74,7 @@ def couplets(config: DataConfig, tokenizer: CharacterTokenizer | None = None) ->
         splits["train"] = [pair for pair in splits["train"] if _bucket(pair) >= len(missing)]
         splits |= dict(zip(missing, parts, strict=True))
     if empty := [name for name in SPLITS if not splits[name]]:
-        raise InputError(f"data.path={config.path} leaves no couplet for {', '.join(empty)}: give more of them")
+        raise InputError(f"data.path={config.path} leaves no couplet for {', '.join(empty)}: give more pairs")
     if tokenizer is None:
         counts = collections.Counter(character for pair in splits["train"] for line in pair for character in line)
         tokenizer = CharacterTokenizer("".join(sorted(counts, key=lambda x: (-counts[x], x))))
@@ -88,7 +89,7 @@ def _bucket(pair: Pair) -> int:
 
 
 def _read(folder: pathlib.Path, split: str) -> list[Pair] | None:
-    """The pairs of a split; None: it has no files of its own."""
+    """The pairs of a split; None if it has no files."""
     parquet = folder / f"{split}.parquet"
     if parquet.exists():
         return _checked(_parquet_pairs(parquet), str(parquet))
@@ -97,7 +98,7 @@ def _read(folder: pathlib.Path, split: str) -> list[Pair] | None:
             lines = [_lines(place / name) for name in _FILES]
             if len(lines[0]) != len(lines[1]):
                 told = " and ".join(f"{name} {len(x)}" for name, x in zip(_FILES, lines, strict=True))
-                raise InputError(f"the files of {place} must have as many lines: {told}")
+                raise InputError(f"the files of {place} must have as many lines as each other: {told}")
             return _checked((("".join(a.split()), "".join(b.split())) for a, b in zip(*lines, strict=True)), str(place))
     return None
 
@@ -116,7 +117,7 @@ def _parquet_pairs(path: pathlib.Path) -> Iterable[Pair]:
     columns = [table[name].to_pylist() for name in ("first", "second")]
     if other := {type(text).__name__ for column in columns for text in column} - {"str", "NoneType"}:
         raise InputError(
-            f"{path} has {' and '.join(sorted(other))} in its columns first and second: couplets need text"
+            f"{path} has {' and '.join(sorted(other))} in its columns first and second: couplets must be text"
         )
     return zip(*([text or "" for text in column] for column in columns), strict=True)
 
@@ -125,7 +126,7 @@ def _lines(path: pathlib.Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is no UTF-8 text at byte {error.start}") from None
+        raise InputError(f"{path} is not UTF-8 at byte {error.start}") from None
 
 
 def _checked(pairs: Iterable[Pair], where: str) -> list[Pair]:
@@ -133,7 +134,7 @@ def _checked(pairs: Iterable[Pair], where: str) -> list[Pair]:
     for number, (first, second) in enumerate(found, start=1):
         if not first or len(first) != len(second):
             raise InputError(
-                f"{where}: pair {number} has {len(first)} and {len(second)} characters, and must have as many, and one "
-                "at least"
+                f"{where}: pair {number} has {len(first)} and {len(second)} characters: both must have "
+                "the same number, one or more"
             )
     return found

@@ -1,4 +1,4 @@
-"""Corpora of examples: each is one row, with a part that is given and a part that is to be predicted from it."""
+"""Corpora of examples: each example is one row, with a given part and a part to be predicted from it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ class Example(NamedTuple):
     """One example.
 
     Attributes:
-        ids: its tokens, (n,) int32, begin-of-text first.
-        given: how many of them, from the first on, are never a target.
+        ids: its tokens, (n,) int32, starting with begin-of-text.
+        given: how many of the first tokens are never a target.
     """
 
     ids: np.ndarray
@@ -24,10 +24,10 @@ class Example(NamedTuple):
 
 
 class Examples(Protocol):
-    """A split of them.
+    """One split of examples.
 
     Attributes:
-        longest: tokens to read of the longest one.
+        longest: number of tokens that a row needs for the longest example.
     """
 
     @property
@@ -35,11 +35,11 @@ class Examples(Protocol):
         ...
 
     def __len__(self) -> int:
-        """Number of examples."""
+        """The number of examples."""
         ...
 
     def example(self, number: int, length: int) -> Example:
-        """One of them, for a row of `length` tokens; those that can be made of any size fill it."""
+        """One example, for a row of `length` tokens; examples that can have any size fill it."""
         ...
 
 
@@ -48,10 +48,10 @@ class ExampleCorpus:
     """All splits with their tokenizer.
 
     Attributes:
-        name: of the corpus.
-        fingerprint: hash of its content.
-        tokenizer: its own.
-        splits: by name.
+        name: name of the corpus.
+        fingerprint: hash of the content.
+        tokenizer: the corpus's own tokenizer.
+        splits: splits by name.
     """
 
     name: str
@@ -62,13 +62,13 @@ class ExampleCorpus:
 
 
 class ExampleRows:
-    """One example a row, and padding after it."""
+    """One example a row, followed by padding."""
 
     def __init__(self, examples: Examples, length: int, begin: int):
-        """Rows of `length`; `begin` is not needed, since examples bring it along.
+        """Rows of `length` tokens; `begin` is not used, since each example has its own begin-of-text.
 
         Raises:
-            InputError: an example does not fit into a row.
+            InputError: an example does not fit in a row.
         """
         del begin
         if examples.longest > length:
@@ -79,11 +79,11 @@ class ExampleRows:
         self._examples, self._length = examples, length
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """The number of rows."""
         return len(self._examples)
 
     def __getitem__(self, row: int) -> Row:
-        """The row of this number."""
+        """The row with this number."""
         ids, given = self._examples.example(row, self._length)
         count = len(ids) - 1
         arrays = empty_row(self._length)

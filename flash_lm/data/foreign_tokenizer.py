@@ -1,4 +1,4 @@
-"""A tokenizer of Hugging Face's `tokenizers`, as a file of it brings it."""
+"""A tokenizer read from a file of Hugging Face's `tokenizers`."""
 
 import functools
 import hashlib
@@ -12,46 +12,46 @@ from tokenizers import Tokenizer
 
 from flash_lm.errors import InputError
 
-SPACE = "▁"  # U+2581, as which SentencePiece, and others after it, write a blank
+SPACE = "▁"  # U+2581, SentencePiece's sign for a space, which others have adopted
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer with pieces of bytes ("ByteLevel", as GPT-2's) or of text with a sign for a blank (as Llama's)."""
+    """A tokenizer with pieces of bytes ("ByteLevel", as GPT-2's) or of text with a sign for a space (as Llama's)."""
 
     kind = "hf"
 
     def __init__(self, model: bytes):
-        """Loads what `model_bytes` gave.
+        """Loads what `model_bytes` returned.
 
         Raises:
-            InputError: not such a tokenizer.
+            InputError: it is not such a tokenizer.
         """
         self._model, about = model, json.loads(model)
         try:
             self._tokenizer = Tokenizer.from_str(json.dumps(about["tokenizer"]))
-        except Exception as error:  # the library raises no other
-            raise InputError(f"no tokenizer of Hugging Face's `tokenizers`: {str(error).splitlines()[0]}") from None
+        except Exception as error:  # the library raises nothing more specific
+            raise InputError(f"not a tokenizer of Hugging Face's `tokenizers`: {str(error).splitlines()[0]}") from None
         self._of_bytes = _is_of_bytes(about["tokenizer"])
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = True  # a text that spells one is text
+        self._tokenizer.encode_special_tokens = True  # text that spells a special token is text
         self.begin, self.end = about["begin"], about["end"]
         self._added = self._tokenizer.get_added_tokens_decoder()
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
-        self.mask = self.vocab_size  # there is none, so it is the id after the last
+        self.mask = self.vocab_size  # these tokenizers have none: use the id after the last
         self.fingerprint = hashlib.sha256(model).hexdigest()
 
     @classmethod
     def of(cls, tokenizer: dict[str, Any], begin: int | str, end: int | str) -> "HuggingFaceTokenizer":
-        """From what a tokenizer.json says.
+        """Builds a tokenizer from the content of a tokenizer.json.
 
         Args:
-            tokenizer: its content.
-            begin: begin-of-text, its id or itself.
-            end: end-of-text, likewise.
+            tokenizer: the content of tokenizer.json.
+            begin: begin-of-text, as an id or a token.
+            end: end-of-text, as an id or a token.
 
         Raises:
-            InputError: not a tokenizer, or one without these tokens.
+            InputError: not a tokenizer, or these tokens are missing.
         """
         about = {"begin": 0, "end": 0, "tokenizer": tokenizer}
         found = cls(json.dumps(about).encode())
@@ -70,7 +70,7 @@ class HuggingFaceTokenizer:
         return self._tokenizer.decode([int(i) for i in ids if i < self.vocab_size], skip_special_tokens=True)
 
     def token_bytes(self, i: int) -> bytes:
-        """The bytes of text that an id stands for; none for special tokens."""
+        """The bytes of text that an id stands for; empty for special tokens."""
         piece = self._tokenizer.id_to_token(i) if i < self.vocab_size else None
         if piece is None or (i in self._added and self._added[i].special):
             return b""
@@ -90,7 +90,7 @@ class HuggingFaceTokenizer:
         return self._model
 
     def tokenizer_json(self) -> str:
-        """As it came."""
+        """The tokenizer.json, unchanged."""
         return json.dumps(json.loads(self._model)["tokenizer"], ensure_ascii=False)
 
 
@@ -98,10 +98,10 @@ def read_tokenizer(path: pathlib.Path) -> HuggingFaceTokenizer:
     """The tokenizer of a downloaded model.
 
     Args:
-        path: a tokenizer.json, or its folder; beside it tokenizer_config.json or config.json names the special tokens.
+        path: a tokenizer.json or its folder; tokenizer_config.json or config.json beside it names the special tokens.
 
     Raises:
-        InputError: it cannot be read, or nothing says how a text ends.
+        InputError: it cannot be read, or no file names the end-of-text token.
     """
     folder = path if path.is_dir() else path.parent
     file = path / "tokenizer.json" if path.is_dir() else path
@@ -109,16 +109,16 @@ def read_tokenizer(path: pathlib.Path) -> HuggingFaceTokenizer:
     words, ids = (read_json(name) if name.exists() else {} for name in names)
     begin, end = (_special(words, ids, name) for name in ("bos", "eos"))
     if end is None:
-        raise InputError(f"{folder} names no eos_token in tokenizer_config.json: flash_lm must know how a text ends")
-    # Some begin a text as they end one.
+        raise InputError(f"{folder} names no eos_token in tokenizer_config.json: flash_lm needs an end-of-text token")
+    # Some use the same token for begin- and end-of-text.
     return HuggingFaceTokenizer.of(read_json(file), end if begin is None else begin, end)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """What a file of a downloaded model says.
+    """The content of a JSON file of a downloaded model.
 
     Raises:
-        InputError: it cannot be read, or is no JSON object.
+        InputError: it cannot be read, or is not a JSON object.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -127,12 +127,12 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise InputError(f"{path} is no JSON object: download the model again")
+        raise InputError(f"{path} is not a JSON object: download the model again")
     return found
 
 
 def _special(words: Any, ids: Any, name: str) -> str | int | None:
-    """Begin- or end-of-text, as itself or as its id: of several the first."""
+    """Begin- or end-of-text, as a token or an id; the first if there are several."""
     found = words.get(f"{name}_token") or ids.get(f"{name}_token_id")
     if isinstance(found, list) and found:
         found = found[0]
@@ -142,10 +142,10 @@ def _special(words: Any, ids: Any, name: str) -> str | int | None:
 
 
 def _is_of_bytes(tokenizer: Any) -> bool:
-    """Whether pieces are spelled in characters that stand for bytes.
+    """Whether pieces are written in characters that stand for bytes.
 
     Raises:
-        InputError: they are spelled in a third way, which does not tell the bytes.
+        InputError: pieces are written in some other way, from which the bytes of a token cannot be known.
     """
     decoder = tokenizer.get("decoder") or {}
     kinds = {step.get("type") for step in decoder.get("decoders", [decoder])}
@@ -154,14 +154,14 @@ def _is_of_bytes(tokenizer: Any) -> bool:
     if kinds & {"ByteFallback", "Metaspace"}:
         return False
     raise InputError(
-        f"a tokenizer that decodes by {', '.join(map(str, kinds))}: only those of bytes (ByteLevel) and of text with a "
-        f"sign for blanks (ByteFallback, Metaspace) tell the bytes of each token"
+        f"a tokenizer with decoder {', '.join(map(str, kinds))} is not supported: flash_lm must know the bytes of each "
+        f"token, so the decoder must be ByteLevel, ByteFallback or Metaspace"
     )
 
 
 @functools.cache
 def _byte_of_character() -> dict[str, int]:
-    """The characters that stand for bytes: printable ones for themselves, the others from U+0100 on, in order."""
+    """The characters that stand for bytes: printable ones stand for themselves, the others map to U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,7 +1,7 @@
-"""Our tokenizers in the format of Hugging Face's `tokenizers`, with equal ids.
+"""Our tokenizers in the format of Hugging Face's `tokenizers`, with the same ids.
 
-A text that spells a special token, such as [MASK], is text to ours; set `encode_special_tokens` there. One that has
-SentencePiece's own sign for a blank, U+2581, is a blank there.
+Two differences: our tokenizers treat text that spells a special token, such as [MASK], as text (set
+`encode_special_tokens` for that there); and text with SentencePiece's sign for a space, U+2581, gets a space there.
 """
 
 from typing import Any
@@ -22,14 +22,14 @@ from flash_lm.data.tokenizers import (
 )
 from flash_lm.data.tokenizers import Tokenizer as OurTokenizer
 
-_proto: Any = sentencepiece_model_pb2  # made by a compiler, without types
+_proto: Any = sentencepiece_model_pb2  # generated code, without types
 _UNKNOWN = "<unk>"
-# What different tokenizers cut in different ways.
+# Texts that different tokenizers cut in different ways.
 _PROBES = ("a b", "  two  blanks ", "\n\n\ttab\r\n", "naïve 猫 😀", "import os.path as p2", "The cat's 1,234.5 cats")
 
 
 def to_hugging_face(tokenizer: OurTokenizer) -> Tokenizer | str:
-    """The same tokenizer there, or a sentence on why there is none."""
+    """The same tokenizer in that format, or a sentence on why this is not possible."""
     if isinstance(tokenizer, HuggingFaceTokenizer):
         return Tokenizer.from_str(tokenizer.tokenizer_json())
     if isinstance(tokenizer, ByteTokenizer):
@@ -42,18 +42,18 @@ def to_hugging_face(tokenizer: OurTokenizer) -> Tokenizer | str:
         return found
     begin = found.id_to_token(tokenizer.begin)
     assert begin is not None
-    found.add_special_tokens([_special(begin), _special(MASK)])  # a model that was not made here may have no mask
+    found.add_special_tokens([_special(begin), _special(MASK)])  # a model from elsewhere may have no mask
     found.post_processor = TemplateProcessing(
         single=f"{begin} $A", pair=f"{begin} $A $B", special_tokens=[(begin, tokenizer.begin)]
     )
     for text in _PROBES:
         if found.encode(text, add_special_tokens=False).ids != tokenizer.encode([text])[0].tolist():
-            return f"its tokens of {text!r} would be others there"
+            return f"its tokens of {text!r} would be different there"
     return found
 
 
 def _of_bytes() -> Tokenizer:
-    """No pair of bytes is ever merged."""
+    """Bytes are never merged."""
     vocab = {name: i for i, name in enumerate(SPECIALS)} | {byte_piece(b): len(SPECIALS) + b for b in range(256)}
     found = Tokenizer(models.BPE(vocab, [], byte_fallback=True))
     found.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
@@ -71,13 +71,13 @@ def _of_characters(tokenizer: CharacterTokenizer) -> Tokenizer:
 
 
 def _of_sentencepiece(tokenizer: SentencePieceTokenizer) -> Tokenizer | str:
-    """Byte-pair encoding by scores is one by ranks: what is merged to a piece ranks as the piece does."""
+    """Byte-pair encoding by scores is one by ranks: a merge has the rank of the piece that it makes."""
     spec = _proto.ModelProto.FromString(tokenizer.model_bytes())
     trainer, normalizer = spec.trainer_spec, spec.normalizer_spec
     if (trainer.model_type, normalizer.name) != (trainer.BPE, "identity") or not trainer.byte_fallback:
-        return "its SentencePiece model is not byte-pair encoding without normalisation, which alone is the same there"
+        return "its SentencePiece model is not byte-pair encoding without normalisation; only that is the same there"
     if normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces:
-        return "its SentencePiece model adds or removes blanks, which no tokenizer there does in the same way"
+        return "its SentencePiece model adds or removes spaces, and no tokenizer there does so in the same way"
     kind = _proto.ModelProto.SentencePiece
     vocab = {piece.piece: i for i, piece in enumerate(spec.pieces)}
     scores = {piece.piece: piece.score for piece in spec.pieces if piece.type == kind.NORMAL}
@@ -93,7 +93,7 @@ def _of_sentencepiece(tokenizer: SentencePieceTokenizer) -> Tokenizer | str:
     whole = [piece.piece for piece in spec.pieces if piece.type == kind.USER_DEFINED]
     if any({" ", SPACE} & set(piece) for piece in whole):
         return (
-            "its SentencePiece model has pieces of its own with blanks, which no tokenizer there cuts in the same way"
+            "its SentencePiece model has user-defined pieces with spaces; no tokenizer there cuts them in the same way"
         )
     found.add_tokens([AddedToken(piece, normalized=False) for piece in whole])
     found.add_special_tokens([_special(x.piece) for x in spec.pieces if x.type in (kind.CONTROL, kind.UNKNOWN)])

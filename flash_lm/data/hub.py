@@ -1,4 +1,4 @@
-"""The Hugging Face hub: whether it can be reached, and the library's errors in one line."""
+"""The Hugging Face hub: whether it is reachable, and its library's errors in one line."""
 
 import contextlib
 import http.client
@@ -18,7 +18,7 @@ _HUB_TIMEOUT = 5  # seconds
 
 @contextlib.contextmanager
 def explained(config: DataConfig) -> Iterator[None]:
-    """Turns what the library raises into one line that says what to change, and silences what it logs beside it.
+    """Turns the library's errors into one line that says what to change, and silences its log messages.
 
     Raises:
         InputError: in place of the library's exceptions.
@@ -28,7 +28,7 @@ def explained(config: DataConfig) -> Iterator[None]:
 
     source = f"data.name={config.name}" if config.name else f"data.path={config.path}"
     datasets.logging.set_verbosity(logging.CRITICAL + 1)
-    if not config.name:  # a download's progress is worth its lines
+    if not config.name:  # a download should show its progress
         datasets.disable_progress_bars()
     try:
         yield
@@ -40,20 +40,20 @@ def explained(config: DataConfig) -> Iterator[None]:
         if config.name and is_offline() and isinstance(error, OSError):
             raise InputError(
                 f"{source} is not on this machine and the hub cannot be reached: connect, set --config.data.path to "
-                f"local files, or take the text that every machine has with --config.data.corpus=stdlib"
+                f"local files, or use text that every machine has with --config.data.corpus=stdlib"
             ) from None
         cause = error.__cause__ or error
         raise InputError(f"cannot load {source}: {' '.join(str(cause).split())[:300]}") from None
 
 
 def is_offline() -> bool:
-    """Whether the library has been told to ask nobody."""
+    """Whether the library is set to offline mode."""
     return os.environ.get("HF_HUB_OFFLINE") == "1"
 
 
 def is_reachable() -> bool:
-    """Whether the hub gives any answer within seconds."""
-    # In a thread, since looking up an address has no timeout of its own, and a name may have many of them.
+    """Whether the hub answers at all within seconds."""
+    # In a thread, since an address lookup has no timeout of its own, and a name may have many addresses.
     answers = []
 
     def ask() -> None:
@@ -61,13 +61,13 @@ def is_reachable() -> bool:
         try:
             urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=_HUB_TIMEOUT).close()
         except urllib.error.URLError as error:
-            # A refusal, or a certificate that is not known here, comes from someone who answers.
+            # A refusal or an unknown certificate is an answer, too.
             if not isinstance(error, urllib.error.HTTPError) and not isinstance(error.reason, ssl.SSLError):
                 return
         except (TimeoutError, ConnectionError):
             return
         except (ValueError, http.client.HTTPException):
-            pass  # an odd endpoint: the library has its own words for it
+            pass  # an invalid endpoint: the library has its own message for it
         answers.append(True)
 
     thread = threading.Thread(target=ask, daemon=True)

@@ -1,4 +1,4 @@
-"""Corpora of Hugging Face datasets: of the hub by name, or local parquet, arrow and json files. A row is a document."""
+"""Corpora of Hugging Face datasets: from the hub, or local parquet, arrow and json files. A row is a document."""
 
 import functools
 import glob
@@ -20,23 +20,23 @@ from flash_lm.errors import InputError
 
 Dataset = Any  # a datasets.Dataset, or a datasets.IterableDataset, which has no length
 
-_HELD_OUT, _MOST_HELD_OUT = 0.05, 5000  # share and number of the documents in a split that has to be held out
-_STREAM_SHARE, _STREAM_HELD_OUT = 100, 500  # of a stream: one document in so many, and the most that are taken
+_HELD_OUT, _MOST_HELD_OUT = 0.05, 5000  # share, and largest number, of the documents in a held-out split
+_STREAM_SHARE, _STREAM_HELD_OUT = 100, 500  # for a stream: one document in this many, and the largest number
 _BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json", ".gz": "json"}
 
 
 class DatasetCorpus:
-    """A column of text; rows of white space alone are left out."""
+    """A column of text; rows with only white space are left out."""
 
     stream = None
 
     def __init__(self, config: DataConfig, fingerprint: str, splits: dict[str, Dataset]):
-        """Reads nothing yet.
+        """Does not read anything yet.
 
         Args:
             config: names the data set and the column.
-            fingerprint: of the content.
-            splits: train, and validation and test if there are such.
+            fingerprint: hash of the content.
+            splits: train, and validation and test if they exist.
         """
         self.name, self.fingerprint, self._config = _name(config), fingerprint, config
         self._given = splits
@@ -59,22 +59,22 @@ class DatasetCorpus:
 
     @functools.cached_property
     def _splits(self) -> dict[str, Dataset]:
-        """With what is missing held out."""
+        """The splits, with the missing ones held out."""
         missing = [name for name in SPLITS if name not in self._given]
         return _hold_out(self._given, missing) if missing else self._given
 
 
 class StreamedCorpus:
-    """A column of text of which only validation and test are read as a whole."""
+    """A column of text; only validation and test are read as a whole."""
 
     def __init__(self, config: DataConfig, fingerprint: str, splits: dict[str, Dataset]):
-        """Takes a missing split out of the training split, by each document's hash: the same on any number of hosts."""
+        """Holds missing splits out of the training split by each document's hash: the same on any number of hosts."""
         self.name, self.fingerprint, self._config, self._splits = _name(config), fingerprint, config, splits
         self._missing = [name for name in SPLITS if name not in splits]
         self.stream = DatasetStream(config, splits["train"], held_out=len(self._missing))
 
     def size(self, split: str) -> int | None:
-        """Unknown: only reading it would tell."""
+        """None: the size is not known without reading the stream."""
         del split
 
     def pieces(self, split: str) -> Iterator[Piece]:
@@ -94,43 +94,43 @@ class StreamedCorpus:
 
 
 class DatasetStream:
-    """The rows of a streamed data set, one after the other."""
+    """The rows of a streamed data set, in order."""
 
     def __init__(self, config: DataConfig, rows: Dataset, held_out: int):
-        """Reads nothing yet; documents whose bucket is below `held_out` are left out."""
+        """Does not read anything yet; documents whose bucket is below `held_out` are left out."""
         self._config, self._rows, self._held_out = config, rows, held_out
 
     def share(self, host: int, hosts: int) -> "DatasetStream":
-        """The documents of one host: whole files where they divide evenly, else every hosts-th row."""
+        """The documents of one host: whole files if they divide evenly, otherwise every hosts-th row."""
         from datasets.distributed import split_dataset_by_node  # noqa: PLC0415 (slow to import)
 
         return DatasetStream(self._config, split_dataset_by_node(self._rows, host, hosts), self._held_out)
 
     def documents(self, epoch: int) -> Iterator[str]:
-        """All documents once; in the epoch of a place that was restored, from there on."""
+        """All documents once; in the epoch of a restored position, only those after it."""
         self._rows.set_epoch(epoch)
         return (text for text in _texts(self._config, self._rows) if _bucket(text) >= self._held_out)
 
     def state(self) -> dict[str, Any]:
-        """The place after the last document, as JSON."""
+        """The position after the last document, as JSON."""
         return self._rows.state_dict()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to a place that `state` gave."""
+        """Goes to a position that `state` returned."""
         self._rows.load_state_dict(state)
 
 
 def hugging_face(config: DataConfig) -> DatasetCorpus | StreamedCorpus:
-    """The data set of `data.name` and `data.config`, or of the local files of `data.path`.
+    """The data set `data.name` with `data.config`, or the local files of `data.path`.
 
-    Validation and test are the data set's own splits of these names; one that it lacks is held out of the training
-    split, document by document.
+    Validation and test are the data set's splits of these names; a missing one is held out of the training split,
+    document by document.
 
     Raises:
         InputError: no such data set, file, config, split or column; no network; or files that cannot be read.
     """
     if config.name and not hub.is_offline() and not hub.is_reachable():
-        # Before the import, which reads it: else half a minute of retries come before the error.
+        # Set before the import, which reads it: otherwise half a minute of retries comes before the error.
         os.environ["HF_HUB_OFFLINE"] = "1"
     with hub.explained(config):
         builder = _builder(config)
@@ -153,17 +153,17 @@ def hugging_face(config: DataConfig) -> DatasetCorpus | StreamedCorpus:
 
 
 def _texts(config: DataConfig, rows: Dataset) -> Iterator[str]:
-    """The column's texts, and an empty one for a row without.
+    """The texts of the column; an empty one for a row that has none.
 
     Raises:
-        InputError: a row cannot be read, or holds something else.
+        InputError: a row cannot be read, or holds something other than text.
     """
     with hub.explained(config):
         for row in rows:
             text = row[config.text_column]
             if not isinstance(text, str | None):
                 raise InputError(
-                    f"column {config.text_column} holds {type(text).__name__} {text!r}: choose one of text"
+                    f"column {config.text_column} holds {type(text).__name__} {text!r}: choose a column of text"
                 )
             yield text or ""
 
@@ -173,7 +173,7 @@ def _bucket(text: str) -> int:
 
 
 def _name(config: DataConfig) -> str:
-    """For messages and folders."""
+    """The corpus's name in messages and folders."""
     if config.name:
         return "-".join(part for part in (config.name, config.config) if part).replace("/", "--")
     path = _path(config)
@@ -191,7 +191,7 @@ def _builder(config: DataConfig) -> Any:
         return load_dataset_builder(config.name, config.config)
     path = _path(config)
     if path.is_dir():
-        # A folder has configs only if its README says so; else data.config is left from a data set of the hub.
+        # A folder has configs only if its README says so; otherwise data.config is left from a data set of the hub.
         return load_dataset_builder(str(path), config.config if (path / "README.md").exists() else None)
     files = sorted(glob.glob(str(path), recursive=True))
     if not files:
@@ -199,23 +199,23 @@ def _builder(config: DataConfig) -> Any:
     suffix = pathlib.Path(files[0]).suffix
     if suffix not in _BUILDERS:
         kinds = ", ".join(_BUILDERS)
-        raise InputError(f"data.path={config.path} is {suffix or 'of no known kind'}: give one of {kinds}")
+        raise InputError(f"data.path={config.path} is {suffix or 'of an unknown kind'}: give one of {kinds}")
     splits = [split for split in SPLITS if any(split in pathlib.Path(file).name for file in files)]
     if len(splits) > 1:
         found = " and ".join(splits)
-        raise InputError(f"data.path={config.path} would train on files of {found} alike: give their folder instead")
+        raise InputError(f"data.path={config.path} would train on the files of {found}: give their folder instead")
     return load_dataset_builder(_BUILDERS[suffix], data_files=files)
 
 
 def _content(config: DataConfig, builder: Any) -> Any:
-    """What stands for the content: hashes of local files; of the hub its data set, config, version and commit."""
+    """What identifies the content: hashes of local files; for the hub, data set, config, version and commit."""
     if config.name:
         return pathlib.Path(builder.cache_dir).parts[-4:]
     return {str(split): [file_hash(path) for path in paths] for split, paths in builder.config.data_files.items()}
 
 
 def _hold_out(splits: dict[str, Dataset], missing: list[str]) -> dict[str, Dataset]:
-    """Documents of the training split for each missing one, spread evenly over it."""
+    """Documents held out of the training split for each missing one, spread evenly over it."""
     rows = splits["train"]
     each = min(max(1, round(_HELD_OUT * len(rows))), _MOST_HELD_OUT)
     if len(rows) <= len(missing) * each:

@@ -1,7 +1,7 @@
-"""Images as rows of pixels, a byte a token, from the idx files of MNIST or from a data set of the hub.
+"""Images as rows of pixels, one byte a token, from MNIST's idx files or from a data set of the hub.
 
-A row is <s> and all pixels from the first line to the last (all channels of a pixel after each other); each is to be
-predicted from those before it. A validation split that is missing is held out at the end of the training split.
+A row is <s> and all pixels from the first line to the last (a pixel's channels follow each other); each value is
+predicted from those before it. A missing validation split is held out at the end of the training split.
 """
 
 import gzip
@@ -19,37 +19,37 @@ from flash_lm.errors import InputError
 
 _FILES = {"train": "train-images-idx3-ubyte", "test": "t10k-images-idx3-ubyte"}
 _MAGIC = (0, 0, 8, 3)  # bytes, in three dimensions
-_HELD_OUT = 12  # the validation split is one image in so many of the training split
+_HELD_OUT = 12  # the validation split gets one image in this many of the training split
 
 
 class Images:
-    """A split of them.
+    """One split of images.
 
     Attributes:
-        pixels: N×…, uint8: images, lines, places in a line, and channels if there are any.
+        pixels: N×…, uint8: images, lines, columns, and channels if there are any.
     """
 
     def __init__(self, pixels: np.ndarray):
-        """Takes the images as they are."""
+        """Uses the images as they are."""
         self.pixels = pixels
         self.longest = pixels[0].size
 
     def __len__(self) -> int:
-        """Number of images."""
+        """The number of images."""
         return len(self.pixels)
 
     def example(self, number: int, length: int) -> Example:
-        """An image, whatever the row's length."""
+        """An image; the row's length does not matter."""
         del length
         values = self.pixels[number].reshape(-1).astype(np.int32)
         return Example(np.concatenate([[ByteTokenizer.begin], values + len(SPECIALS)]).astype(np.int32), given=1)
 
 
 def images(config: DataConfig) -> ExampleCorpus:
-    """The images of the folder `data.path`, or of `data.name` on the hub.
+    """The images in the folder `data.path`, or of `data.name` on the hub.
 
     Raises:
-        InputError: no such files or data set, or files of something else.
+        InputError: no such files or data set, or files of another kind.
     """
     found, name = _of_hub(config) if config.name else _of_files(config.path)
     if len(found["train"]) < _HELD_OUT:
@@ -77,11 +77,11 @@ def _of_files(path: str) -> tuple[dict[str, np.ndarray], str]:
 def _check_one_size(where: str, shapes: set[tuple[int, ...]]) -> None:
     if len(shapes) > 1:
         told = " and ".join("×".join(map(str, shape)) for shape in sorted(shapes)[:3])
-        raise InputError(f"the images of {where} have {told} values, and must all have as many")
+        raise InputError(f"the images of {where} have {told} values: all must have the same size")
 
 
 def _read_idx(folder: pathlib.Path, name: str) -> np.ndarray:
-    """N×lines×places of an idx file, which may be compressed."""
+    """Reads N×lines×columns from an idx file, which may be compressed."""
     for file, opened in ((folder / f"{name}.gz", gzip.open), (folder / name, open)):
         if not file.exists():
             continue
@@ -92,13 +92,13 @@ def _read_idx(folder: pathlib.Path, name: str) -> np.ndarray:
             raise InputError(f"cannot read {file}: {error}") from None
         sizes = np.frombuffer(data[4:16].ljust(12, b"\0"), ">i4")
         if tuple(data[:4]) != _MAGIC or len(data) != 16 + sizes.prod(dtype=np.int64):
-            raise InputError(f"{file} is no idx file of images, or a damaged one: get it again")
+            raise InputError(f"{file} is not an idx file of images, or is damaged: download it again")
         return np.frombuffer(data, np.uint8, offset=16).reshape(sizes)
     raise InputError(f"{folder} has no {name} or {name}.gz: give the folder of MNIST's idx files in --config.data.path")
 
 
 def _of_hub(config: DataConfig) -> tuple[dict[str, np.ndarray], str]:
-    """Of a column `image` or `img`, as MNIST and CIFAR-10 have them there."""
+    """From a column `image` or `img`, as MNIST and CIFAR-10 have there."""
     import datasets  # noqa: PLC0415 (slow to import)
 
     name = config.name
@@ -113,7 +113,7 @@ def _of_hub(config: DataConfig) -> tuple[dict[str, np.ndarray], str]:
             f"data.name={name} needs splits train and test with a column image or img, and has "
             f"{', '.join(map(str, found))} with {', '.join(sorted(columns)) or 'no column in common'}"
         )
-    # Loaded pictures of the image library are arrays for NumPy.
+    # Loaded images are PIL images, which NumPy reads as arrays.
     arrays = {x: [np.asarray(row, np.uint8) for row in found[x][column]] for x in SPLITS if x in found}
     _check_one_size(f"data.name={name}", {row.shape for rows in arrays.values() for row in rows})
     return {x: np.stack(rows) for x, rows in arrays.items()}, name.replace("/", "--")

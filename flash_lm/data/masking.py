@@ -1,7 +1,7 @@
-"""Masked language modelling: which tokens of a row are hidden, and what stands in their place.
+"""Masked language modelling: which tokens of a row are hidden, and what replaces them.
 
-Of the chosen tokens 80 % become [MASK], 10 % a random token, 10 % stay as they are (Devlin et al. 2019, section 3.1).
-The choice is a pure function of a key, so it changes from epoch to epoch and yet is the same after a resume.
+Of the chosen tokens, 80 % become [MASK], 10 % become a random token and 10 % stay the same (Devlin et al. 2019, section
+3.1). The choice is a pure function of a key, so it changes from epoch to epoch and is the same after a resume.
 """
 
 import numpy as np
@@ -16,10 +16,10 @@ class Masking:
     """Turns a causal row into a masked one."""
 
     def __init__(self, tokenizer: Tokenizer, rate: float):
-        """Special tokens are neither chosen nor put in another's place.
+        """Special tokens are neither chosen nor used as random tokens.
 
         Args:
-            tokenizer: of the rows.
+            tokenizer: the rows' tokenizer.
             rate: share of the tokens to choose, between 0 and 1.
         """
         self._rate, self._mask = rate, tokenizer.mask
@@ -27,13 +27,13 @@ class Masking:
         self._drawn_from = np.flatnonzero(self._ordinary).astype(np.int32)
 
     def __call__(self, row: Row, *key: int) -> Row:
-        """The masked row: the inputs are the targets, and the loss is of the chosen tokens.
+        """The masked row: the original inputs are the targets, and only chosen tokens count in the loss.
 
         Args:
-            row: of a packer.
+            row: a row from a packer.
             key: non-negative numbers that the choice depends on, such as seed, epoch, example.
         """
-        # With the key's length, since a seed sequence ends in zeros: (5, 1) and (5, 1, 0) would be the same.
+        # The key's length is included, since a seed sequence ignores zeros at its end: (5, 1) would equal (5, 1, 0).
         draw = np.random.Generator(np.random.Philox(np.random.SeedSequence((len(key), *key))))
         targets = row["inputs_BxL"]
         choice, fate = draw.random((2, len(targets)))

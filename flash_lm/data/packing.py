@@ -1,4 +1,4 @@
-"""Rows of `length` tokens from a token store, in the two ways of `data.pack`; each is cut when it is asked for.
+"""Rows of `length` tokens from a token store, in the two ways of `data.pack`; each row is cut on access.
 
 A row is a dict of arrays of length L: inputs, targets, segment_ids and positions int32, loss_mask float32. In both ways
 every token but begin-of-text is a target exactly once.
@@ -19,38 +19,38 @@ class Rows(Protocol):
     """Rows by number."""
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """The number of rows."""
         ...
 
     def __getitem__(self, row: int) -> Row:
-        """The row of this number."""
+        """The row with this number."""
         ...
 
 
-Packer = Callable[[Any, int, int], Rows]  # of a split, a length and the id of begin-of-text
+Packer = Callable[[Any, int, int], Rows]  # takes a split, a length and the id of begin-of-text
 
 _OPEN_ROWS = 64  # that the packer keeps open at a time
 
 
 class StreamRows:
-    """Documents joined and cut to length, one segment a row: the papers' way. Only the last row may have padding."""
+    """Documents joined and cut to length, one segment a row, as in the papers. Only the last row may have padding."""
 
     def __init__(self, store: TokenizedText, length: int, begin: int):
-        """Rows over a whole split; `begin` is the id of begin-of-text, which is never a target."""
+        """Packs a whole split; `begin` is the id of begin-of-text, which is never a target."""
         self._tokens, self._length, self._begin = store.tokens, length, begin
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """The number of rows."""
         return -(-(len(self._tokens) - 1) // self._length)
 
     def __getitem__(self, row: int) -> Row:
-        """The row of this number."""
+        """The row with this number."""
         window = np.asarray(self._tokens[row * self._length : (row + 1) * self._length + 1], np.int32)
         count = len(window) - 1
         arrays = empty_row(self._length)
         arrays["inputs_BxL"][:count] = window[:-1]
         arrays["targets_BxL"][:count] = window[1:]
-        # A new document is announced by the end of the one before; so its begin-of-text would be too easy to predict.
+        # The end of a document announces the next, so its begin-of-text would be too easy to predict.
         arrays["loss_mask_BxL"][:count] = window[1:] != self._begin
         arrays["segment_ids_BxL"][:count] = 1
         arrays["positions_BxL"][:count] = np.arange(count)
@@ -58,10 +58,10 @@ class StreamRows:
 
 
 class DocumentRows:
-    """Isolated documents, several a row; one longer than a row goes on in a segment of another row."""
+    """Isolated documents, several a row; a document longer than a row continues in a segment of another row."""
 
     def __init__(self, store: TokenizedText, length: int, begin: int):
-        """Packs a whole split; `begin` is not needed, since no segment crosses a document's start."""
+        """Packs a whole split; `begin` is not used, since no segment crosses the start of a document."""
         del begin
         self._tokens, self._length = store.tokens, length
         starts, sizes = _segments(store.starts, length)
@@ -71,11 +71,11 @@ class DocumentRows:
         self._bounds = np.searchsorted(rows[order], np.arange(rows.max() + 2))
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """The number of rows."""
         return len(self._bounds) - 1
 
     def __getitem__(self, row: int) -> Row:
-        """The row of this number."""
+        """The row with this number."""
         arrays, place = empty_row(self._length), 0
         for number, i in enumerate(range(self._bounds[row], self._bounds[row + 1]), start=1):
             start, size = self._starts[i], self._sizes[i]
@@ -109,7 +109,7 @@ def _segments(document_starts: np.ndarray, length: int) -> tuple[np.ndarray, np.
 
 
 def _best_fit(sizes: np.ndarray, length: int) -> np.ndarray:
-    """The row of each segment: the open row that it fills best, else a new one; in order, so that it never changes."""
+    """The row of each segment: the open row that it fills best, or a new one. The order is fixed, so the result is."""
     rows = np.empty(len(sizes), np.int64)
     open_rows: list[tuple[int, int]] = []  # (room, row), sorted
     count = 0

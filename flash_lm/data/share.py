@@ -9,9 +9,9 @@ class Share(NamedTuple):
 
     Attributes:
         batch_size: B, over all hosts.
-        rows: numbers of its rows in the batch, ascending.
-        group: its number among the groups of hosts that read the same rows.
-        groups: of them.
+        rows: indices of this host's rows in the batch, ascending.
+        group: index of this host's group; the hosts of a group read the same rows.
+        groups: number of groups.
     """
 
     batch_size: int

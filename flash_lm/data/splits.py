@@ -8,7 +8,7 @@ from flash_lm.tables import CORPORA
 
 Splits = TokenizedCorpus | ExampleCorpus
 
-# data.pack -> rows of a split
+# data.pack -> the packer of a split's rows
 ROWS = PACKERS | {"examples": ExampleRows}
 
 
@@ -16,12 +16,12 @@ def load_splits(config: DataConfig, own: OwnCorpus | None = None, *, whole: bool
     """All splits of the corpus that `config` names, with their tokenizer.
 
     Args:
-        config: names it.
-        own: what a run knows of its own; None: there is no run.
-        whole: of text, all of it as one split of the name WHOLE, and no other.
+        config: names the corpus.
+        own: what a run knows of its corpus; None: there is no run.
+        whole: for text: only one split, WHOLE, with all of it.
 
     Raises:
-        InputError: it cannot be had, or there is nothing in it.
+        InputError: the corpus cannot be loaded, or it is empty.
     """
     kind = CORPORA[config.corpus]
     if kind.examples:

@@ -1,8 +1,9 @@
-"""Batches of a corpus that is read while training goes on.
+"""Batches of a corpus that is read during training.
 
-The stream is taken in buffers of many documents, whose order is drawn. A buffer is taken in windows of some megabytes,
-each tokenised and packed as a small corpus of its own, its rows in random order. The place is that of the buffer's
-start, the number of windows since, and that of rows used, so a resumed run reads a buffer again and goes on exactly.
+The stream is read in buffers of many documents, which are shuffled. A buffer is used in windows of some megabytes. Each
+window is tokenised and packed like a small corpus, with its rows in random order. The saved position is the start of
+the buffer, the number of windows since then, and the number of rows used; a resumed run reads the buffer again and
+continues exactly.
 """
 
 from collections.abc import Iterator
@@ -20,19 +21,19 @@ from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
 
 _WINDOW = 4 << 20  # characters of text
-_OF_DOCUMENTS, _OF_SIZES = 1, 2  # what is drawn, beside the order of the rows
+_OF_DOCUMENTS, _OF_SIZES = 1, 2  # random choices other than the order of the rows
 
 
 class _Window(NamedTuple):
     epoch: int
-    number: int  # in its epoch
+    number: int  # within its epoch
     buffer: int  # number of the first window of its buffer
-    place: dict[str, Any] | None  # of the stream, before the buffer; None: the epoch's start
+    place: dict[str, Any] | None  # position of the stream before the buffer; None: the epoch's start
     rows: Rows
 
 
 class StreamedBatches:
-    """Batches without end; an epoch ends with the stream. Only the last row of a window may have padding."""
+    """Endless batches; an epoch ends with the stream. Only the last row of a window may have padding."""
 
     def __init__(
         self,
@@ -47,18 +48,18 @@ class StreamedBatches:
         place: dict[str, Any] | None = None,
         transform: Transform | None = None,
     ):
-        """Starts at a place.
+        """Starts at a saved position.
 
         Args:
-            stream: of all hosts' documents.
-            tokenizer: of the text.
-            packer: of a window's tokens into rows.
+            stream: all hosts' documents.
+            tokenizer: tokenizer of the text.
+            packer: packs a window's tokens into rows.
             length: L.
-            share: of this host; each group of hosts reads its part of the documents.
-            buffer: characters of text whose documents are put into random order; 0: they stay as they come.
-            seed: of the orders of documents and rows.
-            place: of `state`; None: the beginning.
-            transform: makes the rows, given seed, epoch, group of hosts, window and row number.
+            share: this host's share; each group of hosts reads its part of the documents.
+            buffer: characters of text whose documents are shuffled together; 0: documents stay in order.
+            seed: seed of the orders of documents and rows.
+            place: a position from `state`; None: the beginning.
+            transform: makes the final row, given seed, epoch, group of hosts, window and row number.
         """
         self._stream = stream.share(share.group, share.groups)
         self._tokenizer, self._packer, self._length, self._buffer = tokenizer, packer, length, buffer
@@ -67,7 +68,7 @@ class StreamedBatches:
         self._rows = self._all_rows(dict(self._place))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Itself."""
+        """Returns itself."""
         return self
 
     def __next__(self) -> Batch:
@@ -79,11 +80,11 @@ class StreamedBatches:
         return stack(rows)
 
     def state(self) -> dict[str, Any]:
-        """The place after the last batch, as JSON."""
+        """The position after the last batch, as JSON."""
         return self._place
 
     def _all_rows(self, place: dict[str, Any]) -> Iterator[tuple[Row, dict[str, Any]]]:
-        """Each row with the place after it."""
+        """Each row with the position after it."""
         windows, first = self._windows(place), place["row"]
         pool = ThreadPoolExecutor(1)
         try:
@@ -99,12 +100,12 @@ class StreamedBatches:
                     yield row, about | {"row": i, "stream": window.place}
                 first = 0
         finally:
-            # Without waiting: this may run anywhere, when the iterator is collected as garbage.
+            # Do not wait: this may run anywhere, when the iterator is garbage-collected.
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _windows(self, place: dict[str, Any]) -> Iterator[_Window]:
         epoch, wanted, before = place["epoch"], place["window"], place["stream"]
-        number = place.get("buffer", wanted)  # places of older runs have no buffers: each window is one
+        number = place.get("buffer", wanted)  # positions of older runs have no buffers: each window is one
         if before is not None:
             self._stream.restore(before)
         while True:
@@ -121,13 +122,13 @@ class StreamedBatches:
             epoch, number, wanted, before = epoch + 1, 0, 0, None
 
     def _fill(self, documents: Iterator[str], epoch: int, number: int) -> list[str]:
-        """The next documents in the order in which they are used; none at the end."""
+        """The next documents in the order of use; empty at the end."""
         if not self._buffer:
             return _take(documents, _WINDOW)
         draw = lambda what: np.random.default_rng((self._seed, epoch, self._group, number, what))
         size = self._buffer
         if epoch and not number:
-            # So that buffers begin elsewhere in each epoch, and not the same documents are always together.
+            # Buffers start at different documents in each epoch, so that the same documents are not always together.
             size = int(draw(_OF_SIZES).uniform(0.5, 1) * size)
         texts = _take(documents, max(size, 1))
         return [texts[i] for i in draw(_OF_DOCUMENTS).permutation(len(texts))]
@@ -138,7 +139,7 @@ class StreamedBatches:
 
 
 def _take(documents: Iterator[str], size: int) -> list[str]:
-    """The next documents that have text, of about so many characters; none at the end."""
+    """The next documents that have text, about `size` characters in all; empty at the end."""
     texts, taken = [], 0
     for text in documents:
         texts += [text] if text.strip() else []

@@ -1,4 +1,4 @@
-"""The table of tasks: how packed rows become what is to be predicted, by which attention, and how that is scored."""
+"""The table of tasks: how packed rows get their targets, which attention a model uses, and how it is scored."""
 
 import dataclasses
 from collections.abc import Callable
@@ -26,18 +26,18 @@ class Task:
     """A row.
 
     Attributes:
-        causal: whether a token sees none after it.
-        answers: what generate and serve let its models do: continue a prompt, or fill in masks; None: nothing.
-        head: a row of the table of heads, where `model.head` is open.
-        rows: of the tokenizer, `config.data` and each section, makes what turns a packed row, and numbers to draw from,
-            into one with the task's inputs, targets and weights (`loss_mask_BxL`). None: rows stay as they are, and
-            each token is to be predicted from those before it.
-        vocabulary: words that a model needs, of the tokenizer.
+        causal: whether a token sees only tokens up to itself.
+        answers: what generate and serve do with its models: continue a prompt, or fill in masks; None: nothing.
+        head: the row of the table of heads that is used when `model.head` is open.
+        rows: from the tokenizer, `config.data` and each section, makes a function of a packed row and numbers that seed
+            it; the function returns a row with the task's inputs, targets and weights (`loss_mask_BxL`). None: rows
+            stay as they are, and each token is predicted from those before it.
+        vocabulary: number of words that a model needs, given the tokenizer.
         of_examples: whether its rows may be examples.
-        loss: sum over the targets, of a head and what its `loss` takes, and its penalties, by name; they are in it.
-        scores: sums over the targets, of the same; nll and perhaps hits.
-        share: of the tokens that are targets, of each section; for benchmarks, which have no tokenizer.
-        sections: of keys, in `config.data`.
+        loss: sum over the targets, from a head and what its `loss` takes; and the penalties in that sum, by name.
+        scores: sums over the targets, from the same arguments; nll and perhaps hits.
+        share: share of the tokens that are targets, given each section; for benchmarks, which have no tokenizer.
+        sections: its sections of keys in `config.data`.
     """
 
     causal: bool
@@ -59,11 +59,11 @@ def register_task(name: str, row: Task) -> None:
 
 @section("data.masking")
 class MaskingOptions:
-    """Of masked language modelling."""
+    """Options of masked language modelling."""
 
     rate: float = key(
         0.15,
-        "share of the tokens that are to be predicted",
+        "share of the tokens that are predicted",
         lambda x: None if 0 < x < 1 else "more than 0 and less than 1",
         before=0.15,
     )

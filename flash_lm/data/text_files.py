@@ -1,4 +1,4 @@
-"""Corpora of UTF-8 files: the standard library of the interpreter, and files of one's own."""
+"""Corpora of UTF-8 files: the interpreter's standard library, and your own files."""
 
 import codecs
 import glob
@@ -29,19 +29,19 @@ class Span(NamedTuple):
 class FileCorpus:
     """UTF-8 text files.
 
-    From three files on, each is a document, and the splits are disjoint by document, where files of equal content count
-    as one. One or two files are cut into contiguous blocks, the first 90 % for training.
+    With three files or more, each is a document, and the splits are disjoint by document (files of equal content count
+    as one). One or two files are cut into contiguous blocks, the first 90 % for training.
     """
 
     def __init__(self, name: str, paths: list[str]):
-        """Reads the files once, for their hashes.
+        """Reads the files once, to hash them.
 
         Args:
-            name: of the corpus, for messages and cache names.
+            name: name of the corpus in messages and the cache.
             paths: files; empty ones are left out.
 
         Raises:
-            InputError: a file cannot be read, or there is no text at all.
+            InputError: a file cannot be read, or there is no text.
         """
         self.name, self.stream = name, None
         try:
@@ -79,7 +79,7 @@ class FileCorpus:
 
 
 def text_files(config: DataConfig) -> FileCorpus:
-    """The files of `data.path`: a file, a glob, or a folder with .txt files in it or below.
+    """The files of `data.path`: a file, a glob, or a folder with .txt files at any depth.
 
     Raises:
         InputError: no such file, a file that cannot be read, or no text in it.
@@ -108,7 +108,7 @@ def stdlib(config: DataConfig) -> FileCorpus:
 
 
 def _is_utf8(path: pathlib.Path) -> bool:
-    """Whether a source can be read; some of the standard library declare another encoding."""
+    """Whether a source is UTF-8; some of the standard library declare another encoding."""
     try:
         path.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError):
@@ -140,7 +140,7 @@ def _blocks(paths: list[str]) -> dict[str, list[Span]]:
 
 
 def _line_start(path: str, offset: int) -> int:
-    """The first start of a line at or after `offset`; in a text without line ends near it, of a character."""
+    """The first start of a line at or after `offset`; in text without line ends nearby, the start of a character."""
     with open(path, "rb") as file:
         file.seek(offset)
         block = file.read(_BLOCK)
@@ -159,7 +159,7 @@ def _read(span: Span) -> Iterator[str]:
         while position < span.end:
             block = file.read(min(_BLOCK, span.end - position))
             if not block:
-                raise InputError(f"{span.path} became shorter while it was read: start again when nothing writes to it")
+                raise InputError(f"{span.path} shrank while it was read: start again when no process writes to it")
             pending = len(decoder.getstate()[0])
             try:
                 text = rest + decoder.decode(block, final=position + len(block) == span.end)

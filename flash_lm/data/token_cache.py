@@ -1,4 +1,4 @@
-"""A corpus as tokens on disk: a memory-mapped array a split, keyed by content, written whole or not at all."""
+"""A corpus as tokens on disk: one memory-mapped array a split, keyed by content, written completely or not at all."""
 
 import contextlib
 import dataclasses
@@ -33,10 +33,10 @@ from flash_lm.tables import CORPORA
 
 _log = logging.getLogger(__name__)
 Made = TypeVar("Made")
-_FORMAT = "4"  # raise it when the files' meaning changes
+_FORMAT = "4"  # increase it when the meaning of the files changes
 _BATCH_BYTES = 4 << 20  # of text, tokenised at a time
 _TRAINING_BYTES = 32 << 20  # of text, to train a tokenizer on
-# What reading files that are cut, empty or changed raises.
+# What reading truncated, empty or modified files raises.
 _DAMAGED = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, InputError)
 _LONGEST_LINE = 4096  # characters of a line, to train a tokenizer on
 
@@ -46,11 +46,11 @@ class TokenizedCorpus:
     """All splits with their tokenizer.
 
     Attributes:
-        name: of the corpus.
+        name: name of the corpus.
         fingerprint: hash of the corpus's content.
-        tokenizer: made or given.
-        splits: by name; of a streamed corpus all but the training split.
-        stream: the rows of a streamed training split.
+        tokenizer: trained on the corpus, or given.
+        splits: splits by name; for a streamed corpus, all but the training split.
+        stream: the documents of a streamed training split.
     """
 
     name: str
@@ -65,9 +65,9 @@ class OwnCorpus:
     """What a run knows of its corpus.
 
     Attributes:
-        tokenizer: that it was trained with, and is to be used.
-        fingerprint: of the corpus, whose tokens may be taken from the cache when it has changed or is gone; None: they
-            may not.
+        tokenizer: the run's tokenizer, which must be used.
+        fingerprint: hash of the corpus whose cached tokens may be used if the corpus has changed or is gone; None: they
+            may not be used.
     """
 
     tokenizer: Any
@@ -75,15 +75,15 @@ class OwnCorpus:
 
 
 def load_tokenized(config: DataConfig, own: OwnCorpus | None = None, *, whole: bool = False) -> TokenizedCorpus:
-    """The corpus of `config.data` as tokens, from the cache, or made now.
+    """The corpus of `config.data` as tokens, from the cache or tokenised now.
 
     Args:
-        config: names it.
-        own: what a run knows of it; None: there is no run.
-        whole: all of it as one split of the name WHOLE, and no other.
+        config: names the corpus.
+        own: what a run knows of its corpus; None: there is no run.
+        whole: only one split, WHOLE, with the whole corpus.
 
     Raises:
-        InputError: the corpus or the tokenizer cannot be had, or a split has no text.
+        InputError: the corpus or the tokenizer cannot be loaded, or a split has no text.
     """
     cache = pathlib.Path(os.path.expanduser(config.cache_dir))
     kept = _kept(cache, own) if own and not config.streaming and not whole else None
@@ -92,10 +92,10 @@ def load_tokenized(config: DataConfig, own: OwnCorpus | None = None, *, whole: b
     except InputError as error:
         if kept is None:
             raise
-        _log.warning("%s: its tokens in %s are used", error, cache)
+        _log.warning("%s: using its tokens in %s", error, cache)
         return kept
     if kept and kept.fingerprint != corpus.fingerprint:
-        _log.warning("corpus %s has changed: the tokens of the one before, in %s, are used", corpus.name, cache)
+        _log.warning("corpus %s has changed: using the tokens of the earlier one, in %s", corpus.name, cache)
         return kept
     names = (WHOLE,) if whole else SPLITS if corpus.stream is None else SPLITS[1:]
     tokenizer = own.tokenizer if own else _tokenizer(config, corpus, cache)
@@ -108,7 +108,7 @@ def load_tokenized(config: DataConfig, own: OwnCorpus | None = None, *, whole: b
         (partial / "info.json").write_text(json.dumps(info) + "\n")
         if load_corpus(config).fingerprint != corpus.fingerprint:
             raise InputError(
-                f"corpus {corpus.name} changed while it was tokenised: start again when nothing writes to it"
+                f"corpus {corpus.name} changed while it was tokenised: start again when no process writes to it"
             )
 
     splits = _cached(folder, make, lambda folder: _read_splits(folder, names, _dtype(tokenizer)))
@@ -119,7 +119,7 @@ def load_corpus(config: DataConfig) -> Corpus:
     """The corpus of text that `config.data` names.
 
     Raises:
-        InputError: it cannot be had, or there is no text in it.
+        InputError: it cannot be loaded, or it has no text.
     """
     kind = CORPORA[config.corpus]
     return kind.load(config, *(config[section] for section in kind.sections))
@@ -130,7 +130,7 @@ def _key(fingerprint: str, tokenizer: Tokenizer) -> str:
 
 
 def _kept(cache: pathlib.Path, own: OwnCorpus) -> TokenizedCorpus | None:
-    """The tokens of a run's corpus, if they are in the cache and whole; the corpus itself may be gone."""
+    """The tokens of a run's corpus, if they are in the cache and complete; the corpus itself may be gone."""
     if own.fingerprint is None:
         return None
     key = _key(own.fingerprint, own.tokenizer)
@@ -145,12 +145,12 @@ def _kept(cache: pathlib.Path, own: OwnCorpus) -> TokenizedCorpus | None:
 def _read_splits(
     folder: pathlib.Path, names: Sequence[str], dtype: type[np.unsignedinteger]
 ) -> dict[str, TokenizedText]:
-    """Memory-mapped; raises ValueError when files are not as long as they were written."""
+    """Memory-mapped splits; raises ValueError if a file has lost or gained tokens."""
     counts, splits = json.loads((folder / "info.json").read_text())["counts"], {}
     for split in names:
         tokens, starts = np.memmap(folder / f"{split}.tokens", dtype, "r"), np.load(folder / f"{split}.starts.npy")
         if len(tokens) != starts[-1]:
-            raise ValueError(f"{split}.tokens has {len(tokens)} tokens of {starts[-1]}")
+            raise ValueError(f"{split}.tokens has {len(tokens)} tokens, expected {starts[-1]}")
         splits[split] = TokenizedText(tokens, starts, **counts[split])
     return splits
 
@@ -164,8 +164,8 @@ def _tokenizer(config: DataConfig, corpus: Corpus, cache: pathlib.Path) -> Token
         return ByteTokenizer()
     if config.tokenizer == "hf" and not config.tokenizer_path:
         raise InputError(
-            "data.tokenizer=hf needs a tokenizer that is there: name its folder by --config.data.tokenizer_path, or a "
-            "model by --config.train.init_from"
+            "data.tokenizer=hf needs an existing tokenizer: name its folder with --config.data.tokenizer_path, or a "
+            "model with --config.train.init_from"
         )
     if config.tokenizer_path:
         path = pathlib.Path(os.path.expanduser(config.tokenizer_path))
@@ -185,7 +185,7 @@ def _tokenizer(config: DataConfig, corpus: Corpus, cache: pathlib.Path) -> Token
 
 
 def _training_lines(corpus: Corpus) -> Iterator[str]:
-    """Lines spread evenly over the training split, or the first ones of a stream."""
+    """Lines spread evenly over the training split, or the first lines of a stream."""
     every = -(-(corpus.size("train") or 1) // _TRAINING_BYTES)
     lines = itertools.chain.from_iterable(piece.text.splitlines(keepends=True) for piece in corpus.pieces("train"))
     taken = 0
@@ -193,7 +193,7 @@ def _training_lines(corpus: Corpus) -> Iterator[str]:
         taken += len(line)
         if taken > 2 * _TRAINING_BYTES:
             return
-        # SentencePiece leaves out longer lines without a word.
+        # SentencePiece silently drops longer lines.
         yield from (line[i : i + _LONGEST_LINE] for i in range(0, len(line), _LONGEST_LINE))
 
 
@@ -225,13 +225,13 @@ def _batches(corpus: Corpus, split: str) -> Iterator[list[Piece]]:
 
 
 def _cached(folder: pathlib.Path, make: Callable[[pathlib.Path], None], load: Callable[[pathlib.Path], Made]) -> Made:
-    """What `make` has written into a folder, now or before; one that is damaged is made again."""
-    for _ in range(3):  # another process may take it for damaged, and away, before it is read
+    """What `make` has written into a folder, now or earlier; a damaged folder is made again."""
+    for _ in range(3):  # another process may find it damaged and remove it before it is read
         if folder.exists():
             try:
                 return load(folder)
             except _DAMAGED as error:
-                _log.warning("%s is damaged and is made again: %s", folder, error)
+                _log.warning("%s is damaged, making it again: %s", folder, error)
                 _remove(folder)
         with _whole(folder) as partial:
             make(partial)
@@ -239,7 +239,7 @@ def _cached(folder: pathlib.Path, make: Callable[[pathlib.Path], None], load: Ca
 
 
 def _remove(folder: pathlib.Path) -> None:
-    """At once, so that nobody finds a part of it; another process may do the same."""
+    """Removes a folder atomically, so that no process finds a part of it; another process may do the same."""
     aside = pathlib.Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     with contextlib.suppress(FileNotFoundError):
         os.replace(folder, aside / folder.name)
@@ -248,7 +248,7 @@ def _remove(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _whole(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A temporary folder that becomes `folder` at the end, or vanishes when something fails."""
+    """A temporary folder that becomes `folder` at the end, or is removed after an error."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     partial.chmod(0o755)  # the cache may be shared
@@ -257,7 +257,7 @@ def _whole(folder: pathlib.Path) -> Iterator[pathlib.Path]:
         try:
             os.replace(partial, folder)
         except OSError:
-            # Another process made the same folder meanwhile; the key is of the content, so either will do.
+            # Another process made the same folder in the meantime; the key is a hash of the content, so either will do.
             if not folder.exists():
                 raise
     finally:

@@ -14,11 +14,11 @@ class TokenizedText:
     """The tokens of one split, or of a part of it.
 
     Attributes:
-        tokens: of all documents, in an array that may be memory-mapped.
-        starts: where each document begins, and the number of all tokens at the end, int64.
-        words: of the text, separated by white space.
-        lines: of the text; a document's last one needs no line end.
-        bytes: of the text.
+        tokens: tokens of all documents, in an array that may be memory-mapped.
+        starts: where each document begins, and then the total number of tokens, int64.
+        words: number of words, separated by white space.
+        lines: number of lines; a document's last line needs no line end.
+        bytes: number of bytes of text.
     """
 
     tokens: np.ndarray
@@ -34,18 +34,18 @@ def encode(
     """Streams text through a tokenizer.
 
     Args:
-        batches: of pieces, each small enough to be held in memory.
-        tokenizer: to use.
-        write: takes the tokens, (n,) int32, part after part.
+        batches: batches of pieces, each small enough for memory.
+        tokenizer: the tokenizer.
+        write: receives the tokens, (n,) int32, part by part.
 
     Returns:
-        Starts, as in a TokenizedText, and the numbers of words, lines and bytes by name.
+        Starts, as in TokenizedText, and the numbers of words, lines and bytes by name.
     """
     written, starts, counts, in_line = 0, [], {"words": 0, "lines": 0, "bytes": 0}, False
     for batch in batches:
         for piece, ids in zip(batch, tokenizer.encode([piece.text for piece in batch]), strict=True):
             if piece.begins_document:
-                counts["lines"] += in_line  # the last one of the document before
+                counts["lines"] += in_line  # the last line of the document before
                 in_line = False
                 specials = [tokenizer.end, tokenizer.begin] if starts else [tokenizer.begin]
                 starts.append(written + len(specials) - 1)
@@ -64,7 +64,7 @@ def encode(
 
 
 def encode_in_memory(pieces: list[Piece], tokenizer: Tokenizer) -> TokenizedText:
-    """The tokens of some documents."""
+    """The tokens of some documents, in memory."""
     parts: list[np.ndarray] = []
     starts, counts = encode([pieces], tokenizer, parts.append)
     return TokenizedText(np.concatenate(parts), starts, **counts)

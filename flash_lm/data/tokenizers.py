@@ -1,6 +1,6 @@
 """Tokenizers: bytes, characters, and SentencePiece trained on the corpus or given.
 
-Bytes, and SentencePiece made here, restore any text exactly.
+Bytes, and SentencePiece models trained here, restore any text exactly.
 """
 
 import hashlib
@@ -17,20 +17,20 @@ import sentencepiece
 from flash_lm.data.foreign_tokenizer import SPACE, HuggingFaceTokenizer
 from flash_lm.errors import InputError
 
-# The first ids of every tokenizer made here, so that they stand at the same place in all of them.
+# The first ids of every tokenizer made here, the same in all of them.
 MASK = "[MASK]"
 SPECIALS = ("<pad>", "<s>", "</s>", MASK)
-_MODEL_FILE, _INFO_FILE = "sentencepiece.model", "kind.json"  # the first holds the model of any kind
-_OLD_INFO_FILE = "tokenizer.json"  # which others take for a tokenizer of theirs
+_MODEL_FILE, _INFO_FILE = "sentencepiece.model", "kind.json"  # the first holds the model, whatever its kind
+_OLD_INFO_FILE = "tokenizer.json"  # other libraries take a file of this name for one of theirs
 
 
 def byte_piece(value: int) -> str:
-    """As SentencePiece, and others after it, write a byte."""
+    """A byte as SentencePiece writes it; others have adopted this."""
     return f"<0x{value:02X}>"
 
 
 class ByteTokenizer:
-    """One token a byte of UTF-8, after the special tokens."""
+    """One token a UTF-8 byte, after the special tokens."""
 
     kind = "bytes"
     fingerprint = "bytes"
@@ -42,11 +42,11 @@ class ByteTokenizer:
         return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) + len(SPECIALS) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text; special tokens are left out, broken characters replaced."""
+        """The text; special tokens are left out, invalid UTF-8 is replaced."""
         return bytes(i - len(SPECIALS) for i in ids if i >= len(SPECIALS)).decode(errors="replace")
 
     def token_bytes(self, i: int) -> bytes:
-        """The bytes of text that an id stands for; none for special tokens."""
+        """The bytes of text that an id stands for; empty for special tokens."""
         return bytes([i - len(SPECIALS)]) if i >= len(SPECIALS) else b""
 
     def bytes_per_token(self) -> np.ndarray:
@@ -54,7 +54,7 @@ class ByteTokenizer:
         return np.array([0] * len(SPECIALS) + [1] * 256, np.int32)
 
     def model_bytes(self) -> bytes:
-        """What `load_tokenizer` needs beside the kind."""
+        """What `load_tokenizer` needs besides the kind."""
         return b""
 
 
@@ -67,7 +67,7 @@ class SentencePieceTokenizer:
         """Loads a serialised model.
 
         Raises:
-            InputError: not a SentencePiece model, or one without begin- and end-of-text.
+            InputError: not a SentencePiece model, or begin- or end-of-text is missing.
         """
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -80,7 +80,7 @@ class SentencePieceTokenizer:
         if self.begin < 0 or self.end < 0:
             raise InputError("the SentencePiece model lacks begin- or end-of-text: train it with bos_id and eos_id")
         mask = self._processor.piece_to_id(MASK)
-        # A model that was not made here has none; then it is the id after the last.
+        # A model from elsewhere has none: use the id after the last.
         self.mask = mask if self._processor.is_control(mask) else self.vocab_size
         self._spelled_space = self._spell_space()
 
@@ -94,14 +94,14 @@ class SentencePieceTokenizer:
         return found
 
     def _spell_space(self) -> list[int]:
-        """The byte tokens of SentencePiece's own sign for a blank; none where the model cannot spell it."""
+        """The byte tokens of SentencePiece's sign for a space; empty if the model has no such tokens."""
         ids = [self._processor.piece_to_id(byte_piece(byte)) for byte in SPACE.encode()]
         first = self._processor.encode("x")[:1]
         begins_with_blank = any(self._processor.id_to_piece(i).startswith(SPACE) for i in first)
         return ids if all(self._processor.is_byte(i) for i in ids) and not begins_with_blank else []
 
     def _encode_around_spaces(self, text: str) -> np.ndarray:
-        """SentencePiece would take the sign for a blank and give back a blank."""
+        """Encodes text that has this sign, which SentencePiece would decode as a space."""
         ids = []
         for part in text.split(SPACE):
             ids += [*self._spelled_space, *self._processor.encode(part)]
@@ -112,7 +112,7 @@ class SentencePieceTokenizer:
         return self._processor.decode([int(i) for i in ids if i < self.vocab_size])
 
     def token_bytes(self, i: int) -> bytes:
-        """The bytes of text that an id stands for; none for special tokens."""
+        """The bytes of text that an id stands for; empty for special tokens."""
         if i >= self.vocab_size or self._processor.is_control(i) or self._processor.is_unknown(i):
             return b""
         piece = self._processor.id_to_piece(i)
@@ -125,19 +125,19 @@ class SentencePieceTokenizer:
         return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], np.int32)
 
     def model_bytes(self) -> bytes:
-        """What `load_tokenizer` needs beside the kind."""
+        """What `load_tokenizer` needs besides the kind."""
         return self._model
 
 
 class CharacterTokenizer:
-    """One token a character of a given set, after the special tokens and one for all other characters."""
+    """One token a character of a given set, after the special tokens and one token for all other characters."""
 
     kind = "characters"
     begin, end, mask = (SPECIALS.index(name) for name in ("<s>", "</s>", MASK))
     unknown = len(SPECIALS)
 
     def __init__(self, characters: str):
-        """Takes the characters in the order of their ids; each once."""
+        """Takes distinct characters in the order of their ids."""
         self._characters = characters
         self._ids = {character: i for i, character in enumerate(characters, start=self.unknown + 1)}
         self.vocab_size = self.unknown + 1 + len(characters)
@@ -152,7 +152,7 @@ class CharacterTokenizer:
         return b"".join(self.token_bytes(int(i)) for i in ids).decode()
 
     def token_bytes(self, i: int) -> bytes:
-        """The bytes of text that an id stands for; none for special tokens and unknown characters."""
+        """The bytes of text that an id stands for; empty for special tokens and unknown characters."""
         return self._characters[i - self.unknown - 1].encode() if self.unknown < i < self.vocab_size else b""
 
     def bytes_per_token(self) -> np.ndarray:
@@ -160,7 +160,7 @@ class CharacterTokenizer:
         return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], np.int32)
 
     def model_bytes(self) -> bytes:
-        """What `load_tokenizer` needs beside the kind."""
+        """What `load_tokenizer` needs besides the kind."""
         return self._characters.encode()
 
 
@@ -178,8 +178,8 @@ def train_sentencepiece(lines: Iterable[str], vocab_size: int) -> SentencePieceT
     """Trains byte-pair encoding that restores any text exactly: no normalisation, and bytes for rare characters.
 
     Args:
-        lines: with their line ends.
-        vocab_size: of the model, special tokens included.
+        lines: lines, with their line ends.
+        vocab_size: size of the vocabulary, special tokens included.
 
     Raises:
         InputError: the text has too few different pieces for this vocabulary.
@@ -188,7 +188,7 @@ def train_sentencepiece(lines: Iterable[str], vocab_size: int) -> SentencePieceT
     broken: list[InputError] = []
 
     def until_broken() -> Iterator[str]:
-        # An exception inside the trainer's iterator would come out as an unrelated one.
+        # An exception inside the trainer's iterator would be raised as an unrelated one.
         try:
             yield from lines
         except InputError as error:
@@ -230,7 +230,7 @@ def train_sentencepiece(lines: Iterable[str], vocab_size: int) -> SentencePieceT
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: pathlib.Path) -> None:
-    """Writes a folder that `load_tokenizer` reads."""
+    """Writes a folder that `load_tokenizer` can read."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _MODEL_FILE).write_bytes(tokenizer.model_bytes())
     (folder / _INFO_FILE).write_text(json.dumps({"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size}) + "\n")

@@ -28,27 +28,27 @@ from flash_lm.schema import above, at_least, key, section
 
 @section("model.aft")
 class AFTOptions:
-    """Of attention-free units."""
+    """Options of attention-free units."""
 
-    window: int = key(32, "tokens that are nearer than this have a position bias", at_least(0), before=32)
+    window: int = key(32, "tokens nearer than this have a position bias", at_least(0), before=32)
     bias_dim: int = key(64, "width of the factors of the position bias", at_least(1), before=64)
     bias_rate: float = key(
         3.0,
-        "times the learning rate, of those factors: each pair of positions learns from few tokens",
+        "factor of the learning rate for these factors, since each pair of positions learns from few tokens",
         above(0),
         before=1.0,
     )
 
 
-_STD_EPS = 1e-5  # of AFT-conv's filters, of which one tap has no deviation
-_POSITION_INIT = jax.nn.initializers.normal(0.01)  # of u and v (section 4)
+_STD_EPS = 1e-5  # for AFT-conv's filters; one with a single tap has zero deviation
+_POSITION_INIT = jax.nn.initializers.normal(0.01)  # for u and v (section 4)
 
 
 class AttentionFreeUnit(AttentionSublayer[jax.Array]):
     """σ(Q) ⊙ (Σ exp(K + w) ⊙ V / Σ exp(K + w)), then W_o (eq. 2); the core does the sums."""
 
     def __init__(self, core: "AFTCore", config: ModelConfig, *, rngs: nnx.Rngs):
-        """One head whose channels have keys of their own, or H heads with one key each."""
+        """One head whose channels have their own keys, or H heads with one key each."""
         dim = config.model_dim
         self.core, self.rotary = core, False
         self.heads = self.key_heads = core.heads
@@ -73,7 +73,7 @@ class AttentionFreeUnit(AttentionSublayer[jax.Array]):
         return self.output(gate_BxLxE * join_heads(mixed_BxHxLxE))
 
     def weights(self, x_BxLxD: jax.Array, context: Context) -> dict[str, jax.Array]:
-        """And exp(w) of the pairs that see each other, B×(H or 1)×L×L, where there is a w."""
+        """And exp(w) of the pairs that see each other, B×(H or 1)×L×L, if there is a w."""
         found, bias = super().weights(x_BxLxD, context), self.core.bias(*[context.positions_BxL] * 2)
         if bias is not None:
             whole = lambda x, axis: jnp.expand_dims(x, axis)
@@ -84,24 +84,24 @@ class AttentionFreeUnit(AttentionSublayer[jax.Array]):
 
 
 class AFTCore(PlainCore):
-    """AFT-simple: no w. A subclass has one, and says how far it reaches.
+    """AFT-simple, without a w. A subclass has one, and says how far it reaches.
 
     Attributes:
-        heads: whose keys are shared by their channels; 1: each channel has its own.
-        key_width: of a head.
-        window: tokens that are nearer than this have a w; None: all.
+        heads: number of heads whose channels share keys; 1: each channel has its own.
+        key_width: width of a head's keys.
+        window: tokens nearer than this have a w; None: all.
     """
 
     window: int | None = 0
-    width_of_w: int = 0  # of the product that makes w
+    width_of_w: int = 0  # inner width of the product that makes w
 
     def __init__(self, config: ModelConfig):
-        """Has no parameters."""
+        """Creates no parameters."""
         self.heads, self.key_width = 1, config.model_dim
 
     @property
     def state_grows(self) -> bool:
-        """Where all pairs have a w, all keys must be kept."""
+        """Whether all keys must be kept, because all pairs have a w."""
         return self.window is None
 
     def bias(self, queries_BxL: jax.Array, keys_BxM: jax.Array) -> PairBias | None:
@@ -118,14 +118,14 @@ class AFTCore(PlainCore):
     def init_state(
         self, batch: int, heads: int, key_width: int, value_width: int, capacity: int
     ) -> WindowState | FullState:
-        """Nothing yet; `capacity` bounds the keys of AFT-full alone."""
+        """The state before the first token; `capacity` bounds the keys of AFT-full only."""
         if self.window is None:
             key, value = (jnp.zeros((batch, heads, capacity, n), jnp.float32) for n in (key_width, value_width))
             return FullState(key, value)
         return init_window(batch, heads, max(self.window - 1, 0), key_width, value_width)
 
     def prefill(self, k: jax.Array, v: jax.Array, context: Context, state: Any) -> tuple[jax.Array, Any]:
-        """From wherever the row stands."""
+        """Starts from any position of each row."""
         assert context.lengths_B is not None
         consume = prefill_full if self.window is None else prefill_window
         start_B = context.positions_BxL[:, 0]
@@ -136,11 +136,11 @@ class AFTCore(PlainCore):
     step = prefill
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
-        """The products with exp(w) over the pairs that have one; what is done element by element is not counted."""
+        """The products with exp(w) over the pairs that have one; elementwise operations are not counted."""
         if self.window == 0:
             return 0.0
         reach = length if self.window is None else min(self.window, length)
-        before = reach * (reach + 1) / 2 + (length - reach) * reach  # pairs of a token and itself or one before
+        before = reach * (reach + 1) / 2 + (length - reach) * reach  # pairs of a token with itself or an earlier one
         pairs = before if causal else 2 * before - length
         return 2 * pairs / length * heads * (key_width + value_width + self.width_of_w)
 
@@ -149,7 +149,7 @@ class FactorisedCore(AFTCore):
     """AFT-full, and AFT-local inside a window: w = u_t · v_t′ with u, v ∈ R^(T×R) (section 3.1)."""
 
     def __init__(self, window: int | None, options: AFTOptions, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Draws u and v for max_length positions."""
+        """Initialises u and v for max_length positions."""
         super().__init__(config)
         self.window, self.longest, self.width_of_w = window, config.max_length, options.bias_dim
         shape, dtype = (config.max_length, options.bias_dim), jnp.dtype(config.param_dtype)
@@ -157,10 +157,10 @@ class FactorisedCore(AFTCore):
         self.query_position, self.key_position = draw(), draw()
 
     def bias(self, queries_BxL: jax.Array, keys_BxM: jax.Array) -> PositionBias | None:
-        """Rows of u and v; in a document a distance of positions is one of places."""
+        """Rows of u and v; within a document, a distance of positions is a distance of places."""
         if self.window == 0:
             return None
-        # Out of range is padding, or a row whose logits are no number anyway.
+        # Out of range is padding, or a row whose logits are NaN anyway.
         u, v = (
             gathered(table[...]).astype(jnp.float32).at[positions].get(mode="clip")
             for table, positions in ((self.query_position, queries_BxL), (self.key_position, keys_BxM))
@@ -172,7 +172,7 @@ class ConvCore(AFTCore):
     """AFT-conv: one key and one filter a head (section 3.2); w = γ (w − mean) / std + β, γ = β = 0 at the start."""
 
     def __init__(self, options: AFTOptions, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Draws a filter of `window` taps a head, causal, or of 2·window − 1."""
+        """Initialises one filter a head, with `window` taps if causal, otherwise 2·window − 1."""
         super().__init__(config)
         self.heads, self.key_width, self.window = config.num_heads, 1, options.window
         dtype = jnp.dtype(config.param_dtype)

@@ -20,14 +20,14 @@ from flash_lm.schema import at_least, key, one_of, section
 
 @section("model.gau")
 class GAUOptions:
-    """Of a gated attention unit."""
+    """Options of a gated attention unit."""
 
     expanded_dim: int = key(None, "E; open: 2 D", at_least(1))
     shared_dim: int = key(64, "S, width of the queries and keys", at_least(1))
-    heads: int = key(1, "that share Z and split E", at_least(1), before=1)
+    heads: int = key(1, "heads, which share Z and split E", at_least(1), before=1)
     query_key: str = key(
         "scale_offset",
-        "scale_offset (of one Z) or dense (each of a Z of its own)",
+        "scale_offset (queries and keys from one Z) or dense (a Z for each)",
         one_of("scale_offset", "dense"),
         before="scale_offset",
     )
@@ -37,16 +37,16 @@ class GAUOptions:
     attention_function: str = key("relu2", "relu2, softmax or laplace", one_of("relu2", "softmax", "laplace"))
 
 
-Mixed = TypeVar("Mixed")  # what the core mixes by
+Mixed = TypeVar("Mixed")  # what determines the core's mixing
 
 
 class Projected(NamedTuple, Generic[Mixed]):
-    """What an attention sublayer makes of its tokens.
+    """The inputs of an attention core, and the gate of its output.
 
     Attributes:
-        by: what the core mixes the values by: pairs of queries and keys, or keys alone.
+        by: what determines how values are mixed: pairs of queries and keys, or keys only.
         v_BxHxLxE: the values.
-        gate_BxLxE: what the mixed values are multiplied by; None: they are not.
+        gate_BxLxE: factor of the mixed values; None: no gate.
     """
 
     by: Mixed
@@ -57,16 +57,16 @@ class Projected(NamedTuple, Generic[Mixed]):
 class ScaleOffsets(nnx.Module):
     """n arrays, each with its own scale γ and offset β per dimension (FLASH, eq. 3: Q and K from one Z).
 
-    With parameters for H heads, an array of one head gives one of H.
+    With parameters for H heads, an array with one head becomes one with H heads.
     """
 
     def __init__(self, scale: jax.Array):
-        """γ, n×K or n×H×K, at the start; β starts at 0."""
+        """γ, n×K or n×H×K, is the initial scale; β starts at 0."""
         self.scale = nnx.Param(scale, **VECTORS)
         self.offset = nnx.Param(jnp.zeros_like(scale), **VECTORS)
 
     def __call__(self, x_BxHxLxK: jax.Array | Sequence[jax.Array]) -> list[jax.Array]:
-        """N arrays B×H×L×K of one or of n; parameters are (K) or (H, K)."""
+        """Makes n arrays B×H×L×K from one or n arrays; parameters are (K) or (H, K)."""
         copies = self.scale.shape[0]
         xs = [x_BxHxLxK] * copies if isinstance(x_BxHxLxK, jax.Array) else x_BxHxLxK
         scale, offset = (p[...].astype(xs[0].dtype) for p in (self.scale, self.offset))
@@ -76,47 +76,47 @@ class ScaleOffsets(nnx.Module):
 
 
 class AttentionSublayer(Sublayer, Generic[Mixed]):
-    """Projects, mixes with the core, projects back; subclasses define the projections."""
+    """Projects, mixes with the core and projects back; subclasses define the projections."""
 
     core: Core[Mixed]
     heads: int
-    key_heads: int  # of the keys and values; each is shared by `heads` / `key_heads` heads of queries
+    key_heads: int  # heads of keys and values; each is shared by `heads` / `key_heads` heads of queries
     key_width: int
     value_width: int
-    projection_weights: int  # of all linear maps
+    projection_weights: int  # number of weights in all linear maps
     rotary: bool  # whether queries and keys are rotated
 
     @property
     def state_grows(self) -> bool:  # type: ignore[override]
-        """As the core's does."""
+        """As for the core."""
         return self.core.state_grows
 
     @property
     def longest(self) -> int | None:  # type: ignore[override]
-        """What the core's bias reaches."""
+        """The reach of the core's bias."""
         return self.core.longest
 
     @property
     def undecodable(self) -> str | None:  # type: ignore[override]
-        """What the core says."""
+        """As for the core."""
         return self.core.undecodable
 
     @property
     def settles_every(self) -> int | None:  # type: ignore[override]
-        """As the core's state is."""
+        """As for the core's state."""
         return self.core.settles_every
 
     def settle(self, state: State, positions_B: jax.Array) -> State:
-        """The core's state."""
+        """Settles the core's state."""
         return self.core.settle(state, positions_B)
 
     @property
     def rotary_width(self) -> int | None:  # type: ignore[override]
-        """Of the queries and keys."""
+        """Width of the queries and keys."""
         return self.key_width if self.rotary else None
 
     def project(self, x_BxLxD: jax.Array, context: Context) -> Projected[Mixed]:
-        """What goes into the core, and the gate."""
+        """The inputs of the core, and the gate."""
         raise TypeError(f"{type(self).__name__} must define project")
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
@@ -124,7 +124,7 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
         raise TypeError(f"{type(self).__name__} must define finish")
 
     def rotated(self, pairs: Pairs, context: Context) -> Pairs:
-        """With rotary positions, if the sublayer has them."""
+        """The pairs with rotary positions, if the sublayer has them."""
         if self.rotary_width is None:
             return pairs
         table = context.rotary[self.rotary_width]
@@ -136,10 +136,10 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
         return self.finish(self.core(by, v, context), gate)
 
     def weights(self, x_BxLxD: jax.Array, context: Context) -> dict[str, jax.Array]:
-        """What each token takes of the values of each other, B×H×L×L, by part of the core.
+        """The weight of each token's values in each other token's output, B×H×L×L, by part of the core.
 
-        Every core is linear in the values: so each token's are set to one, and all others to zero, in turn. Where a
-        weight differs from channel to channel, it is the mean. The cost is that of L calls: for small inputs.
+        Every core is linear in the values, so one token at a time has values of one, and all others have zero. If a
+        weight differs by channel, this is the mean. The cost is that of L calls, so use small inputs.
         """
         by, v, _ = self.project(x_BxLxD, context)
 
@@ -155,7 +155,7 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
         return self.core.init_state(batch_size, self.key_heads, self.key_width, self.value_width, capacity)
 
     def prefill(self, x_BxLxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
-        """Any number of tokens a row, also none."""
+        """Any number of tokens a row, including none."""
         if x_BxLxD.shape[1] == 0:
             return x_BxLxD, state
         return self._decode(self.core.prefill, x_BxLxD, context, state)
@@ -180,8 +180,8 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
     """softmax(q kᵀ / √K) v in H heads, then W_o ("Attention Is All You Need", section 3.2.2).
 
     Several heads of queries may share one of keys and values ("GQA", Ainslie et al. 2023, section 2.2), which the cache
-    then holds once. With a core that needs several pairs, each is a scale-offset of the heads' queries and keys, so
-    that the size stays that of the Transformer (MC-TFM).
+    then holds once. If a core needs several pairs, each is a scale-offset of the heads' queries and keys, so the size
+    stays that of the Transformer (MC-TFM).
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
         key_heads: int | None = None,
         scale_offsets: bool = False,
     ):
-        """H heads of width D / H; the core must know what to do with fewer heads of keys."""
+        """H heads of width D / H; the core must support fewer heads of keys."""
         dim = config.model_dim
         self.core, self.rotary, self.pair_names = core, bool(config.rotary), tuple(core.scaled)
         self.heads, self.key_heads = config.num_heads, key_heads or config.num_heads
@@ -207,7 +207,7 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
         width = (self.heads, self.key_width)
 
         def variants() -> ScaleOffsets | None:
-            # Queries and keys are projections already, so no GAU's small values are wanted, whatever the init.
+            # Queries and keys are already projections, so they do not start small as in a GAU, whatever the init.
             return ScaleOffsets(_unit_scales(core.scaled, width, config)) if scale_offsets else None
 
         self.query_variants, self.key_variants = variants(), variants()
@@ -228,8 +228,8 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
 class GatedAttentionUnit(AttentionSublayer[Pairs]):
     """(U ⊙ A V) W_o with U = silu(x W_u), V = silu(x W_v), Z = silu(x W_z) (FLASH, section 2, eq. 3–5).
 
-    The paper's unit has one head. Several split V among them; each has scale-offsets of its own of the same Z. With
-    `query_key=dense` each query and key is the scale-offset of a Z of its own, silu(x W_i).
+    The paper's unit has one head. With several heads, V is split among them, and each has its own scale-offsets of the
+    same Z. With `query_key=dense` each query and key is the scale-offset of its own Z, silu(x W_i).
     """
 
     def __init__(self, core: CoreOfPairs, options: GAUOptions, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -263,7 +263,7 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
         return self.output(_gated(gate_BxLxE, join_heads(mixed_BxHxLxE)))
 
 
-# Both keep what goes in, and not what is made on the way, which costs less to make again than to keep.
+# Both keep their inputs, and not the intermediate results, which are cheaper to recompute than to keep.
 _silu = jax.checkpoint(jax.nn.silu)
 _gated = jax.checkpoint(lambda gate, x: jax.nn.silu(gate) * x)
 
@@ -273,9 +273,9 @@ def _named(names: Sequence[str], queries: Sequence[jax.Array], keys: Sequence[ja
 
 
 def _unit_scales(scaled: Mapping[str, bool], width: tuple[int, ...], config: ModelConfig) -> jax.Array:
-    """γ of one array of each pair: 1, or K^-1/4 where the scores are taken as they are, not divided by √K.
+    """γ of one array of each pair: 1, or K^-1/4 for scores that are not divided by √K.
 
-    Else the linear part of mixed chunks would start many times as large as the quadratic one, and drown it.
+    Otherwise the linear part of mixed chunks would start many times larger than the quadratic one, and dominate it.
     """
     starts = [1.0 if is_scaled else width[-1] ** -0.25 for is_scaled in scaled.values()]
     return jnp.stack([jnp.full(width, start, config.param_dtype) for start in starts])

@@ -1,4 +1,4 @@
-"""The contract of attention cores: what mixes the values, between a sublayer's projections."""
+"""The interface of attention cores, which mix the values between a sublayer's projections."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -13,7 +13,7 @@ from flash_lm.layers.sublayer import State
 class Pair(NamedTuple):
     """Queries and keys, B×H×L×K each.
 
-    Where the sublayer has fewer heads of keys than of queries, its core knows what to do with them.
+    If the sublayer has fewer heads of keys than of queries, its core must support that.
     """
 
     q_BxHxLxK: jax.Array
@@ -26,15 +26,15 @@ Mixed = TypeVar("Mixed", contravariant=True)
 
 
 class Core(Protocol[Mixed]):
-    """Mixes values by something that was made of the tokens: pairs of queries and keys, or keys alone.
+    """Mixes values as pairs of queries and keys, or keys only, determine.
 
-    It is linear in the values, which the look inside relies on.
+    A core is linear in the values; `weights` of a sublayer relies on this.
 
     Attributes:
-        state_grows: whether the decode state holds something of every token.
+        state_grows: whether the decode state grows with the number of tokens.
         longest: largest number of tokens in a row; None: any.
-        undecodable: why there can be no prefill and step, a sentence; None: there can.
-        settles_every: as of a `Sublayer`.
+        undecodable: a sentence on why prefill and step are not supported; None: they are.
+        settles_every: as for a `Sublayer`.
     """
 
     @property
@@ -51,7 +51,7 @@ class Core(Protocol[Mixed]):
         ...
 
     def parts(self, by: Mixed, v_BxHxLxE: jax.Array, context: Context, /) -> dict[str, jax.Array]:
-        """What the output is the sum of, by name; of most cores "attention" alone."""
+        """The terms of the output by name; most cores have only "attention"."""
         ...
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> State:
@@ -59,7 +59,7 @@ class Core(Protocol[Mixed]):
         ...
 
     def prefill(self, by: Mixed, v_BxHxLxE: jax.Array, context: Context, state: Any, /) -> tuple[jax.Array, State]:
-        """Consumes context.lengths_B tokens of each row, from wherever it stands."""
+        """Consumes context.lengths_B tokens of each row, from any position."""
         ...
 
     def step(self, by: Mixed, v_BxHxLxE: jax.Array, context: Context, state: Any, /) -> tuple[jax.Array, State]:
@@ -67,7 +67,7 @@ class Core(Protocol[Mixed]):
         ...
 
     def settle(self, state: Any, positions_B: jax.Array, /) -> State:
-        """As of a `Sublayer`."""
+        """As for a `Sublayer`."""
         ...
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
@@ -79,8 +79,8 @@ class CoreOfPairs(Core[Pairs], Protocol):
     """A core that mixes by pairs of queries and keys.
 
     Attributes:
-        scaled: the names of the pairs that it takes, in the order of their parameters, and whether it divides their
-            scores by √K.
+        scaled: the names of the pairs that it takes, in the order of their parameters, and whether their scores are
+            divided by √K.
     """
 
     @property
@@ -88,7 +88,7 @@ class CoreOfPairs(Core[Pairs], Protocol):
 
 
 class PlainCore(nnx.Module):
-    """What most cores have alike: one part, and a state of constant size in which nothing is put off."""
+    """What most cores have in common: one part, and a state of constant size that needs no settling."""
 
     state_grows: Any = False
     longest: Any = None
@@ -96,10 +96,10 @@ class PlainCore(nnx.Module):
     settles_every: Any = None
 
     def parts(self, by: Any, v_BxHxLxE: jax.Array, context: Context) -> dict[str, jax.Array]:
-        """All of it."""
+        """One part, which is the whole output."""
         return {"attention": self(by, v_BxHxLxE, context)}
 
     def settle(self, state: Any, positions_B: jax.Array) -> Any:
-        """There is nothing to do."""
+        """Nothing to do."""
         del positions_B
         return state

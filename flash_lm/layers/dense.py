@@ -19,7 +19,7 @@ class Dense(nnx.Module):
     """x W without bias, in the computation's dtype."""
 
     def __init__(self, inputs: int, outputs: int, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Draws W, (inputs, outputs), as config.init says."""
+        """Initialises W, (inputs, outputs), as config.init says."""
         init = KERNEL_INITS[config.init]
         self.kernel = nnx.Param(init(rngs.params(), (inputs, outputs), jnp.dtype(config.param_dtype)))
 

@@ -19,23 +19,23 @@ from flash_lm.ops.favor import (
 )
 from flash_lm.schema import at_least, key, section
 
-_REDRAW = 0x0FEA  # keeps the features' draw apart from that of the dropout
+_REDRAW = 0x0FEA  # keeps the features' random numbers separate from those of dropout
 
 
 @section("model.favor")
 class FavorOptions:
-    """Of the Performer's estimate of softmax."""
+    """Options of the Performer's estimate of softmax."""
 
     features: int = key(None, "random features a head; open: K ln K of the head's width K", at_least(1))
-    redraw: bool = key(False, "new ones for each microbatch of training; false: one draw for all", before=False)
+    redraw: bool = key(False, "new features for each microbatch of training; false: always the same", before=False)
 
 
 class Frequencies(nnx.Variable):
-    """Drawn once and never trained."""
+    """Sampled once and never trained."""
 
 
 def default_features(config: ModelConfig) -> int:
-    """K ln K, which the estimate's error asks for (Performer, section 2.4), rounded up to a multiple of 8."""
+    """K ln K, as the error of the estimate requires (Performer, section 2.4), rounded up to a multiple of 8."""
     width = max(config.model_dim // config.num_heads, 2)
     return math.ceil(width * math.log(width) / 8) * 8
 
@@ -44,7 +44,7 @@ class FavorCore(PlainCore):
     """φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) with positive orthogonal random features φ (see `ops.favor`)."""
 
     def __init__(self, options: FavorOptions, linear: LinearOptions, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Draws the features, the same for all heads of the layer."""
+        """Samples the features, the same for all heads of the layer."""
         self.width = config.model_dim // config.num_heads
         self.features, self.redraw = options.features, options.redraw
         self.block_size = 1 << (linear.chunk_size.bit_length() - 1)
@@ -72,20 +72,20 @@ class FavorCore(PlainCore):
         return {"attention": True}
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> FeatureSums:
-        """Of no tokens; `capacity` bounds nothing here."""
+        """The sums over no tokens; `capacity` is not used."""
         return no_features(batch, heads, self.features, value_width)
 
     def prefill(
         self, pairs: Pairs, v: jax.Array, context: Context, state: FeatureSums
     ) -> tuple[jax.Array, FeatureSums]:
-        """In blocks from wherever the row stands: the sum needs no grid."""
+        """In blocks, starting from any position: the sum needs no chunk grid."""
         featured = _featured(pairs, self.frequencies[...])
         return prefill_favor(*featured, v, state, context.real(), block_size=self.block_size)
 
     step = prefill
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
-        """The logarithms of the features, and what linear attention does with them."""
+        """The logarithms of the features, and linear attention on the features."""
         logs = 2 * heads * 2 * self.features * key_width
         return logs + linear_flops(length, causal, self.block_size, heads, self.features, value_width)
 

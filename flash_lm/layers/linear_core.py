@@ -1,4 +1,4 @@
-"""Attention core whose softmax is replaced by features: linear in the length, and decoded from one sum a head."""
+"""Attention core with features in place of the softmax: linear in the length, decoded from one sum a head."""
 
 from collections.abc import Callable
 
@@ -18,16 +18,16 @@ from flash_lm.schema import at_least, key, section
 
 @section("model.linear")
 class LinearOptions:
-    """Of attention by features, over all earlier tokens."""
+    """Options of attention by features, over all earlier tokens."""
 
-    chunk_size: int = key(128, "tokens that are taken at a time; performer takes the power of two below", at_least(1))
+    chunk_size: int = key(128, "tokens processed at a time; performer rounds down to a power of two", at_least(1))
 
 
 class LinearCore(PlainCore):
     """φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) (see `ops.linear_attention`)."""
 
     def __init__(self, features: Callable[[jax.Array], jax.Array], options: LinearOptions, config: ModelConfig):
-        """Core with the feature map φ, which keeps the width."""
+        """A core with the feature map φ, which keeps the width."""
         self.features = features
         self.chunk_size = options.chunk_size
         self.kernels = config.kernels
@@ -37,7 +37,7 @@ class LinearCore(PlainCore):
         assert context.segments is not None
         q, k = self._featured(pairs)
         size = min(self.chunk_size, v.shape[2])
-        both_ways = None if context.causal else "bidirectional, it is two products"
+        both_ways = None if context.causal else "the bidirectional form is two products"
         backend = choose_backend(self.kernels, "linear attention", "identity", size, q, v, both_ways)
         if backend is not None:
             return self._attend_by_kernel(backend, q, k, v, context)
@@ -58,11 +58,11 @@ class LinearCore(PlainCore):
         return {"attention": False}
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> jax.Array:
-        """Σ φ(k) [v, 1]ᵀ of no tokens; `capacity` bounds nothing here."""
+        """Σ φ(k) [v, 1]ᵀ of no tokens; `capacity` is not used."""
         return jnp.zeros((batch, heads, key_width, value_width + 1), jnp.float32)
 
     def prefill(self, pairs: Pairs, v: jax.Array, context: Context, state: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """In chunks from wherever the row stands: the sum needs no grid."""
+        """In chunks, starting from any position: the sum needs no chunk grid."""
         real_NxL = jnp.repeat(context.real(), v.shape[1], axis=0)
         q, k, values, sums = (heads_into_batch(x) for x in (*self._featured(pairs), v, state))
         out, sums = prefill_linear(q, k, values, sums, real_NxL, chunk_size=self.chunk_size)
@@ -71,11 +71,11 @@ class LinearCore(PlainCore):
     step = prefill
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
-        """As `linear_flops`; the feature map is no product."""
+        """As `linear_flops`; the feature map has no matrix product."""
         return linear_flops(length, causal, self.chunk_size, heads, key_width, value_width)
 
     def _attend_by_kernel(self, backend: str, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
-        """Of features, causal: the identity inside a chunk and the sum over those before it."""
+        """Causal attention on features: the identity inside a chunk, and the sum over the chunks before it."""
         assert context.segments is not None
         ones_BxL = jnp.ones(context.segments.runs_BxL.shape, jnp.float32)
         sums = attend_in_chunks(
@@ -97,7 +97,7 @@ class LinearCore(PlainCore):
 
 
 def linear_flops(length: int, causal: bool, chunk_size: int, heads: int, features: int, value_width: int) -> float:
-    """A token: pairs inside the chunk, and two products with the F×(E+1) sum where there is one to make or to read."""
+    """For one token: pairs inside the chunk, and two products with the F×(E+1) sum if it is computed or read."""
     value_width += 1  # the denominator
     if not causal:
         return 2 * heads * 2 * features * value_width

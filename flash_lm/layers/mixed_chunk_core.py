@@ -1,4 +1,4 @@
-"""Attention core that mixes chunks: quadratic inside each, linear over them; decodes from a state of constant size."""
+"""Attention core for mixed chunks: quadratic inside a chunk, linear over chunks; its decode state has constant size."""
 
 import itertools
 
@@ -28,41 +28,41 @@ from flash_lm.ops.positions import toeplitz
 from flash_lm.ops.sight import Sight
 from flash_lm.schema import at_least, key, section
 
-# Whether chunks overlap, and causal or not -> the chunks that a query's local attention sees, counted from its own.
+# (whether chunks overlap, causal or not) -> the chunks that a query's local attention sees, relative to its own.
 _REACH = {(False, True): (0,), (False, False): (0,), (True, True): (-1, 0), (True, False): (-1, 0, 1)}
-_OVERLAPPING = "model.chunks.overlapping=True is for training and scoring: a state holds the current chunk alone"
+_OVERLAPPING = "model.chunks.overlapping=True is for training and scoring: a decode state holds only the current chunk"
 
 
 @section("model.chunks")
 class ChunkOptions:
-    """Of mixed chunk attention."""
+    """Options of mixed chunk attention."""
 
     size: int = key(128, "C, tokens", at_least(1))
     local_attention: bool = key(True, "attention inside the chunk")
     overlapping: bool = key(
-        False, "local attention reaches into the neighbouring chunks, too; not to be decoded", before=False
+        False, "local attention reaches into the neighbouring chunks, too; decoding is not supported", before=False
     )
     global_attention: bool = key(True, "linear attention over the chunks")
 
     def problems(self) -> list[str]:
-        """Sentences on keys that do not go together."""
+        """Sentences on keys that cannot be combined."""
         if not (self.local_attention or self.global_attention):
             return ["model.chunks.local_attention and model.chunks.global_attention are both false: switch one on"]
         if self.overlapping and not self.local_attention:
-            return ["model.chunks.overlapping is of local attention: set --config.model.chunks.local_attention=True"]
+            return ["model.chunks.overlapping needs local attention: set --config.model.chunks.local_attention=True"]
         return []
 
 
 class MixedChunkCore(PlainCore):
-    """FLASH's mixed chunk attention (section 3.2): V̂ = V̂_local + V̂_global, each of which can be switched off."""
+    """FLASH's mixed chunk attention (section 3.2): V̂ = V̂_local + V̂_global; each part can be switched off."""
 
     def __init__(self, function: str, bias: MakeBias | None, options: ChunkOptions, config: ModelConfig):
-        """Core of a family whose local attention function is `function`, and perhaps with a local bias."""
+        """A core with the local attention function `function`, and optionally a local bias."""
         self.function = function
         self.normalizer = normalizer(config.normalizer)
         self.chunk_size = options.size
         self.reach = _REACH[options.overlapping, config.causal]
-        self.span = len(self.reach) * options.size  # tokens that local attention reaches over
+        self.span = len(self.reach) * options.size  # tokens within reach of local attention
         self.local, self.global_ = options.local_attention, options.global_attention
         overlapping = _OVERLAPPING if options.overlapping else None
         self.undecodable = self.normalizer.undecodable or overlapping
@@ -72,7 +72,7 @@ class MixedChunkCore(PlainCore):
 
     @property
     def scaled(self) -> dict[str, bool]:
-        """A pair for each part that is on; the scores of the local one are divided by √K."""
+        """A pair for each part that is on; scores of the local part are divided by √K."""
         parts = {"local": (self.local, True), "global": (self.global_, False)}
         return {name: is_scaled for name, (is_on, is_scaled) in parts.items() if is_on}
 
@@ -85,16 +85,16 @@ class MixedChunkCore(PlainCore):
         return sum(self.parts(pairs, v, context).values(), start=jnp.zeros_like(v))
 
     def parts(self, pairs: Pairs, v: jax.Array, context: Context) -> dict[str, jax.Array]:
-        """The local and the global part apart, those that are on; their sum is the output."""
+        """The local and the global part separately, if they are on; their sum is the output."""
         attend = {"local": self._attend_locally, "global": self._attend_globally}
         return {name: attend[name](pairs[name], v, context) for name in self.scaled}
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> ChunkState:
-        """An empty chunk and a zero sum; `capacity` bounds nothing here."""
+        """An empty chunk and a zero sum; `capacity` is not used."""
         return init_chunk_state(batch, heads, self.chunk_size, key_width, value_width, self.state_dtype)
 
     def prefill(self, pairs: Pairs, v: jax.Array, context: Context, state: ChunkState) -> tuple[jax.Array, ChunkState]:
-        """From anywhere in a chunk, row by row."""
+        """Starts at any place in a chunk, which may differ by row."""
         assert context.lengths_B is not None
         start_B, x = context.positions_BxL[:, 0], Projections(pairs.get("local"), pairs.get("global"), v)
         return prefill_chunks(x, state, start_B, context.lengths_B, self._settings())
@@ -106,21 +106,21 @@ class MixedChunkCore(PlainCore):
 
     @property
     def settles_every(self) -> int | None:  # type: ignore[override]
-        """The end of a chunk, if a later one is to read it."""
+        """The chunk size, if a later chunk reads the sum."""
         return self.chunk_size if self.global_ else None
 
     def settle(self, state: ChunkState, positions_B: jax.Array) -> ChunkState:
-        """Adds chunks that are complete to the sum."""
+        """Adds complete chunks to the sum."""
         return settle_chunks(state, positions_B, self.chunk_size) if self.global_ else state
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
-        """Local pairs in each chunk, and two products with the K×E sum where there is one to make or to read."""
+        """Local pairs in each chunk, and two products with the K×E sum if it is computed or read."""
         total = 0.0
         if self.local:
             full, rest = divmod(length, self.chunk_size)
             sizes = [self.chunk_size] * full + [rest]
             pairs = sum(n * (n + 1) / 2 if causal else n * n for n in sizes)
-            # Of each two chunks that touch, every token with every one: once for each side that sees the other.
+            # For each two adjacent chunks, all pairs of their tokens: once for each side that sees the other.
             pairs += (len(self.reach) - 1) * sum(a * b for a, b in itertools.pairwise(sizes))
             total += 2 * heads * pairs / length * (key_width + value_width)
         if self.global_:
@@ -134,7 +134,7 @@ class MixedChunkCore(PlainCore):
         return Settings(self.chunk_size, self.function, self.normalizer, self._biases())
 
     def _biases(self) -> jax.Array | None:
-        """C×R×C, for each chunk of `reach`."""
+        """C×R×C, one C×C bias for each chunk of `reach`."""
         if self.bias is None:
             return None
         return jnp.stack([toeplitz(self._bias_of_distances(chunks)) for chunks in self.reach], axis=1)
@@ -151,7 +151,7 @@ class MixedChunkCore(PlainCore):
         return self.normalizer.in_chunk(sight.in_chunks(self.chunk_size, self.reach).count(), self.span)
 
     def _global_weights(self, sight: Sight, causal: bool, length: int) -> jax.Array:
-        """1 / N of each query, (B or 1)×L, and zero where a causal query has no chunk before its own."""
+        """1 / N of each query, (B or 1)×L; zero for a causal query with no chunk before its own."""
         if not causal:
             return 1 / self.normalizer.of_sum(sight.count(), length)
         earlier_BxL = sight.before_chunk(self.chunk_size)
@@ -165,7 +165,7 @@ class MixedChunkCore(PlainCore):
         return choose_backend(self.kernels, "mixed chunk attention", self.function, size, queries, v, without)
 
     def _attend_by_kernel(self, backend: str, pairs: Pairs, v: jax.Array, context: Context) -> jax.Array:
-        """The local part, and if causal the global one with it."""
+        """The local part and, if causal, also the global part."""
         assert context.segments is not None
         sight, across, local = context.sight(), None, pairs["local"]
         if self.global_ and context.causal:

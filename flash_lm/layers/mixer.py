@@ -1,4 +1,4 @@
-"""One sublayer for a model of one's own: it makes contexts, counts positions and settles states itself."""
+"""One sublayer for use in your own model: it makes contexts, counts positions and settles states itself."""
 
 import dataclasses
 from typing import Any
@@ -21,7 +21,7 @@ class MixerState:
     Attributes:
         positions_B: tokens that each row has consumed.
         sublayer: the sublayer's own state.
-        capacity: static: largest number of tokens of a state that grows.
+        capacity: static; largest number of tokens if the state grows.
     """
 
     positions_B: jax.Array
@@ -30,19 +30,19 @@ class MixerState:
 
 
 class Mixer(nnx.Module):
-    """A sublayer with the interface of a language model, on vectors; `flash_lm.build_mixer` makes one by name.
+    """A sublayer with the interface of a language model, but on vectors; `flash_lm.build_mixer` makes one by name.
 
-    Norm, residual and dropout are outside. It computes in the dtype of its input.
+    Norm, residual and dropout are up to you. It computes in the dtype of its input.
     """
 
     def __init__(self, sublayer: Sublayer, *, causal: bool, max_length: int, rotary_base: float):
         """Wraps a sublayer.
 
         Args:
-            sublayer: built with the same three values.
-            causal: whether a token sees only those before it.
-            max_length: tokens; the default capacity of a state.
-            rotary_base: of the rotary angles, if the sublayer has rotary positions.
+            sublayer: a sublayer built with the same three values.
+            causal: whether a token sees only tokens up to itself.
+            max_length: the default capacity of a state, in tokens.
+            rotary_base: base of the rotary angles, if the sublayer has rotary positions.
         """
         self.sublayer = sublayer
         self.causal, self.max_length, self.rotary_base = causal, max_length, rotary_base
@@ -57,17 +57,17 @@ class Mixer(nnx.Module):
         """All tokens at once, for training.
 
         Args:
-            x_BxLxD: after your norm.
+            x_BxLxD: the input, normalised by your own norm.
             segment_ids: B×L, 0 = padding, each document one contiguous run; None: one document a row.
             positions: B×L, position of each token in its document; None: counted from the document's start.
-            dropout_key: of what the sublayer draws in training, such as a Performer's new features; None:
+            dropout_key: key for the sublayer's randomness in training, such as a Performer's new features; None:
                 deterministic.
 
         Returns:
             B×L×D.
 
         Raises:
-            ValueError: rows longer than the positions allow.
+            ValueError: rows are longer than the positions allow.
         """
         length = x_BxLxD.shape[1]
         self._check_length(length)
@@ -79,13 +79,13 @@ class Mixer(nnx.Module):
 
         Args:
             batch_size: B.
-            capacity: largest number of tokens of a row; bounds states that grow. None: max_length.
+            capacity: largest number of tokens in a row, for states that grow. None: max_length.
 
         Raises:
             ValueError: the mixer is bidirectional, needs the whole row, or its positions end before `capacity`.
         """
         if not self.causal:
-            raise InputError("prefill and step need a causal mixer, and this one has causal=False")
+            raise InputError("prefill and step need a causal mixer, but this one has causal=False")
         if self.sublayer.undecodable:
             raise InputError(self.sublayer.undecodable)
         capacity = self.max_length if capacity is None else capacity
@@ -95,18 +95,18 @@ class Mixer(nnx.Module):
     def prefill(
         self, x_BxLxD: jax.Array, state: MixerState, lengths_B: jax.Array | None = None
     ) -> tuple[jax.Array, MixerState]:
-        """Consumes tokens in parallel, from wherever each row stands.
+        """Consumes tokens in parallel, starting at any position of each row.
 
         Args:
             x_BxLxD: padded on the right.
-            state: before them.
-            lengths_B: tokens that each row consumes, 0 … L; None: all.
+            state: state before these tokens.
+            lengths_B: tokens to consume in each row, 0 … L; None: all.
 
         Returns:
-            B×L×D, of no meaning at the padding; and the state after the tokens.
+            B×L×D, meaningless at padding; and the state after the tokens.
 
         Raises:
-            ValueError: outside jit, a row beyond the capacity. Inside jit its outputs are NaN.
+            ValueError: outside jit, a row exceeds the capacity. Inside jit its outputs are NaN.
         """
         if lengths_B is None:
             lengths_B = jnp.full(x_BxLxD.shape[0], x_BxLxD.shape[1], jnp.int32)
@@ -127,7 +127,7 @@ class Mixer(nnx.Module):
         return jnp.where(beyond_B[:, None], jnp.nan, y_BxD), MixerState(end_B, after, state.capacity)
 
     def _end(self, state: MixerState, lengths_B: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Tokens that each row has afterwards, and whether they are too many."""
+        """The number of tokens in each row afterwards, and whether it is too large."""
         end_B = state.positions_B + lengths_B
         grows = self.sublayer.state_grows
         return end_B, rows_beyond(end_B, state.capacity if grows else self.sublayer.longest, grows)
@@ -144,6 +144,6 @@ class Mixer(nnx.Module):
         longest = self.sublayer.longest
         if longest is not None and length > longest:
             raise InputError(
-                f"{length} tokens are over max_length={longest}, where the positions of this mixer end: build it with "
+                f"{length} tokens exceed max_length={longest}, where the positions of this mixer end: build it with "
                 f"max_length={length}, or shorten the rows"
             )

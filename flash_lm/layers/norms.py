@@ -12,7 +12,7 @@ class LayerNorm(nnx.Module):
     """(x − mean) / √(variance + ε) · scale + bias ("Layer Normalization", Ba et al. 2016)."""
 
     def __init__(self, config: ModelConfig):
-        """Starts as the plain normalisation."""
+        """Starts without rescaling: scale 1, bias 0."""
         self.epsilon = config.norm_epsilon
         self.scale = nnx.Param(jnp.ones(config.model_dim, jnp.dtype(config.param_dtype)))
         self.bias = nnx.Param(jnp.zeros(config.model_dim, jnp.dtype(config.param_dtype)))
@@ -27,7 +27,7 @@ class RMSNorm(nnx.Module):
     """x / √(mean of x² + ε) · scale ("Root Mean Square Layer Normalization", Zhang and Sennrich 2019)."""
 
     def __init__(self, config: ModelConfig):
-        """Starts as the plain normalisation."""
+        """Starts with scale 1."""
         self.epsilon = config.norm_epsilon
         self.scale = nnx.Param(jnp.ones(config.model_dim, jnp.dtype(config.param_dtype)))
 
@@ -49,7 +49,7 @@ class ScaleNorm(nnx.Module):
     def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
         """Normalises the last dimension; dtype of x."""
         x = x_BxLxD.astype(jnp.float32)
-        # The bound is inside the root: the gradient of the root of 0 would be infinite.
+        # The bound is inside the root, because the gradient of the root of 0 would be infinite.
         normal = x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).mean(axis=-1, keepdims=True), self.epsilon**2))
         return (self.scale[...].astype(jnp.float32) * normal).astype(x_BxLxD.dtype)
 

@@ -1,12 +1,12 @@
-"""What a parameter says of itself, so that optimizer and mesh need not guess it from its name.
+"""Traits that a parameter declares, so that optimizer and mesh do not have to guess them from its name.
 
-    nnx.Param(value)                 a matrix if it has two dimensions or more (the stacked layers' not counted)
-    nnx.Param(value, **VECTORS)      gains, offsets, biases, filters: vectors, however many of them there are
-    nnx.Param(value, rate=3.0)       the optimizer moves it three times as far a step
-    nnx.Param(value, project=f)      after each step it is f of what it would be (of one layer's, where it is stacked)
-    nnx.Param(value, positions=True) its first dimension (of one layer's) is the position, up to model.max_length
+        nnx.Param(value)                 a matrix if it has two dimensions or more (without that of stacked layers)
+        nnx.Param(value, **VECTORS)      gains, offsets, biases, filters: vectors, even with several dimensions
+        nnx.Param(value, rate=3.0)       the optimizer's steps are three times as large
+        nnx.Param(value, project=f)      after each step it is replaced by f(value) (one layer's value, if stacked)
+        nnx.Param(value, positions=True) its first dimension (of one layer) is the position, up to model.max_length
 
-Matrices are decayed, and cut over the devices; vectors are neither.
+Matrices have weight decay and are sharded over devices; vectors are neither decayed nor sharded.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ VECTORS = {"matrix": False}
 
 @dataclasses.dataclass(frozen=True)
 class Traits:
-    """Of each parameter, as trees like the parameters.
+    """The traits of all parameters, as trees with the structure of the parameters.
 
     Attributes:
-        matrix: whether it is one.
-        rate: its part of the learning rate.
-        project: what it is put through after a step; False: nothing.
-        positions: whether it has a vector for each position.
+        matrix: whether it is a matrix.
+        rate: factor of the learning rate.
+        project: function applied after each step; False: none.
+        positions: whether it has one vector for each position.
     """
 
     matrix: Any
@@ -37,7 +37,7 @@ class Traits:
 
 
 def traits(parameters: nnx.State) -> Traits:
-    """What the parameters of a model say; `parameters`: of Variables, with shapes at least."""
+    """The traits of a model's parameters; `parameters`: Variables that have at least shapes."""
 
     def matrix(path: tuple, variable: nnx.Variable) -> bool:
         return variable.get_metadata().get("matrix", len(variable.shape) - is_stacked(path) >= 2)
@@ -50,18 +50,18 @@ def traits(parameters: nnx.State) -> Traits:
 
 
 def name_of(path: tuple) -> str:
-    """A parameter's name, as `mesh.rules` and `train.freeze` have it; `path`: from the model on."""
+    """A parameter's name, as in `mesh.rules` and `train.freeze`; `path`: path from the model."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def is_stacked(path: tuple) -> bool:
-    """Whether a parameter's first dimension is that of the layers; `path`: from the model on."""
+    """Whether a parameter's first dimension is the stacked layers; `path`: path from the model."""
     first = path[0]
     return getattr(first, "key", first) == "layers"
 
 
 def _tree(parameters: nnx.State, say: Any) -> Any:
     told = {path: say(path, variable) for path, variable in nnx.to_flat_state(parameters)}
-    # Through the parameters' own structure, so that keys are those of the train state.
+    # Through the parameters' own structure, so that the keys are the same as in the train state.
     plain = nnx.to_pure_dict(parameters)
     return jax.tree_util.tree_map_with_path(lambda path, _: told[tuple(key.key for key in path)], plain)

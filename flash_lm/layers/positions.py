@@ -19,13 +19,13 @@ class LearnedPositions(nnx.Module):
     """One vector a position; there are max_length of them."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Draws the table."""
+        """Initialises the table."""
         shape = (config.max_length, config.model_dim)
         table = KERNEL_INITS["normal"](rngs.params(), shape, jnp.dtype(config.param_dtype))
         self.table = nnx.Param(table, positions=True)
 
     def __call__(self, positions_BxL: jax.Array) -> jax.Array:
-        """B×L×D; a position at or over max_length gives NaN rather than a wrong vector."""
+        """B×L×D; a position of max_length or more gives NaN rather than a wrong vector."""
         return self.table[...].at[positions_BxL].get(mode="fill", fill_value=jnp.nan)
 
 
@@ -33,7 +33,7 @@ class Sinusoid(nnx.Module):
     """Fixed sines and cosines."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Has no parameters."""
+        """Creates no parameters."""
         self.width = config.model_dim
 
     def __call__(self, positions_BxL: jax.Array) -> jax.Array:
@@ -45,7 +45,7 @@ class ScaledSinusoid(Sinusoid):
     """Fixed sines and cosines times one learned scalar (FLASH, appendix: ScaledSin)."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Starts with 1/√D, so that the encoding has the length of a vector of unit variance over √D."""
+        """Starts with 1/√D, so that the encoding's norm is that of a vector of unit variance, divided by √D."""
         super().__init__(config, rngs=rngs)
         self.scale = nnx.Param(jnp.asarray(config.model_dim**-0.5, jnp.dtype(config.param_dtype)))
 
@@ -57,19 +57,19 @@ class ScaledSinusoid(Sinusoid):
 ABSOLUTE_POSITIONS = {"learned": LearnedPositions, "sinusoid": Sinusoid, "scaled_sinusoid": ScaledSinusoid}
 
 
-MakeBias = Callable[[int], Any]  # of the distances that it is asked for: all below so many tokens
+MakeBias = Callable[[int], Any]  # takes the largest distance needed, in tokens (exclusive)
 
 
 class ToeplitzBias(nnx.Module):
     """w[j − i], w ∈ R^(2n−1) (FLASH, appendix, for n ≤ 512)."""
 
     def __init__(self, reach: int, width: int, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Draws w for distances below `reach`."""
+        """Initialises w for distances below `reach`."""
         self.reach = reach
         self.weight = nnx.Param(KERNEL_INITS["normal"](rngs.params(), (2 * reach - 1,), jnp.dtype(config.param_dtype)))
 
     def __call__(self, distance: jax.Array) -> jax.Array:
-        """Float32 of the shape of `distance`, index of the key minus index of the query; likewise below."""
+        """Float32 of the shape of `distance`, index of the key minus index of the query; the same below."""
         place = (distance + self.reach - 1).clip(0, 2 * self.reach - 2)
         return self.weight[...].astype(jnp.float32)[place]
 
@@ -80,12 +80,12 @@ class T5Bias(nnx.Module):
     reach = None
 
     def __init__(self, reach: int, width: int, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Draws the scalars; any distance has a bucket."""
+        """Initialises the scalars; every distance has a bucket."""
         self.causal = config.causal
         self.weight = nnx.Param(KERNEL_INITS["normal"](rngs.params(), (_T5_BUCKETS,), jnp.dtype(config.param_dtype)))
 
     def __call__(self, distance: jax.Array) -> jax.Array:
-        """Of a bucket each."""
+        """The scalar of each distance's bucket."""
         bucket = ops.t5_bucket(distance, causal=self.causal, buckets=_T5_BUCKETS, max_distance=_T5_MAX_DISTANCE)
         return self.weight[...].astype(jnp.float32)[bucket]
 
@@ -96,13 +96,13 @@ class RopeBias(nnx.Module):
     reach = None
 
     def __init__(self, reach: int, width: int, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Draws a and b."""
+        """Initialises a and b."""
         dtype = jnp.dtype(config.param_dtype)
         self.query = nnx.Param(KERNEL_INITS["normal"](rngs.params(), (width,), dtype))
         self.key = nnx.Param(KERNEL_INITS["normal"](rngs.params(), (width,), dtype))
 
     def __call__(self, distance: jax.Array) -> jax.Array:
-        """A · rope(b) at the distance, since only it matters: rotating both turns their product by the difference."""
+        """A · rope(b) at the distance: rotating both changes their product only by the difference of the angles."""
         a, b = (x[...].astype(jnp.float32).reshape(*[1] * distance.ndim, -1) for x in (self.query, self.key))
         cosines, signed_sines = ops.rotary_table(distance, a.size)
         return (a * b * cosines + a * jnp.roll(b, a.size // 2, axis=-1) * signed_sines).sum(axis=-1)
@@ -112,5 +112,5 @@ RELATIVE_BIASES = {"toeplitz": ToeplitzBias, "t5": T5Bias, "rope": RopeBias}
 
 
 def relative_bias(name: str, width: int, config: ModelConfig, *, rngs: nnx.Rngs) -> MakeBias | None:
-    """What makes the bias of this name for queries and keys of a width; none for "none"."""
+    """A function that makes the bias of this name for queries and keys of a width; None if the name is "none"."""
     return None if name == "none" else partial(RELATIVE_BIASES[name], width=width, config=config, rngs=rngs)

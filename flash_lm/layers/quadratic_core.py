@@ -25,7 +25,7 @@ _SMALLEST_SHARE = 512  # slots of the cache
 
 @section("model.quadratic")
 class QuadraticOptions:
-    """Of attention over all pairs of tokens."""
+    """Options of attention over all pairs of tokens."""
 
     implementation: str = key(
         "blocked", "plain, blocked or cudnn (softmax, a GPU)", one_of("plain", "blocked", "cudnn")
@@ -42,13 +42,13 @@ class KeyValueCache(NamedTuple):
 class QuadraticCore(PlainCore):
     """f(q kᵀ scale + b) / N · v over the visible pairs (see `ops.quadratic_attention`).
 
-    Heads of queries may share heads of keys and values, neighbours the same one; the cache holds each once.
+    Adjacent heads of queries may share a head of keys and values; the cache holds each such head once.
     """
 
     state_grows = True
 
     def __init__(self, function: str, bias: MakeBias | None, options: QuadraticOptions, config: ModelConfig):
-        """Core of a family whose attention function is `function`, and perhaps with a bias."""
+        """A core with the attention function `function`, and optionally a bias."""
         self.function = function
         self.normalizer = normalizer(config.normalizer)
         self.implementation, self.kernels = options.implementation, config.kernels
@@ -84,14 +84,14 @@ class QuadraticCore(PlainCore):
         """Writes the new keys and values at their positions, then attends to all up to the query's own."""
         q, k = pairs["attention"]
         capacity, sight = state.key_BxHxMxK.shape[2], context.sight()
-        slot_BxL = jnp.where(context.real(), context.positions_BxL, capacity)  # padding falls outside and is dropped
+        slot_BxL = jnp.where(context.real(), context.positions_BxL, capacity)  # padding is out of range and is dropped
         state = KeyValueCache(write(state.key_BxHxMxK, k, slot_BxL), write(state.value_BxHxMxE, v, slot_BxL))
 
         def attend_to(slots: int) -> jax.Array:
             key_BxHxSxK, value_BxHxSxE = (cache[:, :, :slots] for cache in state)
             return self._attend(q, key_BxHxSxK, value_BxHxSxE, sight, capacity)
 
-        # A piece of a long prompt looks at no more of the cache than is filled, to an eighth.
+        # A piece of a long prompt reads only the filled part of the cache, to within an eighth.
         shares = min(8, -(-capacity // _SMALLEST_SHARE)) if q.shape[2] > 1 else 1
         slots = [-(-capacity * (i + 1) // shares) for i in range(shares)]
         filled = jnp.max(jnp.where(context.real(), sight.stop_BxL, 0))
@@ -108,7 +108,7 @@ class QuadraticCore(PlainCore):
     def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight, length: int) -> jax.Array:
         shape, dtype, groups, one_token = q.shape, q.dtype, q.shape[1] // k.shape[1], q.shape[2] == 1
         if one_token:
-            # The queries that share a head of keys become queries of one place, so the cache is read as it lies.
+            # Queries that share a head of keys become queries at one place, so the cache is read without a copy.
             q = q.reshape(*k.shape[:2], groups, -1)
         elif groups > 1:
             k, v = (jnp.repeat(x, groups, axis=1) for x in (k, v))
@@ -145,7 +145,7 @@ class QuadraticCore(PlainCore):
         )
 
     def _attend_by_cudnn(self, q, k, v, context: Context) -> jax.Array:
-        # Padding is at a row's end, where no causal query sees it.
+        # Padding is at the end of a row, where no causal query sees it.
         sight = context.sight() if context.packed or not context.causal else None
         return fused_softmax_attention(q, k, v, sight, causal=context.causal)
 
@@ -154,6 +154,6 @@ def _check_cudnn(function: str, has_bias: bool, dtype: str) -> None:
     platform = jax.default_backend()
     if function != "softmax" or has_bias or dtype == "float32" or platform != "gpu":
         raise InputError(
-            "model.quadratic.implementation=cudnn is softmax without a bias, in model.dtype=bfloat16 on a GPU, and "
+            "model.quadratic.implementation=cudnn needs softmax without a bias, model.dtype=bfloat16 and a GPU, but "
             f"this is {function}{' with a bias' if has_bias else ''}, in {dtype} on a {platform}: use blocked"
         )

@@ -1,4 +1,4 @@
-"""The contract of every mixer and every feed-forward, and what they share."""
+"""The interface of all mixers and feed-forwards, and what they have in common."""
 
 from typing import Any
 
@@ -7,22 +7,22 @@ from flax import nnx
 
 from flash_lm.layers.context import Context
 
-State = Any  # a pytree of arrays with the batch in front
+State = Any  # a pytree of arrays whose first dimension is the batch
 
 
 class LayerArray(nnx.Variable):
-    """What differs from layer to layer and is not trained; in a stack, the layers in front."""
+    """A value that differs by layer and is not trained; in a stack, the first dimension is the layer."""
 
 
 class Sublayer(nnx.Module):
-    """What a layer is made of. Residual, norm and dropout are outside, unless it has them itself.
+    """A part of a layer. Residual, norm and dropout are outside, unless it owns its residual.
 
     Attributes:
-        owns_residual: whether it gets the residual stream as it is, and gives what takes its place.
-        state_grows: whether the decode state holds something of every token, so that its capacity bounds their number.
+        owns_residual: whether its input is the residual stream itself, and its output replaces the stream.
+        state_grows: whether the decode state grows with the number of tokens, which its capacity then bounds.
         longest: largest number of tokens in a row; None: any.
-        undecodable: why there can be no prefill and step, a sentence; None: there can.
-        settles_every: a state must be settled when a row has so many tokens, or a multiple of it; None: never.
+        undecodable: a sentence on why prefill and step are not supported; None: they are.
+        settles_every: the state must be settled whenever a row's length reaches a multiple of this; None: never.
         rotary_width: width of the queries and keys that rotary positions rotate; None: there are none.
     """
 
@@ -42,13 +42,13 @@ class Sublayer(nnx.Module):
 
         Args:
             batch_size: B.
-            capacity: largest number of tokens; bounds states that grow, and nothing else.
+            capacity: largest number of tokens, for states that grow; others ignore it.
         """
         del batch_size, capacity
         return ()
 
     def prefill(self, x_BxLxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
-        """Consumes context.lengths_B tokens of each row, in parallel, from wherever the row stands."""
+        """Consumes context.lengths_B tokens of each row, in parallel, starting at any position."""
         return self(x_BxLxD, context), state
 
     def step(self, x_BxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
@@ -57,30 +57,30 @@ class Sublayer(nnx.Module):
         return y_Bx1xD[:, 0], state
 
     def settle(self, state: State, positions_B: jax.Array) -> State:
-        """Does what `step` puts off, between the step that made it due and the next one.
+        """Does the work that `step` puts off, between the step that made it due and the next one.
 
-        What is seldom to be done stands apart from the step, since XLA copies what only one branch changes.
+        Rare work is separate from the step, because XLA copies arrays that only one branch changes.
 
         Args:
-            state: after the step.
-            positions_B: tokens that each row has consumed.
+            state: state after the step.
+            positions_B: number of tokens consumed in each row.
         """
         del positions_B
         return state
 
     def of_layers(self, numbers_N: jax.Array) -> dict[str, jax.Array]:
-        """What differs from layer to layer, such as a window, a decay or a dilation; each an array with N in front.
+        """Values that differ by layer, such as a window, a decay or a dilation; each is an array with N in front.
 
-        A sublayer finds them as `LayerArray`s of these names, each layer its own, when it is called.
+        When a sublayer is called, it has its own layer's values as `LayerArray`s of these names.
 
         Args:
-            numbers_N: int32, of the layers that have this sublayer, counted from 0 through the whole model.
+            numbers_N: int32, indices of the layers with this sublayer, counted from 0 through the whole model.
         """
         del numbers_N
         return {}
 
     def penalty(self) -> jax.Array | None:
-        """A scalar of its parameters, nats a target, that training adds to the loss and logs apart; None: none."""
+        """A scalar from its parameters, nats a target, which training adds to the loss and logs; None: none."""
 
     def flops_per_token(self, length: int, causal: bool) -> float:
         """Model FLOPs of the forward pass a token: 2mnk a matrix product, pairs of tokens only where visible."""

@@ -1,4 +1,4 @@
-"""A look inside: what each token takes of each other's values, in every layer of a model."""
+"""Attention maps: the weight of each token's values in each other token's output, in every layer of a model."""
 
 import dataclasses
 
@@ -10,14 +10,14 @@ from flash_lm.models.language_model import LanguageModel
 
 @dataclasses.dataclass(frozen=True)
 class AttentionMap:
-    """Of one part of a sublayer.
+    """The attention map of one part of a sublayer.
 
     Attributes:
-        layer: from 0.
-        sublayer: of the layer, from 0.
+        layer: index of the layer.
+        sublayer: index of the sublayer in the layer.
         part: "attention"; or "local" and "global" of mixed chunks; and "exp(w)", AFT's position bias.
-        weights_BxHxLxL: float32, of each query, the row, on each key; what is not seen is zero. A value is multiplied
-            by them: they sum to one after a softmax, and need not elsewhere. Of AFT, the mean of a head's channels.
+        weights_BxHxLxL: float32, one row for each query, one column for each key; invisible pairs are zero. They are
+            factors of the values: after a softmax they sum to one, otherwise not always. For AFT, a mean over channels.
     """
 
     layer: int
@@ -29,17 +29,17 @@ class AttentionMap:
 def attention_weights(
     model: LanguageModel, inputs_BxL: jax.Array, segment_ids: jax.Array | None = None
 ) -> list[AttentionMap]:
-    """The maps of all layers, from the first to the last.
+    """The attention maps of all layers, from first to last.
 
-    Their memory grows with the square of the length, and their time with that and the length once more.
+    Memory grows with the square of the length, and time with the cube.
 
     Args:
         model: of any family.
-        inputs_BxL: token ids, few.
+        inputs_BxL: token ids; use few.
         segment_ids: B×L; None: one document a row.
 
     Raises:
-        InputError: rows longer than the positions allow.
+        InputError: rows are longer than the positions allow.
     """
     x_BxLxD, context = model.embed(inputs_BxL, segment_ids)
     found = []

@@ -9,13 +9,13 @@ import jax
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeState:
-    """The state of a whole model.
+    """The decode state of a whole model.
 
     Attributes:
-        positions_B: tokens that each row has consumed.
+        positions_B: number of tokens consumed in each row.
         layers: the sublayers' states, one tuple entry a sublayer, stacked over the layers (with a pattern: over its
-            repetitions); or, after `apart`, a list of them.
-        capacity: static: largest number of tokens of a state that grows.
+            repetitions); after `apart`, a list of such tuples, unstacked.
+        capacity: static; largest number of tokens if the state grows.
     """
 
     positions_B: jax.Array
@@ -23,9 +23,9 @@ class DecodeState:
     capacity: int = dataclasses.field(metadata={"static": True})
 
     def apart(self) -> "DecodeState":
-        """With arrays of its own for each layer: a loop over tokens can then write to them in place.
+        """The state with separate arrays for each layer, so that a loop over tokens can write to them in place.
 
-        A scan over stacked ones copies them all for each token.
+        A scan over stacked arrays would copy them all for each token.
         """
         count = jax.tree.leaves(self.layers)[0].shape[0]
         cut = lambda i: jax.tree.map(lambda x: x[i], self.layers)

@@ -1,4 +1,4 @@
-"""What can be said of a family without running it: its size, its decode state and its FLOPs, from shapes alone."""
+"""Facts about a family without running it: size, decode state and FLOPs, computed from shapes only."""
 
 import dataclasses
 import math
@@ -15,14 +15,14 @@ from flash_lm.tables import FAMILIES
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Of a family at one size.
+    """The facts of a family at one size.
 
     Attributes:
-        config: of the model, completed.
-        sublayers: of a layer, by the names of their classes, a core's behind its projections'.
-        parameters: trained ones, at the config's own max_length.
-        state_bytes: of one row's decode state, by the number of tokens that it has room for; empty: cannot decode.
-        flops: forward FLOPs a token, by the length of a row.
+        config: complete config of the model.
+        sublayers: class names of a layer's sublayers; a core's name follows that of its projections.
+        parameters: number of trained parameters, at the config's own max_length.
+        state_bytes: size of one row's decode state, by capacity in tokens; empty: decoding is not supported.
+        flops: forward FLOPs a token, by row length.
     """
 
     config: ModelConfig
@@ -33,7 +33,7 @@ class Facts:
 
     @property
     def state_grows(self) -> bool:
-        """Whether a longer text needs a larger state."""
+        """Whether longer text needs a larger state."""
         return len(set(self.state_bytes.values())) > 1
 
 
@@ -42,9 +42,9 @@ def facts(family: str, config: Any, capacities: tuple[int, ...], lengths: tuple[
 
     Args:
         family: a row of the table.
-        config: `config.model` of an experiment, with a vocabulary; a copy gets this family and each length.
-        capacities: tokens of a decode state.
-        lengths: tokens of a row.
+        config: `config.model` of an experiment, with a vocabulary; it is copied for this family and each length.
+        capacities: capacities of decode states, in tokens.
+        lengths: row lengths, in tokens.
     """
     causal = "causal" in FAMILIES[family].serves
     own = _model(family, config, config.max_length, causal)
@@ -59,7 +59,7 @@ def facts(family: str, config: Any, capacities: tuple[int, ...], lengths: tuple[
 
 
 def _model(family: str, config: Any, max_length: int, causal: bool) -> LanguageModel:
-    """With shapes in place of arrays."""
+    """A model with shapes in place of arrays."""
     config = config.copy_and_resolve_references()
     config.update(family=family, causal=causal, max_length=max_length)
     return nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))

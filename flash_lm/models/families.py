@@ -1,7 +1,7 @@
-"""The rows of the table of families: what one layer is made of, and what the keys left open become.
+"""The rows of the table of families: the parts of a layer, and the defaults of open keys.
 
-To add a family: write its mathematics in ops/, wrap it in layers/ with a section for keys of its own, and add its parts
-and its row here, or in a module of your own with `flash_lm.register_family`. docs/extend.md says how.
+To add a family: write its mathematics in ops/, wrap it in layers/ with its own section of keys, and add its parts and
+its row here, or in your own module with `flash_lm.register_family`. See docs/extend.md.
 """
 
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def _head_problems(config: ModelConfig) -> list[str]:
     if dim % heads:
         return [f"model.model_dim={dim} must be a multiple of model.num_heads={heads}"]
     if config.rotary and dim // heads % 2:
-        return [f"model.rotary pairs up dimensions: the head width {dim} / {heads} must be even"]
+        return [f"model.rotary pairs dimensions: the head width {dim} / {heads} must be even"]
     return []
 
 
@@ -88,7 +88,7 @@ def _gau_problems(config: ModelConfig) -> list[str]:
     if gau.expanded_dim % gau.heads:
         found.append(f"model.gau.expanded_dim={gau.expanded_dim} must be a multiple of model.gau.heads={gau.heads}")
     if (config.rotary or gau.relative_bias == "rope") and gau.shared_dim % 2:
-        found.append(f"rotary positions pair up dimensions: model.gau.shared_dim={gau.shared_dim} must be even")
+        found.append(f"rotary positions pair dimensions: model.gau.shared_dim={gau.shared_dim} must be even")
     return found
 
 
@@ -102,7 +102,7 @@ def _filter_problems(config: ModelConfig) -> list[str]:
 
 
 def _times(numerator: int, denominator: int = 1) -> Callable[[ModelConfig], int]:
-    """So many times D; a fraction is rounded up to a multiple of 8."""
+    """A multiple of D; a fraction is rounded up to a multiple of 8."""
     if denominator == 1:
         return lambda config: numerator * config.model_dim
     return lambda config: -(-numerator * config.model_dim // denominator // 8) * 8
@@ -113,7 +113,7 @@ _GAU: dict[str, Any] = {"problems": _gau_problems, "defaults": {"gau.expanded_di
 _GAU_KEYS = frozenset({"rotary", "rotary_base", "normalizer", "kernels"})
 
 MLP_PART = Part(MLP, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": _times(4)})
-# Two thirds of an MLP's width, so that three matrices have the parameters of two.
+# Two thirds of an MLP's width, so that three matrices have as many parameters as two.
 GLU_PART = Part(GLU, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": _times(8, 3)})
 SOFTMAX = Part(
     _softmax,
@@ -150,7 +150,7 @@ _UNITS: dict[str, Default] = _ROTARY | {
     "absolute_positions": "scaled_sinusoid",
     "norm": lambda config: "layer" if config.causal else "scale",
 }
-_TOEPLITZ_REACH = 512  # the paper's: a learned w up to here, rope(a)·rope(b)ᵀ above
+_TOEPLITZ_REACH = 512  # from the paper: a learned w up to here, rope(a)·rope(b)ᵀ above
 _BY_LENGTH = {"gau.relative_bias": lambda config: "toeplitz" if config.max_length <= _TOEPLITZ_REACH else "rope"}
 
 _VASWANI = "Vaswani et al. 2017, arXiv:1706.03762"
@@ -215,7 +215,7 @@ register_family(
     Family((AFT_LOCAL, MLP_PART), _LEARNED, about="AFT-full with the bias inside a window alone", paper=_AFT),
 )
 register_family("aft_simple", Family((AFT_SIMPLE, MLP_PART), _LEARNED, about="AFT without a position bias", paper=_AFT))
-# A key a head and not one a channel leaves D² parameters for the MLP, so that num_layers means the same size.
+# One key a head instead of one a channel saves D² parameters, which the MLP gets, so num_layers means the same size.
 register_family(
     "aft_conv",
     Family(

@@ -1,4 +1,4 @@
-"""What a row of the table of families is, and how it completes a config; models/families.py has the rows."""
+"""The type of a row of the table of families, and how it completes a config; models/families.py has the rows."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
@@ -13,7 +13,7 @@ from flash_lm.layers.sublayer import Sublayer
 from flash_lm.ops.logistics import VALUES
 from flash_lm.tables import FAMILIES, HEADS
 
-# An open key's value, or what gives it from the config.
+# The value of an open key, or a function of the config that returns it.
 Default = Any | Callable[[ModelConfig], Any]
 
 
@@ -22,16 +22,16 @@ EVERYTHING = frozenset({"causal", "bidirectional", "packed"})
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-    """Builds a sublayer, and says what it reads.
+    """Builds a sublayer, and declares which keys it reads.
 
     Attributes:
-        build: called with what all families share, each of the sections, and rngs.
-        sections: of keys.
-        keys: of config.model itself, which not every part reads.
-        unread: keys of the sections that this part leaves alone, such as aft.window.
-        defaults: of open keys, by name, such as gau.expanded_dim.
-        problems: sentences on a completed config that this part cannot be built from.
-        serves: what it can do: "causal", "bidirectional", "packed" (rows of several documents that do not see each
+        build: called with the config that all families share, each section, and rngs.
+        sections: its sections of keys.
+        keys: keys of config.model itself that only some parts read.
+        unread: keys of its sections that this part does not read, such as aft.window.
+        defaults: defaults of open keys, by name, such as gau.expanded_dim.
+        problems: sentences on why this part cannot be built from a complete config.
+        serves: what it supports: "causal", "bidirectional", "packed" (rows of several documents that do not see each
             other).
     """
 
@@ -44,24 +44,24 @@ class Part:
     serves: frozenset[str] = EVERYTHING
 
     def __call__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
-        """The sublayer of a completed config."""
+        """The sublayer of a complete config."""
         return self.build(config.shared, *(config[kind] for kind in self.sections), rngs=rngs)
 
     def reads(self) -> set[str]:
-        """Names of the keys that this part reads and others may not, such as model.gau.heads."""
+        """Names of keys that this part reads and others may not, such as model.gau.heads."""
         own = set().union(*(schema.names_of(kind) for kind in self.sections))
         return {f"model.{key}" for key in self.keys} | own - {f"model.{key}" for key in self.unread}
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """One row.
+    """A row of the table of families.
 
     Attributes:
-        sublayers: of a layer.
-        defaults: of open keys, where they are not what the parts say.
-        about: what one layer is, in a line, for tables of families.
-        paper: authors, year, and arXiv:NUMBER.
+        sublayers: the parts of a layer.
+        defaults: defaults of open keys, if they differ from those of the parts.
+        about: one line on what a layer is, for tables of families.
+        paper: authors, year and arXiv:NUMBER.
     """
 
     sublayers: tuple[Part, ...]
@@ -71,11 +71,11 @@ class Family:
 
     @property
     def serves(self) -> frozenset[str]:
-        """What all its parts can do."""
+        """What all of its parts support."""
         return EVERYTHING.intersection(*(part.serves for part in self.sublayers))
 
     def reads(self) -> set[str]:
-        """Names of the keys that its parts read and other families may not."""
+        """Names of keys that its parts read and other families may not."""
         return set().union(*(part.reads() for part in self.sublayers))
 
 
@@ -84,7 +84,7 @@ def register_family(name: str, row: Family) -> None:
     FAMILIES.register(name, row)
 
 
-# What all layers share, of model.family.
+# Defaults that all layers share, from model.family.
 _OF_THE_MODEL: Mapping[str, Default] = {
     "causal": True,
     "norm": "layer",
@@ -102,18 +102,18 @@ def complete(config: ModelConfig) -> ModelConfig:
     """Fills in the open keys with the family's defaults.
 
     Args:
-        config: validated, with open keys.
+        config: a validated config that may have open keys.
 
     Returns:
-        The config with nothing left open that its family reads; with a pattern, that the whole model reads, since the
-        rest may be another in each layer: see `of_layers`.
+        The config without open keys that its family reads. With a pattern: without open keys that the whole model
+        reads; the others may differ by layer, see `of_layers`.
 
     Raises:
-        InputError: unknown family, a vocabulary that nobody has given, or widths that do not go together.
+        InputError: unknown family, no vocabulary size, or widths that do not go together.
     """
     family = FAMILIES[config.family]
     if config.vocab_size is None:
-        raise InputError("model.vocab_size is open: set it, or let the tokenizer of a training run give it")
+        raise InputError("model.vocab_size is open: set it, or train with a tokenizer, which defines it")
     of_model = {key: family.defaults.get(key, default) for key, default in _OF_THE_MODEL.items()}
     config = _closed(config, of_model)
     layers = of_layers(config)
@@ -129,7 +129,7 @@ def complete(config: ModelConfig) -> ModelConfig:
 
 
 def of_layers(config: ModelConfig) -> list[ModelConfig]:
-    """Of each layer of a pattern in turn, its config: what is open there is filled in by the layer's own family."""
+    """The config of each layer of a pattern; its open keys are filled in by the layer's own family."""
     return [_of_layer(config, name) for name in config.families]
 
 
@@ -148,7 +148,7 @@ def _closed(config: ModelConfig, defaults: Mapping[str, Default]) -> ModelConfig
 
 
 def unread(families: Collection[str]) -> set[str]:
-    """Keys, such as model.gau.heads, that other families read, and none of these does; none if one is unknown."""
+    """Keys, such as model.gau.heads, that other families read but none of these does; empty if a family is unknown."""
     if not FAMILIES.keys() >= set(families):
         return set()
     reads = lambda names: set().union(*(FAMILIES[name].reads() for name in names))
@@ -156,25 +156,25 @@ def unread(families: Collection[str]) -> set[str]:
 
 
 def complete_config(config: Config) -> Config:
-    """A whole experiment with the model's open keys filled in, where there is no corpus.
+    """An experiment's config with the model's open keys filled in, without loading the corpus.
 
-    An open vocabulary is that of the tokenizer to train. Raises as `complete` does.
+    An open vocabulary gets the size of the tokenizer to be trained. Raises as `complete` does.
     """
     vocab_size = config.model.vocab_size or config.data.vocab_size
     return dataclasses.replace(config, model=complete(dataclasses.replace(config.model, vocab_size=vocab_size)))
 
 
 def _problems(config: ModelConfig) -> list[str]:
-    """Sentences on what no family can build."""
+    """Sentences on what no family supports."""
     needed = "causal" if config.causal else "bidirectional"
     task = "causal_lm" if needed == "bidirectional" else "masked_lm"
     found = [
-        f"model.family={name} has no {needed} form: take --config.task={task}, or another family"
+        f"model.family={name} has no {needed} form: use --config.task={task}, or another family"
         for name in dict.fromkeys(config.families)
         if needed not in FAMILIES[name].serves
     ]
     if "sinusoid" in config.absolute_positions and config.model_dim % 2:
-        found.append(f"sinusoids come in pairs: model.model_dim={config.model_dim} must be even")
+        found.append(f"sinusoids need an even width: model.model_dim={config.model_dim} must be even")
     if HEADS[config.head].of_values and config.vocab_size < VALUES:
-        found.append(f"model.head={config.head} is over {VALUES} values, and model.vocab_size={config.vocab_size}")
+        found.append(f"model.head={config.head} needs {VALUES} words, but model.vocab_size={config.vocab_size}")
     return found

@@ -1,6 +1,6 @@
 """The table of heads: from features to a distribution over the vocabulary.
 
-A word's logit each, or a few logistics over ordered values.
+A logit for each word, or a mixture of logistics over ordered values.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ from flash_lm.ops.logistics import VALUES, mixture_log_probs
 from flash_lm.schema import at_least, key, section
 from flash_lm.tables import HEADS
 
-_PACE, _LOG_SCALE = 0.1, -3.0  # of the logistics' means and scales, and where the scales start
+_PACE, _LOG_SCALE = 0.1, -3.0  # of the logistics' means and scales: relative pace, and initial log-scale
 
 
-Losses = tuple[jax.Array, dict[str, jax.Array]]  # the whole, and what of it are penalties, by name
+Losses = tuple[jax.Array, dict[str, jax.Array]]  # the loss, and the penalties in it by name
 
 
 class Head(Protocol):
-    """A head with its parameters: what features mean."""
+    """A head with its parameters: turns features into a distribution."""
 
     def logits(self, features_xD: jax.Array) -> jax.Array:
         """…×V float32."""
@@ -52,14 +52,14 @@ class Head(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class HeadKind:
-    """A row.
+    """A row of the table of heads.
 
     Attributes:
-        bind: of a model, its head.
-        outputs: numbers that it makes of a token's features, of the model's config.
-        parameters: its own ones by their names in the model, of the model's config and rngs.
-        sections: of keys, in `config.model`.
-        of_values: whether it is over the 256 values of a byte, the last words of the vocabulary.
+        bind: makes the head of a model.
+        outputs: given the model's config, the number of outputs that a token's features are mapped to.
+        parameters: given the model's config and rngs, the head's own parameters by their names in the model.
+        sections: its sections of keys in `config.model`.
+        of_values: whether it predicts the 256 values of a byte, which are the last words of the vocabulary.
     """
 
     bind: Callable[[Any], Head]
@@ -76,7 +76,7 @@ def register_head(name: str, row: HeadKind) -> None:
 
 @section("model.logistics")
 class LogisticsOptions:
-    """Of model.head=logistics."""
+    """Options of model.head=logistics."""
 
     mixtures: int = key(10, "logistics", at_least(1), before=10)
 
@@ -104,32 +104,32 @@ class SoftmaxHead(NamedTuple):
 
 
 class LogisticsHead(NamedTuple):
-    """A mixture of discretised logistics over the last 256 words of the vocabulary; the others never come.
+    """A mixture of discretised logistics over the last 256 words of the vocabulary; it never predicts the others.
 
-    The components start spread over the values, and a step of Adam moves their means and scales a tenth as far as their
-    weights. Far from a value the gradient of a log-scale is the distance in scales, and that of a mean one over the
-    scale: at the same pace they drown those of the weights, and a narrow component jumps past its value.
+    The components start spread over the values, and Adam's steps for their means and scales are a tenth of those for
+    their weights. Far from a value, the gradient of a log-scale is the distance in scales, and that of a mean is one
+    over the scale: at the same rate they would dominate those of the weights, and a narrow component would overshoot.
     """
 
     kernel_Dx3P: jax.Array
     vocab_size: int
 
     def logits(self, features_xD: jax.Array) -> jax.Array:
-        """…×V float32: log-probabilities, −∞ of the words before the values."""
+        """…×V float32: log-probabilities, −∞ for the words before the values."""
         parameters_x1x3P = self._parameters(features_xD)[..., None, :]
         log_probs_xN = mixture_log_probs(parameters_x1x3P, jnp.arange(VALUES, dtype=jnp.int32))
         before = [(0, 0)] * (log_probs_xN.ndim - 1) + [(self.vocab_size - VALUES, 0)]
         return jnp.pad(log_probs_xN, before, constant_values=-jnp.inf)
 
     def loss(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int, z_loss: float = 0.0) -> Losses:
-        """As `SoftmaxHead.loss`, without a Z; there is no large array to cut into chunks or parts."""
+        """As `SoftmaxHead.loss`, without a z-loss; there is no large array to cut into chunks or parts."""
         del chunk, parts, z_loss
         values_BxL = targets_BxL - (self.vocab_size - VALUES)
         log_probs_BxL = mixture_log_probs(self._parameters(features_BxLxD), values_BxL)
         return -jnp.where(weights_BxL > 0, log_probs_BxL * weights_BxL, 0).sum(), {}
 
     def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int) -> dict[str, jax.Array]:
-        """The same sum as "nll" alone: that a value is the likeliest of 256 says little."""
+        """Only "nll", the same sum: accuracy over 256 values says little."""
         return {"nll": self.loss(features_BxLxD, targets_BxL, weights_BxL, chunk, parts)[0]}
 
     def _parameters(self, features_xD: jax.Array) -> jax.Array:

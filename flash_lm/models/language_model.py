@@ -35,7 +35,7 @@ class LanguageModel(nnx.Module):
     """A family's language model; `flash_lm.build_model` makes one from a ConfigDict."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Builds from a completed config; the layers' parameters are stacked along a first dimension."""
+        """Builds the model of a complete config; the layers' parameters are stacked along a first dimension."""
         self.config = config
         init = EMBEDDING_INITS[config.init]
         shape = (config.vocab_size, config.model_dim)
@@ -63,13 +63,13 @@ class LanguageModel(nnx.Module):
             inputs_BxL: token ids.
             segment_ids: B×L, 0 = padding, each document one contiguous run; None: one document a row.
             positions: B×L, position of each token in its document; None: counted from the document's start.
-            dropout_key: None: deterministic.
+            dropout_key: key for dropout; None: deterministic.
 
         Returns:
             B×L×V float32.
 
         Raises:
-            ValueError: rows longer than the family's positions allow.
+            ValueError: rows are longer than the family's positions allow.
         """
         return self.logits(self.features(inputs_BxL, segment_ids, positions, dropout_key))
 
@@ -83,8 +83,8 @@ class LanguageModel(nnx.Module):
     ) -> jax.Array:
         """As `__call__`, up to the last norm: B×L×D in the computation's dtype.
 
-        `packed=False` promises that segment_ids know one document a row, and padding at its end: bidirectional linear
-        attention then needs one pass over the row where it would need three.
+        `packed=False` promises that segment_ids have one document a row, with padding at its end: bidirectional linear
+        attention then needs one pass over the row instead of three.
         """
         return self._features(inputs_BxL, segment_ids, positions, dropout_key, lambda x_BxLxD: (), packed)[0]
 
@@ -96,7 +96,7 @@ class LanguageModel(nnx.Module):
         positions: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
     ) -> dict[str, Any]:
-        """What `seen` makes of the activations, B×L×D, on the way to the features.
+        """Applies `seen` to the activations, B×L×D, and returns the results.
 
         Returns:
             "embedding": of the embedded tokens; "layers": after each layer, stacked; "norm": of the features.
@@ -111,7 +111,7 @@ class LanguageModel(nnx.Module):
         dropout_key: jax.Array | None = None,
         packed: bool = True,
     ) -> tuple[jax.Array, Context]:
-        """What the first layer gets, without dropout; arguments as of `features`."""
+        """The input of the first layer, without dropout; arguments as for `features`."""
         length = inputs_BxL.shape[1]
         self.check_length(length)
         context = of_rows(
@@ -120,7 +120,7 @@ class LanguageModel(nnx.Module):
         return self._embed(inputs_BxL, context)
 
     def _features(self, inputs_BxL, segment_ids, positions, dropout_key, seen: Callable, packed: bool = True):
-        """The features, and what `watch` gives."""
+        """The features, and the results of `watch`."""
         x_BxLxD, context = self.embed(inputs_BxL, segment_ids, positions, dropout_key, packed)
         if dropout_key is not None:
             x_BxLxD = drop(x_BxLxD, self.config.dropout, jax.random.fold_in(dropout_key, self.config.num_layers))
@@ -140,7 +140,7 @@ class LanguageModel(nnx.Module):
         return self.head().logits(features_BxLxD)
 
     def head(self) -> Head:
-        """What turns features into a distribution over the vocabulary."""
+        """The head, which turns features into a distribution over the vocabulary."""
         return HEADS[self.config.head].bind(self)
 
     def penalty(self) -> jax.Array | None:
@@ -155,25 +155,25 @@ class LanguageModel(nnx.Module):
         return min(bounds, default=None)
 
     def check_length(self, length: int) -> None:
-        """Checks that the positions reach rows of this length.
+        """Checks that the positions suffice for rows of this length.
 
         Raises:
             InputError: they do not.
         """
         if self.longest is not None and length > self.longest:
             raise InputError(
-                f"{length} tokens are over model.max_length={self.longest}, where the positions of family "
+                f"{length} tokens exceed model.max_length={self.longest}, where the positions of family "
                 f"{self.config.family} end: raise --config.model.max_length and train again, or shorten the rows"
             )
 
     def check_decodable(self) -> None:
-        """Checks that the model can decode.
+        """Checks that the model supports decoding.
 
         Raises:
             InputError: it is bidirectional, or its normalizer or its chunks need more than a state holds.
         """
         if not self.config.causal:
-            raise InputError("prefill and step need a causal model, and this one has model.causal=False")
+            raise InputError("prefill and step need a causal model, but this one has model.causal=False")
         for sublayer in self.layers.sublayers:
             if sublayer.undecodable:
                 raise InputError(sublayer.undecodable)
@@ -183,7 +183,7 @@ class LanguageModel(nnx.Module):
 
         Args:
             batch_size: B.
-            capacity: largest number of tokens of a row; bounds states that grow. None: max_length.
+            capacity: largest number of tokens in a row, for states that grow. None: max_length.
 
         Raises:
             ValueError: the model is bidirectional, its normalizer needs the whole row, or its positions end before
@@ -202,18 +202,18 @@ class LanguageModel(nnx.Module):
     def prefill(
         self, inputs_BxL: jax.Array, state: DecodeState, lengths_B: jax.Array | None = None
     ) -> tuple[jax.Array, DecodeState]:
-        """Consumes tokens in parallel, from wherever each row stands.
+        """Consumes tokens in parallel, starting at any position of each row.
 
         Args:
             inputs_BxL: token ids, padded on the right; L may be 0.
-            state: before them.
-            lengths_B: tokens that each row consumes, 0 … L; None: all.
+            state: state before these tokens.
+            lengths_B: tokens to consume in each row, 0 … L; None: all.
 
         Returns:
-            B×L×V float32, of no meaning at the padding; and the state after the tokens.
+            B×L×V float32, meaningless at padding; and the state after the tokens.
 
         Raises:
-            ValueError: bidirectional model, or, outside jit, a row beyond the capacity. Inside jit its logits are NaN.
+            ValueError: bidirectional model, or, outside jit, a row exceeds the capacity. Inside jit its logits are NaN.
         """
         if lengths_B is None:
             lengths_B = jnp.full(inputs_BxL.shape[0], inputs_BxL.shape[1], jnp.int32)
@@ -223,7 +223,7 @@ class LanguageModel(nnx.Module):
     def prefill_last(
         self, inputs_BxL: jax.Array, state: DecodeState, lengths_B: jax.Array
     ) -> tuple[jax.Array, DecodeState]:
-        """As `prefill`, with the logits of each row's last token alone, B×V; of no meaning where it consumed none."""
+        """As `prefill`, with only the logits of each row's last token, B×V; meaningless if a row consumed none."""
         features_BxLxD, state = self._prefill(inputs_BxL, state, lengths_B)
         last_Bx1x1 = jnp.maximum(lengths_B - 1, 0)[:, None, None]
         return self.logits(jnp.take_along_axis(features_BxLxD, last_Bx1x1, axis=1)[:, 0]), state
@@ -236,32 +236,32 @@ class LanguageModel(nnx.Module):
     def step_apart(
         self, tokens_B: jax.Array, state: DecodeState, periods: list[Period]
     ) -> tuple[jax.Array, DecodeState]:
-        """As `step`, for a state that is apart and the `periods_apart`: what a loop over tokens is made of.
+        """As `step`, for a state from `apart` and modules from `periods_apart`: for loops over tokens.
 
-        After one that brings a row to a multiple of a number in `settles_every` comes `settle_apart`.
+        After a step that brings a row to a multiple of a number in `settles_every`, call `settle_apart`.
         """
         return self._step(tokens_B, state, _one_by_one(periods))
 
     def settle_apart(self, state: DecodeState, periods: list[Period]) -> DecodeState:
-        """What `step_apart` has put off."""
+        """Does the work that `step_apart` has put off."""
         return self._settle(state, _one_by_one(periods))
 
     @property
     def settles_every(self) -> set[int]:
-        """Numbers of tokens of a row at whose multiples a state is to be settled."""
+        """Row lengths at whose multiples a state must be settled."""
         return {n for sublayer in self.layers.sublayers if (n := sublayer.settles_every) is not None}
 
     def periods_apart(self) -> list[Period]:
-        """A module for each layer, or repetition of the pattern.
+        """A separate module for each layer, or for each repetition of the pattern.
 
-        A copy of their parameters, to be made before a loop over tokens.
+        Their parameters are copies, to be made before a loop over tokens.
         """
         graph, stacked = nnx.split(self.layers)
         cut = lambda i: nnx.merge(graph, jax.tree.map(lambda x: x[i], stacked))
         return [cut(i) for i in range(self.periods)]
 
     def put_together(self, periods: list[Period]) -> None:
-        """Takes `periods_apart` in the place of the layers; stacks a copy of their parameters."""
+        """Replaces the layers by the modules of `periods_apart`; stacks a copy of their parameters."""
         graph, _ = nnx.split(self.layers)
         states = [nnx.split(period)[1] for period in periods]
         self.layers = nnx.merge(graph, jax.tree.map(lambda *xs: jnp.stack(xs), *states))
@@ -290,9 +290,9 @@ class LanguageModel(nnx.Module):
         return dataclasses.replace(state, layers=through(period, None, state.layers)[1])
 
     def _decode(self, method: str, inputs_BxL, positions_BxL, lengths_B, state: DecodeState, through: Callable):
-        """Features B×L×D after the last norm, NaN in rows that are beyond what the state or the positions hold.
+        """Features B×L×D after the last norm; NaN in rows that exceed the state or the positions.
 
-        `through` takes x through the layers and their states, as `_scan` does.
+        `through` passes x through the layers and their states, as `_scan` does.
         """
         end_B = state.positions_B + lengths_B
         grows = any(sublayer.state_grows for sublayer in self.layers.sublayers)
@@ -313,7 +313,7 @@ class LanguageModel(nnx.Module):
 
     def _embed(self, inputs_BxL: jax.Array, context: Context) -> tuple[jax.Array, Context]:
         """Embeds, adds absolute positions, and makes the rotary tables once for all layers."""
-        # A token outside the vocabulary gives NaN; clamping it would give a wrong and silent answer.
+        # A token outside the vocabulary gives NaN; clamping it would silently give a wrong answer.
         x_BxLxD = gathered(self.embedding[...]).at[inputs_BxL].get(mode="fill", fill_value=jnp.nan)
         if self.positions is not None:
             x_BxLxD = x_BxLxD + self.positions(context.positions_BxL)
@@ -325,7 +325,7 @@ class LanguageModel(nnx.Module):
         return x_BxLxD.astype(jnp.dtype(self.config.dtype)), context
 
     def _scan(self, layer: Callable, carry: Any, per_layer: Any) -> tuple[Any, Any]:
-        """Takes `carry` through the layers: layer(module, carry, per_layer[i]) -> carry, output[i]."""
+        """Passes `carry` through the layers: layer(module, carry, per_layer[i]) -> carry, output[i]."""
         graph, stacked = nnx.split(self.layers)
 
         def body(carry, xs):
@@ -333,7 +333,7 @@ class LanguageModel(nnx.Module):
             return layer(nnx.merge(graph, parameters), carry, each)
 
         if self.config.remat != "none":
-            # Inside a loop nothing can merge the recomputation with the first computation; unrolled, XLA would.
+            # Inside a loop XLA cannot merge the recomputation with the first computation; unrolled, it would.
             policy, unrolled = REMAT_POLICIES[self.config.remat], not self.config.scan_layers
             body = jax.checkpoint(body, policy=policy, prevent_cse=unrolled)
         unroll = 1 if self.config.scan_layers else self.periods
@@ -341,7 +341,7 @@ class LanguageModel(nnx.Module):
 
 
 def _one_by_one(periods: list[Period]) -> Callable:
-    """Takes x through layers that are apart, and their states, as `LanguageModel._scan` does."""
+    """Passes x through separate layers and their states, as `LanguageModel._scan` does."""
 
     def through(layer: Callable, x: Any, states: list[Any]) -> tuple[Any, list[Any]]:
         after = []
@@ -357,10 +357,10 @@ def build_model(config: ConfigDict, *, rngs: nnx.Rngs) -> LanguageModel:
     """Builds a model from `config.model` of any config file.
 
     Args:
-        config: a ConfigDict in the schema of configs/base.py's `model`; `causal` open means True.
-        rngs: draws the parameters.
+        config: a ConfigDict with the schema of `model` in configs/base.py; if `causal` is open, it is True.
+        rngs: random numbers for the parameters.
 
     Raises:
-        InputError: with every problem of the config, one a line.
+        InputError: lists every problem of the config, one a line.
     """
     return LanguageModel(complete(parse_model(config)), rngs=rngs)

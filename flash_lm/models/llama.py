@@ -1,6 +1,6 @@
-"""The Transformer++ with RMS norm as Hugging Face's `LlamaForCausalLM`, and back: names, layouts and settings.
+"""Conversion between the Transformer++ with RMS norm and Hugging Face's `LlamaForCausalLM`: names, layouts, settings.
 
-Kernels, (inputs, outputs) here, are transposed there; layers, stacked here, have a name each.
+Our kernels, (inputs, outputs), are transposed there; our layers are stacked, and there each has its own name.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +28,7 @@ _OF_A_LAYER = {
     "sublayer_1.up.kernel": "mlp.up_proj.weight",
     "sublayer_1.down.kernel": "mlp.down_proj.weight",
 }
-# Keys of `config.model` and of their config.json that are the same number.
+# Keys of `config.model` and of their config.json with the same number.
 _SETTINGS = {
     "vocab_size": "vocab_size",
     "model_dim": "hidden_size",
@@ -40,8 +40,8 @@ _SETTINGS = {
     "norm_epsilon": "rms_norm_eps",
     "tie_embeddings": "tie_word_embeddings",
 }
-_KINDS = {"norm_epsilon": float, "tie_embeddings": bool}  # the others are whole numbers
-# What their model is, among ours.
+_KINDS = {"norm_epsilon": float, "tie_embeddings": bool}  # all others are whole numbers
+# Our settings for their model.
 _SHAPE = {
     "family": "transformer_plus_plus",
     "pattern": (),
@@ -51,7 +51,7 @@ _SHAPE = {
     "absolute_positions": "none",
     "rotary": True,
 }
-# What ours is, among theirs, wherever a config.json says so.
+# Their settings for our model, if config.json has them.
 _THEIR_SHAPE = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -60,19 +60,19 @@ _THEIR_SHAPE = {
     "pretraining_tp": 1,
 }
 _DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048}
-_IGNORED = "rotary_emb.inv_freq"  # which old checkpoints hold, and which follows from the settings
+_IGNORED = "rotary_emb.inv_freq"  # in old checkpoints; it follows from the settings
 
 
 def differing(config: ModelConfig) -> dict[str, Any]:
-    """The keys of a completed `config.model` that no Llama has so, with what they must be."""
+    """The keys of a complete `config.model` that are not as in a Llama, with the required values."""
     return {key: value for key, value in _SHAPE.items() if config.get(key) != value}
 
 
 def settings_of(config: ModelConfig) -> dict[str, Any]:
-    """What their config.json says of the model.
+    """The model settings in their config.json.
 
     Args:
-        config: completed, with nothing `differing`.
+        config: a complete config for which `differing` is empty.
     """
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -87,18 +87,18 @@ def settings_of(config: ModelConfig) -> dict[str, Any]:
 
 
 def model_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of `config.model` for a model of their config.json.
+    """Keys of `config.model` for a model with their config.json.
 
     Raises:
-        InputError: it is not a Llama, or one that ours cannot be, with every reason.
+        InputError: it is not a Llama, or one that flash_lm does not support; lists every reason.
     """
     if settings.get("model_type") != "llama":
-        raise InputError(f"config.json has model_type={settings.get('model_type')}: only llama can be read")
+        raise InputError(f"config.json has model_type={settings.get('model_type')}: only llama is supported")
     found = {**_DEFAULTS, "num_key_value_heads": settings.get("num_attention_heads"), **settings}
     keys: dict[str, Any] = {ours: found.get(theirs) for ours, theirs in _SETTINGS.items()}
     wrong = [f"{_SETTINGS[key]}={value}" for key, value in keys.items() if not _is_a(_KINDS.get(key, int), value)]
     if wrong:
-        raise InputError(f"config.json has {', '.join(wrong)}: it is damaged, or of a model that is no Llama")
+        raise InputError(f"config.json has {', '.join(wrong)}: it is damaged, or the model is not a Llama")
     wrong = [f"{key}={found[key]}" for key, good in _THEIR_SHAPE.items() if found.get(key, good) != good]
     width = keys["model_dim"] // keys["num_heads"]
     if found.get("head_dim") not in (None, width):
@@ -114,7 +114,7 @@ def model_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
     if not _is_a(float, base):
         wrong.append(f"rope_theta={base}")
     if wrong:
-        raise InputError(f"config.json has {', '.join(wrong)}, which flash_lm has no key for")
+        raise InputError(f"config.json has {', '.join(wrong)}, which flash_lm does not support")
     return _SHAPE | keys | {"norm_epsilon": float(keys["norm_epsilon"]), "rotary_base": float(base)}
 
 
@@ -126,7 +126,7 @@ def _is_a(kind: type, value: Any) -> bool:
 
 
 def to_llama(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Their arrays by name, from ours on the host."""
+    """Their arrays by name, from our parameters on the host."""
     found, ours = {}, cast(dict[str, np.ndarray], flatten_dict(dict(params), sep="."))
     for name, x in ours.items():
         if name in _OF_THE_MODEL:
@@ -139,22 +139,22 @@ def to_llama(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def from_llama(names: Iterable[str], read: Callable[[str], np.ndarray], config: ModelConfig) -> dict[str, Any]:
-    """Our parameters, nested, from their arrays.
+    """Our nested parameters, from their arrays.
 
     Args:
-        names: of all their arrays.
-        read: gives one of them.
-        config: completed, as `model_keys` has it.
+        names: names of all their arrays.
+        read: returns one of them.
+        config: a complete config from `model_keys`.
 
     Raises:
-        InputError: arrays are missing, unknown, such as biases, or of another shape.
+        InputError: arrays are missing, unknown (such as biases), or of another shape.
     """
     of_model = [key for key in _OF_THE_MODEL if key != "output_embedding" or not config.tie_embeddings]
     expected = {_OF_THE_MODEL[key] for key in of_model}
     expected |= {_layer(i, own) for i in range(config.num_layers) for own in _OF_A_LAYER}
     there = {name for name in names if not name.endswith(_IGNORED)}
     if config.tie_embeddings:
-        there -= {_OF_THE_MODEL["output_embedding"]}  # a copy of the other, in some
+        there -= {_OF_THE_MODEL["output_embedding"]}  # in some files, a copy of the embedding
     if wrong := [*(f"no {x}" for x in sorted(expected - there)), *(f"also {x}" for x in sorted(there - expected))]:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise InputError(f"the weights are not those of a Llama without biases: {', '.join(wrong[:5])}{more}")

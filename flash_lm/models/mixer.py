@@ -1,4 +1,4 @@
-"""A family's attention alone, for a Flax model of one's own."""
+"""A family's attention by itself, for your own Flax model."""
 
 from typing import Any
 
@@ -12,23 +12,23 @@ from flash_lm.layers.mixer import Mixer
 from flash_lm.models.family import complete
 from flash_lm.tables import FAMILIES
 
-# There is no embedding: so no vocabulary, of which a config must have two words, and no positions to add to it.
+# There is no embedding, so the vocabulary (a config needs at least two words) and absolute positions are not used.
 _NOT_OF_A_MIXER = {"vocab_size": 2, "absolute_positions": "none"}
 
 
 def build_mixer(family: str, *, rngs: nnx.Rngs, **keys: Any) -> Mixer:
-    """Builds the first sublayer of a family's layer, which is what mixes its tokens.
+    """Builds the first sublayer of a family's layer, which mixes the tokens.
 
         mixer = flash_lm.build_mixer("flash", model_dim=64, chunks={"size": 32}, rngs=nnx.Rngs(0))
 
     Args:
         family: a row of the table of families.
-        rngs: of its parameters.
-        keys: of `config.model`, as docs/keys.md lists them; those of a section as a dict. A bidirectional mixer has
-            causal=False, and max_length is then the length of its rows.
+        rngs: random numbers for the parameters.
+        keys: keys of `config.model`, see docs/keys.md; those of a section as a dict. A bidirectional mixer has
+            causal=False, and max_length is then its row length.
 
     Raises:
-        InputError: with every problem of the keys, one a line.
+        InputError: lists every problem of the keys, one a line.
     """
     values = schema.defaults(ModelConfig).to_dict() | _NOT_OF_A_MIXER
     for name, value in {"family": family, **keys}.items():

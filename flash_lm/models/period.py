@@ -1,4 +1,4 @@
-"""What the stack repeats: residual sublayers, each behind its norm, of one layer or of those of a pattern."""
+"""The module that the stack repeats: residual sublayers with their norms, of one layer or of a whole pattern."""
 
 import bisect
 import dataclasses
@@ -18,28 +18,28 @@ from flash_lm.models.family import FAMILIES
 
 
 class Residual(NamedTuple):
-    """A sublayer, and the norm before it; None before one that owns its residual."""
+    """A sublayer and the norm before it, which is None if the sublayer owns its residual."""
 
     norm: Any
     sublayer: Sublayer
 
     def before(self, x: jax.Array) -> jax.Array:
-        """What the sublayer gets of the residual stream."""
+        """The sublayer's input, from the residual stream."""
         return x if self.sublayer.owns_residual else self.norm(x)
 
     def after(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """The stream, from what it was and what the sublayer gave."""
+        """The new stream, from the old one and the sublayer's output."""
         return y if self.sublayer.owns_residual else x + y
 
 
 class Period(nnx.Module):
-    """Sublayers, each x + dropout(sublayer(norm(x))) of a layer, or of each layer of a pattern in turn.
+    """The sublayers of a layer, or of each layer of a pattern in turn: x + dropout(sublayer(norm(x))).
 
-    A sublayer that owns its residual takes the place of all that.
+    A sublayer that owns its residual replaces this whole expression.
     """
 
     def __init__(self, layers: Sequence[ModelConfig], *, rngs: nnx.Rngs):
-        """Builds the sublayers of each layer's family, each with a norm of its own."""
+        """Builds the sublayers of each layer's family, each with its own norm."""
         self.dropout = layers[0].dropout
         parts = [(config, part) for config in layers for part in FAMILIES[config.family].sublayers]
         self.names = tuple(f"sublayer_{i}" for i in range(len(parts)))
@@ -52,11 +52,11 @@ class Period(nnx.Module):
 
     @property
     def sublayers(self) -> list[Sublayer]:
-        """In their order."""
+        """All sublayers in order."""
         return [getattr(self, name) for name in self.names]
 
     def __call__(self, x_BxLxD: jax.Array, context: Context, seen: Callable[[jax.Array], Any]):
-        """The parallel form: B×L×D, and what `seen` makes of what comes out of each layer."""
+        """The parallel form: B×L×D, and the results of `seen` on the output of each layer."""
         found = []
         for i, residual in enumerate(self.residuals()):
             key = None if context.dropout_key is None else jax.random.fold_in(context.dropout_key, i)
@@ -74,7 +74,7 @@ class Period(nnx.Module):
         return tuple(sublayer.init_state(batch_size, capacity) for sublayer in self.sublayers)
 
     def decode(self, method: str, x: jax.Array, context: Context, states: tuple[State, ...]):
-        """`prefill` of B×L×D or `step` of B×D."""
+        """`prefill` on B×L×D or `step` on B×D."""
         after = []
         for residual, state in zip(self.residuals(), states, strict=True):
             y, state = getattr(residual.sublayer, method)(residual.before(x), context, state)
@@ -82,7 +82,7 @@ class Period(nnx.Module):
         return x, tuple(after)
 
     def settle(self, states: tuple[State, ...], positions_B: jax.Array) -> tuple[State, ...]:
-        """What `step` has put off, of each sublayer."""
+        """Does the work that `step` has put off, in each sublayer."""
         both = zip(self.sublayers, states, strict=True)
         return tuple(sublayer.settle(state, positions_B) for sublayer, state in both)
 
@@ -91,22 +91,22 @@ class Period(nnx.Module):
         return sum(sublayer.flops_per_token(length, causal) for sublayer in self.sublayers)
 
     def penalty(self) -> jax.Array:
-        """Sum of what the sublayers have."""
+        """Sum of the sublayers' penalties."""
         found = [penalty for sublayer in self.sublayers if (penalty := sublayer.penalty()) is not None]
         return sum(found, start=jnp.zeros(()))
 
     def place(self, i: int) -> tuple[int, int]:
-        """The layer of the period that sublayer i is of, and its number there."""
+        """The layer of sublayer i within the period, and the sublayer's index in that layer."""
         layer = bisect.bisect_right(self.ends, i)
         return layer, i - (0, *self.ends)[layer]
 
     def residuals(self) -> list[Residual]:
-        """The sublayers, in their order, each with what stands around it."""
+        """The sublayers in order, each with its norm."""
         return [Residual(getattr(self, f"norm_{name}"), getattr(self, name)) for name in self.names]
 
 
 def stack(layers: Sequence[ModelConfig], count: int, *, rngs: nnx.Rngs) -> Period:
-    """So many periods as one module, whose arrays have them in front."""
+    """`count` periods as one module, whose arrays have them as their first dimension."""
 
     @nnx.split_rngs(splits=count)
     @nnx.vmap(in_axes=(0,), out_axes=0)
@@ -122,7 +122,7 @@ def stack(layers: Sequence[ModelConfig], count: int, *, rngs: nnx.Rngs) -> Perio
 
 
 def penalty_of_all(stacked: Period) -> jax.Array | None:
-    """Sum over the layers; None: no sublayer has any."""
+    """Sum over the layers; None: no sublayer has a penalty."""
     if all(type(sublayer).penalty is Sublayer.penalty for sublayer in stacked.sublayers):
         return None
     graph, parameters = nnx.split(stacked)

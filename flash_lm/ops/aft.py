@@ -1,10 +1,10 @@
 """Attention-free transformer: Σ exp(K + w) ⊙ V / Σ exp(K + w) ("An Attention Free Transformer", Zhai 2021, eq. 2).
 
-Each channel has its own keys, so a softmax over the keys of a query cannot be a matrix product of exp(K) unless a
-maximum is taken out of it first. In a rectangle of pairs, exp(w)·(exp(K) ⊙ V) is a matrix product with the rectangle's
-own maxima (see `ops.stable_sums`). Where no key and no w is large, products do without any (see `ops.aft_products`).
+Each channel has its own keys, so a softmax over a query's keys cannot be a matrix product of exp(K) unless a maximum is
+subtracted first. In a rectangle of pairs, exp(w)·(exp(K) ⊙ V) is a matrix product with the rectangle's own maxima (see
+`ops.stable_sums`). If all keys and w are moderate, products need no maximum (see `ops.aft_products`).
 
-Heads are those of AFT-conv, whose keys have a width M of 1 that all E channels of the head share; elsewhere there is
+Heads are those of AFT-conv, whose keys have width M = 1, shared by all E channels of the head; in other forms there is
 one head and M = E.
 """
 
@@ -31,13 +31,13 @@ from flash_lm.ops.stable_sums import (
     without_max,
 )
 
-_SMALL = 8  # keys from which on a matrix product is faster than a sum of products
-_SIMPLE_BLOCK = 64  # tokens of a block where there is no w
-QUERY_BLOCK = 256  # queries of a large rectangle that are looked at together
+_SMALL = 8  # with this many keys or more, a matrix product is faster than a sum of products
+_SIMPLE_BLOCK = 64  # tokens in a block if there is no w
+QUERY_BLOCK = 256  # queries of a large rectangle that are processed together
 
 
 def each_alone(k: jax.Array, v: jax.Array, w: jax.Array | float, visible: jax.Array) -> Sums:
-    """The sums over one key a query.
+    """The sums over one key for each query.
 
     Args:
         k: (…, M) float32.
@@ -72,12 +72,12 @@ def rectangle_sums(
     Args:
         k: B×H×L×M float32.
         v: B×H×L×E float32.
-        visible_keys: (B or 1)×G×C: those of the rectangle that all its queries see.
+        visible_keys: (B or 1)×G×C: keys of the rectangle that all its queries see.
         bias: w of the pairs; None: zero.
         where: the rectangles.
 
     Returns:
-        B×H×G×C×…, or ×1×… without a bias, for then all queries have the same.
+        B×H×G×C×…, or ×1×… without a bias, because the sums are then the same for all queries.
     """
     visible = visible_keys[:, None, :, :, None]
     k, v = where.keys(k, 2), where.keys(v, 2)
@@ -106,9 +106,9 @@ def rectangle_sums(
 
 
 def _mix(a: jax.Array, x: jax.Array) -> jax.Array:
-    """The product over the keys; of so few that a call would cost more than it does, element by element."""
+    """The product over the keys; elementwise if there are so few that a call would be slower."""
     if a.shape[-1] < _SMALL:
-        # Not a sum over an axis, of which XLA's CPU backend makes a loop over single numbers.
+        # Not a sum over an axis, which XLA's CPU backend turns into a scalar loop.
         terms = [a[..., i : i + 1] * x[..., i : i + 1, :] for i in range(a.shape[-1])]
         return functools.reduce(jnp.add, terms)
     leading = jnp.broadcast_shapes(a.shape[:-2], x.shape[:-2])
@@ -124,7 +124,7 @@ def aft(
     causal: bool,
     packed: bool = True,
 ) -> jax.Array:
-    """Σ exp(K + w) ⊙ V / Σ exp(K + w) over the keys of the query's own document, and if causal none after it.
+    """Σ exp(K + w) ⊙ V / Σ exp(K + w) over the keys of the query's own document; if causal, none after the query.
 
     Args:
         k_BxHxLxM: keys, M = E or 1.
@@ -151,7 +151,7 @@ def aft(
         return without_max(both_ways(causal_sums, add, k, runs_BxL, v, bias))
 
     def by_products(k: jax.Array, v: jax.Array, bias: PairBias | None) -> tuple[jax.Array, jax.Array]:
-        # Padding has no weight, so rows of one document all have the same pairs.
+        # Padding has no weight, so all rows of one document have the same pairs.
         runs = runs_BxL if packed else jnp.ones_like(runs_BxL[:1])
         of_both = lambda a, b: jax.tree.map(jnp.add, a, b)
         k, v = jnp.where(real, k, NOTHING), jnp.where(real, v, 0)
@@ -182,7 +182,7 @@ def causal_sums(
         runs_BxL: run of each token, (B or 1)×L.
         bias: w of all pairs.
         own: whether a token sees itself.
-        initial: sums with w = 0 over keys before the row, of its run 1; B×H×1×….
+        initial: sums with w = 0 over keys before the row, which belong to its run 1; B×H×1×….
     """
     length = k.shape[2]
     block = _block(bias, length)
@@ -201,7 +201,7 @@ def causal_sums(
 
 
 def _block(bias: PairBias | None, length: int) -> int:
-    """Tokens among which pairs are looked at one by one: a power of two, no smaller than the window."""
+    """Size of the blocks in which pairs are computed one by one: a power of two, no smaller than the window."""
     least = _SIMPLE_BLOCK if bias is None else bias.window
     return 1 << (max(min(least or length, length), 1) - 1).bit_length()
 
@@ -213,7 +213,7 @@ def _across(k: jax.Array, v: jax.Array, runs: jax.Array, bias: PairBias | None, 
 
 
 def _far(k: jax.Array, v: jax.Array, runs: jax.Array, size: int, back: int, initial: Sums | None) -> Sums:
-    """For each query the sums with w = 0 over its document in the blocks that are `back` or more before its own."""
+    """For each query the sums with w = 0 over its document, in the blocks `back` or more before its own."""
     blocks = neighbours(size).queries
     runs_BxGxC = blocks(runs, 1)
     own = over_keys(blocks(k, 2), blocks(v, 2), of_last_run(runs_BxGxC)[:, None, :, :, None])

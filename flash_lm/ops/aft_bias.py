@@ -1,4 +1,4 @@
-"""The position bias w of AFT, made for a rectangle of keys and queries at a time."""
+"""The position bias w of AFT, computed for one rectangle of keys and queries at a time."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,15 +9,15 @@ import jax.numpy as jnp
 from flash_lm.ops.blocks import Rectangles
 from flash_lm.ops.products import matmul
 
-LARGEST = 40.0  # of |w|: exp(-80) is 2e-35, and the smallest normal number 1e-38
+LARGEST = 40.0  # bound of |w|: exp(-80) is 2e-35, and the smallest normal number 1e-38
 
 
 @dataclasses.dataclass(frozen=True)
 class PairBias:
-    """The w of pairs of tokens, from −LARGEST to LARGEST; zero for those that are `window` or more apart.
+    """The w of pairs of tokens, from −LARGEST to LARGEST; zero for pairs at a distance of `window` or more.
 
-    Rectangles of pairs take the largest key and the largest w out of their exponentials apart. When those belong to
-    different keys, what is left of each is at least exp(−2 LARGEST), which float32 holds; so no sum comes to 0.
+    In a rectangle of pairs, the largest key and the largest w are subtracted separately. If they belong to different
+    keys, each remaining factor is at least exp(−2 LARGEST), which float32 can represent; so no sum is 0.
 
     Attributes:
         query_index_BxL: place of each query in its row, (B or 1)×L.
@@ -37,20 +37,20 @@ class PairBias:
         return w if self.window is None else jnp.where(jnp.abs(distance)[:, None] < self.window, w, 0)
 
     def weights(self, distance: jax.Array, where: Rectangles) -> jax.Array:
-        """As `tile`, without regard to the window; `distance`: (B or 1)×G×C×C."""
+        """As `tile`, but without the window; `distance`: (B or 1)×G×C×C."""
         raise TypeError(f"{type(self).__name__} must define weights")
 
     def bound(self) -> jax.Array:
-        """No |w| is larger, a float32 scalar."""
+        """An upper bound of |w|, a float32 scalar."""
         raise TypeError(f"{type(self).__name__} must define bound")
 
     def diagonal(self) -> jax.Array:
-        """Of each token with itself, (B or 1)×(H or 1)×L×1."""
+        """The w of each token with itself, (B or 1)×(H or 1)×L×1."""
         alone = lambda x, axis: jnp.expand_dims(x, axis + 1)
         return self.tile(Rectangles(keys=alone, queries=alone))[..., 0]
 
     def over_tokens(self, change: Callable[[jax.Array], jax.Array]) -> "PairBias":
-        """With `change` applied to each array whose axis 1 is that of the tokens."""
+        """The bias with `change` applied to each array whose axis 1 is the tokens."""
         raise TypeError(f"{type(self).__name__} must define over_tokens")
 
 
@@ -68,17 +68,17 @@ class PositionBias(PairBias):
     key_BxMxR: jax.Array
 
     def bound(self) -> jax.Array:
-        """Of the longest u and the longest v."""
+        """The product of the largest norms of u and v."""
         longest = lambda x: jnp.sqrt(jnp.square(x).sum(axis=-1).max())
         return longest(self.query_BxLxR) * longest(self.key_BxMxR)
 
     def weights(self, distance: jax.Array, where: Rectangles) -> jax.Array:
-        """By a matrix product, shared by all channels."""
+        """A matrix product, shared by all channels."""
         query, key = where.queries(self.query_BxLxR, 1), where.keys(self.key_BxMxR, 1)
         return matmul(query, key, transpose_b=True)[:, None]
 
     def over_tokens(self, change: Callable[[jax.Array], jax.Array]) -> "PositionBias":
-        """All four arrays."""
+        """Changes all four arrays."""
         names = ("query_index_BxL", "key_index_BxM", "query_BxLxR", "key_BxMxR")
         return dataclasses.replace(self, **{name: change(getattr(self, name)) for name in names})
 
@@ -86,26 +86,26 @@ class PositionBias(PairBias):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TapBias(PairBias):
-    """w depends on the distance alone, one filter a head (AFT-conv, section 3.2).
+    """w depends only on the distance, one filter a head (AFT-conv, section 3.2).
 
     Attributes:
-        taps_HxT: for distances of query − key from T − window on, float32.
+        taps_HxT: w by the distance query − key, starting at T − window, float32.
     """
 
     taps_HxT: jax.Array
 
     def bound(self) -> jax.Array:
-        """The largest tap."""
+        """The largest absolute tap."""
         return jnp.abs(self.taps_HxT).max()
 
     def weights(self, distance: jax.Array, where: Rectangles) -> jax.Array:
-        """Looked up."""
+        """Looked up by distance."""
         count = self.taps_HxT.shape[1]
         assert self.window is not None
         place = (distance + count - self.window).clip(0, count - 1)
         return jnp.moveaxis(self.taps_HxT[:, place], 0, 1)
 
     def over_tokens(self, change: Callable[[jax.Array], jax.Array]) -> "TapBias":
-        """The indices; reversed, a distance keeps its sign, since it is that of the row."""
+        """Changes the indices; a reversed row keeps the sign of its distances."""
         names = ("query_index_BxL", "key_index_BxM")
         return dataclasses.replace(self, **{name: change(getattr(self, name)) for name in names})

@@ -1,4 +1,4 @@
-"""AFT from a state: the keys and values that still have a w, and the sums over those that are too far for one."""
+"""AFT from a state: the keys and values that still have a w, and the sums over older ones."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,10 +17,10 @@ BiasOf = Callable[[jax.Array, jax.Array], PairBias | None]
 
 
 class WindowState(NamedTuple):
-    """Decode state of a window: its size depends on neither the position nor the longest length.
+    """Decode state of a window: its size does not depend on position or maximum length.
 
-    key_BxHxWxM, value_BxHxWxE: of the last W tokens, oldest first, W = window − 1; float32.
-    far: over all older ones.
+    key_BxHxWxM, value_BxHxWxE: keys and values of the last W tokens, oldest first, W = window − 1; float32.
+    far: sums over all older tokens.
     """
 
     key_BxHxWxM: jax.Array
@@ -50,10 +50,10 @@ def prefill_window(
     Args:
         k: B×H×L×M float32.
         v: B×H×L×E float32.
-        state: before them.
+        state: state before these tokens.
         start_B: position of each row's first new token.
         lengths_B: number of new tokens, 0 … L.
-        bias_of: w for the old and new tokens, B×(W + L) positions.
+        bias_of: makes w for the old and new tokens, B×(W + L) positions.
 
     Returns:
         B×H×L×E float32, and the state after the new tokens.
@@ -64,7 +64,7 @@ def prefill_window(
     real_BxT = (position_BxT >= 0) & (place_1xT < kept + lengths_B[:, None])
 
     def joined(old: jax.Array, new: jax.Array) -> jax.Array:
-        # Beyond the last position padding may be no number, which times zero is none either.
+        # Beyond the last position padding may be NaN, and zero times NaN is NaN.
         return jnp.where(real_BxT[:, None, :, None], jnp.concatenate([old, new], axis=2), 0)
 
     key, value = joined(state.key_BxHxWxM, k), joined(state.value_BxHxWxE, v)
@@ -87,14 +87,14 @@ def prefill_window(
 def prefill_full(
     k: jax.Array, v: jax.Array, state: FullState, start_B: jax.Array, lengths_B: jax.Array, bias_of: BiasOf
 ) -> tuple[jax.Array, FullState]:
-    """As `prefill_window`, where all tokens have a w; new tokens look at those before the row and at each other."""
+    """As `prefill_window`, if all pairs have a w; new tokens see those before the row and each other."""
     batch, _, length = k.shape[:3]
     capacity = state.key_BxHxMxM.shape[2]
     place_1xL, slot_1xM = (jnp.arange(n, dtype=jnp.int32)[None] for n in (length, capacity))
     position_BxL, real_BxL = start_B[:, None] + place_1xL, place_1xL < lengths_B[:, None]
     k, v = (jnp.where(real_BxL[:, None, :, None], x, 0) for x in (k, v))
     slots_BxM = jnp.broadcast_to(slot_1xM, (batch, capacity))
-    # Many queries are looked at in whole blocks.
+    # Many queries are processed in whole blocks.
     missing = -length % QUERY_BLOCK if length > QUERY_BLOCK else 0
     queries_BxL = jnp.pad(position_BxL, ((0, 0), (0, missing)))
     old = rectangle_sums(
@@ -106,7 +106,7 @@ def prefill_full(
     )
     new = causal_sums(k, v, real_BxL.astype(jnp.int32), bias_of(position_BxL, position_BxL))
     out = ratio(add(jax.tree.map(lambda x: x[:, :, 0, :length], old), new))
-    slot_BxL = jnp.where(real_BxL, position_BxL, capacity)  # padding falls outside and is dropped
+    slot_BxL = jnp.where(real_BxL, position_BxL, capacity)  # padding is out of range and is dropped
     return out, FullState(write(state.key_BxHxMxM, k, slot_BxL), write(state.value_BxHxMxE, v, slot_BxL))
 
 

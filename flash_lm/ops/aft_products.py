@@ -1,7 +1,7 @@
-"""AFT's sums as plain products: exp(w) · [exp(K) ⊙ V, exp(K)], where float32 holds these exponentials as they are.
+"""AFT's sums as plain products: exp(w) · [exp(K) ⊙ V, exp(K)], if float32 can represent these exponentials directly.
 
-No maximum is taken out, so no bit of a query's sums depends on keys and values that it does not see, as long as they
-are numbers. `ops.aft` has the form for any size.
+No maximum is subtracted, so keys and values that a query does not see do not change a bit of its sums, as long as they
+are finite. `ops.aft` has the form for any size.
 """
 
 import jax
@@ -11,15 +11,15 @@ from flash_lm.ops.aft_bias import PairBias
 from flash_lm.ops.blocks import Rectangles, carried, neighbours, of_last_run
 from flash_lm.ops.products import matmul
 
-# A query sees itself, so its denominator is exp(-50) or more; and the sum over any row stays below float32's end.
+# A query sees itself, so its denominator is at least exp(-50); and the sum over any row stays below float32's maximum.
 SMALLEST_KEY, LARGEST_KEY, LARGEST_W, LARGEST_VALUE = -30.0, 40.0, 20.0, 1e6
-_BLOCK = 64  # tokens of a block where the window is no larger
-_PARTS = 8  # of a row whose pairs all have a w
-_LONGEST = 2048  # tokens of such a row: XLA holds the weights of several parts at a time, which grow with all pairs
+_BLOCK = 64  # tokens in a block if the window is not larger
+_PARTS = 8  # parts of a row if all pairs have a w
+_LONGEST = 2048  # tokens in such a row: XLA holds the weights of several parts, which grow quadratically
 
 
 def fits(k: jax.Array, v: jax.Array, bias: PairBias | None) -> jax.Array:
-    """Whether all exponentials and values are of moderate size, a bool; those of padding must be."""
+    """Whether all exponentials and values, including padding, have moderate size, a bool."""
     if bias is not None and bias.window is None and k.shape[2] > _LONGEST:
         return jnp.zeros((), bool)
     good = (k.min() >= SMALLEST_KEY) & (k.max() <= LARGEST_KEY) & (jnp.abs(v).max() <= LARGEST_VALUE)
@@ -45,18 +45,18 @@ def causal_products(
     size = _block(bias, length)
     pad = lambda x, axis: jnp.pad(x, [(0, -length % size if i == axis else 0) for i in range(x.ndim)])
     weight = jnp.exp(k)
-    # Not joined to one array, whose parts would lie on other devices than their channels.
+    # Not joined into one array, whose parts would be on other devices than their channels.
     summed, runs = (pad(weight * v, 2), pad(weight, 2)), pad(runs_BxL, 1)
     bias = bias.over_tokens(lambda x: pad(x, 1)) if bias is not None else None
     places = jnp.arange(runs.shape[1], dtype=jnp.int32)[None]
 
     def near(where: Rectangles) -> list[jax.Array]:
-        """B×H×G×C×…: what the queries of rectangles take of their keys."""
+        """B×H×G×C×…: contributions of the rectangles' keys to their queries."""
         runs_q, places_q = (where.queries(y, 1)[..., None] for y in (runs, places))
         runs_k, places_k = (where.keys(y, 1)[..., None, :] for y in (runs, places))
         visible = (runs_q == runs_k) & (runs_q > 0) & (places_k <= places_q if own else places_k < places_q)
 
-        @jax.checkpoint  # the weights are made again
+        @jax.checkpoint  # recompute the weights
         def products(summed: tuple[jax.Array, jax.Array], bias: PairBias | None) -> list[jax.Array]:
             a = jnp.where(visible[:, None], 1.0 if bias is None else jnp.exp(bias.tile(where)), 0.0)
             keys = [where.keys(x, 2) for x in summed]
@@ -80,25 +80,25 @@ def causal_products(
 
 
 def _block(bias: PairBias | None, length: int) -> int:
-    """Tokens of a block: no fewer than the window, and where all pairs have a w, a part of the row."""
+    """Tokens in a block: no fewer than the window; if all pairs have a w, a part of the row."""
     least = _BLOCK if bias is None else max(_BLOCK, -(-length // _PARTS) if bias.window is None else bias.window)
     return min(1 << (least - 1).bit_length(), 1 << (length - 1).bit_length())
 
 
 def _until(start: int, size: int) -> Rectangles:
-    """One rectangle, of the queries of a block and all keys up to its end."""
+    """One rectangle: the queries of a block and all keys up to its end."""
     cut = lambda first: lambda x, axis: jnp.expand_dims(jax.lax.slice_in_dim(x, first, start + size, axis=axis), axis)
     return Rectangles(keys=cut(0), queries=cut(start))
 
 
 def _with_last(size: int):
-    """The keys of each block and of the one before it."""
+    """The keys of each block and of the block before it."""
     where = neighbours(size)
     return lambda x, axis: jnp.concatenate([where.keys(x, axis), where.queries(x, axis)], axis=axis + 1)
 
 
 def _far(x: jax.Array, runs: jax.Array, size: int, back: int) -> jax.Array:
-    """The sums with w = 0 over the query's document in the blocks that are `back` or more before its own."""
+    """The sums with w = 0 over the query's document, in the blocks `back` or more before its own."""
     blocks = neighbours(size).queries
     runs_BxGxC = blocks(runs, 1)
     own = jnp.where(of_last_run(runs_BxGxC)[:, None, :, :, None], blocks(x, 2), 0).sum(axis=3)

@@ -1,7 +1,7 @@
 """From scores to attention weights: f(scores) / N over the visible keys.
 
 relu² is FLASH's ("Transformer Quality in Linear Time", eq. 4), Laplace is Mega's ("Moving Average Equipped Gated
-Attention", eq. 16): a smooth step fitted to relu² at √½. Softmax brings its own denominator and ignores N.
+Attention", eq. 16): a smooth step fitted to relu² at √½. Softmax has its own denominator and ignores N.
 """
 
 import math
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 _LAPLACE_MEAN = math.sqrt(0.5)
 _LAPLACE_WIDTH = math.sqrt(0.25 / math.pi) * math.sqrt(2)
 
-# Low enough that exp gives 0 and finite, so that a row without a visible key has no NaN in its gradient.
+# Low enough that exp gives 0, and finite, so that a row without visible keys has no NaN in its gradient.
 _HIDDEN = -1e30
 
 
@@ -33,7 +33,7 @@ def _laplace_density(x: jax.Array) -> jax.Array:
 
 
 class Elementwise(NamedTuple):
-    """A function of each score alone, and its derivative."""
+    """An elementwise function of the scores, and its derivative."""
 
     function: Callable[[jax.Array], jax.Array]
     derivative: Callable[[jax.Array], jax.Array]
@@ -42,7 +42,7 @@ class Elementwise(NamedTuple):
 ELEMENTWISE = {
     "relu2": Elementwise(relu2, lambda x: 2 * jnp.maximum(x, 0)),
     "laplace": Elementwise(laplace, _laplace_density),
-    "identity": Elementwise(lambda x: x, jnp.ones_like),  # of linear attention inside a chunk
+    "identity": Elementwise(lambda x: x, jnp.ones_like),  # for linear attention inside a chunk
 }
 
 
@@ -54,13 +54,13 @@ def _over_visible(function: Callable[[jax.Array], jax.Array]):
 
 
 def masked_softmax(scores: jax.Array, visible: jax.Array, divisor: jax.Array) -> jax.Array:
-    """Softmax over the last dimension's visible entries; all zero where none is visible."""
+    """Softmax over the visible entries of the last dimension; all zero if none is visible."""
     del divisor
     hidden_scores = jnp.where(visible, scores, _HIDDEN)
     top = jax.lax.stop_gradient(hidden_scores.max(axis=-1, keepdims=True))
     exponentials = jnp.where(visible, jnp.exp(hidden_scores - top), 0)
     total = exponentials.sum(axis=-1, keepdims=True)
-    # Not maximum(total, 1): a row with one visible key has a total of 1, and at a tie maximum halves the gradient.
+    # Not maximum(total, 1): a row with one visible key has total 1, and at a tie maximum halves the gradient.
     return exponentials / jnp.where(total > 0, total, 1)
 
 

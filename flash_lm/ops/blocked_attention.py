@@ -1,8 +1,8 @@
-"""Attention over all pairs of tokens, a block of queries and a block of keys at a time, and its derivative likewise.
+"""Attention over all pairs of tokens, one block of queries and keys at a time; so is its derivative.
 
-Blocks before the first and after the last that the queries see are left out. Softmax goes block by block as in
-"FlashAttention-2" (algorithms 1 and 2): forward it keeps a running maximum and total, backward it makes the weights
-again from the row's log of the sum.
+Blocks outside the range that the queries see are skipped. Softmax goes block by block as in "FlashAttention-2"
+(algorithms 1 and 2): the forward pass keeps a running maximum and total, and the backward pass recomputes the weights
+from the row's log of the sum.
 """
 
 import functools
@@ -18,23 +18,23 @@ from flash_lm.ops.positions import toeplitz
 from flash_lm.ops.products import matmul
 from flash_lm.ops.sight import Sight
 
-SMALLEST, LARGEST = 128, 512  # tokens of a block
-KEPT = "blocked_attention"  # name of what the derivative needs, for policies of jax.checkpoint
+SMALLEST, LARGEST = 128, 512  # tokens in a block
+KEPT = "blocked_attention"  # name of the derivative's residuals, for policies of jax.checkpoint
 
-# A score that has no weight, and is finite; and where the running maximum begins: lower than any score, but so far
-# above hidden ones that the exponential of their difference is zero, and weights need no mask of their own.
+# Scores of hidden pairs: finite. And the initial running maximum: lower than any score, but so far above hidden scores
+# that the exponential of the difference is zero, so weights need no mask of their own.
 _HIDDEN, _LOWEST = -1e30, -1e29
 
 
 class Settings(NamedTuple):
-    """What is known when a program is traced; see `quadratic_attention`."""
+    """What is known at tracing time; see `quadratic_attention`."""
 
     function: str
     scale: float
 
 
 def block_size(length: int) -> int:
-    """Tokens of a block: a quarter of the row, so that what a causal row computes in vain stays a part of it."""
+    """Tokens in a block: a quarter of the row, so that the wasted work of a causal row stays a constant share."""
     return min(LARGEST, max(SMALLEST, 1 << (length // 4 - 1).bit_length()))
 
 
@@ -47,18 +47,18 @@ def attend(
     settings: Settings,
     bias: Callable[[jax.Array], jax.Array] | None,
 ) -> jax.Array:
-    """As `quadratic_attention`, without an L×M array. The places of the queries must count up by one.
+    """As `quadratic_attention`, without an L×M array. Places of adjacent queries must differ by one.
 
     Returns:
         B×H×L×E, dtype of v.
     """
     length = q_BxHxLxK.shape[2]
     size = block_size(length)
-    reach = max(length, k_BxHxMxK.shape[2]) + size  # padding stands further away
+    reach = max(length, k_BxHxMxK.shape[2]) + size  # padding is further away
     bias_W = None if bias is None else bias(jnp.arange(1 - reach, reach, dtype=jnp.int32))
     q, k, v = (_to_blocks(x, size, 0) for x in (q_BxHxLxK, k_BxHxMxK, v_BxHxMxE))
     about = Sight(*(_to_blocks(x, size, 0) for x in sight))
-    # A divisor must not be zero, in the padding neither.
+    # A divisor must not be zero, even at padding.
     out_GxBxHxCxE: Any = _attend(settings, q, k, v, bias_W, about, _to_blocks(divisor_BxL, size, 1))
     out_BxHxGxCxE = jnp.moveaxis(out_GxBxHxCxE, 0, 2)
     return out_BxHxGxCxE.reshape(*out_BxHxGxCxE.shape[:2], -1, out_BxHxGxCxE.shape[-1])[:, :, :length]
@@ -70,7 +70,7 @@ def _attend(settings, q, k, v, bias, sight, divisor) -> jax.Array:
 
 
 def _forward(settings: Settings, q, k, v, bias, sight: Sight, divisor):
-    """The output, and what the derivative needs."""
+    """The output, and the residuals of the derivative."""
     softmax = settings.function == "softmax"
 
     def of_queries(_, block):
@@ -95,7 +95,7 @@ def _forward(settings: Settings, q, k, v, bias, sight: Sight, divisor):
             return None, (jax.lax.fori_loop(blocks[0], blocks[1], add, nothing).astype(v.dtype), divisor_BxC)
         start = (nothing, jnp.full((*shape[:3], 1), _LOWEST), jnp.zeros((*shape[:3], 1)))
         total_E, top, total = jax.lax.fori_loop(blocks[0], blocks[1], add_softmax, start)
-        total = jnp.where(total > 0, total, 1)  # of a query that sees nothing
+        total = jnp.where(total > 0, total, 1)  # for a query that sees nothing
         return None, ((total_E / total).astype(v.dtype), (top + jnp.log(total))[..., 0])
 
     _, (out, row) = jax.lax.scan(of_queries, None, (q, divisor, sight, _blocks_seen(sight)))
@@ -108,7 +108,7 @@ def _backward(settings: Settings, kept, d_out: jax.Array):
 
     def of_queries(carry, block):
         query, out_i, row_i, d_out_i, seen, blocks = block
-        # How the row's total shrinks the derivative; the other functions have no total.
+        # Softmax's normalisation reduces the derivative; the other functions have none.
         shared = (d_out_i.astype(jnp.float32) * out_i.astype(jnp.float32)).sum(axis=-1, keepdims=True)
         shared = shared if settings.function == "softmax" else 0
 
@@ -127,7 +127,7 @@ def _backward(settings: Settings, kept, d_out: jax.Array):
             d_k_t = d_k_t.at[j].add(matmul(query_t, d_products))
             return d_q + matmul(d_products, key), d_k_t, d_v_t, d_bias
 
-        # XLA's CPU backend is slow at products with a transpose of the weights, so the sums are transposed instead.
+        # XLA's CPU backend is slow at products with transposed weights, so the sums are transposed instead.
         query_t, d_out_t = jax.lax.optimization_barrier((_transposed(query), _transposed(d_out_i)))
         d_q, *rest = jax.lax.fori_loop(blocks[0], blocks[1], of_keys, (jnp.zeros(query.shape, jnp.float32), *carry))
         return tuple(rest), d_q.astype(query.dtype)
@@ -145,7 +145,7 @@ _attend.defvjp(_forward, _backward)
 def _scores(
     settings: Settings, query: jax.Array, key: jax.Array, j: jax.Array, seen: Sight, bias: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Of a block of queries and the j-th of keys: B×H×C×C float32, and which pairs are visible, (B or 1)×1×C×C."""
+    """For a block of queries and the j-th of keys: B×H×C×C float32, and which pairs are visible, (B or 1)×1×C×C."""
     scores = matmul(query, key, transpose_b=True) * settings.scale
     if bias is not None:
         scores += _bias_of_block(bias, seen.index_BxL, j)[:, None]
@@ -154,21 +154,21 @@ def _scores(
 
 
 def _bias_of_block(bias_W: jax.Array, places_BxC: jax.Array, j: jax.Array) -> jax.Array:
-    """(B or 1)×C×C, from the bias of all distances, of queries at these places and the j-th block of keys."""
+    """(B or 1)×C×C, from the bias by distance, for queries at these places and the j-th block of keys."""
     size = places_BxC.shape[1]
     first_B = j * size - places_BxC[:, 0] - (size - 1) + bias_W.size // 2
     return toeplitz(bias_W[first_B[:, None] + jnp.arange(2 * size - 1, dtype=jnp.int32)[None]])
 
 
 def _weights(settings: Settings, scores: jax.Array, visible: jax.Array, row: jax.Array) -> jax.Array:
-    """From the scores and what is known of the row: softmax's log of the sum, B×H×C, or the divisor, (B or 1)×C."""
+    """The weights, from the scores and a value a row: softmax's log of the sum, B×H×C, or the divisor, (B or 1)×C."""
     if settings.function == "softmax":
         return jnp.exp(jnp.where(visible, scores, _HIDDEN) - row[..., None])
     return ATTENTION_FUNCTIONS[settings.function](scores, visible, row[:, None, :, None])
 
 
 def _blocks_seen(sight: Sight) -> tuple[jax.Array, jax.Array]:
-    """The first block of keys that each block of queries looks at, and the one after the last, G int32 each."""
+    """The first block of keys that each block of queries sees, and the one after the last, G int32 each."""
     size, sees = sight.index_BxL.shape[-1], sight.count() > 0
     first_G = jnp.where(sees, sight.first_BxL, jnp.iinfo(jnp.int32).max).min(axis=(1, 2))
     stop_G = jnp.where(sees, sight.stop_BxL, 0).max(axis=(1, 2))

@@ -1,8 +1,8 @@
-"""Which tokens look at which, a rectangle at a time: every query of a rectangle sees all of its keys.
+"""Which tokens see which, one rectangle at a time: every query of a rectangle sees all of its keys.
 
-The visible pairs of a causal row are cut into rectangles by halves: in blocks of 2, 4, 8 … tokens the second half looks
-at the first. What a row of blocks carries onwards is of one document, since documents are contiguous: at most one of
-them crosses from the keys of a rectangle to its queries, or from a block to the next.
+The visible pairs of a causal row are divided into rectangles by halving: in blocks of 2, 4, 8 … tokens the second half
+sees the first. Documents are contiguous, so at most one of them crosses from the keys of a rectangle to its queries, or
+from one block to the next; a sum that is carried along the blocks therefore belongs to one document.
 """
 
 from collections.abc import Callable
@@ -15,14 +15,14 @@ Carried = TypeVar("Carried")  # a pytree of arrays
 
 
 class Rectangles(NamedTuple):
-    """Keys and queries that look at each other: (array, its axis of tokens) -> the array with (G, C) in its place."""
+    """Keys and queries that see each other: (array, its axis of tokens) -> the array with (G, C) in its place."""
 
     keys: Callable[[jax.Array, int], jax.Array]
     queries: Callable[[jax.Array, int], jax.Array]
 
 
 def halves(size: int) -> Rectangles:
-    """In blocks of 2·size tokens the first half are keys and the second half queries."""
+    """In blocks of 2·size tokens, the first half are keys and the second half queries."""
 
     def half(place: int) -> Callable[[jax.Array, int], jax.Array]:
         def select(x: jax.Array, axis: int) -> jax.Array:
@@ -35,7 +35,7 @@ def halves(size: int) -> Rectangles:
 
 
 def neighbours(size: int) -> Rectangles:
-    """Each block of `size` tokens looks at the one before it."""
+    """Each block of `size` tokens sees the block before it."""
 
     def blocks(x: jax.Array, axis: int) -> jax.Array:
         return x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
@@ -48,14 +48,14 @@ def neighbours(size: int) -> Rectangles:
 
 
 def crossing(runs_BxL: jax.Array, where: Rectangles) -> tuple[jax.Array, jax.Array]:
-    """The keys and the queries, B×G×C each, of the document that crosses from the keys to the queries."""
+    """The keys and the queries, B×G×C each, of the document that crosses from keys to queries."""
     keys, queries = where.keys(runs_BxL, 1), where.queries(runs_BxL, 1)
     last = keys[..., -1:]
     return (keys == last) & (last > 0), (queries == last) & (last > 0)
 
 
 def of_last_run(runs_BxGxC: jax.Array) -> jax.Array:
-    """The tokens of the document with which each block ends, B×G×C: what it carries to the next."""
+    """The tokens of each block's last document, B×G×C: what the block carries to the next."""
     return (runs_BxGxC == runs_BxGxC[..., -1:]) & (runs_BxGxC > 0)
 
 
@@ -67,18 +67,18 @@ def carried(
     initial: Carried | None,
     back: int = 1,
 ) -> tuple[Carried, jax.Array]:
-    """What each block has from those that are `back` or more before it.
+    """For each block, the sum over the blocks `back` or more before it.
 
     Args:
-        own: of each block's last document; arrays are B×H×G×….
+        own: sums over each block's last document; arrays are B×H×G×….
         runs_BxGxC: run of each token (see `Segments`), (B or 1)×….
-        add: of what disjoint tokens gave.
-        nothing: of no tokens; arrays are B×H×….
-        initial: of the tokens before the row, of its run 1; None: there are none.
+        add: adds sums over disjoint tokens.
+        nothing: the sum over no tokens; arrays are B×H×….
+        initial: sum over the tokens before the row, which belong to its run 1; None: there are none.
         back: 1 or more.
 
     Returns:
-        B×H×G×…; and which tokens it is for, (B or 1)×G×C.
+        B×H×G×…; and the tokens that may use it, (B or 1)×G×C.
     """
     last_BxG = runs_BxGxC[..., -1]
     first_Bx1 = jnp.full_like(last_BxG[:, :1], 0 if initial is None else 1)

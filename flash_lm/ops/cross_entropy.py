@@ -1,7 +1,7 @@
 """Cross entropy over a large vocabulary, a slice of the tokens at a time.
 
-Logits exist for one slice only. Under differentiation the forward pass makes the gradients on the way, since it has the
-slice's softmax at hand: three products instead of the four of a recomputing backward pass, and no B×L×V array.
+Logits exist for one slice only. Under differentiation the forward pass also computes the gradients, since it has the
+slice's softmax: three products instead of the four of a recomputing backward pass, and no B×L×V array.
 """
 
 import functools
@@ -21,7 +21,7 @@ def cross_entropy(
     parts: int = 1,
     z_loss: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """Weighted sum over tokens of −log softmax(features · tableᵀ)[target], and the z-loss that is in it.
+    """Weighted sum over tokens of −log softmax(features · tableᵀ)[target], and the z-loss in it.
 
     The z-loss is z · log² Z, Z the softmax's denominator, which keeps logits from drifting ("PaLM", section 5).
 
@@ -30,13 +30,13 @@ def cross_entropy(
         table_VxD: the unembedding.
         targets_BxL: token ids, int32.
         weights_BxL: float32; 0 leaves a token out. No gradient flows into it.
-        chunk: tokens of a part whose logits exist at the same time.
-        parts: into how many parts the batch is cut, such as the devices that it lies on. Each sums the gradient by the
-            table for itself, so that devices exchange it once and not for every slice; B is a multiple of it.
+        chunk: tokens in a slice whose logits exist at the same time.
+        parts: number of parts of the batch, such as its devices; B is a multiple of it. Each part sums its own gradient
+            of the table, so that devices exchange it once rather than for every slice.
         z_loss: z.
 
     Returns:
-        The sum in nats, z-loss included, and the z-loss alone, from which no gradient flows; float32 scalars.
+        The sum in nats, z-loss included, and the z-loss alone, which has no gradient; float32 scalars.
     """
     scanned = _scan(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss)
     return scanned.total, scanned.z
@@ -50,7 +50,7 @@ def cross_entropy_and_hits(
     chunk: int,
     parts: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
-    """The sum without a z-loss, not to be differentiated, and the weighted number of targets with the largest logit."""
+    """The sum without a z-loss, not differentiable, and the weighted number of targets with the largest logit."""
     scanned = _scan(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts)
     return scanned.total, scanned.hits
 
@@ -69,8 +69,8 @@ def _backward(chunk, parts, z_loss, gradients, cotangents):
 class _Scanned(NamedTuple):
     total: jax.Array
     z: jax.Array
-    hits: jax.Array  # zero when there are gradients
-    gradients: tuple[jax.Array, jax.Array] | None  # by features and table
+    hits: jax.Array  # zero if gradients are computed
+    gradients: tuple[jax.Array, jax.Array] | None  # with respect to features and table
 
 
 cross_entropy.defvjp(_forward, _backward)
@@ -80,12 +80,12 @@ def _scan(
     features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk: int, parts: int, z_loss=0.0, with_gradients=False
 ) -> _Scanned:
     batch, length, width = features_BxLxD.shape
-    # Slices run along L, so that a batch sharded over devices stays where it is.
+    # Slices run along L, so that a batch sharded over devices stays in place.
     size = min(max(chunk * parts // batch, 1), length)
     table = table_VxD.astype(features_BxLxD.dtype)
 
     def slices(x_BxLx: jax.Array) -> jax.Array:
-        """B×L×… -> G×P×N×…; one dimension of tokens, since XLA's CPU backend is slow to sum a product over two."""
+        """B×L×… -> G×P×N×…; one dimension of tokens, since XLA's CPU backend is slow at products that sum over two."""
         padded = jnp.pad(x_BxLx, [(0, 0), (0, -length % size)] + [(0, 0)] * (x_BxLx.ndim - 2))
         split = jnp.moveaxis(padded.reshape(batch, -1, size, *x_BxLx.shape[2:]), 1, 0)
         return split.reshape(split.shape[0], parts, -1, *x_BxLx.shape[2:])

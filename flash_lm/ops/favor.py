@@ -1,10 +1,10 @@
 """FAVOR+, attention by positive orthogonal random features ("Rethinking Attention with Performers", Choromanski 2021).
 
 exp(q·k) is the mean over ω ~ N(0, I) of φ_ω(q) φ_ω(k) with φ_ω(x) = exp(ω·x − ‖x‖²/2) (lemma 1), so softmax
-attention is estimated by one that is linear in the features. They differ by factors beyond any float, so all is done
-with their logarithms: a sum over keys has a maximum of its own for each feature, and a query the maximum of what it
-sees (see `ops.stable_sums`). What a query sees has no later key in it, and so has its maximum. Where all logarithms are
-moderate, features are taken as they are, and it is linear attention.
+attention is estimated by attention that is linear in the features. Features differ by factors beyond the range of any
+float, so we compute with logarithms: a sum over keys has its own maximum for each feature, and a query has the maximum
+of what it sees (see `ops.stable_sums`), which never includes a later key. If all logarithms are moderate, features are
+used directly, and this is linear attention.
 """
 
 from typing import NamedTuple
@@ -31,14 +31,14 @@ from flash_lm.ops.stable_sums import (
     without_max,
 )
 
-_MODERATE = 30.0  # of a logarithm: the square of exp(-30) is far from float32's end, too
+_MODERATE = 30.0  # bound of a logarithm: even the square of exp(-30) is far from float32's limit
 
 
 def orthogonal_frequencies(key: jax.Array, count: int, width: int) -> jax.Array:
-    """Draws ω: Gaussian vectors, which in blocks of `width` are orthogonal to each other (section 2.4).
+    """Samples ω: Gaussian vectors that are orthogonal to each other in blocks of `width` (section 2.4).
 
     Args:
-        key: of the draw.
+        key: random key.
         count: number of features F.
         width: K.
 
@@ -47,7 +47,7 @@ def orthogonal_frequencies(key: jax.Array, count: int, width: int) -> jax.Array:
     """
     directions_key, norms_key = jax.random.split(key)
     gaussian = jax.random.normal(directions_key, (-(-count // width), width, width), jnp.float32)
-    # A triangle with a positive diagonal makes the orthogonal factor uniform over all rotations.
+    # With a positive diagonal of the triangle, the orthogonal factor is uniform over all rotations.
     orthogonal, triangle = jnp.linalg.qr(gaussian)
     signs = jnp.sign(jnp.diagonal(triangle, axis1=-2, axis2=-1))
     directions_FxK = (orthogonal * signs[:, None, :]).swapaxes(1, 2).reshape(-1, width)[:count]
@@ -66,16 +66,16 @@ def log_features(x: jax.Array, frequencies_FxK: jax.Array) -> jax.Array:
         (…, F) float32.
     """
     scaled = x.astype(jnp.float32) * x.shape[-1] ** -0.25
-    # An exponent needs all its digits, also where products are of fewer by default.
+    # An exponent needs full precision, even if products have less by default.
     products = jnp.einsum("...k,fk->...f", scaled, frequencies_FxK, precision="highest")
     return products - jnp.square(scaled).sum(axis=-1, keepdims=True) / 2
 
 
 class FeatureSums(NamedTuple):
-    """Maximum over keys of log φ(k), and Σ φ(k) [v, 1]ᵀ / exp(max), feature by feature; float32.
+    """Maximum over keys of log φ(k), and Σ φ(k) [v, 1]ᵀ / exp(max), for each feature; float32.
 
-    The sum has a last column for the denominator. A decode state, whose size depends on neither the position nor the
-    longest length, is of all keys so far and has no dimension G.
+    The sum's last column is for the denominator. A decode state is over all keys so far and has no dimension G; its
+    size does not depend on position or maximum length.
     """
 
     max_BxHxGxF: jax.Array
@@ -98,14 +98,14 @@ def favor(
     causal: bool,
     packed: bool,
 ) -> jax.Array:
-    """φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) over the keys of the query's own document, and if causal none after it.
+    """φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) over the keys of the query's own document; if causal, none after the query.
 
     Args:
         log_q_BxHxLxF: `log_features` of the queries.
-        log_k_BxHxLxF: of the keys.
+        log_k_BxHxLxF: `log_features` of the keys.
         v_BxHxLxE: values.
         segments: the documents of each row.
-        block_size: tokens among which pairs are looked at one by one; a power of two.
+        block_size: size of the blocks in which pairs are computed one by one; a power of two.
         causal: hide keys after the query.
         packed: a row may hold several documents.
 
@@ -138,9 +138,9 @@ def favor(
 
 
 def _fits(log_q: jax.Array, log_k: jax.Array, real: jax.Array) -> jax.Array:
-    """Whether features as they are, those of a query over its largest one, give sums that float32 holds.
+    """Whether float32 can hold the sums of plain features, with a query's features divided by its largest.
 
-    A query sees itself, so its denominator is at least what it has of itself.
+    A query sees itself, so its denominator is at least its own share.
     """
     own = (log_q + log_k).max(axis=-1, keepdims=True) - log_q.max(axis=-1, keepdims=True)
     return (jnp.where(real, own, 0).min() >= -_MODERATE) & (jnp.where(real, log_k, 0).max() <= _MODERATE)
@@ -155,20 +155,20 @@ def prefill_favor(
     *,
     block_size: int,
 ) -> tuple[jax.Array, FeatureSums]:
-    """Causal, after the tokens that the state has summed.
+    """Causal attention that continues from the tokens summed in the state.
 
     Args:
         log_q_BxHxLxF: `log_features` of the queries.
-        log_k_BxHxLxF: of the keys.
+        log_k_BxHxLxF: `log_features` of the keys.
         v_BxHxLxE: values.
         state: B×H×….
-        real_BxL: which tokens are no padding; padding is at the end.
-        block_size: as of `favor`.
+        real_BxL: which tokens are not padding; padding is at the end.
+        block_size: as for `favor`.
 
     Returns:
         B×H×L×E, dtype of v; and the state after the real tokens.
     """
-    # Beyond the last position padding may be no number, which times zero is none either.
+    # Beyond the last position padding may be NaN, and zero times NaN is NaN.
     real = real_BxL[:, None, :, None]
     log_q, log_k, v = (jnp.where(real, x, 0) for x in (log_q_BxHxLxF, log_k_BxHxLxF, v_BxHxLxE.astype(jnp.float32)))
     sums = _causal_sums(log_q, log_k, v, real_BxL.astype(jnp.int32), block_size, initial=state)
@@ -222,7 +222,7 @@ def _each_alone(log_q: jax.Array, log_k: jax.Array, v: jax.Array, visible: jax.A
 
 def _of_pairs(log_q: jax.Array, log_k: jax.Array, values: jax.Array, visible: jax.Array) -> Sums:
     """Queries (…, C, F) over keys (…, M, F) with values (…, M, E + 1), pair by pair; visible keys: (…, M, 1)."""
-    if log_k.shape[-2] == 1:  # for so little a matrix product costs more than it does
+    if log_k.shape[-2] == 1:  # too small for a matrix product to pay off
         return _each_alone(log_q, log_k, values[..., :-1], visible)
     phi_k, top_k = exponentials(log_k, visible)
     phi_q, top = _scaled(log_q + top_k)
@@ -230,19 +230,19 @@ def _of_pairs(log_q: jax.Array, log_k: jax.Array, values: jax.Array, visible: ja
 
 
 def _of_keys(log_k: jax.Array, values: jax.Array, visible: jax.Array) -> FeatureSums:
-    """The sums over the keys of axis −2, which goes."""
+    """The sums over the keys of axis −2, which is removed."""
     phi_k, top = exponentials(log_k, visible)
     return FeatureSums(top[..., 0, :], matmul(phi_k, values, transpose_a=True))
 
 
 def _read(log_q: jax.Array, of_keys: FeatureSums) -> Sums:
-    """Queries (…, C, F) over all the keys that were summed (…, F)."""
+    """The sums of queries (…, C, F) over all the summed keys (…, F)."""
     phi_q, top = _scaled(log_q + of_keys.max_BxHxGxF[..., None, :])
     return _sums(matmul(phi_q, of_keys.sum_BxHxGxFxE), top)
 
 
 def _add_features(a: FeatureSums, b: FeatureSums) -> FeatureSums:
-    """Of disjoint keys."""
+    """Adds sums over disjoint keys."""
     top = jnp.maximum(a.max_BxHxGxF, b.max_BxHxGxF)
     scale_a, scale_b = (jnp.exp(x.max_BxHxGxF - top)[..., None] for x in (a, b))
     return FeatureSums(top, a.sum_BxHxGxFxE * scale_a + b.sum_BxHxGxFxE * scale_b)
@@ -255,5 +255,5 @@ def _scaled(logs: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _sums(values: jax.Array, top: jax.Array) -> Sums:
-    """Of values whose last column is the denominator."""
+    """Splits off the last column of the values as the denominator."""
     return Sums(values[..., :-1], values[..., -1:], top)

@@ -1,4 +1,4 @@
-"""Layer normalisation, with a backward pass that keeps nothing but what came in."""
+"""Layer normalisation whose backward pass keeps only the inputs."""
 
 import functools
 
@@ -32,7 +32,7 @@ def _normalised(x_xD: jax.Array, epsilon: float) -> tuple[jax.Array, jax.Array]:
 
 
 def over_tokens(vector_D: jax.Array, like_xD: jax.Array) -> jax.Array:
-    """With as many dimensions as `like`, of which it is the last."""
+    """The vector with as many dimensions as `like`; it is along the last one."""
     return vector_D.reshape((1,) * (like_xD.ndim - 1) + (-1,))
 
 
@@ -42,7 +42,7 @@ def _forward(x_xD, scale_D, bias_D, epsilon):
 
 def _backward(epsilon, kept, d_xD):
     x_xD, scale_D = kept
-    # Made once: XLA's CPU backend would make them again in each of the sums, element by element.
+    # Computed once: XLA's CPU backend would recompute them in each of the sums, element by element.
     x_xD, d_xD = jax.lax.optimization_barrier((x_xD, d_xD))
     normal, inverse = _normalised(x_xD, epsilon)
     d = d_xD.astype(jnp.float32)

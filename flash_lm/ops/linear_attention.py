@@ -33,7 +33,7 @@ def linear_attention(
     causal: bool,
     packed: bool,
 ) -> jax.Array:
-    """Over the keys of the query's own document, and if causal none after it.
+    """Linear attention over the keys of the query's own document; if causal, none after the query.
 
     Args:
         q_NxLxK: features φ(q), float32; heads are folded into the batch.
@@ -62,7 +62,7 @@ def linear_sums(
     causal: bool,
     packed: bool,
 ) -> jax.Array:
-    """φ(q)ᵀ Σ φ(k) [v, 1]ᵀ, N×L×(E+1) float32; `values`: of `with_ones`, the rest as of `linear_attention`."""
+    """φ(q)ᵀ Σ φ(k) [v, 1]ᵀ, N×L×(E+1) float32; `values`: from `with_ones`; otherwise as `linear_attention`."""
     ones = jnp.ones(segments.runs_BxL.shape, jnp.float32)
     if causal:
         sight = sight_of(segments, causal=True)
@@ -85,20 +85,20 @@ def prefill_linear(
     *,
     chunk_size: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Causal, after the tokens that the state has summed.
+    """Causal attention that continues from the tokens summed in the state.
 
     Args:
         q_NxLxK: features φ(q), float32.
         k_NxLxK: features φ(k), float32.
         v_NxLxE: values.
         state_NxKxE: Σ φ(k) [v, 1]ᵀ so far, N×K×(E+1) float32.
-        real_NxL: which tokens are no padding; padding is at the end.
+        real_NxL: which tokens are not padding; padding is at the end.
         chunk_size: C.
 
     Returns:
         N×L×E, dtype of v; and the state after the real tokens.
     """
-    # Beyond the last position padding may be no number, which times zero is none either.
+    # Beyond the last position padding may be NaN, and zero times NaN is NaN.
     q_NxLxK, k_NxLxK, v_NxLxE = (jnp.where(real_NxL[..., None], x, 0) for x in (q_NxLxK, k_NxLxK, v_NxLxE))
     values, runs_NxL = with_ones(v_NxLxE), real_NxL.astype(jnp.int32)
     chunk_size = min(chunk_size, real_NxL.shape[1])
@@ -131,12 +131,12 @@ def _inside_chunks(q_NxLxK, k_NxLxK, values_NxLxE, sight: Sight, chunk_size: int
 
 
 def with_ones(v_NxLxE: jax.Array) -> jax.Array:
-    """The values beside a column whose sum is the denominator, float32."""
+    """The values with a column of ones, whose sum is the denominator, float32."""
     v = v_NxLxE.astype(jnp.float32)
     return jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
 
 
 def ratio(sums_NxLxE: jax.Array) -> jax.Array:
-    """Numerator over denominator; without an ε, which would show where the features are small. Padding has 0 / 0."""
+    """Numerator over denominator, without an ε, which would matter if the features are small. Padding has 0 / 0."""
     total = sums_NxLxE[..., -1:]
     return sums_NxLxE[..., :-1] / jnp.where(total > 0, total, 1)

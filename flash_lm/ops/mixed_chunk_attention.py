@@ -1,8 +1,8 @@
 """FLASH's mixed chunk attention ("Transformer Quality in Linear Time", section 3.2).
 
-Quadratic attention inside each chunk and linear attention over the chunks are functions of their own; a layer adds
-them. The chunk grid is anchored at the row's start. Heads lie in the batch dimension N = B·H, while what queries see
-and `runs_BxL` have B rows.
+Quadratic attention inside each chunk and linear attention over the chunks are separate functions; a layer adds them.
+The chunk grid starts at the row's start. Heads are in the batch dimension N = B·H, while what queries see and
+`runs_BxL` have B rows.
 """
 
 import jax
@@ -13,7 +13,7 @@ from flash_lm.ops.products import matmul
 from flash_lm.ops.segments import Segments
 from flash_lm.ops.sight import Sight, sight_of
 
-_GROUP = 32  # chunks whose sums are added up by one product
+_GROUP = 32  # chunks whose sums are added by one product
 
 
 def heads_into_batch(x_BxHx: jax.Array) -> jax.Array:
@@ -47,19 +47,19 @@ def local_attention(
     bias_CxRxC: jax.Array | None = None,
     reach: tuple[int, ...] = (0,),
 ) -> jax.Array:
-    """f(scale · q kᵀ + b) / N · v over the keys that the query sees in its own chunk, or also in others near it.
+    """f(scale · q kᵀ + b) / N · v over the keys that the query sees in its own chunk, or also in chunks near it.
 
     Args:
         q_NxLxK: queries.
         k_NxLxK: keys.
         v_NxLxE: values.
-        sight: of the queries, in the whole row.
+        sight: what the queries see in the whole row.
         chunk_size: C.
         function: a name of `ATTENTION_FUNCTIONS`.
         scale: factor of q kᵀ.
         divisor_BxL: N of each query, (B or 1)×L float32, not zero.
-        bias_CxRxC: added to the scores: query's place in its chunk, the key's chunk as in `reach`, its place there.
-        reach: the R chunks that a query sees, counted from its own.
+        bias_CxRxC: added to the scores: by the query's place in its chunk, the key's chunk in `reach`, its place there.
+        reach: the R chunks that a query sees, relative to its own.
 
     Returns:
         N×L×E, dtype of v.
@@ -82,7 +82,7 @@ def local_attention(
 
 
 def _with_neighbours(x_NxGxCx: jax.Array, reach: tuple[int, ...]) -> jax.Array:
-    """N×G×(R·C)×…: beside each chunk, in place of it, those that `reach` counts from it, zeros outside the row."""
+    """N×G×(R·C)×…: replaces each chunk by the chunks that `reach` counts from it, with zeros outside the row."""
     if reach == (0,):
         return x_NxGxCx
     chunks, rest = x_NxGxCx.shape[1], [(0, 0)] * (x_NxGxCx.ndim - 2)
@@ -108,8 +108,8 @@ def global_attention(
         v_NxLxE: values.
         runs_BxL: run of each token (see `Segments`), (B or 1)×L.
         chunk_size: C.
-        weight_BxL: 1 / N of each query, (B or 1)×L float32, and zero where its document has no earlier chunk.
-        initial_NxKxE: Σ kᵀv of the chunks before this row, when the row's first document goes on from there.
+        weight_BxL: 1 / N of each query, (B or 1)×L float32; zero if its document has no earlier chunk.
+        initial_NxKxE: Σ kᵀv of the chunks before this row, if the row's first document continues from there.
 
     Returns:
         N×L×E, dtype of v; and the sum that enters each chunk, N×G×K×E float32.
@@ -154,7 +154,7 @@ def global_attention_in_segments(
 ) -> jax.Array:
     """Bidirectional, several documents a row: q · Σ kᵀv / N over the query's own document.
 
-    The sum falls into the chunks before the query's, those after it, and the rest of its own chunk.
+    The sum has three parts: the chunks before the query's, those after it, and its own chunk.
 
     Args:
         q_NxLxK: queries.
@@ -171,7 +171,7 @@ def global_attention_in_segments(
     missing = -length % chunk_size
 
     def turned(x: jax.Array) -> jax.Array:
-        """Reversing keeps the chunk grid only when the last chunk is full."""
+        """Reversing preserves the chunk grid only if the last chunk is full."""
         return jnp.flip(jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2)), axis=1)
 
     before_BxL = jnp.where(sight.before_chunk(chunk_size) > 0, weight_BxL, 0)
@@ -197,7 +197,7 @@ def _entering_sums(
 ) -> jax.Array:
     """Σ kᵀv over the earlier chunks of the document that crosses into each chunk, N×G×K×E float32.
 
-    Runs are contiguous, so at most one document crosses a chunk's border: the one of the last token before it.
+    Runs are contiguous, so at most one document crosses the start of a chunk: that of the last token before it.
     """
     runs_BxGxC = to_chunks(runs_BxL, chunk_size)
     last_BxG = runs_BxGxC[:, :, -1]
@@ -208,14 +208,14 @@ def _entering_sums(
 
 
 def _sums_before(sums_NxGxKxE: jax.Array, last_BxG: jax.Array, initial_NxKxE: jax.Array | None) -> jax.Array:
-    """Of each chunk: the sums of those before it that end with the document that enters it; `last`: its run.
+    """For each chunk: the sums of earlier chunks that end with the document that enters it; `last`: its run.
 
     Groups of chunks are summed by a product with a triangle of zeros and ones, several times as fast on a CPU as a scan
-    over the chunks; a triangle over all of them would be quadratic in the length, so a scan goes over the groups.
+    over the chunks; a triangle over all chunks would be quadratic in the length, so groups are scanned.
     """
     rows, chunks = sums_NxGxKxE.shape[:2]
     size = min(chunks, _GROUP)
-    # The run that enters each chunk; what comes before the row is of its first one.
+    # The run that enters each chunk; what comes before the row belongs to its first run.
     entering_BxG = jnp.pad(last_BxG[:, :-1], ((0, 0), (1, 0)), constant_values=1)
     sums_NxJxGxX = to_chunks(sums_NxGxKxE.reshape(rows, chunks, -1), size)
     last_BxJxG, entering_BxJxG = (to_chunks(x, size) for x in (last_BxG, entering_BxG))
@@ -241,14 +241,14 @@ def _sums_before(sums_NxGxKxE: jax.Array, last_BxG: jax.Array, initial_NxKxE: ja
 
 
 def _product(chosen_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array) -> jax.Array:
-    # Not as on an accelerator's default, which would round the sums.
+    # Not at an accelerator's default precision, which would round the sums.
     chosen = chosen_NxJxPxG.astype(jnp.float32)
     return jnp.einsum("njpg,njgx->njpx", chosen, sums_NxJxGxX, precision=jax.lax.Precision.HIGHEST)
 
 
 @jax.custom_vjp
 def _added(chosen_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array) -> jax.Array:
-    """The sums that are chosen, added up: N×J×P×X."""
+    """Adds up the chosen sums: N×J×P×X."""
     return _product(chosen_NxJxPxG, sums_NxJxGxX)
 
 
@@ -257,7 +257,7 @@ def _added_forward(chosen_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array) -> tuple[
 
 
 def _added_backward(chosen_NxJxPxG: jax.Array, d_NxJxPxX: jax.Array) -> tuple[None, jax.Array]:
-    # XLA's own derivative would transpose what is large instead.
+    # XLA's own derivative would transpose the large array instead.
     return None, _product(jax.lax.optimization_barrier(jnp.swapaxes(chosen_NxJxPxG, -1, -2)), d_NxJxPxX)
 
 
@@ -265,6 +265,6 @@ _added.defvjp(_added_forward, _added_backward)
 
 
 def _for_heads(x_Bx: jax.Array, like_Nx: jax.Array) -> jax.Array:
-    """Repeats each row for its heads; a single row broadcasts by itself."""
+    """Repeats each row for its heads; a single row broadcasts anyway."""
     rows, folded = x_Bx.shape[0], like_Nx.shape[0]
     return x_Bx if rows in (1, folded) else jnp.repeat(x_Bx, folded // rows, axis=0)

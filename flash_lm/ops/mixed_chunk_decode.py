@@ -1,8 +1,8 @@
-"""Mixed chunk attention from a state of constant size: the current chunk's keys and values, and Σ kᵀv of those before.
+"""Mixed chunk attention from a state of constant size: the current chunk's keys and values, and Σ kᵀv of earlier ones.
 
-Row b of the batch stands at position start[b], hence at place start[b] % C of its chunk. A chunk is added to the sum
-when its last token is there: by `prefill_chunks` at once, by `settle_chunks` after `step_chunks`. What the buffers hold
-at and after a row's place is old and never looked at.
+Row b of the batch is at position start[b], that is, at place start[b] % C of its chunk. A chunk is added to the sum
+when its last token is known: by `prefill_chunks` at once, by `settle_chunks` after `step_chunks`. The content of the
+buffers at and after a row's place is outdated and never read.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from flash_lm.ops.sight import sight_from_start
 
 
 class ChunkState(NamedTuple):
-    """Decode state of one layer; its size depends on neither the position nor the longest length."""
+    """Decode state of one layer; its size does not depend on position or maximum length."""
 
     local_key_BxHxCxK: jax.Array
     global_key_BxHxCxK: jax.Array
@@ -27,7 +27,7 @@ class ChunkState(NamedTuple):
 
 
 class Projections(NamedTuple):
-    """What mixed chunk attention mixes: queries and keys, B×H×L×K each, of the parts that are on; values B×H×L×E."""
+    """Inputs of mixed chunk attention: queries and keys, B×H×L×K each, of the parts that are on; values B×H×L×E."""
 
     local: tuple[jax.Array, jax.Array] | None
     global_: tuple[jax.Array, jax.Array] | None
@@ -35,19 +35,19 @@ class Projections(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """How chunks are mixed."""
+    """Settings of a layer's mixed chunk attention."""
 
     chunk_size: int
     function: str
     normalizer: Normalizer
-    bias_CxRxC: jax.Array | None  # R = 1 to decode
+    bias_CxRxC: jax.Array | None  # R = 1 in decoding
 
     def scale(self, width: int) -> float:
-        """Of the scores of queries and keys of this width."""
+        """Factor of the scores of queries and keys of this width."""
         return self.normalizer.scale(width, self.chunk_size, self.function)
 
     def weight_of_sum(self, earlier_BxL: jax.Array) -> jax.Array:
-        """1 / N of what is global, zero where no chunk came before; N of so many tokens in earlier chunks."""
+        """1 / N of the global part, zero if no chunk came before; takes the number of tokens in earlier chunks."""
         return jnp.where(earlier_BxL > 0, 1 / self.normalizer.of_sum(earlier_BxL, 0), 0)
 
 
@@ -59,18 +59,18 @@ def init_chunk_state(batch: int, heads: int, chunk_size: int, key_width: int, va
 
 
 class _Grid:
-    """T places from the start of each row's current chunk on: what its buffers hold, then the new tokens."""
+    """T places from the start of each row's current chunk: the content of its buffers, then the new tokens."""
 
     def __init__(self, chunk_size: int, length: int, start_B: jax.Array, lengths_B: jax.Array):
         place_B = start_B % chunk_size
         self.chunk_size, self.length = chunk_size, length
         self.size = chunk_size * (1 + -(-length // chunk_size))
         self.index_1xT = jnp.arange(self.size, dtype=jnp.int32)[None]
-        self.source_BxT = self.index_1xT - place_B[:, None]  # number of the new token that stands there
+        self.source_BxT = self.index_1xT - place_B[:, None]  # index of the new token at each place
         self.old_BxT = self.source_BxT < 0
         self.new_BxT = ~self.old_BxT & (self.source_BxT < lengths_B[:, None])
         self.real_BxT = self.old_BxT | self.new_BxT
-        # Tokens of the row in the chunks before that of each place.
+        # Number of the row's tokens in the chunks before that of each place.
         self.earlier_BxT = (start_B - place_B)[:, None] + self.index_1xT - self.index_1xT % chunk_size
         self.target_BxL = place_B[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
         self.last_chunk_B = (place_B + lengths_B) // chunk_size
@@ -81,21 +81,21 @@ class _Grid:
         return jnp.where(self.new_BxT[:, None, :, None], taken_BxHxTx, 0)
 
     def put_after(self, old_BxHxCx: jax.Array, new_BxHxLx: jax.Array) -> jax.Array:
-        """As `put`, with the buffer's tokens before them."""
+        """As `put`, preceded by the buffer's tokens."""
         old_BxHxTx = jnp.pad(old_BxHxCx, ((0, 0), (0, 0), (0, self.size - self.chunk_size), (0, 0)))
         return jnp.where(self.old_BxT[:, None, :, None], old_BxHxTx.astype(new_BxHxLx.dtype), self.put(new_BxHxLx))
 
     def take(self, x_BxHxTx: jax.Array) -> jax.Array:
-        """Those of the new tokens: B×H×L×…."""
+        """The values at the new tokens: B×H×L×…."""
         return jnp.take_along_axis(x_BxHxTx, self.target_BxL[:, None, :, None], axis=2)
 
     def take_last_chunk(self, x_BxHxTx: jax.Array, dtype) -> jax.Array:
-        """The chunk in which each row ends up: B×H×C×…."""
+        """The chunk in which each row ends: B×H×C×…."""
         chunks_BxHxGxCx = x_BxHxTx.reshape(*x_BxHxTx.shape[:2], -1, self.chunk_size, *x_BxHxTx.shape[3:])
         return self.of_last_chunk(chunks_BxHxGxCx).astype(dtype)
 
     def of_last_chunk(self, x_BxHxGx: jax.Array) -> jax.Array:
-        """What belongs to that chunk: B×H×…."""
+        """The value of that chunk: B×H×…."""
         return x_BxHxGx[jnp.arange(self.last_chunk_B.size), :, self.last_chunk_B]
 
 
@@ -107,11 +107,11 @@ def prefill_chunks(
     Each row is shifted to its place in the chunk grid, after what its buffers hold; the parallel form does the rest.
 
     Args:
-        x: of the new tokens; those at lengths[b] and after are ignored.
-        state: before them.
+        x: projections of the new tokens; those at lengths[b] and after are ignored.
+        state: state before these tokens.
         start_B: position of each row's first new token.
         lengths_B: number of new tokens, 0 … L.
-        settings: of the layer.
+        settings: settings of the layer.
 
     Returns:
         B×H×L×E, and the state after the new tokens.
@@ -159,7 +159,7 @@ def prefill_chunks(
 def step_chunks(
     x: Projections, state: ChunkState, position_B: jax.Array, settings: Settings
 ) -> tuple[jax.Array, ChunkState]:
-    """One token a row, at L = 1; arguments and results as in `prefill_chunks`, but a full chunk is not in the sum."""
+    """One token a row, L = 1; arguments and results as for `prefill_chunks`, but a full chunk is not in the sum yet."""
     place_B = position_B % settings.chunk_size
     rows_B = jnp.arange(place_B.size)
 
@@ -183,7 +183,7 @@ def step_chunks(
 
 
 def settle_chunks(state: ChunkState, position_B: jax.Array, chunk_size: int) -> ChunkState:
-    """Adds the chunks that the step before has completed to the sums, of rows that have consumed so many tokens."""
+    """Adds the chunks that the last step has completed to the sums; `position_B`: tokens consumed in each row."""
     full_B = (position_B > 0) & (position_B % chunk_size == 0)
 
     def add_chunk(total: jax.Array) -> jax.Array:

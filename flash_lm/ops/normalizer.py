@@ -1,12 +1,12 @@
-"""The factor of the scores and the divisor N of attention without a softmax, as `model.normalizer` says.
+"""The factor of the scores and the divisor N for attention without a softmax, from `model.normalizer`.
 
-count: N is the number of visible keys, hence exact under padding, packing and decoding.
+count: N is the number of visible keys, so it is exact under padding, packing and decoding.
 An integer: N is that constant.
-length: N is the row's length, as the published codes have it.
-paper: relu²(q kᵀ / n + b), as FLASH's appendix has it.
+length: N is the row's length, as in published code.
+paper: relu²(q kᵀ / n + b), as in FLASH's appendix.
 
-Inside a chunk all but count take the chunk's length for n. The last two depend on the length of the whole row, so they
-cannot be decoded.
+Inside a chunk, n is the chunk's length, except for count. The last two depend on the length of the whole row, so they
+do not support decoding.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-# (keys that each query sees, int32; tokens of the row, or of the chunk) -> N of each query, float32
+# (keys that each query sees, int32; tokens in the row or the chunk) -> N of each query, float32
 Divisor = Callable[[jax.Array, int], jax.Array]
 
 
@@ -34,14 +34,14 @@ def _constant(n: int) -> Divisor:
 
 @dataclasses.dataclass(frozen=True)
 class Normalizer:
-    """One of them.
+    """The functions of one normalizer.
 
     Attributes:
         over_all: N over all pairs of tokens.
         in_chunk: N inside a chunk.
-        of_sum: N of what is linear, which has no function whose argument could be scaled.
-        scale_by_length: whether the scores are divided by the length and not by √K.
-        undecodable: why there can be no decoding, a sentence; None: there can.
+        of_sum: N of the linear part, which has no function whose argument could be scaled.
+        scale_by_length: whether the scores are divided by the length rather than by √K.
+        undecodable: a sentence on why decoding is not supported; None: it is.
     """
 
     over_all: Divisor
@@ -51,7 +51,7 @@ class Normalizer:
     undecodable: str | None = None
 
     def scale(self, width: int, length: int, function: str) -> float:
-        """Factor of q kᵀ: 1/√width, or 1/length in the paper's appendix. Softmax brings its own normalisation."""
+        """Factor of q kᵀ: 1/√width, or 1/length in the paper's appendix. Softmax has its own normalisation."""
         return 1 / length if self.scale_by_length and function != "softmax" else width**-0.5
 
 
@@ -68,7 +68,7 @@ _NAMED = {
 
 @functools.cache
 def normalizer(text: str) -> Normalizer:
-    """What `model.normalizer` names; the same object each time, so that equal models are equal to jax.jit.
+    """The normalizer that `model.normalizer` names; always the same object, so that equal models are equal to jax.jit.
 
     Raises:
         ValueError: it is neither a name nor an integer.

@@ -26,7 +26,7 @@ def rotate(x_BxHxLxK: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Arra
     """Rotates dimension i with dimension i + K/2 (half-split form) by the table's angle, in float32."""
     cosines, signed_sines = (t[:, None] for t in table)
     x = x_BxHxLxK.astype(jnp.float32)
-    # Over whole rows: XLA's CPU backend makes of two halves that are joined a loop that it cannot vectorise.
+    # Over whole rows: XLA's CPU backend turns two joined halves into a loop that it cannot vectorise.
     return (x * cosines + jnp.roll(x, x.shape[-1] // 2, axis=-1) * signed_sines).astype(x_BxHxLxK.dtype)
 
 
@@ -43,8 +43,8 @@ def t5_bucket(distance: jax.Array, *, causal: bool, buckets: int, max_distance: 
 
     Args:
         distance: index of the key minus index of the query, int32.
-        causal: all buckets look back; else half of them look ahead.
-        buckets: how many there are.
+        causal: all buckets look back; otherwise half of them look ahead.
+        buckets: number of buckets.
         max_distance: all distances from here on share the last bucket.
 
     Returns:
@@ -64,9 +64,9 @@ def t5_bucket(distance: jax.Array, *, causal: bool, buckets: int, max_distance: 
 
 
 def toeplitz(values_xW: jax.Array) -> jax.Array:
-    """A square matrix from the values of its diagonals, those of the distances −(C−1) … C−1 from row to column.
+    """A square matrix from the values of its diagonals, for the distances −(C−1) … C−1 from row to column.
 
-    By repeating and cutting: the derivative of a lookup would add up single numbers.
+    It repeats and cuts the values, since the derivative of a lookup would add single numbers one by one.
 
     Args:
         values_xW: (..., 2C − 1).
@@ -77,7 +77,7 @@ def toeplitz(values_xW: jax.Array) -> jax.Array:
     *leading, width = values_xW.shape
     size = (width + 1) // 2
     below, above = values_xW[..., : size - 1], values_xW[..., size - 1 :]
-    # One place more than there are diagonals, so that each of the rows that are cut starts one place further left.
+    # One place more than there are diagonals, so that each row starts one place further left than the one above.
     period = jnp.concatenate([above, jnp.zeros((*leading, 1), values_xW.dtype), below], axis=-1)
     repeated = jnp.tile(period, size)[..., : size * width]
     return repeated.reshape(*leading, size, width)[..., :size]

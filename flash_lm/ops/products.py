@@ -14,7 +14,7 @@ def matmul(a_xLxK: jax.Array, b_xKxM: jax.Array, *, transpose_a: bool = False, t
         transpose_b: multiply with the transpose of b.
 
     Returns:
-        (..., L, M), float32 whatever the operands are.
+        (..., L, M), float32 for any operands.
     """
     leading = a_xLxK.shape[:-2]
     a_NxLxK = a_xLxK.reshape(-1, *a_xLxK.shape[-2:])

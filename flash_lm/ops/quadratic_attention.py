@@ -1,7 +1,7 @@
 """Attention over all pairs of tokens: softmax ("Attention Is All You Need", eq. 1) and FLASH-Quad's relu² (eq. 4).
 
 The plain form holds an L×M array of weights; the blocked form (see `blocked_attention`) holds one block of it at a time
-and recomputes it in the backward pass, so its memory grows with L only.
+and recomputes it in the backward pass, so its memory grows only linearly with L.
 """
 
 from collections.abc import Callable
@@ -37,12 +37,12 @@ def quadratic_attention(
         q_BxHxLxK: queries.
         k_BxHxMxK: keys, at places 0 … M − 1.
         v_BxHxMxE: values.
-        sight: of the queries.
+        sight: what the queries see.
         function: a name of `ATTENTION_FUNCTIONS`.
         scale: factor of q kᵀ.
         divisor_BxL: N of each query, (B or 1)×L float32, not zero.
         bias: added to the scores of all heads.
-        blocked: a block of queries and one of keys at a time, when there are more queries than in a small block.
+        blocked: process one block of queries and keys at a time, if there are more queries than in a small block.
 
     Returns:
         B×H×L×E, dtype of v. A query that sees no key gets zeros.
@@ -69,8 +69,8 @@ def fused_softmax_attention(
         q_BxHxLxK: queries.
         k_BxHxLxK: keys.
         v_BxHxLxE: values.
-        sight: of the queries, which takes a mask of L×L; None: one document a row.
-        causal: hide keys after the query, as `sight` does then.
+        sight: what the queries see, which takes a mask of L×L; None: one document a row.
+        causal: hide keys after the query; must agree with `sight`.
 
     Returns:
         B×H×L×E.

@@ -1,4 +1,4 @@
-"""x · γ + β per dimension, with a backward pass that sums over tokens at the machine's speed."""
+"""x · γ + β per dimension, with a fast backward pass for the sums over tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def _forward(x_BxHxLxK, scale_HxK, offset_HxK):
 
 def _backward(kept, d_BxHxLxK):
     x_BxHxLxK, scale_HxK = kept
-    # Made once: XLA's CPU backend would make it again in each of the sums, element by element.
+    # Computed once: XLA's CPU backend would recompute it in each of the sums, element by element.
     d_BxHxLxK = jax.lax.optimization_barrier(d_BxHxLxK)
     d_x = d_BxHxLxK * scale_HxK[None, :, None]
     if x_BxHxLxK.shape[1] != d_x.shape[1]:

@@ -1,4 +1,4 @@
-"""Which tokens are of one document: runs of equal segment ids."""
+"""Which tokens belong to the same document: runs of equal segment ids."""
 
 from typing import NamedTuple
 
@@ -7,11 +7,11 @@ import jax.numpy as jnp
 
 
 class Segments(NamedTuple):
-    """The documents of each row. A document is a run of equal segment ids, so that an id used again cannot leak.
+    """The documents of each row. A document is a run of equal segment ids, so reusing an id is safe.
 
-    runs_BxL: 0 for padding, else the number of the run in its row, from 1.
+    runs_BxL: 0 for padding, otherwise the number of the run in its row, from 1.
     offsets_BxL: index of the token in its run.
-    lengths_BxL: tokens in the run.
+    lengths_BxL: number of tokens in the run.
     """
 
     runs_BxL: jax.Array

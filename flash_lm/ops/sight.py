@@ -1,7 +1,7 @@
-"""Which keys a query sees: said once, for attention over all pairs, in blocks, in chunks, in kernels, from a state.
+"""Which keys a query sees, in one place for all forms: all pairs, blocks, chunks, kernels and decoding.
 
-Documents are contiguous, a causal query looks back, a window is what is near, and a prefix is how a document begins. So
-what a query sees is always one span of places, and masks, counts and blocks to visit all follow from its two ends.
+Documents are contiguous, a causal query looks back, a window contains near keys, and a prefix is the start of a
+document. So a query always sees one span of places, and masks, counts and blocks to visit all follow from its two ends.
 """
 
 from typing import NamedTuple
@@ -15,9 +15,9 @@ from flash_lm.ops.segments import Segments
 class Sight(NamedTuple):
     """The span of keys that each query sees; arrays are (B or 1)×L int32.
 
-    index_BxL: place of the query, counted as those of the keys are.
+    index_BxL: place of the query, on the same scale as those of the keys.
     first_BxL: place of the first key that it sees.
-    stop_BxL: place after the last one; as large as `first_BxL` where it sees none.
+    stop_BxL: place after the last one; equal to `first_BxL` if it sees none.
     """
 
     index_BxL: jax.Array
@@ -25,7 +25,7 @@ class Sight(NamedTuple):
     stop_BxL: jax.Array
 
     def count(self) -> jax.Array:
-        """How many keys each query sees, (B or 1)×L."""
+        """The number of keys that each query sees, (B or 1)×L."""
         return self.stop_BxL - self.first_BxL
 
     def visible(self, keys_M: jax.Array) -> jax.Array:
@@ -34,19 +34,19 @@ class Sight(NamedTuple):
         return is_between(self.first_BxL[..., None], keys, self.stop_BxL[..., None])
 
     def in_chunks(self, size: int, reach: tuple[int, ...] = (0,)) -> "Sight":
-        """What is left of it in the chunks of `reach`, counted from the query's own; places from that one's start."""
+        """The part in the chunks of `reach`, relative to the query's own; places count from that chunk's start."""
         start_BxL = self.index_BxL // size * size
         low, high = min(reach) * size, (max(reach) + 1) * size
         ends = (jnp.clip(end_BxL - start_BxL, low, high) for end_BxL in (self.first_BxL, self.stop_BxL))
         return Sight(self.index_BxL - start_BxL, *ends)
 
     def before_chunk(self, size: int) -> jax.Array:
-        """How many of the keys stand in the chunks before the query's own, (B or 1)×L."""
+        """The number of visible keys in the chunks before the query's own, (B or 1)×L."""
         start_BxL = self.index_BxL // size * size
         return jnp.maximum(jnp.minimum(self.stop_BxL, start_BxL) - self.first_BxL, 0)
 
     def after_chunk(self, size: int) -> jax.Array:
-        """How many of the keys stand in the chunks after the query's own, (B or 1)×L."""
+        """The number of visible keys in the chunks after the query's own, (B or 1)×L."""
         end_BxL = (self.index_BxL // size + 1) * size
         return jnp.maximum(self.stop_BxL - jnp.maximum(self.first_BxL, end_BxL), 0)
 
@@ -59,14 +59,14 @@ def is_between(first: jax.Array, key: jax.Array, stop: jax.Array) -> jax.Array:
 def sight_of(
     segments: Segments, *, causal: bool, window: int | None = None, prefix_BxL: jax.Array | None = None
 ) -> Sight:
-    """What the tokens of a row see of each other: those of their own document; padding sees nothing.
+    """What the tokens of a row see: tokens of their own document; padding sees nothing.
 
     Args:
         segments: the documents of each row.
-        causal: none after the query.
-        window: only those that are fewer than so many places away; None: any.
-        prefix_BxL: tokens with which the query's document begins that are seen by all of it, also ahead, (B or 1)×L;
-            None: none are.
+        causal: no keys after the query.
+        window: only keys fewer than this many places away; None: any.
+        prefix_BxL: number of first tokens of the query's document that the whole document sees, even ahead, (B or 1)×L;
+            None: none.
     """
     index_BxL = jnp.arange(segments.runs_BxL.shape[1], dtype=jnp.int32)[None]
     first_BxL = index_BxL - segments.offsets_BxL
@@ -78,12 +78,12 @@ def sight_of(
 
 
 def sight_from_start(index_BxL: jax.Array, real_BxL: jax.Array, window: int | None = None) -> Sight:
-    """What tokens at these places see that are decoded: of a row that is one document, those up to themselves.
+    """What tokens at these places see in decoding, where a row is one document: tokens up to themselves.
 
     Args:
         index_BxL: places of the queries.
-        real_BxL: which are no padding, which sees nothing.
-        window: only keys that are fewer than so many places away; None: any.
+        real_BxL: which queries are not padding; padding sees nothing.
+        window: only keys fewer than this many places away; None: any.
     """
     return _of_real(real_BxL, index_BxL, jnp.zeros_like(index_BxL), index_BxL + 1, window)
 

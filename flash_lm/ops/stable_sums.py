@@ -1,7 +1,7 @@
-"""Weighted means whose weights are exponentials of any size: numerator and denominator beside a maximum taken out.
+"""Weighted means whose weights are exponentials of any size: numerator and denominator relative to a maximum.
 
-A maximum over keys that a query does not see can leave it with nothing but underflow. So sums are taken over rectangles
-of keys and queries that all see each other, and added with their maxima rescaled. Sums are float32.
+With a maximum over keys that a query does not see, all its weights may underflow. So sums are computed over rectangles
+of keys and queries that all see each other, and added after rescaling to a common maximum. Sums are float32.
 """
 
 import functools
@@ -15,13 +15,13 @@ from jax.ad_checkpoint import checkpoint_name
 from flash_lm.ops.blocks import Rectangles, halves
 
 _SUMS = "stable_sums"
-NOTHING = -1e30  # a maximum over no keys: finite, so that differences of two are no NaN
+NOTHING = -1e30  # the maximum over no keys: finite, so that the difference of two is not NaN
 
 
 class Sums(NamedTuple):
     """Σ weight ⊙ V / exp(max), Σ weight / exp(max) and max, over some keys; the maxima have no derivative.
 
-    The weights of a head have a width M: E, one a channel, or 1, which all of them share.
+    The weights of a head have width M: E, one a channel, or 1, shared by all channels.
     """
 
     numerator_BxHxLxE: jax.Array
@@ -30,7 +30,7 @@ class Sums(NamedTuple):
 
 
 def add(a: Sums, b: Sums) -> Sums:
-    """Of disjoint keys."""
+    """Adds sums over disjoint keys."""
     top = jnp.maximum(a.max_BxHxLxM, b.max_BxHxLxM)
     scale_a, scale_b = jnp.exp(a.max_BxHxLxM - top), jnp.exp(b.max_BxHxLxM - top)
     return Sums(
@@ -41,30 +41,30 @@ def add(a: Sums, b: Sums) -> Sums:
 
 
 def without_max(sums: Sums) -> tuple[jax.Array, jax.Array]:
-    """Numerator and denominator; 0 and 1 of a query without a visible key."""
-    seen = ~(sums.max_BxHxLxM <= NOTHING / 2)  # a key that is no number is seen
+    """Numerator and denominator; 0 and 1 for a query without a visible key."""
+    seen = ~(sums.max_BxHxLxM <= NOTHING / 2)  # a NaN key counts as seen
     numerator = jnp.where(seen, sums.numerator_BxHxLxE, 0)
     return numerator, jnp.where(seen, sums.denominator_BxHxLxM, 1)
 
 
 def quotient(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
-    """Their ratio, with a derivative that float32 holds whatever the denominator's size."""
-    # That of a quotient divides by the denominator's square, which it may not hold; that of a denominator of 1 does.
+    """Their ratio, with a derivative that float32 can represent for any denominator."""
+    # The usual derivative divides by the squared denominator, which may underflow; with a denominator of 1 it cannot.
     scale = jax.lax.stop_gradient(1 / denominator)
     return numerator * scale / (denominator * scale)
 
 
 def mean_by_either(moderate: Callable, by_products: Callable, stable: Callable, *arrays: Any) -> jax.Array:
-    """The quotient of sums that products give where all numbers are moderate, and the stable form elsewhere.
+    """The quotient of plain products if all numbers are moderate, otherwise that of the stable form.
 
     Args:
-        moderate: arrays -> whether they are, a bool.
+        moderate: arrays -> whether they are moderate, a bool.
         by_products: arrays -> numerator and denominator.
-        stable: likewise, of any arrays.
-        arrays: that the derivative is of.
+        stable: the same, for arrays of any size.
+        arrays: the differentiated inputs.
     """
 
-    # The derivative needs the sums, and makes all else again.
+    # The derivative needs the sums, and recomputes everything else.
     @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(_SUMS))
     def mean(*arrays: Any) -> jax.Array:
         forms = (jax.checkpoint(by_products), jax.checkpoint(stable))
@@ -85,7 +85,7 @@ def nothing(v: jax.Array, width: int) -> Sums:
 
 
 def only(sums: Sums, visible: jax.Array) -> Sums:
-    """Nothing where a query does not see the keys; (B or 1)×G×C beside B×H×G×C×… sums."""
+    """The sums, or nothing if a query does not see the keys; (B or 1)×G×C beside B×H×G×C×… sums."""
     seen = visible[:, None, :, :, None]
     empty = Sums(jnp.float32(0), jnp.float32(0), jnp.float32(NOTHING))
     return Sums(*(jnp.where(seen, x, none) for x, none in zip(sums, empty, strict=True)))
@@ -102,9 +102,9 @@ def in_blocks(sums: Sums, block: int, look: Callable[[Rectangles], Sums]) -> Sum
     """Adds to each token's sums those over the tokens before it in its block.
 
     Args:
-        sums: of all tokens; the row is a multiple of `block`.
+        sums: sums of all tokens; the row length is a multiple of `block`.
         block: a power of two.
-        look: the sums of the queries of rectangles over their keys, B×H×G×C×….
+        look: returns the sums of the queries of rectangles over their keys, B×H×G×C×….
     """
     size = 1
     while size < block:
@@ -117,7 +117,7 @@ def in_blocks(sums: Sums, block: int, look: Callable[[Rectangles], Sums]) -> Sum
 
 
 def add_to_blocks(sums: Sums, others: Sums) -> Sums:
-    """Sums of tokens, B×H×L×…, and of the same tokens in blocks, B×H×G×C×…."""
+    """Adds sums of tokens, B×H×L×…, and sums of the same tokens in blocks, B×H×G×C×…."""
     size = others.numerator_BxHxLxE.shape[3]
     blocks = jax.tree.map(lambda x: x.reshape(*x.shape[:2], -1, size, x.shape[-1]), sums)
     return jax.tree.map(lambda x: x.reshape(*x.shape[:2], -1, x.shape[-1]), add(blocks, others))

@@ -1,4 +1,4 @@
-"""The bare training step on random tokens that lie on the device already: what the benchmarks time."""
+"""The bare training step on random tokens that are already on the device: what the benchmarks time."""
 
 import time
 from typing import Any
@@ -20,10 +20,10 @@ from flash_lm.training.step import make_train_step
 def step_config(
     config: ConfigDict, family: str, length: int, *, tokens_per_step: int, dtype: str, task: str = "causal_lm"
 ) -> Config:
-    """A config of a family with rows of `length` tokens, all of the step's in one batch.
+    """A config of a family with rows of `length` tokens, and one batch of all the step's tokens.
 
     Raises:
-        InputError: with all that is wrong.
+        InputError: lists everything that is wrong.
     """
     changed: Any = config.copy_and_resolve_references()
     changed.task = task
@@ -37,17 +37,17 @@ class BareStep:
     """A config's training step, forward, backward and update, compiled for one device.
 
     Attributes:
-        config: of all.
-        parameters: number of scalars.
+        config: the complete config.
+        parameters: number of parameters.
         compile_s: seconds that tracing and compiling took.
-        temp_bytes: of the temporary arrays, as XLA has laid them out.
-        peak_bytes: of all that exists during a step: state, batch and temporary arrays.
-        model_flops: of a step, see `models.flops`.
-        kernels: whether Pallas kernels are in it.
+        temp_bytes: bytes of temporary arrays, from XLA's memory plan.
+        peak_bytes: bytes of all that exists during a step: state, batch and temporary arrays.
+        model_flops: model FLOPs of a step, see `models.flops`.
+        kernels: whether the step uses Pallas kernels.
     """
 
     def __init__(self, config: Config):
-        """Compiles; allocates nothing of size. `config`: of `complete_config`."""
+        """Compiles the step; allocates no large arrays. `config`: from `complete_config`."""
         self.config = config
         model = ModelFunction(config.model, config.seed, packed=config.data.packed)
         optimizer = make_optimizer(config.train, model.traits())
@@ -69,19 +69,19 @@ class BareStep:
         self._started: tuple | None = None  # state and batch
 
     def start(self) -> None:
-        """Draws parameters and tokens."""
+        """Initialises the parameters and samples the tokens."""
         self._started = jax.block_until_ready((jax.jit(self._init)(), jax.jit(self._batch)()))
 
     def step(self) -> float:
-        """One step from where the last one ended; waits for it, and gives the loss."""
-        assert self._started is not None, "start comes first"
+        """Runs one step from the current state, waits for it, and returns the loss."""
+        assert self._started is not None, "call start first"
         state, batch = self._started
         state, metrics = self._compiled(state, batch)
         self._started = jax.block_until_ready(state), batch
         return float(metrics["loss"])
 
     def _batch(self) -> dict[str, Any]:
-        """Full rows of one document; of a masked model a share of the tokens is to be predicted."""
+        """Full rows of one document; for a masked model, a share of the tokens is predicted."""
         data = self.config.data
         shape = (data.batch_size, data.length)
         tokens_key, mask_key = jax.random.split(jax.random.key(self.config.seed))
@@ -89,7 +89,7 @@ class BareStep:
         task = TASKS[self.config.task]
         share = task.share(*(data[section] for section in task.sections))
         chosen_BxL = jax.random.uniform(mask_key, shape) < share
-        # cuDNN would be given them as an L×L array.
+        # cuDNN would get them as an L×L array.
         alone = self.config.model[QuadraticOptions].implementation == "cudnn"
         return {
             "segment_ids_BxL": None if alone else jnp.ones(shape, jnp.int32),

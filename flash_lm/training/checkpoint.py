@@ -1,4 +1,4 @@
-"""Writing checkpoints through Orbax: asynchronous, with checksums, the newest n and the best."""
+"""Writing checkpoints through Orbax: asynchronous, with checksums; the newest n and the best are kept."""
 
 import contextlib
 import errno
@@ -22,30 +22,30 @@ from flash_lm.training.hosts import is_first, of_all_hosts
 from flash_lm.training.state import TrainState
 
 _log = logging.getLogger(__name__)
-# What a failed write says, wherever it comes from -> what to do about it.
+# What the error of a failed write contains -> what to do about it.
 _ADVICE = {
     os.strerror(errno.ENOSPC): "make room",
     os.strerror(errno.EDQUOT): "make room",
     os.strerror(errno.EFBIG): "make room",
     os.strerror(errno.EACCES): "allow writing there",
     os.strerror(errno.EROFS): "allow writing there",
-    os.strerror(errno.EIO): "look at the disk",
+    os.strerror(errno.EIO): "check the disk",
 }
 
 
 class Checkpoints:
-    """The checkpoints of a run in training: the train state, and a small dict of facts (the clock, hashes)."""
+    """The checkpoints of a training run: the train state, and a small dict of facts (the clock, hashes)."""
 
     def __init__(self, workdir: pathlib.Path, *, keep: int = 1, best_metric: str = "loss"):
-        """Opens workdir/checkpoints, and moves those that have lost a part to workdir/damaged.
+        """Opens workdir/checkpoints, and moves incomplete checkpoints to workdir/damaged.
 
         Args:
-            workdir: of the run.
-            keep: number of the newest that are kept.
-            best_metric: name of the metric whose lowest value is kept too.
+            workdir: folder of the run.
+            keep: number of newest checkpoints to keep.
+            best_metric: name of a metric; the checkpoint with its lowest value is also kept.
 
         Raises:
-            InputError: there are checkpoints, and all have lost a part.
+            InputError: there are checkpoints, and all are incomplete.
         """
 
         def rank(metrics: dict[str, float]) -> float:
@@ -57,25 +57,25 @@ class Checkpoints:
         policy = AnyPreservationPolicy(
             [LatestN(keep), BestN(get_metric_fn=rank, n=1, keep_checkpoints_without_metrics=False)]
         )
-        # The policy alone does not write the metrics, and a resumed run would forget which one is the best.
+        # The policy alone does not write the metrics, and a resumed run would not know which one is the best.
         options = ocp.CheckpointManagerOptions(preservation_policy=policy, best_fn=rank, cleanup_tmp_directories=True)
         self._manager = ocp.CheckpointManager(self._folder, options=options)
 
     def newest(self) -> int | None:
-        """Step of the newest checkpoint, be it sound or not."""
+        """Step of the newest checkpoint, whether sound or not."""
         return self._manager.latest_step()
 
     def save(self, step: int, state: TrainState, facts: saved.Facts, metrics: dict[str, float] | None) -> None:
-        """Copies the state and returns; a thread writes it.
+        """Copies the state and returns; a thread writes the copy.
 
         Args:
-            step: steps done.
-            state: to save.
-            facts: JSON.
-            metrics: of an evaluation at this step, which make the checkpoint eligible as the best.
+            step: number of steps done.
+            state: state to save.
+            facts: JSON values.
+            metrics: metrics of an evaluation at this step, so that the checkpoint can be the best.
 
         Raises:
-            RunError: this one or the one before it could not be written.
+            RunError: this checkpoint or the one before could not be written.
         """
         facts, tree = facts | {"step": step, "config": run_folder.fingerprint(self._workdir)}, saved.tree_of(state)
         sums = saved.checksums(tree) | {"facts": saved.checksum_of(facts)}
@@ -86,16 +86,16 @@ class Checkpoints:
             self._manager.save(step, args=items, metrics=metrics, force=True)
 
     def wait(self) -> None:
-        """Waits for what is being written.
+        """Waits until everything is written.
 
         Raises:
-            RunError: it could not be written.
+            RunError: a checkpoint could not be written.
         """
         with self._failures_told():
             self._manager.wait_until_finished()
 
     def restore_newest(self, abstract: TrainState) -> tuple[TrainState, saved.Facts]:
-        """As `saved.restore` does; newer ones that are damaged are moved to workdir/damaged."""
+        """As `saved.restore` does; newer checkpoints that are damaged are moved to workdir/damaged."""
         damaged: dict[int, str] = {}
         found = saved.restore(RunName(self._workdir, NEWEST), abstract, damaged)
         if damaged:
@@ -104,7 +104,7 @@ class Checkpoints:
         return found
 
     def close(self) -> None:
-        """Waits for what is being written; raises as `wait` does."""
+        """Waits until everything is written; raises as `wait` does."""
         self.wait()
         self._manager.close()
 
@@ -114,7 +114,7 @@ class Checkpoints:
     def __exit__(self, kind: type[BaseException] | None, *unused: object) -> None:
         if kind is None:
             self.close()
-        else:  # which is what is to be told
+        else:  # so that this exception is the one reported
             with contextlib.suppress(Exception):
                 self.close()
 
@@ -123,10 +123,10 @@ class Checkpoints:
         return saved.folder_of(self._workdir)
 
     def _set_incomplete_aside(self) -> None:
-        """Orbax stumbles over a folder that has lost a part before it restores anything."""
+        """Moves incomplete folders away: Orbax fails on them before it restores anything."""
         steps = saved.steps(self._workdir)
         incomplete = [(step, reason) for step in steps if (reason := _what_is_missing(self._folder / str(step)))]
-        incomplete = dict(of_all_hosts(incomplete)[0])  # what the first host has seen, before it moves anything
+        incomplete = dict(of_all_hosts(incomplete)[0])  # as the first host saw it, before it moves anything
         if not incomplete:
             return
         if len(incomplete) == len(steps):
@@ -134,7 +134,7 @@ class Checkpoints:
         self._set_aside(incomplete)
 
     def _set_aside(self, damaged: dict[int, str]) -> None:
-        """Moves checkpoints to workdir/damaged, where nobody takes them for sound ones."""
+        """Moves checkpoints to workdir/damaged, so that they are not used."""
         for step, reason in damaged.items():
             place = self._workdir / "damaged" / str(step)
             while place.exists():
@@ -143,11 +143,11 @@ class Checkpoints:
                 place.parent.mkdir(exist_ok=True)
                 os.replace(self._folder / str(step), place)
             _log.warning("checkpoint %d moved to %s: %s", step, place, reason)
-        of_all_hosts(None)  # until it is done
+        of_all_hosts(None)  # wait until it is done
 
     @contextlib.contextmanager
     def _failures_told(self) -> Iterator[None]:
-        """A disk that takes no more as one clear line; anything else is a mistake of ours, and comes through."""
+        """Reports a failed write in one clear line; any other error is a bug, and is raised as it is."""
         try:
             yield
         except (jax.errors.JaxRuntimeError, StepAlreadyExistsError):
@@ -157,24 +157,24 @@ class Checkpoints:
             advice = next((told for cause, told in _ADVICE.items() if cause in text), None)
             if advice is None and not isinstance(error, OSError):
                 raise
-            cause = text.splitlines()[0].rpartition(": ")[2]  # of a chain of long paths
+            cause = text.splitlines()[0].rpartition(": ")[2]  # after a chain of long paths
             raise RunError(
-                f"no checkpoint could be written into {self._folder} ({cause}); those before it are whole: "
-                f"{advice or 'see to that'}, and the same command goes on from the newest"
+                f"no checkpoint could be written into {self._folder} ({cause}); earlier checkpoints are complete: "
+                f"{advice or 'fix this'}, then run the same command to continue from the newest"
             ) from error
 
 
 def with_shardings(abstract: TrainState, shardings: TrainState) -> TrainState:
-    """Shapes and dtypes of a state joined with its shardings, for `restore_newest`."""
+    """Combines a state's shapes and dtypes with its shardings, for `restore_newest`."""
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
 
 
 def _what_is_missing(folder: pathlib.Path) -> str | None:
-    """A part of a checkpoint without which Orbax does not open its neighbours either."""
+    """What a checkpoint lacks, if Orbax could then not open the other checkpoints either."""
     if lost := [name for name in saved.PARTS if not (folder / name).exists()]:
         return f"{', '.join(lost)} missing"
     try:
-        for path in folder.glob("metrics/metrics"):  # of an evaluation at this step
+        for path in folder.glob("metrics/metrics"):  # metrics of an evaluation at this step
             json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         return "its metrics are not JSON"

@@ -9,34 +9,34 @@ _IMPORTED = time.perf_counter()
 
 
 class Clock:
-    """Runs between `start` and `pause`; what it has counted is kept beside the checkpoint."""
+    """Runs between `start` and `pause`; its value is saved with the checkpoint."""
 
     def __init__(self, seconds: float = 0.0):
-        """Starts paused, at what an earlier run had counted."""
+        """Starts paused, at the seconds of an earlier run."""
         self._counted = seconds
         self._since: float | None = None
 
     def start(self) -> None:
-        """Goes on counting."""
+        """Starts or continues counting."""
         self._since = time.perf_counter()
 
     def pause(self) -> None:
-        """Stops counting. Wait for the device first: what it still has to do is training."""
+        """Stops counting. Wait for the device first: its remaining work is training time."""
         self._counted, self._since = self.seconds, None
 
     @property
     def seconds(self) -> float:
-        """Counted so far."""
+        """Seconds counted so far."""
         return self._counted + (0.0 if self._since is None else time.perf_counter() - self._since)
 
 
 def start_of_process() -> float:
-    """When this process was started, in seconds of time.perf_counter; where no /proc tells, when this was imported.
+    """When this process was started, in seconds of time.perf_counter; without /proc, when this was imported.
 
-    A command that has started itself again is still the process that it was.
+    A command that has restarted itself still counts as the same process.
     """
     try:
-        ticks = int(_STAT.read_text().rpartition(")")[2].split()[19])  # since the machine's start
+        ticks = int(_STAT.read_text().rpartition(")")[2].split()[19])  # since the machine booted
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, ValueError):
         return _IMPORTED

@@ -1,4 +1,4 @@
-"""What the first device has room for."""
+"""Free memory of the first device."""
 
 import pathlib
 import re
@@ -7,7 +7,7 @@ import jax
 
 
 def free_memory() -> int | None:
-    """Bytes that can still be taken on the first device, or, where that is the CPU, of the machine; None: unknown."""
+    """Free bytes on the first device, or of the machine if that is the CPU; None: unknown."""
     device = jax.devices()[0]
     if device.platform != "cpu":
         stats = device.memory_stats()

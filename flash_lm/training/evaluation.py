@@ -1,4 +1,4 @@
-"""Perplexity of a split: sums weighted by tokens, so that no figure depends on the batch size."""
+"""Perplexity of a split: sums weighted by tokens, so that no result depends on the batch size."""
 
 import collections
 import math
@@ -19,7 +19,7 @@ _LARGEST_EXPONENT = 709  # exp overflows above it
 
 
 class Evaluator:
-    """Evaluates parameters of a model; used by the command and during training alike."""
+    """Evaluates the parameters of a model; used by the evaluate command and during training."""
 
     def __init__(
         self, model: ModelFunction, tokenizer: Tokenizer, mesh: Mesh, loss_chunk: int, task: Task = NEXT_TOKEN
@@ -27,11 +27,11 @@ class Evaluator:
         """Compiles nothing before the first call.
 
         Args:
-            model: to be scored.
-            tokenizer: of the rows.
-            mesh: on which the parameters lie.
+            model: model to score.
+            tokenizer: the rows' tokenizer.
+            mesh: mesh of the parameters.
             loss_chunk: tokens whose logits exist at the same time on a device.
-            task: whose scores they are.
+            task: the task, which defines the scores.
         """
         self._mesh = mesh
         self._step = jax.jit(make_evaluation_step(model, loss_chunk, task))
@@ -43,14 +43,14 @@ class Evaluator:
         """Scores each row once; call it inside `jax.set_mesh`.
 
         Args:
-            params: of the model.
-            rows: of a split.
-            batch_size: B; rounded up to divide over the devices.
+            params: the model's parameters.
+            rows: rows of a split.
+            batch_size: B; rounded up to a multiple of the devices.
             limit: number of batches; 0 = all.
 
         Returns:
-            loss (nats a token), perplexity (a token), accuracy (share of the targets that are the likeliest token; none
-            of images), bits_per_byte; and nll (nats), tokens and bytes, the sums over all targets.
+            loss (nats a token), perplexity (a token), accuracy (share of the targets that are the likeliest token; not
+            for images), bits_per_byte; and nll (nats), tokens and bytes, the sums over all targets.
         """
         sharding, sums = batch_sharding(self._mesh), collections.Counter()
         share = share_of(sharding, rows_that_divide(batch_size, self._mesh))
@@ -69,7 +69,7 @@ class Evaluator:
 
 
 def perplexity(nll: float, count: float) -> float:
-    """exp(nll / count); infinite where that overflows, NaN without anything to count."""
+    """exp(nll / count); infinite on overflow, NaN if count is 0."""
     if not count:
         return math.nan
     return math.exp(nll / count) if nll / count < _LARGEST_EXPONENT else math.inf

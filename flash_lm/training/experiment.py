@@ -1,4 +1,4 @@
-"""All that a config stands for: corpus, model, optimizer, mesh, and the shapes and shardings of the train state."""
+"""What a config defines: corpus, model, optimizer, mesh, and the shapes and shardings of the train state."""
 
 import dataclasses
 from typing import Any
@@ -31,7 +31,7 @@ _MILLION = 10**6
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What a completed config makes of devices. `abstract` has shapes, dtypes and shardings of the train state."""
+    """What a complete config defines without its corpus. `abstract` has shapes, dtypes and shardings of the state."""
 
     config: Config
     model: ModelFunction
@@ -42,19 +42,19 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment(Setup):
-    """All that a config names, its corpus too."""
+    """What a complete config defines, corpus included."""
 
     corpus: Splits
 
     def evaluation_rows(self, split: str) -> Rows:
-        """As `evaluation_rows` gives them, of data.length tokens."""
+        """The rows from the function `evaluation_rows`, with data.length tokens."""
         return evaluation_rows(self.config, self.corpus, split, self.config.data.length)
 
     def share(self) -> Share:
         """What this host reads of a batch.
 
         Raises:
-            InputError: the corpus is a stream, which cannot be shared in this way.
+            InputError: the corpus is a stream, which cannot be divided in this way.
         """
         share = share_of(batch_sharding(self.mesh), self.config.data.batch_size)
         if self.corpus.stream:
@@ -64,12 +64,12 @@ class Experiment(Setup):
     def training_batches(
         self, share: Share, start_step: int = 0, place: dict[str, Any] | None = None
     ) -> IndexedBatches | StreamedBatches:
-        """This host's batches from a step on.
+        """This host's batches, starting at a step.
 
         Args:
-            share: of this host.
-            start_step: of the first batch.
-            place: where a streamed corpus goes on, from the state of its batches; None: at the beginning.
+            share: this host's share of each batch.
+            start_step: step of the first batch.
+            place: where a streamed corpus continues, from the state of its batches; None: at the beginning.
         """
         config, corpus = self.config, self.corpus
         settings: dict[str, Any] = {"seed": config.seed, "transform": _of_task(config, corpus)}
@@ -82,12 +82,12 @@ class Experiment(Setup):
         return IndexedBatches(rows, share, start_step=start_step, **settings)
 
     def with_constants(self, constants: Params) -> "Experiment":
-        """The same with other constants of the model, such as those of a checkpoint."""
+        """The same experiment with other constants of the model, such as those of a checkpoint."""
         return dataclasses.replace(self, model=self.model.with_constants(constants))
 
 
 def evaluation_rows(config: Config, corpus: Splits, split: str, length: int) -> Rows:
-    """The packed rows of a split, of `length` tokens, as the task makes them; what it draws is fixed."""
+    """The packed rows of a split, of `length` tokens, as the task makes them; its random choices are fixed."""
     rows = _packer(config)(corpus.splits[split], length, corpus.tokenizer.begin)
     transform = _of_task(config, corpus)
     return FixedRows(rows, transform) if transform else rows
@@ -104,10 +104,10 @@ def _of_task(config: Config, corpus: Splits) -> Transform | None:
 
 
 def vocabulary(config: Config, tokenizer: Tokenizer) -> int:
-    """The model's number of words: what is set, or else what the tokenizer needs.
+    """The model's vocabulary size: as set, or as the tokenizer needs.
 
     Raises:
-        InputError: what is set is too few.
+        InputError: the set size is too small.
     """
     needed = TASKS[config.task].vocabulary(tokenizer)
     vocab_size = config.model.vocab_size or needed
@@ -116,14 +116,14 @@ def vocabulary(config: Config, tokenizer: Tokenizer) -> int:
     values = CORPORA[config.data.corpus].ends_in_values and vocab_size == needed
     if HEADS[config.model.head].of_values and not values:
         raise InputError(
-            f"model.head={config.model.head} is of images, whose values are the last words, and here are data.corpus="
-            f"{config.data.corpus} and model.vocab_size={vocab_size}: take data.corpus=images, with vocab_size open"
+            f"model.head={config.model.head} is for images, whose values are the last words, but got data.corpus="
+            f"{config.data.corpus} and model.vocab_size={vocab_size}: use data.corpus=images with vocab_size open"
         )
     return vocab_size
 
 
 def build_setup(config: Config, mesh: Mesh) -> Setup:
-    """Model and optimizer of a completed config on a mesh; computes nothing."""
+    """Model and optimizer of a complete config on a mesh; computes nothing."""
     model = ModelFunction(config.model, config.seed, packed=config.data.packed)
     optimizer = make_optimizer(config.train, model.traits())
     abstract = jax.eval_shape(lambda: init_state(model, optimizer))
@@ -132,23 +132,23 @@ def build_setup(config: Config, mesh: Mesh) -> Setup:
 
 
 def build_experiment(config: ConfigDict, own: OwnCorpus | None = None) -> Experiment:
-    """Checks a config, tokenises its corpus if need be, and sets up model, optimizer and mesh.
+    """Checks a config, tokenises its corpus if necessary, and sets up model, optimizer and mesh.
 
     Args:
-        config: in the schema of configs/base.py.
-        own: what a run that goes on knows of its corpus; None: there is no run.
+        config: a config with the schema of configs/base.py.
+        own: what a resumed run knows of its corpus; None: there is no run.
 
     Raises:
-        InputError: with every problem found.
+        InputError: lists every problem found.
     """
     parsed = parse(config)
-    # All that can be wrong without the corpus comes before the work of tokenising it.
+    # Check everything that does not need the corpus before spending time on tokenising it.
     model_config = complete(dataclasses.replace(parsed.model, vocab_size=parsed.model.vocab_size or VALUES))
     mesh = make_mesh(parsed.mesh)
     corpus = load_splits(parsed.data, own)
     vocab_size = vocabulary(parsed, corpus.tokenizer)
     if isinstance(corpus, ExampleCorpus):
         for split in corpus.splits.values():
-            ROWS[parsed.data.pack](split, parsed.data.length, corpus.tokenizer.begin)  # they fit
+            ROWS[parsed.data.pack](split, parsed.data.length, corpus.tokenizer.begin)  # raises if they do not fit
     parsed = dataclasses.replace(parsed, model=dataclasses.replace(model_config, vocab_size=vocab_size))
     return Experiment(**vars(build_setup(parsed, mesh)), corpus=corpus)

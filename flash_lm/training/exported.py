@@ -1,8 +1,8 @@
 """The folder of an exported model: parameters as safetensors, with the config and the tokenizer that they need.
 
-model.safetensors   parameters by their path, `layers.sublayer_0.query.kernel`; `constants.…`: drawn and not trained
-config.json         what other tools look for, what made it, and under `config` the run's own
-tokenizer/          the tokenizer, exactly; tokenizer.json is the same for Hugging Face's `tokenizers`
+model.safetensors   parameters by path, `layers.sublayer_0.query.kernel`; `constants.…`: random and not trained
+config.json         what other tools expect, what made the export, and under `config` the run's own config
+tokenizer/          the tokenizer, exactly; tokenizer.json is the same one for Hugging Face's `tokenizers`
 README.md           the model card
 """
 
@@ -28,13 +28,13 @@ _CONSTANTS = "constants"
 
 
 def is_export(folder: pathlib.Path) -> bool:
-    """Whether a folder is one of an exported model, and not of a run."""
+    """Whether a folder holds an exported model rather than a run."""
     return (folder / WEIGHTS).exists()
 
 
 @contextlib.contextmanager
 def new_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder to fill, which becomes `out` at the end; after an error nothing is left of it.
+    """A folder to fill, which becomes `out` at the end; after an error it is removed.
 
     Raises:
         InputError: `out` cannot be written.
@@ -51,13 +51,13 @@ def new_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:
-    """To be read by people, too."""
+    """Writes JSON that people can read, too."""
     path.write_text(f"{json.dumps(content, indent=2, ensure_ascii=False)}\n", encoding="utf-8")
 
 
 def write_weights(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays by name; each is made contiguous, for safetensors writes others wrong and says nothing."""
-    # Not np.ascontiguousarray, which makes a vector of a scalar.
+    """Writes arrays by name, made contiguous first: safetensors silently writes others wrong."""
+    # Not np.ascontiguousarray, which turns a scalar into a vector.
     save_file({name: np.asarray(x, order="C") for name, x in arrays.items()}, path, metadata={"format": "np"})
 
 
@@ -67,7 +67,7 @@ def of_trained(params: Params, constants: Params) -> dict[str, Any]:
 
 
 def about(folder: pathlib.Path) -> dict[str, Any]:
-    """What made an export: its run, step, hash of config, facts and versions.
+    """Where an export comes from: run, step, hash of the config, facts and versions.
 
     Raises:
         OSError, ValueError, KeyError: the folder is damaged.
@@ -79,12 +79,12 @@ def read_trained(folder: pathlib.Path, params: Params, constants: Params) -> tup
     """Step, parameters, constants and facts of an export.
 
     Args:
-        folder: of the export.
+        folder: folder of the export.
         params: shapes, dtypes and shardings of the parameters.
-        constants: likewise of what is drawn and not trained.
+        constants: shapes, dtypes and shardings of the constants (random and not trained).
 
     Raises:
-        Exception: of any kind, the folder is damaged.
+        Exception: of any kind, if the folder is damaged.
     """
     made = about(folder)
     with safe_open(folder / WEIGHTS, framework="np") as file:
@@ -96,5 +96,5 @@ def read_trained(folder: pathlib.Path, params: Params, constants: Params) -> tup
 def _placed(file: Any, key: str, like: jax.ShapeDtypeStruct) -> jax.Array:
     array = file.get_tensor(key)
     if array.shape != like.shape or array.dtype != like.dtype:
-        raise ValueError(f"{key} is {array.dtype}{list(array.shape)} and not {like.dtype}{list(like.shape)}")
+        raise ValueError(f"{key} is {array.dtype}{list(array.shape)}, expected {like.dtype}{list(like.shape)}")
     return jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])

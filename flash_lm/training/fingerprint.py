@@ -6,19 +6,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# Two pairs of odd multipliers, a pair for each of two sums.
+# Two pairs of odd multipliers, one pair for each of the two sums.
 _MULTIPLIERS = ((0x9E3779B1, 0x85EBCA77), (0xC2B2AE3D, 0x27D4EB2F))
 _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
 def fingerprint(tree: Any) -> str:
-    """Sixteen hexadecimal digits of a pytree of arrays.
+    """A checksum of a pytree of arrays, as sixteen hexadecimal digits.
 
-    A change of one number always changes them; of other damage about one case in 2⁶⁴ does not. They depend on the
-    arrays' names, shapes and bits, and not on how they are spread over devices: the sums are of whole numbers.
+    Changing one number always changes it; other damage goes unnoticed in about one case in 2⁶⁴. It depends on the
+    arrays' names, shapes and bits, and not on how they are sharded, because the sums are of whole numbers.
 
     Args:
-        tree: of arrays of at most 4 bytes a number.
+        tree: pytree of arrays with at most 4 bytes a number.
     """
     return "".join(f"{int(word):08x}" for word in jax.device_get(_sums(tree)))
 
@@ -33,13 +33,13 @@ def _sums(tree: Any) -> jax.Array:
 
 
 def _sums_of(x: jax.Array) -> jax.Array:
-    """Sums, modulo 2³², of a hash of each number's bits and place.
+    """Sums, modulo 2³², of a hash of each number's bits and index.
 
-    For each place the hash is one-to-one, so that a change of one number always changes both sums.
+    For each index the hash is one-to-one, so a change of one number always changes both sums.
     """
     words = jax.lax.bitcast_convert_type(x, _WORDS[x.dtype.itemsize]).astype(jnp.uint32)
     place, stride = jnp.zeros(x.shape, jnp.uint32), 1
-    for axis in reversed(range(x.ndim)):  # axis by axis, so that nothing is reshaped across devices
+    for axis in reversed(range(x.ndim)):  # axis by axis, to avoid reshapes across devices
         place += jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * jnp.uint32(stride % 2**32)
         stride *= x.shape[axis]
     sums = []

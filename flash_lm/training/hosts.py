@@ -1,4 +1,4 @@
-"""The hosts of a run: how they find each other, and what they tell each other."""
+"""The hosts of a run: how they find each other and exchange values."""
 
 import contextlib
 import json
@@ -12,21 +12,21 @@ from jax.experimental import multihost_utils
 
 from flash_lm.errors import InputError, RunError, first_line
 
-HEARTBEAT_S = 30  # a host that is silent for so long is gone
-_ASK_EVERY_S = 5.0  # whether to stop
-_MOST_UNASKED = 100  # steps
+HEARTBEAT_S = 30  # a host that is silent for longer is considered gone
+_ASK_EVERY_S = 5.0  # how often the hosts ask each other whether to stop
+_MOST_UNASKED = 100  # most steps between two such questions
 
 
 def join(coordinator: str | None = None, hosts: int | None = None, number: int | None = None) -> None:
-    """Makes this process one host of a run; to be called before JAX looks for devices.
+    """Makes this process one host of a run; call it before JAX looks for devices.
 
     Args:
-        coordinator: address:port of host 0; None: of the cluster that JAX discovers (SLURM, TPU, Kubernetes, MPI).
-        hosts: number of them.
-        number: of this one.
+        coordinator: address:port of host 0; None: from the cluster that JAX finds (SLURM, TPU, Kubernetes, MPI).
+        hosts: number of hosts.
+        number: index of this host.
 
     Raises:
-        InputError: nothing was discovered, or the others do not come.
+        InputError: no cluster was found, or the other hosts do not connect.
     """
     try:
         jax.distributed.initialize(
@@ -34,20 +34,20 @@ def join(coordinator: str | None = None, hosts: int | None = None, number: int |
             hosts,
             number,
             heartbeat_timeout_seconds=HEARTBEAT_S,
-            shutdown_timeout_seconds=HEARTBEAT_S,  # at the end of one that has failed alone
+            shutdown_timeout_seconds=HEARTBEAT_S,  # wait at the end of a host that has failed alone
         )
     except (ValueError, RuntimeError) as error:
         raise InputError(
-            f"no other hosts ({first_line(error).rstrip('.')}): on SLURM, Kubernetes, MPI or a TPU pod give "
+            f"cannot reach other hosts ({first_line(error).rstrip('.')}): on SLURM, Kubernetes, MPI or a TPU pod use "
             f"--hosts=auto, anywhere else --hosts=ADDRESS:PORT,COUNT,NUMBER"
         ) from None
 
 
 def parse_hosts(word: str) -> tuple[str | None, int | None, int | None]:
-    """What `join` takes, of a command's word: auto, or ADDRESS:PORT,COUNT,NUMBER.
+    """Parses the --hosts flag, auto or ADDRESS:PORT,COUNT,NUMBER, into the arguments of `join`.
 
     Raises:
-        InputError: something else.
+        InputError: it is something else.
     """
     if word == "auto":
         return None, None, None
@@ -58,32 +58,32 @@ def parse_hosts(word: str) -> tuple[str | None, int | None, int | None]:
 
 
 def is_first() -> bool:
-    """Whether this is the host that writes what is written once."""
+    """Whether this host writes the files that are written once."""
     return jax.process_index() == 0
 
 
 @contextlib.contextmanager
 def losses_told() -> Iterator[None]:
-    """The loss of another host as one clear line, in place of what the network says."""
+    """Reports the loss of another host in one clear line, in place of the network's errors."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if jax.process_count() == 1:
             raise
         raise RunError(
-            f"another host is gone ({first_line(error)}): start all hosts again, and the run goes on "
+            f"another host is gone ({first_line(error)}): start all hosts again, and the run continues "
             f"from its newest checkpoint"
         ) from error
 
 
 def check_same(**facts: Any) -> None:
-    """Checks that all hosts know the same.
+    """Checks that all hosts have the same values.
 
     Args:
         facts: JSON values by name.
 
     Raises:
-        InputError: they do not.
+        InputError: they differ.
     """
     told = of_all_hosts(facts)
     if differing := [name for name in facts if any(there[name] != told[0][name] for there in told)]:
@@ -94,15 +94,15 @@ def check_same(**facts: Any) -> None:
 
 
 class StopOfAllHosts:
-    """Several hosts must end at the same step, so they ask each other, at steps that they have agreed on."""
+    """Makes all hosts stop at the same step: they ask each other, at steps that they have agreed on."""
 
     def __init__(self, should_stop: Callable[[], bool]):
-        """`should_stop`: of this host."""
+        """`should_stop`: whether this host wants to stop."""
         self._should_stop = should_stop
-        self._asks_at, self._asked = 0, (0, 0.0)  # a step; the last one and its time
+        self._asks_at, self._asked = 0, (0, 0.0)  # the next step to ask at; the last one and its time
 
     def __call__(self, step: int, seconds: float) -> bool:
-        """Whether to stop after a step, at so many seconds of training."""
+        """Whether to stop after a step, at this number of seconds of training."""
         if jax.process_count() == 1:
             return self._should_stop()
         if step < self._asks_at:
@@ -116,12 +116,12 @@ class StopOfAllHosts:
 
 
 def fetched(x: jax.Array) -> np.ndarray:
-    """All of an array, on every host, wherever its parts lie."""
+    """The whole array as a NumPy array on every host, however it is sharded."""
     return np.asarray(x) if x.is_fully_addressable else np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
 
 def of_all_hosts(value: Any) -> list[Any]:
-    """Each host's JSON value, on every host, in the order of their numbers."""
+    """All hosts' JSON values, on every host, ordered by host number."""
     if jax.process_count() == 1:
         return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)

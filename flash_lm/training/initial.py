@@ -1,4 +1,4 @@
-"""The first parameters of a run that starts from another's: by name, and drawn where there are none."""
+"""The first parameters of a run that starts from another model: taken by name, or newly initialised."""
 
 import dataclasses
 from typing import Any
@@ -21,17 +21,17 @@ from flash_lm.training.state import TrainState
 from flash_lm.training.weights import read_weights
 
 _OF_THE_TASK = ("max_length", "causal", "head")  # keys of config.model
-# Of a machine and not of a model.
+# Keys of the machine, not of the model.
 _HOW = ("kernels", "quadratic.implementation", "remat", "scan_layers")
 
 
 def tokenizer_of(name: str, config: Any) -> Tokenizer | None:
-    """The tokenizer of the model that a run on text starts from, which it must use, too.
+    """The tokenizer that a run on text must share with the model it starts from.
 
-    None: the corpus is of examples, and brings its own; `initial_state` compares them.
+    None: the corpus has examples and its own tokenizer; `initial_state` compares the two.
 
     Raises:
-        InputError: there is no such model, or the config names another kind of tokenizer.
+        InputError: no such model, or the config names another kind of tokenizer.
     """
     folder, data = run_name(name).workdir, config.data
     theirs, tokenizer = run_folder.read_config(folder).data, load_tokenizer(folder / "tokenizer")
@@ -43,17 +43,17 @@ def tokenizer_of(name: str, config: Any) -> Tokenizer | None:
         there[key], here[key] = theirs.get(key), data[key]
     if there != here:
         told = "; ".join(f"data.{key}={there[key]} there, {here[key]} here" for key in there if there[key] != here[key])
-        raise InputError(f"train.init_from={name} has another vocabulary ({told}): set it as there")
+        raise InputError(f"train.init_from={name} has another vocabulary ({told}): use the same values here")
     return tokenizer
 
 
 def like_parent(config: Any, name: str) -> Any:
-    """A config that leaves open what a model is, as the model that it starts from has it.
+    """Fills in the open keys of a config's model from the model that it starts from.
 
-    A family's defaults depend on the objective, and its parameters have been trained with these.
+    A family's defaults depend on the objective, and the parameters were trained with these values.
 
     Raises:
-        InputError: there is no such model.
+        InputError: no such model.
     """
     folder = run_name(name).workdir
     theirs, tokenizer = parse(run_folder.read_config(folder)), load_tokenizer(folder / "tokenizer")
@@ -64,19 +64,19 @@ def like_parent(config: Any, name: str) -> Any:
     left_open = [key for key, value in flatten_dict(config.model.to_dict(), sep=".").items() if value is None]
     known = {key: model.get(key) for key in left_open if key not in _OF_THE_TASK}
     if "vocab_size" in known and TASKS[config.task].vocabulary(tokenizer) > model.vocab_size:
-        del known["vocab_size"]  # it is too few for this task
+        del known["vocab_size"]  # too small for this task
     config.model.update_from_flattened_dict({key: value for key, value in known.items() if value is not None})
     return config
 
 
 @dataclasses.dataclass(frozen=True)
 class Initial:
-    """A first state.
+    """The first state of a run that starts from another model.
 
     Attributes:
-        state: with the other model's parameters.
-        parent: what the run remembers of it.
-        told: in one sentence, what was taken and what was not.
+        state: the state, with the other model's parameters.
+        parent: what the run records of the other model.
+        told: one sentence on what was taken and what was not.
     """
 
     state: TrainState
@@ -88,11 +88,11 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
     """The first state of a run whose config names train.init_from.
 
     Args:
-        experiment: of the run.
-        drawn: its state without that, whose parameters stay where the other model has none of the name.
+        experiment: the run's experiment.
+        drawn: the newly initialised state; its parameters are kept where the other model has none of that name.
 
     Raises:
-        InputError: no such model, another vocabulary, or parameters of other shapes: all in one message.
+        InputError: no such model, another vocabulary, or parameters of other shapes, which are all listed.
     """
     config = experiment.config
     name = run_name(config.train.init_from)
@@ -102,8 +102,8 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
     theirs = read_weights(name, raw, raw.model.param_dtype)
     if theirs.tokenizer.fingerprint != experiment.corpus.tokenizer.fingerprint:
         raise InputError(
-            f"train.init_from={name} has another vocabulary than the corpus {experiment.corpus.name}: take a model of "
-            f"these tokens"
+            f"train.init_from={name} has another vocabulary than the corpus {experiment.corpus.name}: choose a model "
+            f"with the same tokenizer"
         )
     there = {name_of(path): x for path, x in jax.tree_util.tree_leaves_with_path(theirs.params)}
     taken, new, wrong = [], [], {}
@@ -124,11 +124,11 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
 
     params = jax.tree_util.tree_map_with_path(first, drawn.params, experiment.model.traits().positions)
     left_out = sorted(there.keys() - {*taken, *wrong})
-    parts = {"drawn": new, "of another shape": wrong.values(), "left out": left_out}
+    parts = {"initialised": new, "of another shape": wrong.values(), "left out": left_out}
     told = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
     told = f"train.init_from={name}: {len(taken)} parameters taken" + (f"; {told}" if told else "")
     if wrong:
-        raise InputError(f"{told}: set the model's keys as there{_advice(config, theirs.config)}")
+        raise InputError(f"{told}: set the model's keys to the same values{_advice(config, theirs.config)}")
     constants = drawn.constants
     if jax.tree.map(jnp.shape, theirs.model.constants) == jax.tree.map(jnp.shape, constants):
         put = lambda x, own: jax.device_put(jnp.asarray(x, own.dtype), own.sharding)
@@ -141,13 +141,13 @@ def _advice(config: Config, theirs: Config) -> str:
     if config.model.max_length == theirs.model.max_length:
         return ""
     return (
-        f" (model.max_length={theirs.model.max_length} there, {config.model.max_length} here: positions alone can be "
-        f"brought to another length by train.init_positions=interpolate)"
+        f" (model.max_length={theirs.model.max_length} there, {config.model.max_length} here: only positions can be "
+        f"resized, with train.init_positions=interpolate)"
     )
 
 
 def _interpolated(x: jax.Array, shape: tuple[int, ...], axis: int) -> jax.Array:
-    """Along the positions, linearly: the first and the last stay what they are."""
+    """Interpolates linearly along the positions; the first and the last are unchanged."""
     if x.shape[:axis] + x.shape[axis + 1 :] != shape[:axis] + shape[axis + 1 :]:
         return x
     place = jnp.linspace(0, x.shape[axis] - 1, shape[axis])

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: finish the step, save, end. A second one ends at once."""
+"""SIGINT and SIGTERM: finish the step, save and stop. A second signal ends the process at once."""
 
 import contextlib
 import signal
@@ -9,7 +9,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextlib.contextmanager
 def stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Gives a function that says whether a signal has come; restores the handlers at the end."""
+    """Yields a function that says whether a signal has come; restores the handlers at the end."""
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     stopped = False
 

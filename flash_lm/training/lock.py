@@ -1,4 +1,4 @@
-"""One process trains in a folder at a time."""
+"""Only one process trains in a folder at a time."""
 
 import contextlib
 import fcntl
@@ -18,13 +18,13 @@ NAME = "lock"
 
 @contextlib.contextmanager
 def locked(workdir: pathlib.Path) -> Iterator[None]:
-    """Holds a run's folder; the system lets it go when the process ends, however it does.
+    """Locks a run's folder; the system releases the lock when the process ends, even after a crash.
 
-    The folder is made if need be. If nothing has been written there, it is as before afterwards. Of several hosts the
-    first one holds it.
+    The folder is created if necessary. If nothing was written there, it is left as it was. With several hosts, the
+    first one holds the lock.
 
     Raises:
-        InputError: on all hosts, when another process has it.
+        InputError: on all hosts, if another process holds the lock.
     """
     holder, file, made, empty = None, None, False, False
     if is_first():
@@ -34,7 +34,7 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
         holder = _take(file)
     try:
         if holder := of_all_hosts(holder)[0]:
-            raise InputError(f"{holder} is training in {workdir}: wait for its end, or choose another --workdir")
+            raise InputError(f"{holder} is training in {workdir}: wait for it to end, or choose another --workdir")
         yield
     finally:
         if file is not None:
@@ -46,14 +46,14 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def _take(file: TextIO) -> str | None:
-    """Locks a file and writes into it who has it; says who has it already."""
+    """Locks a file and writes the holder into it; if it is locked already, returns the holder."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
         return file.read().strip() or "another process"
     except OSError as error:
-        _log.warning("%s has no locks (%s): take care that no two runs write there", file.name, error.strerror)
+        _log.warning("%s cannot be locked (%s): make sure that no other run writes there", file.name, error.strerror)
         return None
     file.truncate(0)
     file.write(f"process {os.getpid()} on {platform.node()}\n")

@@ -37,21 +37,21 @@ def train(
     debug_nonfinite: bool = False,
     asked_at: float | None = None,
 ) -> None:
-    """Trains to config.train.steps, from the newest checkpoint in `workdir` if there is one.
+    """Trains until config.train.steps, from the newest checkpoint in `workdir` if there is one.
 
-    A run that has none begins with a copy of the checkpoint that config.train.branch_from names, or with the parameters
-    that config.train.init_from names.
+    A new run starts with a copy of the checkpoint config.train.branch_from, or with the parameters of
+    config.train.init_from, if one of them is set.
 
     Args:
-        config: in the schema of configs/base.py.
-        workdir: of the run; made if need be.
-        should_stop: asked after every step; when true, the run is saved and ends early.
-        profile: steps of which a trace is written into workdir/profile; None: of none.
-        debug_nonfinite: wait for each step, and find where the first number that is not finite comes up.
-        asked_at: in seconds of time.perf_counter, from when on the time to the first step is counted; None: from now.
+        config: a config with the schema of configs/base.py.
+        workdir: folder of the run; created if necessary.
+        should_stop: called after every step; if it returns true, the run is saved and stops early.
+        profile: steps to trace into workdir/profile; None: no trace.
+        debug_nonfinite: wait for each step, and find where the first non-finite number appears.
+        asked_at: start of the time to the first step, in seconds of time.perf_counter; None: now.
 
     Raises:
-        InputError: bad config, data or workdir; nothing has been written then.
+        InputError: bad config, data or workdir; nothing has been written.
         RunError: the loss became non-finite, a checkpoint could not be written, or another host is gone.
     """
     asked_at = time.perf_counter() if asked_at is None else asked_at
@@ -88,13 +88,11 @@ def train(
 
 def _check_targets(validation: Rows) -> None:
     if not any(validation[i]["loss_mask_BxL"].any() for i in range(len(validation))):
-        raise InputError(
-            "no token of the validation split is to be predicted: give more text, or raise data.masking.rate"
-        )
+        raise InputError("no token of the validation split is a target: give more text, or raise data.masking.rate")
 
 
 class _Loop:
-    """One run in progress."""
+    """A run in progress."""
 
     def __init__(
         self,
@@ -124,15 +122,15 @@ class _Loop:
         self.compiled_step, self.sharding = compile_step(experiment), batch_sharding(experiment.mesh)
         self.writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
         self.logged_step, self.logged_seconds = self.step, self.clock.seconds
-        self.asked_at: float | None = asked_at  # None: the first step has been told of
-        self.first_step_s: float | None = None  # of this process, until it is written
-        self.pending: tuple | None = None  # number, metrics and batch of the last step, of which nothing has been read
+        self.asked_at: float | None = asked_at  # None: the first step has been reported
+        self.first_step_s: float | None = None  # of this process, until it is logged
+        self.pending: tuple | None = None  # number, metrics and batch of the last step, not read yet
 
     def run(self, should_stop: Callable[[], bool], profile: Profile) -> None:
         config, stops = self.config.train, StopOfAllHosts(should_stop)
         with contextlib.closing(self.writer):
             self._announce()
-            if self.start.told:  # from now on the parent may change or vanish
+            if self.start.told:  # save now: the parent may change or vanish later
                 self._save(None)
                 self.checkpoints.wait()
             self.clock.start()
@@ -147,7 +145,9 @@ class _Loop:
                 if profile.is_over(self.step) or (profile.on and (last or stopping)):
                     with self._paused():
                         profile.write()
-                    self.writer.say(f"step {self.step}: trace in {profile.folder}, for TensorBoard or ui.perfetto.dev")
+                    self.writer.say(
+                        f"step {self.step}: trace written to {profile.folder}, for TensorBoard or ui.perfetto.dev"
+                    )
                 evaluates, saves = (last or _due(self.step, n) for n in (config.eval_every, config.checkpoint_every))
                 if evaluates or saves or stopping:
                     with self._paused():
@@ -156,7 +156,7 @@ class _Loop:
                             self._save(scores)
             if stopping and not last:
                 self.checkpoints.wait()
-                self.writer.say(f"stopped and saved at step {self.step}: the same command goes on from there")
+                self.writer.say(f"stopped and saved at step {self.step}: run the same command to continue")
 
     def _take_step(self) -> None:
         batch = place(self._next_batch(), self.sharding, self.share)
@@ -164,21 +164,21 @@ class _Loop:
         self.step += 1
         if self.asked_at is not None:
             self._tell_first_step(self.asked_at)
-        # The device works on this step while the last one's metrics are read.
+        # The device works on this step while the metrics of the last one are read.
         self._log_pending()
         self.pending = (self.step, metrics, batch)
         if self.origin is not None:
             self._log_pending()
 
     def _tell_first_step(self, asked_at: float) -> None:
-        """What a user waits for before he sees anything; later steps are not waited for."""
+        """Reports the time that a user waits before training starts; later steps are not waited for."""
         jax.block_until_ready(self.state)
         self.first_step_s, self.asked_at = time.perf_counter() - asked_at, None
         self.writer.say(f"first step done {self.first_step_s:.1f} s after the start")
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
-        """What is not training: all steps are logged, the device is idle, and the clock stands."""
+        """For everything but training: all steps are logged, the device is idle, and the clock is paused."""
         self._log_pending()
         jax.block_until_ready(self.state)
         self.clock.pause()
@@ -191,16 +191,16 @@ class _Loop:
         self.pending = None
 
     def _next_batch(self) -> Batch:
-        """A streamed corpus may fail at any time; what has been learned until then is logged and kept."""
+        """The next batch; a streamed corpus may fail at any time, and the run is then logged and saved first."""
         try:
             return next(self.batches)
         except InputError as error:
             with self._paused():
-                if jax.process_count() > 1:  # the others are in the next step already
+                if jax.process_count() > 1:  # the other hosts are already in the next step
                     raise RunError(str(error)) from None
                 if self.checkpoints.newest() != self.step:
                     self._save(None)
-                again = "the same command goes on from there"
+                again = "run the same command to continue"
                 raise RunError(f"{error}\nsaved at step {self.step}: {again}") from None
 
     def _announce(self) -> None:
@@ -218,8 +218,8 @@ class _Loop:
     def _log(self, step: int, metrics: dict[str, jax.Array], batch: dict[str, jax.Array]) -> None:
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         if not values.pop("finite"):
-            origin = "--debug_nonfinite tells in which layer it begins"
-            if self.origin is not None:  # the step has changed no parameter
+            origin = "use --debug_nonfinite to find the layer where it begins"
+            if self.origin is not None:  # the step has not changed the parameters
                 origin = self.origin.find(self.state.params, step - 1, batch)
             self.writer.say(self.nonfinite.meet(step, values, origin))
         elif step % self.config.train.log_every == 0:

@@ -11,29 +11,29 @@ from tqdm import tqdm
 from flash_lm.jsonl import read_jsonl, write_jsonl
 from flash_lm.training.hosts import is_first
 
-# Keys of a line that say how long something took; all others are the same, to the bit, when a run is repeated.
+# Keys of timings; all others are bit for bit the same when a run is repeated.
 TIMES = frozenset({"train_seconds", "step_ms", "tokens_per_second", "first_step_s"})
 
 
 class MetricsWriter:
-    """Writes each metric line to metrics.jsonl and TensorBoard, and keeps the progress line up to date.
+    """Writes each metric line to metrics.jsonl and TensorBoard, and updates the progress line.
 
-    Of several hosts the first one does.
+    With several hosts, only the first one writes.
     """
 
     def __init__(self, workdir: pathlib.Path, *, step: int, steps: int):
-        """Opens the files to go on after `step`; lines of later steps, or cut in the middle, are removed.
+        """Opens the files to continue after `step`; lines of later steps and truncated lines are removed.
 
         Args:
-            workdir: of the run.
-            step: that the run resumes from.
-            steps: of the whole run.
+            workdir: folder of the run.
+            step: step that the run resumes from.
+            steps: number of steps of the whole run.
         """
         path, first = workdir / "metrics.jsonl", is_first()
         if first:
             _truncate(path, step)
         self._file = open(path if first else os.devnull, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (see close)
-        # Its thread dies of a full disk, and a queue with a bound (0 is none) would then never take a line again.
+        # Its thread dies if the disk is full, and a bounded queue (0: no bound) would then block forever.
         options = {"purge_step": step + 1, "write_to_disk": first, "max_queue": 0}
         self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), **options)
         self._bar = tqdm(total=steps, initial=step, unit="step", dynamic_ncols=True, disable=not first)
@@ -45,7 +45,7 @@ class MetricsWriter:
             self._tensorboard.add_scalar(f"{split}/{name}", value, step)
 
     def progress(self, step: int, **shown: float) -> None:
-        """Moves the progress line to `step`; `shown` replaces the figures on it."""
+        """Moves the progress line to `step`; `shown` replaces its numbers."""
         if shown:
             self._bar.set_postfix({name: f"{value:.4g}" for name, value in shown.items()}, refresh=False)
         self._bar.update(step - self._bar.n)
@@ -56,7 +56,7 @@ class MetricsWriter:
             self._bar.write(text)
 
     def flush(self) -> None:
-        """Puts all lines on the disk: called before a checkpoint that stands for them is committed."""
+        """Flushes all lines to disk: called before a checkpoint that includes them is committed."""
         self._file.flush()
         if is_first():
             os.fsync(self._file.fileno())
@@ -71,12 +71,12 @@ class MetricsWriter:
 
 
 def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The whole lines of metrics.jsonl; without a file there are none. Raises as `read_jsonl` does."""
+    """The complete lines of metrics.jsonl; none if there is no file. Raises as `read_jsonl` does."""
     return read_jsonl(path) if path.exists() else []
 
 
 def _truncate(path: pathlib.Path, step: int) -> None:
-    """Keeps the whole lines up to `step`; the file is rewritten and renamed."""
+    """Keeps the complete lines up to `step`; the file is rewritten and renamed."""
     partial = path.with_suffix(".partial")
     write_jsonl(partial, [line for line in read_lines(path) if line["step"] <= step])
     os.replace(partial, path)

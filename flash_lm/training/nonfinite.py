@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient is not finite: skipped and counted, or the end of the run; and where it began."""
+"""Steps whose loss or gradient is not finite: they are skipped and counted, or end the run; and where it began."""
 
 import itertools
 from typing import Any
@@ -14,31 +14,31 @@ from flash_lm.training.experiment import Experiment
 from flash_lm.training.state import Params
 from flash_lm.training.step import make_gradients, microbatches
 
-MOST_IN_A_ROW = 100  # steps that are skipped; more are no accident
+MOST_IN_A_ROW = 100  # steps to skip; more are not an accident
 
 
 class NonfiniteSteps:
-    """What `train.on_nonfinite` says is to be done.
+    """Does what `train.on_nonfinite` says.
 
     Attributes:
-        skipped: number of steps of the run that have been.
+        skipped: number of skipped steps in the whole run.
     """
 
     def __init__(self, experiment: Experiment, skipped: int):
-        """Goes on counting from `skipped`."""
+        """Continues counting from `skipped`."""
         self._experiment, self.skipped = experiment, skipped
         self._in_a_row, self._last = 0, -1
 
     def meet(self, step: int, values: dict[str, float], origin: str) -> str:
-        """Counts a step that has changed nothing, and tells of it.
+        """Counts a step that has changed nothing, and reports it.
 
         Args:
-            step: that has been done.
+            step: number of the step.
             values: its metrics.
-            origin: where the first number that is not finite came up, or how to find out.
+            origin: where the first non-finite number appeared, or how to find out.
 
         Raises:
-            RunError: the run is to end.
+            RunError: the run must end.
         """
         config = self._experiment.config
         first = (step - 1) * config.data.batch_size
@@ -48,35 +48,35 @@ class NonfiniteSteps:
         )
         if config.train.on_nonfinite == "stop":
             raise RunError(
-                f"{told}\nnothing of it has been saved: set --config.train.on_nonfinite=skip, or lower "
+                f"{told}\nthis step has not been saved: set --config.train.on_nonfinite=skip, or lower "
                 f"--config.train.learning_rate, and start in another --workdir"
             )
         self._in_a_row = self._in_a_row + 1 if step == self._last + 1 else 1
         self._last, self.skipped = step, self.skipped + 1
         if self._in_a_row > MOST_IN_A_ROW:
-            raise RunError(f"{told}\nit is the last of {self._in_a_row} steps in a row that were skipped")
-        return f"{told}; skipped, as {self.skipped - 1} before it"
+            raise RunError(f"{told}\n{self._in_a_row} steps in a row were skipped: lower --config.train.learning_rate")
+        return f"{told}; step skipped ({self.skipped - 1} skipped earlier)"
 
 
 class Origin:
-    """Finds where the first number that is not finite comes up in a step."""
+    """Finds where the first non-finite number of a step appears."""
 
     def __init__(self, experiment: Experiment):
-        """Compiles when it is first asked."""
+        """Compiles on first use."""
         self._experiment = experiment
         self._gradients = make_gradients(
             experiment.model, experiment.config.train, experiment.config.seed, TASKS[experiment.config.task]
         )
-        # Whole on every host, of which each tells the same.
+        # Replicated on every host, so that all report the same.
         self._flags = jax.jit(self._compute, out_shardings=NamedSharding(experiment.mesh, PartitionSpec()))
 
     def find(self, params: Params, step: int, batch: dict[str, jax.Array]) -> str:
-        """In words.
+        """Describes the place in words.
 
         Args:
-            params: before the step.
+            params: parameters before the step.
             step: number of steps done before it.
-            batch: of the step.
+            batch: batch of the step.
         """
         flags = jax.device_get(self._flags(params, step, batch))
         model = self._experiment.config.model
@@ -92,10 +92,10 @@ class Origin:
         for name, rows_B in stages:
             if not rows_B.all():
                 row = int(np.argmin(rows_B))
-                return f"the first activation that is not finite comes out of {name}, in row {row} of the batch"
+                return f"the first non-finite activation comes out of {name}, in row {row} of the batch"
         if bad := _first(flags["gradients"]):
-            return f"all activations are finite, and the gradient of {bad} is not"
-        return "all activations and gradients are finite: the optimizer's update, or the norm of the gradient, is not"
+            return f"all activations are finite, but the gradient of {bad} is not"
+        return "all activations and gradients are finite, but the optimizer's update or the gradient norm is not"
 
     def _compute(self, params: Params, step: jax.Array, batch: dict[str, jax.Array]) -> dict[str, Any]:
         config = self._experiment.config

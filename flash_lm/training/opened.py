@@ -1,4 +1,4 @@
-"""The folder of a run, opened to be trained in: what is there already, and that nobody else trains there."""
+"""The folder of a run, opened for training: what is in it, and that no other process trains there."""
 
 import contextlib
 import dataclasses
@@ -18,13 +18,13 @@ from flash_lm.training.lock import locked
 
 @dataclasses.dataclass(frozen=True)
 class OpenRun:
-    """A run's folder, while this process has it.
+    """A run's folder, while this process holds it.
 
     Attributes:
         workdir: the folder.
-        config: to go on with: what it leaves open is the run's, or its parent's.
+        config: the config to continue with; open keys are filled in from the run or its parent.
         newest: step of the newest checkpoint, sound or not; None: there is none.
-        parent: the checkpoint that a branch without one of its own begins with.
+        parent: the checkpoint that a branch starts from, if it has none of its own.
     """
 
     workdir: pathlib.Path
@@ -33,16 +33,16 @@ class OpenRun:
     parent: RunName | None
 
     def own_corpus(self) -> OwnCorpus | None:
-        """What the run, or its parent, knows of its corpus; None: nothing yet."""
+        """What the run or its parent knows of its corpus; None: nothing yet."""
         own = saved.own_corpus(self.parent.workdir if self.parent else self.workdir, self.config)
         init_from = self.config.train.get("init_from")
         return own or (OwnCorpus(tokenizer_of(init_from, self.config)) if init_from else None)
 
     def begin(self, tokenizer: Tokenizer) -> None:
-        """Writes what a run has before its first step, and what this resume changes.
+        """Writes the files that a run has before its first step, and records what this resume changes.
 
         Raises:
-            InputError: the run had checkpoints, which are gone.
+            InputError: the run had checkpoints, and they are gone.
         """
         if self.newest is None:
             run_folder.check_nothing_lost(self.workdir)
@@ -51,16 +51,16 @@ class OpenRun:
 
 @contextlib.contextmanager
 def opened(workdir: pathlib.Path, config: Any) -> Iterator[OpenRun]:
-    """Holds a folder for a run of this config; it is as it was before if nothing comes of it.
+    """Locks a folder for a run of this config; the folder is unchanged if nothing comes of it.
 
     Raises:
-        InputError: a bad config; or the folder holds something else, a run of another config, or one in which another
-            process trains.
+        InputError: a bad config; or the folder holds something else, a run of another config, or a run that another
+            process is training.
     """
     parse(config)
-    _look(workdir, config)  # a folder of something else is not even locked
+    _look(workdir, config)  # do not lock a folder of something else
     with locked(workdir):
-        yield _look(workdir, config)  # again: another process may just have left
+        yield _look(workdir, config)  # again: another process may just have finished
 
 
 def _look(workdir: pathlib.Path, config: Any) -> OpenRun:

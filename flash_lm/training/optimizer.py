@@ -1,7 +1,7 @@
 """Learning-rate schedule, clipping and optimizer, from optax.
 
-Parameters of stacked layers have the layer as their first dimension. What is reckoned over one parameter (its norm, its
-root mean square) is reckoned for each layer apart, so that stacking changes nothing.
+Parameters of stacked layers have the layer as their first dimension. Per-parameter statistics (norm, root mean square)
+are computed for each layer separately, so stacking changes nothing.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ _ADAFACTOR_EPS = 1e-30  # ε₁ there
 
 
 def learning_rate(config: TrainConfig) -> optax.Schedule:
-    """Linear warm-up from zero to the peak, then what config.schedule names, over the steps that are left.
+    """Linear warm-up from zero to the peak, then config.schedule over the remaining steps.
 
-    With decay_steps the rate stays at the peak until so many steps are left (warm-up, stable, decay).
+    With decay_steps the rate stays at the peak until that many steps are left (warm-up, stable, decay).
     """
     warmup, peak, end = config.warmup_steps, config.learning_rate, config.end_learning_rate
     left = max(config.steps - warmup, 1)
@@ -43,7 +43,7 @@ def learning_rate(config: TrainConfig) -> optax.Schedule:
     if decay < left:
         parts, ends = [optax.constant_schedule(peak), *parts], [warmup + left - decay]
     if warmup:
-        # The first step is number 0; a rate of zero there would waste it.
+        # The first step is number 0; a rate of zero would waste it.
         parts, ends = [optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1)), *parts], [warmup, *ends]
     return optax.join_schedules(parts, ends) if ends else parts[0]
 
@@ -61,7 +61,7 @@ def _lion(config: TrainConfig, matrix: Any) -> list[optax.GradientTransformation
 
 
 def _adafactor(config: TrainConfig, matrix: Any) -> list[optax.GradientTransformation]:
-    """Without momentum, and with updates relative to the parameter's size; b1, b2 and eps have no say."""
+    """Without momentum, and with updates relative to the parameter's size; b1, b2 and eps are not used."""
     return [
         optax.scale_by_factored_rms(decay_rate=_ADAFACTOR_DECAY, epsilon=_ADAFACTOR_EPS),
         _by_parameter(optax.clip_by_block_rms(1.0)),
@@ -79,9 +79,9 @@ class Optimizer:
     """A row of the table of optimizers.
 
     Attributes:
-        build: of `config.train`, which parameters are matrices (a tree of booleans) and each section: what turns
-            gradients into updates, without clipping and learning rate.
-        sections: of keys.
+        build: from `config.train`, which parameters are matrices (a tree of booleans) and each section, makes the
+            transformation of gradients into updates, without clipping and learning rate.
+        sections: its sections of keys.
     """
 
     build: Callable[..., list[optax.GradientTransformation]]
@@ -101,11 +101,11 @@ register_optimizer("lamb", Optimizer(_lamb))
 
 
 def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransformation:
-    """Clipping, then the optimizer of config.optimizer; decoupled weight decay, of matrices alone.
+    """Clipping, then the optimizer config.optimizer; decoupled weight decay for matrices only.
 
     Args:
-        config: of the training.
-        traits: what the parameters say of themselves.
+        config: training config.
+        traits: the parameters' traits.
     """
     row: Optimizer = OPTIMIZERS[config.optimizer]
     rules = row.build(config, traits.matrix, *(config[kind] for kind in row.sections))
@@ -115,17 +115,17 @@ def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransfo
     whole = optax.chain(clips[config.clip_mode], rule) if config.clip else rule
 
     frozen = frozen_parameters(config.freeze, traits.matrix)
-    # Not 0, to which a parameter of -0 would be moved.
+    # Not 0, because adding it to a parameter of -0 would change it.
     still = lambda x, is_frozen, value: jnp.full_like(x, value) if is_frozen else x
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        updates = jax.tree.map(partial(still, value=0), updates, frozen)  # which the norm of all does not count
+        updates = jax.tree.map(partial(still, value=0), updates, frozen)  # so that the global norm does not count them
         updates, state = whole.update(updates, state, params)
         updates = jax.tree.map(lambda x, rate: x if rate == 1 else x * rate, updates, traits.rate)
         updates = jax.tree_util.tree_map_with_path(_projected, updates, params, traits.project)
         return jax.tree.map(partial(still, value=-0.0), updates, frozen), state
 
-    # No link of the chain, which would be a part of the state: older checkpoints have none.
+    # Not a link of the chain, which would add to the state: older checkpoints do not have it.
     return optax.GradientTransformation(whole.init, update)
 
 
@@ -133,20 +133,20 @@ def frozen_parameters(regexes: tuple[str, ...], parameters: Any) -> Any:
     """Which parameters a config freezes: a tree of booleans like theirs.
 
     Raises:
-        InputError: a regex fits none, or all are frozen.
+        InputError: a regex matches no parameter, or all are frozen.
     """
     names = [name_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(parameters)]
     if idle := [regex for regex in regexes if not any(re.search(regex, name) for name in names)]:
-        raise InputError(f"train.freeze: {', '.join(idle)} fits no parameter: they are {', '.join(names)}")
+        raise InputError(f"train.freeze: {', '.join(idle)} matches no parameter: they are {', '.join(names)}")
     is_frozen = lambda path, _: any(re.search(regex, name_of(path)) for regex in regexes)
     frozen = jax.tree_util.tree_map_with_path(is_frozen, parameters)
     if all(jax.tree.leaves(frozen)):
-        raise InputError(f"train.freeze={','.join(regexes)} freezes every parameter: leave one to be trained")
+        raise InputError(f"train.freeze={','.join(regexes)} freezes every parameter: leave at least one to train")
     return frozen
 
 
 def _projected(path: Any, update: jax.Array, param: jax.Array, project: Any) -> jax.Array:
-    """The update that leads to where the parameter may be."""
+    """The update that moves a parameter to its projection."""
     if not project:
         return update
     return (jax.vmap(project) if is_stacked(path) else project)(param + update) - param
@@ -157,7 +157,7 @@ def _weight_decay(config: TrainConfig, matrix: Any) -> optax.GradientTransformat
 
 
 def _by_parameter(transform: optax.GradientTransformation) -> optax.GradientTransformation:
-    """A stateless transformation of each parameter apart, and of each layer of a stacked one."""
+    """Applies a stateless transformation to each parameter separately, and to each layer of a stacked one."""
 
     def one(update: jax.Array, param: jax.Array) -> jax.Array:
         return transform.update(update, optax.EmptyState(), param)[0]  # type: ignore[return-value]

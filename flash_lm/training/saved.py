@@ -1,6 +1,6 @@
-"""The checkpoints that a run has saved: which there are, and reading them without disturbing a run that goes on.
+"""The saved checkpoints of a run: listing them, and reading them without disturbing a run in progress.
 
-Each host reads its part alone and then tells the others whether it could, so that none waits for one that has failed.
+Each host reads its part alone and then reports whether it could, so that no host waits for one that has failed.
 """
 
 import contextlib
@@ -30,19 +30,19 @@ from flash_lm.training.state import Params, TrainState
 
 _log = logging.getLogger(__name__)
 CHECKSUMS = "checksums"  # key of the facts
-PARTS = ("state", "facts")  # of a checkpoint's folder
+PARTS = ("state", "facts")  # folders of a checkpoint
 Facts = dict[str, Any]
 Tree = dict[str, Any]  # step, params, opt_state and constants, or some of them
 Done = TypeVar("Done")
 
 
 def folder_of(workdir: pathlib.Path) -> pathlib.Path:
-    """Where a run keeps its checkpoints; each is a folder named by its step."""
+    """Where a run keeps its checkpoints; each is a folder named after its step."""
     return workdir.absolute() / "checkpoints"
 
 
 def steps(workdir: pathlib.Path) -> list[int]:
-    """Of all checkpoints, sound or not, as the first host sees them; the lowest first."""
+    """Steps of all checkpoints, sound or not, as the first host sees them; in ascending order."""
     names = [path.name for path in folder_of(workdir).glob("*")]
     return of_all_hosts(sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name)))[0]
 
@@ -50,15 +50,15 @@ def steps(workdir: pathlib.Path) -> list[int]:
 def restore(name: RunName, abstract: TrainState, damaged: dict[int, str] | None = None) -> tuple[TrainState, Facts]:
     """A sound state, with the shapes, dtypes and shardings of `abstract`, and its facts.
 
-    Its constants are None when they were not saved: the checkpoint is older than that.
+    Its constants are None in older checkpoints, which do not have them.
 
     Args:
-        name: of the checkpoint; if the newest is damaged, the newest sound one is taken.
-        abstract: of the state.
-        damaged: is filled with the steps that were not sound, and why.
+        name: name of the checkpoint; if the newest is damaged, the newest sound one is used.
+        abstract: shapes, dtypes and shardings of the state.
+        damaged: is filled with the steps that are not sound, and why.
 
     Raises:
-        InputError: there is no such checkpoint, or none that is a sound one of this model and optimizer.
+        InputError: no such checkpoint, or no sound one for this model and optimizer.
     """
     _, tree, facts = _restore(name, tree_of(abstract), {} if damaged is None else damaged)
     constants = tree.get("constants", None if abstract.constants else {})
@@ -69,9 +69,9 @@ def restore_params(name: RunName, params: Params, constants: Params) -> tuple[in
     """Step, parameters, constants (None: not saved) and facts of a checkpoint, without the optimizer's state.
 
     Args:
-        name: of the checkpoint, or of an exported model.
-        params: shapes, dtypes as they were saved, and shardings.
-        constants: likewise of what is drawn and not trained; empty: there is nothing.
+        name: name of the checkpoint or of an exported model.
+        params: shapes, saved dtypes and shardings.
+        constants: the same for the constants (random and not trained); empty: there are none.
 
     Raises as `restore` does.
     """
@@ -89,19 +89,19 @@ def restore_params(name: RunName, params: Params, constants: Params) -> tuple[in
 def own_corpus(workdir: pathlib.Path, config: Any) -> OwnCorpus | None:
     """What the run in `workdir` knows of its corpus; None: there is no run yet.
 
-    Its content is remembered for a config that says the same of data.path: at another place it must be found.
+    The content counts only if the config has the same data.path: at another place the corpus must be found.
     """
     there, tokenizer, found = steps(workdir), run_folder.own_tokenizer(workdir), None
     if tokenizer is None:
         return None
     for step in there if run_folder.read_config(workdir).data.path == config.data.path else ():
-        with contextlib.suppress(OSError, ValueError, KeyError):  # reading the checkpoint will tell
+        with contextlib.suppress(OSError, ValueError, KeyError):  # reading the checkpoint will raise the error
             found = _facts(workdir, step)["corpus"]
     return OwnCorpus(tokenizer, found)
 
 
 def check_tokenizer(facts: Facts, tokenizer: Tokenizer) -> None:
-    """Checks what a checkpoint says of its tokenizer; an older one says nothing.
+    """Checks that a checkpoint was trained with this tokenizer; an older one does not say.
 
     Raises:
         InputError: the tokenizer has changed.
@@ -109,12 +109,12 @@ def check_tokenizer(facts: Facts, tokenizer: Tokenizer) -> None:
     if facts.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
         raise InputError(
             f"the folder tokenizer/ of the run holds another tokenizer ({tokenizer.vocab_size} tokens) than the one "
-            f"that it was trained with: put that back"
+            f"that it was trained with: restore the original"
         )
 
 
 def identity(name: RunName, step: int, params: Params, facts: Facts) -> Facts:
-    """What a run remembers of the checkpoint that it begins with; that one's own parent is among it, if it has one."""
+    """What a run records of the checkpoint that it starts from; this includes that run's own parent, if any."""
     made = about(name.workdir) if is_export(name.workdir) else {}
     return {
         "run": made.get("run", str(name)),
@@ -126,13 +126,13 @@ def identity(name: RunName, step: int, params: Params, facts: Facts) -> Facts:
 
 
 def tree_of(state: TrainState) -> Tree:
-    """A state by name, as it is saved: without constants where there are none."""
+    """A state by name, as it is saved: without constants if there are none."""
     tree = {"step": state.step, "params": state.params, "opt_state": state.opt_state}
     return tree | ({"constants": state.constants} if state.constants else {})
 
 
 def checksums(tree: Tree) -> dict[str, str]:
-    """Of the parts of a saved state."""
+    """Checksums of the parts of a saved state."""
     found = {name: fingerprint(tree[name]) for name in ("params", "constants") if name in tree}
     if "opt_state" in tree:
         found["rest"] = fingerprint({name: tree[name] for name in ("step", "opt_state")})
@@ -140,20 +140,20 @@ def checksums(tree: Tree) -> dict[str, str]:
 
 
 def checksum_of(facts: Facts) -> str:
-    """Of the facts themselves."""
+    """Checksum of the facts themselves."""
     return f"{zlib.crc32(json.dumps(facts, sort_keys=True).encode()):08x}"
 
 
 def no_checkpoint(workdir: pathlib.Path) -> InputError:
-    """The error of a run that has none."""
+    """The error for a run without checkpoints."""
     return InputError(f"{workdir} has no checkpoint yet: train it first")
 
 
 def none_sound(workdir: pathlib.Path, damaged: dict[int, str]) -> InputError:
-    """The error of a run all of whose checkpoints are damaged, with why."""
+    """The error for a run whose checkpoints are all damaged, with the reasons."""
     reasons = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
     return InputError(
-        f"no checkpoint in {folder_of(workdir)} is a sound one of this config ({reasons}): put a copy back, or choose "
+        f"no checkpoint in {folder_of(workdir)} is a sound one of this config ({reasons}): restore a copy, or choose "
         f"another --workdir"
     )
 
@@ -164,19 +164,19 @@ def _restore(name: RunName, abstract: Tree, damaged: dict[int, str]) -> tuple[in
         read = _on_all_hosts(partial(_read, workdir, step, config, abstract))
         if not isinstance(read, str):
             tree, facts = read
-            # Apart from reading, since all hosts must take part in it.
+            # Separate from reading, since all hosts must take part.
             read = _on_all_hosts(partial(_checked, facts, tree))
         if not isinstance(read, str):
             return step, tree, read
         if step not in steps(workdir):
-            continue  # a run that goes on has deleted it meanwhile
+            continue  # a run in progress has deleted it in the meantime
         damaged[step] = read
         _log.warning("checkpoint %d is damaged, or of another config (%s)", step, read)
     raise none_sound(workdir, damaged) if damaged else no_checkpoint(workdir)
 
 
 def _chosen(name: RunName, damaged: dict[int, str]) -> int | None:
-    """The step that a name means; None when there is none, or none that is not damaged."""
+    """The step that a name refers to; None if there is none, or no undamaged one."""
     there = steps(name.workdir)
     if name.which == NEWEST:
         return max((step for step in there if step not in damaged), default=None)
@@ -184,14 +184,12 @@ def _chosen(name: RunName, damaged: dict[int, str]) -> int | None:
         return None
     step = _best(name.workdir, there) if name.which == BEST else name.which
     if step not in there:
-        raise InputError(
-            f"{name.workdir} has no checkpoint of step {step}: those of {', '.join(map(str, there))} are there"
-        )
+        raise InputError(f"{name.workdir} has no checkpoint of step {step}: it has {', '.join(map(str, there))}")
     return None if step in damaged else typing.cast(int, step)
 
 
 def _best(workdir: pathlib.Path, there: list[int]) -> int:
-    """The step with the lowest train.best_metric of those that were evaluated when they were saved."""
+    """The step with the lowest train.best_metric of the checkpoints that were evaluated when saved."""
     config: Any = run_folder.read_config(workdir)
     metric, scores = config.train.best_metric, {}
     for step in there:
@@ -204,8 +202,8 @@ def _best(workdir: pathlib.Path, there: list[int]) -> int:
     best = of_all_hosts(min(scores, key=scores.__getitem__, default=None))[0]
     if best is None:
         raise InputError(
-            f"no checkpoint of {workdir} was evaluated when it was saved, so none is the best: take "
-            f"{workdir}@{there[-1]}, or make train.eval_every and train.checkpoint_every meet"
+            f"no checkpoint of {workdir} was evaluated when it was saved, so none is the best: use "
+            f"{workdir}@{there[-1]}, or make train.checkpoint_every a multiple of train.eval_every"
         )
     return best
 
@@ -219,7 +217,7 @@ def _read(workdir: pathlib.Path, step: int, config: str | None, abstract: Tree) 
     if (facts.get("step", step), facts.get("config", config)) != (step, config):
         raise ValueError("it was saved by another run, or at another step")
     if "constants" in abstract and "constants" not in facts.get(CHECKSUMS, {}):
-        _log.warning("checkpoint %d is older than saved random features: they are drawn from the seed again", step)
+        _log.warning("checkpoint %d is older than saved random features: sampling them from the seed again", step)
         abstract = {name: part for name, part in abstract.items() if name != "constants"}
     restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
     arguments = ocp.args.PyTreeRestore(item=abstract, restore_args=restore_args, partial_restore=True)
@@ -230,25 +228,25 @@ def _read(workdir: pathlib.Path, step: int, config: str | None, abstract: Tree) 
 
 
 def _checked(facts: Facts, tree: Tree) -> Facts:
-    """The facts without what saving has added; raises ValueError where a checksum is not that of its part."""
+    """The facts without the checksums; raises ValueError if a checksum does not match."""
     expected = facts.pop(CHECKSUMS, None)
     if expected is None and "step" not in facts:
-        _log.warning("the checkpoint is older than checksums, and has none")
+        _log.warning("the checkpoint has no checksums: an older version saved it")
         return facts
     found = checksums(tree) | {"facts": checksum_of(facts)}
     if wrong := [name for name, value in found.items() if (expected or {}).get(name) != value]:
-        raise ValueError(f"checksum of {', '.join(wrong)}")
+        raise ValueError(f"wrong checksum of {', '.join(wrong)}")
     return {name: value for name, value in facts.items() if name not in ("step", "config")}
 
 
 def _on_all_hosts(work: Callable[[], Done]) -> Done | str:
-    """What `work` gives, or why it failed on a host: what one host has found, all believe."""
+    """The result of `work`, or why it failed on some host: all hosts return the same outcome."""
     done = reason = None
     try:
         done = work()
     except MemoryError:
         raise
-    except Exception as error:  # a damaged file makes a reader raise anything
+    except Exception as error:  # a damaged file can make a reader raise anything
         if "RESOURCE_EXHAUSTED" in str(error):
             raise
         reason = first_line(error)

@@ -1,6 +1,6 @@
-"""The whole sharding policy: one mesh, and for each parameter the first rule that fits its path.
+"""The whole sharding policy: one mesh, and for each parameter the first rule that matches its path.
 
-A matrix that no rule names is cut over fsdp along its largest dimension that divides; a vector is on each device.
+A matrix without a rule is sharded over fsdp along its largest divisible dimension; a vector is replicated.
 """
 
 import bisect
@@ -27,7 +27,7 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
     """The mesh of config.shape over `devices` (None: all).
 
     Raises:
-        InputError: the shape does not divide the devices.
+        InputError: the shape does not match the number of devices.
     """
     count = len(devices or jax.devices())
     known = math.prod(n for n in config.shape if n > 0)
@@ -40,7 +40,7 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
 
 
 def check_batch(mesh: Mesh, batch_size: int, accumulate: int) -> None:
-    """Checks that each microbatch divides over the devices.
+    """Checks that each microbatch divides evenly over the devices.
 
     Raises:
         InputError: it does not.
@@ -54,21 +54,21 @@ def check_batch(mesh: Mesh, batch_size: int, accumulate: int) -> None:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows over data and fsdp."""
+    """Rows are sharded over data and fsdp."""
     return NamedSharding(mesh, BATCH)
 
 
 def param_shardings(abstract: Params, matrix: Any, config: MeshConfig, mesh: Mesh) -> Params:
-    """The sharding of each parameter, by the first rule that fits its path, or else by what it is.
+    """The sharding of each parameter: from the first rule that matches its path, or else from its kind.
 
     Args:
         abstract: shapes.
-        matrix: of each parameter, whether it is one (see `layers.parameter`).
+        matrix: for each parameter, whether it is a matrix (see `layers.parameter`).
         config: the rules.
-        mesh: of `make_mesh`.
+        mesh: from `make_mesh`.
 
     Raises:
-        InputError: with every parameter that a rule does not fit, one a line.
+        InputError: lists every parameter that a rule does not fit, one a line.
     """
     problems: list[str] = []
     shardings = jax.tree_util.tree_map_with_path(
@@ -82,13 +82,13 @@ def param_shardings(abstract: Params, matrix: Any, config: MeshConfig, mesh: Mes
 
 
 def rows_that_divide(rows: int, mesh: Mesh) -> int:
-    """The next number of rows that divides over the devices of the batch."""
+    """The smallest number of rows, `rows` or more, that divides evenly over the batch's devices."""
     parts = _devices_of_rows(mesh)
     return -(-rows // parts) * parts
 
 
 def batch_parts(rows: int) -> int:
-    """Into how many parts of whole rows the mesh that is set, if any, cuts a batch."""
+    """The number of parts of whole rows into which the current mesh, if any, divides a batch."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else math.gcd(rows, _devices_of_rows(mesh))
 
@@ -96,17 +96,17 @@ def batch_parts(rows: int) -> int:
 def state_shardings(
     abstract: TrainState, matrix: Any, optimizer: optax.GradientTransformation, config: MeshConfig, mesh: Mesh
 ) -> TrainState:
-    """The sharding of each array of the state; an optimizer's moments follow their parameters.
+    """The sharding of each array of the state; an optimizer's moments have their parameters' shardings.
 
     Args:
         abstract: shapes of the state.
-        matrix: of each parameter, whether it is one.
-        optimizer: whose state it holds.
+        matrix: for each parameter, whether it is a matrix.
+        optimizer: the optimizer of the state.
         config: the rules.
-        mesh: of `make_mesh`.
+        mesh: from `make_mesh`.
 
     Raises:
-        InputError: with every parameter that a rule does not fit, one a line.
+        InputError: lists every parameter that a rule does not fit, one a line.
     """
     params = param_shardings(abstract.params, matrix, config, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -120,7 +120,7 @@ def state_shardings(
 
 
 def _devices_of_rows(mesh: Mesh | AbstractMesh) -> int:
-    """Over so many the rows of a batch are dealt out; each row lies on all of the tensor axis."""
+    """The number of devices that share a batch's rows; each row is on all devices of the tensor axis."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
@@ -128,7 +128,7 @@ def _spec(
     path: Any, shape: tuple[int, ...], is_matrix: bool, config: MeshConfig, mesh: Mesh, problems: list[str]
 ) -> PartitionSpec:
     name = name_of(path)
-    # The stacked layers' first dimension is the layer, which lax.scan slices.
+    # The first dimension of stacked layers is the layer, which lax.scan slices.
     stacked = (None,) if is_stacked(path) else ()
     by_shape = _largest_cut(shape[len(stacked) :], mesh.shape["fsdp"]) if is_matrix else ()
     rule = next((spec for regex, spec in config.rules if re.search(regex, name)), by_shape)
@@ -147,7 +147,7 @@ def _spec(
 
 
 def _largest_cut(shape: tuple[int, ...], parts: int) -> tuple[str | None, ...]:
-    """Fsdp along the largest dimension that it divides; nothing where it divides none."""
+    """Fsdp along the largest dimension that it divides; replicated if there is none."""
     places = [i for i, size in enumerate(shape) if size % parts == 0]
     if not places:
         return ()
@@ -156,9 +156,9 @@ def _largest_cut(shape: tuple[int, ...], parts: int) -> tuple[str | None, ...]:
 
 
 def share_of(sharding: NamedSharding, batch_size: int) -> Share:
-    """What this host reads of a batch: the rows of its devices, wherever they stand in the mesh.
+    """What this host reads of a batch: the rows of its devices, wherever they are in the mesh.
 
-    Hosts over which the tensor axis lies read the same rows.
+    Hosts that share a tensor axis read the same rows.
     """
     slices: Any = sharding.addressable_devices_indices_map((batch_size,)).values()
     mine = sorted({row for (rows,) in slices for row in range(batch_size)[rows]})
@@ -170,17 +170,17 @@ def check_documents(share: Share) -> None:
     """Checks that hosts of different groups read different rows, as a streamed corpus needs.
 
     Raises:
-        InputError: some rows are read by hosts of two groups.
+        InputError: hosts of two groups read the same row.
     """
     if sum(len(rows) for rows in {tuple(rows) for rows in of_all_hosts(list(share.rows))}) > share.batch_size:
         raise InputError(
-            "hosts share some of their rows and not all, which a streamed corpus cannot: choose a --config.mesh.shape "
+            "hosts share some of their rows and not all: a streamed corpus does not support this; choose a mesh.shape "
             "whose data x fsdp is a multiple of the number of hosts"
         )
 
 
 def place(batch: dict[str, np.ndarray], sharding: NamedSharding, share: Share) -> dict[str, jax.Array]:
-    """This host's rows of a batch, as global arrays on the devices."""
+    """Puts this host's rows of a batch on the devices, as global arrays."""
 
     def one(x: np.ndarray) -> jax.Array:
         def part(index: Any) -> np.ndarray:

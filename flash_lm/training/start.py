@@ -1,4 +1,4 @@
-"""Where a run begins or goes on: at its newest checkpoint, at that of its parent, or at the first step."""
+"""Where a run starts: at its newest checkpoint, at its parent's, or at the first step."""
 
 import dataclasses
 from typing import Any
@@ -19,15 +19,15 @@ from flash_lm.training.state import TrainState, init_state
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """Where a run begins or goes on.
+    """Where a run starts or continues.
 
     Attributes:
-        experiment: with the constants of the checkpoint.
-        state: of the checkpoint, or the first one.
-        facts: that the checkpoint tells of the steps before; at the beginning none.
+        experiment: the experiment, with the constants of the checkpoint.
+        state: the checkpoint's state, or the first one.
+        facts: the checkpoint's facts; empty for a new run.
         share: what this host reads of a batch.
-        place: in a streamed corpus.
-        told: where it begins, if that is another run; the first state is saved then, since that may change or vanish.
+        place: position in a streamed corpus.
+        told: a sentence if it starts from another run; its first state is then saved, since the other may change.
     """
 
     experiment: Experiment
@@ -39,10 +39,10 @@ class Start:
 
 
 def find_start(experiment: Experiment, checkpoints: Checkpoints | None, parent: RunName | None) -> Start:
-    """The newest checkpoint of a run, or of a branch that has none yet its parent's, or the beginning.
+    """The newest checkpoint of a run, or that of a new branch's parent, or a new state.
 
     Raises:
-        InputError: no sound checkpoint, of another corpus, or of a stream on other hosts; nothing is written.
+        InputError: no sound checkpoint, another corpus, or a stream on a different number of hosts; nothing is written.
     """
     share, told = experiment.share(), None
     if checkpoints is not None:
@@ -60,13 +60,13 @@ def find_start(experiment: Experiment, checkpoints: Checkpoints | None, parent: 
         if step >= steps:
             raise InputError(f"{parent} has done {step} steps, and train.steps={steps} must be more: raise it")
         facts |= {"parent": saved.identity(parent, step, state.params, facts)}
-        told = f"it branches from {parent} at step {step}"
+        told = f"branching from {parent} at step {step}"
     experiment = experiment.with_constants(state.constants)
     return Start(experiment, state, facts, share, _place(facts.get("places"), share), told)
 
 
 def _first(experiment: Experiment, share: Share) -> Start:
-    """The first step, with parameters that are drawn or another model's."""
+    """The first step, with new parameters or another model's."""
     state = new_state(experiment)
     if not experiment.config.train.init_from:
         return Start(experiment, state, {}, share, None, None)
@@ -78,26 +78,26 @@ def _first(experiment: Experiment, share: Share) -> Start:
 def _check_corpus(facts: saved.Facts, corpus: Splits) -> None:
     if corpus.fingerprint != facts["corpus"]:
         raise InputError(
-            f"corpus {corpus.name} is not the one that the run began with, its content has changed: restore it, or "
+            f"corpus {corpus.name} is not the one that the run began with: its content has changed; restore it, or "
             f"choose another --workdir"
         )
     saved.check_tokenizer(facts, corpus.tokenizer)
 
 
 def _place(places: list[Any] | None, share: Share) -> Any:
-    """Of this host in a streamed corpus."""
+    """The position of this host in a streamed corpus."""
     if not places:
         return None
     if len(places) != share.groups:
         raise InputError(
-            f"the run streams its corpus on {len(places)} hosts, and here are {share.groups}: resume on as many, or "
+            f"the run streams its corpus on {len(places)} hosts, but here are {share.groups}: use the same number, or "
             f"set --config.data.streaming=false and choose another --workdir"
         )
     return places[share.group]
 
 
 def new_state(setup: Setup) -> TrainState:
-    """The state before the first step, each array born with its sharding."""
+    """The state before the first step; each array is created with its sharding."""
     shardings = jax.tree.map(lambda x: x.sharding, setup.abstract)
 
     def init() -> TrainState:

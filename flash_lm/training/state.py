@@ -1,4 +1,4 @@
-"""The explicit state of training, and the model as a function of its parameters."""
+"""The explicit training state, and the model as a function of its parameters."""
 
 import copy
 import dataclasses
@@ -14,15 +14,15 @@ from flash_lm.layers.parameter import Traits, traits
 from flash_lm.models.language_model import LanguageModel
 from flash_lm.models.period import Period
 
-Params = dict[str, Any]  # nested, of arrays
+Params = dict[str, Any]  # nested dicts of arrays
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """All that is saved: number of steps done (int32), parameters, optimizer state, and what no step changes.
+    """All that is saved: number of steps done (int32), parameters, optimizer state, and constants.
 
-    Constants are drawn and never trained; the model computes with its own copy of them.
+    Constants are random and never trained; the model computes with its own copy of them.
     """
 
     step: jax.Array
@@ -32,30 +32,30 @@ class TrainState:
 
 
 class ModelFunction:
-    """A LanguageModel apart from its parameters, so that the step is a function of one plain pytree.
+    """A LanguageModel separated from its parameters, so that the step is a function of one plain pytree.
 
     Attributes:
-        config: of the model.
-        seed: of its first parameters, and of what is drawn and never trained.
-        packed: whether a row of its batches may hold several documents.
+        config: config of the model.
+        seed: seed of the first parameters and of the constants.
+        packed: whether a row of a batch may hold several documents.
         abstract: the model with shapes in place of arrays.
     """
 
     def __init__(self, config: ModelConfig, seed: int, *, packed: bool = True):
-        """Traces the model of a completed config; computes its untrained constants and nothing else."""
+        """Traces the model of a complete config; computes only its constants."""
         self.config, self.seed, self.packed = config, seed, packed
         self.abstract = nnx.eval_shape(self._build)
         self._graph, self._params, self._constants = nnx.split(self.abstract, nnx.Param, ...)
         if jax.tree.leaves(self._constants):
-            # Under jit, so that parameters which nobody asks for are not made; on the host, so that no device has them.
+            # Under jit, so that unused parameters are not made; on the host, so that no device holds them.
             self._constants = jax.device_get(jax.jit(lambda: nnx.split(self._build(), nnx.Param, ...)[2])())
 
     def init(self) -> Params:
-        """Draws the parameters."""
+        """Initialises the parameters."""
         return self.params_of(self._build())
 
     def bind(self, params: Params) -> LanguageModel:
-        """The model with these parameters; those that are left out stay shapes."""
+        """The model with these parameters; missing ones stay shapes."""
         state = jax.tree.map(lambda leaf: leaf, self._params)
         nnx.replace_by_pure_dict(state, params)
         return nnx.merge(self._graph, state, self._constants)
@@ -72,11 +72,11 @@ class ModelFunction:
 
     @property
     def constants(self) -> Params:
-        """What was drawn and is never trained; empty for most families."""
+        """What is random and never trained; empty for most families."""
         return nnx.to_pure_dict(self._constants)
 
     def of_rows(self, *, packed: bool) -> "ModelFunction":
-        """The same model for rows that may hold several documents, or that do not."""
+        """The same model for rows with or without several documents."""
         other = copy.copy(self)
         other.packed = packed
         return other
@@ -89,11 +89,11 @@ class ModelFunction:
         return other
 
     def traits(self) -> Traits:
-        """What each parameter says of itself."""
+        """The traits of each parameter."""
         return traits(self._params)
 
     def parameter_count(self) -> int:
-        """Number of scalars in the parameters."""
+        """The number of parameters."""
         return sum(x.size for x in jax.tree.leaves(self._params))
 
     def _build(self) -> LanguageModel:

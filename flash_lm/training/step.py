@@ -1,4 +1,4 @@
-"""The training step and the evaluation step: plain functions of explicit state, to be compiled once."""
+"""The training step and the evaluation step: plain functions of explicit state, compiled once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,20 +28,20 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """One update: the mean loss over the batch's targets, its gradient, clipping, the optimizer.
 
-    All randomness is fold_in(seed, step), so a resumed run draws what an uninterrupted one would. A step in which a
-    loss, gradient or update is not finite changes neither parameters nor the optimizer's state: Adam's bias correction
-    counts the gradients that its moments have seen. The schedule alone goes on: the learning rate is that of the step.
+    All randomness is fold_in(seed, step), so a resumed run has the same random numbers as an uninterrupted one. A step
+    with a non-finite loss, gradient or update changes neither the parameters nor the optimizer's state: Adam's bias
+    correction counts the gradients in its moments. Only the schedule advances: the learning rate is that of the step.
 
     Args:
-        model: to be trained.
-        optimizer: of `make_optimizer`.
-        config: number of microbatches, tokens of a slice of the loss, learning rate.
-        seed: of dropout.
-        task: whose loss it is.
+        model: model to train.
+        optimizer: from `make_optimizer`.
+        config: number of microbatches, tokens in a slice of the loss, learning rate.
+        seed: seed of dropout.
+        task: the task, which defines the loss.
 
     Returns:
         A function (state, batch) -> (state, metrics); metrics are loss (nats a target), penalties (by name;
-        they are not in loss), grad_norm, learning_rate, tokens (targets in the batch), and whether the step was finite.
+        not included in loss), grad_norm, learning_rate, tokens (targets in the batch), and whether the step was finite.
     """
     rate, gradients_of = learning_rate(config), make_gradients(model, config, seed, task)
 
@@ -71,7 +71,7 @@ def make_train_step(
 def make_gradients(
     model: ModelFunction, config: TrainConfig, seed: int, task: Task = NEXT_TOKEN
 ) -> Callable[[Params, jax.Array, Batch], tuple[Losses, Params]]:
-    """A function (params, step, batch) -> the loss and what of it are penalties, and the gradient.
+    """A function (params, step, batch) -> the loss and the penalties in it, and the gradient.
 
     All are sums over the batch's targets, in nats.
     """
@@ -105,7 +105,7 @@ def make_gradients(
 def microbatches(batch: Batch, count: int, seed: int, step: jax.Array) -> tuple[Batch, jax.Array]:
     """The microbatches of a step, stacked, and the dropout key of each.
 
-    Every count-th row goes into the same one, so that each stays spread over the devices.
+    Every count-th row goes into the same microbatch, so that each stays spread over the devices.
     """
 
     def cut(x_BxL: jax.Array) -> jax.Array:
@@ -119,7 +119,7 @@ def microbatches(batch: Batch, count: int, seed: int, step: jax.Array) -> tuple[
 def make_evaluation_step(
     model: ModelFunction, loss_chunk: int, task: Task = NEXT_TOKEN
 ) -> Callable[[Params, Batch, jax.Array], dict[str, jax.Array]]:
-    """Sums over one batch, to be added over batches, so that no figure depends on the batch size.
+    """Sums over one batch, to add up over batches, so that no result depends on the batch size.
 
     Returns:
         A function (params, batch, bytes_per_token_V) -> the task's scores, nll (nats) and perhaps hits (targets that
@@ -138,9 +138,9 @@ def make_evaluation_step(
 def _predictions(
     model: ModelFunction, params: Params, batch: Batch, loss_chunk: int, key: jax.Array | None
 ) -> tuple[LanguageModel, tuple[jax.Array, jax.Array, jax.Array, int, int]]:
-    """The model, and what the methods of its head take."""
+    """The model, and the arguments of its head's methods."""
     bound = model.bind(params)
-    positions_BxL = batch["positions_BxL"] if model.packed else None  # else all rows have the same
+    positions_BxL = batch["positions_BxL"] if model.packed else None  # otherwise all rows have the same positions
     features_BxLxD = bound.features(
         batch["inputs_BxL"], batch["segment_ids_BxL"], positions_BxL, dropout_key=key, packed=model.packed
     )
@@ -155,7 +155,7 @@ def _of_schedule(path: tuple, value: Any) -> bool:
 
 
 def _all_finite(tree: Any) -> jax.Array:
-    """Of all that a step makes: a tiny denominator of the optimizer can overflow with a finite gradient."""
+    """Checks everything a step makes: a tiny denominator in the optimizer can overflow with a finite gradient."""
     floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.stack([jnp.isfinite(x).all() for x in floats]).all()
 

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint, or of an exported model, with the config and the tokenizer that they need."""
+"""The weights of a checkpoint or an exported model, with the config and the tokenizer that they need."""
 
 import dataclasses
 from typing import Any
@@ -19,16 +19,16 @@ from flash_lm.training.state import ModelFunction, Params
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """What was trained, without optimizer and corpus.
+    """Trained weights, without optimizer and corpus.
 
     Attributes:
-        step: of the checkpoint.
-        config: complete.
-        tokenizer: of the run.
-        model: with what was drawn and not trained.
-        params: of the checkpoint.
-        mesh: on which they lie.
-        facts: of the checkpoint.
+        step: step of the checkpoint.
+        config: the complete config.
+        tokenizer: the run's tokenizer.
+        model: the model, with its constants.
+        params: parameters of the checkpoint.
+        mesh: mesh of the parameters.
+        facts: facts of the checkpoint.
     """
 
     step: int
@@ -41,12 +41,12 @@ class Weights:
 
 
 def read_weights(name: RunName, raw: Any, saved_dtype: str) -> Weights:
-    """Reads them onto the mesh of a config.
+    """Reads weights onto the mesh of a config.
 
     Args:
-        name: of the checkpoint.
-        raw: the run's config, with what may be changed of it.
-        saved_dtype: of the parameters in the checkpoint.
+        name: name of the checkpoint.
+        raw: the run's config, with any changes that are allowed.
+        saved_dtype: dtype of the parameters in the checkpoint.
 
     Raises:
         InputError: no such checkpoint, or a mesh that does not fit.

@@ -1,6 +1,6 @@
 """The folder of a run: config.json and tokenizer/, written once, and changes.jsonl.
 
-What a resumed run changes is a line of changes.jsonl; config.json stays what the run began with.
+Changes made by a resumed run are lines of changes.jsonl; config.json stays as the run began.
 """
 
 import hashlib
@@ -28,9 +28,9 @@ from flash_lm.training.metrics import read_lines
 
 _CONFIG, _CHANGES, _TOKENIZER = "config.json", "changes.jsonl", "tokenizer"
 _PARTIAL = f"{_CONFIG}.partial"
-_BEFORE_CONFIG = (lock.NAME, _PARTIAL)  # what a run that was killed in its first moments may leave
+_BEFORE_CONFIG = (lock.NAME, _PARTIAL)  # what a run may leave if it is killed right after its start
 
-# Keys that may differ when a run is resumed: what they change of the model is rounding, or nothing.
+# Keys that may change when a run is resumed: for the model they change rounding, or nothing.
 FREE = (
     "mesh.",
     "model.remat",
@@ -38,7 +38,7 @@ FREE = (
     "model.kernels",
     "model.state_dtype",
     "model.quadratic.",
-    "data.path",  # its content is checked
+    "data.path",  # the content is checked
     "data.cache_dir",
     "train.loss_chunk",
     "train.on_nonfinite",
@@ -48,7 +48,7 @@ FREE = (
     "train.checkpoint_every",
     "train.keep",
 )
-# Those that a branch may change beside them: its schedule.
+# Keys that a branch may change as well: its schedule.
 _OF_A_BRANCH = (
     "train.branch_from",
     "train.steps",
@@ -59,10 +59,10 @@ _OF_A_BRANCH = (
     "train.decay_steps",
     "train.boundaries",
 )
-# What a branch, whose state is its parent's, has no use for.
+# Keys that a branch does not use, since its state comes from its parent.
 _OF_A_BEGINNING = ("train.init_from", "train.init_positions")
 _PLACES = ("data.path", "data.cache_dir")
-# Checkpoints know their run by the rest of its config.json. The list is that of the oldest runs and never changes.
+# A checkpoint identifies its run by the rest of config.json. The list is that of the oldest runs and never changes.
 _NOT_IN_FINGERPRINT = (
     "data.",
     "mesh.",
@@ -74,13 +74,13 @@ _NOT_IN_FINGERPRINT = (
 
 
 def check_config(workdir: pathlib.Path, config: Any) -> Any:
-    """Checks that a run in `workdir`, if there is one, may go on with this config.
+    """Checks that a run in `workdir`, if there is one, may continue with this config.
 
     Returns:
-        The config to go on with: keys that it leaves open are those of the run.
+        The config to continue with: open keys are filled in from the run.
 
     Raises:
-        InputError: it was another; or something that is not a run is there.
+        InputError: the run had another config, or `workdir` holds something other than a run.
     """
     if not workdir.exists():
         return config
@@ -98,7 +98,7 @@ def check_config(workdir: pathlib.Path, config: Any) -> Any:
     config, changes = _compared(workdir, config)
     if differing := {key: told for key, told in changes.items() if not _is_free(key, config)}:
         of_a_branch = set(differing) <= set(_OF_A_BRANCH)
-        advice = f", or go on in a new one with --config.train.branch_from={workdir}" if of_a_branch else ""
+        advice = f", or continue in a new one with --config.train.branch_from={workdir}" if of_a_branch else ""
         raise InputError(
             f"{workdir} holds a run of another config ({_told(differing)}): choose another --workdir{advice}"
         )
@@ -106,23 +106,23 @@ def check_config(workdir: pathlib.Path, config: Any) -> Any:
 
 
 def check_branch(parent: pathlib.Path, config: Any) -> Any:
-    """Checks that a config differs from its parent's in its schedule alone.
+    """Checks that a config differs from its parent's only in the schedule.
 
     Returns:
-        The config to begin with: other keys that it leaves open are those of the parent.
+        The config to start with: other open keys are filled in from the parent.
 
     Raises:
-        InputError: there is no such run, or its config is another.
+        InputError: there is no such run, or its config differs elsewhere.
     """
     if is_export(parent):
-        raise InputError(f"{parent} is an exported model, without a state to go on from: use train.init_from={parent}")
+        raise InputError(f"{parent} is an exported model without a training state: use train.init_from={parent}")
     ours = (*_OF_A_BRANCH, *_OF_A_BEGINNING)
     config, changes = _compared(parent, config, but=ours)
     differing = {key: told for key, told in changes.items() if not _is_free(key, config) and key not in ours}
     if differing:
         raise InputError(
             f"train.branch_from={config.train.branch_from} is a run of another config ({_told(differing)}): a branch "
-            f"changes {', '.join(_OF_A_BRANCH[1:])} and what a resumed run may"
+            f"may change only {', '.join(_OF_A_BRANCH[1:])}, and what a resumed run may change"
         )
     return config
 
@@ -133,8 +133,8 @@ def own_tokenizer(workdir: pathlib.Path) -> Tokenizer | None:
 
 
 def write(workdir: pathlib.Path, config: Any, tokenizer: Tokenizer) -> None:
-    """Writes config and tokenizer, unless they are there, and what this resume changes."""
-    of_all_hosts(None)  # they have all looked
+    """Writes config and tokenizer if they are not there yet, and records what this resume changes."""
+    of_all_hosts(None)  # all hosts have looked
     if is_first():
         if (workdir / _CONFIG).exists():
             if changes := {key: now for key, (_, now) in _compared(workdir, config)[1].items()}:
@@ -150,7 +150,7 @@ def write(workdir: pathlib.Path, config: Any, tokenizer: Tokenizer) -> None:
 
 
 def check_nothing_lost(workdir: pathlib.Path) -> None:
-    """Checks that a run without a checkpoint has not come so far that it must have had one.
+    """Checks that a run without checkpoints has not gone so far that it must have had one.
 
     Raises:
         InputError: it has.
@@ -160,18 +160,18 @@ def check_nothing_lost(workdir: pathlib.Path) -> None:
     config = read_config(workdir)
     every = config.train.checkpoint_every
     done = max((line["step"] for line in read_lines(workdir / "metrics.jsonl")), default=0)
-    # A checkpoint is whole before the next one is begun.
+    # A checkpoint is complete before the next one is started.
     if every and done > 2 * every:
         raise InputError(
-            f"{workdir}/metrics.jsonl tells of {done} steps, and there is no checkpoint: put a copy back, or choose "
+            f"{workdir}/metrics.jsonl has {done} steps, but there is no checkpoint: restore a copy, or choose "
             f"another --workdir"
         )
 
 
 def fingerprint(workdir: pathlib.Path) -> str | None:
-    """Of what config.json, which is written once in the life of a run, says of model and training; None: there is none.
+    """Hash of what config.json says of model and training; the file is written once a run. None: there is none.
 
-    Of the file as it is: a key that a later version adds is not in it. Where the corpus lies may change.
+    The file is hashed as it is, so keys that a later version adds do not count. The place of the corpus may change.
     """
     path = workdir / _CONFIG
     if not path.exists():
@@ -182,17 +182,17 @@ def fingerprint(workdir: pathlib.Path) -> str | None:
 
 
 def hash_of_config(workdir: pathlib.Path) -> str:
-    """Of config.json as it was written, but for where on that machine the corpus and its cache lie."""
+    """Hash of config.json as written, except for where the corpus and its cache are on that machine."""
     return config_hash(without_places(ConfigDict(_of_run(json.loads((workdir / _CONFIG).read_text())))))
 
 
 def without_places(config: Any) -> dict[str, Any]:
-    """The config, flat, but for where on this machine the corpus and its cache lie."""
+    """The config, flat, without where the corpus and its cache are on this machine."""
     return {key: value for key, value in _flat(config.to_dict()).items() if key not in _PLACES}
 
 
 def read_config(workdir: pathlib.Path) -> Any:
-    """The config of the run in `workdir`, with what resuming it has changed.
+    """The config of the run in `workdir`, with the changes of its resumes.
 
     Raises:
         InputError: there is no run, or its config.json is damaged.
@@ -212,7 +212,7 @@ def read_config(workdir: pathlib.Path) -> Any:
         raise _damaged(path) from None
     if isinstance(values, dict) and "model_type" in values:
         raise InputError(
-            f"{workdir} is a model of transformers: make it one of flash_lm by python -m flash_lm.import_model "
+            f"{workdir} is a model of transformers: convert it with python -m flash_lm.import_model "
             f"--model={workdir} --out=…"
         )
     if not isinstance(values, dict) or not all(isinstance(values.get(x), dict) for x in ("model", "data", "train")):
@@ -224,14 +224,14 @@ def read_config(workdir: pathlib.Path) -> Any:
     config = ConfigDict(upgrade(_tuples(values)))
     changes = path.with_name(_CHANGES)
     for line in read_jsonl(changes) if changes.exists() else []:
-        if "plugins" in line:  # which nothing writes there, and which would be run
+        if "plugins" in line:  # we never write this, and plugins would be executed
             raise _damaged(changes)
         config.update_from_flattened_dict({place: x for key, x in _tuples(line).items() for place in places(key)})
     return config
 
 
 def _of_run(values: Any) -> Any:
-    """What a config.json says of a run; that of an exported model says more."""
+    """The config of a run from config.json; that of an exported model has more in it."""
     return values["config"] if isinstance(values, dict) and "config" in values else values
 
 
@@ -240,18 +240,18 @@ def _damaged(path: pathlib.Path) -> InputError:
 
 
 def _is_free(key: str, config: Any) -> bool:
-    # Nothing is drawn for each microbatch, so their number changes the order of a sum alone.
+    # Microbatches have no random numbers of their own, so their number changes only the order of a sum.
     model = config.get("model", {})
     draws = model.get("dropout") or model.get("favor", {}).get("redraw")
     return key.startswith(FREE) or (key == "train.accumulate" and not draws)
 
 
 def _compared(workdir: pathlib.Path, config: Any, but: tuple[str, ...] = ()) -> tuple[Any, dict[str, tuple[Any, Any]]]:
-    """A config with what it leaves open as the run there has it, and by key what differs: of the run, and of it.
+    """Fills in the open keys of a config from the run there, and lists by key the differing values: (run's, config's).
 
     Args:
-        workdir: of the run.
-        config: of now.
+        workdir: folder of the run.
+        config: the new config.
         but: keys that stay open.
     """
     raw, config = _flat(read_config(workdir).to_dict()), config.copy_and_resolve_references()

@@ -90,7 +90,7 @@ def _damaged(path: pathlib.Path) -> pathlib.Path:
         (lambda folder: write_parquet(folder, pairs={"train": [("ab", None)]}), "pair 1 has 2 and 0 characters"),
         (lambda folder: write_parquet(folder, pairs={"train": [(1, 2)]}), "has int in its columns first and second"),
         (lambda folder: _damaged(write_parquet(folder) / "test.parquet"), "cannot read .*test.parquet"),
-        (lambda folder: _damaged(write_files(folder, PAIRS["train"]) / "in.txt"), "in.txt is no UTF-8 text at byte 0"),
+        (lambda folder: _damaged(write_files(folder, PAIRS["train"]) / "in.txt"), "in.txt is not UTF-8 at byte 0"),
         (lambda folder: write_files(folder, [("ab", "ab"), ("a", "bc")]), "pair 2 has 1 and 2 characters"),
         (lambda folder: write_files(folder, [("ab", "cd")]), "leaves no couplet for"),
         (lambda folder: write_parquet(folder, pairs={"train": [("", "")]}), "pair 1 has 0 and 0 characters"),
@@ -104,7 +104,7 @@ def test_what_is_wrong_with_files(tmp_path, write, expected):
 def test_files_of_different_length(tmp_path):
     write_files(tmp_path, PAIRS["train"])
     (tmp_path / "out.txt").write_text("秋 雨\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"must have as many lines: in.txt 3 and out.txt 1"):
+    with pytest.raises(InputError, match=r"must have as many lines as each other: in.txt 3 and out.txt 1"):
         load(tmp_path)
 
 

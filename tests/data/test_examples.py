@@ -104,7 +104,7 @@ def test_examples_are_not_masked():
             {},
             "rows of 2 tokens are too short",
         ),
-        ({"corpus": "copy", "pack": "examples"}, {"head": "logistics"}, "model.head=logistics is of images"),
+        ({"corpus": "copy", "pack": "examples"}, {"head": "logistics"}, "model.head=logistics is for images"),
     ],
 )
 def test_what_does_not_fit_is_told_before_anything_is_trained(data, model, expected):

@@ -54,9 +54,9 @@ def test_a_row_is_an_image_and_every_pixel_counts(tmp_path, compressed):
     ("damage", "expected"),
     [
         (lambda path: path.unlink(), "has no t10k-images-idx3-ubyte or t10k-images-idx3-ubyte.gz"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "no idx file of images, or a damaged one"),
-        (lambda path: path.write_bytes(b"\0\0\x08\x01" + path.read_bytes()[4:]), "no idx file of images"),
-        (lambda path: path.write_bytes(b""), "no idx file of images"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "not an idx file of images, or is damaged"),
+        (lambda path: path.write_bytes(b"\0\0\x08\x01" + path.read_bytes()[4:]), "not an idx file of images"),
+        (lambda path: path.write_bytes(b""), "not an idx file of images"),
         (lambda path: path.write_bytes(idx(pixels(0, 0))), "has no image for test"),
         (lambda path: path.write_bytes(idx(pixels(2, 0, (2, 2)))), "have 2×2 and 5×3 values"),
     ],

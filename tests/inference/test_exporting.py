@@ -278,8 +278,8 @@ def test_a_foreign_tokenizer_is_the_same_there(settings):
         ({"model_type": "unigram"}, "not byte-pair encoding"),
         ({"normalization_rule_name": "nfkc"}, "without normalisation"),
         ({"byte_fallback": False}, "not byte-pair encoding"),
-        ({"add_dummy_prefix": True}, "adds or removes blanks"),
-        ({"user_defined_symbols": ["cat s"]}, "pieces of its own with blanks"),
+        ({"add_dummy_prefix": True}, "adds or removes spaces"),
+        ({"user_defined_symbols": ["cat s"]}, "user-defined pieces with spaces"),
     ],
     ids=str,
 )

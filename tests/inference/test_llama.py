@@ -205,7 +205,7 @@ def test_weights_that_do_not_fit_are_refused(copied, tmp_path):
         with pytest.raises(InputError, match=told):
             flash_lm.import_hf(copied, tmp_path / "out")
     for text, told in (
-        ("[]", "no JSON object"),
+        ("[]", "not a JSON object"),
         ("{}", "the weights are nothing"),
         ('{"weight_map": [1]}', "weight_map"),
     ):
@@ -280,9 +280,9 @@ def test_pieces_of_text(llama, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words", "told"),
     [
-        ("{}", {}, "no tokenizer"),
-        ("no", {}, "no JSON object"),
-        ("[]", {}, "no JSON object"),
+        ("{}", {}, "not a tokenizer"),
+        ("no", {}, "not a JSON object"),
+        ("[]", {}, "not a JSON object"),
         (None, {"eos_token": {"x": 1}}, "names no eos_token"),
         (None, {"eos_token": 1.5}, "names no eos_token"),
         (None, {"eos_token": "</s>"}, "end-of-text '</s>'"),

@@ -124,7 +124,7 @@ def test_what_cannot_be_decoded(page):
     with pytest.raises(ValueError, match="normalizer=length"):
         flash_lm.build_mixer("flash", normalizer="length", rngs=nnx.Rngs(0)).init_state(1)
     mixer = flash_lm.build_mixer("aft_local", model_dim=8, max_length=4, aft={"window": 2}, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="5 tokens are over max_length=4"):
+    with pytest.raises(ValueError, match="5 tokens exceed max_length=4"):
         mixer(jnp.zeros((1, 5, 8)))
 
 

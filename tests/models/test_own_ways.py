@@ -167,11 +167,11 @@ def test_arrays_scan_with_the_layers(scanned, pattern):
     [
         (
             {"model.family": "one_way", "task": "masked_lm"},
-            "one_way has no bidirectional form: take --config.task=ca",
+            "one_way has no bidirectional form: use --config.task=ca",
         ),
         (
             {"model.family": "both_ways"},
-            "both_ways has no causal form: take --config.task=masked_lm, or a",
+            "both_ways has no causal form: use --config.task=masked_lm, or a",
         ),
         ({"model.pattern": ("free", "one_way"), "task": "masked_lm"}, "family=one_way has no bidirectional form"),
         ({"model.family": "one_way", "data.pack": "documents"}, "one_way cannot keep documents of a row apart: data.p"),

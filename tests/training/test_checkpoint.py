@@ -175,7 +175,7 @@ def test_a_run_that_has_lost_all_its_checkpoints_does_not_begin_anew(config, tmp
     train(config, tmp_path, should_stop=lambda: next(counter) == 11)
     before = (tmp_path / "metrics.jsonl").read_text()
     shutil.rmtree(tmp_path / "checkpoints")
-    with pytest.raises(InputError, match="tells of 11 steps, and there is no checkpoint"):
+    with pytest.raises(InputError, match="has 11 steps, but there is no checkpoint"):
         train(config, tmp_path)
     assert (tmp_path / "metrics.jsonl").read_text() == before
 
@@ -305,7 +305,7 @@ def test_a_checkpoint_that_is_older_than_saved_constants_is_read(performer, tmp_
             r"\(No space left on device\).*: make room,",
         ),
         (PermissionError(13, "Permission denied", "a/b"), RunError, "allow writing there"),
-        (OSError(5, "Input/output error"), RunError, "look at the disk"),
+        (OSError(5, "Input/output error"), RunError, "check the disk"),
         (ValueError("shapes differ"), ValueError, "^shapes differ$"),
         (RuntimeError("no such thing"), RuntimeError, "^no such thing$"),
     ],

@@ -42,7 +42,7 @@ def test_a_full_disk_costs_no_checkpoint(words, tmp_path):
     assert full.returncode == 1, err
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert "no checkpoint could be written into" in line and "(File too large" in line
-    assert "those before it are whole" in line
+    assert "earlier checkpoints are complete" in line
     finish(command("flash_lm.train", *words, workdir))
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 

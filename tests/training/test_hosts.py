@@ -100,7 +100,7 @@ def test_one_host_is_killed_and_the_others_end(words, tmp_path, killed):
         time.sleep(0.05)
     again[1].terminate()
     outputs = finish(again)
-    assert "the same command goes on from there" in outputs[0]
+    assert "run the same command to continue" in outputs[0]
     steps = [step for step, split, _ in figures(tmp_path / "run") if split == "train"]
     assert steps == list(range(1, len(steps) + 1))
 

@@ -80,7 +80,7 @@ def test_what_is_new_is_drawn_and_what_has_no_place_is_left_out(config, parent, 
         untied[new], flatten_dict(load_model(tmp_path / "untied").model.init(), sep=".")[new], atol=1e-6
     )
     assert all(np.array_equal(untied[name], theirs[name]) for name in theirs)
-    assert f"drawn: {new}" in capsys.readouterr().out
+    assert f"initialised: {new}" in capsys.readouterr().out
     tied = begun(config, tmp_path / "tied", train__init_from=f"{tmp_path / 'untied'}@0")
     assert new not in tied and f"left out: {new}" in capsys.readouterr().out
 
@@ -115,7 +115,7 @@ def test_features_that_were_drawn_are_the_parents(config, tmp_path):
         ({"train.branch_from": "{parent}"}, "train.branch_from with all: give one of them"),
         ({"train.init_from": "nowhere"}, "nowhere holds no run"),
         ({"train.init_from": "{parent}@5"}, "no checkpoint of step 5"),
-        ({"train.freeze": ("head", "shared")}, "train.freeze: head, shared fits no parameter: they are embedding"),
+        ({"train.freeze": ("head", "shared")}, "train.freeze: head, shared matches no parameter: they are embedding"),
         ({"train.freeze": ("",)}, "freezes every parameter"),
         ({"train.freeze": ("(",)}, "is not one"),
     ],
@@ -179,7 +179,7 @@ def test_an_export_is_no_run(config, parent, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     for keys, workdir, told in (
         ({}, "export", "is an exported model: choose another --workdir, and start from it with"),
-        ({"train.branch_from": str(tmp_path / "export")}, "new", "without a state to go on from: use train.init_from"),
+        ({"train.branch_from": str(tmp_path / "export")}, "new", "without a training state: use train.init_from"),
     ):
         with pytest.raises(InputError, match=told):
             train(changed(config, keys), tmp_path / workdir)

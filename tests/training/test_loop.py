@@ -280,7 +280,7 @@ def test_a_streamed_run_resumes_to_the_bit(config, tmp_path, monkeypatch):
         evaluate(tmp_path / "run", "train", [])
     monkeypatch.setattr(loop, "of_all_hosts", lambda value: [value, [1, value[1]]])
     train(config, tmp_path / "two hosts", should_stop=stop_at(2))
-    with pytest.raises(InputError, match="streams its corpus on 2 hosts, and here are 1"):
+    with pytest.raises(InputError, match="streams its corpus on 2 hosts, but here are 1"):
         train(config, tmp_path / "two hosts")
 
 
@@ -293,7 +293,9 @@ def test_a_stream_that_breaks_loses_nothing(config, tmp_path, monkeypatch):
     config = config.copy_and_resolve_references()
     config.data.update(corpus="hf", path=str(tmp_path), streaming=True, shuffle_buffer=0)
     config.train.update(steps=500, checkpoint_every=0, eval_every=0, warmup_steps=0)
-    with pytest.raises(RunError, match="cannot load data.path=.*\nsaved at step .*: the same command goes on") as error:
+    with pytest.raises(
+        RunError, match="cannot load data.path=.*\nsaved at step .*: run the same command to continue"
+    ) as error:
         train(config, tmp_path / "run")
     saved = int(str(error.value).split("saved at step ")[1].split(":")[0])
     assert saved > 3 and [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [str(saved)]
@@ -306,7 +308,7 @@ def test_a_masked_validation_split_without_a_mask_is_refused(config, tmp_path):
     config = config.copy_and_resolve_references()
     config.task = "masked_lm"
     config.data.update(corpus="hf", path=str(tmp_path), masking={"rate": 0.01})
-    with pytest.raises(InputError, match="no token of the validation split is to be predicted"):
+    with pytest.raises(InputError, match="no token of the validation split is a target"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()

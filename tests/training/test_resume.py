@@ -157,7 +157,7 @@ def test_microbatches_may_change_where_nothing_is_drawn_for_them(config, half, t
 def test_one_run_at_a_time(config, half, tmp_path):
     run = shutil.copytree(half, tmp_path / "run")
     before = sorted((path, path.stat().st_mtime) for path in run.rglob("*") if path.name != "lock")
-    with locked(run), pytest.raises(InputError, match=r"process \d+ on .* is training in .*: wait for its end"):
+    with locked(run), pytest.raises(InputError, match=r"process \d+ on .* is training in .*: wait for it to end"):
         train(config, run)
     assert sorted((path, path.stat().st_mtime) for path in run.rglob("*") if path.name != "lock") == before
     with locked(run):  # it has been let go
@@ -180,11 +180,11 @@ def test_a_name_of_text_works_as_a_path_does(config, tmp_path):
         (line,) = evaluate(f"{run}{which}", "validation")
         assert (line["checkpoint"], line["step"]) == (checkpoint, step)
         assert np.isclose(line["loss"], scores[step], rtol=1e-6) and load_model(f"{run}{which}").step == step
-    with pytest.raises(InputError, match="has no checkpoint of step 3: those of 2, 4 are there"):
+    with pytest.raises(InputError, match="has no checkpoint of step 3: it has 2, 4"):
         load_model(f"{run}@3")
     for metrics in pathlib.Path(run).glob("checkpoints/*/metrics/metrics"):
         metrics.write_text(metrics.read_text().replace("loss", "lost"))
-    with pytest.raises(InputError, match=f"none is the best: take {run}@4, or make train.eval_every"):
+    with pytest.raises(InputError, match=f"none is the best: use {run}@4, or make train.checkpoint_every"):
         load_model(f"{run}@best")
 
 
@@ -280,7 +280,7 @@ def test_a_run_outlives_its_corpus(config, tmp_path, caplog):
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
     (line,) = evaluate(tmp_path / "run", "test")
     assert line["loss"] == before["loss"] and line["own_corpus"]
-    assert "corpus text has changed: the tokens of the one before" in caplog.text
+    assert "corpus text has changed: using the tokens of the earlier one" in caplog.text
     shutil.rmtree(folder)
     (line,) = evaluate(tmp_path / "run", "test", overrides=["--config.model.kernels=xla"])
     assert line["loss"] == before["loss"]

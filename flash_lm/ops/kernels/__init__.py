@@ -1,1 +1,1 @@
-"""Pallas kernels for GPU and TPU; the same mathematics as the modules above them, which stay reference and fallback."""
+"""Pallas kernels for GPU and TPU: the same mathematics as the modules above, which stay reference and fallback."""

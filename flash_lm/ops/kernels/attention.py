@@ -1,7 +1,7 @@
-"""The kernels as functions with a derivative: weights inside a chunk, and sums over the chunks before it.
+"""The kernels as differentiable functions: weights inside a chunk, and sums over the chunks before it.
 
-A row of one chunk is quadratic attention; chunks without sums are the local part of mixed chunk attention; with them it
-is mixed chunk attention, and with the identity for f linear attention.
+A row of one chunk is quadratic attention; chunks without sums are the local part of mixed chunk attention; with sums it
+is mixed chunk attention, and with the identity for f it is linear attention.
 """
 
 import functools
@@ -16,7 +16,7 @@ from flash_lm.ops.kernels.backends import BACKENDS
 from flash_lm.ops.kernels.programs import Form, Seen, entering_sums, score_derivatives, weighted_values
 from flash_lm.ops.products import matmul
 
-_BAND = 1024  # queries whose derivatives of scores exist at a time
+_BAND = 1024  # queries whose score derivatives exist at the same time
 
 
 def attend(
@@ -31,14 +31,15 @@ def attend(
     """f(scale · q kᵀ + b) / N · v inside each chunk, and x Σ yᵀv over the chunks before it.
 
     Args:
-        form: of the weights.
+        form: form of the weights.
         q_NxGxCxK: queries.
         k_NxGxCxK: keys.
         v_NxGxCxE: values.
         seen: what each query sees of its chunk.
-        bias_W: of the distances 1 − C … C − 1 from query to key, float32.
-        across: x and y, N×G×C×K each, x times 1 / N and zero where nothing is before it, y zero where it does not go on
-            to the next chunk; and whether what enters a chunk leaves it too, (B or 1)×G int32. None: no sums.
+        bias_W: bias for the distances 1 − C … C − 1 from query to key, float32.
+        across: x and y, N×G×C×K each: x is scaled by 1 / N, and zero if nothing is before it; y is zero if it does not
+            continue into the next chunk; and whether the sum that enters a chunk leaves it too, (B or 1)×G int32. None:
+            no sums.
 
     Returns:
         N×G×C×E, dtype of v.
@@ -49,7 +50,7 @@ def attend(
     width = BACKENDS[form.backend].width
     wide = lambda x: tokens(_padded(x, axis=3, multiple=width(x.shape[3])))
     depth = tile.values(v_NxGxCxE.dtype)
-    # A narrow array is one tile, as wide as the programs need it.
+    # A narrow array is one tile, with the width that the programs need.
     v = tokens(_padded(v_NxGxCxE, axis=3, multiple=depth if expanded > depth else width(expanded)))
     seen = Seen(*(tokens(x) for x in seen))
     if bias_W is not None:
@@ -67,7 +68,7 @@ def _attend(form, q, k, v, seen, bias, across) -> jax.Array:
 
 
 def _forward(form: Form, q, k, v, seen: Seen, bias, across):
-    """The output, and what the derivative needs."""
+    """The output, and the residuals of the derivative."""
     sums, entering = None, None
     if across is not None:
         x, y, goes_on = across
@@ -86,7 +87,7 @@ def _backward(form: Form, kept, d_out: jax.Array):
         d_sums = entering_sums(BACKENDS[form.backend], x, d_out, goes_on, reverse=True)
         d_x, d_y = matmul(d_out, sums, transpose_b=True), matmul(v, d_sums, transpose_b=True)
         d_across, leaving = (d_x.astype(x.dtype), d_y.astype(y.dtype), None), (y, d_sums)
-    # From key to query distances are the other way round; the last place is empty.
+    # Distances from key to query have the opposite sign; the last place is empty.
     turned = None if bias is None else jnp.roll(jnp.flip(bias, axis=1), -1, axis=1)
     d_v = weighted_values(form, k, q, d_out, seen, turned, leaving, transposed=True)
     d_q, d_k, d_bias = _derivatives_of_scores(form, q, k, v, seen, bias, d_out)
@@ -97,7 +98,7 @@ _attend.defvjp(_forward, _backward)
 
 
 def _derivatives_of_scores(form: Form, q, k, v, seen: Seen, bias, d_out):
-    """Of the queries, the keys and the bias; a band of queries at a time, whose scores are as many as its keys."""
+    """Derivatives by queries, keys and bias; one band of queries at a time, each with the scores of all its keys."""
     length = q.shape[2]
     band = min(length, _BAND)
 
@@ -106,7 +107,7 @@ def _derivatives_of_scores(form: Form, q, k, v, seen: Seen, bias, d_out):
         cut = lambda x: jax.lax.dynamic_slice_in_dim(x, start, band, axis=2)
         of_distances = lambda x: jax.lax.dynamic_slice_in_dim(x, length - band - start, length + band, axis=1)
         q_band, about = cut(q), Seen(*(cut(x) for x in seen))
-        # Of the distances that the band has: its first query stands at `start`.
+        # The distances that the band has: its first query is at `start`.
         d_scores = score_derivatives(
             form, q_band, k, cut(d_out), v, about, None if bias is None else of_distances(bias)
         )
@@ -127,7 +128,7 @@ def _derivatives_of_scores(form: Form, q, k, v, seen: Seen, bias, d_out):
 def _diagonal_sums(x_IxJ: jax.Array) -> jax.Array:
     """Sums over equal distances j − i, from 1 − I to J − 1, and a zero: 1×(I + J)."""
     rows, columns = x_IxJ.shape
-    # Cut again into rows one number shorter, each row stands one place further right than the one above it.
+    # Cut into rows that are one number shorter, each row is shifted one place to the right of the one above.
     flipped = jnp.pad(jnp.flip(x_IxJ, axis=0), ((0, 0), (0, rows)))
     skewed = flipped.reshape(-1)[: rows * (rows + columns - 1)].reshape(rows, rows + columns - 1)
     return jnp.pad(skewed.sum(axis=0), (0, 1))[None]

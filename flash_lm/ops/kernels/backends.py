@@ -1,4 +1,4 @@
-"""What differs between the machines that the programs run on: tiles, where scalars lie, how a Toeplitz tile is made."""
+"""How the machines that run the programs differ: tiles, where scalars are, how a Toeplitz tile is made."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from jax.experimental.pallas import tpu, triton
 
 from flash_lm.ops.attention_functions import ELEMENTWISE
 
-# What `weighted_values` takes of a GPU's shared memory, with queries of so many bytes.
+# Shared memory of a GPU that `weighted_values` needs, with queries of up to this many bytes.
 _SHARED_BYTES = 164_608
 _SHARED_KEY_BYTES = 256
 _VMEM_BYTES = 100 * 2**20  # of the 128 MiB of a TPU
@@ -19,15 +19,15 @@ _VMEM_BYTES = 100 * 2**20  # of the 128 MiB of a TPU
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """Sizes of what a program holds at a time; see docs/performance.md for why.
+    """Sizes of what a program holds at a time; docs/performance.md says why.
 
     Attributes:
-        rows: of scores and of the result.
-        columns: of scores.
-        value_bytes: of a row of values.
-        depth: of the values, as the sum that `score_derivatives` runs over.
-        keys: dimensions of keys whose sums `entering_sums` makes.
-        sums: dimensions of values likewise.
+        rows: rows of scores and of the result.
+        columns: columns of scores.
+        value_bytes: bytes in a row of values.
+        depth: width of the slices of values that `score_derivatives` sums over.
+        keys: dimensions of keys in a tile of `entering_sums`.
+        sums: dimensions of values in a tile of `entering_sums`.
     """
 
     rows: int
@@ -38,12 +38,12 @@ class Tile:
     sums: int
 
     def values(self, dtype: Any) -> int:
-        """Values of a row."""
+        """Number of values in a row."""
         return self.value_bytes // jnp.dtype(dtype).itemsize
 
 
 class Work(NamedTuple):
-    """What a part of a model asks of a kernel: tokens of a row, width of queries, bytes of a number."""
+    """The size of a kernel's work: tokens in a row, width of queries, bytes of a number."""
 
     length: int
     key_width: int
@@ -55,15 +55,15 @@ class Backend:
     """One of the machines.
 
     Attributes:
-        tile: sizes.
-        functions: of the scores, that it can compute.
-        problem: work -> what keeps this machine from it, or None.
-        first_is_fastest: the first dimension of a grid is the one along which neighbours run at the same time.
-        width: -> the width of queries and keys that the programs need for theirs.
-        scalars: -> spec of a small array that is read number by number.
-        diagonals: (ref of 1×W values, place of the top right … bottom left diagonal's first, shape of the tile) -> a
-            tile whose element (i, j) is the value at start + j − i + rows − 1.
-        options: number of grid dimensions -> arguments of `pallas_call`.
+        tile: tile sizes.
+        functions: functions of the scores that it can compute.
+        problem: given the work, why this machine cannot do it, or None.
+        first_is_fastest: whether programs that are adjacent in the grid's first dimension run at the same time.
+        width: given the width of queries and keys, the padded width that the programs need.
+        scalars: makes the spec of a small array that is read number by number.
+        diagonals: (ref of 1×W values, start, shape of the tile) -> a tile whose element (i, j) is
+            the value at start + j − i + rows − 1.
+        options: given the number of grid dimensions, arguments of `pallas_call`.
     """
 
     tile: Tile
@@ -82,7 +82,7 @@ def _gathered(ref: Any, start: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _rolled(ref: Any, start: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """By rotating each row one place further: a TPU has no lookup."""
+    """Rotates each row by one place more than the row above: a TPU has no lookup."""
     rows, columns = shape
     width = rows + columns
     values = jnp.broadcast_to(ref[:, pl.ds(pl.multiple_of(start, 128), width)], (rows, width))
@@ -90,21 +90,21 @@ def _rolled(ref: Any, start: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def shared_memory() -> int:
-    """Bytes of shared memory that a program on this GPU may have; 0 where the device does not say."""
+    """Bytes of shared memory that a program on this GPU may use; 0 if the device does not say."""
     return getattr(jax.devices()[0], "shared_memory_per_block_optin", 0)
 
 
 def _problem_on_triton(work: Work) -> str | None:
     if shared_memory() < _SHARED_BYTES:
-        return f"{shared_memory():,} bytes of shared memory, and the kernels need {_SHARED_BYTES:,}"
+        return f"{shared_memory():,} bytes of shared memory, but the kernels need {_SHARED_BYTES:,}"
     if work.key_width * work.itemsize > _SHARED_KEY_BYTES:
-        return f"queries of {work.key_width * work.itemsize} bytes, and there is room for {_SHARED_KEY_BYTES}"
+        return f"queries of {work.key_width * work.itemsize} bytes, but there is room for only {_SHARED_KEY_BYTES}"
     return None
 
 
 def _problem_on_mosaic(work: Work) -> str | None:
     tile = BACKENDS["mosaic"].tile
-    # The keys and a tile of the values of a whole row, while the next ones are on their way.
+    # The keys and a tile of the values of a whole row, twice, because the next ones are being loaded.
     needed = 2 * work.length * (work.key_width * work.itemsize + tile.value_bytes)
     return f"rows of {work.length} tokens need {needed:,} bytes of VMEM" if needed > 0.9 * _VMEM_BYTES else None
 
@@ -130,7 +130,7 @@ def _lanes(width: int) -> int:
 BACKENDS = {
     "triton": Backend(
         tile=Tile(rows=128, columns=64, value_bytes=512, depth=64, keys=64, sums=128),
-        functions=frozenset(ELEMENTWISE) - {"laplace"},  # Pallas lowers no error function to Triton
+        functions=frozenset(ELEMENTWISE) - {"laplace"},  # Pallas cannot lower the error function to Triton
         problem=_problem_on_triton,
         first_is_fastest=True,
         width=_power_of_two,
@@ -149,7 +149,7 @@ BACKENDS = {
         options=_on_mosaic,
     ),
     "interpreted": Backend(
-        tile=Tile(rows=16, columns=8, value_bytes=64, depth=8, keys=8, sums=16),  # so that small arrays have several
+        tile=Tile(rows=16, columns=8, value_bytes=64, depth=8, keys=8, sums=16),  # small arrays have several, too
         functions=frozenset(ELEMENTWISE),
         problem=lambda work: None,
         first_is_fastest=False,

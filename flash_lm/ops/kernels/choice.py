@@ -1,4 +1,4 @@
-"""Whether a part of a model runs through a kernel: `model.kernels`, the machine and the shape decide."""
+"""Whether a part of a model uses a kernel: this depends on `model.kernels`, the machine and the shape."""
 
 import functools
 import logging
@@ -10,23 +10,23 @@ from flash_lm.ops.kernels.backends import BACKENDS, Work
 _log = logging.getLogger(__name__)
 
 _OF_PLATFORM = {"gpu": "triton", "tpu": "mosaic"}
-_SMALLEST = 128  # queries of a chunk: below, a tile is mostly padding
-_NARROWEST = 64  # queries and values likewise
+_SMALLEST = 128  # queries in a chunk: with fewer, a tile is mostly padding
+_NARROWEST = 64  # width of queries and values: likewise
 
 
 def choose_backend(
     requested: str, part: str, function: str, size: int, q: jax.Array, v: jax.Array, unless: str | None = None
 ) -> str | None:
-    """The backend of a part of a model, logged once.
+    """The backend of a part of a model; it is logged once.
 
     Args:
         requested: `model.kernels`: "auto", "xla" or "pallas", which a CPU interprets.
-        part: its name, for the log.
-        function: of the scores.
-        size: queries of a chunk.
+        part: name of the part, for the log.
+        function: function of the scores.
+        size: queries in a chunk.
         q: queries, …×L×K.
         v: values, …×L×E.
-        unless: why this part takes no kernel whatever is requested; None: it may.
+        unless: why this part cannot use a kernel, whatever is requested; None: it can.
 
     Returns:
         A name of `BACKENDS`, or None for the form that XLA compiles.
@@ -44,7 +44,7 @@ def choose_backend(
 
 
 def _problem(platform: str, backend: str, size: int, q: jax.Array, v: jax.Array) -> str | None:
-    """Why a kernel would be no gain here."""
+    """Why a kernel would not help here, or None."""
     (length, width), expanded = q.shape[-2:], v.shape[-1]
     if platform not in _OF_PLATFORM:
         return f"{platform} has no kernels"

@@ -1,4 +1,4 @@
-"""Rows of tokens through the kernels: chunks, what each query sees, and the devices of a mesh."""
+"""Rows of tokens for the kernels: chunks, what each query sees, and the devices of a mesh."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -36,21 +36,21 @@ def attend_in_chunks(
     bias_W: jax.Array | None = None,
     across: Across | None = None,
 ) -> jax.Array:
-    """f(scale · q kᵀ + b) / N · v over what is seen of the chunk, and q Σ kᵀv / N over those before it.
+    """f(scale · q kᵀ + b) / N · v over the visible part of the chunk, and q Σ kᵀv / N over the chunks before it.
 
-    Under a mesh each device has its rows, and its heads or, of a single head, its share of the values.
+    Under a mesh each device has its own rows and its own heads (with a single head, its share of the values).
 
     Args:
-        form: of the weights.
+        form: form of the weights.
         q_BxHxLxK: queries.
         k_BxHxLxK: keys.
         v_BxHxLxE: values.
         runs_BxL: run of each token (see `Segments`), (B or 1)×L.
-        sight: of the queries, in the whole row.
+        sight: what the queries see in the whole row.
         chunk_size: C; the row's length for attention over all pairs.
         divisor_BxL: N of each query inside its chunk, (B or 1)×L float32, not zero.
-        bias_W: of the distances 1 − C … C − 1 from query to key, float32.
-        across: None: nothing from earlier chunks.
+        bias_W: bias for the distances 1 − C … C − 1 from query to key, float32.
+        across: the sum over earlier chunks; None: no sum.
 
     Returns:
         B×H×L×E, dtype of v.
@@ -61,7 +61,7 @@ def attend_in_chunks(
     about = (_seen(sight, size, divisor_BxL), _crossing(runs_BxL, size) if across else None)
     arrays = (q_BxHxLxK, k_BxHxLxK, v_BxHxLxE)
     if across is not None:
-        # Without chunks before it a query has nothing to read; its state is another document's.
+        # Without chunks before it a query has nothing to read: the sum belongs to another document.
         weight_BxL = jnp.where(sight.before_chunk(size) > 0, across.weight_BxL, 0)
         arrays += (across.q_BxHxLxK * weight_BxL[:, None, :, None].astype(across.q_BxHxLxK.dtype), across.k_BxHxLxK)
 
@@ -87,7 +87,7 @@ def _seen(sight: Sight, size: int, divisor_BxL: jax.Array) -> Seen:
 
 
 def _crossing(runs_BxL: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-    """Which keys are of the document that goes on to the next chunk; whether the one that enters a chunk leaves it."""
+    """Which keys' document continues into the next chunk; and whether the sum that enters a chunk leaves it."""
     runs_BxGxC = to_chunks(runs_BxL, size)
     last_BxG = runs_BxGxC[:, :, -1]
     entering_BxG = jnp.pad(last_BxG[:, :-1], ((0, 0), (1, 0)))
@@ -95,7 +95,7 @@ def _crossing(runs_BxL: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _on_mesh(function: Callable, arrays: tuple, about: tuple, bias_W: jax.Array | None) -> jax.Array:
-    """A kernel is not partitioned by itself: each device calls it for its part of the B×H×L×… arrays."""
+    """Calls a kernel on each device for its part of the B×H×L×… arrays, since kernels are not partitioned by JAX."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return function(arrays, about, bias_W)
@@ -108,7 +108,7 @@ def _on_mesh(function: Callable, arrays: tuple, about: tuple, bias_W: jax.Array 
     values = PartitionSpec(rows, _TENSOR if by_heads else None, None, _TENSOR if by_values else None)
     specs = tuple(values if i == 2 else pairs for i in range(len(arrays)))
     of_about = jax.tree.map(lambda x: PartitionSpec(rows if x.shape[0] == batch else None), about)
-    # Pallas does not tell over which axes its results vary.
+    # Pallas does not say over which axes its results vary.
     shared = jax.shard_map(
         function, in_specs=(specs, of_about, PartitionSpec()), out_specs=values, check_vma=False, mesh=mesh
     )

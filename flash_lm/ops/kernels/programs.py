@@ -1,10 +1,10 @@
 """The Pallas programs: weighted values, derivatives of scores, and the sums that enter chunks.
 
 One source serves a GPU (through Triton), a TPU (through Mosaic) and, interpreted, any machine. A program makes one tile
-of its result and loops over what adds to it, so that no array of weights leaves the chip. Rows of scores may be queries
-or, transposed, keys: the derivative of the values is the same sum with the two exchanged.
+of its result and loops over the terms of its sum, so that no array of weights leaves the chip. Rows of scores may be
+queries or, transposed, keys: the derivative of the values is the same sum with the two exchanged.
 
-Arrays have the folded batch N = B·H and chunks G in front; those of `Seen` have B rows, or 1.
+Arrays have the folded batch N = B·H and chunks G as their first dimensions; those of `Seen` have B rows, or 1.
 """
 
 import math
@@ -19,11 +19,11 @@ from flash_lm.ops.attention_functions import ELEMENTWISE
 from flash_lm.ops.kernels.backends import BACKENDS, Backend
 from flash_lm.ops.sight import is_between
 
-Ids = tuple[jax.Array, ...]  # of a program in the grid
+Ids = tuple[jax.Array, ...]  # indices of a program in the grid
 
 
 class Seen(NamedTuple):
-    """The keys that each query sees, from `first` of its chunk to the one before `stop`, and 1 / N; (B or 1)×G×C."""
+    """The keys that each query sees, from `first` of its chunk to before `stop`, and 1 / N; (B or 1)×G×C."""
 
     first: Any
     stop: Any
@@ -31,7 +31,7 @@ class Seen(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What is known when a program is traced: a name of `ELEMENTWISE`, the factor of q kᵀ, a name of `BACKENDS`."""
+    """What is known at tracing time: a name of `ELEMENTWISE`, the factor of q kᵀ, a name of `BACKENDS`."""
 
     function: str
     scale: float
@@ -49,15 +49,15 @@ def weighted_values(
     *,
     transposed: bool = False,
 ) -> jax.Array:
-    """Weights times values, and what enters the chunk: f(scale · rows columnsᵀ + b) / N · values + x · sum.
+    """Weights times values, plus what enters the chunk: f(scale · rows columnsᵀ + b) / N · values + x · sum.
 
     Args:
-        form: of the weights.
+        form: form of the weights.
         rows_NxGxIxK: queries; transposed: keys.
         columns_NxGxJxK: keys; transposed: queries.
-        values_NxGxJxE: one a column.
-        seen: of the queries.
-        bias_1xW: of the distances 1 − I … J − 1 from row to column, float32.
+        values_NxGxJxE: values, one a column.
+        seen: what the queries see.
+        bias_1xW: bias for the distances 1 − I … J − 1 from row to column, float32.
         entering: x, N×G×I×K, and the sums, N×G×K×E.
         transposed: rows are keys.
 
@@ -110,7 +110,7 @@ def weighted_values(
     grid = (batch, chunks, expanded // depth, length // tile.rows)
     out = jax.ShapeDtypeStruct((batch, chunks, length, expanded), values_NxGxJxE.dtype)
     spec = _block(lambda n, g, e, i: (n, g, i, e), tile.rows, depth)
-    # A causal query sees the more keys the later it stands; those that take longest come first.
+    # Later queries of a causal row see more keys; the programs that take longest come first.
     return _call(program, backend, "weighted_values", grid, inputs, out, spec, descending=not transposed)
 
 
@@ -123,16 +123,16 @@ def score_derivatives(
     seen: Seen,
     bias_1xW: jax.Array | None,
 ) -> jax.Array:
-    """The derivative of the scores, f′(scale · q kᵀ + b) / N · d_out vᵀ, zero where nothing is seen.
+    """The derivative of the scores, f′(scale · q kᵀ + b) / N · d_out vᵀ, zero for invisible pairs.
 
     Args:
-        form: of the weights.
+        form: form of the weights.
         q_NxGxIxK: queries.
         k_NxGxJxK: keys.
         d_out_NxGxIxE: derivative of the output.
         v_NxGxJxE: values.
-        seen: of the queries.
-        bias_1xW: of the distances 1 − I … J − 1 from query to key, float32.
+        seen: what the queries see.
+        bias_1xW: bias for the distances 1 − I … J − 1 from query to key, float32.
 
     Returns:
         N×G×I×J, dtype of the queries.
@@ -162,7 +162,7 @@ def score_derivatives(
             here = pl.ds(pl.multiple_of(e * depth, depth), depth)
             return total + _dot(refs["d_out"][:, here], refs["values"][:, here], transpose=True)
 
-        # No step at all where no query sees a key.
+        # No steps at all if no query sees a key.
         steps = touched.astype(jnp.int32) * (expanded // depth)
         pull = jax.lax.fori_loop(0, steps, add, jnp.zeros((side, side), jnp.float32))
         about = Seen(*(ref[...] for ref in refs["seen"]))
@@ -180,17 +180,17 @@ def score_derivatives(
 def entering_sums(
     backend: Backend, k_NxGxCxK: jax.Array, v_NxGxCxE: jax.Array, goes_on_BxG: jax.Array, *, reverse: bool = False
 ) -> jax.Array:
-    """Σ kᵀv of the chunks before each one; a chunk keeps what entered it if its document goes on to the next.
+    """Σ kᵀv of the chunks before each one; a chunk keeps the sum that entered it if its document continues after it.
 
     Args:
-        backend: to run on.
-        k_NxGxCxK: keys, zero where they do not go on to the next chunk.
+        backend: backend to run on.
+        k_NxGxCxK: keys, zero if their document does not continue into the next chunk.
         v_NxGxCxE: values.
-        goes_on_BxG: 1 where what enters a chunk leaves it too, else 0; (B or 1)×G int32.
-        reverse: of the chunks after each one.
+        goes_on_BxG: 1 if the sum that enters a chunk leaves it too, else 0; (B or 1)×G int32.
+        reverse: sum over the chunks after each one instead.
 
     Returns:
-        N×G×K×E, dtype of the values; sums are made in float32.
+        N×G×K×E, dtype of the values; sums are in float32.
     """
     (batch, chunks, size, width), expanded = k_NxGxCxK.shape, v_NxGxCxE.shape[-1]
     tile = backend.tile
@@ -225,7 +225,7 @@ def entering_sums(
 
 
 def _scores(form: Form, rows: jax.Array, columns: jax.Array, bias_ref, i, j, length: int) -> jax.Array:
-    """A tile of scores, the i-th of rows and the j-th of columns, float32; `length`: rows of all tiles."""
+    """A tile of scores, for the i-th tile of rows and the j-th of columns, float32; `length`: rows of all tiles."""
     scores = _dot(rows, columns, transpose=True) * form.scale
     if bias_ref is None:
         return scores
@@ -234,7 +234,7 @@ def _scores(form: Form, rows: jax.Array, columns: jax.Array, bias_ref, i, j, len
 
 
 def _visible(about: Seen, first: jax.Array, axis: int, shape: tuple[int, ...]) -> jax.Array:
-    """Which pairs of a tile are seen; keys lie along `axis`, from `first` on."""
+    """Which pairs of a tile are visible; keys are along `axis`, starting at `first`."""
     key = first + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
     return is_between(about.first, key, about.stop)
 
@@ -245,7 +245,7 @@ def _dot(a: jax.Array, b: jax.Array, *, transpose: bool = False) -> jax.Array:
 
 
 def _spans(seen: Seen, keys: int, rows: int, columns: int, transposed: bool) -> tuple[jax.Array, jax.Array]:
-    """First tile of columns and the one after the last, that each tile of rows needs: (B or 1)×G×… int32."""
+    """The first tile of columns that each tile of rows needs, and the one after the last: (B or 1)×G×… int32."""
     size_q, size_k = (columns, rows) if transposed else (rows, columns)
     tiles = lambda x, none: jnp.where(seen.first < seen.stop, x, none).reshape(*x.shape[:2], -1, size_q)
     low, high = tiles(seen.first, keys).min(axis=-1), tiles(seen.stop, 0).max(axis=-1)
@@ -259,16 +259,16 @@ def _spans(seen: Seen, keys: int, rows: int, columns: int, transposed: bool) -> 
 
 
 def _rows(batch: int, about: jax.Array) -> Callable[[jax.Array], jax.Array]:
-    """Index of the folded batch -> that of an array with B rows, or 1."""
+    """Index of the folded batch -> index in an array with B rows, or 1."""
     heads = batch // about.shape[0]
-    # Not //, whose lowering for a TPU asks which one.
+    # Not //, because its lowering for a TPU asks which TPU it is.
     return lambda n: jax.lax.div(n, jnp.int32(heads))
 
 
 def _of_scores(
     backend: Backend, seen: Seen, about: pl.BlockSpec, axis: int, spans: tuple[jax.Array, jax.Array], bias_1xW: Any
 ) -> dict[str, tuple[Any, Any]]:
-    """What a program knows of its scores beside their factors; `about`: block of what is seen, put along `axis`."""
+    """Inputs of a program's scores besides their factors; `about`: block of what is seen, put along `axis`."""
     inputs: dict[str, tuple[Any, Any]] = {
         "first": (spans[0], backend.scalars()),
         "stop": (spans[1], backend.scalars()),
@@ -280,16 +280,16 @@ def _of_scores(
 
 
 def _block(index_map: Callable, *size: int) -> pl.BlockSpec:
-    """A block of an array of four dimensions; leading ones that `size` leaves out are gone in the program."""
+    """A block of an array of four dimensions; leading ones that are not in `size` are dropped in the program."""
     return pl.BlockSpec((None,) * (4 - len(size)) + size, index_map)
 
 
 def _call(
     program: Callable, backend: Backend, name: str, grid: tuple, inputs: dict, out: Any, spec, descending: bool = False
 ) -> jax.Array:
-    """Calls a program (ids, refs, output's ref) for each place of a grid, neighbours along its last dimension.
+    """Calls a program (ids, refs, output's ref) for each place of a grid; neighbours differ in its last dimension.
 
-    With `descending` the last place of that dimension comes first.
+    With `descending`, that dimension runs backwards.
     """
 
     def ids_of(*places: jax.Array) -> Ids:
