@@ -164,7 +164,7 @@ def main(argv: list[str]) -> None:
         failures = run_study(config, runs, arguments.out / "runs", arguments.split, should_stop)
     time_of, results = {line["run"]: line for line in times}, newest_results(workdirs, arguments.split)
     if not results:
-        print("no run is finished yet: the same command goes on")
+        print("no run has finished yet: run the same command again to continue")
         return
     accumulate: Any = {name: changed(config, runs[name])["train"]["accumulate"] for name in runs}
     step_s = {name: time_of[name]["microbatch_ms"] * accumulate[name] / 1000 for name in runs}

@@ -104,7 +104,7 @@ def failure(main, argv: list[str], monkeypatch, capsys) -> list[str]:
         (["--config.task=masked"], "task=masked must be one of causal_lm, masked_lm"),
         (["--config.train.schedule=step"], "train.schedule=step and train.boundaries go together"),
         (["--config.train.optimizer=adam"], "must be one of adamw, radam, lion, adafactor, lamb"),
-        (["--config.data.length=64"], "data.length=64 is over model.max_length=32"),
+        (["--config.data.length=64"], "data.length=64 is greater than model.max_length=32"),
         (["--config.model.family=flush"], "model.family=flush must be one of transformer, "),
         (["--config.model.famly=flash"], "unknown key model.famly: did you mean model.family?"),
         (["--config.data.tokens_per_batch=96"], "must be a multiple of data x fsdp"),

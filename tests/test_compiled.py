@@ -70,7 +70,7 @@ def test_a_users_own_folder_stays(train, tmp_path):
 @pytest.mark.slow
 def test_a_home_that_is_none_is_told_of(train, tmp_path):
     _, said = train(tmp_path, HOME="/dev/null")
-    assert "compiled programs are not kept: /dev/null/.cache/flash_lm/compiled: Not a directory" in said
+    assert "compiled programs are not cached: /dev/null/.cache/flash_lm/compiled: Not a directory" in said
 
 
 def test_the_first_step_is_told_once(train, tmp_path):

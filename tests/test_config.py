@@ -146,7 +146,7 @@ def test_all_impossible_values_are_reported_at_once():
         ("model", {"max_length": 256}, None),
         ("data", {"length": 1024}, "over model.max_length=512"),
         ("data", {"corpus": "text"}, "needs data.path"),
-        ("train", {"accumulate": 3}, "does not divide"),
+        ("train", {"accumulate": 3}, "cannot be split into"),
         ("train", {"warmup_steps": 300}, "less than train.steps=300: lower it, or leave it open with .*=$"),
         ("train", {"decay_steps": 271}, "at most the 270 steps after the warm-up"),
         ("train", {"decay_steps": 9, "schedule": "constant"}, "is of train.schedule=linear and cosine"),

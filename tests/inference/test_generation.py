@@ -154,7 +154,7 @@ def test_bad_prompts(generator, causal):
         ([], 5, "no prompt"),
         (["the"], 0, "max_tokens=0 must be from 1 to 1048576"),
         (["the"], 10**12, "max_tokens=1000000000000 must be from 1 to"),
-        (["caf\udce9"], 5, "the prompt is no UTF-8 text at character 4"),
+        (["caf\udce9"], 5, "the prompt is not UTF-8 text at character 4"),
     ):
         with pytest.raises(InputError, match=message):
             generator.generate(prompts, max_tokens)
@@ -291,7 +291,7 @@ def test_bad_input_ends_in_one_line(words, causal, monkeypatch, capsys):
 
 def test_what_is_no_text_or_no_run(causal, masked_run, tmp_path, monkeypatch, capsys):
     code, _, errors = command([f"--workdir={causal[1]}"], monkeypatch, capsys, stdin=b"abc\xff")
-    assert code == 2 and "the prompt is no UTF-8 text: byte 3 is 0xff" in errors[0]
+    assert code == 2 and "the prompt is not UTF-8: byte 3 is 0xff" in errors[0]
     code, _, errors = command([f"--workdir={tmp_path}", "--prompt=a"], monkeypatch, capsys)
     assert code == 2 and "holds no run" in errors[0]
     code, _, errors = command([f"--workdir={masked_run}", "--prompt=a cat"], monkeypatch, capsys)

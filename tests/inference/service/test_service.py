@@ -333,4 +333,4 @@ def test_the_command(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         _, err = finish(command("flash_lm.serve", *words, f"--port={port}"), code=2)
-    assert err.count("\n") == 1 and f"cannot listen at 127.0.0.1:{port}" in err and "choose another" in err
+    assert err.count("\n") == 1 and f"cannot listen on 127.0.0.1:{port}" in err and "choose another" in err
