@@ -89,7 +89,7 @@ def test_the_command(run, capsys):
     generate.main([f"--workdir={run}", "--prompt=春山\n東", "--samples=1", "--temperature=0"])
     written = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert written == ["春山", "秋水", "東", "西"]
-    with pytest.raises(InputError, match="--max_tokens mean nothing"):
+    with pytest.raises(InputError, match="couplets do not support --max_tokens"):
         generate.main([f"--workdir={run}", "--prompt=春", "--max_tokens=3"])
 
 
@@ -98,7 +98,7 @@ def test_the_command(run, capsys):
     [
         ("", 1, "the first line is empty"),
         ("春x", 1, "does not know what begins with 'x' in the first line"),
-        ("春春春春", 1, "a first line of 4 characters is over the 3"),
+        ("春春春春", 1, "a first line of 4 characters is over the limit of 3"),
         ("春", 0, "samples=0 must be from 1"),
     ],
 )

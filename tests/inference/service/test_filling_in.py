@@ -41,7 +41,7 @@ def test_masks_are_filled_in_as_by_the_command(fill_in):
 
 def test_masks_of_a_request_are_bounded(fill_in):
     answer = fill_in.post("/api/fill_in", json={"prompt": "[MASK]" * 63})
-    assert answer.status_code == 422 and "a prompt of 63 [MASK]s is over the 8 that this service takes" in answer.text
+    assert answer.status_code == 422 and "a prompt of 63 [MASK]s is over the limit of 8 of this service" in answer.text
     assert len(fill_in.post("/api/fill_in", json={"prompt": "[MASK]" * 8}).json()["masks"]) == 8
 
 
@@ -74,7 +74,10 @@ def test_a_model_that_compiles_each_length_is_not_served():
 
 def test_candidates_of_all_masks_are_bounded(fill_in):
     answer = fill_in.post("/api/fill_in", json={"prompt": "[MASK]" * 8, "candidates": 11})
-    assert answer.status_code == 422 and "11 candidates for each of 8 [MASK]s are over the 80 in all" in answer.text
+    assert (
+        answer.status_code == 422
+        and "11 candidates for each of 8 [MASK]s are over the limit of 80 in all" in answer.text
+    )
     (mask,) = fill_in.post("/api/fill_in", json={"prompt": "[MASK]", "candidates": 80}).json()["masks"]
     assert len(mask) == 80
 

@@ -116,7 +116,7 @@ def test_a_service_that_ends_is_told_of(page):
         expect(page.locator("#status")).to_contain_text("the answer was cut off")
         page.route("**/api/generate/stream", lambda route: route.fulfill(status=502, body="Bad gateway"))
         page.keyboard.press("Control+Enter")
-        expect(page.locator("#status")).to_contain_text("the service answers 502")
+        expect(page.locator("#status")).to_contain_text("the service returned 502")
         page.route("**/api/generate/stream", lambda route: route.abort())
         page.keyboard.press("Control+Enter")
         expect(page.locator("#status")).to_contain_text("the service does not answer")
