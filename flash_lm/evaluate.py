@@ -36,13 +36,13 @@ def main(argv: list[str]) -> None:
         return
     append_jsonl(arguments.out or name.workdir / "results.jsonl", results)
     for result in results:
-        word = f" {result['word_perplexity']:.1f} a word," if "word_perplexity" in result else ""
+        word = f" {result['word_perplexity']:.1f} per word," if "word_perplexity" in result else ""
         accuracy = f"accuracy {result['accuracy']:.2%} " if "accuracy" in result else ""
         masked = " masked" if TASKS[result["task"]].answers == "fill_in" else ""
         print(
             f"{result['family']} on {result['corpus']} {result['split']} at length {result['length']}, step "
-            f"{result['step']}: perplexity {result['perplexity']:.3f} a{masked} token,{word} "
-            f"{result['bits_per_byte']:.4f} bits a byte, {accuracy}over {result['tokens']:.0f}{masked} tokens"
+            f"{result['step']}: perplexity {result['perplexity']:.3f} per{masked} token,{word} "
+            f"{result['bits_per_byte']:.4f} bits per byte, {accuracy}over {result['tokens']:.0f}{masked} tokens"
         )
 
 

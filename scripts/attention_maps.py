@@ -64,13 +64,13 @@ def draw(maps: list[AttentionMap], path: pathlib.Path, title: str) -> None:
 def main(argv: list[str]) -> None:
     """Draws the maps of a checkpoint."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--workdir", required=True, metavar="RUN[@best|@STEP]", help="folder of the run")
+    parser.add_argument("--workdir", required=True, metavar="RUN[@best|@STEP]", help="the run's folder")
     parser.add_argument("--text", help="default: the beginning of a module of Python's library")
-    parser.add_argument("--tokens", type=positive, default=256, help="of the text, at most")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="the PNG")
+    parser.add_argument("--tokens", type=positive, default=256, help="most tokens of the text")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="the PNG file to write")
     arguments = parser.parse_args(argv)
     if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("pictures are drawn by matplotlib: pip install flash_lm[plot]")
+        raise InputError("drawing needs matplotlib: pip install flash_lm[plot]")
     model = load_model(arguments.workdir)
     text = _TEXT.read_text(encoding="utf-8") if arguments.text is None else arguments.text
     maps = LoadedModel(model).attention(text, arguments.tokens)

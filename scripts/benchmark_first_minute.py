@@ -69,13 +69,13 @@ def _told(seconds: list[float]) -> Line:
 def _finish(words: list[str], environment: dict[str, str]) -> None:
     done = subprocess.run([sys.executable, "-m", *words], env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise RunError(f"{' '.join(words)} has failed:\n{done.stderr}")
+        raise RunError(f"{' '.join(words)} failed:\n{done.stderr}")
 
 
 def main(argv: list[str]) -> None:
     """Appends JSON lines to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--config", default="quickstart", help="--config.KEY=VALUE overrides a key of it")
+    parser.add_argument("--config", default="quickstart", help="a config; --config.KEY=VALUE overrides one of its keys")
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)

@@ -90,11 +90,11 @@ def main(argv: list[str]) -> None:
     """Writes images.jsonl and table.md to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/mnist.py")
-    parser.add_argument("--images", default=" ".join(PIXELS), help="between blanks or commas")
-    parser.add_argument("--batches", default="1 16 64 256", help="between blanks or commas")
-    parser.add_argument("--tokens", type=positive, default=16, help="drawn a turn, of softmax attention")
+    parser.add_argument("--images", default=" ".join(PIXELS), help="separated by spaces or commas")
+    parser.add_argument("--batches", default="1 16 64 256", help="separated by spaces or commas")
+    parser.add_argument("--tokens", type=positive, default=16, help="drawn per turn, for softmax attention")
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores
     config: Any = load_config(arguments.config, overrides)
@@ -103,7 +103,7 @@ def main(argv: list[str]) -> None:
     if (unknown := sorted(set(asked) - PIXELS.keys())) or not asked:
         raise InputError(f"--images: {', '.join(unknown) or 'nothing'} must be among {' '.join(PIXELS)}")
     if arguments.tokens > (most := min(PIXELS[images] for images in asked)):
-        raise InputError(f"--tokens={arguments.tokens} is over the {most} pixels of an image: draw fewer a turn")
+        raise InputError(f"--tokens={arguments.tokens} is over the {most} pixels of an image: draw fewer per turn")
     about, lines = provenance(jax.devices()[0].device_kind), []
     file = arguments.out / "images.jsonl"
     file.unlink(missing_ok=True)

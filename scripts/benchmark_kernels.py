@@ -182,25 +182,29 @@ def main(argv: list[str]) -> None:
     """Writes kernels.jsonl and table.md to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/flash_base.py")
-    parser.add_argument("--families", default=" ".join(WITH_KERNELS), help="between blanks or commas")
-    parser.add_argument("--lengths", default="2048 8192", help="of the rows, between blanks or commas")
-    parser.add_argument("--tokens", type=positive, default=2**16, help="of all rows")
-    parser.add_argument("--calls", type=positive, default=10, help="a turn")
+    parser.add_argument("--families", default=" ".join(WITH_KERNELS), help="separated by spaces or commas")
+    parser.add_argument("--lengths", default="2048 8192", help="row lengths, separated by spaces or commas")
+    parser.add_argument("--tokens", type=positive, default=2**16, help="tokens of all rows")
+    parser.add_argument("--calls", type=positive, default=10, help="calls per turn")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores
     if taken := [word for word in overrides if word.startswith(tuple(f"--config.model.{key}=" for key in TAKEN))]:
-        raise InputError(f"{', '.join(taken)}: the flags of this script say that, see --help")
+        raise InputError(f"{', '.join(taken)}: use this script's own flags instead, see --help")
     config: Any = load_config(arguments.config, overrides)
     families = words_of(arguments.families)
     if unknown := sorted(set(families) - set(WITH_KERNELS)):
-        raise InputError(f"--families={arguments.families}: {unknown[0]} has no kernel, {', '.join(WITH_KERNELS)} have")
+        raise InputError(
+            f"--families={arguments.families}: {unknown[0]} has no kernel: choose among {', '.join(WITH_KERNELS)}"
+        )
     config.model.vocab_size = config.model.vocab_size or config.data.vocab_size
     lengths = whole_numbers(arguments.lengths)
     if uneven := [length for length in lengths if arguments.tokens % length]:
-        raise InputError(f"--tokens={arguments.tokens} must be a multiple of each length, and of {uneven[0]} it is not")
+        raise InputError(
+            f"--tokens={arguments.tokens} must be a multiple of each length, but is not one of {uneven[0]}"
+        )
     file = arguments.out / "kernels.jsonl"
     file.unlink(missing_ok=True)  # the speeds of a kernel that no longer agrees would stay
     cases = [Case(config, name, length, arguments.tokens, arguments.dtype) for name in families for length in lengths]

@@ -69,7 +69,7 @@ def main(argv: list[str]) -> None:
     """Appends one JSON line to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/quickstart.py")
-    parser.add_argument("--steps", type=int, default=60, help="steps a turn")
+    parser.add_argument("--steps", type=int, default=60, help="steps per turn")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)

@@ -63,7 +63,9 @@ def main(argv: list[str]) -> None:
     """Appends one JSON line a mesh to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/quickstart.py")
-    parser.add_argument("--devices", type=int, default=8, help="that the CPU plays, if there is no accelerator")
+    parser.add_argument(
+        "--devices", type=int, default=8, help="devices to simulate on the CPU, if there is no accelerator"
+    )
     parser.add_argument("--shapes", default="8,1,1 1,8,1 2,2,2", help="meshes (data, fsdp, tensor)")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--out", required=True, type=pathlib.Path)

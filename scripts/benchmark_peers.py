@@ -139,13 +139,15 @@ def main(argv: list[str]) -> None:
     """Appends to peers.jsonl in OUT after each cell, and at the end writes table.md and peers.png."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/small.py")
-    parser.add_argument("--peers", default=" ".join(PEERS), help="between blanks; default: all")
-    parser.add_argument("--lengths", default="512 2048 4096", help="of the rows, between blanks or commas")
+    parser.add_argument("--peers", default=" ".join(PEERS), help="separated by spaces; default: all")
+    parser.add_argument("--lengths", default="512 2048 4096", help="row lengths, separated by spaces or commas")
     parser.add_argument("--tokens_per_step", type=positive, default=4096)
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
-    parser.add_argument("--python", type=pathlib.Path, default=".venv-peers/bin/python", help="of the peers")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
+    parser.add_argument(
+        "--python", type=pathlib.Path, default=".venv-peers/bin/python", help="the peers' Python interpreter"
+    )
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores, once a cell
     if not arguments.python.exists():

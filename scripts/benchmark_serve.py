@@ -52,13 +52,13 @@ async def ask(client: httpx.AsyncClient, prompt: str, tokens: int) -> tuple[floa
     if not tokens:
         answer = await client.post("/api/fill_in", json={"prompt": f"{prompt} [MASK]"})
         if answer.status_code != 200:
-            raise RunError(f"the service answers {answer.status_code}: {answer.text}")
+            raise RunError(f"the service returned {answer.status_code}: {answer.text}")
         took = 1000 * (time.perf_counter() - start)
         return took, took, 1
     body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
     async with client.stream("POST", "/api/generate/stream", json=body) as response:
         if response.status_code != 200:
-            raise RunError(f"the service answers {response.status_code}: {(await response.aread()).decode()}")
+            raise RunError(f"the service returned {response.status_code}: {(await response.aread()).decode()}")
         async for line in response.aiter_lines():
             if line.startswith("event: "):
                 name = line.removeprefix("event: ")
@@ -146,14 +146,16 @@ def measure_hostile(url: str, process: int, requests: int, tokens: int, turns: i
 def main(argv: list[str]) -> None:
     """Writes serve.jsonl and table.md, or with --hostile hostile_KIND.jsonl, to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--workdir", required=True, help="folder of a run that was trained on text")
-    parser.add_argument("--clients", default="1 4 16", help="between blanks or commas")
-    parser.add_argument("--hostile", action="store_true", help="how long good clients wait beside hostile ones")
-    parser.add_argument("--turns", type=positive, default=5, help="with --hostile")
+    parser.add_argument("--workdir", required=True, help="the folder of a run trained on text")
+    parser.add_argument("--clients", default="1 4 16", help="separated by spaces or commas")
+    parser.add_argument(
+        "--hostile", action="store_true", help="measure how long normal clients wait beside hostile ones"
+    )
+    parser.add_argument("--turns", type=positive, default=5, help="number of turns with --hostile")
     parser.add_argument("--requests", type=positive, default=400, help="for each number of clients")
-    parser.add_argument("--tokens", type=positive, default=32, help="of an answer")
-    parser.add_argument("--more", type=positive, default=10_000, help="requests after which memory is looked at again")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
+    parser.add_argument("--tokens", type=positive, default=32, help="tokens per answer")
+    parser.add_argument("--more", type=positive, default=10_000, help="requests until memory is measured again")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments = parser.parse_args(argv)
     clients, file = whole_numbers(arguments.clients), arguments.out / "serve.jsonl"
     words = [sys.executable, "-m", "flash_lm.serve", f"--workdir={arguments.workdir}", "--port=0"]
@@ -161,7 +163,7 @@ def main(argv: list[str]) -> None:
     assert service.stdout
     try:
         if not (told := service.stdout.readline()):
-            raise RunError("the service did not start; what it says is above")
+            raise RunError("the service did not start: see its output above")
         url, lines = told.split()[0], []
         kind = httpx.get(f"{url}/api/model").json()["kind"]
         tokens = 0 if kind == "fill_in" else arguments.tokens

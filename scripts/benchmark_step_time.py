@@ -142,19 +142,23 @@ def why_not(error: Exception) -> Line:
 def main(argv: list[str]) -> None:
     """Appends to steps.jsonl in OUT after each length, and at the end writes table.md and step_time.png."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--families", default=" ".join(FAMILIES), help="between blanks, each with +key=value; all")
-    parser.add_argument("--lengths", default="512 1024 2048 4096 8192", help="of the rows, between blanks or commas")
+    parser.add_argument(
+        "--families", default=" ".join(FAMILIES), help="separated by spaces, each may have +key=value; default: all"
+    )
+    parser.add_argument(
+        "--lengths", default="512 1024 2048 4096 8192", help="row lengths, separated by spaces or commas"
+    )
     parser.add_argument("--tokens_per_step", type=int, default=8192)
     parser.add_argument("--task", default="causal_lm", help="a row of the table of tasks")
     parser.add_argument("--size", default="small", choices=SIZES)
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
-    parser.add_argument("--seconds", type=positive, help="a length that would end later is not begun")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
+    parser.add_argument("--seconds", type=positive, help="time limit: lengths that would end later are not started")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores, once a cell
     if taken := [word for word in overrides if word.startswith(tuple(f"--config.{key}=" for key in TAKEN))]:
-        raise InputError(f"{', '.join(taken)}: the flags of this script say that, see --help")
+        raise InputError(f"{', '.join(taken)}: use this script's own flags instead, see --help")
     config, lengths = load_config(SIZES[arguments.size], overrides), whole_numbers(arguments.lengths)
     families = words_of(arguments.families) or list(FAMILIES)
     # All that is wrong is told before anything is measured.
@@ -179,7 +183,7 @@ def main(argv: list[str]) -> None:
         left = spent / done * (len(lengths) - done)
         print(f"{done} of {len(lengths)} lengths, about {left / 60:.0f} min left", flush=True)
         if left and arguments.seconds and spent + spent / done > arguments.seconds:
-            print(f"not run, for --seconds={arguments.seconds}: lengths {', '.join(map(str, lengths[done:]))}")
+            print(f"not run because of --seconds={arguments.seconds}: lengths {', '.join(map(str, lengths[done:]))}")
             break
     text = step_time_tables(lines)
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")

@@ -133,12 +133,12 @@ def take_over(study: str, runs: pathlib.Path, results: pathlib.Path) -> None:
 def main(argv: list[str]) -> None:
     """Writes CLAIMS.md to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--study", help="of claims.toml, whose runs are taken over")
-    parser.add_argument("--runs", type=pathlib.Path, help="folder of its sweep")
-    parser.add_argument("--out", type=pathlib.Path, default=TABLE.parent, help="folder of the results")
+    parser.add_argument("--study", help="a study of claims.toml, whose runs are added")
+    parser.add_argument("--runs", type=pathlib.Path, help="the folder of its sweep")
+    parser.add_argument("--out", type=pathlib.Path, default=TABLE.parent, help="the folder of the results")
     arguments = parser.parse_args(argv)
     if bool(arguments.study) != bool(arguments.runs):
-        raise InputError("--study and --runs go together: name the study that the folder's runs are of")
+        raise InputError("--study and --runs go together: name the study of the folder's runs")
     if arguments.runs:
         take_over(arguments.study, arguments.runs, arguments.out)
     text = page(read_evidence(arguments.out))

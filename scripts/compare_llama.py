@@ -105,12 +105,15 @@ def main(argv: list[str]) -> None:
     """Writes llama.jsonl to OUT; fails when a difference is above 1e-4."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument(
-        "--python", type=pathlib.Path, default=".venv-peers/bin/python", help="of the peers' environment"
+        "--python",
+        type=pathlib.Path,
+        default=".venv-peers/bin/python",
+        help="Python interpreter of the peers' environment",
     )
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments = parser.parse_args(argv)
     if not arguments.python.exists():
-        raise InputError(f"--python={arguments.python} is not there: make peers")
+        raise InputError(f"--python={arguments.python} does not exist: run `make peers`")
     about, lines = provenance(jax.devices()[0].device_kind), []
     for name in SHAPES:
         with tempfile.TemporaryDirectory() as folder:

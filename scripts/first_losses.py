@@ -48,8 +48,8 @@ def commit(checkout: pathlib.Path) -> str:
 def main(argv: list[str]) -> None:
     """Writes a line a family and task."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--checkout", type=pathlib.Path, default=pathlib.Path.cwd(), help="of any version")
-    parser.add_argument("--families", default=" ".join(FAMILIES), help="between blanks")
+    parser.add_argument("--checkout", type=pathlib.Path, default=pathlib.Path.cwd(), help="a checkout of any version")
+    parser.add_argument("--families", default=" ".join(FAMILIES), help="separated by spaces")
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments = parser.parse_args(argv)
     checkout = arguments.checkout.resolve()

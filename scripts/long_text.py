@@ -52,17 +52,19 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("workdirs", nargs="+", metavar="RUN[@best|@STEP]", help="folders of runs")
     parser.add_argument("--tokens", type=positive, default=8192)
-    parser.add_argument("--samples", type=positive, default=4, help="texts a run")
+    parser.add_argument("--samples", type=positive, default=4, help="texts per run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments = parser.parse_args(argv)
     for workdir in arguments.workdirs:
         trained = load_model(workdir)
         if TASKS[trained.config.task].answers != "continue":
-            raise InputError(f"{workdir} makes no text: name runs of task=causal_lm")
+            raise InputError(f"{workdir} cannot generate text: give runs of task=causal_lm")
         size = trained.config.data.length
         if arguments.tokens < size:
-            raise InputError(f"--tokens={arguments.tokens} must be {size} or more, the rows of training: raise it")
+            raise InputError(
+                f"--tokens={arguments.tokens} must be at least {size}, the row length of training: raise it"
+            )
         found = windows(*draw(trained, arguments.tokens, arguments.samples, arguments.seed), size)
         about = {"run": trained.name, "samples": arguments.samples, "seed": arguments.seed, "length": size}
         append_jsonl(arguments.out, [about | line | provenance(jax.devices()[0].device_kind) for line in found])

@@ -197,7 +197,7 @@ def main() -> None:
             else:
                 assert step is not None, "build comes first"
                 answer = {"ms": step.turn()}
-        except Exception as error:  # whatever a library raises, the asking script tells of it and goes on
+        except Exception as error:  # whatever a library raises, the calling script reports it and continues
             answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
         print(json.dumps(answer), file=answers, flush=True)
 

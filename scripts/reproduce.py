@@ -131,16 +131,16 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--corpus", help="stdlib, text files (a glob), or the folder of a data set; default: the paper's"
     )
-    parser.add_argument("--split", default="test", choices=("validation", "test"), help="scored at the end")
-    parser.add_argument("--rounds", type=positive, default=ROUNDS, help="of the timing")
+    parser.add_argument("--split", default="test", choices=("validation", "test"), help="the split to score")
+    parser.add_argument("--rounds", type=positive, default=ROUNDS, help="rounds of the timing")
     parser.add_argument(
         "--commands",
         nargs="?",
         const="python -m flash_lm",
         metavar="LAUNCHER",
-        help="print a command for each run and do nothing else; such as scripts/launch/tpu_pod.sh",
+        help="only print a command for each run, starting with this launcher, such as scripts/launch/tpu_pod.sh",
     )
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
     if arguments.scale == "small" and not arguments.corpus:
         raise InputError("--scale=small needs a corpus: give --corpus=stdlib, text files, or the folder of a data set")

@@ -60,7 +60,9 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("notebook", type=pathlib.Path)
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE")
-    parser.add_argument("--pictures", type=pathlib.Path, help="folder that gets copies of the PNGs it writes to OUT")
+    parser.add_argument(
+        "--pictures", type=pathlib.Path, help="folder for copies of the PNGs that the notebook writes to OUT"
+    )
     arguments = parser.parse_intermixed_args(argv)
     names = execute(arguments.notebook, dict(map(_setting, arguments.settings)))
     if arguments.pictures:

@@ -116,7 +116,7 @@ def survive(command: list[str], folder: pathlib.Path, kills: int, draw: random.R
         in_a_save = len(lines) % 2 == 1
         line = killed.kill(draw.uniform(0, LONGEST_SAVE if in_a_save else latest), in_a_save=in_a_save)
         if line is None:
-            raise RunError(f"the run was at its end after {len(lines)} kills: raise --config.train.steps")
+            raise RunError(f"the run ended after {len(lines)} kills: raise --config.train.steps")
         lines.append(line)
         print(f"kill {len(lines)} of {kills}: {line}", flush=True)
     killed.finish()
@@ -128,10 +128,10 @@ def main(argv: list[str]) -> None:
     """Appends a line a kill and one a family to kills.jsonl in OUT; exit code 1 when a run has not survived."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/tiny.py")
-    parser.add_argument("--families", default="flash aft_local", help="between blanks or commas")
+    parser.add_argument("--families", default="flash aft_local", help="separated by spaces or commas")
     parser.add_argument("--kills", type=positive, default=20)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the moments of the kills")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
     settings = [f"--config.{word}" for word in (*SETTINGS, *SAVES)] + overrides
     load_config(arguments.config, settings)  # what is wrong is told at once
@@ -156,7 +156,7 @@ def main(argv: list[str]) -> None:
         print(summary, flush=True)
         failed += [] if equal else [family]
     if failed:
-        raise RunError(f"{', '.join(failed)}: killed and left alone, the runs differ")
+        raise RunError(f"{', '.join(failed)}: killed and uninterrupted runs differ")
 
 
 if __name__ == "__main__":

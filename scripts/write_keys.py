@@ -61,7 +61,7 @@ def _short(default: object) -> str:
 def main(argv: list[str]) -> None:
     """Writes the page."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--config.plugins", dest="plugins", default="", help="modules whose keys are to be in it")
+    parser.add_argument("--config.plugins", dest="plugins", default="", help="modules whose keys to include")
     parser.add_argument("--out", type=pathlib.Path, default=_PAGE)
     arguments = parser.parse_args(argv)
     import_plugins(words_of(arguments.plugins))
