@@ -75,7 +75,7 @@ def kinds(family: str, causal: bool) -> dict[str, np.ndarray]:
 
 
 def picture(family: str) -> str:
-    """An SVG with a square of pairs for each form that a family has."""
+    """An SVG with a square of pairs for each form of a family."""
     squares, x, legend = [], 0, {}
     for form, causal in (("causal", True), ("bidirectional", False)):
         if form not in FAMILIES[family].serves:

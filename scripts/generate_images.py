@@ -1,4 +1,4 @@
-"""Images of a run that was trained on them: samples, and the lower halves of test images generated again.
+"""Draws images with a run trained on images: samples, and test images with their lower halves generated again.
 
     python scripts/generate_images.py --workdir=runs/mnist_small --out=results/experiments/mnist
 
@@ -21,11 +21,11 @@ from flash_lm.inference.trained_model import load_model
 from flash_lm.tables import CORPORA
 
 _BORDER = 2  # pixels between images
-_GREY = 128  # what is not given
+_GREY = 128  # pixels that are not given
 
 
 def grid(images_NxHxWx: np.ndarray, columns: int) -> np.ndarray:
-    """Images beside and below each other, white between them.
+    """Arranges images in a grid, with white between them.
 
     Args:
         images_NxHxWx: uint8; N a multiple of `columns`.
@@ -40,7 +40,7 @@ def grid(images_NxHxWx: np.ndarray, columns: int) -> np.ndarray:
 
 
 def write_png(path: pathlib.Path, image: np.ndarray) -> None:
-    """Grey or with colours; the folder is made if need be."""
+    """Writes a grey or colour image; creates the folder if necessary."""
     import matplotlib.image  # noqa: PLC0415 (an extra, and slow to import)
 
     path.parent.mkdir(parents=True, exist_ok=True)

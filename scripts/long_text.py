@@ -1,4 +1,4 @@
-"""Whether the text that a run makes falls apart far beyond the length that it was trained at.
+"""Shows whether a run's generated text degrades far beyond the length of its training.
 
     python scripts/long_text.py runs/flash/rows_of_512/flash_count_seed_* --tokens=8192 --out=results/long_text.jsonl
 
@@ -26,7 +26,7 @@ _GRAM = 4  # tokens
 
 
 def windows(tokens_BxT: np.ndarray, log_probs_BxT: np.ndarray, size: int) -> list[Line]:
-    """One line a window of `size` tokens: where it starts, mean −log p, and the share of different runs of tokens."""
+    """One line per window of `size` tokens: its start, mean −log p, and the share of distinct token n-grams."""
     lines = []
     for start in range(0, tokens_BxT.shape[1] - size + 1, size):
         here = tokens_BxT[:, start : start + size]
@@ -38,8 +38,8 @@ def windows(tokens_BxT: np.ndarray, log_probs_BxT: np.ndarray, size: int) -> lis
 
 
 def draw(trained: TrainedModel, tokens: int, samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and their log-probabilities, samples × tokens."""
-    allowed_V = trained.text_ids()  # end-of-text is none of them
+    """Generates tokens; returns them and their log-probabilities, samples × tokens."""
+    allowed_V = trained.text_ids()  # without end-of-text
     engine = Engine(trained.held, trained.mesh, end=trained.tokenizer.end, allowed_V=allowed_V)
     carry = engine.prefill([np.array([trained.tokenizer.begin], np.int32)] * samples, tokens)
     _, new = engine.advance(carry, SamplingArrays.of(Sampling()), seed, tokens)
@@ -48,7 +48,7 @@ def draw(trained: TrainedModel, tokens: int, samples: int, seed: int) -> tuple[n
 
 
 def main(argv: list[str]) -> None:
-    """Appends a line a run and window to OUT, and prints the first and the last."""
+    """Appends one line per run and window to OUT, and prints the first and the last."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("workdirs", nargs="+", metavar="RUN[@best|@STEP]", help="folders of runs")
     parser.add_argument("--tokens", type=positive, default=8192)

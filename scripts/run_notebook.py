@@ -1,4 +1,4 @@
-"""Runs a notebook from its first cell to its last, without Jupyter, and keeps its pictures.
+"""Runs all cells of a notebook without Jupyter, and keeps its pictures.
 
     python scripts/run_notebook.py notebooks/add_a_family.ipynb --pictures=docs/pictures/add_a_family STEPS=60
 
@@ -19,7 +19,7 @@ from flash_lm.errors import InputError
 
 
 def execute(notebook: pathlib.Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Runs the code cells, as one module.
+    """Runs the code cells as one module.
 
     Args:
         notebook: the file.
