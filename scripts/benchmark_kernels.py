@@ -60,7 +60,7 @@ class Case:
         return f"{self.family} at {self.length} tokens{more}"
 
     def sublayer(self, form: str) -> Any:
-        """The model with `model.kernels=form`, and its core."""
+        """The sublayer with `model.kernels=form`, and its core."""
         raw: Any = copy.deepcopy(self.config).model
         raw.update(family=self.family, max_length=self.length, causal=self.causal, kernels=form, dtype=self.dtype)
         return FAMILIES[self.family].sublayers[0](complete(parse_model(raw)), rngs=nnx.Rngs(0))

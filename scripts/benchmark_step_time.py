@@ -81,7 +81,7 @@ def compile_steps(
 
 
 def warm_up(steps: dict[str, BareStep], lines: dict[str, Line]) -> dict[str, Cell]:
-    """Groups cells that fit into memory together: all states stay in memory while one cell takes its turn."""
+    """Warms up the steps that fit into memory together: all states stay in memory while one cell takes its turn."""
     cells, room, states, largest = {}, free_memory(), 0, 0
     for family, step in steps.items():
         state = step.peak_bytes - step.temp_bytes

@@ -57,7 +57,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def ask(python: pathlib.Path, folder: pathlib.Path, settings: Line | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """transformers' logits and continuation for the model in a folder; with `settings` it draws the model first."""
+    """Logits and continuation of transformers for the model in a folder; with `settings` it draws the model first."""
     words = [python, WORKER, folder, *([json.dumps(settings)] if settings else [])]
     done = subprocess.run(words, env=user_environment(), capture_output=True, text=True)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""A command has its arrays on huge pages, unless its user chose settings of glibc's allocator."""
+"""A command has its arrays on huge pages, unless the user has set glibc's allocator."""
 
 import os
 import pathlib

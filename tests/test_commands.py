@@ -1,4 +1,4 @@
-"""The commands as a user types them: train, resume, evaluate, compare; and what bad input ends in."""
+"""The commands as a user types them: train, resume, evaluate, compare; and the errors of bad input."""
 
 import json
 import signal

@@ -192,7 +192,7 @@ def test_a_missing_key_and_an_unknown_one():
     assert "train.clip is missing" in str(error.value)
 
 
-def test_a_bool_is_no_integer():
+def test_a_bool_is_not_an_integer():
     config = get_config().model
     config.causal = True
     values = config.to_dict() | {"num_layers": True}

@@ -1,4 +1,4 @@
-"""Rows from outside: on the command line, in a run, and what goes wrong."""
+"""Rows from a user's modules: on the command line, in a run, and their errors."""
 
 import json
 import os
@@ -114,7 +114,7 @@ def test_a_config_from_before_the_import_gets_the_new_keys(undone, tmp_path):
         ),
     ],
 )
-def test_a_module_that_fails_is_told_of(tmp_path, monkeypatch, source, told):
+def test_a_module_that_fails_is_reported(tmp_path, monkeypatch, source, told):
     (tmp_path / "a_broken_one.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(InputError, match=told):
@@ -171,7 +171,7 @@ def test_the_flag_names_modules_as_a_tuple_or_alone(undone, monkeypatch, text):
     assert config.plugins == ("outside",) and parse(config).model.family == "powers"
 
 
-def test_keys_of_another_task_or_optimizer_are_told_of(undone, monkeypatch, caplog):
+def test_keys_of_another_task_or_optimizer_are_reported(undone, monkeypatch, caplog):
     monkeypatch.syspath_prepend(str(HERE))
     with caplog.at_level("INFO", "flash_lm"):
         load_config("quickstart", ["--config.plugins=outside", "--config.train.signs.share=0.1"])

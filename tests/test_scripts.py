@@ -1,4 +1,4 @@
-"""The benchmarks as a user starts them, at sizes of no interest."""
+"""The benchmarks as a user starts them, at tiny sizes."""
 
 import importlib.util
 import json
@@ -277,7 +277,7 @@ def test_peers_take_turns_with_us(tmp_path, monkeypatch, capsys):
     assert (out / "peers.png").exists()
 
 
-def test_a_peer_that_dies_is_told_of(tmp_path, monkeypatch):
+def test_a_peer_that_dies_is_reported(tmp_path, monkeypatch):
     script = load("benchmark_peers")
     monkeypatch.setattr(script, "WORKER", tmp_path / "peer.py")
     script.WORKER.write_text(FAKE_PEER)

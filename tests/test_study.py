@@ -1,4 +1,4 @@
-"""Grids, ablations, tables and sweeps: what is run, what is skipped, what is told."""
+"""Grids, ablations, tables and sweeps: what is run, skipped and reported."""
 
 import importlib.util
 import json
@@ -36,7 +36,7 @@ def test_a_grid_is_a_product_of_typed_values():
     assert impossible == []
 
 
-def test_impossible_combinations_are_left_out_and_told():
+def test_impossible_combinations_are_left_out_and_reported():
     parts = [f"model.chunks.{part}_attention=true,false" for part in ("local", "global")]
     runs, (sentence,) = grid_runs(one_device(quickstart.get_config()), parts)
     assert len(runs) == 3

@@ -1,4 +1,4 @@
-"""What is installed, and the commands under their other names."""
+"""The installed package, and the commands under their installed names."""
 
 import pathlib
 import shutil

@@ -203,7 +203,7 @@ def test_an_export_that_is_refused_writes_nothing(exported, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("damage", ["weights", "config", "array", "facts"])
-def test_a_damaged_export_is_told_as_such(tmp_path, damage):
+def test_a_damaged_export_is_reported_as_such(tmp_path, damage):
     trained, out = trained_model(tmp_path / "run", "transformer"), tmp_path / "out"
     write(trained, out, "mit")
     if damage == "weights":

@@ -1,4 +1,4 @@
-"""Llamas: what is exported is one by its own equations, and what is read in is the same model, with its tokenizer."""
+"""Llamas: an export matches Llama's own equations, and an import is the same model, with its tokenizer."""
 
 import json
 import pathlib

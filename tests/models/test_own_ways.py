@@ -1,4 +1,4 @@
-"""Sublayers with ways of their own: a residual, a penalty, a parameter that a step may not take everywhere."""
+"""Sublayers with special needs: their own residual, a penalty in the loss, a constrained parameter."""
 
 import jax
 import jax.numpy as jnp

@@ -174,7 +174,7 @@ def test_a_begun_run_can_be_branched(config, parent, tmp_path):
     assert line["step"] == 3 and line["parent_run"] == str(tmp_path / "begun")
 
 
-def test_an_export_is_no_run(config, parent, tmp_path):
+def test_an_export_is_not_a_run(config, parent, tmp_path):
     export(load_model(parent), tmp_path / "export", "mit")
     before = sorted(tmp_path.rglob("*"))
     for keys, workdir, told in (

@@ -1,4 +1,4 @@
-"""Runs are picked up again: with other settings, as branches, by one process at a time, and without what is gone."""
+"""Resumed runs: with other settings, by one process at a time, and without deleted files."""
 
 import json
 import pathlib

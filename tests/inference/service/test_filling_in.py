@@ -1,4 +1,4 @@
-"""Masks that the service fills in: as the command does, within bounds, and nobody before his turn."""
+"""Masks that the service fills in: as the command does, within limits, and in fair order."""
 
 import asyncio
 import concurrent.futures
@@ -82,7 +82,7 @@ def test_candidates_of_all_masks_are_bounded(fill_in):
     assert len(mask) == 80
 
 
-def test_who_asks_for_much_lets_others_go_before(monkeypatch):
+def test_large_requests_let_smaller_ones_go_first(monkeypatch):
     """And waits no longer than that is worth."""
     service, order = FillInService(random_model("fill_in"), dataclasses.replace(LIMITS, rows=1), Metrics()), []
     fill = service.calls_on_all_hosts
@@ -110,7 +110,7 @@ def test_a_long_text_makes_no_other_longer(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_filler_thatfails_is_told_of(monkeypatch):
+def test_a_filler_that_fails_is_reported(monkeypatch):
     with service("fill_in") as client:
         monkeypatch.setattr(Filler, "_fill", fails)
         for _ in range(2):

@@ -101,7 +101,7 @@ def test_what_is_wrong_is_shown_and_what_is_empty_left_to_the_service(page):
 
 
 @pytest.mark.slow
-def test_a_service_that_ends_is_told_of(page):
+def test_a_service_that_ends_is_reported(page):
     with service("text") as client:
         page.goto(client.server.url)
         page.route(

@@ -1,4 +1,4 @@
-"""The JSON API, against the same models without a service; and what happens when somebody leaves or too many come."""
+"""The JSON API against the same models without a service; clients that leave, and too many clients."""
 
 import asyncio
 import concurrent.futures
@@ -217,7 +217,7 @@ def test_second_lines_are_no_longer_than_answers_may_be():
 
 
 @pytest.mark.slow
-def test_too_many_are_sent_away():
+def test_too_many_requests_are_refused():
     with service("couplets", rows=1, waiting=2) as client:
         answer = client.post("/api/second_lines", json={"first": "春", "candidates": 4})
         assert answer.status_code == 422 and "4 rows are over the limit of 3 of this service" in answer.json()["error"]
@@ -261,7 +261,7 @@ def test_answers_that_run_finish_when_the_service_ends():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ["join", "advance"])
-def test_a_model_thatfails_for_good_is_told_of(monkeypatch, step):
+def test_a_model_that_fails_for_good_is_reported(monkeypatch, step):
     """Whoever waits gets an answer, and so do those who come later."""
     with service("text") as client:
         monkeypatch.setattr(RunningBatch, step, fails)
