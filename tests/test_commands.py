@@ -148,7 +148,7 @@ def test_evaluating_a_split_or_a_length_that_does_not_exist(words, tmp_path, mon
 
 def test_training_takes_no_checkpoint_for_a_folder(tmp_path, monkeypatch, capsys):
     (line,) = failure(train.main, ["--config=configs/tiny.py", f"--workdir={tmp_path}/x@best"], monkeypatch, capsys)
-    assert f"go on with --config.train.branch_from={tmp_path}/x@best" in line and not list(tmp_path.iterdir())
+    assert f"use --config.train.branch_from={tmp_path}/x@best" in line and not list(tmp_path.iterdir())
 
 
 def test_the_papers_config_without_a_network_names_the_corpus_that_needs_none(tmp_path, monkeypatch, capsys):

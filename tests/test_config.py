@@ -149,7 +149,7 @@ def test_all_impossible_values_are_reported_at_once():
         ("train", {"accumulate": 3}, "cannot be split into"),
         ("train", {"warmup_steps": 300}, "less than train.steps=300: lower it, or leave it open with .*=$"),
         ("train", {"decay_steps": 271}, "at most the 270 steps after the warm-up"),
-        ("train", {"decay_steps": 9, "schedule": "constant"}, "is of train.schedule=linear and cosine"),
+        ("train", {"decay_steps": 9, "schedule": "constant"}, "needs train.schedule=linear or cosine, not constant"),
     ],
 )
 def test_keys_that_do_not_go_together(group, values, expected):

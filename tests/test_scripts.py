@@ -76,7 +76,7 @@ def test_a_family_beside_itself_with_other_keys(tmp_path, monkeypatch, capsys):
     plain, other = read_jsonl(out / "steps.jsonl")
     assert (plain["family"], other["family"]) == ("flash", "flash+kernels=pallas+chunks.size=8")
     assert plain["config_hash"] != other["config_hash"]
-    assert "not run, for --seconds=60: lengths 32" in capsys.readouterr().out
+    assert "not run because of --seconds=60: lengths 32" in capsys.readouterr().out
 
 
 def test_states_stay_while_another_one_takes_its_turn(monkeypatch):

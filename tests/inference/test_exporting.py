@@ -142,7 +142,7 @@ def test_a_masked_model(tmp_path):
     [
         (lambda model: model.logits([]), "give whole numbers"),
         (lambda model: model.logits([0.5]), "give whole numbers"),
-        (lambda model: model.logits([[1, 2], [1]]), "rows of different lengths"),
+        (lambda model: model.logits([[1, 2], [1]]), "rows of ids have different lengths"),
         (lambda model: model.logits([[[1]]]), "L or B×L"),
         (lambda model: model.logits([1, 260]), "the vocabulary has 260"),
         (lambda model: model.generate("a", heat=1), "unknown setting heat: sampling has temperature"),

@@ -290,7 +290,7 @@ def test_a_run_outlives_its_corpus(config, tmp_path, caplog):
     write_corpus(folder, seed=4)
     shutil.rmtree(tmp_path / "cache")
     (line,) = evaluate(tmp_path / "run", "test")
-    assert not line["own_corpus"] and "may have been trained on" in caplog.text
+    assert not line["own_corpus"] and "may contain training text" in caplog.text
     # At another place its content is asked for.
     elsewhere = write_corpus(tmp_path / "elsewhere", seed=4)
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")

@@ -163,7 +163,13 @@ def test_the_description_of_the_api_needs_no_network(page):
         shot(page, "docs")
         told = page.locator("#paths").inner_text()
         assert all(
-            x in told for x in ("POST /api/generate", "repetition_penalty", "of tokens that have come already", "503")
+            x in told
+            for x in (
+                "POST /api/generate",
+                "repetition_penalty",
+                "penalty of tokens that are already in the text",
+                "503",
+            )
         )
         assert asked and all(url.startswith(client.server.url) for url in asked)
     assert fits(page) and not page.wrong

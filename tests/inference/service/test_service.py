@@ -267,7 +267,7 @@ def test_a_model_that_fails_for_good_is_reported(monkeypatch, step):
         monkeypatch.setattr(RunningBatch, step, fails)
         for healthy in (200, 200, 200, 500, 500):
             answer = client.post("/api/generate", json={"prompt": "a"}, timeout=20)  # of 60 s that it would time out
-            assert answer.status_code == 500 and "log of the service" in answer.json()["error"]
+            assert answer.status_code == 500 and "see the service's log" in answer.json()["error"]
             assert client.get("/health").status_code == healthy
 
 
@@ -314,7 +314,7 @@ def test_another_hosts_name_is_refused(text):
         answer = text.get("/health", headers={"host": name})
         assert answer.status_code == status, name
     assert (
-        "add --host=evil.example to its other --host"
+        "this service is not evil.example: start it with a further --host=evil.example"
         in text.get("/health", headers={"host": "evil.example:80"}).json()["error"]
     )
 
