@@ -4,8 +4,8 @@
         --config.data.corpus=hf --config.data.path=$DATA/books
     python scripts/claims.py --study=books --runs=runs/books
 
-A sweep goes on where it stopped, so that the runs can be spread over days; a claim whose runs are not done says so.
-configs/studies/ has those of FLASH's divisor and positions, and of AFT.
+A sweep continues where it stopped, so the runs can be spread over days; a claim without finished runs says so.
+configs/studies/ has the studies of FLASH's divisor and positions, and of AFT.
 """
 
 from ml_collections import ConfigDict

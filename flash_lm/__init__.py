@@ -44,7 +44,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for: JAX takes a second, and a command tells its flags without it."""
+    """Imports a name on first use: JAX takes a second to import, and --help does not need it."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     importlib.import_module("flash_lm.rows")  # before a user's rows

@@ -7,24 +7,24 @@ import sys
 from flash_lm.command import run
 
 COMMANDS = {
-    "train": "trains a config, or resumes its run",
-    "evaluate": "scores a checkpoint",
-    "export": "writes a checkpoint as safetensors, with a model card",
-    "import_model": "reads a Llama in Hugging Face's format",
-    "generate": "continues a prompt, or fills in masks",
-    "sweep": "trains and scores the runs of a grid or a study",
-    "serve": "a page and a JSON API of a checkpoint",
+    "train": "train a config, or resume its run",
+    "evaluate": "score a checkpoint",
+    "export": "write a checkpoint as safetensors, with a model card",
+    "import_model": "convert a Llama from Hugging Face's format",
+    "generate": "continue a prompt, or fill in masks",
+    "sweep": "train and score the runs of a grid or a study",
+    "serve": "serve a checkpoint: a web page and a JSON API",
 }
 
 
 def main() -> None:
     """Runs a command, as python -m flash_lm.COMMAND does."""
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
-        print("usage: flash-lm COMMAND …   (flash-lm COMMAND --help tells more)", file=sys.stderr)
+        print("usage: flash-lm COMMAND …   (see flash-lm COMMAND --help)", file=sys.stderr)
         print("\n".join(f"  {name:<12} {what}" for name, what in COMMANDS.items()), file=sys.stderr)
         sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as python -m has it, for plugins
+        sys.path.insert(0, os.getcwd())  # as with python -m, for plugins
     command = importlib.import_module(f"flash_lm.{sys.argv.pop(1)}")
     run(command.main, command.flags)
 

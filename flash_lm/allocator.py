@@ -1,4 +1,4 @@
-"""Huge pages for glibc's large arrays, with which a command starts itself again: docs/performance.md."""
+"""Restarts a command with huge pages for glibc's large arrays: see docs/performance.md."""
 
 import logging
 import os
@@ -7,29 +7,29 @@ import sys
 
 _log = logging.getLogger(__name__)
 _THP = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
-# The second one tells it from a user's own.
+# The second variable marks the first as ours, not the user's.
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "FLASH_LM_HUGE_PAGES": "1"}
-_DEBUGGERS = ("pdb", "debugpy", "pydevd")  # modules: a debugger may be there before it watches anything
+_DEBUGGERS = ("pdb", "debugpy", "pydevd")  # modules: a debugger may be loaded before it traces anything
 
 
 def use_huge_pages() -> None:
-    """Starts the process again with glibc's large arrays on huge pages, where the system leaves that to the process.
+    """Restarts the process with glibc's large arrays on huge pages, if the system leaves that choice to the process.
 
-    XLA's CPU backend takes gigabytes again for each step. glibc reads its settings only when a process starts. Whoever
-    has set some knows better, and a debugger or profiler would lose the process.
+    XLA's CPU backend allocates gigabytes anew for each step. glibc reads its settings only when a process starts. A
+    user's own settings stay as they are, and a debugger or profiler would lose the process.
     """
     chosen = any(name.startswith(("GLIBC_TUNABLES", "MALLOC_")) for name in os.environ)
     if chosen or not _THP.is_file() or "[madvise]" not in _THP.read_text():
         return
     if watcher := watched_by():
-        _log.info("not started again with huge pages, for %s watches the process: steps on a CPU take longer", watcher)
+        _log.info("not restarted with huge pages, because %s watches the process: steps on a CPU take longer", watcher)
         return
     os.environ.update(_HUGE_PAGES)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def watched_by() -> str | None:
-    """What debugs or profiles this process from within, or measures what its tests reach; None: nothing."""
+    """The debugger, profiler or coverage tool that runs inside this process; None: there is none."""
     if found := next((name for name in _DEBUGGERS if name in sys.modules), None):
         return found
     if sys.gettrace() is not None:
@@ -42,6 +42,6 @@ def watched_by() -> str | None:
 
 
 def user_environment() -> dict[str, str]:
-    """The environment without what `use_huge_pages` has added to it."""
+    """The environment without the variables that `use_huge_pages` added."""
     ours = _HUGE_PAGES.items() if "FLASH_LM_HUGE_PAGES" in os.environ else ()
     return {name: value for name, value in os.environ.items() if (name, value) not in ours}

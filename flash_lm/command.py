@@ -1,4 +1,4 @@
-"""What the commands share: config files with overrides, and one clear line for an error."""
+"""What the commands share: config files with overrides, and one clear line per error."""
 
 import argparse
 import ast
@@ -30,22 +30,22 @@ _NO_NAME = {errno.ENAMETOOLONG, errno.ELOOP}
 
 
 def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.ArgumentParser] | None = None) -> None:
-    """Runs a command; bad input ends it with exit code 2, a RunError with 1, and a line a problem.
+    """Runs a command. Bad input exits with code 2, a RunError with 1; each problem is printed on its own line.
 
     Args:
         main: takes the words of the command line.
-        flags: makes the parser that `main` has, so that --help and wrong flags end a process that starts but once.
+        flags: makes the parser of `main`, so that --help and wrong flags end the process before it restarts.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)  # absl has set it up
     logging.getLogger("flash_lm").setLevel(logging.INFO)
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells which folders it opens
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs the folders that it opens
     if flags:
         flags().parse_known_args(sys.argv[1:])
     use_huge_pages()
     try:
         main(sys.argv[1:])
     except PermissionError as error:
-        print(f"error: no permission for {error.filename}: choose another folder", file=sys.stderr)
+        print(f"error: permission denied for {error.filename}: choose another folder", file=sys.stderr)
         sys.exit(2)
     except (FileExistsError, NotADirectoryError) as error:
         print(f"error: {error.filename} is a file: choose another folder", file=sys.stderr)
@@ -53,7 +53,7 @@ def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.Argument
     except OSError as error:
         if error.errno not in _FULL | _NO_NAME:
             raise
-        name, advice = str(error.filename or "a file"), "make room" if error.errno in _FULL else "choose another name"
+        name, advice = str(error.filename or "a file"), "free space" if error.errno in _FULL else "choose another name"
         print(f"error: {name[:80]}: {error.strerror}: {advice}", file=sys.stderr)
         sys.exit(1 if error.errno in _FULL else 2)
     except (InputError, RunError) as error:
@@ -66,10 +66,10 @@ def load_module(path: str) -> types.ModuleType:
     """Runs a config file.
 
     Args:
-        path: of a file, or a name of one of the project's, such as quickstart or tables/c4.
+        path: a file, or the name of a config of the package, such as quickstart or tables/c4.
 
     Raises:
-        InputError: there is none, or it defines no get_config().
+        InputError: there is no such config, or it defines no get_config().
     """
     file = pathlib.Path(path)
     if not file.is_file() and file.suffix != ".py":
@@ -81,15 +81,15 @@ def load_module(path: str) -> types.ModuleType:
         raise InputError(f"no config {path}: {advice}")
     spec = importlib.util.spec_from_file_location(f"flash_lm_config_{file.stem}", file)
     if spec is None or spec.loader is None:
-        raise InputError(f"{path} is no Python file: give one that defines get_config()")
+        raise InputError(f"{path} is not a Python file: give one that defines get_config()")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise InputError(f"{path} is no Python, line {error.lineno}: {error.msg}") from None
+        raise InputError(f"{path} is not valid Python, line {error.lineno}: {error.msg}") from None
     except ModuleNotFoundError as error:
-        advice = "say from flash_lm.configs import …" if error.name == "configs" else "install it"
-        raise InputError(f"{path} imports {error.name}, and there is no such module: {advice}") from None
+        advice = "write from flash_lm.configs import …" if error.name == "configs" else "install it"
+        raise InputError(f"{path} imports {error.name}, which is not installed: {advice}") from None
     if not hasattr(module, "get_config"):
         raise InputError(f"{path} defines no get_config(): start from configs/base.py")
     return module
@@ -99,19 +99,19 @@ def load_config(path: str, overrides: list[str]) -> ConfigDict:
     """Reads a config file and applies overrides.
 
     Args:
-        path: of a Python file that defines get_config(), the name of one in `configs`, or the folder of a run or an
-            exported model, whose config it is then.
+        path: a Python file that defines get_config(), the name of one in `configs`, or the folder of a run or an
+            exported model, whose config is then used.
         overrides: command-line words such as --config.model.num_layers=4.
 
     Raises:
-        InputError: no such file, or with every override that does not fit, one a line.
+        InputError: there is no such file, or overrides are wrong, one per line.
     """
     flag = [word.partition("=")[2] for word in overrides if word.startswith("--config.plugins=")]
     import_plugins(_names(flag[-1]) if flag else ())
     of_ours = (_CONFIGS / f"{path}.py").exists()
     is_run = not of_ours and (pathlib.Path(path) / "config.json").exists()
     config = _of_run(path) if is_run else load_module(path).get_config()
-    import_plugins(() if flag else plugins_of(config))  # the flag takes their place
+    import_plugins(() if flag else plugins_of(config))  # the flag replaces the config's plugins
     add_sections(config)
     apply_overrides(config, overrides)
     check_path(config, overrides)
@@ -129,14 +129,14 @@ def _names(text: str) -> tuple[str, ...]:
     try:
         return plugins_of({"plugins": _tuple(text)})
     except (ValueError, SyntaxError):
-        return ()  # `override` says so
+        return ()  # `override` reports it
 
 
 def check_path(config: Any, overrides: Sequence[str]) -> None:
-    """Checks that a path that is given is read: else the text would be another than its user thinks.
+    """Checks that the corpus reads a path given on the command line: else the user would get another text.
 
     Raises:
-        InputError: the corpus of the config does not read it.
+        InputError: the config's corpus does not read data.path.
     """
     corpus, given = config.data.corpus, any(re.match("--config.data.path=.", word) for word in overrides)
     if given and corpus in CORPORA and not CORPORA[corpus].reads_path:
@@ -147,7 +147,7 @@ def check_path(config: Any, overrides: Sequence[str]) -> None:
 
 
 def _tell_unread(config: Any, overrides: list[str]) -> None:
-    """One line on keys that somebody has set for nothing."""
+    """Logs the overridden keys that have no effect."""
     from flash_lm.models.family import unread  # noqa: PLC0415 (slow to import)
 
     by_hand = {word.partition("=")[0].removeprefix("--config.") for word in overrides}
@@ -158,14 +158,16 @@ def _tell_unread(config: Any, overrides: list[str]) -> None:
     if config.task in TASKS:
         chosen["model.head"] = config.model.head or TASKS[config.task].head
     if for_nothing := sorted(by_hand & unread_keys(chosen)):
-        _log.info("%s read no %s", ", ".join(f"{key}={name}" for key, name in chosen.items()), ", ".join(for_nothing))
+        _log.info(
+            "%s do not read %s", ", ".join(f"{key}={name}" for key, name in chosen.items()), ", ".join(for_nothing)
+        )
 
 
 def apply_overrides(config: ConfigDict, overrides: list[str]) -> None:
     """Applies command-line words to a config.
 
     Raises:
-        InputError: with every override that does not fit, one a line.
+        InputError: overrides are wrong, one per line.
     """
     problems = [problem for word in overrides if (problem := override(config, word))]
     if problems:
@@ -173,10 +175,10 @@ def apply_overrides(config: ConfigDict, overrides: list[str]) -> None:
 
 
 def variant(config: ConfigDict, word: str) -> tuple[str, ConfigDict]:
-    """The family that a word such as flash+kernels=xla+remat=full names, and the config with these keys of the model.
+    """The family that a word such as flash+kernels=xla+remat=full names, and the config with these model keys.
 
     Raises:
-        InputError: with every key that does not fit.
+        InputError: some of the keys are wrong.
     """
     family, *changes = word.split("+")
     changed = config.copy_and_resolve_references()
@@ -185,43 +187,43 @@ def variant(config: ConfigDict, word: str) -> tuple[str, ConfigDict]:
 
 
 def positive(word: str) -> int:
-    """A positive whole number: a type for argparse."""
+    """Parses a positive whole number: a type for argparse."""
     if not (word.isdecimal() and int(word)):
         raise argparse.ArgumentTypeError(f"{word} must be a positive whole number")
     return int(word)
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a list on the command line, between commas or blanks."""
+    """Splits a list on the command line at commas or spaces."""
     return text.replace(",", " ").split()
 
 
 def mesh_shapes(text: str, flag: str) -> list[tuple[int, ...]]:
-    """Meshes, each of the numbers of devices along data, fsdp and tensor.
+    """Parses meshes: the numbers of devices along data, fsdp and tensor of each.
 
     Args:
         text: the numbers.
-        flag: that has them, for the message.
+        flag: the flag's name, for the error message.
 
     Raises:
-        InputError: something else.
+        InputError: the text is not a list of meshes.
     """
     words = words_of(text)
     if not words or len(words) % 3 or not all(re.fullmatch(r"-?\d+", word) for word in words):
-        raise InputError(f"{flag}={text} must be three whole numbers, or as many for each mesh, such as 1,2,4")
+        raise InputError(f"{flag}={text} must be three whole numbers per mesh, such as 1,2,4")
     numbers = tuple(int(word) for word in words)
     return [numbers[i : i + 3] for i in range(0, len(numbers), 3)]
 
 
 def whole_numbers(words: str, flag: str = "") -> list[int]:
-    """Positive numbers between blanks or commas, one or more.
+    """Parses one or more positive whole numbers, separated by spaces or commas.
 
     Args:
         words: the numbers.
-        flag: that has them, for the message.
+        flag: the flag's name, for the error message.
 
     Raises:
-        InputError: something else.
+        InputError: the text is not such a list.
     """
     numbers = words_of(words)
     if not numbers or not all(number.isdecimal() and int(number) for number in numbers):
@@ -253,7 +255,7 @@ def override(config: ConfigDict, word: str) -> str | None:
         if not text:
             node[key] = None
             return None
-        kind = open_as  # the config of a run that left it open does not say
+        kind = open_as  # the config of a run that left it open does not have the type
     try:
         node[key] = (_PARSERS.get(kind) or kind)(text)
     except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
@@ -269,7 +271,7 @@ def _tuple(text: str) -> tuple[Any, ...]:
 
 
 def _literal(word: str) -> Any:
-    """A number; or a word, such as a name or a regex, as it is."""
+    """A number, or the word itself, such as a name or a regex."""
     try:
         return ast.literal_eval(word)
     except (ValueError, SyntaxError):

@@ -1,4 +1,4 @@
-"""JAX's own cache of compiled programs, on the disk: the second run of a command need not compile again."""
+"""JAX's persistent compilation cache: the second run of a command does not compile again."""
 
 import logging
 import os
@@ -8,14 +8,14 @@ import jax
 _log = logging.getLogger(__name__)
 
 FOLDER = os.path.join("~", ".cache", "flash_lm", "compiled")
-_WORTH_SECONDS = 0.1  # of compilation; what is quicker takes as long to read
+_WORTH_SECONDS = 0.1  # compile time below which reading the cache takes as long
 
 
 def keep_compiled() -> None:
-    """Has JAX keep what it compiles, and take from there what is the same program.
+    """Lets JAX save what it compiles, and load it when it needs the same program again.
 
-    JAX's key has the program, the options, the versions, and of a CPU its features: a folder that several machines
-    share brings no code that one of them cannot run. A user's own JAX_COMPILATION_CACHE_DIR and limits stay.
+    JAX's key contains the program, the options, the versions and a CPU's features, so machines may share a folder:
+    none loads code that it cannot run. A user's own JAX_COMPILATION_CACHE_DIR and limits are kept.
     """
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
@@ -23,7 +23,7 @@ def keep_compiled() -> None:
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        _log.info("compiled programs are not kept: %s: %s", folder, error.strerror)
+        _log.info("compiled programs are not cached: %s: %s", folder, error.strerror)
         return
     jax.config.update("jax_compilation_cache_dir", folder)
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
@@ -31,5 +31,5 @@ def keep_compiled() -> None:
 
 
 def compile_anew() -> None:
-    """Neither takes nor keeps anything, wherever the user's own cache may be."""
+    """Disables the cache, the user's own included."""
     jax.config.update("jax_enable_compilation_cache", False)

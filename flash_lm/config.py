@@ -1,6 +1,6 @@
 """A ConfigDict -> frozen dataclasses. All problems are reported at once.
 
-`schema` tells how keys are declared, `groups` has those that all rows share. docs/keys.md lists all.
+`schema` defines how keys are declared; `groups` has the keys that all rows share. docs/keys.md lists all keys.
 """
 
 import dataclasses
@@ -39,11 +39,11 @@ def _modules(names: tuple) -> str | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole experiment, complete: only `model` may still have open keys that its family fills in."""
+    """A whole experiment. Only `model` may still have open keys, which its family fills in."""
 
     plugins: tuple = key((), "modules of your own, which add rows to the tables; docs/extend.md", _modules, before=())
     task: str = key("causal_lm", "a row of the table of tasks", TASKS.rule)
-    seed: int = key(0, "of parameters, data order and dropout", at_least(0))
+    seed: int = key(0, "seed of parameters, data order and dropout", at_least(0))
     model: ModelConfig
     data: DataConfig
     train: TrainConfig
@@ -55,31 +55,33 @@ class Config:
         if self.model.causal != task.causal:
             kind = "causal" if task.causal else "bidirectional"
             found.append(
-                f"task={self.task} needs a {kind} model, and model.causal={self.model.causal}: leave model.causal open"
+                f"task={self.task} needs a {kind} model, not model.causal={self.model.causal}: leave model.causal open"
             )
         if self.data.pack == "examples" and not task.of_examples:
-            found.append(f"task={self.task} is of text: data.corpus={self.data.corpus} needs task=causal_lm")
+            found.append(
+                f"task={self.task} needs a corpus of text: data.corpus={self.data.corpus} needs task=causal_lm"
+            )
         if self.data.packed:
             found += [
-                f"model.family={name} cannot keep documents of a row apart: data.pack={self.data.pack} must be stream"
+                f"model.family={name} cannot separate the documents of a row: data.pack={self.data.pack} must be stream"
                 for name in dict.fromkeys(self.model.families)
                 if "packed" not in FAMILIES[name].serves
             ]
         if self.data.length > self.model.max_length:
             found.append(
-                f"data.length={self.data.length} is over model.max_length={self.model.max_length}: "
+                f"data.length={self.data.length} is greater than model.max_length={self.model.max_length}: "
                 f"set --config.model.max_length={self.data.length} or shorten the rows"
             )
         if self.data.batch_size and self.data.batch_size % self.train.accumulate:
             found.append(
-                f"the batch of {self.data.batch_size} rows (data.tokens_per_batch / data.length) does not divide into "
+                f"the batch of {self.data.batch_size} rows (data.tokens_per_batch / data.length) cannot be split into "
                 f"train.accumulate={self.train.accumulate} microbatches"
             )
         return found
 
 
 def default_config() -> ConfigDict:
-    """Every key with its default; an open one is a placeholder."""
+    """Every key with its default; an open key is a placeholder."""
     return schema.defaults(Config)
 
 
@@ -87,29 +89,29 @@ def parse(config: ConfigDict) -> Config:
     """Validates a whole experiment.
 
     Args:
-        config: in the schema of configs/base.py.
+        config: a config with the schema of configs/base.py.
 
     Returns:
-        The frozen config, its open data keys filled in.
+        The frozen config with its open data keys filled in.
 
     Raises:
-        InputError: with every problem found, one a line.
+        InputError: the config is wrong; every problem is on its own line.
     """
     import_plugins(plugins_of(config.to_dict()))
     return _parse(Config, filled(config.to_dict()))
 
 
 def parse_model(config: ConfigDict) -> ModelConfig:
-    """Validates `config.model` alone.
+    """Validates only `config.model`.
 
     Raises:
-        InputError: with every problem found, one a line.
+        InputError: the config is wrong; every problem is on its own line.
     """
     return _parse(ModelConfig, config.to_dict(), prefix="model.")
 
 
 def filled(values: dict[str, Any]) -> dict[str, Any]:
-    """A config, as nested plain values, with the open keys that its other keys fill in."""
+    """Fills in the open keys that follow from other keys; the config is a nested dict of plain values."""
     values = {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
     model, data, train = (values.get(name, {}) for name in ("model", "data", "train"))
     if task := TASKS.get(values.get("task", "")):
@@ -127,18 +129,18 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def upgrade(values: dict[str, Any]) -> dict[str, Any]:
-    """A config that an older version wrote, in today's schema; what has been added since is what its run did."""
+    """Converts an older version's config to today's schema; newer keys get the values that match what its run did."""
     return schema.upgrade(move(values), Config)
 
 
 def plugins_of(values: dict[str, Any]) -> tuple[str, ...]:
-    """The modules that a config names, if it names them as it should."""
+    """The modules that a config names; names of the wrong type are left out."""
     names = values.get("plugins")
     return tuple(name for name in names if isinstance(name, str)) if isinstance(names, tuple | list) else ()
 
 
 def add_sections(config: Any) -> None:
-    """Gives a config the sections of modules that were imported after it was made."""
+    """Adds the sections of modules that were imported after the config was made."""
     for name, kind in schema.SECTIONS.items():
         group, own = name.split(".")
         if group in config and own not in config[group]:
@@ -146,7 +148,7 @@ def add_sections(config: Any) -> None:
 
 
 def unread_keys(flat: Mapping[str, Any]) -> set[str]:
-    """Keys that another head, task, corpus or optimizer reads, and those that a flat config names do not."""
+    """Keys read only by heads, tasks, corpora or optimizers other than those that a flat config selects."""
     found: set[str] = set()
     for table in (HEADS, TASKS, CORPORA, OPTIMIZERS):
         if (chosen := str(flat.get(table.key))) in table:
@@ -156,7 +158,7 @@ def unread_keys(flat: Mapping[str, Any]) -> set[str]:
 
 
 def open_type(name: str) -> type | None:
-    """The type of a key, such as model.norm, that may be left open; None: it may not."""
+    """The type of a key that may be left open, such as model.norm; None: it may not be left open."""
     kind, about = _of_schema(name)
     return kind if about.get("open") else None
 
@@ -168,7 +170,7 @@ def is_free_text(name: str) -> bool:
 
 
 def _of_schema(name: str) -> tuple[type | None, Mapping[str, Any]]:
-    """Type and metadata of a key; None and nothing of one that the schema lacks."""
+    """The type and metadata of a key; None and an empty dict if the schema does not have it."""
     return next(((one.kind, one.about) for one in schema.keys(Config) if one.name == name), (None, {}))
 
 

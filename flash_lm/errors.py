@@ -1,21 +1,21 @@
-"""What ends a command with a clear line instead of a traceback."""
+"""Errors that end a command with a clear line instead of a traceback."""
 
 from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Bad input: what was wrong, what was expected, what to change. Exit code 2; one line a problem."""
+    """Bad input: what was wrong, what was expected, what to change. Exit code 2; one line per problem."""
 
     @classmethod
     def of(cls, problems: Iterable[str]) -> "InputError":
-        """One of several problems, each of which becomes one line, whatever the input that it repeats."""
+        """One error for several problems, each on one line, whatever input the problem repeats."""
         return cls("\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in problems))
 
 
 class RunError(RuntimeError):
-    """A run that cannot go on although its input was good. Exit code 1."""
+    """A run that cannot continue although its input was good. Exit code 1."""
 
 
 def first_line(error: BaseException) -> str:
-    """What another library says went wrong, short enough to stand in a sentence."""
+    """The first line of another library's error message, short enough to quote in a sentence."""
     return (str(error) or type(error).__name__).strip().splitlines()[0][:200]

@@ -10,19 +10,19 @@ from flash_lm.tables import TASKS
 
 
 def flags() -> argparse.ArgumentParser:
-    """Its parser."""
+    """Returns the command's argument parser."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.evaluate", description=main.__doc__)
     add_run_flags(parser)
     parser.add_argument("--split", default="test", help="train, validation, test or whole (all of it)")
-    parser.add_argument("--lengths", default="", help="row lengths, such as 512,1024; default: the trained one")
-    parser.add_argument("--out", type=pathlib.Path, help="default: results.jsonl of the run")
+    parser.add_argument("--lengths", default="", help="row lengths, such as 512,1024; default: the run's own")
+    parser.add_argument("--out", type=pathlib.Path, help="a JSONL file; default: results.jsonl in the run's folder")
     return parser
 
 
 def main(argv: list[str]) -> None:
-    """Scores a checkpoint of a run on a split and appends the results to a JSONL file.
+    """Scores a run's checkpoint on a split and appends the results to a JSONL file.
 
-    --config.data.KEY=VALUE names another text than the run's own, of which --split=whole is all.
+    --config.data.KEY=VALUE selects a text other than the run's own; --split=whole scores all of it.
     """
     arguments, overrides = flags().parse_known_args(argv)
     from flash_lm.inference.scoring import evaluate
@@ -36,13 +36,13 @@ def main(argv: list[str]) -> None:
         return
     append_jsonl(arguments.out or name.workdir / "results.jsonl", results)
     for result in results:
-        word = f" {result['word_perplexity']:.1f} a word," if "word_perplexity" in result else ""
+        word = f" {result['word_perplexity']:.1f} per word," if "word_perplexity" in result else ""
         accuracy = f"accuracy {result['accuracy']:.2%} " if "accuracy" in result else ""
         masked = " masked" if TASKS[result["task"]].answers == "fill_in" else ""
         print(
             f"{result['family']} on {result['corpus']} {result['split']} at length {result['length']}, step "
-            f"{result['step']}: perplexity {result['perplexity']:.3f} a{masked} token,{word} "
-            f"{result['bits_per_byte']:.4f} bits a byte, {accuracy}over {result['tokens']:.0f}{masked} tokens"
+            f"{result['step']}: perplexity {result['perplexity']:.3f} per{masked} token,{word} "
+            f"{result['bits_per_byte']:.4f} bits per byte, {accuracy}over {result['tokens']:.0f}{masked} tokens"
         )
 
 

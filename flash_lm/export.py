@@ -7,17 +7,17 @@ from flash_lm.command import run
 from flash_lm.config import DTYPES
 from flash_lm.run_flags import add_run_flags, run_of
 
-FORMATS = ("flash_lm", "llama")  # of `inference.exporting`, which imports JAX
+FORMATS = ("flash_lm", "llama")  # those of `inference.exporting`, which imports JAX
 
 
 def flags() -> argparse.ArgumentParser:
-    """Its parser."""
+    """Returns the command's argument parser."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.export", description=main.__doc__)
     add_run_flags(parser)
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="the folder to be written; must be new")
-    parser.add_argument("--license", required=True, help="of the model, for its card, such as apache-2.0 or cc-by-4.0")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write; must not exist yet")
+    parser.add_argument("--license", required=True, help="the model's licence for its card, such as apache-2.0")
     parser.add_argument("--format", choices=FORMATS, default="flash_lm", help="llama: for Hugging Face's transformers")
-    parser.add_argument("--dtype", choices=DTYPES, help="of parameters and computation; default: as trained")
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype of parameters and computation; default: as trained")
     return parser
 
 

@@ -13,14 +13,14 @@ from flash_lm.run_flags import add_run_flags, run_of
 
 
 def flags() -> argparse.ArgumentParser:
-    """Its parser."""
+    """Returns the command's argument parser."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.generate", description=main.__doc__)
     add_run_flags(parser)
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--prompt", help="default: standard input")
-    source.add_argument("--prompt_file", type=pathlib.Path, help="a UTF-8 file that is the prompt")
-    parser.add_argument("--json", action="store_true", help="with tokens and log-probabilities, an object a line")
-    parser.add_argument("--dtype", choices=DTYPES, help="of parameters and computation; default: as trained")
+    source.add_argument("--prompt", help="default: read from standard input")
+    source.add_argument("--prompt_file", type=pathlib.Path, help="read the prompt from a UTF-8 file")
+    parser.add_argument("--json", action="store_true", help="JSON lines, with tokens and log-probabilities")
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype of parameters and computation; default: as trained")
     causal = parser.add_argument_group("causal language models")
     for name, (kind, default, help_) in CAUSAL_ONLY.items():
         causal.add_argument(f"--{name}", type=kind, help=f"{help_}; default: {default}")
@@ -34,7 +34,7 @@ def flags() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> None:
-    """Continues a prompt with a checkpoint of a run, fills in [MASK]s, or answers a couplet's first line."""
+    """Continues a prompt with a run's checkpoint, fills in [MASK]s, or answers the first line of a couplet."""
     arguments = flags().parse_args(argv)
     from flash_lm.inference.printed import printed
     from flash_lm.training.hosts import is_first, losses_told
@@ -42,16 +42,16 @@ def main(argv: list[str]) -> None:
     prompt, asked = read_prompt(arguments.prompt, arguments.prompt_file), vars(arguments)
     asked["workdir"], asked["mesh"] = run_of(arguments)
     with losses_told():
-        for text in printed(prompt, asked):  # on all hosts alike
+        for text in printed(prompt, asked):  # on every host
             if is_first():
                 print(text, end="", flush=True)
 
 
 def read_prompt(prompt: str | None, path: pathlib.Path | None) -> str:
-    """The prompt of the flag, the file or standard input; the last line's end is no part of it.
+    """Reads the prompt from the flag, the file or standard input, without the final newline.
 
     Raises:
-        InputError: no such file, or no UTF-8 text.
+        InputError: there is no such file, or it is not UTF-8 text.
     """
     if prompt is not None:
         return prompt
@@ -61,7 +61,7 @@ def read_prompt(prompt: str | None, path: pathlib.Path | None) -> str:
     except OSError as error:
         raise InputError(f"cannot read the prompt from {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"the prompt is no UTF-8 text: byte {error.start} is {error.object[error.start]:#x}") from None
+        raise InputError(f"the prompt is not UTF-8: byte {error.start} is {error.object[error.start]:#x}") from None
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The keys that all rows share, in four groups; sections stand beside the parts that read them."""
+"""The keys that all rows share, in four groups; sections are declared beside the parts that read them."""
 
 import dataclasses
 import re
@@ -8,7 +8,7 @@ from flash_lm.tables import CORPORA, FAMILIES, HEADS, OPTIMIZERS
 
 MESH_AXES = ("data", "fsdp", "tensor")
 DTYPES = ("float32", "bfloat16")
-DECAYS = ("linear", "cosine")  # schedules that fall to an end
+DECAYS = ("linear", "cosine")  # schedules with a final learning rate
 
 
 def _families(names: tuple) -> str | None:
@@ -57,13 +57,13 @@ def _boundaries(steps: tuple) -> str | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(Group, name="model"):
-    """What every family shares. models/families.py fills in the keys left open."""
+    """The keys that every family shares. models/families.py fills in the open ones."""
 
     family: str = key("flash", "a row of the table of families", FAMILIES.rule)
     pattern: tuple = key(
         (),
-        "families of the layers in turn, such as flash,flash,transformer_plus_plus; the rest is that of model.family; "
-        "empty: model.family alone",
+        "families of the layers, repeated in turn, such as flash,flash,transformer_plus_plus; everything else is as "
+        "in model.family; empty: model.family alone",
         _families,
         before=(),
     )
@@ -71,7 +71,7 @@ class ModelConfig(Group, name="model"):
         4, "one layer = attention + feed-forward, or two GAUs; a multiple of the pattern's", at_least(1)
     )
     model_dim: int = key(128, "D", at_least(1))
-    num_heads: int = key(4, "H; of a GAU see model.gau.heads", at_least(1))
+    num_heads: int = key(4, "H; for GAUs see model.gau.heads", at_least(1))
     num_kv_heads: int = key(
         None,
         "heads of keys and values, each shared by H / num_kv_heads heads of queries (softmax over all pairs); open: H",
@@ -82,7 +82,7 @@ class ModelConfig(Group, name="model"):
     max_length: int = key(512, "tokens; bounds learned positions and the decode cache", at_least(1))
     vocab_size: int = key(None, "open: from the tokenizer", at_least(2))
     causal: bool = key(None, "open: from the task")
-    tie_embeddings: bool = key(True, "one table for what comes in and what goes out")
+    tie_embeddings: bool = key(True, "one table for input and output embeddings")
     head: str = key(
         None,
         "a row of the table of heads: softmax, or logistics (a mixture over the values of a byte, for images); open: "
@@ -94,15 +94,17 @@ class ModelConfig(Group, name="model"):
         "normal", "normal (standard deviation 0.02), or lecun (1 / sqrt(fan in))", one_of("normal", "lecun")
     )
     norm: str = key(None, "open: from the family", one_of("layer", "rms", "scale"))
-    norm_epsilon: float = key(1e-6, "added under the root of a norm", above(0), before=1e-6)
+    norm_epsilon: float = key(1e-6, "added under the square root of a norm", above(0), before=1e-6)
     absolute_positions: str = key(
         None, "open: from the family", one_of("none", "learned", "sinusoid", "scaled_sinusoid")
     )
     rotary: bool = key(None, "rotary position embedding of queries and keys; open: from the family")
-    rotary_base: float = key(10_000.0, "of the rotary angles, position · base^(-2i / width)", above(1), before=10_000.0)
+    rotary_base: float = key(
+        10_000.0, "base of the rotary angles, position · base^(-2i / width)", above(1), before=10_000.0
+    )
     normalizer: str = key(
         None,
-        "of attention without a softmax: count, length, paper or an integer; open: count if causal, else data.length",
+        "N of attention without softmax: count, length, paper or an integer; open: count if causal, else data.length",
         _normalizer,
     )
     kernels: str = key(
@@ -111,21 +113,21 @@ class ModelConfig(Group, name="model"):
         one_of("auto", "xla", "pallas"),
         before="auto",
     )
-    dropout: float = key(0.0, "of the embedding and of each sublayer's output", fraction)
+    dropout: float = key(0.0, "dropout rate of the embedding and of each sublayer's output", fraction)
     dtype: str = key(
         "float32",
-        "of activations; docs/numerics.md says what stays float32, and what accelerators round",
+        "dtype of activations; docs/numerics.md says what stays float32, and what accelerators round",
         one_of(*DTYPES),
     )
     state_dtype: str = key(
         None,
-        "of the keys and values that decoding keeps: caches, and chunks of FLASH and MC-TFM; sums, and AFT's, stay "
-        "float32; open: model.dtype",
+        "dtype of the keys and values that decoding keeps: caches, and chunks of FLASH and MC-TFM; sums and AFT's "
+        "state stay float32; open: model.dtype",
         one_of(*DTYPES),
         before=None,
     )
-    param_dtype: str = key("float32", "of parameters", one_of(*DTYPES))
-    scan_layers: bool = key(True, "one compiled layer, scanned; false unrolls: longer to compile, on CPU often faster")
+    param_dtype: str = key("float32", "dtype of parameters", one_of(*DTYPES))
+    scan_layers: bool = key(True, "one compiled layer, scanned; false unrolls: slower to compile, often faster on CPU")
     remat: str = key(
         "none",
         "none, products (keep matrix products) or full (keep only each layer's input)",
@@ -134,12 +136,12 @@ class ModelConfig(Group, name="model"):
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Of the layers, in turn."""
+        """The families of the layers, in turn."""
         return self.pattern or (self.family,)
 
     @property
     def label(self) -> str:
-        """What tables and plots call it: the family, or those of the pattern."""
+        """The model's name in tables and plots: the family, or the families of the pattern."""
         return "/".join(self.families)
 
     def problems(self) -> list[str]:
@@ -160,38 +162,36 @@ class DataConfig(Group, name="data"):
         "text: a file, a glob or a folder of .txt files; hf: a folder, file or glob of parquet, arrow or json; "
         "couplets and images: a folder",
     )
-    name: str = key(None, "hf and images: a data set on the hub, in place of a path", before=None)
+    name: str = key(None, "hf and images: a data set on the hub, instead of a path", before=None)
     config: str = key(None, "hf: one of the configs of that data set; open: its only one", before=None)
     split: str = key(
         "train",
-        "hf: trained on; validation and test are its own, or else held out of this one",
+        "hf: the split to train on; validation and test are the data set's own, or else held out of this one",
         before="train",
     )
-    text_column: str = key("text", "hf", before="text")
-    streaming: bool = key(
-        False, "hf: read while training, with nothing of the training split on the disk", before=False
-    )
+    text_column: str = key("text", "hf: the column that has the text", before="text")
+    streaming: bool = key(False, "hf: read while training, without saving the training split on disk", before=False)
     shuffle_buffer: int = key(
         None,
-        "of a stream: millions of characters whose documents are put into random order; 0: as they come; open: 64",
+        "of a stream: millions of characters whose documents are shuffled together; 0: no shuffling; open: 64",
         at_least(0),
         before=0,
     )
     tokenizer: str = key(
         "sentencepiece",
-        "bytes, sentencepiece, or hf (of Hugging Face's `tokenizers`: that of train.init_from, or of tokenizer_path)",
+        "bytes, sentencepiece, or hf (Hugging Face's `tokenizers`: the one of train.init_from or tokenizer_path)",
         one_of("bytes", "sentencepiece", "hf"),
     )
     tokenizer_path: str = key(
         None, "a SentencePiece model, or a folder with a tokenizer.json; open: trained on the corpus"
     )
     # SentencePiece needs its 256 bytes and the special tokens.
-    vocab_size: int = key(8192, "of the SentencePiece model to train", at_least(300))
-    length: int = key(None, "L, tokens a row; open: model.max_length", at_least(1))
+    vocab_size: int = key(8192, "size of the SentencePiece vocabulary to train", at_least(300))
+    length: int = key(None, "L, tokens per row; open: model.max_length", at_least(1))
     tokens_per_batch: int = key(2048, "B x L", at_least(1))
     pack: str = key(
         "stream",
-        "stream (documents joined and cut), documents (isolated segments), examples (one a row)",
+        "stream (documents joined and cut), documents (isolated segments), examples (one per row)",
         one_of("stream", "documents", "examples"),
     )
     cache_dir: str = key("~/.cache/flash_lm", "tokenised corpora")
@@ -203,7 +203,7 @@ class DataConfig(Group, name="data"):
 
     @property
     def batch_size(self) -> int:
-        """Rows a batch, over all devices."""
+        """Rows per batch, over all devices."""
         return self.tokens_per_batch // self.length
 
     def problems(self) -> list[str]:
@@ -216,7 +216,7 @@ class DataConfig(Group, name="data"):
         kind = CORPORA[self.corpus]
         if kind.examples != (self.pack == "examples"):
             needed = "examples" if kind.examples else "stream or documents"
-            found.append(f"data.corpus={self.corpus} needs data.pack={needed}, and here is {self.pack}")
+            found.append(f"data.corpus={self.corpus} needs data.pack={needed}, not {self.pack}")
         return found + kind.problems(self)
 
 
@@ -227,7 +227,7 @@ class TrainConfig(Group, name="train"):
     steps: int = key(300, "updates", at_least(1))
     optimizer: str = key("adamw", "a row of the table of optimizers", OPTIMIZERS.rule)
     learning_rate: float = key(3e-3, "peak", above(0))
-    end_learning_rate: float = key(0.0, "of linear and cosine, after the last step", at_least(0))
+    end_learning_rate: float = key(0.0, "final rate of linear and cosine, after the last step", at_least(0))
     warmup_steps: int = key(None, "open: a tenth of the steps", at_least(0))
     schedule: str = key(
         "linear",
@@ -236,71 +236,71 @@ class TrainConfig(Group, name="train"):
     )
     decay_steps: int = key(
         None,
-        "of linear and cosine: the last so many, after a constant rate; open: all of them",
+        "linear and cosine: the number of last steps that decay, after a constant rate; open: all of them",
         at_least(1),
         before=None,
     )
-    boundaries: tuple = key(
-        (), "of step: the steps from which on the rate is a tenth of what it was", _boundaries, before=()
-    )
+    boundaries: tuple = key((), "step: the steps at which the rate drops to a tenth", _boundaries, before=())
     b1: float = key(0.9, "of adamw, radam, lion, lamb", fraction)
     b2: float = key(0.999, "of adamw, radam, lion, lamb", fraction)
-    # Gradients of AFT's position bias begin at 1e-7; a larger one holds them still.
+    # Gradients of AFT's position bias start at 1e-7; with a larger eps it would not learn.
     eps: float = key(1e-8, "of adamw, radam, lamb", above(0))
-    weight_decay: float = key(0.01, "of matrices; not of gains, offsets and biases", at_least(0))
+    weight_decay: float = key(0.01, "for matrices; not for gains, offsets and biases", at_least(0))
     clip: float = key(1.0, "largest norm of the gradient; 0 = off", at_least(0))
     clip_mode: str = key(
         "global",
-        "global (the norm of all) or parameter (of each parameter of each layer)",
+        "global (the norm over all parameters) or parameter (each parameter of each layer by itself)",
         one_of("global", "parameter"),
         before="global",
     )
-    z_loss: float = key(0.0, "times log² Z of the softmax head, added to the loss; 0 = off", at_least(0), before=0.0)
-    accumulate: int = key(1, "microbatches a step", at_least(1))
+    z_loss: float = key(0.0, "weight of log² Z of the softmax head in the loss; 0 = off", at_least(0), before=0.0)
+    accumulate: int = key(1, "microbatches per step", at_least(1))
     on_nonfinite: str = key(
         "stop",
-        "stop or skip: what a step does whose loss or gradient is not finite",
+        "stop or skip: what happens at a step whose loss or gradient is not finite",
         one_of("stop", "skip"),
         before="stop",
     )
     loss_chunk: int = key(1024, "tokens whose logits exist at the same time on a device", at_least(1))
     log_every: int = key(10, "steps", at_least(1))
     eval_every: int = key(100, "steps; 0 = only at the end", at_least(0))
-    eval_steps: int = key(0, "batches an evaluation during training; 0 = the whole split", at_least(0))
+    eval_steps: int = key(0, "batches per evaluation during training; 0 = the whole split", at_least(0))
     checkpoint_every: int = key(100, "steps; 0 = only at the end", at_least(0))
-    keep: int = key(2, "newest checkpoints kept, beside the best", at_least(1))
+    keep: int = key(2, "number of newest checkpoints to keep, besides the best", at_least(1))
     best_metric: str = key(
-        "loss", "loss or bits_per_byte of the validation split; the lowest is the best", one_of("loss", "bits_per_byte")
+        "loss", "loss or bits_per_byte of the validation split; the lowest is best", one_of("loss", "bits_per_byte")
     )
     branch_from: str = key(
-        None, "RUN[@best|@STEP]: state, step and data order go on from there, in a new workdir", before=None
+        None, "RUN[@best|@STEP]: continue its state, step and data order in a new workdir", before=None
     )
 
     init_from: str = key(
         None,
-        "RUN[@best|@STEP] or the folder of an exported model: the first parameters are its own, and its tokenizer",
+        "RUN[@best|@STEP] or the folder of an exported model: start with its parameters and its tokenizer",
         before=None,
     )
     init_positions: str = key(
         "refuse",
-        "refuse or interpolate: what happens where positions of train.init_from are of another model.max_length",
+        "refuse or interpolate: what to do if train.init_from has positions for another model.max_length",
         one_of("refuse", "interpolate"),
         before="refuse",
     )
-    freeze: tuple = key((), "regexes of parameters, as in mesh.rules, that no step changes", _regexes, before=())
+    freeze: tuple = key(
+        (), "regexes of parameters, as in mesh.rules, that training leaves unchanged", _regexes, before=()
+    )
 
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""
         found = []
         if self.init_from and self.branch_from:
-            found.append("train.init_from begins a run with parameters, train.branch_from with all: give one of them")
+            found.append("train.init_from loads parameters, train.branch_from the whole state: give one of them")
         if self.warmup_steps >= self.steps and self.schedule != "constant":
             found.append(
                 f"train.warmup_steps={self.warmup_steps} must be less than train.steps={self.steps}: lower it, or "
                 f"leave it open with --config.train.warmup_steps="
             )
         if self.decay_steps and self.schedule not in DECAYS:
-            found.append(f"train.decay_steps is of train.schedule={' and '.join(DECAYS)}, and here is {self.schedule}")
+            found.append(f"train.decay_steps needs train.schedule={' or '.join(DECAYS)}, not {self.schedule}")
         elif self.decay_steps and self.decay_steps > self.steps - self.warmup_steps:
             found.append(
                 f"train.decay_steps={self.decay_steps} must be at most the {self.steps - self.warmup_steps} steps "
@@ -308,7 +308,7 @@ class TrainConfig(Group, name="train"):
             )
         if bool(self.boundaries) != (self.schedule == "step"):
             found.append(
-                f"train.schedule=step and train.boundaries go together, and here are {self.schedule} and "
+                f"train.schedule=step and train.boundaries go together, but they are {self.schedule} and "
                 f"{self.boundaries}: set both, or neither"
             )
         elif not all(self.warmup_steps < boundary < self.steps for boundary in self.boundaries):
@@ -327,13 +327,13 @@ class MeshConfig:
     rules: tuple = key(
         (
             ("embedding", ("tensor", "fsdp")),
-            ("shared/kernel", ("fsdp", None)),  # one head: to cut it would send scores instead of values
+            ("shared/kernel", ("fsdp", None)),  # one head: splitting it would communicate scores instead of values
             ("(query|key|value|gate|up)/kernel", ("fsdp", "tensor")),
             ("(output|down)/kernel", ("tensor", "fsdp")),
             ("(query|key)_position", (None, "fsdp")),
         ),
         "the first rule whose regex is found in the parameter's path; the spec names the mesh axis of each dimension, "
-        "the stacked layers' dimension excepted; a matrix that no rule names is cut over fsdp, along its largest "
+        "except the stacked layers' dimension; a matrix without a rule is sharded over fsdp, along its largest "
         "dimension",
         _sharding_rules,
     )

@@ -7,20 +7,20 @@ from flash_lm.command import run
 
 
 def flags() -> argparse.ArgumentParser:
-    """Its parser."""
+    """Returns the command's argument parser."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.import_model", description=main.__doc__)
     parser.add_argument("--model", required=True, type=pathlib.Path, help="folder with config.json and *.safetensors")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="the folder to be written; must be new")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write; must not exist yet")
     return parser
 
 
 def main(argv: list[str]) -> None:
-    """Makes a Llama that was downloaded from the Hugging Face hub one that the other commands read."""
+    """Converts a Llama downloaded from the Hugging Face hub to a folder that the other commands read."""
     arguments = flags().parse_args(argv)
     from flash_lm.inference.importing import import_hf
 
     import_hf(arguments.model, arguments.out)
-    print(f"{arguments.out}: for --workdir of evaluate, generate, serve and export, and for --config.train.init_from")
+    print(f"{arguments.out}: a --workdir for evaluate, generate, serve and export, or a --config.train.init_from")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Files with a JSON object a line: metrics, results, and what was changed at a resume."""
+"""Files with one JSON object per line: metrics, results, and what changed at a resume."""
 
 import json
 import pathlib
@@ -10,7 +10,7 @@ Line = dict[str, Any]
 
 
 def read_jsonl(path: pathlib.Path) -> list[Line]:
-    """The whole lines of a JSONL file; a cut last line is left out.
+    """Reads the complete lines of a JSONL file; a truncated last line is left out.
 
     Raises:
         InputError: another line is damaged.
@@ -20,17 +20,17 @@ def read_jsonl(path: pathlib.Path) -> list[Line]:
         try:
             found += [json.loads(line)] if line.strip() else []
         except ValueError:  # of JSON, or of UTF-8
-            raise InputError(f"{path}: line {number} is damaged and no JSON: restore the file, or delete it") from None
+            raise InputError(f"{path}: line {number} is damaged (not JSON): restore the file, or delete it") from None
     return found
 
 
 def write_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
-    """Writes a JSONL file, in place of one that may be there."""
+    """Writes a JSONL file; replaces an existing one."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
 def append_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
-    """Appends lines to a JSONL file; its folder is made if need be."""
+    """Appends lines to a JSONL file; creates its folder if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)

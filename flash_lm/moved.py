@@ -1,4 +1,4 @@
-"""Keys of older versions, and where they are now: runs of these versions still load, and old flags get a line."""
+"""Keys of older versions, and where they are now: old runs still load, and an old flag's error names the new key."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ MOVED = {
 
 
 def move(values: dict[str, Any]) -> dict[str, Any]:
-    """A config, as nested plain values, with the keys of older versions where they are now."""
+    """Moves the keys of older versions to where they are now; the config is a nested dict of plain values."""
     values = {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
     for before, places in MOVED.items():
         *parents, last = before.split(".")
@@ -45,5 +45,5 @@ def move(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def places(name: str) -> tuple[str, ...]:
-    """Where a key of any version is now."""
+    """The current name or names of a key of any version."""
     return MOVED.get(name, (name,))

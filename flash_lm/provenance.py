@@ -1,4 +1,4 @@
-"""What every measured or scored line says of where it comes from."""
+"""The provenance that every measured or scored line records."""
 
 import hashlib
 import importlib.metadata
@@ -14,10 +14,10 @@ _PACKAGES = ("jax", "flax")
 
 
 def provenance(device_kind: str) -> dict[str, Any]:
-    """The device, versions, and the commit of the code with whether it has been changed since (None: no repository).
+    """The device, the versions, the code's commit, and whether the code has uncommitted changes (None: no repository).
 
     Args:
-        device_kind: as JAX names it; a CPU's model is added.
+        device_kind: JAX's name for it; a CPU's model name is added.
     """
     versions = [f"python {platform.python_version()}"]
     for package in _PACKAGES:
@@ -37,13 +37,13 @@ def provenance(device_kind: str) -> dict[str, Any]:
 
 
 def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Of what was made in two sessions: each value that they had, the dirty one if either was."""
+    """The provenance of something made in two sessions: the values of both; dirty if either was."""
     both = {key: ", ".join(dict.fromkeys(str(x[key]) for x in (before, now) if x.get(key))) or None for key in now}
     return both | {"dirty": before.get("dirty") or now["dirty"]}
 
 
 def config_hash(config: Any) -> str:
-    """Twelve digits that two configs share when they say the same; `config`: of what JSON can write."""
+    """A hash of twelve digits, the same for equal configs; `config` must be serializable as JSON."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -57,7 +57,7 @@ def _git(*words: str) -> str | None:
 
 
 def _cpu_model() -> str:
-    """As Linux names it, else what Python knows."""
+    """The name that Linux gives it, else the one that Python knows."""
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

@@ -1,9 +1,9 @@
-"""The rows of the package: the modules that add them to the tables, which are sealed then.
+"""The package's own rows: imports the modules that add them to the tables, then seals the tables.
 
-It imports JAX and Flax. So a table imports it when somebody reads a row, and nothing else does before.
+It imports JAX and Flax, so a table imports it only when a row is first read.
 """
 
-from flash_lm.data import corpora, tasks  # noqa: F401 (as all of these: its rows join the table)
+from flash_lm.data import corpora, tasks  # noqa: F401 (imported for their rows, as all of these)
 from flash_lm.models import families, heads  # noqa: F401
 from flash_lm.tables import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
 from flash_lm.training import optimizer  # noqa: F401

@@ -1,4 +1,4 @@
-"""The flags of every command that takes a run which is there, and what all commands begin with."""
+"""The flags of every command that reads an existing run, and the setup that all commands share."""
 
 import argparse
 
@@ -7,12 +7,12 @@ from flash_lm.errors import InputError
 from flash_lm.run_name import RunName, run_name
 
 HOSTS = "auto | ADDRESS:PORT,COUNT,NUMBER"
-HOSTS_HELP = "one process of several: of the cluster that is discovered, or of COUNT, the first of which listens there"
-CACHE_HELP = "compile anew, and keep nothing of it for the next run; JAX_COMPILATION_CACHE_DIR names another folder"
+HOSTS_HELP = "run as one of several processes: of the detected cluster, or of COUNT, with process 0 at ADDRESS:PORT"
+CACHE_HELP = "do not read or write the compilation cache; JAX_COMPILATION_CACHE_DIR selects another cache folder"
 
 
 def add_begin_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds what `begin` reads, --hosts and --no_compile_cache."""
+    """Adds the flags that `begin` reads: --hosts and --no_compile_cache."""
     parser.add_argument("--hosts", metavar=HOSTS, help=HOSTS_HELP)
     add_cache_flag(parser)
 
@@ -23,32 +23,32 @@ def add_cache_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds --workdir, --mesh, and those of `begin`."""
+    """Adds --workdir, --mesh and the flags of `begin`."""
     parser.add_argument(
-        "--workdir", required=True, metavar="RUN[@newest|@best|@STEP]", help="folder of the run, and its checkpoint"
+        "--workdir", required=True, metavar="RUN[@newest|@best|@STEP]", help="the run's folder, and which checkpoint"
     )
-    parser.add_argument("--mesh", default="-1,1,1", help="devices along data, fsdp and tensor")
+    parser.add_argument("--mesh", default="-1,1,1", help="devices along data, fsdp and tensor; one may be -1: the rest")
     add_begin_flags(parser)
 
 
 def run_of(arguments: argparse.Namespace) -> tuple[RunName, tuple[int, ...]]:
-    """The run and the mesh that are meant; begins the work with them, before JAX looks for devices.
+    """Parses the run and the mesh, and calls `begin` before JAX looks for devices.
 
     Raises:
-        InputError: no name of a checkpoint, no mesh, or no other hosts.
+        InputError: the checkpoint's name or the mesh is wrong, or the other hosts cannot be reached.
     """
     name, meshes = run_name(arguments.workdir), mesh_shapes(arguments.mesh, "--mesh")
     if len(meshes) > 1:
-        raise InputError(f"--mesh={arguments.mesh} must be one mesh of three numbers, such as 1,2,4")
+        raise InputError(f"--mesh={arguments.mesh} must be a single mesh of three numbers, such as 1,2,4")
     begin(arguments)
     return name, meshes[0]
 
 
 def begin(arguments: argparse.Namespace) -> None:
-    """Says where JAX keeps what it compiles, and makes this process one of several, if the flags say so.
+    """Sets up JAX's compilation cache, and joins the other processes if there is --hosts.
 
     Raises:
-        InputError: no other hosts.
+        InputError: the other hosts cannot be reached.
     """
     set_cache(arguments)
     if arguments.hosts:
@@ -58,7 +58,7 @@ def begin(arguments: argparse.Namespace) -> None:
 
 
 def set_cache(arguments: argparse.Namespace) -> None:
-    """Says where JAX keeps what it compiles; `begin` without hosts."""
+    """Sets up JAX's compilation cache; `begin` without hosts."""
     from flash_lm.compiled import compile_anew, keep_compiled  # noqa: PLC0415 (slow to import)
 
     (compile_anew if arguments.no_compile_cache else keep_compiled)()

@@ -1,4 +1,4 @@
-"""How a checkpoint is named wherever a run is: RUN, RUN@newest, RUN@best or RUN@STEP."""
+"""Names of checkpoints: RUN, RUN@newest, RUN@best or RUN@STEP."""
 
 import os
 import pathlib
@@ -10,10 +10,10 @@ NEWEST, BEST = "newest", "best"
 
 
 class RunName(NamedTuple):
-    """A run, and which of its checkpoints is meant.
+    """A run and one of its checkpoints.
 
     Attributes:
-        workdir: of the run.
+        workdir: the run's folder.
         which: newest, best, or the number of a step.
     """
 
@@ -21,15 +21,15 @@ class RunName(NamedTuple):
     which: str | int
 
     def __str__(self) -> str:
-        """As it is written."""
+        """The name as a user writes it."""
         return str(self.workdir) if self.which == NEWEST else f"{self.workdir}@{self.which}"
 
 
 def run_name(name: "str | os.PathLike[str] | RunName") -> RunName:
-    """What a word of a command, or a path, names; a folder whose own name has an @ is that folder.
+    """Parses a word of a command line, or a path; a folder whose own name contains an @ is that folder.
 
     Raises:
-        InputError: something else comes after the @.
+        InputError: the part after the @ is not newest, best or a step.
     """
     if isinstance(name, RunName):
         return name

@@ -1,12 +1,12 @@
-"""How keys are declared: a frozen dataclass a group of them, and of each a type, a default, a unit and rules.
+"""How keys are declared: each group is a frozen dataclass, and each key has a type, a default, a unit and rules.
 
-What only some rows of a table read is a section of a group: a dataclass of its own beside the part that reads it.
+Keys that only some rows of a table read form a section of a group: a separate dataclass beside the part that reads it.
 
     @section("model.gau")
     class GatedAttention:
         heads: int = key(1, "heads of a gated attention unit", at_least(1))
 
-is the key --config.model.gau.heads; the part gets `config.model[GatedAttention]`.
+declares the key --config.model.gau.heads; the part reads it from `config.model[GatedAttention]`.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from flash_lm.errors import InputError
 from flash_lm.moved import MOVED
 from flash_lm.tables import Rows
 
-# A rule returns what was expected, or None when the value is good.
+# A rule returns what was expected, or None if the value is good.
 Rule = Callable[[Any], str | None]
 Options = TypeVar("Options")
 
@@ -33,36 +33,36 @@ _GROUPS: dict[str, Any] = {}  # by name
 
 
 def key(default: Any, unit: str, *rules: Rule, **more: Any) -> Any:
-    """A key of a group.
+    """Declares a key of a group.
 
     Args:
-        default: None leaves it open: whoever the unit names fills it in before anyone reads it.
-        unit: what it is, for docs/keys.md.
-        rules: of its values, beside its type.
-        more: `before`, of a key that is younger than the oldest runs: what they did.
+        default: None leaves it open: it is filled in as the unit says, before it is read.
+        unit: what the key means, for docs/keys.md.
+        rules: checks of its values, in addition to its type.
+        more: `before`, for a key that is newer than the oldest runs: the value that matches what they did.
     """
     about = {"unit": unit, "rules": rules, "open": default is None, **more}
     return dataclasses.field(default=default, metadata=about)
 
 
 def one_of(*values: str) -> Rule:
-    """Rule of a name."""
+    """A rule: the value is one of these names."""
     return lambda x: None if x in values else "one of " + ", ".join(values)
 
 
 def at_least(low: float) -> Rule:
-    """Rule of a number."""
+    """A rule: a number of at least `low`."""
     most = _LARGEST
     return lambda x: None if math.isfinite(x) and low <= x <= most else f"{low} or more, and at most {most:,}"
 
 
 def above(low: float) -> Rule:
-    """Rule of a number."""
+    """A rule: a number greater than `low`."""
     return lambda x: None if math.isfinite(x) and x > low else f"more than {low}"
 
 
 def fraction(x: float) -> str | None:
-    """Rule of a share that is not the whole."""
+    """A rule: a number of at least 0 and less than 1."""
     return None if 0 <= x < 1 else "at least 0 and less than 1"
 
 
@@ -71,26 +71,26 @@ def section(name: str) -> Callable[[type[Options]], type[Options]]:
     """Makes a class a frozen dataclass whose keys are a section.
 
     Args:
-        name: a group and a name of its own, such as model.gau.
+        name: a group and the section's own name, such as model.gau.
 
     Raises:
-        InputError: there can be no section of this name, another part has it, or a key is declared in another way.
+        InputError: the name is not possible or already taken, or a key is not declared with `key`.
     """
-    importlib.import_module("flash_lm.groups")  # a user's module may import this one alone
+    importlib.import_module("flash_lm.groups")  # a user's module may import only this one
     group, _, own = name.partition(".")
     if group not in _GROUPS or not own.isidentifier():
         raise InputError(f"section {name}: name a group ({', '.join(_GROUPS)}) and a section of it, such as model.mine")
     if own in {field.name for field in dataclasses.fields(_GROUPS[group])}:
-        raise InputError(f"section {name}: that is a key already, choose another name")
+        raise InputError(f"section {name}: this is already a key: choose another name")
 
     def add(cls: type[Options]) -> type[Options]:
         made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
         if wrong := [field.name for field in dataclasses.fields(made) if "rules" not in field.metadata]:
-            raise InputError(f"section {name}: declare {', '.join(wrong)} by key(default, unit, …)")
+            raise InputError(f"section {name}: declare {', '.join(wrong)} with key(default, unit, …)")
         before = SECTIONS.there.get(name)
         if before is not None and (before.__module__, before.__qualname__) != (made.__module__, made.__qualname__):
-            raise InputError(f"{before.__module__} has a section {name} already: choose another name")
-        SECTIONS.there[name] = made  # a cell of a notebook may run again
+            raise InputError(f"{before.__module__} already has a section {name}: choose another name")
+        SECTIONS.there[name] = made  # a notebook cell may run again
         return made
 
     return add
@@ -100,30 +100,30 @@ def section(name: str) -> Callable[[type[Options]], type[Options]]:
 class Group:
     """Keys that all rows share, and sections: `config[GatedAttention]` is one of them.
 
-    A subclass tells its name in a config: class ModelConfig(Group, name="model").
+    A subclass declares its name in a config: class ModelConfig(Group, name="model").
     """
 
     group: typing.ClassVar[str]
     sections: tuple[Any, ...] = ()
 
     def __init_subclass__(cls, name: str):
-        """Keeps the name."""
+        """Registers the group under its name."""
         cls.group, _GROUPS[name] = name, cls
 
     def __getitem__(self, kind: type[Options]) -> Options:
         """The section of this class.
 
         Raises:
-            KeyError: this is what all share alone, or the section is younger than the config.
+            KeyError: this config is `shared`, without sections, or is older than the section.
         """
         for options in self.sections:
-            if type(options) is kind:  # and none that is made from it
+            if type(options) is kind:  # not a subclass
                 return options
-        raise KeyError(f"{kind.__name__} is no section of this config")
+        raise KeyError(f"{kind.__name__} is not a section of this config")
 
     @property
     def shared(self) -> typing.Self:
-        """Without its sections."""
+        """The group without its sections."""
         return dataclasses.replace(self, sections=())
 
     def get(self, name: str) -> Any:
@@ -150,7 +150,7 @@ class Group:
 
 
 class Key(typing.NamedTuple):
-    """One key, of the whole schema."""
+    """One key of the whole schema."""
 
     name: str
     kind: type
@@ -159,7 +159,7 @@ class Key(typing.NamedTuple):
 
 
 def members(cls: type) -> dict[str, type]:
-    """Names and types of the keys, groups and sections of a group; these by name, for imports come in any order."""
+    """Names and types of a group's keys, groups and sections; sections are sorted, since the import order varies."""
     hints = typing.get_type_hints(cls)
     own = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.name != "sections"}
     if not issubclass(cls, Group):
@@ -197,7 +197,7 @@ def defaults(cls: type) -> ConfigDict:
 
 
 def upgrade(values: dict[str, Any], cls: type) -> dict[str, Any]:
-    """A config that an older version wrote, with what its run did for each key that has been added since."""
+    """An older version's config; each newer key gets the value that matches what its run did."""
     upgraded, fields = dict(values), {field.name: field for field in dataclasses.fields(cls)}
     for name, kind in members(cls).items():
         if dataclasses.is_dataclass(kind):
@@ -211,7 +211,7 @@ def upgrade(values: dict[str, Any], cls: type) -> dict[str, Any]:
 
 
 def _upgraded_section(values: dict[str, Any], cls: Any) -> dict[str, Any]:
-    """A section that is younger than the run did nothing there: any value will do, and the default is one."""
+    """The values of a section; a section newer than the run had no effect there, so it gets the defaults."""
     found = {f.name: f.metadata.get("before", f.default) if values else f.default for f in dataclasses.fields(cls)}
     return found | values
 
@@ -220,19 +220,19 @@ def build(cls: type, values: dict[str, Any], prefix: str, problems: list[str]) -
     """Checks the values of one group, and collects its problems.
 
     Args:
-        cls: of the group or section.
-        values: nested and plain.
-        prefix: of its keys, such as "model.".
-        problems: sentences are added to them.
+        cls: the class of the group or section.
+        values: a nested dict of plain values.
+        prefix: the prefix of its keys, such as "model.".
+        problems: a list to which problems are added, a sentence each.
 
     Returns:
-        The group; None when it has a problem, since its cross-checks would then mislead.
+        The group; None if it has a problem, since its cross-checks would then be misleading.
     """
     fields, known = {field.name: field for field in dataclasses.fields(cls)}, members(cls)
     problems.extend(unknown_key(prefix, name, list(known)) for name in sorted(values.keys() - known.keys()))
     before, arguments, sections = len(problems), {}, []
     for name, kind in known.items():
-        if name not in fields:  # a config that is older than a section's import lacks it
+        if name not in fields:  # a config made before the section was imported lacks it
             section_values = values.get(name, dataclasses.asdict(typing.cast(Any, kind)()))
             sections.append(build(kind, section_values, f"{prefix}{name}.", problems))
         elif name not in values:
@@ -253,7 +253,7 @@ def _checked(name: str, value: Any, kind: type, about: Mapping[str, Any], proble
         return None
     if kind is float and type(value) is int:
         value = float(value)
-    # type() and not isinstance(): a bool is an int, yet no substitute for one.
+    # type() and not isinstance(): a bool is an int, but must not be accepted as one.
     if type(value) is not kind:
         problems.append(f"{name}={value!r} must be of type {kind.__name__}")
         return value
@@ -262,7 +262,7 @@ def _checked(name: str, value: Any, kind: type, about: Mapping[str, Any], proble
 
 
 def unknown_key(prefix: str, name: str, known: list[str]) -> str:
-    """The sentence for a key that the schema lacks, with where it is now, or the nearest one that there is."""
+    """The message for an unknown key: where the key is now, or the most similar one."""
     if prefix + name in MOVED:
         return f"{prefix}{name} is now {' and '.join(MOVED[prefix + name])}: docs/keys.md lists the keys"
     near = difflib.get_close_matches(name, known, n=1)

@@ -14,35 +14,35 @@ from flash_lm.run_flags import add_run_flags, run_of
 
 
 def flags() -> argparse.ArgumentParser:
-    """Its parser."""
+    """Returns the command's argument parser."""
     defaults = Limits()
     parser = argparse.ArgumentParser(prog="python -m flash_lm.serve", description=main.__doc__)
     add_run_flags(parser)
     parser.add_argument(
         "--host",
         action="append",
-        help="address to listen at (default: 127.0.0.1; 0.0.0.0: all of this machine's), and again for each name under "
-        "which it is asked, beside those of this machine",
+        help="address to listen on (default: 127.0.0.1; 0.0.0.0: all addresses of this machine); repeat the flag for "
+        "each further host name that clients use",
     )
-    parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
-    parser.add_argument("--dtype", choices=DTYPES, help="of parameters and computation; default: as trained")
-    parser.add_argument("--rows", type=positive, default=defaults.rows, help="answers that are generated at a time")
-    parser.add_argument("--waiting", type=positive, default=defaults.waiting, help="answers that may wait for that")
-    parser.add_argument("--prompt_tokens", type=positive, default=defaults.prompt_tokens, help="of a request, at most")
-    parser.add_argument("--masks", type=positive, default=defaults.masks, help="to fill in, of a request, at most")
-    parser.add_argument("--new_tokens", type=positive, default=defaults.new_tokens, help="of an answer, at most")
-    parser.add_argument("--seconds", type=positive, default=defaults.seconds, help="that a request may take")
+    parser.add_argument("--port", type=int, default=8000, help="0: any free port")
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype of parameters and computation; default: as trained")
+    parser.add_argument("--rows", type=positive, default=defaults.rows, help="answers generated at the same time")
+    parser.add_argument("--waiting", type=positive, default=defaults.waiting, help="answers that may wait in the queue")
+    parser.add_argument("--prompt_tokens", type=positive, default=defaults.prompt_tokens, help="most tokens per prompt")
+    parser.add_argument("--masks", type=positive, default=defaults.masks, help="most [MASK]s per request")
+    parser.add_argument("--new_tokens", type=positive, default=defaults.new_tokens, help="most new tokens per answer")
+    parser.add_argument("--seconds", type=positive, default=defaults.seconds, help="time limit per request")
     return parser
 
 
 def main(argv: list[str]) -> None:
-    """Serves a checkpoint of a run: a page to try it, and a JSON API, which /docs describes."""
+    """Serves a run's checkpoint: a web page to try it, and a JSON API, documented at /docs."""
     arguments = flags().parse_args(argv)
     try:
         from flash_lm.inference.service.app import build_app, follow
         from flash_lm.inference.service.connections import server
     except ImportError as error:
-        raise InputError(f"{error.name} is not installed, which serving needs: pip install flash_lm[serve]") from None
+        raise InputError(f"{error.name} is not installed, and serving needs it: pip install flash_lm[serve]") from None
     from flash_lm.inference.trained_model import load_model
     from flash_lm.training.hosts import is_first, losses_told
 
@@ -58,14 +58,14 @@ def main(argv: list[str]) -> None:
         listening = socket.create_server((hosts[0], arguments.port), family=family)
     except (OSError, OverflowError) as error:
         where = f"{hosts[0]}:{arguments.port}"
-        raise InputError(f"cannot listen at {where}: {first_line(error)}: choose another --host or --port") from None
+        raise InputError(f"cannot listen on {where}: {first_line(error)}: choose another --host or --port") from None
     with listening:
         trained = load_model(name, dtype=arguments.dtype, mesh_shape=mesh)
         app = build_app(trained, limits, [*hosts, socket.gethostname()])
         host, port = listening.getsockname()[:2]
         host = f"[{host}]" if family == socket.AF_INET6 else host
-        print(f"http://{host}:{port} has a page to try {trained.name}; Ctrl-C ends it", flush=True)
-        for ending in (signal.SIGINT, signal.SIGTERM):  # which uvicorn raises again when all answers are finished
+        print(f"http://{host}:{port} serves a page to try {trained.name}; press Ctrl-C to stop", flush=True)
+        for ending in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises these again when all answers are finished
             signal.signal(ending, lambda *_: sys.exit(0))
         server(app, arguments.seconds).run(sockets=[listening])
 

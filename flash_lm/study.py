@@ -1,4 +1,4 @@
-"""A study: runs of one config that differ in a few keys, each trained and evaluated once, however often it is begun."""
+"""A study: runs of one config that differ in a few keys. Each is trained and evaluated once, even after restarts."""
 
 import copy
 import itertools
@@ -24,33 +24,33 @@ Runs = Mapping[str, Changes]  # by name
 
 
 def changed(config: ConfigDict, changes: Changes) -> Any:
-    """A copy of the config with these values: a ConfigDict, whose keys no type checker knows."""
+    """A copy of the config with these values: a ConfigDict, whose keys type checkers do not know."""
     other = config.copy_and_resolve_references()
     other.update_from_flattened_dict(dict(changes))
     return other
 
 
 def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:
-    """The product of a grid.
+    """Builds the runs of a grid: all combinations of its values.
 
     Args:
-        config: that the keys are of.
-        grid: such as "model.chunks.size=64,128", one a key.
+        config: the config that has the keys.
+        grid: words such as "model.chunks.size=64,128", one per key.
 
     Returns:
         The runs that are possible, and a sentence on each combination that is not.
 
     Raises:
-        InputError: a key or a value that is wrong by itself, a key that comes twice, or a value with which nothing is
+        InputError: a key or a value is wrong by itself, a key is given twice, or no combination with a value is
             possible.
     """
     axes, problems = {}, []
     for words in grid:
         key, _, values = words.partition("=")
         if key in axes:
-            problems.append(f"--grid: {key} comes twice, give all its values at once")
+            problems.append(f"--grid: {key} is given twice: give all its values in one --grid")
         axis = axes[key] = {}
-        # Commas that are not inside a tuple; and blanks, which the text of a path may have.
+        # Split at commas outside of tuples, and at spaces, except in free text such as a path.
         for value in re.split(r",(?![^(]*\))" if is_free_text(key) else r"[,\s]+(?![^(]*\))", values):
             alone = copy.deepcopy(config)
             problem = override(alone, f"--config.{key}={value}") if value else "an empty value"
@@ -59,7 +59,7 @@ def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:
     if problems:
         raise InputError.of(problems)
     runs, impossible = {}, {}
-    without = {(key, text) for key, axis in axes.items() for text in axis}  # values of no possible run yet
+    without = {(key, text) for key, axis in axes.items() for text in axis}  # values without a possible run so far
     for texts in itertools.product(*axes.values()):
         chosen = dict(zip(axes, texts, strict=True))
         name = ",".join(f"{key.partition('.')[2] or key}={text}" for key, text in chosen.items()).replace("/", "_")
@@ -78,7 +78,7 @@ def check_runs(config: ConfigDict, runs: Runs) -> None:
     """Checks the config of every run.
 
     Raises:
-        InputError: with what is wrong, a line a run.
+        InputError: configs are wrong, one line per run.
     """
     problems = {name: problem_of(changed(config, changes)) for name, changes in runs.items()}
     if wrong := [f"{name}: {problem}" for name, problem in problems.items() if problem]:
@@ -86,7 +86,7 @@ def check_runs(config: ConfigDict, runs: Runs) -> None:
 
 
 def problem_of(config: ConfigDict) -> str | None:
-    """What is wrong with a config on these devices, in one line."""
+    """What is wrong with a config on these devices, on one line; None if nothing is."""
     try:
         parsed = complete_config(parse(config))
         check_batch(make_mesh(parsed.mesh), parsed.data.batch_size, parsed.train.accumulate)
@@ -103,21 +103,21 @@ def run_study(
     should_stop: Callable[[], bool],
     lengths: Sequence[int] = (),
 ) -> dict[str, str]:
-    """Trains and evaluates each run in a folder of its name; what is done is skipped, what was begun goes on.
+    """Trains and evaluates each run in a folder of its name; finished runs are skipped, unfinished ones are resumed.
 
     Args:
-        config: of all.
+        config: the config that all runs start from.
         runs: how they differ.
-        workdir: of the folders.
-        split: to be scored.
-        should_stop: asked after every step and every run; when true, the study is left as it is.
-        lengths: of the rows that are scored; empty: the length of training.
+        workdir: the folder that contains the runs' folders.
+        split: the split to score.
+        should_stop: called after every step and every run; when it returns true, the study stops where it is.
+        lengths: row lengths to score; empty: the length of training.
 
     Returns:
-        Why it failed, for each run that did: its loss became non-finite. The others are not kept from running.
+        Why it failed, for each run that did: its loss became non-finite. The other runs still run.
 
     Raises:
-        InputError: bad config, data or workdir, such as one of a study of another config.
+        InputError: bad config, data or workdir, such as the workdir of a study of another config.
     """
     for name, changes in runs.items():
         run_folder.check_config(workdir / name, changed(config, changes))
@@ -128,7 +128,7 @@ def run_study(
         folder, here = workdir / name, changed(config, changes)
         asked = list(lengths) or [parse(here).data.length]
         if is_done(folder, split, here.train.steps, asked):
-            print(f"run {number} of {len(runs)}, {name}: done before", flush=True)
+            print(f"run {number} of {len(runs)}, {name}: already done", flush=True)
             continue
         print(f"run {number} of {len(runs)}, {name}", flush=True)
         try:
@@ -143,10 +143,10 @@ def run_study(
 
 
 def raise_failures(failures: Mapping[str, str]) -> None:
-    """Ends a command whose study had runs that failed.
+    """Ends a command whose study had failed runs.
 
     Raises:
-        RunError: with a line for each of them, if there are any.
+        RunError: runs failed, one line each.
     """
     if failures:
         raise RunError("\n".join(f"{name} failed: {failure}" for name, failure in failures.items()))

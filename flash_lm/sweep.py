@@ -11,32 +11,32 @@ from flash_lm.run_flags import add_cache_flag, set_cache
 
 
 def flags() -> argparse.ArgumentParser:
-    """Its parser."""
+    """Returns the command's argument parser."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.sweep", description=main.__doc__)
-    parser.add_argument("--config", required=True, help="a file of configs/; --config.KEY=VALUE overrides a key of it")
+    parser.add_argument("--config", required=True, help="a config file; --config.KEY=VALUE overrides one of its keys")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--grid", action="append", default=[], metavar="KEY=VALUE,VALUE…", help="one a key")
-    what.add_argument("--runs", help="a file of configs/ablations/ whose runs to take; default: those of --config")
+    what.add_argument("--grid", action="append", default=[], metavar="KEY=VALUE,VALUE…", help="once per key")
+    what.add_argument("--runs", help="a file of configs/ablations/ that defines the runs; default: --config")
     parser.add_argument(
-        "--workdir", type=pathlib.Path, help="folder of the runs; default: runs/<name of the file>_sweep"
+        "--workdir", type=pathlib.Path, help="folder for the runs; default: runs/<name of the file>_sweep"
     )
-    parser.add_argument("--split", default="validation", choices=("validation", "test"), help="scored at the end")
-    parser.add_argument("--lengths", default="", help="of the rows that are scored, such as 512,1024; default: trained")
+    parser.add_argument("--split", default="validation", choices=("validation", "test"), help="the split to score")
+    parser.add_argument("--lengths", default="", help="row lengths to score, such as 512,1024; default: as trained")
     add_cache_flag(parser)
     return parser
 
 
 def main(argv: list[str]) -> None:
-    """Trains and evaluates every combination of a grid, or every run of a file of configs/ablations/.
+    """Trains and evaluates every combination of a grid, or every run of a file in configs/ablations/.
 
-    Running the same command again goes on where it stopped. At the end there are table.md and curves.png in the folder.
+    Run the same command again to continue where it stopped. At the end it writes table.md and curves.png to the folder.
     """
     arguments, overrides = flags().parse_known_args(argv)
     from flash_lm.analysis.comparison import write_comparison
     from flash_lm.study import check_runs, grid_runs, raise_failures, run_study
     from flash_lm.training.interrupt import stop_on_signal
 
-    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores, for every run
+    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # else every run would log the keys that its family ignores
     lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else []
     config, file = load_config(arguments.config, overrides), arguments.runs or arguments.config
     if arguments.grid:
@@ -46,17 +46,17 @@ def main(argv: list[str]) -> None:
     else:
         module: Any = load_module(file)
         if not hasattr(module, "get_runs"):
-            raise InputError(f"{file} names no runs: give --grid, or --runs=FILE of configs/ablations/")
+            raise InputError(f"{file} defines no runs: give --grid, or --runs with a file in configs/ablations/")
         runs = module.get_runs(config)
         check_runs(config, runs)
     workdir = arguments.workdir or pathlib.Path("runs") / f"{pathlib.Path(file).stem}_sweep"
     if (workdir / "config.json").exists():
-        raise InputError(f"{workdir} holds a single run: choose another --workdir")
+        raise InputError(f"{workdir} contains a single run: choose another --workdir")
     set_cache(arguments)
     with stop_on_signal() as should_stop:
         failures = run_study(config, runs, workdir, arguments.split, should_stop, lengths)
     text = write_comparison([workdir / name for name in runs], arguments.split, workdir)
-    print(f"\n{text or 'no run is finished yet: the same command goes on'}")
+    print(f"\n{text or 'no run has finished yet: run the same command again to continue'}")
     raise_failures(failures)
 
 

@@ -1,4 +1,4 @@
-"""Open tables: a row is a family, a head, a task, a corpus or an optimizer, of this package or of a user's module."""
+"""Open tables: a row is a family, a head, a task, a corpus or an optimizer, from this package or a user's module."""
 
 import importlib
 from collections import UserDict
@@ -10,56 +10,56 @@ Row = TypeVar("Row")
 
 
 class Rows(UserDict[str, Row]):
-    """Rows by name. Those of the package join them when somebody reads any.
+    """Rows by name. The package's own rows are added when a row is first read.
 
     Attributes:
-        there: those that have joined so far. A module that adds rows when it is imported reads no others.
+        there: the rows added so far. A module that adds rows when it is imported does not read others.
     """
 
     def __init__(self):
-        """Without rows."""
+        """Starts without rows."""
         self.there: dict[str, Row] = {}
 
     @property
-    def data(self) -> dict[str, Row]:  # pyright: ignore[reportIncompatibleVariableOverride] (of UserDict, of all reads)
-        """All."""
+    def data(self) -> dict[str, Row]:  # pyright: ignore[reportIncompatibleVariableOverride] (UserDict reads it)
+        """All rows."""
         importlib.import_module("flash_lm.rows")
         return self.there
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The row, or the default; before Python 3.12 UserDict's own would ask `__missing__`."""
+        """The row, or the default; before Python 3.12 UserDict's own method would call `__missing__`."""
         return self.data.get(key, default)
 
 
 class Table(Rows[Row]):
-    """Rows by name; `key` is that of the config which names one."""
+    """Rows by name; `key` is the config key that selects one."""
 
     def __init__(self, key: str):
-        """Without rows."""
+        """Starts without rows."""
         super().__init__()
         self.key = key
-        self._ours: frozenset[str] | None = None  # None: not all are there
+        self._ours: frozenset[str] | None = None  # None: not sealed yet
 
     def register(self, name: str, row: Row) -> None:
-        """Adds a row; it takes the place of one of the same name, so that a cell of a notebook may run again.
+        """Adds a row; it replaces a row of the same name, so that a notebook cell may run again.
 
         Raises:
-            InputError: the package has a row of this name.
+            InputError: the package has a row with this name.
         """
         if name in (self.there if self._ours is None else self._ours):
             raise InputError(f"{self.key}={name} is a row of flash_lm: choose another name")
         self.there[name] = row
 
     def seal(self) -> None:
-        """The rows that are there are those of the package: a run must not mean another model with a plugin."""
+        """Marks the present rows as the package's own, which no plugin may replace: runs must keep their meaning."""
         self._ours = frozenset(self.there)
 
     def rule(self, name: str) -> str | None:
-        """What is expected of the key, or None when there is such a row."""
+        """What is expected of the key, or None if there is such a row."""
         return None if name in self else "one of " + ", ".join(self)
 
     def __missing__(self, name: str) -> NoReturn:
-        """Raises InputError: there is no row of this name."""
+        """Raises InputError: there is no row with this name."""
         raise InputError(f"{self.key}={name} must be {self.rule(name)}")
 
 

@@ -10,20 +10,20 @@ from flash_lm.run_name import NEWEST, run_name
 
 
 def flags() -> argparse.ArgumentParser:
-    """Its parser."""
+    """Returns the command's argument parser."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.train", description=main.__doc__)
-    parser.add_argument("--config", required=True, help="a file of configs/; --config.KEY=VALUE overrides a key of it")
-    parser.add_argument("--workdir", help="folder of the run; default: runs/<name of the config file>")
-    parser.add_argument("--profile", metavar="START:STOP", help="trace the steps after START up to STOP")
+    parser.add_argument("--config", required=True, help="a config file; --config.KEY=VALUE overrides one of its keys")
+    parser.add_argument("--workdir", help="the run's folder; default: runs/<name of the config file>")
+    parser.add_argument("--profile", metavar="START:STOP", help="trace the steps from START + 1 to STOP")
     add_begin_flags(parser)
     parser.add_argument(
-        "--debug_nonfinite", action="store_true", help="find the layer where a NaN or Inf begins; slower"
+        "--debug_nonfinite", action="store_true", help="find the layer where a NaN or Inf first appears; slower"
     )
     return parser
 
 
 def main(argv: list[str]) -> None:
-    """Trains a config, or resumes its run; running the same command again goes on where it stopped."""
+    """Trains a config, or resumes its run: run the same command again to continue where it stopped."""
     arguments, overrides = flags().parse_known_args(argv)
     from flash_lm.training.clock import start_of_process
     from flash_lm.training.interrupt import stop_on_signal
@@ -34,10 +34,10 @@ def main(argv: list[str]) -> None:
     config = load_config(arguments.config, overrides)
     begin(arguments)
     if arguments.workdir is None and pathlib.Path(arguments.config).is_dir():
-        raise InputError(f"--config={arguments.config} is a folder: name that of the new run by --workdir")
+        raise InputError(f"--config={arguments.config} is a folder: set the new run's folder with --workdir")
     workdir = run_name(arguments.workdir or f"runs/{pathlib.Path(arguments.config).stem}")
     if workdir.which != NEWEST:
-        raise InputError(f"--workdir={workdir} names a checkpoint: go on with --config.train.branch_from={workdir}")
+        raise InputError(f"--workdir={workdir} names a checkpoint: use --config.train.branch_from={workdir}")
     with stop_on_signal() as should_stop:
         train(config, workdir.workdir, should_stop, profile, arguments.debug_nonfinite, start_of_process())
 

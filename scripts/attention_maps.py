@@ -1,4 +1,4 @@
-"""Draws what each token of a text takes of each other's values: layers by heads, of a trained run.
+"""Draws a trained run's attention weights on a text, by layer and head.
 
     python scripts/attention_maps.py --workdir=runs/demo/flash --out=runs/demo/attention.png --tokens=256
 
@@ -19,13 +19,13 @@ from flash_lm.inference.loaded import LoadedModel
 from flash_lm.inference.trained_model import load_model
 from flash_lm.models.attention_weights import AttentionMap
 
-_TEXT = pathlib.Path(argparse.__file__)  # a text that every machine has, and of the default corpus
+_TEXT = pathlib.Path(argparse.__file__)  # a text on every machine, from the default corpus
 _INCHES = (1.9, 2.0)
-_FULL_COLOUR = 0.995  # share of the weights that are not zero: a single pair would leave all others pale
+_FULL_COLOUR = 0.995  # quantile of the nonzero weights with full colour: a single large one would leave all others pale
 
 
 def _from_one(one: AttentionMap) -> AttentionMap:
-    """A position bias, all of which are near to one, as what it is away from that."""
+    """Position-bias weights are all close to one: shows their distance from one."""
     if one.part != "exp(w)":
         return one
     seen = one.weights_BxHxLxL > 0
@@ -33,7 +33,7 @@ def _from_one(one: AttentionMap) -> AttentionMap:
 
 
 def lines_of(maps: list[AttentionMap]) -> list[list[tuple[AttentionMap, int]]]:
-    """Maps and their heads as lines of pictures: a line a map, or of single heads all of a layer beside each other."""
+    """Arranges maps in rows: one row per map, or one row per layer for maps with a single head."""
     heads = [[(one, head) for head in range(one.weights_BxHxLxL.shape[1])] for one in maps]
     if max(len(line) for line in heads) > 1:
         return heads
@@ -42,7 +42,7 @@ def lines_of(maps: list[AttentionMap]) -> list[list[tuple[AttentionMap, int]]]:
 
 
 def draw(maps: list[AttentionMap], path: pathlib.Path, title: str) -> None:
-    """A picture a head; colours go by the root of a weight, up to what nearly all of its map's are below."""
+    """Draws one picture per head; colour follows the square root of a weight, up to a high quantile of its map."""
     lines = lines_of([_from_one(one) for one in maps])
     with drawing(path, len(lines), max(len(line) for line in lines), _INCHES) as (figure, grid):
         figure.suptitle(title)
@@ -62,15 +62,15 @@ def draw(maps: list[AttentionMap], path: pathlib.Path, title: str) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Draws the maps of a checkpoint."""
+    """Draws the attention maps of a checkpoint."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--workdir", required=True, metavar="RUN[@best|@STEP]", help="folder of the run")
+    parser.add_argument("--workdir", required=True, metavar="RUN[@best|@STEP]", help="the run's folder")
     parser.add_argument("--text", help="default: the beginning of a module of Python's library")
-    parser.add_argument("--tokens", type=positive, default=256, help="of the text, at most")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="the PNG")
+    parser.add_argument("--tokens", type=positive, default=256, help="most tokens of the text")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="the PNG file to write")
     arguments = parser.parse_args(argv)
     if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("pictures are drawn by matplotlib: pip install flash_lm[plot]")
+        raise InputError("drawing needs matplotlib: pip install flash_lm[plot]")
     model = load_model(arguments.workdir)
     text = _TEXT.read_text(encoding="utf-8") if arguments.text is None else arguments.text
     maps = LoadedModel(model).attention(text, arguments.tokens)

@@ -1,4 +1,4 @@
-"""What a user waits for in his first minute: --help, and the first step of a run that is new to the machine, and not.
+"""What users wait for in the first minute: --help, and the first step of a first and a second run on a machine.
 
     python scripts/benchmark_first_minute.py --out=results/first_minute/first_minute.jsonl
 
@@ -32,14 +32,14 @@ _SHORT = ("--config.train.steps=2", "--config.train.warmup_steps=1", "--config.t
 
 
 def help_seconds(name: str, environment: dict[str, str]) -> float:
-    """Until a command has told its flags."""
+    """Seconds until a command has printed its flags."""
     start = time.perf_counter()
     _finish([f"flash_lm.{name}", "--help"], environment)
     return time.perf_counter() - start
 
 
 def first_step_seconds(home: pathlib.Path, config: str, overrides: Sequence[str], environment: dict[str, str]) -> float:
-    """Until a new run has done its first step, as it says itself."""
+    """Seconds until a new run has done its first step, according to its own log."""
     workdir = home / "run"
     words = [f"--config={config}", f"--workdir={workdir}", *_SHORT, "--config.train.eval_steps=1", *overrides]
     _finish(["flash_lm.train", *words], environment | {"HOME": str(home)})
@@ -49,7 +49,7 @@ def first_step_seconds(home: pathlib.Path, config: str, overrides: Sequence[str]
 
 
 def rounds_of_steps(rounds: int, config: str, overrides: Sequence[str], environment: dict[str, str]) -> list[Line]:
-    """A line a case; each round has a home of its own."""
+    """One line per case; each round has its own home folder."""
     cases: dict[str, list[float]] = {"first_run": [], "first_compilation": [], "second_run": []}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
@@ -69,13 +69,13 @@ def _told(seconds: list[float]) -> Line:
 def _finish(words: list[str], environment: dict[str, str]) -> None:
     done = subprocess.run([sys.executable, "-m", *words], env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise RunError(f"{' '.join(words)} has failed:\n{done.stderr}")
+        raise RunError(f"{' '.join(words)} failed:\n{done.stderr}")
 
 
 def main(argv: list[str]) -> None:
     """Appends JSON lines to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--config", default="quickstart", help="--config.KEY=VALUE overrides a key of it")
+    parser.add_argument("--config", default="quickstart", help="a config; --config.KEY=VALUE overrides one of its keys")
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)

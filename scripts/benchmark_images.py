@@ -1,4 +1,4 @@
-"""Images a second, drawn pixel by pixel with random weights: linear attention against softmax attention.
+"""Images per second, drawn pixel by pixel with random weights: linear attention against softmax attention.
 
     python scripts/benchmark_images.py --out=results/experiments/images [--config.model.num_layers=4 …]
 
@@ -28,9 +28,9 @@ from flash_lm.training.device import free_memory
 
 PIXELS = {"MNIST": 28 * 28, "CIFAR-10": 32 * 32 * 3}
 LINEAR, CACHED, RECOMPUTED = "linear, recurrent state", "softmax, cache", "softmax, recomputed"
-PLACES = (1 / 8, 3 / 8, 5 / 8, 7 / 8)  # of the image
-SHARE = 0.8  # of the free memory, for states
-MOST_RECOMPUTED = 2**14  # tokens in a batch of prefixes; more rows make it no faster
+PLACES = (1 / 8, 3 / 8, 5 / 8, 7 / 8)  # positions in the image, as shares of it
+SHARE = 0.8  # share of the free memory to use for states
+MOST_RECOMPUTED = 2**14  # tokens in a batch of prefixes; more rows do not make it faster
 COLUMNS: Columns = {
     "images": ("images", "{}"),
     "attention": ("way", "{}"),
@@ -42,14 +42,14 @@ COLUMNS: Columns = {
 
 
 def measure(config: Any, images: str, batches: list[int], tokens: int, rounds: int) -> list[Line]:
-    """Flat lines, one a way and batch."""
+    """Flat lines, one per method and batch size."""
     pixels, lines = PIXELS[images], []
     linear, softmax = (BareDecoding(config, family, pixels) for family in ("linear_transformer", "transformer"))
     for batch in batches:
         cells: dict[str, list[Cell]] = {}
         for way, model in ((LINEAR, linear), (CACHED, softmax)):
             state = model.engine.state_bytes(batch, pixels)
-            if (room := free_memory()) is not None and SHARE * room < 2 * state:  # of which there are two for a moment
+            if (room := free_memory()) is not None and SHARE * room < 2 * state:  # two exist for a moment
                 print(f"{images}, batch {batch}, {way}: no room for {state / 1e9:.1f} GB of state", flush=True)
                 continue
             cells[way] = [Cell.compiled(way, model.stepper(batch, pixels, model.tokens_a_turn(tokens)))]
@@ -71,7 +71,7 @@ def measure(config: Any, images: str, batches: list[int], tokens: int, rounds: i
 
 
 def tables(lines: list[Line]) -> str:
-    """Markdown: every cell, and each way with the batch that suits it best."""
+    """Markdown: every cell, and each method with its best batch size."""
     best = []
     for images in dict.fromkeys(line["images"] for line in lines):
         rate = {}
@@ -90,20 +90,20 @@ def main(argv: list[str]) -> None:
     """Writes images.jsonl and table.md to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/mnist.py")
-    parser.add_argument("--images", default=" ".join(PIXELS), help="between blanks or commas")
-    parser.add_argument("--batches", default="1 16 64 256", help="between blanks or commas")
-    parser.add_argument("--tokens", type=positive, default=16, help="drawn a turn, of softmax attention")
+    parser.add_argument("--images", default=" ".join(PIXELS), help="separated by spaces or commas")
+    parser.add_argument("--batches", default="1 16 64 256", help="separated by spaces or commas")
+    parser.add_argument("--tokens", type=positive, default=16, help="drawn per turn, for softmax attention")
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
-    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores
+    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
     config: Any = load_config(arguments.config, overrides)
     config.model.vocab_size = ByteTokenizer.vocab_size
     batches, asked = whole_numbers(arguments.batches), words_of(arguments.images)
     if (unknown := sorted(set(asked) - PIXELS.keys())) or not asked:
         raise InputError(f"--images: {', '.join(unknown) or 'nothing'} must be among {' '.join(PIXELS)}")
     if arguments.tokens > (most := min(PIXELS[images] for images in asked)):
-        raise InputError(f"--tokens={arguments.tokens} is over the {most} pixels of an image: draw fewer a turn")
+        raise InputError(f"--tokens={arguments.tokens} is over the {most} pixels of an image: draw fewer per turn")
     about, lines = provenance(jax.devices()[0].device_kind), []
     file = arguments.out / "images.jsonl"
     file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The Pallas kernels against the forms that XLA compiles: first whether they agree, then what they cost.
+"""The Pallas kernels against the versions that XLA compiles: first whether they agree, then how fast they are.
 
     python scripts/benchmark_kernels.py --out=results/gpu/kernels [--lengths="2048 8192"] [--config.model.chunks.size=…]
 
@@ -55,18 +55,18 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For the progress line."""
+        """The name in the progress line."""
         more = (", packed" if self.packed else "") + ("" if self.causal else ", bidirectional")
         return f"{self.family} at {self.length} tokens{more}"
 
     def sublayer(self, form: str) -> Any:
-        """The one that `model.kernels=form` gives, with its core."""
+        """The sublayer with `model.kernels=form`, and its core."""
         raw: Any = copy.deepcopy(self.config).model
         raw.update(family=self.family, max_length=self.length, causal=self.causal, kernels=form, dtype=self.dtype)
         return FAMILIES[self.family].sublayers[0](complete(parse_model(raw)), rngs=nnx.Rngs(0))
 
     def inputs(self, dtype: str) -> tuple[Pairs, jax.Array, jax.Array]:
-        """Pairs of queries and keys, values, and a derivative of the output; all normal."""
+        """Pairs of queries and keys, values, and a gradient of the output; all normally distributed."""
         sublayer = self.sublayer("xla")
         keys = iter(jax.random.split(jax.random.key(0), 2 * len(sublayer.core.scaled) + 2))
 
@@ -79,7 +79,7 @@ class Case:
         return pairs, normal(sublayer.value_width), normal(sublayer.value_width)
 
     def segment_ids(self) -> jax.Array:
-        """Documents of any length, and padding between some of them and at the end."""
+        """Documents of random lengths, with padding between some of them and at the end."""
         shape = (self.tokens // self.length, self.length)
         begins = jax.random.uniform(jax.random.key(1), shape) < 4 / self.length
         number = jnp.cumsum(begins, axis=1, dtype=jnp.int32)
@@ -87,7 +87,7 @@ class Case:
         return jnp.where((number % 4 == 3) | at_end, 0, number + 1)
 
     def functions(self, form: str) -> tuple[Callable, Callable]:
-        """Forward, and output with gradients, both compiled when they are called."""
+        """The forward pass, and the output with gradients; both are compiled at their first call."""
         graph, params, rest = nnx.split(self.sublayer(form).core, nnx.Param, ...)
         segments = find_segments(self.segment_ids()) if self.packed else whole_row(self.length)
         context = Context(positions_BxL=segments.offsets_BxL, segments=segments, causal=self.causal, packed=self.packed)
@@ -102,14 +102,14 @@ class Case:
         return jax.jit(lambda pairs, v, d_out: forward(params, pairs, v)), jax.jit(both)
 
     def flops(self) -> float:
-        """Of the forward pass, visible pairs only."""
+        """FLOPs of the forward pass, visible pairs only."""
         sublayer = self.sublayer("xla")
         widths = sublayer.heads, sublayer.key_width, sublayer.value_width
         return sublayer.core.flops_per_token(self.length, self.causal, *widths) * self.tokens
 
 
 def check(case: Case) -> Line:
-    """How far both forms are from the one in highest precision.
+    """The distance of both versions from the one in highest precision.
 
     Raises:
         RunError: the kernel is too far.
@@ -124,7 +124,7 @@ def check(case: Case) -> Line:
         distances = jax.tree.leaves(jax.tree.map(_distance, found, expected))
         line[f"{form}_error"] = float(np.max(distances))  # NaN if one of them is
     allowed = AGREES[case.dtype]
-    if not line["pallas_error"] <= allowed:  # nor is NaN
+    if not line["pallas_error"] <= allowed:  # also true for NaN
         raise RunError(
             f"the kernel of {case.name} is {line['pallas_error']:.2g} from the form in highest precision, where "
             f"{allowed:g} is allowed and XLA's form is {line['xla_error']:.2g} away: nothing has been timed; "
@@ -134,7 +134,7 @@ def check(case: Case) -> Line:
 
 
 def time_forms(case: Case, product: Cell, rounds: int, calls: int) -> Line:
-    """Milliseconds a call of both forms, and the kernel's rate as a part of a matrix product's.
+    """Milliseconds per call of both versions, and the kernel's rate as a share of a matrix product's.
 
     Several calls a turn, so that the device need not wait for the next one to be sent.
     """
@@ -158,7 +158,7 @@ def time_forms(case: Case, product: Cell, rounds: int, calls: int) -> Line:
 
 def _distance(found: jax.Array, expected: jax.Array) -> float:
     difference = jnp.linalg.norm(found.astype(jnp.float32) - expected)
-    # Rows of one chunk have nothing across chunks, and no derivative there.
+    # Rows of one chunk have no attention across chunks, and no gradient there.
     return float(difference / jnp.maximum(jnp.linalg.norm(expected), jnp.finfo(jnp.float32).tiny))
 
 
@@ -182,33 +182,37 @@ def main(argv: list[str]) -> None:
     """Writes kernels.jsonl and table.md to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/flash_base.py")
-    parser.add_argument("--families", default=" ".join(WITH_KERNELS), help="between blanks or commas")
-    parser.add_argument("--lengths", default="2048 8192", help="of the rows, between blanks or commas")
-    parser.add_argument("--tokens", type=positive, default=2**16, help="of all rows")
-    parser.add_argument("--calls", type=positive, default=10, help="a turn")
+    parser.add_argument("--families", default=" ".join(WITH_KERNELS), help="separated by spaces or commas")
+    parser.add_argument("--lengths", default="2048 8192", help="row lengths, separated by spaces or commas")
+    parser.add_argument("--tokens", type=positive, default=2**16, help="tokens of all rows")
+    parser.add_argument("--calls", type=positive, default=10, help="calls per turn")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
-    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores
+    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
     if taken := [word for word in overrides if word.startswith(tuple(f"--config.model.{key}=" for key in TAKEN))]:
-        raise InputError(f"{', '.join(taken)}: the flags of this script say that, see --help")
+        raise InputError(f"{', '.join(taken)}: use this script's own flags instead, see --help")
     config: Any = load_config(arguments.config, overrides)
     families = words_of(arguments.families)
     if unknown := sorted(set(families) - set(WITH_KERNELS)):
-        raise InputError(f"--families={arguments.families}: {unknown[0]} has no kernel, {', '.join(WITH_KERNELS)} have")
+        raise InputError(
+            f"--families={arguments.families}: {unknown[0]} has no kernel: choose among {', '.join(WITH_KERNELS)}"
+        )
     config.model.vocab_size = config.model.vocab_size or config.data.vocab_size
     lengths = whole_numbers(arguments.lengths)
     if uneven := [length for length in lengths if arguments.tokens % length]:
-        raise InputError(f"--tokens={arguments.tokens} must be a multiple of each length, and of {uneven[0]} it is not")
+        raise InputError(
+            f"--tokens={arguments.tokens} must be a multiple of each length, but is not one of {uneven[0]}"
+        )
     file = arguments.out / "kernels.jsonl"
-    file.unlink(missing_ok=True)  # the speeds of a kernel that no longer agrees would stay
+    file.unlink(missing_ok=True)  # else the speeds of a kernel that no longer agrees would remain
     cases = [Case(config, name, length, arguments.tokens, arguments.dtype) for name in families for length in lengths]
     odd = lengths[0] - lengths[0] // 7
     packed = [
         Case(config, name, odd, 4 * odd, arguments.dtype, causal, packed=True)
         for name in families
-        for causal in ((True,) if name == "linear_transformer" else (True, False))  # which has no kernel both ways
+        for causal in ((True,) if name == "linear_transformer" else (True, False))  # it has no bidirectional kernel
     ]
     found = {}
     for case in [*packed, *cases]:

@@ -1,4 +1,4 @@
-"""What the training loop adds to the bare compiled step, and how fast a corpus is tokenised.
+"""The overhead of the training loop over the bare compiled step, and the speed of tokenising a corpus.
 
     python scripts/benchmark_loop.py --config=configs/quickstart.py --out=results/trunk/loop.jsonl
 
@@ -27,7 +27,7 @@ from flash_lm.training.start import new_state
 
 
 def loop_step_ms(config: ConfigDict) -> float:
-    """Median over the logged intervals of a whole run, as its clock has it; the first interval is the warm-up."""
+    """Median over a run's logged intervals, by its own clock; the first interval is the warm-up."""
     with tempfile.TemporaryDirectory() as folder:
         train(config, pathlib.Path(folder))
         lines = [line for line in read_jsonl(pathlib.Path(folder) / "metrics.jsonl") if line["split"] == "train"]
@@ -35,7 +35,7 @@ def loop_step_ms(config: ConfigDict) -> float:
 
 
 def bare_step_ms(config: ConfigDict) -> float:
-    """Median over intervals of as many steps as the loop logs at a time."""
+    """Median over intervals with the same number of steps as the loop's log intervals."""
     experiment = build_experiment(config)
     with jax.set_mesh(experiment.mesh):
         step, state = compile_step(experiment), new_state(experiment)
@@ -52,7 +52,7 @@ def bare_step_ms(config: ConfigDict) -> float:
 
 
 def tokenise_mb_per_s(config: ConfigDict) -> float:
-    """Megabytes of text a second into an empty cache, without training the tokenizer."""
+    """Megabytes of text per second into an empty cache, without training the tokenizer."""
     with tempfile.TemporaryDirectory() as folder:
         experiment = build_experiment(config)
         model = pathlib.Path(folder) / "given.model"
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> None:
     """Appends one JSON line to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/quickstart.py")
-    parser.add_argument("--steps", type=int, default=60, help="steps a turn")
+    parser.add_argument("--steps", type=int, default=60, help="steps per turn")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)

@@ -1,4 +1,4 @@
-"""What a training step sends between devices on several meshes, and that the losses stay the same.
+"""What a training step sends between devices on several meshes; also shows that the losses stay the same.
 
     python scripts/benchmark_mesh.py --devices=8 --shapes="8,1,1 1,8,1 2,2,2" --out=results/mesh/mesh.jsonl \
         [--config.model.family=flash …]
@@ -23,7 +23,7 @@ from flash_lm.training.start import new_state
 
 
 def measure(config: ConfigDict, steps: int) -> dict:
-    """One flat line: the mesh, its collectives, bytes a device, and the losses of the first steps."""
+    """One flat line: the mesh, its collectives, bytes per device, and the losses of the first steps."""
     experiment = build_experiment(config)
     settings = experiment.config
     check_batch(experiment.mesh, settings.data.batch_size, settings.train.accumulate)
@@ -60,10 +60,12 @@ def measure(config: ConfigDict, steps: int) -> dict:
 
 
 def main(argv: list[str]) -> None:
-    """Appends one JSON line a mesh to OUT."""
+    """Appends one JSON line per mesh to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/quickstart.py")
-    parser.add_argument("--devices", type=int, default=8, help="that the CPU plays, if there is no accelerator")
+    parser.add_argument(
+        "--devices", type=int, default=8, help="devices to simulate on the CPU, if there is no accelerator"
+    )
     parser.add_argument("--shapes", default="8,1,1 1,8,1 2,2,2", help="meshes (data, fsdp, tensor)")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--out", required=True, type=pathlib.Path)

@@ -38,7 +38,7 @@ PEERS: dict[str, dict[str, Any]] = {
     "flash_linear_attention": {"family": "linear_transformer", "absolute_positions": "none"},
 }
 WORKER = pathlib.Path(__file__).with_name("peer_worker.py")
-MOST_UNEQUAL = 0.03  # parameters
+MOST_UNEQUAL = 0.03  # relative difference in the number of parameters
 COLUMNS = {
     "peer": ("peer", "{}"),
     "ours": ("family", "{}"),
@@ -53,12 +53,12 @@ COLUMNS = {
 
 
 class PeerError(Exception):
-    """What a peer says instead of an answer."""
+    """An error that a peer returned instead of an answer."""
 
 
 def start(name: str, python: pathlib.Path) -> subprocess.Popen:
-    """The process of a peer, which ends when its input does. `python`: the interpreter of the peers' environment."""
-    # Threads that spin while they wait would take our turn's cores.
+    """The process of a peer, which ends when its input ends. `python`: the interpreter of the peers' environment."""
+    # Threads that spin while they wait would use cores during our turn.
     environment = user_environment() | {"OMP_WAIT_POLICY": "PASSIVE"}
     pipe = subprocess.PIPE
     return subprocess.Popen([python, WORKER, name], env=environment, stdin=pipe, stdout=pipe, bufsize=0)
@@ -75,7 +75,7 @@ def ask(peer: subprocess.Popen, question: Line) -> Line:
         peer.stdin.write(json.dumps(question).encode() + b"\n")
         answer = json.loads(peer.stdout.readline())
     except (BrokenPipeError, ValueError) as error:
-        peer.kill()  # it may be alive, and have said something else
+        peer.kill()  # it may be alive, but have printed something else
         raise PeerError(f"its process ended with code {peer.wait()}") from error
     if "error" in answer:
         raise PeerError(answer["error"])
@@ -83,7 +83,7 @@ def ask(peer: subprocess.Popen, question: Line) -> Line:
 
 
 def shape_of(config: Config) -> Line:
-    """What a peer must know to build the same model."""
+    """The sizes that a peer needs to build the same model."""
     keys = ("vocab_size", "model_dim", "num_layers", "num_heads", "dtype")
     sections = ("chunks.size", "gau.shared_dim", "gau.expanded_dim")
     model = {key.split(".")[-1]: config.model.get(key) for key in (*keys, *sections)}
@@ -112,7 +112,7 @@ def compare(config: Config, peer: subprocess.Popen, rounds: int) -> Line:
 
 
 def plot(lines: list[Line], path: pathlib.Path) -> None:
-    """A panel a peer: milliseconds a step of both sides, against the length of a row."""
+    """One panel per peer: milliseconds per step of both sides against the row length."""
     panels = []
     for name in dict.fromkeys(line["peer"] for line in lines):
         here = [line for line in lines if line["peer"] == name]
@@ -123,7 +123,7 @@ def plot(lines: list[Line], path: pathlib.Path) -> None:
 
 
 def configs_of(config: ConfigDict, peers: list[str], lengths: list[int], **step: Any) -> dict[tuple[str, int], Config]:
-    """Ours, by peer and length."""
+    """Our configs by peer and length."""
     if unknown := [name for name in peers if name not in PEERS]:
         raise InputError(f"--peers={' '.join(unknown)}: must be among {', '.join(PEERS)}")
     found = {}
@@ -139,22 +139,24 @@ def main(argv: list[str]) -> None:
     """Appends to peers.jsonl in OUT after each cell, and at the end writes table.md and peers.png."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/small.py")
-    parser.add_argument("--peers", default=" ".join(PEERS), help="between blanks; default: all")
-    parser.add_argument("--lengths", default="512 2048 4096", help="of the rows, between blanks or commas")
+    parser.add_argument("--peers", default=" ".join(PEERS), help="separated by spaces; default: all")
+    parser.add_argument("--lengths", default="512 2048 4096", help="row lengths, separated by spaces or commas")
     parser.add_argument("--tokens_per_step", type=positive, default=4096)
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
-    parser.add_argument("--python", type=pathlib.Path, default=".venv-peers/bin/python", help="of the peers")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
+    parser.add_argument(
+        "--python", type=pathlib.Path, default=".venv-peers/bin/python", help="the peers' Python interpreter"
+    )
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
-    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores, once a cell
+    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
     if not arguments.python.exists():
         raise InputError(f"no interpreter {arguments.python} for the peers: run `make peers`, or set --python")
     config = load_config(arguments.config, overrides)
     peers, lengths = words_of(arguments.peers), whole_numbers(arguments.lengths)
     about: Line = {key: getattr(arguments, key) for key in ("dtype", "tokens_per_step")}
     configs = configs_of(config, peers, lengths, **about)
-    # An allocator's setting that a user makes is that of both sides.
+    # A user's allocator settings apply to both sides.
     chosen = sorted(user_environment().items())
     malloc = " ".join(f"{k}={v}" for k, v in chosen if k.startswith(("GLIBC_TUNABLES", "MALLOC_")))
     about |= {"malloc": malloc} | provenance(jax.devices()[0].device_kind)

@@ -1,4 +1,4 @@
-"""How long a save keeps a model from training, and what share of the time that is at the config's interval.
+"""How long a save interrupts training, and which share of the time that is at the config's interval.
 
     python scripts/benchmark_save.py --config=configs/flash_base.py --config.data.tokens_per_batch=4096 \
         --config.train.accumulate=1 --out=results/survival/saves.jsonl
@@ -29,7 +29,7 @@ from flash_lm.training.start import new_state
 
 
 def measure(setup: Setup, rounds: int, workdir: pathlib.Path) -> Line:
-    """Medians over the rounds, the first of which is the warm-up: a step, then a save of its state."""
+    """Medians over rounds of a step and a save of its state; the first round is the warm-up."""
     data, every = setup.config.data, setup.config.train.checkpoint_every
     times = []
     with jax.set_mesh(setup.mesh), Checkpoints(workdir) as checkpoints:

@@ -1,4 +1,4 @@
-"""What a training step asks of each of many devices, by compiling it for them: no accelerator is needed.
+"""What a training step requires of each of many devices. It is only compiled for them: no accelerator is needed.
 
     python scripts/benchmark_scale.py --devices=64 --shapes="64,1,1 1,64,1 8,4,2" --sizes="110M 731M" \
         --families="transformer_plus_plus flash" --length=8192 --out=results/scale/scale.jsonl
@@ -32,7 +32,7 @@ SIZES = gau_mhsa.SIZES["paper"]
 
 
 def setup_of(config: ConfigDict, family: str, size: str, shape: tuple[int, ...], length: int, rows: int) -> Setup:
-    """A family of a size on a mesh, with so many rows a device of the batch's axes."""
+    """A family and size on a mesh, with this many rows per device of the batch's axes."""
     changed: Any = config.copy_and_resolve_references()
     layers, dim, heads = SIZES[size]
     changed.model.update(family=family, num_layers=layers, model_dim=dim, num_heads=heads, max_length=length)
@@ -47,7 +47,7 @@ def setup_of(config: ConfigDict, family: str, size: str, shape: tuple[int, ...],
 
 
 def measure(setup: Setup) -> Line:
-    """What the compiled step says of itself."""
+    """The compiled step's own analysis."""
     start = time.perf_counter()
     with jax.set_mesh(setup.mesh):
         step = compile_step(setup)
@@ -71,15 +71,15 @@ def measure(setup: Setup) -> Line:
 
 
 def main(argv: list[str]) -> None:
-    """Appends one JSON line a size, family and mesh to OUT."""
+    """Appends one JSON line per size, family and mesh to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/flash_base.py")
-    parser.add_argument("--devices", type=positive, default=8, help="that the CPU plays")
+    parser.add_argument("--devices", type=positive, default=8, help="devices to simulate on the CPU")
     parser.add_argument("--shapes", required=True, help="meshes (data, fsdp, tensor)")
-    parser.add_argument("--sizes", default=" ".join(SIZES), help="between blanks or commas")
-    parser.add_argument("--families", default="transformer_plus_plus flash", help="between blanks or commas")
+    parser.add_argument("--sizes", default=" ".join(SIZES), help="separated by spaces or commas")
+    parser.add_argument("--families", default="transformer_plus_plus flash", help="separated by spaces or commas")
     parser.add_argument("--length", type=positive, default=8192)
-    parser.add_argument("--rows", type=positive, default=1, help="a device of the batch's axes")
+    parser.add_argument("--rows", type=positive, default=1, help="rows per device of the batch's axes")
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
     config, sizes = load_config(arguments.config, overrides), words_of(arguments.sizes)

@@ -1,4 +1,4 @@
-"""What a service of a run answers under load: requests and tokens a second, latencies, and its memory.
+"""A service under load: requests and tokens per second, latencies, and memory.
 
     python scripts/benchmark_serve.py --workdir=runs/x --out=results/serve [--clients="1 4 16"]
     python scripts/benchmark_serve.py --workdir=runs/x --out=results/serve --hostile
@@ -30,9 +30,9 @@ from flash_lm.errors import RunError
 from flash_lm.jsonl import Line, append_jsonl, write_jsonl
 from flash_lm.provenance import provenance
 
-GOOD = 4  # clients beside hostile ones
+GOOD = 4  # normal clients beside hostile ones
 _TOLD = ("p50_ms", "p99_ms", "requests_per_s", "resident_mb")
-EARLY = 100  # requests, after which memory is looked at for the first time
+EARLY = 100  # requests until memory is measured for the first time
 COLUMNS: Columns = {
     "clients": ("clients", "{}"),
     "requests": ("requests", "{:,}"),
@@ -47,18 +47,18 @@ COLUMNS: Columns = {
 
 
 async def ask(client: httpx.AsyncClient, prompt: str, tokens: int) -> tuple[float, float, int]:
-    """Milliseconds to the first token and to the end, and the number of tokens; of no tokens, what a mask hides."""
+    """Milliseconds to the first token and to the end, and the number of tokens; `tokens=0` fills in a mask."""
     start, first, name = time.perf_counter(), 0.0, ""
     if not tokens:
         answer = await client.post("/api/fill_in", json={"prompt": f"{prompt} [MASK]"})
         if answer.status_code != 200:
-            raise RunError(f"the service answers {answer.status_code}: {answer.text}")
+            raise RunError(f"the service returned {answer.status_code}: {answer.text}")
         took = 1000 * (time.perf_counter() - start)
         return took, took, 1
     body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
     async with client.stream("POST", "/api/generate/stream", json=body) as response:
         if response.status_code != 200:
-            raise RunError(f"the service answers {response.status_code}: {(await response.aread()).decode()}")
+            raise RunError(f"the service returned {response.status_code}: {(await response.aread()).decode()}")
         async for line in response.aiter_lines():
             if line.startswith("event: "):
                 name = line.removeprefix("event: ")
@@ -69,7 +69,7 @@ async def ask(client: httpx.AsyncClient, prompt: str, tokens: int) -> tuple[floa
 
 
 async def load(url: str, clients: int, requests: int, tokens: int) -> list[tuple[float, float, int]]:
-    """So many requests by so many clients."""
+    """Sends this many requests from this many clients."""
     draw = random.Random(clients)
     prompts = [
         " ".join(draw.choices(["the", "of", "and", "a", "light", "river", "old", "stone"], k=8))
@@ -88,14 +88,14 @@ async def load(url: str, clients: int, requests: int, tokens: int) -> list[tuple
 
 
 def resident_mb(process: int) -> float:
-    """Of a process, Linux."""
+    """The memory of a process, on Linux."""
     found = re.search(r"VmRSS:\s+(\d+) kB", pathlib.Path(f"/proc/{process}/status").read_text())
     assert found
     return int(found[1]) / 1e3
 
 
 def measure(url: str, process: int, clients: int, requests: int, tokens: int) -> Line:
-    """A flat line."""
+    """The figures as a flat line."""
     start = time.perf_counter()
     found = asyncio.run(load(url, clients, requests, tokens))
     seconds = time.perf_counter() - start
@@ -117,11 +117,11 @@ def measure(url: str, process: int, clients: int, requests: int, tokens: int) ->
 
 @contextlib.contextmanager
 def hostile_clients(url: str, tokens: int) -> Iterator[None]:
-    """Others that do their worst meanwhile, in a process of their own."""
+    """Runs hostile clients meanwhile, in a separate process."""
     path = "/api/generate" if tokens else "/api/fill_in"
     program = pathlib.Path(__file__).with_name("hostile_clients.py")
     others = subprocess.Popen([sys.executable, str(program), url, path, "prompt"])
-    time.sleep(2)  # until all are there
+    time.sleep(2)  # until all are connected
     try:
         yield
     finally:
@@ -130,7 +130,7 @@ def hostile_clients(url: str, tokens: int) -> Iterator[None]:
 
 
 def measure_hostile(url: str, process: int, requests: int, tokens: int, turns: int) -> list[Line]:
-    """Good clients alone and beside hostile ones, in turns; the ratios are of the two of a turn."""
+    """Measures normal clients alone and beside hostile ones, in turns; the ratios compare the two within a turn."""
     lines = []
     for turn in range(1, turns + 1):
         alone = measure(url, process, GOOD, requests, tokens)
@@ -146,14 +146,16 @@ def measure_hostile(url: str, process: int, requests: int, tokens: int, turns: i
 def main(argv: list[str]) -> None:
     """Writes serve.jsonl and table.md, or with --hostile hostile_KIND.jsonl, to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--workdir", required=True, help="folder of a run that was trained on text")
-    parser.add_argument("--clients", default="1 4 16", help="between blanks or commas")
-    parser.add_argument("--hostile", action="store_true", help="how long good clients wait beside hostile ones")
-    parser.add_argument("--turns", type=positive, default=5, help="with --hostile")
+    parser.add_argument("--workdir", required=True, help="the folder of a run trained on text")
+    parser.add_argument("--clients", default="1 4 16", help="separated by spaces or commas")
+    parser.add_argument(
+        "--hostile", action="store_true", help="measure how long normal clients wait beside hostile ones"
+    )
+    parser.add_argument("--turns", type=positive, default=5, help="number of turns with --hostile")
     parser.add_argument("--requests", type=positive, default=400, help="for each number of clients")
-    parser.add_argument("--tokens", type=positive, default=32, help="of an answer")
-    parser.add_argument("--more", type=positive, default=10_000, help="requests after which memory is looked at again")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
+    parser.add_argument("--tokens", type=positive, default=32, help="tokens per answer")
+    parser.add_argument("--more", type=positive, default=10_000, help="requests until memory is measured again")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments = parser.parse_args(argv)
     clients, file = whole_numbers(arguments.clients), arguments.out / "serve.jsonl"
     words = [sys.executable, "-m", "flash_lm.serve", f"--workdir={arguments.workdir}", "--port=0"]
@@ -161,7 +163,7 @@ def main(argv: list[str]) -> None:
     assert service.stdout
     try:
         if not (told := service.stdout.readline()):
-            raise RunError("the service did not start; what it says is above")
+            raise RunError("the service did not start: see its output above")
         url, lines = told.split()[0], []
         kind = httpx.get(f"{url}/api/model").json()["kind"]
         tokens = 0 if kind == "fill_in" else arguments.tokens
@@ -169,7 +171,7 @@ def main(argv: list[str]) -> None:
             measure(url, service.pid, GOOD, EARLY, tokens)  # warm
             lines = measure_hostile(url, service.pid, arguments.requests, tokens, arguments.turns)
             return write_hostile(lines, arguments.out / f"hostile_{kind}.jsonl", pathlib.Path(arguments.workdir).name)
-        measure(url, service.pid, max(clients), EARLY, arguments.tokens)  # warm, and the first look at its memory
+        measure(url, service.pid, max(clients), EARLY, arguments.tokens)  # warm-up; first look at its memory
         early_mb = resident_mb(service.pid)
         for number in clients:
             lines.append(measure(url, service.pid, number, arguments.requests, arguments.tokens))
@@ -192,7 +194,7 @@ def main(argv: list[str]) -> None:
 
 
 def write_hostile(lines: list[Line], file: pathlib.Path, name: str) -> None:
-    """A line a turn, and the medians of the ratios."""
+    """One line per turn, and the medians of the ratios."""
     about = provenance(jax.devices()[0].device_kind) | {"run": name}
     medians = {key: statistics.median(line[key] for line in lines) for key in ("p50_ratio", "p99_ratio")}
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -55,7 +55,7 @@ TAKEN = (
 def compile_steps(
     configs: dict[str, Config], say: Callable[[str], None]
 ) -> tuple[dict[str, BareStep], dict[str, Line]]:
-    """The steps that have been compiled, by family, and what is known of every one."""
+    """The compiled steps by family, and the facts about each."""
     steps, lines = {}, {}
     # Compiling one keeps one core busy at a time, and the cores of a small machine have two threads each.
     pool = concurrent.futures.ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2))
@@ -63,7 +63,7 @@ def compile_steps(
     for family, config in configs.items():
         try:
             step = steps[family] = compiling[family].result()
-        except Exception as error:  # whatever a variant has against this machine, the others go on
+        except Exception as error:  # whatever fails for one variant on this machine, the others continue
             lines[family] = why_not(error)
             say(f"{family}: {next(iter(lines[family].values()))}")
             continue
@@ -81,7 +81,7 @@ def compile_steps(
 
 
 def warm_up(steps: dict[str, BareStep], lines: dict[str, Line]) -> dict[str, Cell]:
-    """The cells that fit beside each other: the states of all of them stay, while one of them takes its turn."""
+    """Warms up the steps that fit into memory together: all states stay in memory while one cell takes its turn."""
     cells, room, states, largest = {}, free_memory(), 0, 0
     for family, step in steps.items():
         state = step.peak_bytes - step.temp_bytes
@@ -100,7 +100,7 @@ def warm_up(steps: dict[str, BareStep], lines: dict[str, Line]) -> dict[str, Cel
 
 
 def measure(configs: dict[str, Config], rounds: int, say: Callable[[str], None]) -> dict[str, Line]:
-    """What is measured of each family, all of the same length, precision and number of tokens."""
+    """Measures each family with the same length, precision and number of tokens."""
     steps, lines = compile_steps(configs, say)
     cells, device, some = warm_up(steps, lines), jax.devices()[0], next(iter(configs.values()))
     if device.platform == "cpu":
@@ -142,22 +142,26 @@ def why_not(error: Exception) -> Line:
 def main(argv: list[str]) -> None:
     """Appends to steps.jsonl in OUT after each length, and at the end writes table.md and step_time.png."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--families", default=" ".join(FAMILIES), help="between blanks, each with +key=value; all")
-    parser.add_argument("--lengths", default="512 1024 2048 4096 8192", help="of the rows, between blanks or commas")
+    parser.add_argument(
+        "--families", default=" ".join(FAMILIES), help="separated by spaces, each may have +key=value; default: all"
+    )
+    parser.add_argument(
+        "--lengths", default="512 1024 2048 4096 8192", help="row lengths, separated by spaces or commas"
+    )
     parser.add_argument("--tokens_per_step", type=int, default=8192)
     parser.add_argument("--task", default="causal_lm", help="a row of the table of tasks")
     parser.add_argument("--size", default="small", choices=SIZES)
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
-    parser.add_argument("--seconds", type=positive, help="a length that would end later is not begun")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
+    parser.add_argument("--seconds", type=positive, help="time limit: lengths that would end later are not started")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
-    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores, once a cell
+    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
     if taken := [word for word in overrides if word.startswith(tuple(f"--config.{key}=" for key in TAKEN))]:
-        raise InputError(f"{', '.join(taken)}: the flags of this script say that, see --help")
+        raise InputError(f"{', '.join(taken)}: use this script's own flags instead, see --help")
     config, lengths = load_config(SIZES[arguments.size], overrides), whole_numbers(arguments.lengths)
     families = words_of(arguments.families) or list(FAMILIES)
-    # All that is wrong is told before anything is measured.
+    # Reports all errors before anything is measured.
     step = {key: getattr(arguments, key) for key in ("task", "dtype", "tokens_per_step")}
     variants = {word: variant(config, word) for word in families}
     configs = {
@@ -179,7 +183,7 @@ def main(argv: list[str]) -> None:
         left = spent / done * (len(lengths) - done)
         print(f"{done} of {len(lengths)} lengths, about {left / 60:.0f} min left", flush=True)
         if left and arguments.seconds and spent + spent / done > arguments.seconds:
-            print(f"not run, for --seconds={arguments.seconds}: lengths {', '.join(map(str, lengths[done:]))}")
+            print(f"not run because of --seconds={arguments.seconds}: lengths {', '.join(map(str, lengths[done:]))}")
             break
     text = step_time_tables(lines)
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")

@@ -1,9 +1,9 @@
-"""results/CLAIMS.md: what the papers and their readers claim, and what was found here, by the rules of claims.toml.
+"""Writes results/CLAIMS.md: claims of the papers and their readers, and our verdicts by the rules of claims.toml.
 
 python -m flash_lm.sweep --config=configs/studies/aft.py --split=test --workdir=runs/aft \
         --config.data.corpus=hf --config.data.path=$DATA/wikitext2
-python scripts/claims.py --study=aft --runs=runs/aft    # takes over what is finished, and writes the page
-python scripts/claims.py                                # the page alone, from the files in results/
+python scripts/claims.py --study=aft --runs=runs/aft    # adds the finished runs, and writes the page
+python scripts/claims.py                                # only the page, from the files in results/
 """
 
 import argparse
@@ -32,13 +32,13 @@ and what fails here may hold there."""
 
 
 def read_table() -> tuple[dict[str, Any], list[Claim]]:
-    """The table, and its claims with their commands."""
+    """The table, and its claims with the commands behind them."""
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     return table, [read_claim(row, _commands(row, table)) for row in table["claims"]]
 
 
 def _commands(row: dict[str, Any], table: dict[str, Any]) -> list[str]:
-    """What makes a claim's evidence: the sweeps of its studies, and its own commands."""
+    """The commands that produce a claim's evidence: the sweeps of its studies, and its own commands."""
     studies = dict.fromkeys(part["study"] for part in row["rules"] if "study" in part)
     sweeps = [
         f"`{table['studies'][study]['command']}`, then `python scripts/claims.py --study={study} --runs=runs/{study}`"
@@ -58,7 +58,7 @@ def read_evidence(results: pathlib.Path) -> Evidence:
 
 
 def page(evidence: Evidence) -> str:
-    """Markdown."""
+    """The page in Markdown."""
     table, claims = read_table()
     verdicts = [(claim, claim.verdict(evidence)) for claim in claims]
     counts = {word: sum(verdict.word == word for _, verdict in verdicts) for word in WORDS}
@@ -98,7 +98,7 @@ def _row(claim: Claim, verdict: Verdict, letters: dict[str, str]) -> str:
 
 
 def _described(study: str, what: str, evidence: Evidence) -> str:
-    """A study's size, as its lines tell it."""
+    """A study's size, according to its lines."""
     runs = [run for by_seed in evidence.studies[study].values() for run in by_seed.values()]
     lines = [line for run in runs for line in run.scores.values()]
     if not lines:
@@ -133,12 +133,12 @@ def take_over(study: str, runs: pathlib.Path, results: pathlib.Path) -> None:
 def main(argv: list[str]) -> None:
     """Writes CLAIMS.md to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--study", help="of claims.toml, whose runs are taken over")
-    parser.add_argument("--runs", type=pathlib.Path, help="folder of its sweep")
-    parser.add_argument("--out", type=pathlib.Path, default=TABLE.parent, help="folder of the results")
+    parser.add_argument("--study", help="a study of claims.toml, whose runs are added")
+    parser.add_argument("--runs", type=pathlib.Path, help="the folder of its sweep")
+    parser.add_argument("--out", type=pathlib.Path, default=TABLE.parent, help="the folder of the results")
     arguments = parser.parse_args(argv)
     if bool(arguments.study) != bool(arguments.runs):
-        raise InputError("--study and --runs go together: name the study that the folder's runs are of")
+        raise InputError("--study and --runs go together: name the study of the folder's runs")
     if arguments.runs:
         take_over(arguments.study, arguments.runs, arguments.out)
     text = page(read_evidence(arguments.out))

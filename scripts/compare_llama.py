@@ -1,4 +1,4 @@
-"""A Llama that transformers has drawn, read by `flash_lm.import_hf`, and exported again for transformers.
+"""Compares random Llamas of transformers with their import by `flash_lm.import_hf` and their export for transformers.
 
     make peers
     python scripts/compare_llama.py --out=results/llama
@@ -57,7 +57,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def ask(python: pathlib.Path, folder: pathlib.Path, settings: Line | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Logits and continuation of transformers for the model in a folder, which `settings` draws first."""
+    """Logits and continuation of transformers for the model in a folder; with `settings` it draws the model first."""
     words = [python, WORKER, folder, *([json.dumps(settings)] if settings else [])]
     done = subprocess.run(words, env=user_environment(), capture_output=True, text=True)
     if done.returncode:
@@ -66,7 +66,7 @@ def ask(python: pathlib.Path, folder: pathlib.Path, settings: Line | None = None
 
 
 def continued(trained: TrainedModel, ids_L: np.ndarray) -> np.ndarray:
-    """The likeliest tokens after the ids, one by one through the cache; the text never ends."""
+    """The most likely tokens after the ids, one by one through the cache; end-of-text is ignored."""
     not_the_first = np.arange(trained.config.model.vocab_size) != 0
     engine = Engine(trained.held, trained.mesh, end=0, allowed_V=not_the_first)
     greedy = SamplingArrays.of(Sampling(temperature=0))
@@ -75,7 +75,7 @@ def continued(trained: TrainedModel, ids_L: np.ndarray) -> np.ndarray:
 
 
 def compare(python: pathlib.Path, name: str, folder: pathlib.Path) -> Line:
-    """One shape, there and back."""
+    """Imports and exports a model of one shape."""
     settings = SMALL | SHAPES[name]
     theirs, again = folder / "theirs", folder / "again"
     theirs.mkdir()
@@ -105,12 +105,15 @@ def main(argv: list[str]) -> None:
     """Writes llama.jsonl to OUT; fails when a difference is above 1e-4."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument(
-        "--python", type=pathlib.Path, default=".venv-peers/bin/python", help="of the peers' environment"
+        "--python",
+        type=pathlib.Path,
+        default=".venv-peers/bin/python",
+        help="Python interpreter of the peers' environment",
     )
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments = parser.parse_args(argv)
     if not arguments.python.exists():
-        raise InputError(f"--python={arguments.python} is not there: make peers")
+        raise InputError(f"--python={arguments.python} does not exist: run `make peers`")
     about, lines = provenance(jax.devices()[0].device_kind), []
     for name in SHAPES:
         with tempfile.TemporaryDirectory() as folder:

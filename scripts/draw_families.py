@@ -75,7 +75,7 @@ def kinds(family: str, causal: bool) -> dict[str, np.ndarray]:
 
 
 def picture(family: str) -> str:
-    """An SVG with a square of pairs for each form that a family has."""
+    """An SVG with a square of pairs for each form of a family."""
     squares, x, legend = [], 0, {}
     for form, causal in (("causal", True), ("bidirectional", False)):
         if form not in FAMILIES[family].serves:
@@ -117,8 +117,8 @@ def _runs(row: np.ndarray) -> Iterator[tuple[int, int]]:
 def main(argv: list[str]) -> None:
     """Draws the pictures."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--families", default=" ".join(FAMILIES), help="names, with blanks between them")
-    parser.add_argument("--out", type=pathlib.Path, default=_PAGES, help="folder")
+    parser.add_argument("--families", default=" ".join(FAMILIES), help="names, separated by spaces")
+    parser.add_argument("--out", type=pathlib.Path, default=_PAGES, help="folder to write")
     arguments = parser.parse_args(argv)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for family in arguments.families.split():

@@ -1,4 +1,4 @@
-"""The losses of the first two steps of every family, to the last digit: what a change of the code leaves as it was.
+"""The losses of the first two steps of every family, to the last digit, to check that a code change keeps them.
 
     python scripts/first_losses.py --out=results/first_losses/after.jsonl
     python scripts/first_losses.py --checkout=../older --out=results/first_losses/before.jsonl
@@ -23,7 +23,7 @@ _SMALL = {"model.num_layers": 2, "train.steps": 2, "train.log_every": 1, "train.
 
 
 def first_losses(checkout: pathlib.Path, family: str, task: str) -> Line:
-    """Of the training and, after it, of a batch of the validation split, in nats a token."""
+    """Losses of the training and, after it, of a batch of the validation split, in nats per token."""
     keys = _SMALL | {"model.family": family, "task": task, "train.checkpoint_every": 0}
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "flash_lm.train", "--config=configs/tiny.py", f"--workdir={folder}/run"]
@@ -37,7 +37,7 @@ def first_losses(checkout: pathlib.Path, family: str, task: str) -> Line:
 
 
 def commit(checkout: pathlib.Path) -> str:
-    """Of the checkout."""
+    """The commit of the checkout."""
     words = ["git", "-C", str(checkout), "rev-parse", "--short=12", "HEAD"]
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
@@ -46,10 +46,10 @@ def commit(checkout: pathlib.Path) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Writes a line a family and task."""
+    """Writes one line per family and task."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--checkout", type=pathlib.Path, default=pathlib.Path.cwd(), help="of any version")
-    parser.add_argument("--families", default=" ".join(FAMILIES), help="between blanks")
+    parser.add_argument("--checkout", type=pathlib.Path, default=pathlib.Path.cwd(), help="a checkout of any version")
+    parser.add_argument("--families", default=" ".join(FAMILIES), help="separated by spaces")
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments = parser.parse_args(argv)
     checkout = arguments.checkout.resolve()

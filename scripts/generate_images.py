@@ -1,4 +1,4 @@
-"""Images of a run that was trained on them: samples, and the lower halves of test images generated again.
+"""Draws images with a run trained on images: samples, and test images with their lower halves generated again.
 
     python scripts/generate_images.py --workdir=runs/mnist_small --out=results/experiments/mnist
 
@@ -21,11 +21,11 @@ from flash_lm.inference.trained_model import load_model
 from flash_lm.tables import CORPORA
 
 _BORDER = 2  # pixels between images
-_GREY = 128  # what is not given
+_GREY = 128  # pixels that are not given
 
 
 def grid(images_NxHxWx: np.ndarray, columns: int) -> np.ndarray:
-    """Images beside and below each other, white between them.
+    """Arranges images in a grid, with white between them.
 
     Args:
         images_NxHxWx: uint8; N a multiple of `columns`.
@@ -40,7 +40,7 @@ def grid(images_NxHxWx: np.ndarray, columns: int) -> np.ndarray:
 
 
 def write_png(path: pathlib.Path, image: np.ndarray) -> None:
-    """Grey or with colours; the folder is made if need be."""
+    """Writes a grey or colour image; creates the folder if necessary."""
     import matplotlib.image  # noqa: PLC0415 (an extra, and slow to import)
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,18 +50,18 @@ def write_png(path: pathlib.Path, image: np.ndarray) -> None:
 def main(argv: list[str]) -> None:
     """Draws with the newest checkpoint of a run."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--workdir", required=True, metavar="RUN[@best|@STEP]", help="folder of the run")
+    parser.add_argument("--workdir", required=True, metavar="RUN[@best|@STEP]", help="the run's folder")
     parser.add_argument("--samples", type=positive, default=64, help="new images; a square number")
     parser.add_argument("--completed", type=positive, default=8, help="test images whose lower half is generated again")
-    parser.add_argument("--temperature", type=float, default=1.0, help="0: always the likeliest value")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
+    parser.add_argument("--temperature", type=float, default=1.0, help="0: always the most likely value")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments = parser.parse_args(argv)
     columns = math.isqrt(arguments.samples)
     if columns**2 != arguments.samples:
         raise InputError(f"--samples={arguments.samples} must be a square number, such as {columns**2}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("images are written by matplotlib: pip install flash_lm[plot]")
+        raise InputError("writing images needs matplotlib: pip install flash_lm[plot]")
     trained = load_model(arguments.workdir)
     if CORPORA[trained.config.data.corpus].answers != "images":
         raise InputError(f"{trained.name} was not trained on images: train a model with configs/mnist.py")

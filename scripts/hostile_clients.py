@@ -1,4 +1,4 @@
-"""Clients that mean no good, for scripts/benchmark_serve.py --hostile; they go on until they are killed.
+"""Hostile clients for scripts/benchmark_serve.py --hostile; they run until they are killed.
 
     python scripts/hostile_clients.py http://127.0.0.1:8000 /api/generate prompt
 
@@ -15,14 +15,14 @@ import sys
 import urllib.parse
 from collections.abc import Awaitable, Callable
 
-EACH = 2  # of a kind
-PAGES_A_SECOND = 100  # that nobody waits for, of each
+EACH = 2  # clients of each kind
+PAGES_A_SECOND = 100  # requests per client whose answers are not awaited
 
 Address = tuple[str, int]
 
 
 def request(path: str, body: bytes, *fields: str, length: int | None = None) -> bytes:
-    """A whole request, or one that promises more than it has."""
+    """A whole request, or one whose Content-Length is larger than its body."""
     fields = fields or (f"Content-Length: {length or len(body)}",)
     head = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *fields, "", ""]
     return "\r\n".join(head).encode() + body
@@ -47,7 +47,7 @@ async def send(address: Address, content: bytes) -> None:
 
 
 async def leave(address: Address, content: bytes) -> None:
-    """Sends, and waits for nothing."""
+    """Sends without waiting for an answer."""
     async with connected(address) as (_, writer):
         writer.write(content)
         await writer.drain()
@@ -55,7 +55,7 @@ async def leave(address: Address, content: bytes) -> None:
 
 
 async def hold(address: Address, *contents: bytes, seconds: float = 30.0) -> None:
-    """Sends, one after the other, reads little of what comes, and stays until it is thrown out."""
+    """Sends requests one after the other, reads little of the answers, and stays until it is disconnected."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     with socket.socket(family) as small:
         small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -72,7 +72,7 @@ async def hold(address: Address, *contents: bytes, seconds: float = 30.0) -> Non
 
 
 async def drip(address: Address, head: bytes, piece: bytes, pause: float) -> None:
-    """A head, and pieces of its body without end, until the service has had enough."""
+    """Sends a head and endless pieces of its body, until the service closes the connection."""
     async with connected(address) as (reader, writer):
         writer.write(head)
         end = asyncio.ensure_future(reader.read())
@@ -86,7 +86,7 @@ async def drip(address: Address, head: bytes, piece: bytes, pause: float) -> Non
 
 
 async def attack(url: str, path: str, field: str) -> None:
-    """All kinds at once, without end."""
+    """Runs all kinds at once, forever."""
     parts = urllib.parse.urlsplit(url)
     address = parts.hostname or "", parts.port or 80
     ask = lambda text, **more: request(path, json.dumps({field: text, **more}).encode())

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 
 def main(folder: pathlib.Path, settings: str | None) -> None:
-    """Weights are read in the dtype that they are saved in, and computed with in float32."""
+    """Reads weights in the dtype in which they are saved, and computes in float32."""
     if settings:
         torch.manual_seed(0)
         about = json.loads(settings)

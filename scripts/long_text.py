@@ -1,4 +1,4 @@
-"""Whether the text that a run makes falls apart far beyond the length that it was trained at.
+"""Shows whether a run's generated text degrades far beyond the length of its training.
 
     python scripts/long_text.py runs/flash/rows_of_512/flash_count_seed_* --tokens=8192 --out=results/long_text.jsonl
 
@@ -26,7 +26,7 @@ _GRAM = 4  # tokens
 
 
 def windows(tokens_BxT: np.ndarray, log_probs_BxT: np.ndarray, size: int) -> list[Line]:
-    """One line a window of `size` tokens: where it starts, mean −log p, and the share of different runs of tokens."""
+    """One line per window of `size` tokens: its start, mean −log p, and the share of distinct token n-grams."""
     lines = []
     for start in range(0, tokens_BxT.shape[1] - size + 1, size):
         here = tokens_BxT[:, start : start + size]
@@ -38,8 +38,8 @@ def windows(tokens_BxT: np.ndarray, log_probs_BxT: np.ndarray, size: int) -> lis
 
 
 def draw(trained: TrainedModel, tokens: int, samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and their log-probabilities, samples × tokens."""
-    allowed_V = trained.text_ids()  # end-of-text is none of them
+    """Generates tokens; returns them and their log-probabilities, samples × tokens."""
+    allowed_V = trained.text_ids()  # without end-of-text
     engine = Engine(trained.held, trained.mesh, end=trained.tokenizer.end, allowed_V=allowed_V)
     carry = engine.prefill([np.array([trained.tokenizer.begin], np.int32)] * samples, tokens)
     _, new = engine.advance(carry, SamplingArrays.of(Sampling()), seed, tokens)
@@ -48,21 +48,23 @@ def draw(trained: TrainedModel, tokens: int, samples: int, seed: int) -> tuple[n
 
 
 def main(argv: list[str]) -> None:
-    """Appends a line a run and window to OUT, and prints the first and the last."""
+    """Appends one line per run and window to OUT, and prints the first and the last."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("workdirs", nargs="+", metavar="RUN[@best|@STEP]", help="folders of runs")
     parser.add_argument("--tokens", type=positive, default=8192)
-    parser.add_argument("--samples", type=positive, default=4, help="texts a run")
+    parser.add_argument("--samples", type=positive, default=4, help="texts per run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments = parser.parse_args(argv)
     for workdir in arguments.workdirs:
         trained = load_model(workdir)
         if TASKS[trained.config.task].answers != "continue":
-            raise InputError(f"{workdir} makes no text: name runs of task=causal_lm")
+            raise InputError(f"{workdir} cannot generate text: give runs of task=causal_lm")
         size = trained.config.data.length
         if arguments.tokens < size:
-            raise InputError(f"--tokens={arguments.tokens} must be {size} or more, the rows of training: raise it")
+            raise InputError(
+                f"--tokens={arguments.tokens} must be at least {size}, the row length of training: raise it"
+            )
         found = windows(*draw(trained, arguments.tokens, arguments.samples, arguments.seed), size)
         about = {"run": trained.name, "samples": arguments.samples, "seed": arguments.seed, "length": size}
         append_jsonl(arguments.out, [about | line | provenance(jax.devices()[0].device_kind) for line in found])

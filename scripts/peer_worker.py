@@ -146,7 +146,7 @@ PEERS: dict[str, tuple[str, Callable[[Shape], nn.Module]]] = {
 
 
 class Step:
-    """Forward, backward, clipping and AdamW on random tokens that lie on the device."""
+    """Forward, backward, clipping and AdamW on random tokens that are on the device."""
 
     def __init__(self, peer: str, shape: Shape):
         """`peer`: one of PEERS."""
@@ -167,7 +167,7 @@ class Step:
         self.precision = lambda: torch.autocast(DEVICE, torch.bfloat16) if half else contextlib.nullcontext()
 
     def turn(self) -> float:
-        """One step; milliseconds until its end."""
+        """Does one step; returns its milliseconds."""
         start = time.perf_counter()
         with self.precision():
             logits = self.model(self.tokens)
@@ -184,20 +184,20 @@ class Step:
 def main() -> None:
     """Answers until its input ends."""
     peer, step = sys.argv[1], None
-    torch.set_float32_matmul_precision("high")  # on a GPU JAX's float32 products are such ones, too
-    # What a library prints is no answer.
+    torch.set_float32_matmul_precision("high")  # as JAX's float32 products on a GPU
+    # Keeps what a library prints out of the answers.
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         asked = json.loads(line)
         try:
             if "build" in asked:
-                step = None  # the last one's memory goes first
+                step = None  # frees the last one's memory first
                 step = Step(peer, asked["build"])
                 answer = step.about
             else:
                 assert step is not None, "build comes first"
                 answer = {"ms": step.turn()}
-        except Exception as error:  # whatever a library raises, the asking script tells of it and goes on
+        except Exception as error:  # whatever a library raises, the calling script reports it and continues
             answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
         print(json.dumps(answer), file=answers, flush=True)
 

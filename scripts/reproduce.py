@@ -1,4 +1,4 @@
-"""A table of the papers as an experiment: trained, scored, timed, and set beside the paper's figures.
+"""Reproduces a table of the papers: trains, scores and times its runs, and compares them with the paper's figures.
 
     python scripts/reproduce.py --table=wiki40b --out=runs/wiki40b
     python scripts/reproduce.py --table=enwik8 --scale=small --corpus=stdlib --out=runs/enwik8 [--config.seed=1 …]
@@ -67,7 +67,7 @@ def time_steps(
 
 
 def time_group(group: dict[str, ConfigDict], baseline: str, rounds: int) -> list[Line]:
-    """As `time_steps`, of runs that take turns."""
+    """As `time_steps`, for runs that take turns."""
     cells = []
     for name, config in group.items():
         step = BareStep(build_experiment(config).config)
@@ -94,14 +94,14 @@ def one_microbatch(config: Any) -> ConfigDict:
 
 
 def commands(launcher: str, table: str, workdir: pathlib.Path, words: list[str], split: str) -> list[str]:
-    """What trains and scores one run of a table.
+    """The commands that train and score one run of a table.
 
     Args:
         launcher: takes the name of a command and its flags, such as `python -m flash_lm`.
-        table: of configs/tables/.
-        workdir: of the run.
-        words: that make the table's config that of the run.
-        split: to be scored.
+        table: a name of configs/tables/.
+        workdir: the run's folder.
+        words: overrides that turn the table's config into the run's.
+        split: the split to score.
     """
     train = ["train", f"--config=tables/{table}", f"--workdir={workdir}", *words]
     evaluate = ["evaluate", f"--workdir={workdir}", f"--split={split}"]
@@ -109,13 +109,13 @@ def commands(launcher: str, table: str, workdir: pathlib.Path, words: list[str],
 
 
 def words_between(base: ConfigDict, config: ConfigDict) -> list[str]:
-    """What makes one config another, such as --config.model.num_layers=4."""
+    """The overrides that turn one config into another, such as --config.model.num_layers=4."""
     before = dict(flat(base))
     return [f"--config.{key}={'' if x is None else x}" for key, x in flat(config) if before[key] != x]
 
 
 def flat(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Keys, such as model.gau.heads, and values."""
+    """A config as keys, such as model.gau.heads, and values."""
     for key, value in config.items():
         if isinstance(value, ConfigDict):
             yield from flat(value, f"{prefix}{key}.")
@@ -131,20 +131,20 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--corpus", help="stdlib, text files (a glob), or the folder of a data set; default: the paper's"
     )
-    parser.add_argument("--split", default="test", choices=("validation", "test"), help="scored at the end")
-    parser.add_argument("--rounds", type=positive, default=ROUNDS, help="of the timing")
+    parser.add_argument("--split", default="test", choices=("validation", "test"), help="the split to score")
+    parser.add_argument("--rounds", type=positive, default=ROUNDS, help="rounds of the timing")
     parser.add_argument(
         "--commands",
         nargs="?",
         const="python -m flash_lm",
         metavar="LAUNCHER",
-        help="print a command for each run and do nothing else; such as scripts/launch/tpu_pod.sh",
+        help="only print a command for each run, starting with this launcher, such as scripts/launch/tpu_pod.sh",
     )
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
     if arguments.scale == "small" and not arguments.corpus:
         raise InputError("--scale=small needs a corpus: give --corpus=stdlib, text files, or the folder of a data set")
-    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores, for every run
+    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
     table: Any = load_module(str(FOLDER / f"{arguments.table}.py"))
     config = table.get_config(arguments.scale)
     apply_overrides(config, overrides)
@@ -164,7 +164,7 @@ def main(argv: list[str]) -> None:
         failures = run_study(config, runs, arguments.out / "runs", arguments.split, should_stop)
     time_of, results = {line["run"]: line for line in times}, newest_results(workdirs, arguments.split)
     if not results:
-        print("no run is finished yet: the same command goes on")
+        print("no run has finished yet: run the same command again to continue")
         return
     accumulate: Any = {name: changed(config, runs[name])["train"]["accumulate"] for name in runs}
     step_s = {name: time_of[name]["microbatch_ms"] * accumulate[name] / 1000 for name in runs}

@@ -1,4 +1,4 @@
-"""Runs a notebook from its first cell to its last, without Jupyter, and keeps its pictures.
+"""Runs all cells of a notebook without Jupyter, and keeps its pictures.
 
     python scripts/run_notebook.py notebooks/add_a_family.ipynb --pictures=docs/pictures/add_a_family STEPS=60
 
@@ -19,7 +19,7 @@ from flash_lm.errors import InputError
 
 
 def execute(notebook: pathlib.Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Runs the code cells, as one module.
+    """Runs the code cells as one module.
 
     Args:
         notebook: the file.
@@ -60,7 +60,9 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("notebook", type=pathlib.Path)
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE")
-    parser.add_argument("--pictures", type=pathlib.Path, help="folder that gets copies of the PNGs it writes to OUT")
+    parser.add_argument(
+        "--pictures", type=pathlib.Path, help="folder for copies of the PNGs that the notebook writes to OUT"
+    )
     arguments = parser.parse_intermixed_args(argv)
     names = execute(arguments.notebook, dict(map(_setting, arguments.settings)))
     if arguments.pictures:

@@ -1,4 +1,4 @@
-"""Kills a run with SIGKILL at random moments, half of them while it saves; compares it with one that was left alone.
+"""Kills a run with SIGKILL at random moments, half of them while it saves; compares it with an uninterrupted run.
 
     python scripts/survive_kills.py --kills=20 --out=results/survival [--families="flash aft_local" …]
 
@@ -34,20 +34,20 @@ LONGEST_SAVE = 0.1  # seconds, about
 
 
 class Run:
-    """A run of `flash_lm.train` in processes of its own."""
+    """A run of `flash_lm.train` in its own processes."""
 
     def __init__(self, command: list[str], workdir: pathlib.Path):
-        """`command`: without the folder."""
+        """`command`: the command without the folder."""
         self.command, self.workdir = [*command, f"--workdir={workdir}"], workdir
         self.errors = workdir.with_suffix(".err")
 
     def start(self) -> subprocess.Popen:
-        """A process that trains, or goes on training."""
-        with open(self.errors, "w") as file:  # a pipe that nobody reads would stop it
+        """Starts a process that trains, or resumes training."""
+        with open(self.errors, "w") as file:  # a pipe that is not read would block it
             return subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=file)
 
     def finish(self) -> float:
-        """Runs it to its end; seconds.
+        """Runs it to its end; returns the seconds.
 
         Raises:
             RunError: it ends with an error.
@@ -62,7 +62,7 @@ class Run:
             raise RunError(f"{' '.join(self.command)} ended with code {code}: {self.errors.read_text()[-2000:]}")
 
     def kill(self, after: float, *, in_a_save: bool) -> Line | None:
-        """Starts it and kills it `after` seconds from its start, or from its next save; None: it came to its end."""
+        """Starts it and kills it `after` seconds after its start, or after its next save; None: it finished."""
         opened, start, process = self._metrics_file(), time.perf_counter(), self.start()
         next_step, since = None, None if in_a_save else 0.0  # seconds until it had done one; from which we count
         while process.poll() is None:
@@ -80,17 +80,17 @@ class Run:
         return None
 
     def _metrics_file(self) -> int | None:
-        """Its number: a run that goes on rewrites the file."""
+        """The file's inode: a resumed run rewrites the file."""
         path = self.workdir / "metrics.jsonl"
         return path.stat().st_ino if path.exists() else None
 
     def _has_stepped(self) -> bool:
-        """Since it was opened, when it held nothing beyond the newest checkpoint."""
+        """Whether the file has a step beyond the newest checkpoint: a resumed run first cuts it there."""
         saved = [int(path.name) for path in (self.workdir / "checkpoints").glob("*") if path.name.isdecimal()]
         return any(line["step"] > max(saved, default=0) for line in read_jsonl(self.workdir / "metrics.jsonl"))
 
     def training_seconds(self) -> float:
-        """Of the whole run, without the start, compilation, evaluation and saving."""
+        """Training seconds of the whole run, without the start, compilation, evaluation and saving."""
         return read_jsonl(self.workdir / "metrics.jsonl")[-1]["train_seconds"]
 
     def figures(self) -> list[Line]:
@@ -99,24 +99,24 @@ class Run:
         return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
 
     def state(self) -> list[np.ndarray]:
-        """Of the newest checkpoint."""
+        """The arrays of the newest checkpoint."""
         experiment = build_experiment(run_folder.read_config(self.workdir))
         return jax.device_get(jax.tree.leaves(restore(run_name(self.workdir), experiment.abstract)[0]))
 
 
 def survive(command: list[str], folder: pathlib.Path, kills: int, draw: random.Random) -> tuple[list[Line], bool]:
-    """A line a kill, and whether the run that was killed ended as the one that was left alone."""
+    """One line per kill, and whether the killed run ended like the uninterrupted one."""
     whole, killed = Run(command, folder / "whole"), Run(command, folder / "killed")
     whole.finish()  # fills the caches of the corpus
     timed = Run(command, folder / "timed")
-    # Until a tenth of the training would be done, or it would be at its end too soon.
+    # At most a tenth of the training per kill, or it would end too soon.
     latest = timed.finish() - 0.9 * timed.training_seconds()
     lines: list[Line] = []
     while len(lines) < kills:
         in_a_save = len(lines) % 2 == 1
         line = killed.kill(draw.uniform(0, LONGEST_SAVE if in_a_save else latest), in_a_save=in_a_save)
         if line is None:
-            raise RunError(f"the run was at its end after {len(lines)} kills: raise --config.train.steps")
+            raise RunError(f"the run ended after {len(lines)} kills: raise --config.train.steps")
         lines.append(line)
         print(f"kill {len(lines)} of {kills}: {line}", flush=True)
     killed.finish()
@@ -125,16 +125,16 @@ def survive(command: list[str], folder: pathlib.Path, kills: int, draw: random.R
 
 
 def main(argv: list[str]) -> None:
-    """Appends a line a kill and one a family to kills.jsonl in OUT; exit code 1 when a run has not survived."""
+    """Appends one line per kill and per family to kills.jsonl in OUT; exit code 1 if a run did not survive."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/tiny.py")
-    parser.add_argument("--families", default="flash aft_local", help="between blanks or commas")
+    parser.add_argument("--families", default="flash aft_local", help="separated by spaces or commas")
     parser.add_argument("--kills", type=positive, default=20)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the moments of the kills")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
     settings = [f"--config.{word}" for word in (*SETTINGS, *SAVES)] + overrides
-    load_config(arguments.config, settings)  # what is wrong is told at once
+    load_config(arguments.config, settings)  # reports errors at once
     draw, about = random.Random(arguments.seed), provenance(jax.devices()[0].device_kind)
     file, failed = arguments.out / "kills.jsonl", []
     file.unlink(missing_ok=True)
@@ -156,7 +156,7 @@ def main(argv: list[str]) -> None:
         print(summary, flush=True)
         failed += [] if equal else [family]
     if failed:
-        raise RunError(f"{', '.join(failed)}: killed and left alone, the runs differ")
+        raise RunError(f"{', '.join(failed)}: killed and uninterrupted runs differ")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ _SHORT, _LONG = 1024, 65536
 
 
 def table() -> str:
-    """A row a family: name, what it is, decode state at the size of configs/flash_base.py, paper."""
+    """One row per family: name, description, decode state at the size of configs/flash_base.py, paper."""
     config: Any = flash_base.get_config()
     config.model.vocab_size = config.data.vocab_size
     text = [
@@ -42,7 +42,7 @@ def _megabytes(states: dict[int, int]) -> str:
 
 
 def page(before: str) -> str:
-    """README with today's table."""
+    """README with the current table."""
     return re.sub(f"{_BEGIN}.*{_END}", lambda match: f"{_BEGIN}\n{table()}\n{_END}", before, flags=re.DOTALL)
 
 

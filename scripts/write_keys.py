@@ -25,7 +25,7 @@ from the declarations in the code.
 
 
 def readers() -> dict[str, list[str]]:
-    """Rows by the key that they read and others may not."""
+    """For each key that not all rows read: the rows that read it."""
     found: dict[str, list[str]] = {}
     for family, row in FAMILIES.items():
         for name in row.reads():
@@ -38,7 +38,7 @@ def readers() -> dict[str, list[str]]:
 
 
 def page() -> str:
-    """The whole of it."""
+    """The whole page."""
     who, text = readers(), [_HEAD]
     for group, keys in itertools.groupby(schema.keys(Config), lambda one: one.name.rpartition(".")[0]):
         about = (schema.SECTIONS[group].__doc__ or "").strip().splitlines()[0] if group in schema.SECTIONS else ""
@@ -61,7 +61,7 @@ def _short(default: object) -> str:
 def main(argv: list[str]) -> None:
     """Writes the page."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--config.plugins", dest="plugins", default="", help="modules whose keys are to be in it")
+    parser.add_argument("--config.plugins", dest="plugins", default="", help="modules whose keys to include")
     parser.add_argument("--out", type=pathlib.Path, default=_PAGE)
     arguments = parser.parse_args(argv)
     import_plugins(words_of(arguments.plugins))

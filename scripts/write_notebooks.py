@@ -36,7 +36,7 @@ if importlib.util.find_spec("flash_lm") is None:
 
 
 def repository() -> str:
-    """The address in pyproject.toml; empty: there is none.
+    """The address in pyproject.toml; empty if there is none.
 
     Raises:
         InputError: Colab cannot open it.
@@ -63,7 +63,7 @@ def with_shared_cells(notebook: dict[str, Any], name: str, address: str) -> dict
 
 
 def text_of(notebook: dict[str, Any]) -> str:
-    """As Jupyter writes it."""
+    """The notebook's text as Jupyter writes it."""
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 

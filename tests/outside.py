@@ -1,4 +1,4 @@
-"""Rows from outside of the package, as a user's module brings them: one of each table, each with a key of its own."""
+"""Rows from a user's module: one for each table, each with its own key."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""A command has its arrays on huge pages, unless its user chose settings of glibc's allocator."""
+"""A command has its arrays on huge pages, unless the user has set glibc's allocator."""
 
 import os
 import pathlib
@@ -71,5 +71,5 @@ def test_a_process_that_is_watched_starts_but_once(tmp_path, before, watcher):
     done = subprocess.run([sys.executable, program], env=clean, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.split()[2] == "None"
     (line,) = done.stderr.splitlines()
-    assert line.startswith("not started again with huge pages, for ") and line.endswith("steps on a CPU take longer")
+    assert line.startswith("not restarted with huge pages, because ") and line.endswith("steps on a CPU take longer")
     assert watcher in line

@@ -1,4 +1,4 @@
-"""The page of claims: from a study's folders that are made up, and recomputed from the committed results."""
+"""The page of claims: from made-up folders of a study, and recomputed from the committed results."""
 
 import json
 import math

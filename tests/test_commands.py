@@ -1,4 +1,4 @@
-"""The commands as a user types them: train, resume, evaluate, compare; and what bad input ends in."""
+"""The commands as a user types them: train, resume, evaluate, compare; and the errors of bad input."""
 
 import json
 import signal
@@ -104,7 +104,7 @@ def failure(main, argv: list[str], monkeypatch, capsys) -> list[str]:
         (["--config.task=masked"], "task=masked must be one of causal_lm, masked_lm"),
         (["--config.train.schedule=step"], "train.schedule=step and train.boundaries go together"),
         (["--config.train.optimizer=adam"], "must be one of adamw, radam, lion, adafactor, lamb"),
-        (["--config.data.length=64"], "data.length=64 is over model.max_length=32"),
+        (["--config.data.length=64"], "data.length=64 is greater than model.max_length=32"),
         (["--config.model.family=flush"], "model.family=flush must be one of transformer, "),
         (["--config.model.famly=flash"], "unknown key model.famly: did you mean model.family?"),
         (["--config.data.tokens_per_batch=96"], "must be a multiple of data x fsdp"),
@@ -148,7 +148,7 @@ def test_evaluating_a_split_or_a_length_that_does_not_exist(words, tmp_path, mon
 
 def test_training_takes_no_checkpoint_for_a_folder(tmp_path, monkeypatch, capsys):
     (line,) = failure(train.main, ["--config=configs/tiny.py", f"--workdir={tmp_path}/x@best"], monkeypatch, capsys)
-    assert f"go on with --config.train.branch_from={tmp_path}/x@best" in line and not list(tmp_path.iterdir())
+    assert f"use --config.train.branch_from={tmp_path}/x@best" in line and not list(tmp_path.iterdir())
 
 
 def test_the_papers_config_without_a_network_names_the_corpus_that_needs_none(tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""Compiled programs are kept between commands by JAX's own cache, and change no number."""
+"""JAX's cache keeps compiled programs between commands, and does not change any number."""
 
 import os
 import platform
@@ -68,12 +68,12 @@ def test_a_users_own_folder_stays(train, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_home_that_is_none_is_told_of(train, tmp_path):
+def test_a_home_that_cannot_be_written_is_reported(train, tmp_path):
     _, said = train(tmp_path, HOME="/dev/null")
-    assert "compiled programs are not kept: /dev/null/.cache/flash_lm/compiled: Not a directory" in said
+    assert "compiled programs are not cached: /dev/null/.cache/flash_lm/compiled: Not a directory" in said
 
 
-def test_the_first_step_is_told_once(train, tmp_path):
+def test_the_first_step_is_logged_once(train, tmp_path):
     """From the start of the process on, so that imports are in it."""
     begun = time.monotonic()
     lines, said = train(tmp_path)

@@ -146,10 +146,10 @@ def test_all_impossible_values_are_reported_at_once():
         ("model", {"max_length": 256}, None),
         ("data", {"length": 1024}, "over model.max_length=512"),
         ("data", {"corpus": "text"}, "needs data.path"),
-        ("train", {"accumulate": 3}, "does not divide"),
+        ("train", {"accumulate": 3}, "cannot be split into"),
         ("train", {"warmup_steps": 300}, "less than train.steps=300: lower it, or leave it open with .*=$"),
         ("train", {"decay_steps": 271}, "at most the 270 steps after the warm-up"),
-        ("train", {"decay_steps": 9, "schedule": "constant"}, "is of train.schedule=linear and cosine"),
+        ("train", {"decay_steps": 9, "schedule": "constant"}, "needs train.schedule=linear or cosine, not constant"),
     ],
 )
 def test_keys_that_do_not_go_together(group, values, expected):
@@ -192,7 +192,7 @@ def test_a_missing_key_and_an_unknown_one():
     assert "train.clip is missing" in str(error.value)
 
 
-def test_a_bool_is_no_integer():
+def test_a_bool_is_not_an_integer():
     config = get_config().model
     config.causal = True
     values = config.to_dict() | {"num_layers": True}

@@ -1,4 +1,4 @@
-"""Any config and any words end in a run or in the list of what is wrong: exit code 2, and never a traceback."""
+"""Any config and any words end in a run or in a list of errors: exit code 2, never a traceback."""
 
 import dataclasses
 import pathlib
@@ -64,7 +64,7 @@ def fuzz(examples: int):
 
 @fuzz(300)
 @given(OVERRIDES, st.sampled_from(CONFIGS))
-def test_a_config_is_good_or_told_of(words, config):
+def test_a_config_is_good_or_its_errors_are_reported(words, config):
     check(words, config)
 
 

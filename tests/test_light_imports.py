@@ -1,4 +1,4 @@
-"""A command tells its flags, and what is wrong with them, before it imports anything slow or starts itself again."""
+"""A command prints its flags, and errors in them, before it imports anything slow or restarts itself."""
 
 import os
 import subprocess

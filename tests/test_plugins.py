@@ -1,4 +1,4 @@
-"""Rows from outside: on the command line, in a run, and what goes wrong."""
+"""Rows from a user's modules: on the command line, in a run, and their errors."""
 
 import json
 import os
@@ -81,7 +81,7 @@ def test_nothing_is_run_out_of_a_workdir(run, tmp_path):
     program = "import pathlib; from flash_lm.training import workdir; workdir.read_config(pathlib.Path.cwd())"
     words, path = [sys.executable, "-c", program], {"PYTHONPATH": f"{copied}:{HERE.parent}"}
     done = subprocess.run(words, capture_output=True, text=True, cwd=copied, env=os.environ | path, check=False)
-    assert "outside lies in" in done.stderr and "nothing is run out of the folder of a run" in done.stderr
+    assert "outside is in" in done.stderr and "code in a run's folder is never executed" in done.stderr
     values = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(values | {"plugins": []}))
     (copied / "changes.jsonl").write_text('{"plugins": ["outside"]}\n')
@@ -114,7 +114,7 @@ def test_a_config_from_before_the_import_gets_the_new_keys(undone, tmp_path):
         ),
     ],
 )
-def test_a_module_that_fails_is_told_of(tmp_path, monkeypatch, source, told):
+def test_a_module_that_fails_is_reported(tmp_path, monkeypatch, source, told):
     (tmp_path / "a_broken_one.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(InputError, match=told):
@@ -139,8 +139,8 @@ def test_plugins_are_names(undone):
 @pytest.mark.parametrize(
     ("name", "body", "told"),
     [
-        ("model.rotary", {}, "section model.rotary: that is a key already"),
-        ("model.sections", {}, "that is a key already"),
+        ("model.rotary", {}, "section model.rotary: this is already a key"),
+        ("model.sections", {}, "this is already a key"),
         ("modle.mine", {}, r"name a group \(model, data, train\) and a section of it"),
         ("mine", {}, "name a group"),
         ("model.a.b", {}, "name a group"),
@@ -171,17 +171,17 @@ def test_the_flag_names_modules_as_a_tuple_or_alone(undone, monkeypatch, text):
     assert config.plugins == ("outside",) and parse(config).model.family == "powers"
 
 
-def test_keys_of_another_task_or_optimizer_are_told_of(undone, monkeypatch, caplog):
+def test_keys_of_another_task_or_optimizer_are_reported(undone, monkeypatch, caplog):
     monkeypatch.syspath_prepend(str(HERE))
     with caplog.at_level("INFO", "flash_lm"):
         load_config("quickstart", ["--config.plugins=outside", "--config.train.signs.share=0.1"])
         load_config("quickstart", ["--config.data.masking.rate=0.2", "--config.task=masked_lm"])
     (line,) = (record.getMessage() for record in caplog.records)
-    assert "train.optimizer=adamw, model.head=softmax read no train.signs.share" in line
+    assert "train.optimizer=adamw, model.head=softmax do not read train.signs.share" in line
 
 
 def test_a_config_file_of_an_older_version_is_told_what_to_say(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "configs", None)  # as it is outside of a checkout
     (tmp_path / "mine.py").write_text("from configs import base\nget_config = base.get_config\n")
-    with pytest.raises(InputError, match="imports configs, .*: say from flash_lm.configs import"):
+    with pytest.raises(InputError, match="imports configs, .*: write from flash_lm.configs import"):
         load_config(str(tmp_path / "mine.py"), [])

@@ -1,4 +1,4 @@
-"""The figures that README and the site type, against the files that they link; and each file against its command.
+"""The figures in README and the site against the files that they link; and each file against its command.
 
 Tables of the site are built from the files, and cannot differ from them.
 """

@@ -1,4 +1,4 @@
-"""One name for a checkpoint."""
+"""Names of checkpoints."""
 
 import pathlib
 
@@ -25,12 +25,12 @@ def test_a_name_says_run_and_checkpoint(word, folder, which):
 
 
 @pytest.mark.parametrize("word", ["runs/x@bets", "runs/x@", "@best", "runs/x@-3", "runs/x@³"])
-def test_another_word_after_the_sign_is_told(word):
+def test_another_word_after_the_at_sign_is_refused(word):
     with pytest.raises(InputError, match="must be RUN, RUN@newest, RUN@best or RUN@STEP"):
         run_name(word)
 
 
-def test_a_folder_with_the_sign_in_its_name_is_that_folder(tmp_path):
+def test_a_folder_with_an_at_sign_in_its_name_is_that_folder(tmp_path):
     (tmp_path / "x@best").mkdir()
     assert run_name(tmp_path / "x@best") == (tmp_path / "x@best", "newest")
     assert run_name(f"{tmp_path}/x@best@7") == (tmp_path / "x@best", 7)

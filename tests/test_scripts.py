@@ -1,4 +1,4 @@
-"""The benchmarks as a user starts them, at sizes of no interest."""
+"""The benchmarks as a user starts them, at tiny sizes."""
 
 import importlib.util
 import json
@@ -76,7 +76,7 @@ def test_a_family_beside_itself_with_other_keys(tmp_path, monkeypatch, capsys):
     plain, other = read_jsonl(out / "steps.jsonl")
     assert (plain["family"], other["family"]) == ("flash", "flash+kernels=pallas+chunks.size=8")
     assert plain["config_hash"] != other["config_hash"]
-    assert "not run, for --seconds=60: lengths 32" in capsys.readouterr().out
+    assert "not run because of --seconds=60: lengths 32" in capsys.readouterr().out
 
 
 def test_states_stay_while_another_one_takes_its_turn(monkeypatch):
@@ -284,7 +284,7 @@ def test_peers_take_turns_with_us(tmp_path, monkeypatch, capsys):
     assert (out / "peers.png").exists()
 
 
-def test_a_peer_that_dies_is_told_of(tmp_path, monkeypatch):
+def test_a_peer_that_dies_is_reported(tmp_path, monkeypatch):
     script = load("benchmark_peers")
     monkeypatch.setattr(script, "WORKER", tmp_path / "peer.py")
     script.WORKER.write_text(FAKE_PEER)

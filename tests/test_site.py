@@ -1,4 +1,4 @@
-"""What builds the site beside Sphinx: tables of results, docstrings, links."""
+"""The site's own Sphinx extensions: tables of results, docstrings, links."""
 
 import sys
 

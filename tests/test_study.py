@@ -1,4 +1,4 @@
-"""Grids, ablations, tables and sweeps: what is run, what is skipped, what is told."""
+"""Grids, ablations, tables and sweeps: what is run, skipped and reported."""
 
 import importlib.util
 import json
@@ -36,7 +36,7 @@ def test_a_grid_is_a_product_of_typed_values():
     assert impossible == []
 
 
-def test_impossible_combinations_are_left_out_and_told():
+def test_impossible_combinations_are_left_out_and_reported():
     parts = [f"model.chunks.{part}_attention=true,false" for part in ("local", "global")]
     runs, (sentence,) = grid_runs(one_device(quickstart.get_config()), parts)
     assert len(runs) == 3
@@ -63,7 +63,7 @@ def test_keys_that_go_together_are_a_grid():
         (["model.chunks.size=64,-1"], "chunks.size=-1 must be"),
         (["model.family=flash,flsh"], "flsh"),
         (["model.chunks.size"], "model.chunks.size"),
-        (["model.chunks.size=64", "model.chunks.size=128"], "comes twice"),
+        (["model.chunks.size=64", "model.chunks.size=128"], "is given twice"),
     ],
 )
 def test_a_wrong_key_or_value_ends_the_sweep(grid, message):
@@ -141,7 +141,7 @@ def test_a_study_goes_on_where_it_stopped(config, tmp_path, monkeypatch, capsys)
     for _ in range(2):
         run_study(config, runs, tmp_path / "study", "validation", lambda: False)
     assert trained == ["chunk_16"]
-    assert "chunk_8: done before" in capsys.readouterr().out
+    assert "chunk_8: already done" in capsys.readouterr().out
     for name in runs:
         (line,) = read_jsonl(tmp_path / "study" / name / "results.jsonl")
         assert line["run"] == name and line["step"] == 3
@@ -255,5 +255,5 @@ def test_a_table_is_reproduced_and_goes_on(config, tmp_path, capsys):
     before = (out / "step_times.jsonl").read_text()
     capsys.readouterr()
     reproduce.main(argv)
-    assert capsys.readouterr().out.count("done before") == 3
+    assert capsys.readouterr().out.count("already done") == 3
     assert (out / "step_times.jsonl").read_text() == before

@@ -1,4 +1,4 @@
-"""What is installed, and the commands under their other names."""
+"""The installed package, and the commands under their installed names."""
 
 import pathlib
 import shutil
@@ -43,7 +43,7 @@ def test_a_name_is_found_from_anywhere(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert load_module("tables/c4").get_config
     (tmp_path / "quickstart").write_text("from flash_lm.configs import copy\nget_config = copy.get_config\n")
-    with pytest.raises(InputError, match="no Python file"):  # a file comes first, whatever it is
+    with pytest.raises(InputError, match="is not a Python file"):  # a file comes first, whatever it is
         load_config("quickstart", [])
 
 

@@ -1,4 +1,4 @@
-"""The chunk length of FLASH (FLASH, section 4, where 128 to 1024 differ little).
+"""The chunk length of FLASH (in FLASH, section 4, 128 to 1024 differ little).
 
 python -m flash_lm.sweep --config=configs/ablations/chunk_size.py
 """

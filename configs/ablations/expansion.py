@@ -1,4 +1,4 @@
-"""How wide a gated attention unit expands, E / D; the layers are as many as keep the number of parameters.
+"""The expansion E / D of a gated attention unit; the number of layers keeps the number of parameters constant.
 
 python -m flash_lm.sweep --config=configs/ablations/expansion.py
 """

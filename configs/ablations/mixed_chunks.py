@@ -2,7 +2,7 @@
 
     python -m flash_lm.sweep --config=configs/ablations/mixed_chunks.py
 
-The paper: from FLASH-Quad to FLASH far less is lost than from Transformer++ to MC-TFM.
+The paper: from FLASH-Quad to FLASH far less quality is lost than from Transformer++ to MC-TFM.
 """
 
 from ml_collections import ConfigDict

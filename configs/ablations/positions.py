@@ -1,4 +1,4 @@
-"""How FLASH is told positions: its three encodings together, each of them alone, and none.
+"""FLASH's position encodings: all three together, each one alone, and none.
 
 python -m flash_lm.sweep --config=configs/ablations/positions.py
 """

@@ -1,4 +1,4 @@
-"""What the tables of FLASH have in common: families at 512 … 8192 tokens, each beside Transformer++ at its length."""
+"""Shared by the tables of FLASH: families at 512 … 8192 tokens, each beside Transformer++ of the same length."""
 
 from flash_lm.configs.tables._small_scale import shrunk_length
 

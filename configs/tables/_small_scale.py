@@ -1,4 +1,4 @@
-"""A table's experiment at the size of a laptop: about a minute a run, to prove that it goes from start to end."""
+"""A table's experiment at laptop size: about a minute per run, to show that it runs from start to end."""
 
 from ml_collections import ConfigDict
 

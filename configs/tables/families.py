@@ -1,4 +1,4 @@
-"""Every family at one size on one corpus: perplexity, and what it costs a step. Not a table of a paper.
+"""Every family at one size on one corpus: perplexity and step time. Not a table of a paper.
 
     python scripts/reproduce.py --table=families --out=results/families_110m
     python scripts/reproduce.py --table=families --scale=small --corpus=$DATA/books --split=validation \

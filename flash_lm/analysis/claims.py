@@ -1,4 +1,4 @@
-"""Claims of papers and of their readers: a verdict on each follows from its rules and from result lines."""
+"""Claims of papers and of their readers. Each claim's verdict follows from its rules and from result lines."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ class Claim:
     Attributes:
         text: the claim.
         source: who made it.
-        rules: it is reproduced when all hold, contradicted when one does not.
-        commands: that make its evidence.
-        withdrawn: why no verdict follows from this evidence, whatever it says.
-        note: what to know of the figure.
+        rules: it is reproduced if all hold, contradicted if one does not.
+        commands: the commands that produce its evidence.
+        withdrawn: why this evidence allows no verdict, whatever it says.
+        note: a remark on the figure.
     """
 
     text: str
@@ -44,6 +44,6 @@ class Claim:
 
 
 def read_claim(row: Mapping[str, Any], commands: Sequence[str]) -> Claim:
-    """A claim from a row of the table, whose rules are a `rule` of RULES and its fields each."""
+    """Reads a claim from a row of the table; each of its rules has a `rule` of RULES and that rule's fields."""
     rules = [RULES[part["rule"]](**{key: x for key, x in part.items() if key != "rule"}) for part in row["rules"]]
     return Claim(row["text"], row["source"], rules, commands, row.get("withdrawn", ""), row.get("note", ""))

@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices: its collective operations, counted over the loops that hold them."""
+"""What a compiled program sends between devices: its collective operations, counted with the loops around them."""
 
 import re
 from typing import NamedTuple
@@ -15,11 +15,11 @@ _CALLED = re.compile(
 
 
 class Traffic(NamedTuple):
-    """Of one kind of collective, for one run of the program on one device.
+    """The traffic of one kind of collective, for one run of the program on one device.
 
     Attributes:
-        count: operations.
-        bytes: of the operands or of the result, whichever is larger.
+        count: number of operations.
+        bytes: size of the operands or of the result, whichever is larger.
     """
 
     count: int
@@ -35,16 +35,16 @@ class _Instruction(NamedTuple):
 
 
 def collectives(program: str) -> dict[str, Traffic]:
-    """Sums the collectives of an HLO program; of a conditional, those of all branches.
+    """Sums the collectives of an HLO program; for a conditional, those of all branches.
 
     Args:
-        program: of `compiled.as_text()`.
+        program: the text of `compiled.as_text()`.
 
     Returns:
-        Traffic of each kind that occurs.
+        The traffic of each kind that occurs.
 
     Raises:
-        ValueError: a collective stands in a loop whose number of turns is not known.
+        ValueError: a collective is in a loop whose number of iterations is unknown.
     """
     computations, entry = _parse(program)
     found: dict[str, Traffic] = {}
@@ -52,11 +52,11 @@ def collectives(program: str) -> dict[str, Traffic]:
     def visit(name: str, times: int | None) -> None:
         instructions = computations[name]
         for one in instructions.values():
-            # Of an asynchronous pair the second has the result; the first has buffers of both ends.
+            # In an asynchronous pair the second operation has the result; the first has buffers of both ends.
             kind = one.operation.removesuffix("-done")
             if kind in KINDS:
                 if times is None:
-                    raise ValueError(f"an {kind} stands in a loop whose number of turns is not known")
+                    raise ValueError(f"an {kind} is in a loop whose number of iterations is unknown")
                 operands = [instructions[x] for x in one.operands if x in instructions]
                 sent = [x.bytes for x in operands if not x.operation.endswith("-start")]
                 size = max(one.bytes, sum(sent))
@@ -89,7 +89,7 @@ def _parse(program: str) -> tuple[dict[str, dict[str, _Instruction]], str]:
 
 
 def _instruction(text: str) -> _Instruction:
-    """From `type operation(operands), attributes`; a tuple's type is in parentheses of its own."""
+    """Parses `type operation(operands), attributes`; a tuple's type has its own parentheses."""
     end = _closing(text) + 1 if text.startswith("(") else text.index(" ")
     kind, rest = text[:end], text[end:].lstrip()
     operation, _, rest = rest.partition("(")
@@ -102,7 +102,7 @@ def _instruction(text: str) -> _Instruction:
 
 
 def _closing(text: str) -> int:
-    """Place of the parenthesis that closes the first one."""
+    """The position of the parenthesis that closes the first one."""
     depth = 0
     for i, character in enumerate(text):
         depth += (character == "(") - (character == ")")

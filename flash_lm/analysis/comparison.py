@@ -1,4 +1,4 @@
-"""Finished runs side by side: a table of their results, the best first, and quality against steps and time."""
+"""Compares finished runs: a table of their results, the best first, and curves against steps and time."""
 
 import itertools
 import pathlib
@@ -17,16 +17,16 @@ SOLVED = 0.99  # accuracy
 def write_comparison(runs: Sequence[Run], split: str, out: pathlib.Path) -> str | None:
     """Writes table.md and curves.png with their figures, results.jsonl and validation.jsonl.
 
-    Only figures of the same text, task and length of the rows stand in one table, the best first. Runs on examples that
-    have an accuracy get accuracy.png, too, and where one is right about nearly all of them, the table tells since when.
+    A table has only results of the same text, task and row length, the best first. Runs on examples with an accuracy
+    also get accuracy.png, and the table gives the step from which a run gets nearly all examples right.
 
     Args:
-        runs: names of them; those that have not been evaluated are left out.
-        split: of the tables.
-        out: folder of the files; made if need be.
+        runs: the runs' names; runs that have not been evaluated are left out.
+        split: the split of the tables.
+        out: folder of the files; created if necessary.
 
     Returns:
-        The tables, each below its title; None, and nothing is written, when no run has results on the split.
+        The tables, each below its title; None, and nothing is written, if no run has results on the split.
     """
     results = newest_results(runs, split)
     if not results:
@@ -56,14 +56,14 @@ def write_curves(
     title: str,
     step_s: Mapping[str, float] | None = None,
 ) -> None:
-    """Writes curves.png, of examples accuracy.png too, with their figures, validation.jsonl, into a folder.
+    """Writes curves.png, for examples also accuracy.png, and their figures, validation.jsonl, into a folder.
 
     Args:
-        runs: names of them.
-        results: of those that are drawn, as `newest_results` calls them.
-        out: folder of the files, which is there.
-        title: of the plot.
-        step_s: seconds a step of each run, measured side by side, to be the axis of time; None: as long as they took.
+        runs: the runs' names.
+        results: results of the runs to draw, from `newest_results`.
+        out: folder of the files, which exists.
+        title: the plot's title.
+        step_s: seconds per step of each run, measured side by side, for the time axis; None: the actual times.
     """
     scored = {line["run"]: line for line in results}
     there = {label: name.workdir for label, name in labels(runs).items() if label in scored}
@@ -82,9 +82,9 @@ def write_curves(
 
 
 def _groups(results: list[Line]) -> Callable[[Line], Group]:
-    """A function that gives what figures must share to be ranked: text, task and length of the rows.
+    """A function that returns what results must share to be ranked: text, task and row length.
 
-    Texts of one name are told apart by their hashes; an older line has none, and is of the only one that there is.
+    Texts with the same name are distinguished by their hashes; older lines have no hash.
     """
     hashes = {(line["corpus"], line["corpus_hash"]) for line in results if "corpus_hash" in line}
     counts = Counter(corpus for corpus, _ in hashes)
@@ -103,12 +103,12 @@ def _title(group: Group) -> str:
 
 
 def _on_examples(result: Line) -> bool:
-    """Whether it tells which share of them was right; text has an accuracy that nobody asks for."""
+    """Whether the result is on examples and has their accuracy; the accuracy on text is not shown."""
     return result.get("pack") == "examples" and "accuracy" in result
 
 
 def _solved_at(workdir: pathlib.Path, result: Line) -> int | None:
-    """The first step from which on a run on examples had nearly all of them right."""
+    """The first step from which a run on examples got nearly all of them right."""
     if not _on_examples(result):
         return None
     curve = validation_curve(workdir)

@@ -5,13 +5,13 @@ import pathlib
 from flash_lm.analysis.figure import drawing, style
 from flash_lm.jsonl import Line
 
-# key of a validation line -> what it is
+# key of a validation line -> its label
 _AXES = {
     "step": "steps",
     "train_seconds": "training seconds (without compilation, evaluation and saving)",
     "rated_seconds": "training seconds at the rate of steps that were timed side by side",
 }
-# key of a validation line -> what it is, its scale, how it stands beside the axis and beside the name of a run
+# key of a validation line -> its label, its scale, its format on the axis and beside a run's name
 _QUALITIES = {
     "perplexity": ("validation perplexity a token", "log", "{x:g}", "{:.1f}"),
     "accuracy": ("validation accuracy of the tokens to be predicted", "linear", "{x:.0%}", "{:.1%}"),
@@ -26,17 +26,17 @@ def plot_curves(
     time: str = "train_seconds",
     quality: str = "perplexity",
 ) -> None:
-    """Draws one curve a run, in two panels: quality for the same data, and quality for the same time.
+    """Draws one curve per run in two panels: quality for the same data, and quality for the same time.
 
-    A curve's points may be of the first tokens of a split alone, which the axis tells. The number beside a run's name
-    is that of its result, of a whole split, as in a table: not the curve's last point.
+    A curve's points may use only the first tokens of a split; the axis label says so. The number beside a run's name
+    is its result on a whole split, as in a table, not the curve's last point.
 
     Args:
         curves: name of the run -> its validation lines.
-        results: name of the run -> what it scored in the end.
-        path: of the PNG.
-        title: says what was trained.
-        time: key of the second panel.
+        results: name of the run -> its final result.
+        path: the PNG to write.
+        title: the title, which says what was trained.
+        time: key of the second panel's time axis.
         quality: perplexity or accuracy.
     """
     keys, (label, scale, tick, end) = ("step", time), _QUALITIES[quality]
@@ -61,7 +61,7 @@ def plot_curves(
 
 
 def _scored_on(curves: dict[str, list[Line]]) -> str:
-    """How many tokens each point is of, where the lines tell."""
+    """The axis label's part on the number of tokens per point, if the lines have it."""
     counts = sorted({line["tokens"] for lines in curves.values() for line in lines if "tokens" in line})
     if not counts:
         return ""

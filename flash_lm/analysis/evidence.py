@@ -1,4 +1,4 @@
-"""What was run and measured: the runs of studies by name and seed, and the lines of result files."""
+"""The evidence for claims: the runs of studies by name and seed, and the lines of result files."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,20 +12,20 @@ class Run:
     """One seed of a run of a study.
 
     Attributes:
-        scores: its result lines, by split and length of the rows.
-        trained_at: the length that it was trained at.
+        scores: its result lines, by split and row length.
+        trained_at: the row length of training.
     """
 
     scores: Mapping[tuple[str, int], Line]
     trained_at: int
 
     def line(self, split: str, length: int | None) -> Line | None:
-        """Its score on a split, on rows of `length` (None: as trained)."""
+        """Its score on a split with rows of `length` (None: as trained)."""
         return self.scores.get((split, length or self.trained_at))
 
 
 class MissingError(Exception):
-    """A claim's runs or files are not there: its message says which."""
+    """A claim's runs or files are missing; the message says which."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Evidence:
     files: Mapping[str, Sequence[Line]]
 
     def of_same_seeds(self, study: str, *names: str) -> list[tuple[Run, ...]]:
-        """Runs of a study beside each other, for each seed that all of them have.
+        """Runs of a study grouped by seed, for each seed that all of them have.
 
         Raises:
             MissingError: there is no such seed.
@@ -55,7 +55,7 @@ class Evidence:
         return [tuple(runs[name][seed] for name in names) for seed in seeds]
 
     def value(self, path: str, key: str, wanted: Mapping[str, Any]) -> float:
-        """The largest value of a key among the lines of a file that have what is wanted.
+        """The largest value of a key among a file's lines that match `wanted`.
 
         Raises:
             MissingError: there is no such line.

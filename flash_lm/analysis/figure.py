@@ -1,4 +1,4 @@
-"""What all plots share: a frame, and styles of curves that can be told apart without colour."""
+"""What all plots share: a frame, and styles of curves that differ even without colour."""
 
 import contextlib
 import importlib.util
@@ -11,7 +11,7 @@ _MARKERS = "osv^D"
 
 
 def can_draw() -> bool:
-    """Whether there is matplotlib, which some GPU machines lack; tells if not."""
+    """Whether matplotlib is installed (some GPU machines lack it); prints a line if not."""
     found = importlib.util.find_spec("matplotlib") is not None
     if not found:
         print("no plot: matplotlib is not installed")
@@ -20,14 +20,14 @@ def can_draw() -> bool:
 
 @contextlib.contextmanager
 def drawing(path: pathlib.Path, rows: int, columns: int, size: tuple[float, float], **options: Any) -> Iterator[Any]:
-    """A figure with an array of rows × columns of axes, written when it is done.
+    """A figure with rows × columns of axes, written when the block ends.
 
     Args:
-        path: of the PNG; its folder is made if need be.
-        rows: of axes.
-        columns: of axes.
-        size: of one of them, inches.
-        options: of matplotlib's `subplots`.
+        path: the PNG to write; its folder is created if necessary.
+        rows: number of rows of axes.
+        columns: number of columns of axes.
+        size: size of one of the axes, in inches.
+        options: options of matplotlib's `subplots`.
     """
     # Matplotlib is an extra, and slow to import.
     import matplotlib  # noqa: PLC0415
@@ -48,5 +48,5 @@ def drawing(path: pathlib.Path, rows: int, columns: int, size: tuple[float, floa
 
 
 def style(i: int) -> dict[str, Any]:
-    """Of the i-th curve."""
+    """The style of the i-th curve."""
     return {"linestyle": _LINES[i % len(_LINES)], "marker": _MARKERS[i % len(_MARKERS)], "color": f"C{i % 10}"}

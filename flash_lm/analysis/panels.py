@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from flash_lm.analysis.figure import drawing, style
 from flash_lm.jsonl import Line
 
-_NAME_HEIGHT = 0.045  # of a curve's name, as a part of the axes
+_NAME_HEIGHT = 0.045  # height of a curve's name, as a share of the axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,12 +17,12 @@ class Panel:
 
     Attributes:
         lines: the results that it shows.
-        x: key of a line along the bottom.
-        x_label: what it is, with its unit.
-        y: key of a line along the side; lines without it are left out.
-        y_label: what it is, with its unit.
-        unit: a value is multiplied by it.
-        title: above it.
+        x: key of the x values.
+        x_label: label of the x axis, with the unit.
+        y: key of the y values; lines without it are left out.
+        y_label: label of the y axis, with the unit.
+        unit: factor for the y values.
+        title: the panel's title.
     """
 
     lines: list[Line]
@@ -38,10 +38,10 @@ def plot_panels(rows: list[list[Panel]], path: pathlib.Path, *, curve: str = "fa
     """Draws rows of panels on logarithmic axes, a curve for each value of one key, the same style in all panels.
 
     Args:
-        rows: of as many panels each.
-        path: of the PNG; its folder is made if need be.
+        rows: rows with the same number of panels each.
+        path: the PNG to write; its folder is created if necessary.
         curve: key of the lines that names the curves.
-        title: of the whole.
+        title: title of the whole figure.
     """
     names = list(dict.fromkeys(line[curve] for row in rows for panel in row for line in panel.lines))
     with drawing(path, len(rows), len(rows[0]), (7, 6)) as (figure, grid):
@@ -65,7 +65,7 @@ def plot_panels(rows: list[list[Panel]], path: pathlib.Path, *, curve: str = "fa
 
 
 def _name_ticks(axes) -> None:
-    """Of the side: all within a decade, 1, 2 and 5 within three, else the decades."""
+    """Labels ticks of the y axis: all within a decade; 1, 2 and 5 within three decades; else only the decades."""
     from matplotlib.ticker import LogLocator  # noqa: PLC0415 (an extra, and slow to import)
 
     bottom, top = axes.get_ylim()

@@ -1,12 +1,12 @@
-"""Peak rates of known accelerators: what a model's FLOPs a second are a fraction of.
+"""Peak rates of known accelerators, to express a model's FLOP/s as a fraction of the peak.
 
-A device that is not in the table has no peak, and so no fraction: a wrong one is worse than none.
+A device that is not in the table has no peak and so no fraction: a wrong one is worse than none.
 """
 
 import re
 
-# Dense products with float32 sums, TFLOP/s a device as JAX counts devices, without sparsity. By JAX's default precision
-# float32 products are computed in TF32 on these GPUs, and in one bfloat16 pass on TPUs.
+# Dense products with float32 sums, in TFLOP/s per JAX device, without sparsity. With JAX's default precision, float32
+# products are computed in TF32 on these GPUs, and in one bfloat16 pass on TPUs.
 # Sources: NVIDIA's data sheets of each GPU (their figures with sparsity halved); Google Cloud's TPU documentation, the
 # page of each version.
 _PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
@@ -25,14 +25,14 @@ _PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
-    """FLOP/s of a device's matrix products.
+    """Peak FLOP/s of a device's matrix products.
 
     Args:
-        device_kind: as JAX names it.
-        dtype: of the operands.
+        device_kind: JAX's name for the device.
+        dtype: dtype of the operands.
 
     Returns:
-        None: not known.
+        The rate; None if it is unknown.
     """
     for kind, rates in _PEAKS:
         if re.fullmatch(kind, device_kind):

@@ -1,4 +1,4 @@
-"""A paper's figures and ours side by side, and quality against the time of training steps."""
+"""A paper's figures beside ours, and quality against the time of training steps."""
 
 import pathlib
 
@@ -15,11 +15,11 @@ METRICS = {
 
 
 def reproduction_table(lines: list[Line], metric: str) -> str:
-    """Markdown, in the order of the lines.
+    """A Markdown table, in the order of the lines.
 
     Args:
-        lines: with run, parameters, the metric, microbatch_ms, speedup and rated_seconds (of all steps at that rate);
-            and paper, where a paper has a figure.
+        lines: results with run, parameters, the metric, microbatch_ms, speedup and rated_seconds (all steps at that
+            rate); and with paper, if a paper has a figure.
         metric: key of `METRICS`.
     """
     paper = {f"{METRICS[metric]}, paper": ("paper", "{:.3f}"), "ours": (metric, "{:.3f}")}
@@ -35,13 +35,13 @@ def reproduction_table(lines: list[Line], metric: str) -> str:
 
 
 def plot_quality_against_step_time(lines: list[Line], metric: str, path: pathlib.Path, title: str) -> None:
-    """One point a run; the runs of a family are joined. Names are those of `prominent` runs, and other points are grey.
+    """Draws one point per run and joins the runs of a family; only `prominent` runs are named, others are grey.
 
     Args:
-        lines: with run, family, the metric and microbatch_ms.
+        lines: results with run, family, the metric and microbatch_ms.
         metric: key of `METRICS`.
-        path: of the PNG.
-        title: says what was trained.
+        path: the PNG to write.
+        title: the title, which says what was trained.
     """
     with drawing(path, 1, 1, (9, 6)) as (_, ((axes,),)):
         names = prominent(lines, metric)
@@ -62,7 +62,7 @@ def plot_quality_against_step_time(lines: list[Line], metric: str, path: pathlib
 
 
 def prominent(lines: list[Line], metric: str, most: int = 12) -> set[str]:
-    """Runs to name in a picture: those that no other beats in both quality and time, then the best, up to `most`."""
+    """Runs to name in a plot: those that no other run beats in both quality and time, then the best, up to `most`."""
 
     def beaten(line: Line) -> bool:
         return any(x["microbatch_ms"] < line["microbatch_ms"] and x[metric] < line[metric] for x in lines)
@@ -78,7 +78,7 @@ def _ticks(values: list[float]) -> list[float]:
 
 
 def _name_points(axes, points: list[tuple[float, float, str]], names: set[str]) -> None:
-    """Writes the names of points beside them, each where it covers no other name and no point, if it can."""
+    """Writes the points' names beside them, each where it covers no other name and no point, if possible."""
     from matplotlib.transforms import Bbox  # noqa: PLC0415 (an extra, and slow to import)
 
     at = axes.transData.transform([(x, y) for x, y, _ in points])

@@ -1,4 +1,4 @@
-"""What runs leave behind: their results and their validation curves."""
+"""Reads runs' results and validation curves."""
 
 import os
 import pathlib
@@ -11,13 +11,13 @@ Run = str | os.PathLike[str] | RunName
 
 
 def labels(runs: Sequence[Run]) -> dict[str, RunName]:
-    """Runs by what they are called beside each other: the folder's name, and as many before it as tell them apart."""
+    """Runs by label: the folder's name, with as many parent folders as are needed to make labels unique."""
     names = dict.fromkeys(run_name(run) for run in runs)
     depths, longest = dict.fromkeys(names, 1), max((len(x.workdir.absolute().parts) for x in names), default=0)
     while True:
         found = [_label(name, depth) for name, depth in depths.items()]
         again = [name for name, label in zip(names, found, strict=True) if found.count(label) > 1]
-        if not again or depths[again[0]] == longest:  # the same folder, written in two ways
+        if not again or depths[again[0]] == longest:  # the same folder, spelled in two ways
             return dict(zip(found, names, strict=True))
         for name in again:
             depths[name] += 1
@@ -29,9 +29,9 @@ def _label(name: RunName, depth: int) -> str:
 
 
 def newest_results(runs: Sequence[Run], split: str) -> list[Line]:
-    """The last result on a split of each checkpoint that has any, its run called by its label.
+    """The last result on a split of each checkpoint that has one; `run` is the run's label.
 
-    One of the run's own corpus and on rows as it was trained on, if there is one.
+    Prefers results on the run's own corpus, with rows of the training length.
     """
     found = []
     for label, name in labels(runs).items():

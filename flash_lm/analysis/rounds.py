@@ -1,4 +1,4 @@
-"""Timing in turns: all cells of a comparison once a round, so that a drift of the machine hits all alike."""
+"""Timing in turns: all cells of a comparison in each round, so that a drift of the machine affects all equally."""
 
 import dataclasses
 import statistics
@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 
 ROUNDS = 3
-SETTLING, COUNTED = 2, 2  # turns of a cell in a round
-PAUSE_S = 0.1  # before a turn, so that what the last one frees, in a thread of its own, is there for the next one
-SLOW_MS = 30_000.0  # a turn that takes longer is taken once
+SETTLING, COUNTED = 2, 2  # turns of a cell per round
+PAUSE_S = 0.1  # before a turn, so that memory that the last one frees in another thread is available
+SLOW_MS = 30_000.0  # a slower cell gets only one turn
 
 
 @dataclasses.dataclass
@@ -16,10 +16,10 @@ class Cell:
     """One thing to time.
 
     Attributes:
-        name: for the progress line.
-        turn: does it once and waits for its end; milliseconds.
-        warm_ms: of its first turn, which counts for nothing else.
-        times_ms: of its turns.
+        name: name for the progress line.
+        turn: does the work once, waits for its end, and returns the milliseconds.
+        warm_ms: time of its first turn, which is not counted.
+        times_ms: times of the counted turns.
     """
 
     name: str
@@ -29,23 +29,23 @@ class Cell:
 
     @classmethod
     def warmed(cls, name: str, turn: Callable[[], float]) -> "Cell":
-        """After its first turn, in which it may compile, touch its memory, or fail."""
+        """A cell after its first turn, in which it may compile, touch its memory, or fail."""
         return cls(name, turn, warm_ms=turn())
 
     @classmethod
     def compiled(cls, name: str, turn: Callable[[], float]) -> "Cell":
-        """After a turn that compiles, and one that tells how long it takes."""
+        """A cell after one turn that compiles and one that is timed."""
         turn()
         return cls.warmed(name, turn)
 
     @property
     def median_ms(self) -> float:
-        """Of its turns."""
+        """Median of its turns."""
         return statistics.median(self.times_ms)
 
     @property
     def iqr_ms(self) -> float:
-        """Distance of the quartiles; 0 of a single turn."""
+        """Interquartile range; 0 for a single turn."""
         if len(self.times_ms) < 2:
             return 0.0
         low, _, high = statistics.quantiles(self.times_ms, n=4, method="inclusive")
@@ -53,15 +53,15 @@ class Cell:
 
 
 def take_turns(cells: Sequence[Cell], rounds: int, say: Callable[[str], None] = lambda text: None) -> None:
-    """`rounds` rounds of COUNTED turns a cell; a cell whose first turn was slow has one turn, in the first round.
+    """Runs `rounds` rounds of COUNTED turns per cell; a cell with a slow first turn gets one turn, in the first round.
 
-    Before those that count go some that do not: while the others have theirs, caches go cold and a virtual machine may
-    give freed memory back to its host, which makes the next steps twice as long. A training run never waits.
+    Uncounted turns come first: while other cells take their turns, caches go cold and a virtual machine may return
+    freed memory to its host, which makes the next steps take twice as long. A training run never waits like that.
 
     Args:
-        cells: their `times_ms` are filled in.
+        cells: the cells, whose `times_ms` are filled in.
         rounds: 1 or more.
-        say: is told what is going on, and for how long still.
+        say: called with the progress and the time left.
     """
     turns = [[cell for cell in cells if i == 0 or cell.warm_ms <= SLOW_MS] for i in range(rounds)]
     for i, turn in enumerate(turns):
@@ -77,7 +77,7 @@ def take_turns(cells: Sequence[Cell], rounds: int, say: Callable[[str], None] = 
 
 
 def timed(work: Callable[[], object]) -> Callable[[], float]:
-    """A turn that does `work`, which waits for its end."""
+    """A turn that does `work` and returns the milliseconds; `work` waits for its own end."""
 
     def turn() -> float:
         start = time.perf_counter()

@@ -7,7 +7,7 @@ from flash_lm.analysis.table import markdown_table, pivot
 from flash_lm.jsonl import Line
 
 BASELINE = "transformer_plus_plus"
-# title -> (key of a line, factor, how it is written)
+# title -> (key of a line, factor, format)
 _TABLES = {
     "Milliseconds a step": ("median_ms", 1, "{:,.0f}"),
     f"Times as fast as {BASELINE}": ("speedup", 1, "{:.2f}"),
@@ -17,7 +17,7 @@ _TABLES = {
 
 
 def step_time_tables(lines: list[Line]) -> str:
-    """Markdown: one row a family and one column a length in each table."""
+    """Markdown: in each table one row per family and one column per length."""
     lines = sorted(lines, key=lambda line: line["length"])
     found = [_title(lines)]
     for title, (key, factor, form) in _TABLES.items():
@@ -32,7 +32,7 @@ def step_time_tables(lines: list[Line]) -> str:
 
 
 def plot_step_times(lines: list[Line], path: pathlib.Path) -> None:
-    """Two panels against the length of a row: milliseconds a step, and temporary memory."""
+    """Two panels against the row length: milliseconds per step, and temporary memory."""
     timed = [line for line in lines if "median_ms" in line]
     time = Panel(timed, "length", "tokens a row", "median_ms", "milliseconds a training step")
     memory = Panel(timed, "length", "tokens a row", "temp_bytes", "megabytes of temporary memory", unit=1e-6)

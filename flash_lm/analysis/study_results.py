@@ -1,4 +1,4 @@
-"""What the runs of a study of several seeds leave behind: folders named RUN_seed_N, and files that keep their lines."""
+"""Results of a study with several seeds: folders named RUN_seed_N, and files that keep their lines."""
 
 import pathlib
 import re
@@ -31,7 +31,7 @@ def _is_newest(line: Line) -> bool:
 
 
 def merged(before: list[Line], lines: list[Line]) -> list[Line]:
-    """The lines of runs that are here, and those taken over before, of runs that lie on another machine."""
+    """The lines of the runs here, and earlier lines of runs on other machines."""
     here = {(line["run"], line["seed"]) for line in lines}
     kept = [line for line in before if (line["run"], line["seed"]) not in here]
     return sorted(kept + lines, key=lambda line: (line["run"], line["seed"]))
@@ -41,7 +41,7 @@ def gather(scores: Iterable[Line]) -> dict[str, dict[int, Run]]:
     """The runs of a study by name and seed."""
     found: dict[str, dict[int, Run]] = defaultdict(dict)
     for line in scores:
-        # Older lines do not tell; their runs were scored at the length of training first.
+        # Older lines do not have it; their runs were scored at the length of training first.
         trained_at = line.get("trained_length", line["length"])
         run = found[line["run"]].setdefault(line["seed"], Run({}, trained_at))
         found[line["run"]][line["seed"]] = Run({**run.scores, (line["split"], line["length"]): line}, run.trained_at)

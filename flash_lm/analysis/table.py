@@ -1,10 +1,10 @@
-"""Lines of results as a Markdown table."""
+"""Result lines as Markdown tables."""
 
 from collections.abc import Mapping
 
 from flash_lm.jsonl import Line
 
-# heading -> (key of a line, how it is written); text is left-aligned, numbers are right-aligned
+# heading -> (key of a line, its format); text is left-aligned, numbers are right-aligned
 Columns = Mapping[str, tuple[str, str]]
 RUNS: Columns = {
     "run": ("run", "{}"),
@@ -24,12 +24,12 @@ def pivot(lines: list[Line], row: str, column: str, value: str, form: str, facto
     """One row for each value of a key, one column for each of another, in the order of the lines.
 
     Args:
-        lines: with all three keys.
+        lines: lines with all three keys.
         row: key of the rows.
         column: key of the columns; its values are numbers.
-        value: key of what stands in the table.
-        form: how it is written.
-        factor: it is multiplied by.
+        value: key of the cells.
+        form: format of the cells.
+        factor: factor for the cells.
     """
     rows: dict[str, Line] = {}
     for line in lines:
@@ -39,7 +39,7 @@ def pivot(lines: list[Line], row: str, column: str, value: str, form: str, facto
 
 
 def markdown_table(lines: list[Line], columns: Columns = RUNS) -> str:
-    """One row a line; columns are aligned, so that it reads well in a terminal too."""
+    """One row per line; columns are aligned, so that it is readable in a terminal too."""
     cells = [[form.format(line[key]) if key in line else "" for key, form in columns.values()] for line in lines]
     rows = [list(columns), *cells]
     widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]

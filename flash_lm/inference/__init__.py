@@ -1,1 +1,1 @@
-"""Decoding: sampling, the decode loop, text in and text out."""
+"""Inference: sampling, the decode loop, and everything that generates or scores with a trained model."""

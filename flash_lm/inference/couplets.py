@@ -1,4 +1,4 @@
-"""Second lines for first lines: sampled, as long as the first, and ranked."""
+"""Samples second lines of couplets, as long as the first line, and ranks them."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ _MOST_CANDIDATES = 1024
 
 @dataclasses.dataclass(frozen=True)
 class SecondLine:
-    """A candidate; `log_prob`: of all of it under the model, before temperature and filters."""
+    """A candidate; `log_prob` is that of the whole line under the model, before temperature and filters."""
 
     first: str
     text: str
@@ -26,10 +26,10 @@ class SecondLine:
 
 
 class CoupletWriter:
-    """Answers first lines with a causal model that was trained on couplets.
+    """Answers first lines with a causal model trained on couplets.
 
     Attributes:
-        engine: that ends nowhere by itself.
+        engine: the decode loop; it cannot generate end-of-text.
     """
 
     def __init__(self, trained: TrainedModel):
@@ -45,49 +45,49 @@ class CoupletWriter:
             )
         assert isinstance(tokenizer, CharacterTokenizer)
         self._trained, self._tokenizer = trained, tokenizer
-        # A second line ends where it is as long as the first, so that no token stands for its end.
+        # A second line ends when it is as long as the first, so no token marks its end.
         allowed_V = trained.text_ids()
         self.engine = Engine(trained.held, trained.mesh, end=tokenizer.end, allowed_V=allowed_V)
 
     def __call__(
         self, first: str, candidates: int = 8, sampling: Sampling | None = None, seed: int = 0
     ) -> list[SecondLine]:
-        """Samples second lines at once.
+        """Samples second lines, all in one batch.
 
         Args:
-            first: a line of characters that the training split has.
-            candidates: samples; of those that are the same one is given.
+            first: a line of characters that occur in the training split.
+            candidates: number of samples; duplicates are returned once.
             sampling: None: temperature 1, no filter.
-            seed: of the draws.
+            seed: random seed.
 
         Returns:
-            Different candidates, the likeliest first.
+            Different candidates, the most likely first.
 
         Raises:
-            InputError: a line that is empty, unknown or too long, or a number out of range.
+            InputError: the line is empty, unknown or too long, or a number is out of range.
         """
         if not 1 <= candidates <= _MOST_CANDIDATES:
             raise InputError(f"samples={candidates} must be from 1 to {_MOST_CANDIDATES}")
         prompt, length = self.question(first)
         carry = self.engine.prefill([prompt] * candidates, length)
         _, new = self.engine.advance(carry, SamplingArrays.of(sampling or Sampling()), seed, length)
-        asked = np.s_[:candidates, :length]  # without the rows that fill up the devices
+        asked = np.s_[:candidates, :length]  # without the rows that pad the batch
         return self.ranked(first, new.tokens_BxT[asked], new.log_probs_BxT[asked])
 
     def question(self, first: str) -> tuple[np.ndarray, int]:
-        """The prompt of a first line, and how many tokens answer it; raises as the call does."""
+        """The prompt for a first line, and the length of its answer in tokens; raises as the call does."""
         ids = self._trained.encode(first, "first line")[1:]
         prompt, length = question(ids, self._tokenizer), len(ids)
         if self.engine.limit is not None and len(prompt) + length - 1 > self.engine.limit:
             longest = (self.engine.limit - 1) // 2
             raise InputError(
-                f"a first line of {length} characters is over the {longest} that {self._trained.name} can take"
+                f"a first line of {length} characters is over the limit of {longest} of {self._trained.name}"
             )
         return prompt, length
 
     def ranked(
         self, first: str, tokens: Iterable[Sequence[int]], log_probs: Iterable[Sequence[float]]
     ) -> list[SecondLine]:
-        """Different second lines of these tokens, the likeliest first."""
+        """The different second lines among these token sequences, the most likely first."""
         found = {self._trained.text_of(ids): float(sum(each)) for ids, each in zip(tokens, log_probs, strict=True)}
         return [SecondLine(first, text, found[text]) for text in sorted(found, key=lambda text: -found[text])]

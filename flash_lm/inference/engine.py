@@ -1,6 +1,6 @@
-"""The decode loop of all families: prompts prefilled in parallel, then one compiled loop over tokens.
+"""The decode loop of all families: prompts are prefilled in parallel, then one compiled loop generates tokens.
 
-What is compiled depends on bucketed lengths alone, so other prompts and other numbers of tokens compile nothing new.
+What is compiled depends only on bucketed lengths, so other prompts and numbers of tokens compile nothing new.
 """
 
 import dataclasses
@@ -27,11 +27,11 @@ class Decoding:
     """What the loop carries from token to token; donated.
 
     Attributes:
-        state: of the model, after all tokens so far.
-        logits_BxV: of the next token.
-        seen_BxV: tokens that have been in the row.
-        count_B: tokens generated so far.
-        finished_B: rows that have ended.
+        state: the model's state after all tokens so far.
+        logits_BxV: the next token's logits.
+        seen_BxV: which tokens have occurred in the row.
+        count_B: number of tokens generated so far.
+        finished_B: which rows have ended.
     """
 
     state: DecodeState
@@ -46,10 +46,10 @@ class Tokens:
     """New tokens: row b has lengths_B[b] of them, end-of-text left out.
 
     Attributes:
-        tokens_BxT: ids.
+        tokens_BxT: token ids.
         log_probs_BxT: log-probabilities of the tokens under the model, before temperature and filters.
         lengths_B: number of tokens.
-        finished_B: rows that have come to end-of-text.
+        finished_B: which rows have reached end-of-text.
     """
 
     tokens_BxT: np.ndarray
@@ -62,17 +62,17 @@ class Engine:
     """Generates and scores tokens with one set of parameters.
 
     Attributes:
-        limit: tokens that a row may reach, prompt included; None: any number.
-        grows: whether the state does, with the tokens that it may hold.
+        limit: most tokens in a row, including the prompt; None: any number.
+        grows: whether the state grows with the tokens that it may hold.
     """
 
     def __init__(self, params: HeldParams, mesh: Mesh, *, end: int, allowed_V: np.ndarray):
         """Compiles nothing before the first call.
 
         Args:
-            params: of a causal model, on the mesh; held apart from the first call on.
+            params: parameters of a causal model, on the mesh; unstacked at the first call.
             mesh: the batch is spread over its data and fsdp axes.
-            end: id of end-of-text, after which a row has ended.
+            end: id of end-of-text, which ends a row.
             allowed_V: which ids may be generated.
 
         Raises:
@@ -94,11 +94,11 @@ class Engine:
         self._put_apart = jax.jit(lambda carry: self._spread(dataclasses.replace(carry, state=carry.state.apart())))
 
     def start(self, rows: int, tokens: int) -> Decoding:
-        """Before the first token of so many rows, each to hold so many tokens."""
+        """The carry before the first token: this many rows, each with room for this many tokens."""
         return self._filled(rows, rows, tokens)
 
     def vacant(self, rows: int, tokens: int) -> Decoding:
-        """So many rows that have ended, or a few more to fill up the devices; others may `join` in their places."""
+        """A carry of rows that have ended, padded to divide over the devices; others may `join` in their places."""
         return self.apart(self._filled(0, rows, tokens))
 
     def _filled(self, going: int, rows: int, tokens: int) -> Decoding:
@@ -107,7 +107,7 @@ class Engine:
             return self._start(self._params.apart, jnp.int32(going), filled, self._capacity(tokens))
 
     def state_bytes(self, rows: int, tokens: int) -> int:
-        """Of the model's state for so many rows that hold so many tokens."""
+        """Size of the model's state for this many rows with room for this many tokens."""
         with jax.set_mesh(self._mesh):
             start = lambda: self._start_rows(self._params.apart, jnp.int32(rows), rows, self._capacity(tokens))
             shapes = jax.eval_shape(start).state
@@ -117,8 +117,8 @@ class Engine:
         """Consumes prompts in parallel.
 
         Args:
-            prompts: ids, one or more each, of any lengths.
-            max_tokens: that are to follow, 0 or more; bounds states that grow.
+            prompts: token ids, at least one each, of any lengths.
+            max_tokens: most tokens to generate after them, 0 or more; bounds states that grow.
         """
         carry = self.start(len(prompts), max(len(prompt) for prompt in prompts) + max_tokens)
         with jax.set_mesh(self._mesh):
@@ -127,7 +127,7 @@ class Engine:
         return carry
 
     def apart(self, carry: Decoding) -> Decoding:
-        """With each layer's state in arrays of its own, as the loop wants it; `advance` does this at its first call.
+        """Unstacks the layers' states into separate arrays, as the loop needs them; `advance` does this if necessary.
 
         Args:
             carry: donated.
@@ -136,18 +136,18 @@ class Engine:
             return carry
         with jax.set_mesh(self._mesh):
             apart = self._put_apart(carry)
-        jax.tree.map(lambda x: x.delete(), carry.state.layers)  # jax cannot donate what has another shape
+        jax.tree.map(lambda x: x.delete(), carry.state.layers)  # JAX cannot donate arrays to outputs of other shapes
         return apart
 
     def advance(self, carry: Decoding, settings: SamplingArrays, seed: int, max_tokens: int) -> tuple[Decoding, Tokens]:
-        """Generates max_tokens tokens a row, or fewer where all rows come to their ends.
+        """Generates max_tokens tokens per row, or fewer if all rows end before.
 
-        Token i of row b is drawn with the key fold_in(fold_in(seed, b), i), however many calls it takes to get there.
+        Token i of row b is drawn with the key fold_in(fold_in(seed, b), i), no matter how the calls are split.
 
         Args:
-            carry: of `prefill`, or of this; donated.
-            settings: of `Sampling`.
-            seed: of the draws.
+            carry: from `prefill` or `advance`; donated.
+            settings: the sampling settings.
+            seed: random seed.
             max_tokens: 1 or more.
         """
         keys_B = self._row_keys(jax.random.key(seed), len(carry.finished_B))
@@ -156,7 +156,7 @@ class Engine:
     def advance_rows(
         self, carry: Decoding, settings: SamplingArrays, keys_B: jax.Array, max_tokens: int
     ) -> tuple[Decoding, Tokens]:
-        """As `advance`, with settings and a random key a row; token i of a row is drawn with fold_in(its key, i)."""
+        """As `advance`, with settings and a random key per row; token i of a row is drawn with fold_in(its key, i)."""
         carry = self.apart(carry)
         with jax.set_mesh(self._mesh):
             arguments = (carry, settings, keys_B, jnp.int32(max_tokens), bucket(max_tokens))
@@ -165,12 +165,12 @@ class Engine:
         return carry, Tokens(tokens_BxT, log_probs_BxT, lengths_B, fetched(carry.finished_B))
 
     def join(self, carry: Decoding, row: int, other: Decoding) -> Decoding:
-        """Puts the first row of another carry, of the same capacity, in the place of a row.
+        """Replaces a row by the first row of another carry of the same capacity.
 
         Args:
-            carry: of `vacant`, or of what followed it; donated.
-            row: that has ended.
-            other: of `prefill`, put `apart`.
+            carry: from `vacant` and the calls after it; donated.
+            row: a row that has ended.
+            other: from `prefill`, then `apart`.
         """
         with jax.set_mesh(self._mesh):
             return self._join(carry, jnp.int32(row), other)
@@ -195,11 +195,11 @@ class Engine:
         return [joined[b, len(prompts[b]) - 1 : len(row) - 1] for b, row in enumerate(rows)]
 
     def _capacity(self, tokens: int) -> int:
-        """One where nothing grows, so that a longer row compiles nothing."""
+        """The capacity in tokens; 1 if the state does not grow, so that a longer row compiles nothing new."""
         return min(bucket(tokens), self.limit or bucket(tokens)) if self.grows else 1
 
     def _pieces(self, rows: list[np.ndarray]) -> Iterator[tuple[jax.Array, jax.Array]]:
-        """The rows, padded on the right, a piece at a time; and the number of tokens of each row in it."""
+        """Yields the rows piece by piece, padded on the right, and the number of tokens of each row in the piece."""
         longest, start = max(len(row) for row in rows), 0
         spread = NamedSharding(self._mesh, BATCH)
         while start < longest:
@@ -218,7 +218,7 @@ class Engine:
         logits_BxV = jnp.zeros((filled, self._params.model.config.vocab_size), jnp.float32)
         state = self._params.bind(params).init_state(filled, capacity)
         seen_BxV = jnp.zeros(logits_BxV.shape, bool)
-        finished_B = jnp.arange(filled) >= rows  # what fills up the batch keeps nobody waiting
+        finished_B = jnp.arange(filled) >= rows  # padding rows have ended from the start
         count_B = jnp.zeros(filled, jnp.int32)
         return self._spread(Decoding(state, logits_BxV, seen_BxV, count_B, finished_B))
 
@@ -270,7 +270,7 @@ class Engine:
             return jnp.stack([carry.state.positions_B % n == 0 for n in bound.settles_every]).any()
 
         def until_due(loop):
-            """Tokens up to the next one after which the state is to be settled, and then that."""
+            """Generates up to the next token after which the state must be settled, then settles it."""
 
             def one_more(both):
                 loop = one_token(both[0])
@@ -295,11 +295,11 @@ class Engine:
         return dataclasses.replace(carry, finished_B=carry.finished_B.at[row].set(True))
 
     def _spread(self, carry: Decoding) -> Decoding:
-        """The rows over the data and fsdp axes; they are in front, but behind the layers in stacked states."""
+        """Shards the rows over the data and fsdp axes; rows are axis 0, or axis 1 in states stacked over layers."""
 
         def over(*spec):
             def spread(x: jax.Array) -> jax.Array:
-                # Behind the rows the compiler decides, so that heads may stay apart over the tensor axis.
+                # The compiler decides on the axes after the rows, so that heads may stay sharded over tensor.
                 free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - len(spec))
                 return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, PartitionSpec(*spec, *free)))
 
@@ -314,7 +314,7 @@ class Engine:
 
 
 def bucket(n: int) -> int:
-    """The next power of two, 16 or more: what is compiled for n is compiled for all n of the same bucket."""
+    """The next power of two, at least 16: all n of the same bucket share one compiled program."""
     return max(_SHORTEST, 1 << (int(n) - 1).bit_length())
 
 

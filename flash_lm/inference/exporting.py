@@ -1,6 +1,6 @@
-"""Exports a trained model as a folder that `flash_lm.load`, and others, read: see `training/exported.py`.
+"""Exports a trained model as a folder that `flash_lm.load` and other tools read: see `training/exported.py`.
 
-Or as one that Hugging Face's transformers runs, where it has the same model: see `models/llama.py`.
+Can also write a folder for Hugging Face's transformers, if it has the same model: see `models/llama.py`.
 """
 
 import pathlib
@@ -23,14 +23,14 @@ from flash_lm.training.state import Params
 
 
 class Format(NamedTuple):
-    """Of an exported model.
+    """A format of exported models.
 
     Attributes:
-        check: raises InputError when a model cannot be written so.
-        arrays: of a model whose parameters are on the host, by name.
-        settings: its config.json, without what made it.
-        library: that loads it.
-        ours: whether the folder is one that `flash_lm.load` reads.
+        check: raises InputError if a model cannot be written in this format.
+        arrays: makes the arrays by name, from parameters on the host.
+        settings: makes config.json, without its provenance.
+        library: the library that loads the model.
+        ours: whether `flash_lm.load` reads the folder.
     """
 
     check: Callable[[TrainedModel], None]
@@ -41,29 +41,29 @@ class Format(NamedTuple):
 
 
 def export(trained: TrainedModel, out: pathlib.Path, license_: str, form: str = "flash_lm") -> list[str]:
-    """Writes parameters, config, tokenizer and a model card; the folder is there whole, or not at all.
+    """Writes parameters, config, tokenizer and a model card; writes the folder completely or not at all.
 
     Args:
-        trained: the model, in the dtype in which it is to be written.
-        out: the folder; must be new.
-        license_: as the Hugging Face hub names it, for the card.
-        form: a name of `FORMATS`.
+        trained: the model, in the dtype to write.
+        out: the folder; must not exist yet.
+        license_: the licence for the card, as the Hugging Face hub names it.
+        form: a key of `FORMATS`.
 
     Returns:
         Sentences on what could not be written.
 
     Raises:
-        InputError: the folder is there already, the model is such an export itself, there is no licence, or the model
-            is none of this form.
+        InputError: the folder exists, the model is already such an export, there is no licence, or the format cannot
+            express the model.
     """
     kind = FORMATS[form]
     saved_dtype = run_folder.read_config(trained.run.workdir).model.param_dtype
     if kind.ours and is_export(trained.run.workdir) and saved_dtype == trained.config.model.param_dtype:
-        raise InputError(f"{trained.run} is an exported model already: copy the folder, or give another --dtype")
+        raise InputError(f"{trained.run} is already an exported model: copy the folder, or give another --dtype")
     if not license_.strip():
-        raise InputError("--license is empty: name the licence of the model, such as apache-2.0 or other")
+        raise InputError("--license is empty: give the model's licence, such as apache-2.0 or other")
     if of_all_hosts(out.exists() or out.is_symlink())[0]:
-        raise InputError(f"--out={out} exists: name a new folder")
+        raise InputError(f"--out={out} already exists: give a new folder")
     kind.check(trained)
     params = jax.tree.map(fetched, trained.params)
     if not is_first():
@@ -99,7 +99,7 @@ def _special(trained: TrainedModel) -> dict[str, int]:
 
 
 def _our_settings(trained: TrainedModel) -> dict[str, Any]:
-    """Keys that other tools look for, and the run's config."""
+    """The keys that other tools look for, and the run's config."""
     raw, model = run_folder.read_config(trained.run.workdir), trained.config.model
     raw.model.update(dtype=model.dtype, param_dtype=model.param_dtype, vocab_size=model.vocab_size)
     return {
@@ -117,11 +117,11 @@ def _check_llama(trained: TrainedModel) -> None:
     model = trained.config.model
     if wrong := llama.differing(model):
         told = ", ".join(f"model.{key}={model.get(key)}, not {value}" for key, value in wrong.items())
-        raise InputError(f"{trained.run} is no Llama ({told}): leave --format out")
+        raise InputError(f"{trained.run} is not a Llama ({told}): omit --format")
 
 
 def _write_for_transformers(trained: TrainedModel, theirs: Any, folder: pathlib.Path) -> None:
-    """What its generation and its tokenizer read."""
+    """Writes the files that transformers' generation and tokenizer read."""
     write_json(folder / "generation_config.json", _special(trained))
     if isinstance(theirs, str):
         return

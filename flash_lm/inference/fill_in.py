@@ -1,4 +1,4 @@
-"""What a masked language model puts in the place of each [MASK]."""
+"""Fills in each [MASK] of a text with a masked language model."""
 
 import dataclasses
 import re
@@ -18,13 +18,13 @@ from flash_lm.training.hosts import fetched
 from flash_lm.training.sharding import batch_sharding, rows_that_divide
 from flash_lm.training.state import Params
 
-ROWS = 4  # on the device at a time; one alone goes alone
-MASKS = 64  # whose logits exist at the same time
+ROWS = 4  # rows per batch on the device; a single row is a batch of one
+MASKS = 64  # masks whose logits exist at the same time
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A token for one mask, and its probability."""
+    """A candidate token for a mask, and its probability."""
 
     text: str
     token: int
@@ -33,7 +33,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class FilledIn:
-    """A prompt, the candidates for each of its masks, the likeliest first, and the prompt with the likeliest."""
+    """A prompt, its text with the most likely tokens, and the candidates for each mask, the most likely first."""
 
     prompt: str
     text: str
@@ -41,13 +41,13 @@ class FilledIn:
 
 
 class Filler:
-    """Fills in with a masked language model of a run.
+    """Fills in masks with a run's masked language model.
 
-    Rows and their number are padded, so that little is compiled. Words are chosen on the device, some masks at a time,
-    so that neither many masks nor a large vocabulary need much memory.
+    Rows and their number are padded, so that little is compiled. Tokens are chosen on the device, a few masks at a
+    time, so that neither many masks nor a large vocabulary need much memory.
 
     Attributes:
-        exact: whether no row may be padded, since N is its length; then each length is compiled.
+        exact: whether rows must not be padded, since N is the row's length; then each length is compiled.
     """
 
     def __init__(self, trained: TrainedModel):
@@ -68,14 +68,14 @@ class Filler:
         self._best = jax.jit(self._likeliest, static_argnums=4)
 
     def __call__(self, prompts: Sequence[str], candidates: int = 5) -> list[FilledIn]:
-        """Fills in prompts, each as if it were alone.
+        """Fills in prompts; none depends on the others.
 
         Args:
-            prompts: with one [MASK] or more each; a mask stands for one token.
-            candidates: a mask; at most as many as there are tokens.
+            prompts: texts with at least one [MASK] each; a mask stands for one token.
+            candidates: candidates per mask; at most as many as there are tokens.
 
         Raises:
-            InputError: a prompt without a mask, or too long for the positions; or no candidates.
+            InputError: a prompt has no mask or is too long for the positions, or `candidates` is less than 1.
         """
         if candidates < 1:
             raise InputError(f"{candidates} candidates: ask for 1 or more")
@@ -93,7 +93,7 @@ class Filler:
         return [self._filled(prompt, rows[n], *found[n], counts[n]) for n, prompt in enumerate(prompts)]
 
     def compile(self, longest: int, candidates: int) -> None:
-        """Runs all shapes that rows of up to so many tokens may need."""
+        """Compiles all shapes that rows of up to `longest` tokens may need."""
         lengths = sorted({self._length(n) for n in range(1, longest + 1)})
         for length in lengths:
             for count in (1, ROWS):
@@ -101,7 +101,7 @@ class Filler:
                 self._fill([row[:1]] * count, length, candidates)
 
     def _batches(self, rows: list[np.ndarray]) -> dict[int, list[int]]:
-        """Numbers of rows by the length that they are padded to: a long one makes no other longer."""
+        """Numbers of rows by padded length: a long row does not make others longer."""
         found: dict[int, list[int]] = {}
         for number, row in enumerate(rows):
             found.setdefault(self._length(len(row)), []).append(number)
@@ -112,7 +112,7 @@ class Filler:
         return tokens if self.exact else min(bucket(tokens), limit or bucket(tokens))
 
     def _fill(self, rows: list[np.ndarray], length: int, candidates: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Ids and probabilities at each row's masks, M×K with K of at least `candidates`, the likeliest first."""
+        """Ids and probabilities at each row's masks, M×K with K of at least `candidates`, the most likely first."""
         mesh, mask = self._trained.mesh, self._trained.tokenizer.mask
         places = [(b, place) for b, row in enumerate(rows) for place in np.flatnonzero(row == mask)]
         count = rows_that_divide(1 if len(rows) == 1 else ROWS, mesh)
@@ -145,7 +145,7 @@ class Filler:
         if MASK not in prompt:
             raise InputError(
                 f"the prompt has no {MASK}: {self._trained.name} is a masked language model, which cannot continue a "
-                f"text; put {MASK} where it shall fill in"
+                f"text; put {MASK} where it should fill in"
             )
         ids = [np.array([self._trained.tokenizer.begin], np.int32)]
         for part in re.split(f"({re.escape(MASK)})", prompt):
@@ -155,7 +155,7 @@ class Filler:
                 ids.append(self._trained.encode(part)[1:])
         row, limit = np.concatenate(ids), self._trained.model.abstract.longest
         if limit is not None and len(row) > limit:
-            raise InputError(f"a prompt of {len(row)} tokens is over {limit}, where the positions end: shorten it")
+            raise InputError(f"a prompt of {len(row)} tokens is over the limit of {limit} positions: shorten it")
         return row
 
     def _filled(

@@ -1,4 +1,4 @@
-"""Text in, text out: generated, streamed and scored."""
+"""Text generation, streaming and scoring."""
 
 import codecs
 import dataclasses
@@ -19,12 +19,12 @@ _MOST_TOKENS, _SEEDS = 2**20, 2**32
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """What followed a prompt.
+    """The continuation of a prompt.
 
     Attributes:
-        prompt: as given.
-        text: that follows it.
-        tokens: ids of the text.
+        prompt: the prompt as given.
+        text: the generated text.
+        tokens: token ids of the text.
         log_probs: log-probability of each token under the model, before temperature and filters.
         finish_reason: "end" (the model ended the text) or "length" (max_tokens).
     """
@@ -38,7 +38,7 @@ class Generation:
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What a model thinks of a given text after a prompt; `log_probs`: of each of its tokens."""
+    """The log-probability of each token of a given text after a prompt."""
 
     prompt: str
     text: str
@@ -47,10 +47,10 @@ class Score:
 
 
 class Generator:
-    """Generates with a causal model of a run.
+    """Generates with a run's causal model.
 
     Attributes:
-        engine: that ends at end-of-text.
+        engine: the decode loop; rows end at end-of-text.
     """
 
     def __init__(self, trained: TrainedModel):
@@ -68,7 +68,7 @@ class Generator:
         corpus = trained.config.data.corpus
         if (answers := CORPORA[corpus].answers) in (None, "images"):
             advice = ": use scripts/generate_images.py" if answers == "images" else ""
-            raise InputError(f"{trained.name} was trained on {corpus}, and continues no text{advice}")
+            raise InputError(f"{trained.name} was trained on {corpus} and cannot continue text{advice}")
         self._trained = trained
         allowed_V, end = trained.text_ids(), trained.tokenizer.end
         allowed_V[end] = True
@@ -77,17 +77,17 @@ class Generator:
     def generate(
         self, prompts: Sequence[str], max_tokens: int, sampling: Sampling | None = None, seed: int = 0
     ) -> list[Generation]:
-        """Continues prompts, all at once; each as if it were alone, if the temperature is 0.
+        """Continues prompts in one batch; at temperature 0 none depends on the others.
 
         Args:
-            prompts: of any lengths, none empty.
-            max_tokens: new tokens a prompt.
+            prompts: texts of any lengths, none empty.
+            max_tokens: most new tokens per prompt.
             sampling: None: temperature 1, no filter.
-            seed: of the draws; row b of the same prompts always gets the same.
+            seed: random seed; the same seed and row number always give the same draws.
 
         Raises:
-            InputError: a prompt that is empty, that the tokenizer does not know or that is too long for the positions;
-                or a number out of range.
+            InputError: a prompt is empty, unknown to the tokenizer or too long for the positions, or a number is out
+                of range.
         """
         rows = self.check(prompts, max_tokens, seed)
         carry = self.engine.prefill(rows, max_tokens)
@@ -101,7 +101,7 @@ class Generator:
         return found
 
     def stream(self, prompt: str, max_tokens: int, sampling: Sampling | None = None, seed: int = 0) -> Iterator[str]:
-        """Yields the text of `generate` as it comes, never a part of a character; raises at once."""
+        """Streams the text of `generate` in whole characters; raises at once, before the first piece."""
         rows = self.check([prompt], max_tokens, seed)
         settings = SamplingArrays.of(sampling or Sampling())
 
@@ -117,10 +117,10 @@ class Generator:
         return filter(None, pieces())
 
     def score(self, prompts: Sequence[str], continuations: Sequence[str]) -> list[Score]:
-        """The log-probabilities of given continuations; each is tokenised apart from its prompt.
+        """The log-probabilities of given continuations; each is tokenised separately from its prompt.
 
         Raises:
-            InputError: a text that is empty or that the tokenizer does not know, or two too long for the positions.
+            InputError: a text is empty or unknown to the tokenizer, or both together are too long for the positions.
         """
         rows = self._encode(prompts)
         after = [self._trained.encode(text, "continuation")[1:] for text in continuations]
@@ -133,7 +133,7 @@ class Generator:
         ]
 
     def check(self, prompts: Sequence[str], max_tokens: int, seed: int) -> list[np.ndarray]:
-        """The prompts' tokens, when all is in range; raises as `generate` does."""
+        """Checks the arguments and returns the prompts' tokens; raises as `generate` does."""
         if not 1 <= max_tokens <= _MOST_TOKENS:
             raise InputError(f"max_tokens={max_tokens} must be from 1 to {_MOST_TOKENS}")
         if not 0 <= seed < _SEEDS:
@@ -151,13 +151,13 @@ class Generator:
         limit = self.engine.limit
         if limit is not None and prompt + after > limit:
             raise InputError(
-                f"a prompt of {prompt} tokens and {after} after it are over {limit}, where the positions of "
-                f"{self._trained.name} end: {advice}"
+                f"a prompt of {prompt} tokens and {after} after it are over the limit of {limit} positions of "
+                f"{self._trained.name}: {advice}"
             )
 
 
 class TextDecoder:
-    """Tokens to text, piece by piece; bytes of a character wait for those that are missing."""
+    """Decodes tokens piece by piece; the bytes of an incomplete character wait for the rest."""
 
     def __init__(self, tokenizer: Tokenizer):
         """Starts between two characters."""
@@ -169,5 +169,5 @@ class TextDecoder:
         return self._decoder.decode(b"".join(self._tokenizer.token_bytes(i) for i in tokens))
 
     def close(self) -> str:
-        """What stands for a character that has not been completed."""
+        """The replacement for an incomplete last character, if there is one."""
         return self._decoder.decode(b"", final=True)

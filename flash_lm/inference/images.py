@@ -1,4 +1,4 @@
-"""Images pixel by pixel: drawn, and completed from their first lines."""
+"""Generates images pixel by pixel, from nothing or from their first lines."""
 
 import numpy as np
 
@@ -11,36 +11,36 @@ from flash_lm.tables import CORPORA, TASKS
 
 
 class ImageGenerator:
-    """Draws with a causal model that was trained on images."""
+    """Generates images with a causal model trained on images."""
 
     def __init__(self, trained: TrainedModel, shape: tuple[int, ...]):
         """Compiles nothing before the first call.
 
         Args:
             trained: the model.
-            shape: of an image: lines, places in a line, and channels if there are any.
+            shape: the images' shape: height, width, and channels if there are any.
 
         Raises:
             InputError: the model was trained on something else.
         """
         config = trained.config
         if CORPORA[config.data.corpus].answers != "images" or TASKS[config.task].answers != "continue":
-            raise InputError(f"{trained.name} was not trained to draw images: train a model with configs/mnist.py")
+            raise InputError(f"{trained.name} was not trained on images: train a model with configs/mnist.py")
         self._begin, self._shape = trained.tokenizer.begin, shape
-        end, allowed_V = trained.tokenizer.end, trained.text_ids()  # an image ends where it is full
+        end, allowed_V = trained.tokenizer.end, trained.text_ids()  # an image ends when all pixels are there
         self._engine = Engine(trained.held, trained.mesh, end=end, allowed_V=allowed_V)
 
     def draw(self, count: int, temperature: float = 1.0, seed: int = 0) -> np.ndarray:
-        """New images at once, count×shape, uint8."""
+        """Generates new images in one batch, count×shape, uint8."""
         return self.complete(np.zeros((count, 0), np.uint8), temperature, seed)
 
     def complete(self, given_NxP: np.ndarray, temperature: float = 1.0, seed: int = 0) -> np.ndarray:
-        """Images whose first pixels are given.
+        """Completes images whose first pixels are given.
 
         Args:
             given_NxP: uint8, the first P pixels of each.
-            temperature: of the draws; 0: always the likeliest value.
-            seed: of the draws.
+            temperature: sampling temperature; 0: always the most likely value.
+            seed: random seed.
 
         Returns:
             N×shape, uint8.
@@ -51,6 +51,6 @@ class ImageGenerator:
         carry = self._engine.prefill(prompts, missing)
         settings = SamplingArrays.of(Sampling(temperature=temperature))
         _, new = self._engine.advance(carry, settings, seed, missing)
-        # Without the rows that fill up the devices.
+        # Without the rows that pad the batch.
         values = (new.tokens_BxT[:count, :missing] - len(SPECIALS)).astype(np.uint8)
         return np.concatenate([given_NxP, values], axis=1).reshape(count, *self._shape)

@@ -1,4 +1,4 @@
-"""Makes a public model a folder that every command and `flash_lm.load` read: Llamas in Hugging Face's format."""
+"""Converts Llamas in Hugging Face's format to a folder that every command and `flash_lm.load` read."""
 
 import contextlib
 import os
@@ -22,25 +22,25 @@ from flash_lm.training.state import ModelFunction
 
 _INDEX = f"{WEIGHTS}.index.json"
 _DTYPES = {"F32", "F16", "BF16"}  # as safetensors calls them
-_LONGEST_ROW = 2048  # of a first evaluation: the whole context of a large model takes long
+_LONGEST_ROW = 2048  # default length for evaluation: the whole context of a large model takes long
 
 
 def import_hf(model: str | os.PathLike[str], out: str | os.PathLike[str]) -> pathlib.Path:
-    """Writes a Llama that was downloaded from the Hugging Face hub as an exported model of ours.
+    """Converts a Llama downloaded from the Hugging Face hub to an exported model of flash_lm.
 
     Args:
         model: a folder with config.json, *.safetensors, and tokenizer.json or tokenizer.model.
-        out: the folder to write; must be new.
+        out: the folder to write; must not exist yet.
 
     Returns:
         `out`, for `flash_lm.load`, `--workdir` and `train.init_from`.
 
     Raises:
-        InputError: it is no Llama that ours can be, without biases; or a file is missing or damaged.
+        InputError: it is not a Llama that flash_lm supports (no biases), or a file is missing or damaged.
     """
     folder, out = pathlib.Path(model), pathlib.Path(out)
     if out.exists() or out.is_symlink():
-        raise InputError(f"{out} exists: name a new folder")
+        raise InputError(f"{out} already exists: give a new folder")
     settings = read_json(folder / "config.json")
     raw: Any = default_config()
     raw.model.update(llama.model_keys(settings))
@@ -56,9 +56,9 @@ def import_hf(model: str | os.PathLike[str], out: str | os.PathLike[str]) -> pat
     except (OSError, SafetensorError) as error:
         raise InputError(f"{folder} cannot be read ({error}): download the model again") from None
     if tokenizer.vocab_size > config.vocab_size:
-        raise InputError(f"{folder} has {config.vocab_size} rows of embedding for {tokenizer.vocab_size} tokens")
+        raise InputError(f"{folder} has {config.vocab_size} rows of embeddings for {tokenizer.vocab_size} tokens")
     _check_shapes(params, ModelFunction(config, seed=0))
-    # Corpus and time of its training are not known here.
+    # The corpus and the time of its training are unknown.
     facts = {"corpus": None, "tokenizer": tokenizer.fingerprint, "train_seconds": 0.0}
     made: dict[str, Any] = {"run": str(folder), "step": 0, "config_hash": config_hash(raw.to_dict()), "facts": facts}
     about = {"architectures": ["FlashLM"], "model_type": "flash_lm", "config": raw.to_dict()}
@@ -71,7 +71,7 @@ def import_hf(model: str | os.PathLike[str], out: str | os.PathLike[str]) -> pat
 
 
 def _tokenizer(folder: pathlib.Path) -> Tokenizer:
-    """Of tokenizer.json, or else of tokenizer.model, a SentencePiece model."""
+    """Reads tokenizer.json, or else tokenizer.model, a SentencePiece model."""
     model = folder / "tokenizer.model"
     if model.exists() and not (folder / "tokenizer.json").exists():
         return SentencePieceTokenizer(model.read_bytes())
@@ -84,14 +84,14 @@ def _arrays(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
     index = folder / _INDEX
     files = read_json(index).get("weight_map", {}) if index.exists() else {"": WEIGHTS}
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
-        raise InputError(f"{index} has no weight_map of names of files: download the model again")
+        raise InputError(f"{index} has no weight_map of file names: download the model again")
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(safe_open(folder / file, framework="np")) for file in sorted({*files.values()})]
-        yield {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        yield {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (not a mapping)
 
 
 def _dtype(place: dict[str, Any]) -> str:
-    """Of our parameters: bfloat16 if all are, else float32, which holds the others."""
+    """The dtype for our parameters: bfloat16 if all are bfloat16, else float32, which can hold the others."""
     dtypes = {file.get_slice(name).get_dtype() for name, file in place.items()}
     if not dtypes or dtypes - _DTYPES:
         told = ", ".join(sorted(dtypes)) or "nothing"

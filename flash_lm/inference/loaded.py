@@ -28,12 +28,12 @@ from flash_lm.training.state import Params
 
 @dataclasses.dataclass(frozen=True)
 class TextScore:
-    """How likely a text is under a model, from begin-of-text on.
+    """How likely a text is under a model, starting from begin-of-text.
 
     Attributes:
-        tokens: ids of the text.
-        log_probs: of each of them, nats.
-        bytes: of the text.
+        tokens: token ids of the text.
+        log_probs: log-probability of each token, in nats.
+        bytes: length of the text in bytes.
     """
 
     tokens: list[int]
@@ -42,17 +42,17 @@ class TextScore:
 
     @property
     def perplexity(self) -> float:
-        """A token."""
+        """Perplexity per token."""
         return perplexity(-sum(self.log_probs), len(self.log_probs))
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits a byte."""
+        """Bits per byte."""
         return -sum(self.log_probs) / math.log(2) / self.bytes
 
 
 class LoadedModel:
-    """A trained model and what can be asked of it."""
+    """A trained model: generates, fills in, scores, and returns logits and attention weights."""
 
     def __init__(self, trained: TrainedModel):
         """Compiles nothing before the first call."""
@@ -60,18 +60,18 @@ class LoadedModel:
         self._logits = jax.jit(lambda params, ids_BxL: trained.model.bind(params)(ids_BxL))
 
     def __repr__(self) -> str:
-        """One line on what it is."""
+        """One line with the run, step, family, size and task."""
         label, count = self.config.model.label, self._trained.model.parameter_count()
         return f"<{self._trained.run}, step {self._trained.step}: {label}, {count:,} parameters, {self.config.task}>"
 
     @property
     def config(self) -> Config:
-        """Complete."""
+        """The complete config."""
         return self._trained.config
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Of the model: `encode` of texts, `decode` of ids."""
+        """The model's tokenizer: `encode` takes texts, `decode` takes ids."""
         return self._trained.tokenizer
 
     @property
@@ -81,7 +81,7 @@ class LoadedModel:
 
     @property
     def constants(self) -> Params:
-        """What was drawn and never trained, nested as `params`; empty for most families."""
+        """Random arrays that are never trained, nested like `params`; empty for most families."""
         return self._trained.model.constants
 
     @overload
@@ -91,12 +91,12 @@ class LoadedModel:
     def generate(
         self, text: str | list[str], max_tokens: int = 100, *, seed: int = 0, **sampling: float
     ) -> str | list[str]:
-        """What follows a text, or each of several, which are continued all at once.
+        """Continues a text, or several in one batch.
 
         Args:
             text: the prompt, or prompts.
-            max_tokens: new tokens, at most.
-            seed: of the draws.
+            max_tokens: most new tokens.
+            seed: random seed.
             sampling: temperature, top_k, top_p, …: the fields of `inference.sampling.Sampling`.
 
         Raises:
@@ -105,7 +105,7 @@ class LoadedModel:
         """
         known = [field.name for field in dataclasses.fields(Sampling)]
         if wrong := [name for name in sampling if name not in known]:
-            raise InputError(f"{', '.join(wrong)}: sampling knows {', '.join(known)}")
+            raise InputError(f"unknown setting {', '.join(wrong)}: sampling has {', '.join(known)}")
         prompts = [text] if isinstance(text, str) else list(text)
         rows = self._generator.generate(prompts, max_tokens, Sampling(**sampling), seed)  # type: ignore[arg-type]
         return rows[0].text if isinstance(text, str) else [row.text for row in rows]
@@ -115,7 +115,7 @@ class LoadedModel:
         return self._filler([text], candidates)[0]
 
     def score(self, text: str) -> TextScore:
-        """The log-probability of each token of a text after those before it.
+        """The log-probability of each token of a text, given the tokens before it.
 
         Raises:
             InputError: the model is bidirectional, or the text is empty, unknown to the tokenizer or too long.
@@ -127,7 +127,7 @@ class LoadedModel:
         return TextScore(row[1:].tolist(), log_probs.tolist(), len(text.encode()))
 
     def logits(self, ids: np.ndarray | Sequence[int] | Sequence[Sequence[int]]) -> np.ndarray:
-        """Of all tokens at once, each row one document.
+        """The logits after every token; each row is one document.
 
         Args:
             ids: L or B×L token ids; begin-of-text is not added.
@@ -136,15 +136,15 @@ class LoadedModel:
             L×V or B×L×V float32.
 
         Raises:
-            InputError: no ids, ids outside of the vocabulary, or more than the positions reach.
+            InputError: there are no ids, ids outside of the vocabulary, or more ids than positions.
         """
         try:
             array = np.asarray(ids)
         except ValueError:
-            raise InputError("ids in rows of different lengths: give L or B×L") from None
+            raise InputError("the rows of ids have different lengths: give L or B×L") from None
         ids_BxL, mesh = np.atleast_2d(array), self._trained.mesh
         if not array.size or array.ndim > 2 or not np.issubdtype(array.dtype, np.integer):
-            raise InputError(f"ids of shape {array.shape}, {array.dtype}: give whole numbers, L or B×L, not none")
+            raise InputError(f"ids of shape {array.shape}, {array.dtype}: give whole numbers, L or B×L, at least one")
         if ids_BxL.min() < 0 or ids_BxL.max() >= self.config.model.vocab_size:
             raise InputError(
                 f"ids from {ids_BxL.min()} to {ids_BxL.max()}: the vocabulary has {self.config.model.vocab_size}"
@@ -156,17 +156,17 @@ class LoadedModel:
         return logits[0] if array.ndim == 1 else logits
 
     def attention(self, text: str, tokens: int = 256) -> list[AttentionMap]:
-        """What each token of a text takes of each other's values, in every layer.
+        """The weight of each token's value in each other token's output, in every layer.
 
         Args:
-            text: begin-of-text is put before it.
-            tokens: of it, at most; memory grows with their square, and time with their cube.
+            text: the text; begin-of-text is put before it.
+            tokens: most tokens of it; memory grows with their square, and time with their cube.
 
         Returns:
             Maps of all layers, from the first to the last, each 1×H×L×L.
 
         Raises:
-            InputError: the text is empty or unknown to the tokenizer, or the positions end before `tokens`.
+            InputError: the text is empty or unknown to the tokenizer, or has more tokens than the model has positions.
         """
         trained, found = self._trained, list[AttentionMap]()
         ids_1xL = jnp.asarray(trained.encode(text, "text")[:tokens])[None]
@@ -199,9 +199,9 @@ def load(
 
     Args:
         run: a run, such as runs/mine or runs/mine@best, or the folder of an exported model.
-        dtype: of parameters and computation, float32 or bfloat16; None: as it was trained.
+        dtype: dtype of parameters and computation, float32 or bfloat16; None: as trained.
         mesh: devices along (data, fsdp, tensor).
-        overrides: words such as --config.model.quadratic.implementation=blocked, of how it is computed.
+        overrides: words such as --config.model.quadratic.implementation=blocked, which change how it is computed.
 
     Raises:
         InputError: there is no such run, checkpoint or model, or the mesh does not fit.

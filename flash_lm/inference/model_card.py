@@ -9,12 +9,12 @@ from flash_lm.jsonl import Line, read_jsonl
 from flash_lm.tables import CORPORA, TASKS
 from flash_lm.training import workdir as run_folder
 
-# Of a line of results: what is told in the card, and its name there.
+# Key of a result line -> its name in the card.
 _METRICS = {"perplexity": "perplexity a token", "bits_per_byte": "bits a byte", "accuracy": "accuracy"}
 
 
 class Library(NamedTuple):
-    """What loads a model: its name, and lines of code with {name} of the folder and {call} of an example."""
+    """A library that loads a model: its name, and code with the folder's {name} and an example {call}."""
 
     name: str
     load: str
@@ -34,13 +34,13 @@ print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))""",
 
 
 def model_card(trained: TrainedModel, name: str, license_: str, library: Library) -> ModelCard:
-    """The card of a model.
+    """Makes a model's card.
 
     Args:
         trained: the model, in the dtype in which it is written.
-        name: of its folder.
-        license_: as the Hugging Face hub names it.
-        library: that loads it.
+        name: its folder's name.
+        license_: the licence, as the Hugging Face hub names it.
+        library: the library that loads the model.
     """
     config, lines = trained.config, _results(trained)
     example = _example(trained)
@@ -95,7 +95,7 @@ A language model of family `{config.model.label}` with {trained.model.parameter_
 
 
 def _origin(trained: TrainedModel) -> str:
-    """What the model was made of, as a list."""
+    """Where the model comes from, as a Markdown list."""
     config, facts = trained.config, trained.facts
     kind, words = trained.tokenizer.kind, trained.tokenizer.vocab_size
     if trained.imported_from:
@@ -110,7 +110,7 @@ def _origin(trained: TrainedModel) -> str:
 
 
 def _results(trained: TrainedModel) -> list[Line]:
-    """The newest lines of this checkpoint, of the run's own corpus as it was trained on, a split and length each."""
+    """This checkpoint's newest result for each split and length, on the run's own corpus and packing."""
     path, pack = trained.run.workdir / "results.jsonl", trained.config.data.pack
     lines = read_jsonl(path) if path.exists() else []
     mine = [x for x in lines if x["step"] == trained.step and x.get("own_corpus", True) and x.get("pack", pack) == pack]
@@ -122,7 +122,7 @@ def _figures(line: Line) -> str:
 
 
 def _example(trained: TrainedModel) -> tuple[str, str] | None:
-    """The hub's name for what the model does, and a call that shows it; None: nothing with text."""
+    """The hub's name for the model's task, and an example call; None: the model does not generate text."""
     if TASKS[trained.config.task].answers == "fill_in":
         return "fill-mask", 'fill_in("one [MASK]")'
     of_text = CORPORA[trained.config.data.corpus].answers == "text"

@@ -1,4 +1,4 @@
-"""What the generate command does with its flags: a prompt and settings in, text or JSON out."""
+"""The output of the generate command: a prompt and settings in, text or JSON out."""
 
 import dataclasses
 import json
@@ -15,14 +15,14 @@ from flash_lm.tables import CORPORA, TASKS
 
 
 def printed(prompt: str, flags: dict[str, Any]) -> Iterator[str]:
-    """Yields what is to be printed, as it comes.
+    """Yields the output to print, piece by piece.
 
     Args:
-        prompt: to be continued or filled in.
-        flags: of the command; None: its default.
+        prompt: the text to continue or fill in.
+        flags: the command's flags by name; None: the flag's default.
 
     Raises:
-        InputError: flags out of range or of the other kind of model, or as `load_model`, `Generator` and `Filler` do.
+        InputError: flags are out of range or for another kind of model; also as `load_model`, `Generator`, `Filler`.
     """
     sampling = {field.name: flags[field.name] for field in dataclasses.fields(Sampling)}
     sampling = Sampling(**{name: value for name, value in sampling.items() if value is not None})
@@ -35,12 +35,12 @@ def printed(prompt: str, flags: dict[str, Any]) -> Iterator[str]:
     others = (CAUSAL_ONLY.keys() | {field.name for field in dataclasses.fields(Sampling)}) if masked else MASKED_ONLY
     if wrong := sorted(name for name in others if flags[name] is not None):
         kind = "masked" if masked else "causal"
-        raise InputError(f"{trained.name} is a {kind} language model, for which --{', --'.join(wrong)} mean nothing")
+        raise InputError(f"{trained.name} is a {kind} language model and does not support --{', --'.join(wrong)}")
     if masked:
         return _filled_in(trained, prompt, set_["candidates"], flags["json"])
     if CORPORA[trained.config.data.corpus].answers == "couplets":
         if wrong := [name for name in ("max_tokens", "continuation") if flags[name] is not None]:
-            raise InputError(f"a second line is as long as the first, for which --{', --'.join(wrong)} mean nothing")
+            raise InputError(f"a second line is as long as the first: couplets do not support --{', --'.join(wrong)}")
         return _second_lines(trained, prompt, sampling, flags)
     return _continued(Generator(trained), prompt, sampling, set_, flags["json"])
 
@@ -60,7 +60,7 @@ def _continued(
 
 
 def _second_lines(trained: TrainedModel, prompt: str, sampling: Sampling, flags: dict[str, Any]) -> Iterator[str]:
-    """Of each line of the prompt, the likeliest first; below that line if there are several."""
+    """Candidates for each line of the prompt, the most likely first; below that line if there are several lines."""
     settings = {
         name: flags[key] for name, key in (("candidates", "samples"), ("seed", "seed")) if flags[key] is not None
     }

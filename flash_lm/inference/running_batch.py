@@ -1,4 +1,4 @@
-"""A batch that requests join and leave while it runs."""
+"""A batch whose rows join and leave while it runs (continuous batching)."""
 
 import dataclasses
 
@@ -12,12 +12,12 @@ from flash_lm.inference.sampling import Sampling, SamplingArrays
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What a row has got since the last time.
+    """The new tokens of a row since the last call.
 
     Attributes:
-        tokens: ids, end-of-text left out.
-        log_probs: of each under the model, before temperature and filters.
-        ended: whether end-of-text came, after which the row gets nothing more.
+        tokens: token ids, without end-of-text.
+        log_probs: log-probability of each under the model, before temperature and filters.
+        ended: whether the row has reached end-of-text; it then gets no more tokens.
     """
 
     tokens: list[int]
@@ -26,19 +26,19 @@ class Part:
 
 
 class RunningBatch:
-    """Rows of one carry; each has settings and draws of its own, and does not depend on who else is there.
+    """The rows of one carry; each has its own settings and draws, and does not depend on the other rows.
 
     Attributes:
-        capacity: tokens that a row may reach, prompt included.
+        capacity: most tokens in a row, including the prompt.
     """
 
     def __init__(self, engine: Engine, rows: int, capacity: int):
         """Allocates the states of all rows.
 
         Args:
-            engine: of the model.
-            rows: that there can be at a time; rounded up to divide over the devices.
-            capacity: bounds states that grow.
+            engine: the model's engine.
+            rows: most rows at the same time; rounded up to divide over the devices.
+            capacity: most tokens in a row; bounds states that grow.
         """
         self._engine, self.capacity = engine, capacity
         self._carry = engine.vacant(rows, capacity)
@@ -46,27 +46,27 @@ class RunningBatch:
         self._samplings = [Sampling(temperature=0)] * count
         self._keys = np.array(jax.random.key_data(jax.random.split(jax.random.key(0), count)))
         self._free = list(reversed(range(count)))
-        # The last prompt, and what it became: samples of the same one come one after the other.
+        # The last prompt and its prefilled carry: samples of the same prompt come one after the other.
         self._last: tuple[np.ndarray, Decoding] | None = None
 
     @property
     def free(self) -> int:
-        """Rows that nobody has."""
+        """Number of free rows."""
         return len(self._free)
 
     @property
     def rows(self) -> int:
-        """All of them."""
+        """Number of all rows."""
         return len(self._samplings)
 
     def join(self, prompt: np.ndarray, sampling: Sampling, seed: int, number: int = 0) -> int:
         """Consumes a prompt; there must be a free row.
 
         Args:
-            prompt: ids, fewer than the capacity.
-            sampling: of this row.
-            seed: of the draws.
-            number: the draws are those that `Engine.advance` has for its row of this number.
+            prompt: token ids, fewer than the capacity.
+            sampling: the row's sampling settings.
+            seed: random seed.
+            number: the draws are the same as those of `Engine.advance` for its row of this number.
 
         Returns:
             The row.
@@ -81,7 +81,7 @@ class RunningBatch:
         return row
 
     def advance(self, tokens: int) -> dict[int, Part]:
-        """So many tokens for each row that has not ended; by row, for those that somebody has."""
+        """Generates this many tokens for each row that has not ended; returns the parts of the taken rows, by row."""
         settings, keys_B = SamplingArrays.of_rows(self._samplings), jax.random.wrap_key_data(jnp.asarray(self._keys))
         self._carry, new = self._engine.advance_rows(self._carry, settings, keys_B, tokens)
         parts, taken = {}, set(range(self.rows)) - set(self._free)
@@ -92,11 +92,11 @@ class RunningBatch:
         return parts
 
     def leave(self, row: int) -> None:
-        """Gives a row back."""
+        """Frees a row."""
         self._carry = self._engine.leave(self._carry, row)
-        self._samplings[row] = Sampling(temperature=0)  # so that it asks for no random numbers
+        self._samplings[row] = Sampling(temperature=0)  # temperature 0 needs no random numbers
         self._free.append(row)
 
     def release(self) -> None:
-        """Lets go of all arrays; it cannot be used any more."""
+        """Releases all arrays; the batch cannot be used afterwards."""
         del self._carry, self._last

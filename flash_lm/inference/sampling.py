@@ -1,4 +1,4 @@
-"""How the next token is chosen from its logits."""
+"""Samples the next token from its logits."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from flash_lm.inference.settings import COLDEST, Sampling
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SamplingArrays:
-    """`Sampling` as arguments of a compiled function: one for all values without a filter, and one for all with.
+    """`Sampling` as arguments of a compiled function, which is compiled once without filters and once with filters.
 
-    Scalars of all rows, or one a row.
+    Each setting is a scalar for all rows, or has one value per row.
     """
 
     temperature: jax.Array
@@ -28,12 +28,12 @@ class SamplingArrays:
 
     @staticmethod
     def of(sampling: Sampling) -> "SamplingArrays":
-        """Scalars."""
+        """Settings shared by all rows, as scalars."""
         return SamplingArrays._from(dataclasses.asdict(sampling), sampling.filters)
 
     @staticmethod
     def of_rows(samplings: Sequence[Sampling]) -> "SamplingArrays":
-        """One a row."""
+        """Settings per row."""
         each = [dataclasses.asdict(sampling) for sampling in samplings]
         values = {name: [row[name] for row in each] for name in each[0]}
         return SamplingArrays._from(values, any(sampling.filters for sampling in samplings))
@@ -45,13 +45,13 @@ class SamplingArrays:
 
 
 def draw_tokens(logits_BxV: jax.Array, seen_BxV: jax.Array, keys_B: jax.Array, settings: SamplingArrays) -> jax.Array:
-    """One token a row.
+    """Draws one token per row.
 
     Args:
-        logits_BxV: float32; −∞ for tokens that may not come.
-        seen_BxV: tokens that have been in the row.
-        keys_B: a random key a row.
-        settings: of all rows, or one a row.
+        logits_BxV: float32; −∞ for tokens that must not be drawn.
+        seen_BxV: which tokens have occurred in the row.
+        keys_B: one random key per row.
+        settings: for all rows, or per row.
 
     Returns:
         (B,) int32.
@@ -75,7 +75,7 @@ def draw_tokens(logits_BxV: jax.Array, seen_BxV: jax.Array, keys_B: jax.Array, s
 
 
 def _kept(logits_BxV: jax.Array, settings: SamplingArrays) -> jax.Array:
-    """B×V: the tokens that no filter leaves out, the likeliest always. Each filter sees what the last one left.
+    """B×V: the tokens that no filter removes; the most likely always stays. Each filter sees what the last one left.
 
     The settings are B×1.
     """

@@ -1,4 +1,4 @@
-"""Scores of a run's checkpoint on a split of its own corpus, or of another text."""
+"""Scores a run's checkpoint on a split of its own corpus, or of another text."""
 
 import logging
 import math
@@ -38,20 +38,20 @@ def evaluate(
     """Scores a checkpoint on a whole split.
 
     Args:
-        run: name of the checkpoint, such as runs/x or runs/x@best.
-        split: train, validation or test; or whole: all of a text, of a data set all of data.split.
-        lengths: of the rows; empty: the length that the run trained with.
-        mesh_shape: devices along (data, fsdp, tensor), whatever it was trained on.
-        overrides: words such as --config.data.path=…, of another text than the run's own.
+        run: the checkpoint's name, such as runs/x or runs/x@best.
+        split: train, validation or test; or whole: all of a text, or all of a data set's data.split.
+        lengths: row lengths; empty: the length of training.
+        mesh_shape: devices along (data, fsdp, tensor); it may differ from that of training.
+        overrides: words such as --config.data.path=…, which select a text other than the run's own.
 
     Returns:
-        One flat result a length: what was evaluated, how it was trained, its scores, and where they come from (seed,
-        hash of the config; device, versions and commit of the scoring, and as trained_… of the checkpoint). The value
-        of `checkpoint` is newest, best or step; `own_corpus` tells whether the text is of what the run was trained on.
-        Scores of a masked model are of the masked tokens alone; only a causal one of text has a perplexity a word.
+        One flat result per length: what was evaluated, how it was trained, its scores, and their provenance (seed,
+        hash of the config; device, versions and commit of the scoring, and of the training as trained_…). The value
+        of `checkpoint` is newest, best or step; `own_corpus` says whether the text is the run's own corpus. Scores of
+        a masked model cover only the masked tokens; only a causal model of text has a perplexity per word.
 
     Raises:
-        InputError: no run, no such checkpoint or split, or a length that the model's positions do not reach.
+        InputError: there is no such run, checkpoint or split, or a length exceeds the model's positions.
     """
     if split not in (*SPLITS, WHOLE):
         raise InputError(f"no split {split}: --split is one of {', '.join((*SPLITS, WHOLE))}")
@@ -100,14 +100,14 @@ def evaluate(
 
 
 def _load_text(trained: TrainedModel, split: str) -> Splits:
-    """The corpus of a run, or the other text that its config now names, in the tokens of the run.
+    """Loads a run's corpus, or the other text that its config now selects, tokenised with the run's tokenizer.
 
     Raises:
-        InputError: it cannot be had, has no such split, or has tokens of its own.
+        InputError: it cannot be loaded, has no such split, or has a tokenizer of its own.
     """
     data = trained.config.data
     raw: Any = run_folder.read_config(trained.run.workdir)
-    known = trained.facts["corpus"]  # not of a model that was imported
+    known = trained.facts["corpus"]  # None for an imported model
     own_text = known is not None and all(getattr(data, key) == raw.data[key] for key in OF_A_TEXT)
     examples = CORPORA[data.corpus].examples
     whole = split == WHOLE and not examples
@@ -117,37 +117,37 @@ def _load_text(trained: TrainedModel, split: str) -> Splits:
         names = [*corpus.splits, *([] if examples else [WHOLE])]
         raise InputError(f"no split {split}: --split is one of {', '.join(names)}")
     if corpus.tokenizer.fingerprint != trained.tokenizer.fingerprint:
-        raise InputError(f"corpus {corpus.name} has tokens of its own, which {trained.name} was not trained on")
+        raise InputError(f"corpus {corpus.name} has its own tokens, and {trained.name} was trained on others")
     if own_text and corpus.fingerprint != known:
         _log.warning(
-            "corpus %s has changed since the training, and its old tokens are gone: what is scored may have been "
-            "trained on, and is marked own_corpus=false",
+            "corpus %s has changed since training, and its old tokens are gone: the scored text may contain training "
+            "text, so the results are marked own_corpus=false",
             corpus.name,
         )
     return corpus
 
 
 def _of_text(nll: float, store: TokenizedText) -> dict[str, float]:
-    """Figures of a split of text, a byte and a word."""
+    """Scores of a split of text per byte and per word."""
     return {
-        # A tokenizer that was given may change the text, so the bytes are those of the split itself.
+        # A user's tokenizer may change the text, so the bytes are counted in the split itself.
         "bytes": float(store.bytes),
         "bits_per_byte": nll / math.log(2) / store.bytes,
         "word_perplexity": perplexity(nll, store.words),
-        # As WikiText's published figures have it, whose lines each end with a word </s>.
+        # As in WikiText's published figures, which count a word </s> at the end of each line.
         "word_perplexity_eos": perplexity(nll, store.words + store.lines),
     }
 
 
 def _origin(trained: TrainedModel) -> dict[str, Any]:
-    """Where the training took place, and the run from which it branched, if it did."""
+    """The provenance of the training, and the run from which it branched, if it did."""
     found = {f"trained_{key}": value for key, value in trained.facts.get("code", {}).items()}
     parent = trained.facts.get("parent", {})
     return found | {f"parent_{key}": parent[key] for key in ("run", "step", "params") if parent}
 
 
 def _speed(metrics: pathlib.Path) -> dict[str, float]:
-    """Medians over the train lines of a run."""
+    """Medians of speed over a run's train lines."""
     train = [line for line in read_lines(metrics) if line["split"] == "train"]
     names = ("step_ms", "tokens_per_second")
     return {f"train_{name}": statistics.median(line[name] for line in train) for name in names} if train else {}

@@ -1,35 +1,35 @@
-"""What flags of generation say: it imports nothing slow, so that --help is quick."""
+"""The settings of generation. Imports nothing slow, so that --help is quick."""
 
 import dataclasses
 from typing import Any
 
 from flash_lm.errors import InputError
 
-COLDEST = 1e-4  # also what a temperature of 0 divides by, whose result is not used
+COLDEST = 1e-4  # also the divisor at temperature 0, whose result is not used
 _TOP_K = 2**31 - 1
 
-# flag -> its type, its default, and what it is
+# flag -> its type, its default, and its help text
 Flags = dict[str, tuple[type, Any, str]]
 CAUSAL_ONLY: Flags = {
     "max_tokens": (int, 200, "new tokens"),
-    "seed": (int, 0, "of the draws"),
-    "samples": (int, 1, "of the same prompt, all at once (8 of a couplet)"),
+    "seed": (int, 0, "random seed"),
+    "samples": (int, 1, "samples of the same prompt, in one batch (8 for couplets)"),
     "continuation": (str, None, "a text to score after the prompt instead of generating one"),
 }
-MASKED_ONLY: Flags = {"candidates": (int, 5, "a mask")}
+MASKED_ONLY: Flags = {"candidates": (int, 5, "candidates per mask")}
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Settings of `sampling.draw_tokens`; those that are left as they are do nothing.
+    """Settings of `sampling.draw_tokens`; the defaults have no effect.
 
     Attributes:
-        temperature: logits are divided by it; 0: always the likeliest token.
-        top_k: only the k likeliest; 0: all.
-        top_p: only the likeliest that together have this probability (Holtzman et al. 2020).
-        min_p: only those that have at least this share of the likeliest one's probability.
-        repetition_penalty: logits of tokens of the prompt or the output are divided by it if positive, and multiplied
-            if not (CTRL, Keskar et al. 2019, section 4.1).
+        temperature: divides the logits; 0: always the most likely token.
+        top_k: only the k most likely tokens; 0: all.
+        top_p: only the most likely tokens that together have this probability (Holtzman et al. 2020).
+        min_p: only tokens with at least this share of the highest probability.
+        repetition_penalty: for tokens already in the prompt or the output: divides positive logits, multiplies the
+            others (CTRL, Keskar et al. 2019, section 4.1).
     """
 
     temperature: float = 1.0
@@ -42,12 +42,12 @@ class Sampling:
         """Checks the ranges.
 
         Raises:
-            InputError: with everything that is wrong, one a line.
+            InputError: settings are out of range, one per line.
         """
         good = {
             "temperature": (
                 self.temperature == 0 or COLDEST <= self.temperature <= 1e4,
-                "0 (always the likeliest token), or from 0.0001 to 10000",
+                "0 (always the most likely token), or from 0.0001 to 10000",
             ),
             "top_k": (0 <= self.top_k <= _TOP_K, f"from 0 (all tokens) to {_TOP_K}"),
             "top_p": (1e-6 <= self.top_p <= 1, "from 0.000001 to 1 (all tokens)"),
@@ -62,5 +62,5 @@ class Sampling:
 
     @property
     def filters(self) -> bool:
-        """Whether tokens are left out, for which the logits must be sorted."""
+        """Whether a filter removes tokens; the logits must then be sorted."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0

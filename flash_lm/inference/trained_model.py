@@ -1,4 +1,4 @@
-"""The model of a run: the parameters of a checkpoint, without optimizer and corpus."""
+"""A run's model: the parameters of a checkpoint, without optimizer and corpus."""
 
 import dataclasses
 import functools
@@ -22,25 +22,25 @@ from flash_lm.training.saved import Facts
 from flash_lm.training.state import ModelFunction, Params
 from flash_lm.training.weights import read_weights
 
-# Keys of `config.data` that say which text is read.
+# Keys of `config.data` that select the text.
 OF_A_TEXT = ("corpus", "path", "name", "config", "split", "text_column", "streaming")
-# And those that change how it is read and computed, and no score beyond rounding.
+# Keys that change how it is read and computed, but no score beyond rounding.
 _HARMLESS = ("data.cache_dir", "data.tokens_per_batch", "model.kernels", "model.quadratic.implementation")
 _HARMLESS += ("model.state_dtype", "model.remat", "model.scan_layers", "train.loss_chunk")
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-    """What decoding and scoring need of a run.
+    """What decoding and scoring need from a run.
 
     Attributes:
-        step: of the checkpoint.
-        config: complete.
-        tokenizer: of the run.
-        held: the parameters, and the model with what was drawn and not trained.
-        mesh: on which they lie.
-        facts: of the checkpoint.
-        run: which it is.
+        step: the checkpoint's step.
+        config: the complete config.
+        tokenizer: the run's tokenizer.
+        held: the parameters, and the model with its random, untrained arrays.
+        mesh: the mesh that holds the parameters.
+        facts: facts saved with the checkpoint.
+        run: the checkpoint's name.
     """
 
     step: int
@@ -53,32 +53,32 @@ class TrainedModel:
 
     @property
     def model(self) -> ModelFunction:
-        """Without its parameters."""
+        """The model without its parameters."""
         return self.held.model
 
     @property
     def params(self) -> Params:
-        """Stacked over the layers; a new copy of these once the model has decoded."""
+        """The parameters, stacked over the layers; a new copy of the layers once the model has decoded."""
         return self.held.stacked
 
     @property
     def name(self) -> str:
-        """Of the run's folder, for messages."""
+        """The name of the run's folder, for messages."""
         return self.run.workdir.name
 
     @property
     def imported_from(self) -> str | None:
-        """The folder of another library's model that it was read from and not trained since; None: it was trained."""
+        """The folder of another library's model that it was imported from, untrained since; None: it was trained."""
         return about(self.run.workdir)["run"] if self.facts["corpus"] is None else None
 
     @functools.cached_property
     def known_ids(self) -> np.ndarray:
-        """(words of the tokenizer,) bool: ids that stand for text."""
+        """(tokenizer's vocabulary,) bool: ids that stand for text."""
         return self.tokenizer.bytes_per_token() > 0
 
     @functools.cached_property
     def characters_a_token(self) -> int:
-        """Of the longest one: so many times a number of tokens is the longest text that they can stand for."""
+        """The length of the longest token: n tokens are a text of at most n times this many characters."""
         texts = (self.tokenizer.token_bytes(i).decode(errors="replace") for i in range(self.tokenizer.vocab_size))
         return max(map(len, texts))
 
@@ -87,25 +87,25 @@ class TrainedModel:
         return np.pad(self.known_ids, (0, self.config.model.vocab_size - len(self.known_ids)))
 
     def text_of(self, ids: Iterable[int]) -> str:
-        """The text of tokens; special ones have none, broken characters are replaced."""
+        """The text of tokens; special tokens have none, broken characters are replaced."""
         return b"".join(self.tokenizer.token_bytes(int(i)) for i in ids).decode(errors="replace")
 
     def encode(self, text: str, what: str = "prompt") -> np.ndarray:
-        """Begin-of-text and the tokens of a text.
+        """Returns begin-of-text and the tokens of a text.
 
         Args:
-            text: of one character or more.
-            what: it is, for the error.
+            text: at least one character.
+            what: the text's name, for the error message.
 
         Raises:
-            InputError: no text, or a part of it that the tokenizer does not know.
+            InputError: the text is empty, or the tokenizer does not know a part of it.
         """
         if not text:
-            raise InputError(f"the {what} is empty: give it a word")
+            raise InputError(f"the {what} is empty: give at least a word")
         try:
             text.encode()
-        except UnicodeEncodeError as error:  # a byte of the command line that is no UTF-8
-            raise InputError(f"the {what} is no UTF-8 text at character {error.start + 1}") from None
+        except UnicodeEncodeError as error:  # a byte of the command line that is not UTF-8
+            raise InputError(f"the {what} is not UTF-8 text at character {error.start + 1}") from None
         (ids,) = self.tokenizer.encode([text])
         known = self.known_ids[ids]
         if not known.all():
@@ -122,16 +122,16 @@ def load_model(
     mesh_shape: tuple[int, ...] = (-1, 1, 1),
     overrides: Sequence[str] = (),
 ) -> TrainedModel:
-    """Loads the parameters of a checkpoint, and what is drawn and not trained, without optimizer and corpus.
+    """Loads a checkpoint's parameters and its random, untrained arrays, without optimizer and corpus.
 
     Args:
-        run: its name, such as runs/x or runs/x@best.
-        dtype: of parameters and computation; None: as it was trained.
-        mesh_shape: devices along (data, fsdp, tensor), whatever it was trained on.
-        overrides: words such as --config.data.path=… that change what of the config does not change the model.
+        run: the checkpoint's name, such as runs/x or runs/x@best.
+        dtype: dtype of parameters and computation; None: as trained.
+        mesh_shape: devices along (data, fsdp, tensor); it may differ from that of training.
+        overrides: words such as --config.data.path=… that do not change the model.
 
     Raises:
-        InputError: no run, no such checkpoint, an override of what was trained, or a mesh that does not fit.
+        InputError: there is no such run or checkpoint, an override changes the model, or the mesh does not fit.
     """
     name = run_name(run)
     raw: Any = run_folder.read_config(name.workdir)
@@ -147,13 +147,13 @@ def load_model(
 
 
 def _override(raw: Any, overrides: Sequence[str]) -> None:
-    """Of a text to be scored, and of how it is read and computed."""
+    """Applies overrides of the text to score, and of how it is read and computed."""
     of_a_text = [f"data.{key}" for key in (*OF_A_TEXT, "pack")]
     allowed = tuple(f"--config.{key}=" for key in (*of_a_text, *_HARMLESS))
     if trained := [word for word in overrides if word.startswith("--config.") and not word.startswith(allowed)]:
         raise InputError.of(
-            f"{word} is of the training, or has a flag of its own: here change {', '.join(of_a_text)} "
-            f"or {', '.join(_HARMLESS)}"
+            f"{word} cannot be changed after training, or has a flag of its own: keys to change here are "
+            f"{', '.join(of_a_text)} and {', '.join(_HARMLESS)}"
             for word in trained
         )
     apply_overrides(raw, list(overrides))

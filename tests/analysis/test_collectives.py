@@ -47,7 +47,7 @@ def test_a_loop_without_a_known_end_is_an_error(mesh):
     def body(x):
         return jax.lax.while_loop(lambda carry: carry.sum() < 5, lambda carry: jax.lax.psum(carry + 1, "x"), x)
 
-    with pytest.raises(ValueError, match="number of turns is not known"):
+    with pytest.raises(ValueError, match="number of iterations is unknown"):
         collectives(program(mesh, body, PartitionSpec("x")))
 
 

@@ -1,4 +1,4 @@
-"""Corpora: what is read, how it is split, and what bad files end in."""
+"""Corpora: what is read, how it is split, and the errors of bad files."""
 
 import pytest
 from small import documents

@@ -1,4 +1,4 @@
-"""Couplets from parquet and from two files: rows, splits, and what is wrong with files."""
+"""Couplets from parquet and from two files: rows, splits, and errors of bad files."""
 
 import pathlib
 

@@ -92,7 +92,7 @@ def test_examples_are_not_masked():
     config = get_config()
     config.task = "masked_lm"
     config.data.update(corpus="copy", pack="examples")
-    with pytest.raises(InputError, match="task=masked_lm is of text"):
+    with pytest.raises(InputError, match="task=masked_lm needs a corpus of text"):
         parse(config)
 
 

@@ -142,10 +142,10 @@ def test_a_masked_model(tmp_path):
     [
         (lambda model: model.logits([]), "give whole numbers"),
         (lambda model: model.logits([0.5]), "give whole numbers"),
-        (lambda model: model.logits([[1, 2], [1]]), "rows of different lengths"),
+        (lambda model: model.logits([[1, 2], [1]]), "rows of ids have different lengths"),
         (lambda model: model.logits([[[1]]]), "L or B×L"),
         (lambda model: model.logits([1, 260]), "the vocabulary has 260"),
-        (lambda model: model.generate("a", heat=1), "heat: sampling knows temperature"),
+        (lambda model: model.generate("a", heat=1), "unknown setting heat: sampling has temperature"),
         (lambda model: model.generate([]), "there is no prompt"),
         (lambda model: model.score(""), "the text is empty"),
         (lambda model: model.fill_in("a [MASK]"), "has no \\[MASK\\]"),
@@ -188,9 +188,9 @@ def test_a_card_shows_no_more_than_the_model_can(tmp_path):
 
 def test_an_export_that_is_refused_writes_nothing(exported, tmp_path, monkeypatch, capsys):
     trained, out = exported
-    with pytest.raises(InputError, match="exists: name a new folder"):
+    with pytest.raises(InputError, match="exists: give a new folder"):
         write(trained, out, "mit")
-    with pytest.raises(InputError, match="is an exported model already"):
+    with pytest.raises(InputError, match="is already an exported model"):
         write(load_model(out), tmp_path / "again", "mit")
     with pytest.raises(InputError, match="--license is empty"):
         write(trained, tmp_path / "x", " ")
@@ -203,7 +203,7 @@ def test_an_export_that_is_refused_writes_nothing(exported, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("damage", ["weights", "config", "array", "facts"])
-def test_a_damaged_export_is_told_as_such(tmp_path, damage):
+def test_a_damaged_export_is_reported_as_such(tmp_path, damage):
     trained, out = trained_model(tmp_path / "run", "transformer"), tmp_path / "out"
     write(trained, out, "mit")
     if damage == "weights":

@@ -154,7 +154,7 @@ def test_bad_prompts(generator, causal):
         ([], 5, "no prompt"),
         (["the"], 0, "max_tokens=0 must be from 1 to 1048576"),
         (["the"], 10**12, "max_tokens=1000000000000 must be from 1 to"),
-        (["caf\udce9"], 5, "the prompt is no UTF-8 text at character 4"),
+        (["caf\udce9"], 5, "the prompt is not UTF-8 text at character 4"),
     ):
         with pytest.raises(InputError, match=message):
             generator.generate(prompts, max_tokens)
@@ -176,9 +176,13 @@ def test_positions_that_end(generator, monkeypatch):
     """Pair by pair: the longest prompt need not have the longest continuation."""
     monkeypatch.setattr(generator.engine, "limit", 12)
     assert len(generator.score(["a" * 10, "a"], ["b", "b" * 10])) == 2
-    with pytest.raises(InputError, match="a prompt of 11 tokens and 2 after it are over 12.*shorten one of them"):
+    with pytest.raises(
+        InputError, match="a prompt of 11 tokens and 2 after it are over the limit of 12 .*shorten one of them"
+    ):
         generator.score(["a" * 10], ["bb"])
-    with pytest.raises(InputError, match="a prompt of 11 tokens and 2 after it are over 12.*lower max_tokens"):
+    with pytest.raises(
+        InputError, match="a prompt of 11 tokens and 2 after it are over the limit of 12 .*lower max_tokens"
+    ):
         generator.stream("a" * 10, 2)
 
 
@@ -188,7 +192,7 @@ def test_a_prompt_longer_than_the_positions(tmp_path):
     short = Generator(load_model(workdir))
     (found,) = short.generate(["the"], 28, GREEDY)
     assert len(found.tokens) == 28 or found.finish_reason == "end"
-    with pytest.raises(InputError, match="a prompt of 4 tokens and 29 after it are over 32"):
+    with pytest.raises(InputError, match="a prompt of 4 tokens and 29 after it are over the limit of 32"):
         short.generate(["the"], 29)
 
 
@@ -274,7 +278,7 @@ BAD_ARGUMENTS = {
     "--prompt=the --max_tokens=0": "max_tokens=0 must be from 1 to",
     "--prompt=the --seed=99999999999999999999": "must be from 0 to 4294967295",
     "--prompt=the --continuation=": "the continuation is empty",
-    "--prompt=the --candidates=3": "is a causal language model, for which --candidates mean nothing",
+    "--prompt=the --candidates=3": "is a causal language model and does not support --candidates",
     "--prompt=the --samples=0": "--samples=0 must be 1 or more",
     "--prompt=the --mesh=2,2": "--mesh=2,2 must be three whole numbers",
     "--prompt=the --mesh=1,1,8": "does not divide a dimension of 260 of embedding: choose another mesh shape",
@@ -291,14 +295,14 @@ def test_bad_input_ends_in_one_line(words, causal, monkeypatch, capsys):
 
 def test_what_is_no_text_or_no_run(causal, masked_run, tmp_path, monkeypatch, capsys):
     code, _, errors = command([f"--workdir={causal[1]}"], monkeypatch, capsys, stdin=b"abc\xff")
-    assert code == 2 and "the prompt is no UTF-8 text: byte 3 is 0xff" in errors[0]
+    assert code == 2 and "the prompt is not UTF-8: byte 3 is 0xff" in errors[0]
     code, _, errors = command([f"--workdir={tmp_path}", "--prompt=a"], monkeypatch, capsys)
     assert code == 2 and "holds no run" in errors[0]
     code, _, errors = command([f"--workdir={masked_run}", "--prompt=a cat"], monkeypatch, capsys)
     assert code == 2 and "masked language model, which cannot continue" in errors[0]
     argv = [f"--workdir={masked_run}", "--prompt=a [MASK]", "--top_k=3", "--samples=2"]
     code, _, errors = command(argv, monkeypatch, capsys)
-    assert code == 2 and "for which --samples, --top_k mean nothing" in errors[0]
+    assert code == 2 and "does not support --samples, --top_k" in errors[0]
     shutil.copytree(causal[1], tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     code, _, errors = command([f"--workdir={tmp_path / 'run'}", "--prompt=a"], monkeypatch, capsys)

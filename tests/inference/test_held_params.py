@@ -1,4 +1,4 @@
-"""A decode loop's parameters: those of training to the bit, and in memory once."""
+"""A decode loop's parameters: equal to those of training to the bit, and in memory only once."""
 
 import gc
 

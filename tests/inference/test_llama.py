@@ -1,4 +1,4 @@
-"""Llamas: what is exported is one by its own equations, and what is read in is the same model, with its tokenizer."""
+"""Llamas: an export matches Llama's own equations, and an import is the same model, with its tokenizer."""
 
 import json
 import pathlib
@@ -166,7 +166,7 @@ def copied(llama, tmp_path):
         ({"rms_norm_eps": "1e-5"}, "rms_norm_eps=1e-5"),
         ({"max_position_embeddings": 32.0}, "max_position_embeddings=32.0"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings=1"),
-        ({"vocab_size": 200}, "200 rows of embedding for 260 tokens"),
+        ({"vocab_size": 200}, "200 rows of embeddings for 260 tokens"),
         ({"num_hidden_layers": 7}, "no model.layers"),
         ({"num_hidden_layers": 1}, "also model.layers.1"),
         ({"intermediate_size": 11}, "sublayer_1/down/kernel"),

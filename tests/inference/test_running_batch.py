@@ -1,4 +1,4 @@
-"""Rows that come and go against each request alone, for every family that decodes."""
+"""Rows that join and leave a batch, against each request alone, for every family that decodes."""
 
 import jax
 import numpy as np
@@ -50,7 +50,7 @@ def test_each_request_gets_what_it_gets_alone(family):
     assert batch.free == batch.rows == 2
 
 
-def test_who_else_is_there_does_not_matter():
+def test_other_rows_do_not_matter():
     batch = RunningBatch(engine("flash"), 2, CAPACITY)
     (first,) = served(batch, REQUESTS[1:2], at_a_time=3)
     assert served(batch, REQUESTS, at_a_time=3)[1] == first

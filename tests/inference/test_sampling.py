@@ -114,7 +114,7 @@ def test_nonsense_is_refused(name, value):
         Sampling(**{name: value})
 
 
-def test_all_that_is_wrong_is_told_at_once():
+def test_all_errors_are_reported_at_once():
     with pytest.raises(InputError) as error:
         Sampling(temperature=-1, top_p=2)
     assert len(str(error.value).splitlines()) == 2

@@ -1,4 +1,4 @@
-"""What is said of a family without running it, against the model itself."""
+"""Facts about a family that are computed without running it, against the model itself."""
 
 import jax
 import pytest

@@ -1,4 +1,4 @@
-"""Layers of different families in one model: each is its own family's, and the model is decoded and counted as any."""
+"""Layers of different families in one model: each follows its family, and the model decodes and counts correctly."""
 
 import jax
 import numpy as np
@@ -104,7 +104,7 @@ def test_parameters_and_flops_are_counted():
     assert sizes.flops(model.settings, 8) == pytest.approx(together, rel=1e-9)
 
 
-def test_a_pattern_of_the_family_alone_is_the_family():
+def test_a_pattern_of_one_family_is_that_family():
     """Scanned over periods of two layers, and over layers: the same parameters, of other names."""
     plain, doubled = case("flash", True), case("flash", True, pattern=("flash", "flash"))
     layers = {}

@@ -1,4 +1,4 @@
-"""What `build_model` draws."""
+"""The initial parameters of `build_model`."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""What the linear families promise of long rows: time and memory in proportion, and no loss of precision."""
+"""The linear families on long rows: time and memory grow in proportion, and precision is not lost."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Sublayers with ways of their own: a residual, a penalty, a parameter that a step may not take everywhere."""
+"""Sublayers with special needs: their own residual, a penalty in the loss, a constrained parameter."""
 
 import jax
 import jax.numpy as jnp
@@ -174,7 +174,10 @@ def test_arrays_scan_with_the_layers(scanned, pattern):
             "both_ways has no causal form: use --config.task=masked_lm, or a",
         ),
         ({"model.pattern": ("free", "one_way"), "task": "masked_lm"}, "family=one_way has no bidirectional form"),
-        ({"model.family": "one_way", "data.pack": "documents"}, "one_way cannot keep documents of a row apart: data.p"),
+        (
+            {"model.family": "one_way", "data.pack": "documents"},
+            "one_way cannot separate the documents of a row: data.p",
+        ),
         ({"model.family": "one_way"}, None),
         ({"model.family": "both_ways", "task": "masked_lm", "data.pack": "documents"}, None),
     ],

@@ -130,7 +130,7 @@ def test_both_forms_have_the_same_gradients(kind, causal, packed, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["simple", "full", "window 8"])
-def test_what_is_no_number_is_not_hidden_and_does_not_go_back(kind):
+def test_nan_is_not_hidden_and_does_not_reach_earlier_tokens(kind):
     for place in (0, 1):
         arrays = [*setting(kind, True, 1.0)[:2]]
         bias = setting(kind, True, 1.0)[2]

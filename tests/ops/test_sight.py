@@ -1,4 +1,4 @@
-"""What a query sees, against the definition pair by pair; and that each form of attention keeps to it."""
+"""What a query sees, against the definition pair by pair; and that every form of attention obeys it."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What the tests of runs that go on share."""
+"""Helpers for the tests of resumed runs."""
 
 import itertools
 import pathlib

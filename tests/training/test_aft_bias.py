@@ -1,4 +1,4 @@
-"""AFT's position bias learns with the defaults: what only it can tell is learned, and not without it."""
+"""AFT's position bias learns with the default settings: a task that needs it is learned, and not without it."""
 
 import dataclasses
 

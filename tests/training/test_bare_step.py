@@ -50,6 +50,6 @@ def test_its_flops_are_three_times_those_of_the_forward_pass(config_with):
     assert step.model_flops == pytest.approx(3 * forward)
 
 
-def test_what_does_not_go_together_is_told(config_with):
+def test_contradicting_settings_are_reported(config_with):
     with pytest.raises(InputError, match="num_heads"):
         config_with({"model.family": "transformer", "model.num_heads": 5})

@@ -1,4 +1,4 @@
-"""Branches: a new run takes up state, step and order of the data of another."""
+"""Branches: a new run continues the state, step and data order of another run."""
 
 import json
 import shutil

@@ -311,7 +311,7 @@ def test_a_checkpoint_that_is_older_than_saved_constants_is_read(performer, tmp_
     ],
     ids=str,
 )
-def test_only_a_disk_that_takes_no_more_is_told_as_such(states, tmp_path, monkeypatch, error, expected, message):
+def test_only_a_full_disk_is_reported_as_full(states, tmp_path, monkeypatch, error, expected, message):
     """What is a mistake of the program comes through as it is."""
     checkpoints = Checkpoints(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Evaluation as a command sees it: numbers at their edges, and runs that are still going on."""
+"""The evaluate command: extreme numbers, and runs that are still training."""
 
 import math
 import shutil

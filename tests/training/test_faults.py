@@ -1,4 +1,4 @@
-"""A run outlives kills and a disk that is full."""
+"""A run survives kills and a full disk."""
 
 import resource
 import signal

@@ -1,4 +1,4 @@
-"""Several processes are one run: the same losses, files written once, and no host waits for one that is gone."""
+"""Several processes train one run: the same losses, files written once, and no host waits for one that has ended."""
 
 import contextlib
 import json

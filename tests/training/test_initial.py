@@ -112,7 +112,7 @@ def test_features_that_were_drawn_are_the_parents(config, tmp_path):
             r"of another shape: .*kernel \[2, 16, .*kernel \[2, .* there",
         ),
         ({"data.tokenizer": "sentencepiece"}, "another vocabulary .data.tokenizer=bytes there, sentencepiece here"),
-        ({"train.branch_from": "{parent}"}, "train.branch_from with all: give one of them"),
+        ({"train.branch_from": "{parent}"}, "train.branch_from the whole state: give one of them"),
         ({"train.init_from": "nowhere"}, "nowhere holds no run"),
         ({"train.init_from": "{parent}@5"}, "no checkpoint of step 5"),
         ({"train.freeze": ("head", "shared")}, "train.freeze: head, shared matches no parameter: they are embedding"),
@@ -174,7 +174,7 @@ def test_a_begun_run_can_be_branched(config, parent, tmp_path):
     assert line["step"] == 3 and line["parent_run"] == str(tmp_path / "begun")
 
 
-def test_an_export_is_no_run(config, parent, tmp_path):
+def test_an_export_is_not_a_run(config, parent, tmp_path):
     export(load_model(parent), tmp_path / "export", "mit")
     before = sorted(tmp_path.rglob("*"))
     for keys, workdir, told in (

@@ -106,7 +106,7 @@ def test_it_is_skipped_and_counted(config, poisoned, tmp_path):
         assert np.array_equal(a, b)
 
 
-def test_an_update_that_is_not_finite_is_none(config, tmp_path):
+def test_a_non_finite_update_is_not_applied(config, tmp_path):
     """Loss and gradient are, but a word that does not occur has moments of 0, and 0 / 0 is NaN."""
     config = config.copy_and_resolve_references()
     config.train.eps = 1e-46  # 0 in float32

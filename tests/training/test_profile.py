@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 
 @pytest.mark.parametrize("text", ["5", "5:", ":5", "a:b", "5:5", "6:5", "-1:5", "1:2:3", ""])
-def test_spans_that_are_none(text):
+def test_invalid_spans(text):
     with pytest.raises(InputError, match="such as 20:25"):
         parse_span(text)
 

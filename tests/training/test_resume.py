@@ -1,4 +1,4 @@
-"""Runs are picked up again: with other settings, as branches, by one process at a time, and without what is gone."""
+"""Resumed runs: with other settings, by one process at a time, and without deleted files."""
 
 import json
 import pathlib
@@ -243,11 +243,14 @@ def test_a_text_that_the_run_never_saw_is_scored_without_its_corpus(finished, tm
     (part,) = evaluate(run, "test", overrides=[f"--config.data.path={tmp_path / 'mine.txt'}"])
     assert 0 < part["bytes"] < len(text) / 5
     for word, expected in (
-        ("--config.model.num_layers=1", "is of the training, or has a flag of its own: here change data.corpus"),
-        ("--config.data.length=16", "is of the training, or has a flag of its own"),
-        ("--config.mesh.shape=1,1,1", "is of the training, or has a flag of its own"),
+        (
+            "--config.model.num_layers=1",
+            "cannot be changed after training, or has a flag of its own: keys to change here are data.corpus",
+        ),
+        ("--config.data.length=16", "cannot be changed after training, or has a flag of its own"),
+        ("--config.mesh.shape=1,1,1", "cannot be changed after training, or has a flag of its own"),
         ("--config.data.corpus=stdlib --config.data.path=x", "does not read data.path: add --config.data.corpus=text"),
-        ("--config.data.corpus=copy --config.data.pack=examples", "corpus copy has tokens of its own"),
+        ("--config.data.corpus=copy --config.data.pack=examples", "corpus copy has its own tokens"),
         ("--splt=test", "unknown argument --splt=test"),
     ):
         with pytest.raises(InputError, match=expected):
@@ -287,7 +290,7 @@ def test_a_run_outlives_its_corpus(config, tmp_path, caplog):
     write_corpus(folder, seed=4)
     shutil.rmtree(tmp_path / "cache")
     (line,) = evaluate(tmp_path / "run", "test")
-    assert not line["own_corpus"] and "may have been trained on" in caplog.text
+    assert not line["own_corpus"] and "may contain training text" in caplog.text
     # At another place its content is asked for.
     elsewhere = write_corpus(tmp_path / "elsewhere", seed=4)
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")

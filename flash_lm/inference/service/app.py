@@ -41,20 +41,20 @@ _EVENTS = {
     "required": ["event", "data"],
 }
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "No UTF-8, or another host's name"},
-    408: {"model": Problem, "description": "Came too slowly"},
-    411: {"model": Problem, "description": "In chunks"},
+    400: {"model": Problem, "description": "Not UTF-8, or unknown host name"},
+    408: {"model": Problem, "description": "Received too slowly"},
+    411: {"model": Problem, "description": "Chunked request"},
     413: {"model": Problem, "description": "Too large"},
     422: {"model": Problem, "description": "Bad input"},
     500: {"model": Problem, "description": "The model failed"},
-    503: {"model": Problem, "description": "Busy, or ending"},
+    503: {"model": Problem, "description": "Busy, or shutting down"},
     504: {"model": Problem, "description": "Took too long"},
 }
 _STATUS = {InputError: 422, FailedError: 500, BusyError: 503, ClosedError: 503, TimeoutError: 504}
-_LONGEST_ESCAPE, _OTHER_FIELDS = 6, 4096  # bytes of a character as JSON may write it; of all but the text
+_LONGEST_ESCAPE, _OTHER_FIELDS = 6, 4096  # bytes: of a character escaped in JSON; of all fields but the text
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _CLIENT_LEFT = 499
-_LONGEST_SENTENCE = 500  # characters: a request may have names of any length
+_LONGEST_SENTENCE = 500  # characters: names in a request may have any length
 
 
 class LeftError(Exception):
@@ -62,7 +62,7 @@ class LeftError(Exception):
 
 
 def follow(trained: TrainedModel, limits: Limits) -> None:
-    """What the other hosts of a service do until it ends, where its model lies on several; as `build_app` raises."""
+    """Runs on the other hosts until the service ends, if its model is on several; raises as `build_app` does."""
     calls = _service(trained, limits, Metrics()).calls_on_all_hosts
     assert calls
     calls.follow()
@@ -76,15 +76,15 @@ def _service(trained: TrainedModel, limits: Limits, metrics: Metrics) -> TextSer
 
 
 def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = ()) -> FastAPI:
-    """The service of a trained model.
+    """Builds the web service of a trained model.
 
     Args:
-        trained: on text or couplets, or masked.
-        limits: of requests.
-        names: of hosts under which it may be asked, beside this machine's own.
+        trained: a model trained on text or couplets, or a masked model.
+        limits: limits of requests.
+        names: host names that clients may use, besides localhost.
 
     Raises:
-        InputError: a model of something else.
+        InputError: the model was trained on something else.
     """
     metrics, config = Metrics(), trained.config
     service = _service(trained, limits, metrics)
@@ -120,11 +120,11 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = ()) 
 
     @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
     async def api() -> str:
-        return docs  # FastAPI's own is loaded from the network
+        return docs  # FastAPI's own page loads files from the network
 
     @app.get("/api/model")
     async def model() -> ModelAnswer:
-        """Which checkpoint is served."""
+        """The checkpoint that is served."""
         return about
 
     @app.get("/health", responses={500: _PROBLEMS[500]})
@@ -136,7 +136,7 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = ()) 
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def prometheus() -> Response:
-        """Counters, for Prometheus."""
+        """Metrics for Prometheus."""
         return PlainTextResponse(metrics.text())
 
     routes = {TextService: _add_text, CoupletService: _add_couplets, FillInService: _add_fill_in}
@@ -164,10 +164,10 @@ def _add_text(app: FastAPI, service: TextService, limits: Limits) -> None:
         responses=_PROBLEMS | {200: {"content": {"text/event-stream": {"schema": _EVENTS}}}},
     )
     async def stream(asked: TextAsked) -> StreamingResponse:
-        """Continues a prompt by server-sent events.
+        """Continues a prompt; streams the answer as server-sent events.
 
-        `text` has a piece of the text as it comes, with tokens, tokens_per_second and state_bytes; `done` has the
-        whole answer; `error` says why there will be none.
+        A `text` event has the next piece of text, with tokens, tokens_per_second and state_bytes; `done` has the
+        whole answer; `error` says why there is no answer.
         """
         row = await asyncio.to_thread(service.check, asked)
 
@@ -185,7 +185,7 @@ def _add_text(app: FastAPI, service: TextService, limits: Limits) -> None:
 def _add_couplets(app: FastAPI, service: CoupletService, limits: Limits) -> None:
     @app.post("/api/second_lines", responses=_PROBLEMS)
     async def second_lines(asked: SecondLinesAsked, request: Request) -> SecondLinesAnswer:
-        """Second lines for a first line, as long as it is, the likeliest first."""
+        """Second lines for a first line, of the same length, most likely first."""
         rows = await asyncio.to_thread(service.check, asked)
         return await _while_connected(request, service.answer(asked.first, rows), limits)
 
@@ -193,13 +193,13 @@ def _add_couplets(app: FastAPI, service: CoupletService, limits: Limits) -> None
 def _add_fill_in(app: FastAPI, service: FillInService, limits: Limits) -> None:
     @app.post("/api/fill_in", responses=_PROBLEMS)
     async def fill_in(asked: FillInAsked, request: Request) -> FillInAnswer:
-        """The likeliest tokens for each [MASK]."""
+        """The most likely tokens for each [MASK]."""
         await asyncio.to_thread(service.check, asked)
         return await _while_connected(request, service.answer(asked), limits)
 
 
 async def _while_connected(request: Request, answer: Awaitable[Answer], limits: Limits) -> Answer:
-    """The answer, unless it takes too long or the client leaves, which cancels it."""
+    """Awaits the answer; cancels it if it takes too long or the client leaves."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -222,14 +222,14 @@ def _event(name: str, data: dict[str, Any]) -> bytes:
 
 
 def _problem(error: Exception, limits: Limits) -> tuple[int, str]:
-    """Status and sentence."""
+    """The status and the message."""
     if isinstance(error, TimeoutError):
-        return 504, f"this took longer than {limits.seconds:g} s: ask for fewer tokens, or again later"
+        return 504, f"this took longer than {limits.seconds:g} s: ask for fewer tokens, or try again later"
     return _STATUS[type(error)], "; ".join(str(error).splitlines())
 
 
 def _add_errors(app: FastAPI, limits: Limits) -> None:
-    """A sentence for whatever goes wrong."""
+    """Answers every error with a message."""
 
     async def sentence(request: Request, error: Exception) -> JSONResponse:
         status, text = _problem(error, limits)
@@ -239,7 +239,7 @@ def _add_errors(app: FastAPI, limits: Limits) -> None:
         assert isinstance(error, RequestValidationError)
         found = []
         for one in error.errors():
-            no_json = one["type"] == "json_invalid"  # whose location is a place in the body
+            no_json = one["type"] == "json_invalid"  # its location is a position in the body
             where = "the body" if no_json else ".".join(str(x) for x in one["loc"][1:]) or "the body"
             found.append(f"{where}: {one['msg']}" + (f" at character {one['loc'][1]}" if no_json else ""))
         return JSONResponse({"error": " ".join("; ".join(found).split())[:_LONGEST_SENTENCE]}, 422)
@@ -249,10 +249,10 @@ def _add_errors(app: FastAPI, limits: Limits) -> None:
         return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
     async def left(request: Request, error: Exception) -> Response:
-        return Response(status_code=_CLIENT_LEFT)  # which nobody reads
+        return Response(status_code=_CLIENT_LEFT)  # nobody reads it
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"error": "the service has a defect: its log tells where"}, 500)
+        return JSONResponse({"error": "the service has a bug: see its log"}, 500)
 
     for kind in _STATUS:
         app.add_exception_handler(kind, sentence)

@@ -1,4 +1,4 @@
-"""What a service takes, which are flags of its command: it imports nothing slow, so that --help is quick."""
+"""A service's limits, which are flags of its command. Imports nothing slow, so that --help is quick."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Of a service.
+    """The limits of a service.
 
     Attributes:
-        rows: that are on the device at a time.
-        waiting: rows that may wait for a place.
-        prompt_tokens: of a request.
-        masks: of a request.
-        new_tokens: of an answer.
-        seconds: that a request may take, its wait included.
+        rows: rows on the device at the same time.
+        waiting: rows that may wait in the queue.
+        prompt_tokens: tokens per prompt.
+        masks: masks per request.
+        new_tokens: new tokens per answer.
+        seconds: time limit per request, including its wait.
     """
 
     rows: int = 16
@@ -32,18 +32,18 @@ class Limits:
     def check(self, what: str, count: int, limit: int) -> None:
         """Raises InputError for too many tokens."""
         if count > limit:
-            raise InputError(f"{what} of {count} tokens is over the {limit} that this service takes: shorten it")
+            raise InputError(f"{what} of {count} tokens is over the limit of {limit} of this service: shorten it")
 
     def characters(self, trained: "TrainedModel") -> int:
-        """Of the longest text that may have no more tokens than a request; a mask is written longer than most."""
+        """Characters of the longest text that can fit into `prompt_tokens`; [MASK] is longer than most tokens."""
         from flash_lm.data.tokenizers import MASK  # noqa: PLC0415 (slow to import)
 
         return self.prompt_tokens * max(trained.characters_a_token, len(MASK))
 
     def check_text(self, what: str, text: str, trained: "TrainedModel") -> None:
-        """Raises InputError for a text that is too long for the tokens, whatever they are, before it is tokenised."""
+        """Raises InputError for a text too long for any tokenisation to fit; checked before tokenising."""
         if len(text) > (most := self.characters(trained)):
             raise InputError(
-                f"{what} of {len(text)} characters is over the {self.prompt_tokens} tokens that this service takes, in "
-                f"which no more than {most} fit: shorten it"
+                f"{what} of {len(text)} characters is over the limit of {self.prompt_tokens} tokens of this service, "
+                f"into which at most {most} fit: shorten it"
             )

@@ -1,4 +1,4 @@
-"""What the service counts, for Prometheus."""
+"""The service's metrics, for Prometheus."""
 
 from collections.abc import Callable
 
@@ -8,31 +8,31 @@ _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 
 class Metrics:
-    """Counters of one service.
+    """Metrics of one service.
 
     Attributes:
-        requests: by path and status.
-        request_seconds: from a request to the end of its answer.
-        first_token_seconds: from a request to its first tokens.
-        tokens: that were generated and wanted.
+        requests: answers by path and status.
+        request_seconds: time from a request to the end of its answer.
+        first_token_seconds: time from a request to its first tokens.
+        tokens: tokens generated and delivered.
     """
 
     def __init__(self):
-        """All zero."""
+        """Starts all counters at zero."""
         self._registry = registry = CollectorRegistry()
         self.requests = Counter("flash_lm_requests", "Answers", ["path", "status"], registry=registry)
         self.request_seconds = Histogram(
-            "flash_lm_request_seconds", "To the end of an answer", buckets=_SECONDS, registry=registry
+            "flash_lm_request_seconds", "Time to the end of an answer", buckets=_SECONDS, registry=registry
         )
         self.first_token_seconds = Histogram(
-            "flash_lm_first_token_seconds", "To the first tokens", buckets=_SECONDS, registry=registry
+            "flash_lm_first_token_seconds", "Time to the first tokens", buckets=_SECONDS, registry=registry
         )
         self.tokens = Counter("flash_lm_tokens", "Tokens generated", registry=registry)
 
     def watch(self, name: str, what: str, value: Callable[[], float]) -> None:
-        """A gauge that is read when it is asked for."""
+        """Adds a gauge that calls `value` when it is read."""
         Gauge(f"flash_lm_{name}", what, registry=self._registry).set_function(value)
 
     def text(self) -> bytes:
-        """Prometheus' text format."""
+        """The metrics in Prometheus' text format."""
         return generate_latest(self._registry)

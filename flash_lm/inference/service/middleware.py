@@ -1,4 +1,4 @@
-"""What every request passes on its way to its answer."""
+"""The middleware that every request passes through."""
 
 import asyncio
 import contextlib
@@ -13,22 +13,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flash_lm.inference.service.metrics import Metrics
 
-BODY_SECONDS = 10  # in which all of a request must have come
-REFUSALS_A_SECOND = 20  # for all clients together; a burst of as many is answered at once
-_LONGEST_WAIT = 1.0  # seconds that a refusal is held back, however many there are
-_MOST_HELD = 256  # refusals; each takes some memory
+BODY_SECONDS = 10  # time limit for a whole request to arrive
+REFUSALS_A_SECOND = 20  # of all clients together; a burst of this many is answered at once
+_LONGEST_WAIT = 1.0  # seconds that a refusal is delayed at most
+_MOST_HELD = 256  # delayed refusals; each uses some memory
 
 
 class Bounded:
-    """Refuses requests that are too large to read, or too slow to come."""
+    """Refuses requests that are too large, or that arrive too slowly."""
 
     def __init__(self, app: ASGIApp, most_bytes: int):
-        """Around an app that reads bodies of so many bytes at most."""
+        """Wraps an app that reads bodies of at most `most_bytes` bytes."""
         self._app, self._most_bytes = app, most_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers 413 to what says that it is too large; raises HTTPException, in the app that reads, for the rest."""
-        told = f"a request of more than {self._most_bytes:,} bytes: shorten it"
+        """Answers 413 if Content-Length is too large; else raises HTTPException in the app while it reads."""
+        told = f"the request has more than {self._most_bytes:,} bytes: shorten it"
         promised = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
         if promised.isdecimal() and int(promised) > self._most_bytes:
             return await JSONResponse({"error": told}, 413, {"Connection": "close"})(scope, receive, send)
@@ -36,12 +36,12 @@ class Bounded:
 
         async def bounded() -> Message:
             nonlocal received, complete
-            if complete:  # what comes then is the end of the connection
+            if complete:  # only the end of the connection can follow
                 return await receive()
             try:
                 message = await asyncio.wait_for(receive(), until - time.monotonic())
             except TimeoutError:
-                raise HTTPException(408, f"a request must come within {BODY_SECONDS} s: send it again") from None
+                raise HTTPException(408, f"the request did not arrive within {BODY_SECONDS} s: send it again") from None
             received += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             if received > self._most_bytes:
@@ -52,34 +52,34 @@ class Bounded:
 
 
 class Named:
-    """Answers requests to the names of the service alone, so that no web page reaches it by a name of its own.
+    """Answers only requests to the service's own names, so that no web page reaches it through a name of its own.
 
-    An address is no name: no page has one that leads elsewhere.
+    An IP address is always accepted: a web page cannot redirect one.
     """
 
     def __init__(self, app: ASGIApp, names: frozenset[str]):
-        """Around an app that has these names."""
+        """Wraps an app that has these names."""
         self._app, self._names = app, names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers 400 for another name (DNS rebinding)."""
+        """Answers 400 for any other name (DNS rebinding)."""
         if scope["type"] != "http" or (name := _name(scope)) in self._names or _is_address(name):
             return await self._app(scope, receive, send)
-        told = f"this service is not {name}: add --host={name} to its other --host to make it so"
+        told = f"this service is not {name}: start it with a further --host={name}"
         if name is None:
-            told = "a request without a host: send the header Host"
+            told = "the request has no host: send the header Host"
         await JSONResponse({"error": told}, 400)(scope, receive, send)
 
 
 class Slow:
-    """Holds refusals back when there are many, so that whoever asks again at once cannot keep the service busy."""
+    """Delays refusals when there are many, so that clients that retry at once cannot keep the service busy."""
 
     def __init__(self, app: ASGIApp):
-        """Around an app whose answers of 4xx are refusals; of 499 the client has left."""
+        """Wraps an app whose 4xx answers are refusals, except 499: the client has left."""
         self._app, self._due, self._held = app, 0.0, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Other answers pass as they come."""
+        """Delays refusals; other answers pass unchanged."""
 
         async def slowly(message: Message) -> None:
             if message["type"] == "http.response.start" and 400 <= message["status"] < 499:
@@ -95,7 +95,7 @@ class Slow:
         await self._app(scope, receive, slowly)
 
     def _wait(self) -> float:
-        """Seconds: a bucket of one second's refusals, that drains by itself."""
+        """The delay in seconds: a leaky bucket that holds one second's refusals."""
         now = time.monotonic()
         self._due = max(self._due, now - 1.0) + 1.0 / REFUSALS_A_SECOND
         self._due = min(self._due, now + _LONGEST_WAIT)
@@ -103,7 +103,7 @@ class Slow:
 
 
 def _name(scope: Scope) -> str | None:
-    """Of the host that is asked, without its port."""
+    """The requested host's name, without its port."""
     with contextlib.suppress(ValueError):  # brackets without an address
         return (urllib.parse.urlsplit("//" + Headers(scope=scope).get("host", "")).hostname or "").rstrip(".") or None
 
@@ -118,11 +118,11 @@ class Counting:
     """Counts answers and measures how long each took, to the end of its stream."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics):
-        """Around an app, and with the metrics to count in."""
+        """Wraps an app; `metrics` has the counters."""
         self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Counts, whether the app answers or raises."""
+        """Counts the request, whether the app answers or raises."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         start, status = time.perf_counter(), 500

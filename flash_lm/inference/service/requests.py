@@ -1,4 +1,4 @@
-"""What the service is asked and answers, as its OpenAPI description tells it."""
+"""The service's requests and answers, from which its OpenAPI description is made."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,11 +7,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from flash_lm.inference.sampling import Sampling
 
 Text = Annotated[str, Field(min_length=1, max_length=100_000)]
-MOST_CANDIDATES = 100  # of a mask
-Seed = Annotated[int, Field(ge=0, lt=2**32, description="of the draws")]
+MOST_CANDIDATES = 100  # per mask
+Seed = Annotated[int, Field(ge=0, lt=2**32, description="random seed of sampling")]
 
 
-_STRANGE = 8  # unknown keys that are named
+_STRANGE = 8  # unknown keys that an error lists
 
 
 class _Asked(BaseModel):
@@ -20,26 +20,30 @@ class _Asked(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _few_keys(cls, values: Any) -> Any:
-        """Else each of ten thousand unknown keys would get a sentence."""
+        """Refuses many unknown keys at once: else each of ten thousand would be listed."""
         if isinstance(values, dict) and len(values) > len(cls.model_fields) + _STRANGE:
-            raise ValueError(f"{len(values)} keys, and there are {len(cls.model_fields)}")
+            raise ValueError(f"{len(values)} keys, but only {len(cls.model_fields)} are known")
         return values
 
 
 class SamplingAsked(_Asked):
     """How the next token is chosen."""
 
-    temperature: float = Field(1.0, ge=0, le=1e4, description="0: always the likeliest token")
-    top_k: int = Field(0, ge=0, le=2**31 - 1, description="only the k likeliest; 0: all")
-    top_p: float = Field(1.0, ge=1e-6, le=1, description="only the likeliest that together have this probability")
-    min_p: float = Field(0.0, ge=0, le=1, description="only those with this share of the likeliest one's probability")
-    repetition_penalty: float = Field(1.0, ge=1e-3, le=1e3, description="of tokens that have come already; 1: none")
+    temperature: float = Field(1.0, ge=0, le=1e4, description="0: always the most likely token")
+    top_k: int = Field(0, ge=0, le=2**31 - 1, description="only the k most likely tokens; 0: all")
+    top_p: float = Field(
+        1.0, ge=1e-6, le=1, description="only the most likely tokens that together have this probability"
+    )
+    min_p: float = Field(0.0, ge=0, le=1, description="only tokens with at least this share of the highest probability")
+    repetition_penalty: float = Field(
+        1.0, ge=1e-3, le=1e3, description="penalty of tokens that are already in the text; 1: none"
+    )
 
     def sampling(self) -> Sampling:
-        """For the decode loop.
+        """The settings for the decode loop.
 
         Raises:
-            InputError: a temperature that is neither 0 nor large enough.
+            InputError: the temperature is too small, but not 0.
         """
         return Sampling(**{name: getattr(self, name) for name in SamplingAsked.model_fields})
 
@@ -48,15 +52,17 @@ class TextAsked(SamplingAsked):
     """A text to continue."""
 
     prompt: Text
-    max_tokens: int | None = Field(None, ge=1, le=2**20, description="new tokens; default: as many as are allowed")
+    max_tokens: int | None = Field(
+        None, ge=1, le=2**20, description="new tokens; default: as many as the service allows"
+    )
     seed: Seed = 0
 
 
 class SecondLinesAsked(SamplingAsked):
-    """A couplet's first line."""
+    """The first line of a couplet."""
 
     first: Text
-    candidates: int = Field(8, ge=1, le=64, description="second lines that are sampled; of equal ones, one is given")
+    candidates: int = Field(8, ge=1, le=64, description="second lines to sample; duplicates are returned once")
     seed: Seed = 0
 
 
@@ -64,24 +70,26 @@ class FillInAsked(_Asked):
     """A text with [MASK]s."""
 
     prompt: Text
-    candidates: int = Field(5, ge=1, le=MOST_CANDIDATES, description="a mask")
+    candidates: int = Field(5, ge=1, le=MOST_CANDIDATES, description="candidates per mask")
 
 
 class TextPiece(BaseModel):
-    """What has come since the last piece, and how it goes."""
+    """The text since the last piece, and the progress so far."""
 
     text: str
-    tokens: int = Field(description="that were generated so far")
+    tokens: int = Field(description="tokens generated so far")
     tokens_per_second: float
     state_bytes: int
 
 
 class TextAnswer(BaseModel):
-    """What followed a prompt, or, in a stream, all of it once more at the end."""
+    """The continuation of a prompt; at the end of a stream, the whole text again."""
 
     text: str
-    tokens: int = Field(description="that were generated")
-    finish_reason: Literal["end", "length"] = Field(description="the model ended the text, or max_tokens did")
+    tokens: int = Field(description="tokens generated")
+    finish_reason: Literal["end", "length"] = Field(
+        description="end: the model ended the text; length: max_tokens was reached"
+    )
     seconds: float
     tokens_per_second: float
 
@@ -94,7 +102,7 @@ class SecondLine(BaseModel):
 
 
 class SecondLinesAnswer(BaseModel):
-    """The likeliest first."""
+    """Second lines, most likely first."""
 
     first: str
     candidates: list[SecondLine]
@@ -109,7 +117,7 @@ class Candidate(BaseModel):
 
 
 class FillInAnswer(BaseModel):
-    """The text with the likeliest tokens, and the candidates of each mask, the likeliest first."""
+    """The text with the most likely tokens, and the candidates of each mask, most likely first."""
 
     text: str
     masks: list[list[Candidate]]
@@ -117,7 +125,7 @@ class FillInAnswer(BaseModel):
 
 
 class ModelAnswer(BaseModel):
-    """Which checkpoint is served."""
+    """The checkpoint that is served."""
 
     name: str
     kind: Literal["text", "couplets", "fill_in"]
@@ -127,7 +135,7 @@ class ModelAnswer(BaseModel):
     parameters: int
     most_prompt_tokens: int
     most_new_tokens: int
-    state_bytes: int = Field(description="of a row, for as many tokens as it may have")
+    state_bytes: int = Field(description="state of one row with the most tokens that it may have")
 
 
 class Problem(BaseModel):

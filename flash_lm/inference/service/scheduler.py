@@ -1,4 +1,4 @@
-"""The thread that owns the device: rows of requests join the running batch as they come, and leave it when done."""
+"""The thread that owns the device: rows of requests join the running batch when they arrive, and leave when done."""
 
 import collections
 import dataclasses
@@ -16,43 +16,43 @@ from flash_lm.inference.service.several_hosts import BatchOnAllHosts
 
 logger = logging.getLogger(__name__)
 
-TOKENS_A_TURN = 4  # between two looks at who comes and goes
-_MOST_FAILURES = 3  # in a row: more are no accident
-_JOINING = -1  # the place of a row that has none yet
+TOKENS_A_TURN = 4  # tokens generated before rows join and leave again
+_MOST_FAILURES = 3  # consecutive failures: more are not a coincidence
+_JOINING = -1  # stands for the place of a row that has none yet
 Batch = RunningBatch | BatchOnAllHosts
 
 
 class BusyError(RuntimeError):
-    """There are too many rows waiting."""
+    """Too many rows are waiting."""
 
 
 class ClosedError(RuntimeError):
-    """The service is ending."""
+    """The service is shutting down."""
 
 
 class FailedError(RuntimeError):
-    """The device or the model did."""
+    """The device or the model failed."""
 
     def __init__(self):
-        """With the same sentence for all."""
-        super().__init__("the model failed: the log of the service tells why")
+        """Sets the message, which is the same for all."""
+        super().__init__("the model failed: see the service's log")
 
 
 @dataclasses.dataclass(eq=False)
 class Row:
-    """One row that is to be generated.
+    """One row to generate.
 
     Attributes:
-        prompt: ids.
-        sampling: of the row.
-        seed: of the draws.
-        number: of the sample of the same prompt and seed.
-        max_tokens: at which it ends, if the model does not end it before.
-        deliver: called from the scheduler's thread with each part, or with the error that ended it. The last part says
-            `ended`, whether the model or max_tokens did it.
+        prompt: token ids.
+        sampling: the row's sampling settings.
+        seed: the random seed.
+        number: number of the sample among those of the same prompt and seed.
+        max_tokens: the row ends after this many tokens, if the model does not end it before.
+        deliver: called from the scheduler's thread with each part, or with the error that ended the row. The last part
+            has `ended` set, whether the model or max_tokens ended the row.
         count: tokens so far.
         by_model: whether the model ended it.
-        cancelled: nobody wants it any longer; set by `Scheduler.cancel`.
+        cancelled: the row is no longer needed; set by `Scheduler.cancel`.
     """
 
     prompt: np.ndarray
@@ -73,9 +73,9 @@ class Scheduler:
         """Starts the thread.
 
         Args:
-            batch: that nobody else uses.
-            most_waiting: rows that may wait for a free one.
-            renew: makes another batch in the place of one that has failed; None: the first failure is the last.
+            batch: a batch that nothing else uses.
+            most_waiting: rows that may wait for a free place.
+            renew: makes a new batch after a failure; None: the first failure ends the scheduler.
         """
         self._batch, self._most_waiting, self._renew = batch, most_waiting, renew
         self._failures = 0  # in a row
@@ -93,36 +93,36 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Rows that wait for a free one."""
+        """Rows that wait for a free place."""
         return len(self._waiting)
 
     def check(self, rows: Sequence[Row]) -> None:
-        """Whether these rows may wait for their turn.
+        """Checks that these rows may be submitted.
 
         Raises:
-            BusyError: too many wait.
+            BusyError: too many rows are waiting.
             ClosedError: the scheduler is closed.
             FailedError: its thread has failed.
-            InputError: so many rows can never wait.
+            InputError: there are more rows than can ever wait.
         """
         if self.failed:
             raise FailedError
         if self._closing:
-            raise ClosedError("the service is ending")
+            raise ClosedError("the service is shutting down")
         if len(rows) > (most := self._most_waiting + self._batch.rows):
-            raise InputError(f"{len(rows)} rows are over the {most} that this service takes: ask for fewer")
+            raise InputError(f"{len(rows)} rows are over the limit of {most} of this service: ask for fewer")
         if len(self._waiting) + len(rows) > self._most_waiting + self._batch.free:
-            raise BusyError(f"{len(self._waiting)} rows are waiting already: try again later")
+            raise BusyError(f"{len(self._waiting)} rows are already waiting: try again later")
 
     def submit(self, rows: Sequence[Row]) -> None:
-        """Lets rows wait for their turn, all of them or none; raises as `check` does."""
+        """Queues rows, all of them or none; raises as `check` does."""
         with self._changed:
             self.check(rows)
             self._waiting.extend(rows)
             self._changed.notify()
 
     def cancel(self, rows: Sequence[Row]) -> None:
-        """Frees the places of rows at the next turn; those that are done are left alone."""
+        """Frees the places of rows at the next turn; finished rows are ignored."""
         with self._changed:
             for row in rows:
                 row.cancelled = True
@@ -130,7 +130,7 @@ class Scheduler:
             self._changed.notify()
 
     def close(self) -> None:
-        """Takes no more rows, finishes those that are here, and ends the thread."""
+        """Accepts no more rows, finishes the present ones, and ends the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -144,21 +144,21 @@ class Scheduler:
                     self._turn()
                 self._failures = 0
                 continue
-            except Exception:  # whatever the device has: nobody may wait for ever
+            except Exception:  # any device error: no client may wait forever
                 logger.exception("a step of the scheduler failed")
-            self._fail()  # after the error, which knows arrays of the batch
+            self._fail()  # outside of `except`: the error refers to arrays of the batch
             if self.failed:
                 return
 
     def _fail(self) -> None:
-        """Ends the rows that were on the device, and goes on with a batch of its own making; or ends for good."""
+        """Ends the rows that were on the device, and continues with a new batch, or ends the scheduler."""
         self._failures, batch = self._failures + 1, None
         if self._renew is not None and self._failures <= _MOST_FAILURES:
-            self._batch.release()  # two may not fit
+            self._batch.release()  # two batches may not fit into memory
             try:
                 batch = self._renew()
             except Exception:
-                logger.exception("no other batch can be made")
+                logger.exception("cannot make a new batch")
         with self._changed:
             left = [*self._running.values()]
             self._running.clear()
@@ -172,14 +172,14 @@ class Scheduler:
             row.deliver(FailedError())
 
     def _wait(self) -> bool:
-        """Until there is something to do; false when all is done and no more will come."""
+        """Waits until there is something to do; returns false when everything is done and it is closing."""
         with self._changed:
             while not self._running and not self._waiting and not self._closing:
                 self._changed.wait()
             return bool(self._running or self._waiting)
 
     def _admit(self) -> None:
-        """The next rows into the free places."""
+        """Puts the next rows into the free places."""
         for place in [place for place, row in self._running.items() if row.cancelled]:
             self._leave(place)
         while self._batch.free:
@@ -187,7 +187,7 @@ class Scheduler:
                 if not self._waiting:
                     return
                 row = self._waiting.popleft()
-            self._running[_JOINING] = row  # so that it is told if this fails
+            self._running[_JOINING] = row  # so that it gets the error if this fails
             place = self._batch.join(row.prompt, row.sampling, row.seed, row.number)
             self._running[place] = self._running.pop(_JOINING)
 

@@ -1,4 +1,4 @@
-"""What each kind of model answers: text and couplets by rows of the scheduler, masks a batch at a time."""
+"""How each kind of model answers: text and couplets with rows of the scheduler, masks one batch at a time."""
 
 import asyncio
 import dataclasses
@@ -37,17 +37,17 @@ from flash_lm.inference.service.several_hosts import BatchOnAllHosts, CallsOnAll
 from flash_lm.inference.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
-_CANDIDATES_A_MASK = 10  # where there are as many masks as are allowed
-_DELAY_A_MASK = 0.01  # seconds that others may go before: those who ask for much wait, and not those who ask for little
+_CANDIDATES_A_MASK = 10  # if a request has the most masks allowed
+_DELAY_A_MASK = 0.01  # seconds that smaller requests may overtake: large requests wait, not small ones
 
 
 class RunningRows:
-    """Lets rows be generated, for the event loop.
+    """Generates rows for the event loop.
 
     Attributes:
-        scheduler: of the rows.
-        calls_on_all_hosts: the calls that all hosts make; None: there is one.
-        state_bytes: of a row.
+        scheduler: the rows' scheduler.
+        calls_on_all_hosts: the calls that all hosts make; None: there is only one host.
+        state_bytes: size of one row's state.
     """
 
     def __init__(self, engine: Engine, limits: Limits, metrics: Metrics):
@@ -58,15 +58,15 @@ class RunningRows:
         renew = lambda: RunningBatch(engine, limits.rows, capacity)
         _compile_all(batch := renew(), min(limits.prompt_tokens, capacity - 1))
         self.calls_on_all_hosts = None
-        if jax.process_count() > 1:  # a failure puts them out of step, so there is no other batch
+        if jax.process_count() > 1:  # a failure puts the hosts out of step, so no new batch is made
             batch = BatchOnAllHosts(batch)
             self.calls_on_all_hosts, renew = batch.calls_on_all_hosts, None
         self.scheduler = scheduler = Scheduler(batch, limits.waiting, renew)
-        metrics.watch("running_rows", "Rows that are generated", lambda: scheduler.running)
-        metrics.watch("waiting_rows", "Rows that wait for a place", lambda: scheduler.waiting)
+        metrics.watch("running_rows", "Rows being generated", lambda: scheduler.running)
+        metrics.watch("waiting_rows", "Rows waiting for a free place", lambda: scheduler.waiting)
 
     def close(self) -> None:
-        """Finishes the rows that are there."""
+        """Finishes the present rows."""
         self.scheduler.close()
         if self.calls_on_all_hosts:
             self.calls_on_all_hosts.close()
@@ -74,7 +74,7 @@ class RunningRows:
     async def parts(self, rows: Sequence[Row]) -> AsyncIterator[tuple[int, Part]]:
         """Submits rows, and yields the parts of each, with its number, until all have ended.
 
-        When the listener stops listening or is cancelled, their places are freed.
+        When the caller stops iterating or is cancelled, their places are freed.
         """
         loop, queue, start = asyncio.get_running_loop(), asyncio.Queue(), time.perf_counter()
         for number, row in enumerate(rows):
@@ -97,7 +97,7 @@ class RunningRows:
 
 
 def _compile_all(batch: RunningBatch, longest: int) -> None:
-    """Runs whatever a request may need, so that none keeps the others waiting while something is compiled."""
+    """Compiles everything that a request may need, so that no request waits for compilation."""
     lengths = sorted({min(2**i, longest) for i in range(longest.bit_length() + 1)})
     for length, sampling in [(1, Sampling(top_p=0.5)), *((length, Sampling()) for length in lengths)]:
         row = batch.join(np.zeros(length, np.int32), sampling, seed=0)
@@ -106,17 +106,17 @@ def _compile_all(batch: RunningBatch, longest: int) -> None:
 
 
 class _OfRows:
-    """What services of rows share."""
+    """Base class of the services that use rows."""
 
     rows: RunningRows
 
     @property
     def calls_on_all_hosts(self) -> CallsOnAllHosts | None:
-        """The calls that all hosts make, if there are several."""
+        """The calls that all hosts make, if there are several hosts."""
         return self.rows.calls_on_all_hosts
 
     def close(self) -> None:
-        """Finishes the rows that are there."""
+        """Finishes the present rows."""
         self.rows.close()
 
 
@@ -126,13 +126,13 @@ class TextService(_OfRows):
     kind: Literal["text"] = "text"
 
     def __init__(self, trained: TrainedModel, limits: Limits, metrics: Metrics):
-        """Raises InputError: the model continues no text."""
+        """Raises InputError: the model cannot continue text."""
         self._trained, self._generator, self._limits = trained, Generator(trained), limits
         self.rows = RunningRows(self._generator.engine, limits, metrics)
         self.state_bytes = self.rows.state_bytes
 
     def check(self, asked: TextAsked) -> Row:
-        """The row of a request; raises InputError for what cannot be answered, and as `Scheduler.check` does."""
+        """The row of a request; raises InputError if it cannot be answered, and as `Scheduler.check` does."""
         self._limits.check_text("a prompt", asked.prompt, self._trained)
         sampling, limit = asked.sampling(), self._generator.engine.limit
         (prompt,) = self._generator.check([asked.prompt], asked.max_tokens or 1, asked.seed)
@@ -141,11 +141,11 @@ class TextService(_OfRows):
         self._limits.check("a prompt", len(prompt), self._limits.prompt_tokens)
         self._limits.check("max_tokens, an answer", max_tokens, self._limits.new_tokens)
         row = Row(prompt, sampling, asked.seed, 0, max_tokens)
-        self.rows.scheduler.check([row])  # a stream that has begun could only tell of it in the midst
+        self.rows.scheduler.check([row])  # once the stream has started, it is too late for an error status
         return row
 
     async def stream(self, row: Row) -> AsyncIterator[TextPiece | TextAnswer]:
-        """Pieces of text as they come, and the whole answer."""
+        """Yields pieces of text as they are generated, then the whole answer."""
         decoder, texts, tokens, start = TextDecoder(self._trained.tokenizer), [], 0, time.perf_counter()
         speed = lambda: {"tokens": tokens, "tokens_per_second": tokens / (time.perf_counter() - start)}
         async for _, part in self.rows.parts([row]):
@@ -162,13 +162,13 @@ class CoupletService(_OfRows):
     kind: Literal["couplets"] = "couplets"
 
     def __init__(self, trained: TrainedModel, limits: Limits, metrics: Metrics):
-        """Raises InputError: the model knows no couplets."""
+        """Raises InputError: the model was not trained on couplets."""
         self._trained, self._writer, self._limits = trained, CoupletWriter(trained), limits
         self.rows = RunningRows(self._writer.engine, limits, metrics)
         self.state_bytes = self.rows.state_bytes
 
     def check(self, asked: SecondLinesAsked) -> list[Row]:
-        """The rows of a request; raises InputError for what cannot be answered."""
+        """The rows of a request; raises InputError if it cannot be answered."""
         self._limits.check_text("a first line", asked.first, self._trained)
         prompt, length = self._writer.question(asked.first)
         self._limits.check("a first line", len(prompt), self._limits.prompt_tokens)
@@ -176,7 +176,7 @@ class CoupletService(_OfRows):
         return [Row(prompt, asked.sampling(), asked.seed, i, length) for i in range(asked.candidates)]
 
     async def answer(self, first: str, rows: list[Row]) -> SecondLinesAnswer:
-        """All candidates, ranked."""
+        """Returns all candidates, ranked."""
         start = time.perf_counter()
         tokens, log_probs = [[] for _ in rows], [[] for _ in rows]
         async for number, part in self.rows.parts(rows):
@@ -195,47 +195,47 @@ class _Waiting:
 
 
 class FillInService:
-    """Fills in masks; requests that come while others are on the device go there together next."""
+    """Fills in masks; requests that arrive while the device is busy are processed together next."""
 
     kind: Literal["fill_in"] = "fill_in"
-    state_bytes = 0  # nothing is carried from token to token
+    state_bytes = 0  # no state is kept between tokens
 
     def __init__(self, trained: TrainedModel, limits: Limits, metrics: Metrics):
-        """Raises InputError: the model is causal, or one that compiles each length of a prompt."""
+        """Raises InputError: the model is causal, or would be compiled for each length of a prompt."""
         self._trained, self._filler, self._limits = trained, Filler(trained), limits
         if self._filler.exact:
             raise InputError(
-                f"{trained.name} has model.normalizer={trained.config.model.normalizer}, for which each length of a "
-                f"prompt is compiled, and the others would wait: use python -m flash_lm.generate"
+                f"{trained.name} has model.normalizer={trained.config.model.normalizer}, which compiles each prompt "
+                f"length anew while other requests wait: use python -m flash_lm.generate"
             )
         longest = min(limits.prompt_tokens, trained.model.abstract.longest or limits.prompt_tokens)
         self._filler.compile(longest, MOST_CANDIDATES)
         self.calls_on_all_hosts = CallsOnAllHosts(fill=self._filler.fill)
         self._waiting: list[_Waiting] = []
         self._filling: asyncio.Task[None] | None = None
-        metrics.watch("waiting_rows", "Rows that wait for a place", lambda: self._count)
+        metrics.watch("waiting_rows", "Rows waiting for a free place", lambda: self._count)
 
     @property
     def _count(self) -> int:
-        """The clients that wait, without those that have left."""
+        """The number of waiting clients, without those that have left."""
         return sum(not one.found.done() for one in self._waiting)
 
     def check(self, asked: FillInAsked) -> None:
-        """Raises InputError for what cannot be answered."""
+        """Raises InputError if a request cannot be answered."""
         self._limits.check_text("a prompt", asked.prompt, self._trained)
         if (masks := asked.prompt.count(MASK)) > self._limits.masks:
-            raise InputError(f"a prompt of {masks} {MASK}s is over the {self._limits.masks} that this service takes")
+            raise InputError(f"a prompt of {masks} {MASK}s is over the limit of {self._limits.masks} of this service")
         if masks * asked.candidates > (most := _CANDIDATES_A_MASK * self._limits.masks):
             raise InputError(
-                f"{asked.candidates} candidates for each of {masks} {MASK}s are over the {most} in all that this "
-                f"service takes: ask for fewer"
+                f"{asked.candidates} candidates for each of {masks} {MASK}s are over the limit of {most} in all: "
+                f"ask for fewer"
             )
         self._limits.check("a prompt", len(self._filler.encode(asked.prompt)), self._limits.prompt_tokens)
 
     async def answer(self, asked: FillInAsked) -> FillInAnswer:
-        """The likeliest tokens of each mask."""
+        """Returns the most likely tokens of each mask."""
         if self._count >= self._limits.waiting:
-            raise BusyError(f"{self._count} requests are waiting already: try again later")
+            raise BusyError(f"{self._count} requests are already waiting: try again later")
         start, future = time.perf_counter(), asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(asked, future, due=start + _DELAY_A_MASK * asked.prompt.count(MASK)))
         if self._filling is None or self._filling.done():
@@ -246,12 +246,12 @@ class FillInService:
         return FillInAnswer(text=found.text, masks=masks, seconds=time.perf_counter() - start)
 
     async def _fill(self) -> None:
-        """Until nobody waits: some at a time."""
+        """Answers waiting requests, a batch at a time, until there are none."""
         while batch := self._next():
             prompts, counts = ([getattr(one.asked, key) for one in batch] for key in ("prompt", "candidates"))
             try:
                 found = await asyncio.to_thread(self.calls_on_all_hosts, "fill", prompts, counts, MOST_CANDIDATES)
-            except Exception:  # whatever the device has: nobody may wait for ever
+            except Exception:  # any device error: no client may wait forever
                 logger.exception("filling in failed")
                 found = [None] * len(batch)
             for waiting, one in zip(batch, found, strict=True):
@@ -259,7 +259,7 @@ class FillInService:
                     waiting.found.set_result(one)
 
     def _next(self) -> list["_Waiting"]:
-        """Those that have waited long enough for what they ask, as many as go to the device at once."""
+        """The requests due first, as many as fit into one batch."""
         batch: list[_Waiting] = []
         self._waiting = sorted((one for one in self._waiting if not one.found.done()), key=lambda one: one.due)
         for one in self._waiting[: self._limits.rows]:
@@ -270,5 +270,5 @@ class FillInService:
         return batch
 
     def close(self) -> None:
-        """There is nothing to finish: whoever is on the device waits for it."""
+        """Ends the calls on other hosts; requests on the device wait for their own answers."""
         self.calls_on_all_hosts.close()

@@ -1,4 +1,4 @@
-"""A service whose model lies on several hosts: the first one answers, and all compute what it asks for."""
+"""A service whose model is on several hosts: the first host answers, and all hosts compute."""
 
 import dataclasses
 import threading
@@ -12,22 +12,22 @@ from flash_lm.inference.running_batch import Part, RunningBatch
 from flash_lm.inference.sampling import Sampling
 from flash_lm.training.hosts import of_all_hosts
 
-_ASK_EVERY_S = 1.0  # whether there is something to do: no host waits longer for the others, which the network forbids
+_ASK_EVERY_S = 1.0  # a call at least this often: the network does not let hosts wait long for each other
 _NOTHING, _END = "nothing", "end"
 
 
 class CallsOnAllHosts:
-    """Calls that every host makes when the first one does."""
+    """Calls that every host makes when the first host does."""
 
     def __init__(self, **calls: Callable[..., Any]):
-        """Takes functions of JSON values, by name; on the first of several hosts also starts the thread that asks."""
+        """Takes functions of JSON values, by name; the first of several hosts also starts the keep-alive thread."""
         self._calls, self._several = calls, jax.process_count() > 1
         self._one_at_a_time, self._ended = threading.Lock(), threading.Event()
         if self._several and jax.process_index() == 0:
             threading.Thread(target=self._ask, name="hosts", daemon=True).start()
 
     def __call__(self, name: str, *arguments: Any) -> Any:
-        """Makes a call on all hosts; for the first one alone."""
+        """Makes a call on all hosts; only the first host may call this."""
         if not self._several:
             return self._calls[name](*arguments)
         with self._one_at_a_time:
@@ -35,7 +35,7 @@ class CallsOnAllHosts:
             return self._calls[name](*arguments)
 
     def follow(self) -> None:
-        """Makes the calls of the first host until that has ended; for the others."""
+        """Makes the calls of the first host until it ends; for the other hosts."""
         while True:
             name, arguments = of_all_hosts(None)[0]
             if name == _END:
@@ -44,7 +44,7 @@ class CallsOnAllHosts:
                 self._calls[name](*arguments)
 
     def close(self) -> None:
-        """Lets the others end; for the first one."""
+        """Ends `follow` on the other hosts; for the first host."""
         if self._several:
             with self._one_at_a_time:
                 self._ended.set()
@@ -58,7 +58,7 @@ class CallsOnAllHosts:
 
 
 class BatchOnAllHosts:
-    """A running batch of which every host has its part; it is used as a RunningBatch is."""
+    """A running batch that is spread over all hosts; it is used like a RunningBatch."""
 
     def __init__(self, batch: RunningBatch):
         """Takes this host's part."""
@@ -67,12 +67,12 @@ class BatchOnAllHosts:
 
     @property
     def free(self) -> int:
-        """Rows that nobody has."""
+        """Number of free rows."""
         return self._batch.free
 
     @property
     def rows(self) -> int:
-        """All of them."""
+        """Number of all rows."""
         return self._batch.rows
 
     def join(self, prompt: np.ndarray, sampling: Sampling, seed: int, number: int = 0) -> int:
@@ -88,7 +88,7 @@ class BatchOnAllHosts:
         self.calls_on_all_hosts("leave", row)
 
     def release(self) -> None:
-        """As RunningBatch does, of this host's part."""
+        """As RunningBatch does, for this host's part."""
         self._batch.release()
 
     def _join(self, prompt: list[int], sampling: dict[str, Any], seed: int, number: int) -> int:

@@ -1,4 +1,4 @@
-"""Clients that keep connections without asking for anything, or that never stop sending; others are answered."""
+"""Clients that hold connections without a request, or never stop sending; other clients are still answered."""
 
 import socket
 import threading
@@ -65,7 +65,7 @@ def until_closed(connection: socket.socket) -> bytes:
         (HEAD + b"Content-Length: 3000000\r\n\r\n", [b"413"]),  # at once, of the head alone
     ],
 )
-def test_nobody_waits_for_ever_for_the_rest(client, impatient, sent, statuses):
+def test_an_incomplete_request_times_out(client, impatient, sent, statuses):
     with connect(client) as slow:
         slow.sendall(sent)
         assert is_answered(client)
@@ -84,7 +84,7 @@ def test_chunks_without_end_are_not_read(client, impatient, path):
     assert received.startswith(b"HTTP/1.1 411") and b"send it whole" in received
 
 
-def test_who_does_not_read_is_cut_off(client, impatient):
+def test_a_client_that_does_not_read_is_cut_off(client, impatient):
     there = client.server.server_state.connections
     until(lambda: not there)
     with socket.socket() as deaf:
@@ -97,7 +97,7 @@ def test_who_does_not_read_is_cut_off(client, impatient):
     assert is_answered(client)
 
 
-def test_whoever_has_been_silent_for_longest_makes_room(client, monkeypatch):
+def test_the_connection_silent_for_longest_is_closed(client, monkeypatch):
     until(lambda: not client.server.server_state.connections)
     monkeypatch.setattr(connections, "CONNECTIONS", 3)
     silent = []
@@ -118,7 +118,7 @@ def test_whoever_has_been_silent_for_longest_makes_room(client, monkeypatch):
 
 def test_many_strange_keys_get_one_sentence(client):
     answer = client.post("/api/generate", json={"prompt": "a", **{f"key_{i}": 1 for i in range(300)}})
-    assert answer.status_code == 422 and "301 keys, and there are 8" in answer.json()["error"]
+    assert answer.status_code == 422 and "301 keys, but only 8 are known" in answer.json()["error"]
 
 
 def test_refusals_are_held_back_when_they_are_many(client, monkeypatch):

@@ -1,4 +1,4 @@
-"""The API against its own description: no answer that it does not name, and nothing that ends the service."""
+"""The API against its own description: no undocumented answer, and no request that ends the service."""
 
 import hypothesis
 import pytest

@@ -1,4 +1,4 @@
-"""Masks that the service fills in: as the command does, within bounds, and nobody before his turn."""
+"""Masks that the service fills in: as the command does, within limits, and in fair order."""
 
 import asyncio
 import concurrent.futures
@@ -41,7 +41,7 @@ def test_masks_are_filled_in_as_by_the_command(fill_in):
 
 def test_masks_of_a_request_are_bounded(fill_in):
     answer = fill_in.post("/api/fill_in", json={"prompt": "[MASK]" * 63})
-    assert answer.status_code == 422 and "a prompt of 63 [MASK]s is over the 8 that this service takes" in answer.text
+    assert answer.status_code == 422 and "a prompt of 63 [MASK]s is over the limit of 8 of this service" in answer.text
     assert len(fill_in.post("/api/fill_in", json={"prompt": "[MASK]" * 8}).json()["masks"]) == 8
 
 
@@ -68,18 +68,21 @@ def test_a_model_that_compiles_each_length_is_not_served():
     trained = dataclasses.replace(
         trained, config=config, held=HeldParams(ModelFunction(config.model, seed=1), trained.params)
     )
-    with pytest.raises(InputError, match="each length of a prompt is compiled.*use python -m flash_lm.generate"):
+    with pytest.raises(InputError, match="compiles each prompt length anew.*use python -m flash_lm.generate"):
         FillInService(trained, LIMITS, Metrics())
 
 
 def test_candidates_of_all_masks_are_bounded(fill_in):
     answer = fill_in.post("/api/fill_in", json={"prompt": "[MASK]" * 8, "candidates": 11})
-    assert answer.status_code == 422 and "11 candidates for each of 8 [MASK]s are over the 80 in all" in answer.text
+    assert (
+        answer.status_code == 422
+        and "11 candidates for each of 8 [MASK]s are over the limit of 80 in all" in answer.text
+    )
     (mask,) = fill_in.post("/api/fill_in", json={"prompt": "[MASK]", "candidates": 80}).json()["masks"]
     assert len(mask) == 80
 
 
-def test_who_asks_for_much_lets_others_go_before(monkeypatch):
+def test_large_requests_let_smaller_ones_go_first(monkeypatch):
     """And waits no longer than that is worth."""
     service, order = FillInService(random_model("fill_in"), dataclasses.replace(LIMITS, rows=1), Metrics()), []
     fill = service.calls_on_all_hosts
@@ -107,7 +110,7 @@ def test_a_long_text_makes_no_other_longer(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_filler_thatfails_is_told_of(monkeypatch):
+def test_a_filler_that_fails_is_reported(monkeypatch):
     with service("fill_in") as client:
         monkeypatch.setattr(Filler, "_fill", fails)
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""What refusals cost those who are not refused."""
+"""Delays of refusals, and what they cost other requests."""
 
 import asyncio
 

@@ -101,7 +101,7 @@ def test_what_is_wrong_is_shown_and_what_is_empty_left_to_the_service(page):
 
 
 @pytest.mark.slow
-def test_a_service_that_ends_is_told_of(page):
+def test_a_service_that_ends_is_reported(page):
     with service("text") as client:
         page.goto(client.server.url)
         page.route(
@@ -116,7 +116,7 @@ def test_a_service_that_ends_is_told_of(page):
         expect(page.locator("#status")).to_contain_text("the answer was cut off")
         page.route("**/api/generate/stream", lambda route: route.fulfill(status=502, body="Bad gateway"))
         page.keyboard.press("Control+Enter")
-        expect(page.locator("#status")).to_contain_text("the service answers 502")
+        expect(page.locator("#status")).to_contain_text("the service returned 502")
         page.route("**/api/generate/stream", lambda route: route.abort())
         page.keyboard.press("Control+Enter")
         expect(page.locator("#status")).to_contain_text("the service does not answer")
@@ -163,7 +163,13 @@ def test_the_description_of_the_api_needs_no_network(page):
         shot(page, "docs")
         told = page.locator("#paths").inner_text()
         assert all(
-            x in told for x in ("POST /api/generate", "repetition_penalty", "of tokens that have come already", "503")
+            x in told
+            for x in (
+                "POST /api/generate",
+                "repetition_penalty",
+                "penalty of tokens that are already in the text",
+                "503",
+            )
         )
         assert asked and all(url.startswith(client.server.url) for url in asked)
     assert fits(page) and not page.wrong

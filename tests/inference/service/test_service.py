@@ -1,4 +1,4 @@
-"""The JSON API, against the same models without a service; and what happens when somebody leaves or too many come."""
+"""The JSON API against the same models without a service; clients that leave, and too many clients."""
 
 import asyncio
 import concurrent.futures
@@ -132,8 +132,14 @@ def test_second_lines_are_those_of_the_command(couplets):
 BAD = {
     "no prompt": ({"prompt": ""}, "prompt: "),
     "no number": ({"prompt": "a", "max_tokens": "x"}, "max_tokens: "),
-    "too many tokens": ({"prompt": "a", "max_tokens": 65}, "max_tokens, an answer of 65 tokens is over the 64"),
-    "a long prompt": ({"prompt": "a" * 64}, "a prompt of 65 tokens is over the 64 that this service takes: shorten it"),
+    "too many tokens": (
+        {"prompt": "a", "max_tokens": 65},
+        "max_tokens, an answer of 65 tokens is over the limit of 64",
+    ),
+    "a long prompt": (
+        {"prompt": "a" * 64},
+        "a prompt of 65 tokens is over the limit of 64 of this service: shorten it",
+    ),
     "a temperature between": ({"prompt": "a", "temperature": 1e-9}, "temperature=1e-09 must be 0"),
     "a negative one": ({"prompt": "a", "temperature": -1}, "temperature: "),
     "an unknown key": ({"prompt": "a", "top": 1}, "top: "),
@@ -154,9 +160,9 @@ def test_bad_input_of_other_kinds(couplets, fill_in):
     for client, path, body, sentence in (
         (couplets, "/api/second_lines", {"first": "猫"}, "does not know what begins with '猫' in the first line"),
         (couplets, "/api/second_lines", {"first": "春", "candidates": 65}, "candidates: "),
-        (couplets, "/api/second_lines", {"first": "春" * 65}, "a first line of 67 tokens is over the 64"),
+        (couplets, "/api/second_lines", {"first": "春" * 65}, "a first line of 67 tokens is over the limit of 64"),
         (fill_in, "/api/fill_in", {"prompt": "a cat"}, "the prompt has no [MASK]"),
-        (fill_in, "/api/fill_in", {"prompt": "[MASK]" + "a" * 63}, "a prompt of 65 tokens is over the 64"),
+        (fill_in, "/api/fill_in", {"prompt": "[MASK]" + "a" * 63}, "a prompt of 65 tokens is over the limit of 64"),
     ):
         answer = client.post(path, json=body)
         assert answer.status_code == 422 and sentence in answer.json()["error"]
@@ -169,7 +175,7 @@ def test_no_json_and_no_such_page(text):
     answer = text.post("/api/generate", content=b"{", headers=json_)
     assert answer.json() == {"error": "the body: JSON decode error at character 1"}
     answer = text.post("/api/generate", content=b'{"prompt": "%s"}' % (b"a" * 2_000_000), headers=json_)
-    assert answer.status_code == 413 and "a request of more than 6,400 bytes: shorten it" in answer.json()["error"]
+    assert answer.status_code == 413 and "the request has more than 6,400 bytes: shorten it" in answer.json()["error"]
     answer = text.post("/api/generate", json={"prompt": "a", "x\n" * 500: 1})
     assert answer.status_code == 422 and len(answer.json()["error"]) <= 500 and "\n" not in answer.json()["error"]
     assert text.get("/nothing").status_code == 404
@@ -207,14 +213,14 @@ def test_second_lines_are_no_longer_than_answers_may_be():
     with service("couplets", new_tokens=4) as client:
         assert client.post("/api/second_lines", json={"first": "春夏秋冬"}).status_code == 200
         answer = client.post("/api/second_lines", json={"first": "春夏秋冬東"})
-        assert answer.status_code == 422 and "a second one of 5 tokens is over the 4" in answer.json()["error"]
+        assert answer.status_code == 422 and "a second one of 5 tokens is over the limit of 4" in answer.json()["error"]
 
 
 @pytest.mark.slow
-def test_too_many_are_sent_away():
+def test_too_many_requests_are_refused():
     with service("couplets", rows=1, waiting=2) as client:
         answer = client.post("/api/second_lines", json={"first": "春", "candidates": 4})
-        assert answer.status_code == 422 and "4 rows are over the 3 that this service takes" in answer.json()["error"]
+        assert answer.status_code == 422 and "4 rows are over the limit of 3 of this service" in answer.json()["error"]
         assert client.post("/api/second_lines", json={"first": "春", "candidates": 3}).status_code == 200
     with service("text", rows=1, waiting=1, new_tokens=ENDLESS) as client, contextlib.ExitStack() as open_:
         body = {"prompt": "a", "max_tokens": ENDLESS, "temperature": 0}
@@ -255,13 +261,13 @@ def test_answers_that_run_finish_when_the_service_ends():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ["join", "advance"])
-def test_a_model_thatfails_for_good_is_told_of(monkeypatch, step):
+def test_a_model_that_fails_for_good_is_reported(monkeypatch, step):
     """Whoever waits gets an answer, and so do those who come later."""
     with service("text") as client:
         monkeypatch.setattr(RunningBatch, step, fails)
         for healthy in (200, 200, 200, 500, 500):
             answer = client.post("/api/generate", json={"prompt": "a"}, timeout=20)  # of 60 s that it would time out
-            assert answer.status_code == 500 and "log of the service" in answer.json()["error"]
+            assert answer.status_code == 500 and "see the service's log" in answer.json()["error"]
             assert client.get("/health").status_code == healthy
 
 
@@ -298,7 +304,7 @@ def test_a_text_that_is_too_long_is_not_even_tokenised(kind, request, monkeypatc
     for tokenizer in kinds:
         monkeypatch.setattr(tokenizer, "encode", lambda self, texts: tokenised.append(texts) or [])
     answer = client.post(f"/api/{path}", json={field: "[MASK]" + "春" * 500})
-    assert answer.status_code == 422 and "of 506 characters is over the 64 tokens" in answer.json()["error"]
+    assert answer.status_code == 422 and "of 506 characters is over the limit of 64 tokens" in answer.json()["error"]
     assert not tokenised
 
 
@@ -308,7 +314,7 @@ def test_another_hosts_name_is_refused(text):
         answer = text.get("/health", headers={"host": name})
         assert answer.status_code == status, name
     assert (
-        "add --host=evil.example to its other --host"
+        "this service is not evil.example: start it with a further --host=evil.example"
         in text.get("/health", headers={"host": "evil.example:80"}).json()["error"]
     )
 
@@ -333,4 +339,4 @@ def test_the_command(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         _, err = finish(command("flash_lm.serve", *words, f"--port={port}"), code=2)
-    assert err.count("\n") == 1 and f"cannot listen at 127.0.0.1:{port}" in err and "choose another" in err
+    assert err.count("\n") == 1 and f"cannot listen on 127.0.0.1:{port}" in err and "choose another" in err

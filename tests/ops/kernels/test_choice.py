@@ -1,4 +1,4 @@
-"""Which form a part of a model gets, and that it is told once."""
+"""Which implementation a part of a model gets, and that it is logged once."""
 
 import logging
 
