@@ -88,7 +88,7 @@ def failure(main, argv: list[str], monkeypatch, capsys) -> list[str]:
         ),
         (
             ["--config.data.corpus=hf", "--config.data.path="],
-            "needs either data.name, a data set on the hub, or data.path",
+            "needs either data.name (a data set on the hub) or data.path",
         ),
         (
             ["--config.data.corpus=hf", "--config.data.path=", "--config.data.name=google/wiki40b"],

@@ -144,7 +144,7 @@ def test_all_impossible_values_are_reported_at_once():
         ("model", {"chunks.local_attention": False, "chunks.global_attention": False}, "switch one on"),
         ("model", {"normalizer": "0"}, "count, length, paper or a positive integer"),
         ("model", {"max_length": 256}, None),
-        ("data", {"length": 1024}, "over model.max_length=512"),
+        ("data", {"length": 1024}, "greater than model.max_length=512"),
         ("data", {"corpus": "text"}, "needs data.path"),
         ("train", {"accumulate": 3}, "cannot be split into"),
         ("train", {"warmup_steps": 300}, "less than train.steps=300: lower it, or leave it open with .*=$"),
