@@ -42,5 +42,5 @@ def test_a_run_beyond_the_length_of_its_training(folder, capsys):
     assert all(line["nll"] == pytest.approx(vocabulary, rel=0.2) and 0 < line["distinct"] <= 1 for line in lines)
     assert all(line["run"] == "mine" and "git" in line for line in lines)
     assert "different runs of four" in capsys.readouterr().out
-    with pytest.raises(InputError, match=f"--tokens=8 must be {length} or more"):
+    with pytest.raises(InputError, match=f"--tokens=8 must be at least {length}"):
         script.main([str(folder / "mine"), "--tokens=8", f"--out={out}"])

@@ -110,7 +110,7 @@ def test_a_config_from_before_the_import_gets_the_new_keys(undone, tmp_path):
         ("import flash_lm\nflash_lm.register_family('flash', None)", "model.family=flash is a row of flash_lm"),
         (
             "from flash_lm.schema import section\nsection('model.gau')(type('Mine', (), {}))",
-            "model.gau already: choose",
+            "already has a section model.gau: choose",
         ),
     ],
 )
@@ -144,7 +144,7 @@ def test_plugins_are_names(undone):
         ("modle.mine", {}, r"name a group \(model, data, train\) and a section of it"),
         ("mine", {}, "name a group"),
         ("model.a.b", {}, "name a group"),
-        ("model.mine", {"__annotations__": {"reach": int}, "reach": 3}, r"declare reach by key\(default, unit"),
+        ("model.mine", {"__annotations__": {"reach": int}, "reach": 3}, r"declare reach with key\(default, unit"),
     ],
 )
 def test_a_section_that_cannot_be(undone, name, body, told):

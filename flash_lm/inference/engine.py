@@ -109,8 +109,8 @@ class Engine:
     def state_bytes(self, rows: int, tokens: int) -> int:
         """Size of the model's state for this many rows with room for this many tokens."""
         with jax.set_mesh(self._mesh):
-            start = lambda: self._start_rows(self._params.apart, jnp.int32(rows), rows, self._capacity(tokens))
-            shapes = jax.eval_shape(start).state
+            start = lambda params: self._start_rows(params, jnp.int32(rows), rows, self._capacity(tokens))
+            shapes = jax.eval_shape(start, self._params.apart).state
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
     def prefill(self, prompts: list[np.ndarray], max_tokens: int) -> Decoding:
