@@ -1,10 +1,12 @@
 """A corpus and a run small enough for every test that trains."""
 
+import importlib.util
 import os
 import pathlib
 import random
 import subprocess
 import sys
+from types import ModuleType
 
 from ml_collections import ConfigDict
 
@@ -29,6 +31,15 @@ _WORDS = [
     ",",
     ".",
 ]
+
+
+def load_script(name: str) -> ModuleType:
+    """A file of scripts/, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def write_corpus(folder: pathlib.Path, documents: int = 12, lines: int = 30, seed: int = 0) -> str:

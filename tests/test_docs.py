@@ -2,13 +2,12 @@
 
 import argparse
 import importlib
-import importlib.util
 import pathlib
 import re
 import shlex
 
 import pytest
-from small import ROOT
+from small import ROOT, load_script
 
 from flash_lm.command import load_config
 from flash_lm.tables import FAMILIES
@@ -26,14 +25,6 @@ TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULT
 
 class Parsed(Exception):  # noqa: N818 (no error)
     """Stops a script when it has read its flags."""
-
-
-def load(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def blocks(page: pathlib.Path, language: str) -> list[str]:
@@ -73,7 +64,7 @@ def check_module(words: list[str]) -> None:
 
 
 def check_script(path: str, words: list[str], monkeypatch) -> None:
-    script, others = load(pathlib.Path(path).stem), []
+    script, others = load_script(pathlib.Path(path).stem), []
     real = argparse.ArgumentParser.parse_known_args
 
     def known(parser, argv=None, namespace=None):
@@ -141,13 +132,15 @@ def test_each_family_has_a_section_a_picture_and_a_line():
 
 def test_the_table_of_families_in_readme_is_current():
     readme = (ROOT / "README.md").read_text()
-    assert load("write_families").page(readme) == readme, "run python scripts/write_families.py"
+    assert load_script("write_families").page(readme) == readme, "run python scripts/write_families.py"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_picture_is_current(family):
     picture = (ROOT / "docs" / "families" / "pictures" / f"{family}.svg").read_text()
-    assert load("draw_families").picture(family) == picture, f"run python scripts/draw_families.py --families={family}"
+    assert load_script("draw_families").picture(family) == picture, (
+        f"run python scripts/draw_families.py --families={family}"
+    )
 
 
 def test_readme_is_short():

@@ -7,7 +7,7 @@ import re
 import subprocess
 
 import pytest
-from small import as_overrides, small_config, write_corpus
+from small import as_overrides, load_script, small_config, write_corpus
 
 from flash_lm import schema
 from flash_lm.errors import InputError
@@ -18,14 +18,6 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PICTURES = ROOT / "docs" / "pictures"
 ADDRESS = "https://github.com/someone/something"
 pytestmark = pytest.mark.usefixtures("usual_promotion")
-
-
-def load(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def settings(tmp_path: pathlib.Path) -> dict:
@@ -53,14 +45,14 @@ def test_notebook(path, tmp_path, monkeypatch):
     monkeypatch.setitem(FAMILIES, "cosformer", FAMILIES["flash"])  # so that they are gone again at the end
     monkeypatch.setattr(schema.SECTIONS, "there", dict(schema.SECTIONS))
     out = tmp_path / "runs"
-    load("run_notebook").execute(path, settings(tmp_path)[path.stem] | {"OUT": str(out)})
+    load_script("run_notebook").execute(path, settings(tmp_path)[path.stem] | {"OUT": str(out)})
     assert (out / "table.md").exists()
     assert {png.name for png in out.glob("*.png")} == {png.name for png in (PICTURES / path.stem).glob("*.png")}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_first_cells(path):
-    script, text = load("write_notebooks"), path.read_text(encoding="utf-8")
+    script, text = load_script("write_notebooks"), path.read_text(encoding="utf-8")
     notebook = json.loads(text)
     current = script.text_of(script.with_shared_cells(notebook, path.name, script.repository()))
     assert text == current, "run python scripts/write_notebooks.py"
@@ -72,7 +64,7 @@ def test_the_first_cells(path):
 
 def test_the_badge_and_the_installation(monkeypatch):
     """Once there is an address; written again, with none, the notebook is as before."""
-    script, path = load("write_notebooks"), NOTEBOOKS[0]
+    script, path = load_script("write_notebooks"), NOTEBOOKS[0]
     notebook = json.loads(path.read_text(encoding="utf-8"))
     found = script.with_shared_cells(script.with_shared_cells(notebook, path.name, ADDRESS), path.name, ADDRESS)
     title, badge, install = ("".join(cell["source"]) for cell in found["cells"][:3])
@@ -88,7 +80,7 @@ def test_the_badge_and_the_installation(monkeypatch):
 
 
 def test_the_installation_without_an_address(monkeypatch):
-    script, path = load("write_notebooks"), NOTEBOOKS[0]
+    script, path = load_script("write_notebooks"), NOTEBOOKS[0]
     found = script.with_shared_cells(json.loads(path.read_text(encoding="utf-8")), path.name, "")
     install = "".join(found["cells"][1]["source"])
     exec(install, {})
@@ -99,7 +91,7 @@ def test_the_installation_without_an_address(monkeypatch):
 
 @pytest.mark.parametrize("address", ["github.com/someone/something", "https://example.org/a/b", ADDRESS + "/"])
 def test_an_address_that_colab_cannot_open(address, tmp_path, monkeypatch):
-    script = load("write_notebooks")
+    script = load_script("write_notebooks")
     (tmp_path / "pyproject.toml").write_text(f'[tool.flash_lm]\nrepository = "{address}"\n')
     monkeypatch.setattr(script, "ROOT", tmp_path)
     with pytest.raises(InputError, match="OWNER/NAME, or empty"):
@@ -113,7 +105,7 @@ def test_a_notebook_runs_as_a_command(tmp_path):
     drawing = "import pathlib\npathlib.Path(OUT).mkdir()\npathlib.Path(OUT, f'{STEPS + 1}.png').write_text('x')"
     cells = [setting, {"cell_type": "code", "metadata": {}, "source": [drawing]}]
     notebook.write_text(json.dumps({"cells": cells}))
-    main, pictures = load("run_notebook").main, tmp_path / "pictures"
+    main, pictures = load_script("run_notebook").main, tmp_path / "pictures"
     main([str(notebook), f"--pictures={pictures}", "STEPS=5", f"OUT={out}"])
     assert [path.name for path in pictures.iterdir()] == ["6.png"]
     with pytest.raises(InputError, match="has no setting STEP"):

@@ -1,6 +1,5 @@
 """The benchmarks as a user starts them, at tiny sizes."""
 
-import importlib.util
 import json
 import pathlib
 import subprocess
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from oracles import llama as oracle_llama
 from safetensors.numpy import load_file, save_file
-from small import as_overrides, small_config, write_corpus
+from small import as_overrides, load_script, small_config, write_corpus
 
 from flash_lm.analysis.rounds import COUNTED
 from flash_lm.errors import InputError, RunError
@@ -26,18 +25,10 @@ SCRIPTS = pathlib.Path(__file__).parent.parent / "scripts"
 SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "model_dim": 8, "num_heads": 2}.items()]
 
 
-def load(name: str):
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.slow
 def test_step_times_of_two_families(tmp_path, monkeypatch, capsys):
     """One line a cell; one that does not fit gets a line, and the rest goes on."""
-    script, out = load("benchmark_step_time"), tmp_path / "out"
+    script, out = load_script("benchmark_step_time"), tmp_path / "out"
     monkeypatch.setattr(script, "PRODUCT", 64)
     words = ["--size=tiny", "--families=transformer_plus_plus flash", "--lengths=16 32", "--tokens_per_step=64"]
     start = script.BareStep.start
@@ -68,7 +59,7 @@ def test_step_times_of_two_families(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_a_family_beside_itself_with_other_keys(tmp_path, monkeypatch, capsys):
     """And no further length once the time is spent."""
-    script, out = load("benchmark_step_time"), tmp_path / "out"
+    script, out = load_script("benchmark_step_time"), tmp_path / "out"
     monkeypatch.setattr(script, "PRODUCT", 64)
     monkeypatch.setattr(script.time, "perf_counter", iter(range(0, 10**6, 100)).__next__)
     words = ["--size=tiny", "--families=flash flash+kernels=pallas+chunks.size=8", "--lengths=16 32", "--seconds=60"]
@@ -81,7 +72,7 @@ def test_a_family_beside_itself_with_other_keys(tmp_path, monkeypatch, capsys):
 
 def test_states_stay_while_another_one_takes_its_turn(monkeypatch):
     """So the last of these fits alone, but not with the others."""
-    script = load("benchmark_step_time")
+    script = load_script("benchmark_step_time")
     monkeypatch.setattr(script, "free_memory", lambda: 100)
     sizes = {"a": (60, 50), "b": (40, 10), "c": (70, 5), "d": (20, 15)}  # peak and temporary bytes
     steps = {
@@ -107,13 +98,13 @@ def test_states_stay_while_another_one_takes_its_turn(monkeypatch):
 def test_step_times_of_nonsense_end_before_anything_is_measured(tmp_path, word, message):
     words = ["--size=tiny", "--lengths=16", "--tokens_per_step=64", f"--out={tmp_path / 'out'}"]
     with pytest.raises(InputError, match=message):
-        load("benchmark_step_time").main([*words, word])
+        load_script("benchmark_step_time").main([*words, word])
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
 def test_kernels_beside_what_xla_compiles(tmp_path, monkeypatch, capsys):
-    script = load("benchmark_kernels")
+    script = load_script("benchmark_kernels")
     monkeypatch.setattr(script, "PRODUCT", 64)
     sizes = ["--config.model.gau.shared_dim=8", "--config.model.chunks.size=8", "--config.data.vocab_size=300", *SMALL]
     words = ["--config=configs/tiny.py", "--lengths=16", "--tokens=32", "--rounds=1", "--calls=2", "--families=flash"]
@@ -132,7 +123,7 @@ def test_kernels_beside_what_xla_compiles(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(("wrong", "found"), [(1.1, "0"), (float("nan"), "nan")])
 def test_a_kernel_that_differs_is_not_timed(tmp_path, monkeypatch, wrong, found):
     """Here the sums that only derivatives need."""
-    script = load("benchmark_kernels")
+    script = load_script("benchmark_kernels")
     right = programs.entering_sums
     sums = lambda *words, reverse=False: right(*words, reverse=reverse) * (wrong if reverse else 1)
     monkeypatch.setattr(attention, "entering_sums", sums)
@@ -145,7 +136,9 @@ def test_a_kernel_that_differs_is_not_timed(tmp_path, monkeypatch, wrong, found)
 
 def test_memory_of_a_step(tmp_path):
     words = ["--config=configs/tiny.py", "--config.data.tokens_per_batch=64", "--config.model.max_length=32"]
-    load("benchmark_memory").main([*words, *SMALL, "--config.data.vocab_size=300", f"--out={tmp_path / 'm.jsonl'}"])
+    load_script("benchmark_memory").main(
+        [*words, *SMALL, "--config.data.vocab_size=300", f"--out={tmp_path / 'm.jsonl'}"]
+    )
     (line,) = read_jsonl(tmp_path / "m.jsonl")
     assert 0 < line["temp_bytes"] < line["peak_bytes"] < line["peak_rss_bytes"]
     json.dumps(line)
@@ -156,7 +149,7 @@ def test_attention_maps_of_a_run(tmp_path, capsys):
     config = small_config(write_corpus(tmp_path / "text"), tmp_path / "cache")
     config.model.update(pattern=("flash", "aft_local"), num_layers=2)
     train(config, tmp_path / "run")
-    script, out = load("attention_maps"), tmp_path / "out" / "maps.png"
+    script, out = load_script("attention_maps"), tmp_path / "out" / "maps.png"
     script.main([f"--workdir={tmp_path / 'run'}", f"--out={out}", "--tokens=20", "--text=the cat sat on the mat, and"])
     assert "6 maps of 20 tokens" in capsys.readouterr().out  # two parts of two units, and AFT with exp(w)
     assert out.read_bytes().startswith(b"\x89PNG")
@@ -165,7 +158,7 @@ def test_attention_maps_of_a_run(tmp_path, capsys):
 @pytest.mark.slow
 def test_decoding_by_context(tmp_path, monkeypatch, capsys):
     """Beside the cached Transformer++ stands the one that recomputes; what does not fit has no time."""
-    script, out = load("benchmark_decode"), tmp_path / "out"
+    script, out = load_script("benchmark_decode"), tmp_path / "out"
     monkeypatch.setattr(script, "PREFILLED", 32)
     monkeypatch.setattr(script, "STEPPED", 16)
     monkeypatch.setattr(script, "COPIED", 1 << 12)
@@ -197,7 +190,7 @@ def test_decoding_by_context(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_images_a_second(tmp_path, monkeypatch, capsys):
     """Each way and batch; what is recomputed is left out where it is too much."""
-    script, out = load("benchmark_images"), tmp_path / "out"
+    script, out = load_script("benchmark_images"), tmp_path / "out"
     monkeypatch.setattr(script, "PIXELS", {"MNIST": 16})
     monkeypatch.setattr(script, "MOST_RECOMPUTED", 16)
     words = ["--batches=1 2", "--tokens=4", "--rounds=1", "--config.model.chunks.size=8", *SMALL]
@@ -215,7 +208,7 @@ def test_images_a_second(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_a_service_under_load(tmp_path, capsys, monkeypatch):
-    script, out = load("benchmark_serve"), tmp_path / "out"
+    script, out = load_script("benchmark_serve"), tmp_path / "out"
     config = small_config(write_corpus(tmp_path / "text"), tmp_path / "cache")
     config.train.update(steps=4, eval_every=0, checkpoint_every=0)
     config.mesh.shape = (-1, 1, 1)
@@ -262,7 +255,7 @@ for line in sys.stdin:
 @pytest.mark.slow
 def test_peers_take_turns_with_us(tmp_path, monkeypatch, capsys):
     """One that has other parameters, cannot be built, or dies gets a line, and the rest goes on."""
-    script, out = load("benchmark_peers"), tmp_path / "out"
+    script, out = load_script("benchmark_peers"), tmp_path / "out"
     monkeypatch.setattr(script, "WORKER", tmp_path / "peer.py")
     script.WORKER.write_text(FAKE_PEER)
     words = ["--config=configs/tiny.py", "--tokens_per_step=64", "--rounds=2", f"--python={sys.executable}", *SMALL]
@@ -285,7 +278,7 @@ def test_peers_take_turns_with_us(tmp_path, monkeypatch, capsys):
 
 
 def test_a_peer_that_dies_is_reported(tmp_path, monkeypatch):
-    script = load("benchmark_peers")
+    script = load_script("benchmark_peers")
     monkeypatch.setattr(script, "WORKER", tmp_path / "peer.py")
     script.WORKER.write_text(FAKE_PEER)
     with script.start("sdpa", sys.executable) as peer, pytest.raises(script.PeerError, match="ended with code 3"):
@@ -299,7 +292,7 @@ def test_a_peer_that_dies_is_reported(tmp_path, monkeypatch):
 def test_peers_of_nonsense_end_before_anything_is_measured(tmp_path, word, message):
     words = ["--config=configs/tiny.py", f"--python={sys.executable}", f"--out={tmp_path / 'out'}"]
     with pytest.raises(InputError, match=message):
-        load("benchmark_peers").main([*words, word])
+        load_script("benchmark_peers").main([*words, word])
     assert not (tmp_path / "out").exists()
 
 
@@ -321,7 +314,7 @@ import benchmark_step_time
 @pytest.mark.slow
 def test_what_a_step_asks_of_each_device(monkeypatch):
     """A state cut into eight takes an eighth of the bytes, and is gathered; of a whole one gradients are summed."""
-    script = load("benchmark_scale")
+    script = load_script("benchmark_scale")
     monkeypatch.setitem(script.SIZES, "tiny", (2, 64, 4))
     config = script.load_config("configs/tiny.py", ["--config.data.vocab_size=512", "--config.model.chunks.size=16"])
     lines = [script.measure(script.setup_of(config, "flash", "tiny", shape, 32, 1)) for shape in ((8, 1, 1), (1, 8, 1))]
@@ -343,7 +336,7 @@ def test_what_a_step_asks_of_each_device(monkeypatch):
 def test_what_a_save_costs(tmp_path):
     out = tmp_path / "saves.jsonl"
     words = ["--config=configs/tiny.py", "--config.data.vocab_size=300", "--config.data.tokens_per_batch=4096"]
-    load("benchmark_save").main([*words, "--rounds=1", f"--out={out}"])
+    load_script("benchmark_save").main([*words, "--rounds=1", f"--out={out}"])
     (line,) = read_jsonl(out)
     assert line["state_bytes"] >= 12 * line["parameters"] and 0 < line["blocked_s"] <= line["written_s"]
     assert line["blocked_share"] == line["blocked_s"] / (line["checkpoint_every"] * line["step_s"])
@@ -352,7 +345,7 @@ def test_what_a_save_costs(tmp_path):
 @pytest.mark.slow
 def test_the_first_minute(tmp_path, monkeypatch, capsys):
     """Each round begins in a home that has nothing, and the user's own is left alone."""
-    script, out = load("benchmark_first_minute"), tmp_path / "out.jsonl"
+    script, out = load_script("benchmark_first_minute"), tmp_path / "out.jsonl"
     monkeypatch.setattr(script, "COMMANDS", ("train",))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     config = as_overrides(small_config(write_corpus(tmp_path / "text"), tmp_path / "tokens", "flash"))
@@ -375,7 +368,7 @@ def test_shell_scripts_can_be_read(path):
 
 
 def test_llamas_need_the_peers_environment(tmp_path):
-    script = load("compare_llama")
+    script = load_script("compare_llama")
     with pytest.raises(InputError, match="make peers"):
         script.main([f"--python={tmp_path / 'none'}", f"--out={tmp_path / 'out'}"])
     assert not (tmp_path / "out").exists()
@@ -384,7 +377,7 @@ def test_llamas_need_the_peers_environment(tmp_path):
 @pytest.mark.parametrize("off", [None, "theirs", "again"])
 def test_llamas_there_and_back(off, tmp_path, monkeypatch):
     """With the oracle in the place of transformers, which may be wrong."""
-    script = load("compare_llama")
+    script = load_script("compare_llama")
     small = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     monkeypatch.setattr(script, "SMALL", script.SMALL | small)
     monkeypatch.setattr(script, "SHAPES", {"all share one": {"num_key_value_heads": 1, "dtype": "float32"}})

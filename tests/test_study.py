@@ -1,12 +1,11 @@
 """Grids, ablations, tables and sweeps: what is run, skipped and reported."""
 
-import importlib.util
 import json
 import pathlib
 import shlex
 
 import pytest
-from small import as_overrides, small_config, write_corpus
+from small import as_overrides, load_script, small_config, write_corpus
 
 from flash_lm import study, sweep
 from flash_lm.command import apply_overrides, load_config, load_module
@@ -202,19 +201,11 @@ def test_a_config_that_names_no_runs_needs_a_grid(tmp_path):
         sweep.main(["--config=configs/quickstart.py", f"--workdir={tmp_path}"])
 
 
-def load_reproduce():
-    spec = importlib.util.spec_from_file_location("reproduce", ROOT / "scripts" / "reproduce.py")
-    assert spec and spec.loader
-    reproduce = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(reproduce)
-    return reproduce
-
-
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("more", [[], ["--scale=small", "--corpus=stdlib"]], ids=["paper", "small"])
 def test_the_commands_of_a_table_are_its_runs(path, more, tmp_path, capsys):
     """For several hosts; what they train, the table's own command takes for its runs."""
-    reproduce, own = load_reproduce(), ["--config.mesh.shape=2,2,2", "--config.data.cache_dir=/a disk"]
+    reproduce, own = load_script("reproduce"), ["--config.mesh.shape=2,2,2", "--config.data.cache_dir=/a disk"]
     reproduce.main([f"--table={path.stem}", f"--out={tmp_path}", "--commands=launch it", *more, *own])
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     assert all(line[:2] == ["launch", "it"] for line in lines)
@@ -231,7 +222,7 @@ def test_the_commands_of_a_table_are_its_runs(path, more, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_table_is_reproduced_and_goes_on(config, tmp_path, capsys):
-    reproduce = load_reproduce()
+    reproduce = load_script("reproduce")
     out = tmp_path / "out"
     sizes = {"model.num_layers": 1, "model.model_dim": 16, "train.steps": 2, "train.warmup_steps": 0}
     sizes |= {"train.eval_every": 0, "data.tokens_per_batch": 8192, "data.cache_dir": str(tmp_path / "cache")}
