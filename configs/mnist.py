@@ -1,11 +1,11 @@
-"""MNIST pixel by pixel ("Transformers are RNNs", section 4.2): 784 bytes a row, a mixture of ten logistics.
+"""MNIST pixel by pixel ("Transformers are RNNs", section 4.2): 784 bytes per row, a mixture of ten logistics.
 
     python -m flash_lm.train --config=configs/mnist.py --config.data.path=$DATA/mnist --workdir=runs/mnist
-    python -m flash_lm.evaluate --workdir=runs/mnist --split=test        # bits a byte are bits a pixel
+    python -m flash_lm.evaluate --workdir=runs/mnist --split=test        # bits per byte are bits per pixel
 
-The paper's: 8 layers, 8 heads, width 256, RAdam 1e-4, 250 epochs in batches of 10 images; for a GPU.
-`configs/mnist_small.py` is for two cores. CIFAR-10 is `--config.data.path= --config.data.name=uoft-cs/cifar10
---config.model.max_length=3072`, with a batch to match.
+The settings are the paper's: 8 layers, 8 heads, width 256, RAdam at 1e-4, 250 epochs in batches of 10 images. They need
+a GPU; `configs/mnist_small.py` is for two cores. For CIFAR-10, use `--config.data.path=
+--config.data.name=uoft-cs/cifar10 --config.model.max_length=3072` and adapt the batch size.
 """
 
 from ml_collections import ConfigDict

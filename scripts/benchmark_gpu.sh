@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# What one GPU makes of all this, meant for 8 minutes: scripts/benchmark_gpu.sh [folder, results/gpu]
+# Runs the benchmarks on one GPU, meant to take 8 minutes: scripts/benchmark_gpu.sh [folder, default results/gpu]
 #
-# Needs jax, flax, optax and ml_collections; plots need matplotlib, the peers PyTorch. The kernels are checked first: if
-# one differs from the form that XLA compiles, nothing is timed. What there is no time for is told. PYTHON chooses the
-# interpreter. Results of an earlier run in the folder are replaced.
+# Needs jax, flax, optax and ml_collections; plots need matplotlib, and the peers need PyTorch. The kernels are checked
+# first: if one differs from the form that XLA compiles, nothing is timed. The script reports what it skips for lack of
+# time. PYTHON chooses the interpreter. Results of an earlier run in the folder are replaced.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 OUT=${1:-results/gpu}
@@ -17,8 +17,8 @@ rm -rf "$OUT/kernels" "$OUT/step_time" "$OUT/decode" "$OUT/peers"
 
 step kernels --lengths="2048 8192" --rounds=1 --out="$OUT/kernels"
 
-# Each beside what it is compared with. The plain form fits with its layers recomputed, so flash stands beside it so, too;
-# both are last, since the room of the plain one would be missing to those after it.
+# Each family runs next to the one it is compared with. The plain form only fits with its layers recomputed, so flash is
+# also run that way for comparison. Both are last, since later ones would lack the memory that the plain form takes.
 MAIN="transformer_plus_plus transformer_plus_plus+quadratic.implementation=cudnn flash_quad flash"
 XLA="flash_quad+kernels=xla flash+kernels=xla linear_transformer+kernels=xla"
 REST="transformer transformer_plus mc_tfm linear_transformer performer aft_full aft_local aft_simple aft_conv"
@@ -31,11 +31,11 @@ step decode --config=configs/flash_base.py --families="transformer_plus_plus fla
     --contexts="1024 16384" --batches="16" --rounds=1 --config.model.vocab_size=32000 --out="$OUT/decode"
 
 if ! "$PYTHON" -c 'import torch' 2>/dev/null; then
-    echo "no peers: PyTorch is not installed"
+    echo "peers skipped: PyTorch is not installed"
 elif ((SECONDS > 440)); then
-    echo "no peers: no time left; scripts/benchmark_peers.py measures them alone"
+    echo "peers skipped: no time left; run scripts/benchmark_peers.py to measure them separately"
 else
-    # Both processes need room on the device.
+    # Both processes need memory on the device.
     XLA_PYTHON_CLIENT_PREALLOCATE=false step peers --config=configs/flash_base.py --python="$(command -v "$PYTHON")" \
         --peers="sdpa flash_linear_attention" --lengths="2048 8192" --tokens_per_step=65536 --dtype=bfloat16 --rounds=1 \
         --out="$OUT/peers"

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Trains families of 1.3M parameters on the same tokens of one corpus, scores them on its validation split, compares them.
+# Trains families at 1.3M parameters on the same tokens of one corpus, scores them on its validation split and compares
+# them.
 #
 #     scripts/train_small.sh $DATA/books runs/books "transformer_plus_plus flash_quad flash mc_tfm"
 #
-# Further arguments go to the training command, such as --config.task=masked_lm. Run again, it goes on where it stopped.
+# Further arguments, such as --config.task=masked_lm, go to the training command. If run again, it resumes where it
+# stopped.
 set -euo pipefail
 corpus=$1 out=$2 families=$3
 shift 3

@@ -1,4 +1,4 @@
-"""Two choices that FLASH leaves open: the divisor N of attention without a softmax, and how positions are told.
+"""Two choices that FLASH leaves open: the divisor N of attention without softmax, and how positions are encoded.
 
     STUDY="python -m flash_lm.sweep --config=configs/studies/flash.py --split=test --config.data.corpus=hf"
     $STUDY --workdir=runs/flash/rows_of_512 --lengths=512,2048,8192 --config.data.path=$DATA/wiki
@@ -7,15 +7,15 @@
     $STUDY --workdir=runs/flash/documents --lengths=512,2048 --config.data.path=$DATA/wikitext2 \
         --config.data.pack=documents
 
-Written before the first run, of the divisor: the constant becomes the default of causal models only if it is no worse
-than the count (perplexity on the test split at most 1.02 times the count's) with every seed, for FLASH and FLASH-Quad,
-in all three settings, at the length of training and at four times it, and if text of sixteen times the length of
-training does not fall apart where the count's does not. One failure keeps the count. The constant is data.length for
-all pairs and for the part over chunks, and the chunk's length inside it. `length` is the same model as the constant
-until it is scored at another length.
+The criteria for the divisor were set before the first run. The constant becomes the default of causal models only if
+it is no worse than the count (perplexity on the test split at most 1.02 times the count's) with every seed, for FLASH
+and FLASH-Quad, in all three settings, at the training length and at four times that length. In addition, it must not
+break down on text of sixteen times the training length where the count does not. A single failure keeps the count. The
+constant is data.length for all pairs and for the part over chunks, and the chunk's length inside a chunk. `length` is
+the same model as the constant until it is scored at another length.
 
-Of the positions: one way is better than the other when its perplexity on the test split is below 1 / 1.02 times the
-other's with every seed.
+The criterion for the positions: one encoding is better than the other if its perplexity on the test split is below
+1 / 1.02 times the other's with every seed.
 """
 
 from ml_collections import ConfigDict

@@ -1,12 +1,12 @@
-"""WikiText-103 at 43M parameters, rows of 512, beside the figures of table 1 of the TNL paper (about 44M).
+"""WikiText-103 at 43M parameters, rows of 512, compared with the figures of table 1 of the TNL paper (about 44M).
 
     python scripts/reproduce.py --table=wikitext103 --out=results/wikitext103
 
-Vocabulary and schedule are ours, so perplexity a word is the one to compare, with line ends as words, as the published
-figures count them. White space separates 241,211 words of the test split; with line ends it has 245,569, of which ours
-are 244,102, since blank lines are left out of the text and of the count. The corpus is the one whose
-rare words are <unk>, as it was for those figures. In the raw one they are spelled, which costs more tokens a word, so
-its perplexity a word is higher and not to be set beside them.
+Vocabulary and schedule are ours, so compare perplexity per word, with line ends counted as words, as in the published
+figures. The test split has 241,211 words separated by white space, and 245,569 with line ends. We count 244,102 of
+these, since blank lines are left out of the text and of the count. As for the published figures, the corpus is the
+version whose rare words are <unk>. The raw version spells them out, which costs more tokens per word. Its perplexity
+per word is therefore higher and not comparable with these figures.
 """
 
 from ml_collections import ConfigDict

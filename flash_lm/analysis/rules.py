@@ -1,7 +1,7 @@
-"""The rules by which claims are judged. Each prints what it applies.
+"""The rules that judge claims. Each rule prints what it applies.
 
-A rule is a frozen dataclass whose fields are what it is applied with and what `text` prints. It gives a verdict for
-what two seeds or more, or two runs of a benchmark or more, all say; whatever a single one says is undecided.
+A rule is a frozen dataclass. Its fields are the parameters that it applies and that `text` prints. It decides only if
+two or more seeds, or two or more runs of a benchmark, all agree. The result of a single one is undecided.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ ARITHMETIC, NOT_TESTABLE, NOT_RUN = "by arithmetic", "not testable here", "not r
 WORDS = (REPRODUCED, UNDECIDED, CONTRADICTED, ARITHMETIC, NOT_TESTABLE, NOT_RUN)
 ALIKE = 1.02  # perplexities within this factor of each other are alike
 SAME_TIME = 1.03  # and so are training times
-# what is asked of a ratio -> its bounds, of a margin
+# the relation that a ratio must satisfy -> its bounds, as a function of the margin
 RELATIONS = {
     "better": lambda margin: (0.0, 1 / margin),
     "no worse": lambda margin: (0.0, margin),
@@ -28,7 +28,7 @@ RELATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What was found of a claim: a word of WORDS (None: nothing is judged), the figure, and why no more than it."""
+    """The result for a claim: a word of WORDS (None: not judged), the figure, and the reasons not to decide."""
 
     word: str | None
     figure: str
@@ -44,13 +44,13 @@ class Rule(Protocol):
         ...
 
     def judge(self, evidence: Evidence) -> Verdict:
-        """What the evidence says; raises MissingError."""
+        """The verdict on the evidence; raises MissingError."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """A score of one run over that of another, seed by seed, on the test split."""
+    """The score of one run divided by that of another, seed by seed, on the test split."""
 
     study: str
     first: str
@@ -63,13 +63,13 @@ class Ratio:
 
     @property
     def text(self) -> str:
-        """With the bounds of the relation; nothing where it does not decide but is shown beside."""
+        """With the bounds of the relation; empty if the ratio is only shown and does not decide."""
         if not self.judged:
             return ""
         return f"{self._what} {_bounds(*RELATIONS[self.relation](self.margin))} that of {self.second}"
 
     def judge(self, evidence: Evidence) -> Verdict:
-        """Undecided, too, when only the validation split was scored, on which choices were made."""
+        """Also undecided if only the validation split was scored, because choices were made on it."""
         pairs = evidence.of_same_seeds(self.study, self.first, self.second)
         ratios, reasons = _ratios(pairs, self.length, self.metric)
         low, high = RELATIONS[self.relation](self.margin)
@@ -87,7 +87,7 @@ class Ratio:
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-    """Perplexity grows by a larger factor between two runs than between two others."""
+    """Perplexity grows by a larger factor between two runs than between two other runs."""
 
     study: str
     of: Sequence[str]
@@ -100,7 +100,7 @@ class Growth:
         return f"perplexity of {self._pair(self.of)} more than {self.margin:g} × that of {self._pair(self.than)}"
 
     def judge(self, evidence: Evidence) -> Verdict:
-        """Of the seeds that all four runs have."""
+        """Uses the seeds that all four runs have."""
         runs = evidence.of_same_seeds(self.study, *self.of, *self.than)
         of, reasons = _ratios([(after, before) for before, after, _, _ in runs], None, "perplexity")
         than, _ = _ratios([(after, before) for _, _, before, after in runs], None, "perplexity")
@@ -116,8 +116,9 @@ class Growth:
 class EqualTime:
     """Perplexity of two runs whose schedules end after the same training time.
 
-    A run's time is its steps times what a step takes, timed side by side with the others' (`times`: a file with lines
-    of run and median_ms). A run that is cut off in mid-schedule has not annealed, so it is never read off a curve.
+    A run's time is its number of steps times the time of a step, timed side by side with the other runs (`times`: a
+    file whose lines have run and median_ms). The perplexity is never read off the curve of a longer run, because a run
+    cut off in mid-schedule has not annealed.
     """
 
     study: str
@@ -137,7 +138,7 @@ class EqualTime:
         )
 
     def judge(self, evidence: Evidence) -> Verdict:
-        """Undecided unless the times agree; the ratio at equal steps beside it where these runs have that."""
+        """Undecided unless the times agree. The figure says so if both runs took the same number of steps."""
         pairs = evidence.of_same_seeds(self.study, self.first, self.second)
         ratios, reasons = _ratios(pairs, None, "perplexity")
         steps = {tuple(_scored(run, None)[0]["step"] for run in pair) for pair in pairs}
@@ -160,17 +161,17 @@ class EqualTime:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A measured value, or its ratio to another, of each file: a file is one run of a benchmark.
+    """A measured value, or its ratio to another, in each file. A file is one run of a benchmark.
 
     Attributes:
         files: paths.
-        value: key of a line.
-        what: the key in words, with what it is of.
-        first: what a line must have; the largest value of those that do.
-        second: the same of what it is divided by; None: by nothing.
-        least: smallest that will do.
-        most: largest that will do.
-        judged: whether it decides, or is shown beside.
+        value: key of the value in a line.
+        what: the key in words, and what it measures.
+        first: entries that a line must have; the largest value of the matching lines is used.
+        second: the same for the divisor; None: no divisor.
+        least: smallest accepted value.
+        most: largest accepted value.
+        judged: whether the value decides, or is only shown.
     """
 
     files: Sequence[str]
@@ -184,11 +185,11 @@ class Measured:
 
     @property
     def text(self) -> str:
-        """With the bounds; nothing where it does not decide."""
+        """With the bounds; empty if the value does not decide."""
         return f"{self.what} {_bounds(self.least, self.most, '')}".strip() if self.judged else ""
 
     def judge(self, evidence: Evidence) -> Verdict:
-        """Each run of the benchmark must say the same."""
+        """All runs of the benchmark must agree."""
         found = [self._of(evidence, path) for path in self.files]
         asked = f" of {self.least:,g}" if self.least and self.second else ""
         figures = ", ".join(f"{x:,.{_digits(x)}f}{asked}" for x in found)
@@ -203,7 +204,7 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Arithmetic:
-    """What follows from sizes alone: a product over a product."""
+    """A figure that follows from sizes alone: one product divided by another."""
 
     what: str
     over: Sequence[float]
@@ -215,7 +216,7 @@ class Arithmetic:
         return self.what
 
     def judge(self, evidence: Evidence) -> Verdict:
-        """Nothing was run, so nothing was reproduced."""
+        """By arithmetic: nothing was run, so nothing was reproduced."""
         del evidence
         told = " / ".join("·".join(f"{x:g}" for x in factors) for factors in (self.over, self.under))
         return Verdict(ARITHMETIC, f"{told} = {math.prod(self.over) / math.prod(self.under):.3g}")
@@ -223,17 +224,17 @@ class Arithmetic:
 
 @dataclasses.dataclass(frozen=True)
 class Untestable:
-    """What cannot be run at this scale."""
+    """A claim that cannot be tested at this scale."""
 
     why: str
 
     @property
     def text(self) -> str:
-        """None."""
+        """Empty: there is no rule."""
         return ""
 
     def judge(self, evidence: Evidence) -> Verdict:
-        """Says why."""
+        """Not testable, with the reason."""
         del evidence
         return Verdict(NOT_TESTABLE, self.why)
 
@@ -249,7 +250,7 @@ RULES = {
 
 
 def _scored(run: Run, length: int | None) -> tuple[Line, str]:
-    """The line of the test split, or else of the validation split, and what is wrong with that."""
+    """The line of the test split and "", or else the line of the validation split and the problem with using it."""
     if line := run.line("test", length):
         return line, ""
     if line := run.line("validation", length):
@@ -258,7 +259,7 @@ def _scored(run: Run, length: int | None) -> tuple[Line, str]:
 
 
 def _ratios(pairs: Sequence[tuple[Run, ...]], length: int | None, metric: str) -> tuple[list[float], tuple[str, ...]]:
-    """First over second of each seed, and why nothing follows from them, if so."""
+    """First divided by second for each seed, and the reasons, if any, why the ratios decide nothing."""
     ratios, reasons = [], {}
     for one, other in pairs:
         (a, why), (b, _) = _scored(one, length), _scored(other, length)
@@ -270,7 +271,7 @@ def _ratios(pairs: Sequence[tuple[Run, ...]], length: int | None, metric: str) -
 
 
 def _decided(held: Sequence[bool]) -> str:
-    """Of what held with each seed or run; a single one has no spread, and so decides nothing."""
+    """The word for what held with each seed or run. A single one has no spread, so it decides nothing."""
     if len(held) < 2:
         return UNDECIDED
     if all(held):
