@@ -124,7 +124,9 @@ def tables(lines: list[Line], batches: list[int], prefills: list[Line]) -> str:
         "stepped, ms": ("stepping_ms", "{:,.0f}"),
         "ratio": ("ratio", "{:.1f}"),
     }
-    return "\n\n".join([*found, f"{PREFILLED} tokens of one row", markdown_table(prefills, columns)])
+    if prefills:
+        found += [f"{PREFILLED} tokens of one row", markdown_table(prefills, columns)]
+    return "\n\n".join(found)
 
 
 def plot(lines: list[Line], batches: list[int], path: pathlib.Path) -> None:
@@ -150,6 +152,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--batches", default="1 16", help="between blanks or commas")
     parser.add_argument("--tokens", type=positive, default=16, help="generated a turn")
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
+    parser.add_argument("--no_prefill", action="store_true", help="leave out the comparison of prefill and steps")
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
     families = words_of(arguments.families)
@@ -173,8 +176,10 @@ def main(argv: list[str]) -> None:
     def keep(lines: list[Line]) -> None:
         append_jsonl(file, [line | {"parameters": sizes[line["family"].split(",")[0]], **about} for line in lines])
 
-    prefills = [line | about for line in measure_prefill(models, arguments.rounds)]
-    write_jsonl(arguments.out / "prefill.jsonl", prefills)
+    prefills: list[Line] = []
+    if not arguments.no_prefill:
+        prefills = [line | about for line in measure_prefill(models, arguments.rounds)]
+        write_jsonl(arguments.out / "prefill.jsonl", prefills)
     lines = measure(models, contexts, batches, arguments.tokens, arguments.rounds, free_memory(), keep)
     text = tables(lines, batches, prefills)
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
