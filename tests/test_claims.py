@@ -8,7 +8,7 @@ import shlex
 import tomllib
 
 import pytest
-from test_scripts import load
+from small import load_script
 
 from flash_lm.config import parse
 from flash_lm.configs import claims as books
@@ -38,7 +38,7 @@ def write_run(folder: pathlib.Path, name: str, seed: int, perplexity: float, spl
 
 
 def test_finished_runs_get_a_verdict_and_the_others_say_so(tmp_path, capsys):
-    script, out, runs = load("claims"), tmp_path / "results", tmp_path / "runs"
+    script, out, runs = load_script("claims"), tmp_path / "results", tmp_path / "runs"
     for seed in range(2):
         write_run(runs, "simple", seed, 9.0)
         write_run(runs, "linear_transformer", seed, 9.1)
@@ -65,7 +65,7 @@ def test_finished_runs_get_a_verdict_and_the_others_say_so(tmp_path, capsys):
 
 
 def test_runs_of_another_machine_stay(tmp_path):
-    script, out = load("claims"), tmp_path / "results"
+    script, out = load_script("claims"), tmp_path / "results"
     for seed, machine in enumerate(("one", "other")):
         write_run(tmp_path / machine, "simple", seed, 5.0)
     write_run(tmp_path / "other", "simple", 0, 4.0)  # and one that is here replaces what was
@@ -92,11 +92,11 @@ def test_runs_of_another_machine_stay(tmp_path):
 )
 def test_bad_arguments(tmp_path, arguments, words):
     with pytest.raises(InputError, match=re.escape(words)):
-        load("claims").main([*arguments, f"--out={tmp_path}"])
+        load_script("claims").main([*arguments, f"--out={tmp_path}"])
 
 
 def test_the_committed_page_is_that_of_the_committed_results():
-    script = load("claims")
+    script = load_script("claims")
     assert (RESULTS / "CLAIMS.md").read_text() == script.page(script.read_evidence(RESULTS)) + "\n"
 
 
@@ -183,7 +183,7 @@ def test_the_command_under_a_figure_makes_its_file():
         made = {flags(TABLE["commands"][name])["out"] for name in row.get("commands", ())}
         folders = {str(pathlib.Path("results", path).parent) for part in row["rules"] for path in part.get("files", ())}
         assert folders == made or not folders, row["text"]
-    sweeps = [x for claim in load("claims").read_table()[1] for x in claim.commands if "--study=" in x]
+    sweeps = [x for claim in load_script("claims").read_table()[1] for x in claim.commands if "--study=" in x]
     for command in sweeps:
         sweep, study, runs = re.fullmatch(r"`([^`]+)`.* --study=(\S+) --runs=([^`]+)`", command).groups()
         assert flags(sweep)["workdir"] == runs == f"runs/{study}" and flags(sweep)["split"] == "test"
