@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from data.test_images import idx
-from test_scripts import load
+from small import load_script
 
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
@@ -68,7 +68,7 @@ def test_draws_are_repeatable_and_differ(generator):
 
 def test_the_grid():
     images = np.arange(4, dtype=np.uint8)[:, None, None] * np.ones((1, 2, 3), np.uint8)
-    found = load("generate_images").grid(images, 2)
+    found = load_script("generate_images").grid(images, 2)
     assert found.shape == (2 + 2 * 4, 2 + 2 * 5)
     assert found[2:4, 2:5].max() == 0 and (found[6:8, 7:10] == 3).all() and (found[:2] == 255).all()
 
@@ -76,7 +76,7 @@ def test_the_grid():
 def test_the_script_writes_both_pictures(run, tmp_path, capsys):
     from matplotlib.image import imread  # noqa: PLC0415
 
-    script = load("generate_images")
+    script = load_script("generate_images")
     script.main([f"--workdir={run}", "--samples=4", "--completed=3", f"--out={tmp_path}"])
     assert imread(tmp_path / "samples.png").shape[:2] == (2 + 2 * (LINES + 2), 2 + 2 * (WIDTH + 2))
     assert imread(tmp_path / "completions.png").shape[:2] == (2 + 3 * (LINES + 2), 2 + 4 * (WIDTH + 2))
