@@ -23,7 +23,7 @@ KEPT = "blocked_attention"  # name of the derivative's residuals, for policies o
 
 # Scores of hidden pairs: finite. And the initial running maximum: lower than any score, but so far above hidden scores
 # that the exponential of the difference is zero, so weights need no mask of their own.
-_HIDDEN, _LOWEST = -1e30, -1e29
+HIDDEN, LOWEST = -1e30, -1e29
 
 
 class Settings(NamedTuple):
@@ -33,9 +33,13 @@ class Settings(NamedTuple):
     scale: float
 
 
-def block_size(length: int) -> int:
-    """Tokens in a block: a quarter of the row, so that the wasted work of a causal row stays a constant share."""
-    return min(LARGEST, max(SMALLEST, 1 << (length // 4 - 1).bit_length()))
+def block_size(length: int, window: int | None = None) -> int:
+    """Tokens in a block: a quarter of the row, so that the wasted work of a causal row stays a constant share.
+
+    If queries see only a window, a block is no longer than that: it is visited whole.
+    """
+    wanted = length // 4 if window is None else min(length // 4, window)
+    return min(LARGEST, max(SMALLEST, 1 << max(wanted - 1, 0).bit_length()))
 
 
 def attend(
@@ -46,31 +50,55 @@ def attend(
     divisor_BxL: jax.Array,
     settings: Settings,
     bias: Callable[[jax.Array], jax.Array] | None,
-) -> jax.Array:
-    """As `quadratic_attention`, without an L×M array. Places of adjacent queries must differ by one.
+    window: int | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """As `quadratic_attention`, without an L×M array. With a bias, places of adjacent queries must differ by one.
+
+    Args:
+        q_BxHxLxK: queries.
+        k_BxHxMxK: keys, at places 0 … M − 1.
+        v_BxHxMxE: values.
+        sight: what the queries see; time grows with the blocks between the first and the last key of each block.
+        divisor_BxL: N of each query.
+        settings: function and scale.
+        bias: by the distance from query to key; see `bias_of_heads`.
+        window: no key that a query sees is this many places away or more, which makes smaller blocks pay; None: any.
 
     Returns:
-        B×H×L×E, dtype of v.
+        The output, B×H×L×E, dtype of v. And, of softmax, the logarithm of each query's sum of exponentials, B×H×L
+        float32, hugely negative where nothing is visible.
     """
     length = q_BxHxLxK.shape[2]
-    size = block_size(length)
+    size = block_size(length, window)
     reach = max(length, k_BxHxMxK.shape[2]) + size  # padding is further away
-    bias_W = None if bias is None else bias(jnp.arange(1 - reach, reach, dtype=jnp.int32))
+    bias_HxW = None if bias is None else bias_of_heads(bias, jnp.arange(1 - reach, reach, dtype=jnp.int32))
     q, k, v = (_to_blocks(x, size, 0) for x in (q_BxHxLxK, k_BxHxMxK, v_BxHxMxE))
     about = Sight(*(_to_blocks(x, size, 0) for x in sight))
     # A divisor must not be zero, even at padding.
-    out_GxBxHxCxE: Any = _attend(settings, q, k, v, bias_W, about, _to_blocks(divisor_BxL, size, 1))
-    out_BxHxGxCxE = jnp.moveaxis(out_GxBxHxCxE, 0, 2)
-    return out_BxHxGxCxE.reshape(*out_BxHxGxCxE.shape[:2], -1, out_BxHxGxCxE.shape[-1])[:, :, :length]
+    found: Any = _attend(settings, q, k, v, bias_HxW, about, _to_blocks(divisor_BxL, size, 1))
+    out, log_sum = (_from_blocks(x, length) for x in found)
+    return out, log_sum
+
+
+def bias_of_heads(bias: Callable[[jax.Array], jax.Array], distance: jax.Array) -> jax.Array:
+    """The bias of each head at these distances, with (H or 1) in front.
+
+    Args:
+        bias: returns float32 of the shape of its argument, for all heads, or with H in front; at a distance whose bias
+            is −1e30 or lower, a key is hidden.
+        distance: index of the key minus index of the query, int32.
+    """
+    values = bias(distance)
+    return values[None] if values.ndim == distance.ndim else values
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(settings, q, k, v, bias, sight, divisor) -> jax.Array:
+def _attend(settings, q, k, v, bias, sight, divisor) -> tuple[jax.Array, jax.Array]:
     return _forward(settings, q, k, v, bias, sight, divisor)[0]
 
 
 def _forward(settings: Settings, q, k, v, bias, sight: Sight, divisor):
-    """The output, and the residuals of the derivative."""
+    """The output and softmax's log of the sum (else the divisor); and the residuals of the derivative."""
     softmax = settings.function == "softmax"
 
     def of_queries(_, block):
@@ -80,7 +108,7 @@ def _forward(settings: Settings, q, k, v, bias, sight: Sight, divisor):
         def add_softmax(j: jax.Array, carry):
             total_E, top, total = carry
             scores, visible = _scores(settings, query, k[j], j, seen, bias)
-            scores = jnp.where(visible, scores, _HIDDEN)
+            scores = jnp.where(visible, scores, HIDDEN)
             higher = jnp.maximum(top, scores.max(axis=-1, keepdims=True))
             weights, shrink = jnp.exp(scores - higher), jnp.exp(top - higher)
             added = matmul(weights.astype(v.dtype), v[j])
@@ -93,24 +121,26 @@ def _forward(settings: Settings, q, k, v, bias, sight: Sight, divisor):
         nothing = jnp.zeros(shape, jnp.float32)
         if not softmax:
             return None, (jax.lax.fori_loop(blocks[0], blocks[1], add, nothing).astype(v.dtype), divisor_BxC)
-        start = (nothing, jnp.full((*shape[:3], 1), _LOWEST), jnp.zeros((*shape[:3], 1)))
+        start = (nothing, jnp.full((*shape[:3], 1), LOWEST), jnp.zeros((*shape[:3], 1)))
         total_E, top, total = jax.lax.fori_loop(blocks[0], blocks[1], add_softmax, start)
         total = jnp.where(total > 0, total, 1)  # for a query that sees nothing
         return None, ((total_E / total).astype(v.dtype), (top + jnp.log(total))[..., 0])
 
-    _, (out, row) = jax.lax.scan(of_queries, None, (q, divisor, sight, _blocks_seen(sight)))
+    _, (out, row) = jax.lax.scan(of_queries, None, (q, divisor, sight, blocks_seen(sight)))
     out, row = (checkpoint_name(x, KEPT) for x in (out, row))
-    return out, (q, k, v, bias, sight, out, row)
+    return (out, row), (q, k, v, bias, sight, out, row)
 
 
-def _backward(settings: Settings, kept, d_out: jax.Array):
+def _backward(settings: Settings, kept, d_found: tuple[jax.Array, jax.Array]):
     q, k, v, bias, sight, out, row = kept
+    d_out, d_row = d_found
 
     def of_queries(carry, block):
-        query, out_i, row_i, d_out_i, seen, blocks = block
-        # Softmax's normalisation reduces the derivative; the other functions have none.
-        shared = (d_out_i.astype(jnp.float32) * out_i.astype(jnp.float32)).sum(axis=-1, keepdims=True)
-        shared = shared if settings.function == "softmax" else 0
+        query, out_i, row_i, d_out_i, d_row_i, seen, blocks = block
+        shared = 0  # softmax's normalisation reduces the derivative, and its log-sum adds to it; others have neither
+        if settings.function == "softmax":
+            shared = (d_out_i.astype(jnp.float32) * out_i.astype(jnp.float32)).sum(axis=-1, keepdims=True)
+            shared -= d_row_i[..., None]
 
         def of_keys(j: jax.Array, carry):
             d_q, d_k_t, d_v_t, d_bias = carry
@@ -122,7 +152,8 @@ def _backward(settings: Settings, kept, d_out: jax.Array):
             if bias is not None:
                 places = seen.index_BxL
                 _, pull = jax.vjp(lambda w: _bias_of_block(w, places, j), bias)
-                d_bias += pull(d_scores.sum(axis=1) if places.shape[0] > 1 else d_scores.sum(axis=(0, 1))[None])[0]
+                alike = tuple(i for i, x in enumerate((places, bias)) if x.shape[0] == 1)  # rows, heads
+                d_bias += pull(d_scores.sum(axis=alike, keepdims=True))[0]
             d_products = (d_scores * settings.scale).astype(key.dtype)
             d_k_t = d_k_t.at[j].add(matmul(query_t, d_products))
             return d_q + matmul(d_products, key), d_k_t, d_v_t, d_bias
@@ -134,7 +165,9 @@ def _backward(settings: Settings, kept, d_out: jax.Array):
 
     zeros = (jnp.zeros(_transposed(x).shape, jnp.float32) for x in (k, v))
     start = (*zeros, None if bias is None else jnp.zeros_like(bias))
-    (d_k_t, d_v_t, d_bias), d_q = jax.lax.scan(of_queries, start, (q, out, row, d_out, sight, _blocks_seen(sight)))
+    (d_k_t, d_v_t, d_bias), d_q = jax.lax.scan(
+        of_queries, start, (q, out, row, d_out, d_row, sight, blocks_seen(sight))
+    )
     d_k, d_v = _transposed(d_k_t).astype(k.dtype), _transposed(d_v_t).astype(v.dtype)
     return d_q, d_k, d_v, d_bias, None, None
 
@@ -148,26 +181,27 @@ def _scores(
     """For a block of queries and the j-th of keys: B×H×C×C float32, and which pairs are visible, (B or 1)×1×C×C."""
     scores = matmul(query, key, transpose_b=True) * settings.scale
     if bias is not None:
-        scores += _bias_of_block(bias, seen.index_BxL, j)[:, None]
+        scores += _bias_of_block(bias, seen.index_BxL, j)
     size = key.shape[2]
     return scores, seen.visible(j * size + jnp.arange(size, dtype=jnp.int32))[:, None]
 
 
-def _bias_of_block(bias_W: jax.Array, places_BxC: jax.Array, j: jax.Array) -> jax.Array:
-    """(B or 1)×C×C, from the bias by distance, for queries at these places and the j-th block of keys."""
+def _bias_of_block(bias_HxW: jax.Array, places_BxC: jax.Array, j: jax.Array) -> jax.Array:
+    """(B or 1)×(H or 1)×C×C, from the bias by distance, for queries at these places and the j-th block of keys."""
     size = places_BxC.shape[1]
-    first_B = j * size - places_BxC[:, 0] - (size - 1) + bias_W.size // 2
-    return toeplitz(bias_W[first_B[:, None] + jnp.arange(2 * size - 1, dtype=jnp.int32)[None]])
+    first_B = j * size - places_BxC[:, 0] - (size - 1) + bias_HxW.shape[1] // 2
+    diagonals_HxBxN = bias_HxW[:, first_B[:, None] + jnp.arange(2 * size - 1, dtype=jnp.int32)[None]]
+    return toeplitz(jnp.swapaxes(diagonals_HxBxN, 0, 1))
 
 
 def _weights(settings: Settings, scores: jax.Array, visible: jax.Array, row: jax.Array) -> jax.Array:
     """The weights, from the scores and a value a row: softmax's log of the sum, B×H×C, or the divisor, (B or 1)×C."""
     if settings.function == "softmax":
-        return jnp.exp(jnp.where(visible, scores, _HIDDEN) - row[..., None])
+        return jnp.exp(jnp.where(visible, scores, HIDDEN) - row[..., None])
     return ATTENTION_FUNCTIONS[settings.function](scores, visible, row[:, None, :, None])
 
 
-def _blocks_seen(sight: Sight) -> tuple[jax.Array, jax.Array]:
+def blocks_seen(sight: Sight) -> tuple[jax.Array, jax.Array]:
     """The first block of keys that each block of queries sees, and the one after the last, G int32 each."""
     size, sees = sight.index_BxL.shape[-1], sight.count() > 0
     first_G = jnp.where(sees, sight.first_BxL, jnp.iinfo(jnp.int32).max).min(axis=(1, 2))
@@ -185,3 +219,11 @@ def _to_blocks(x: jax.Array, size: int, padding: int) -> jax.Array:
     missing = -x.shape[axis] % size
     padded = jnp.pad(x, [(0, missing if i == axis else 0) for i in range(x.ndim)], constant_values=padding)
     return jnp.moveaxis(padded.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :]), axis, 0)
+
+
+def _from_blocks(x: jax.Array, length: int) -> jax.Array:
+    """G×B×H×C… -> B×H×L…; what has no heads keeps one dimension less."""
+    axis = min(x.ndim - 2, 2)
+    joined = jnp.moveaxis(x, 0, axis)
+    shape = (*joined.shape[:axis], -1, *joined.shape[axis + 2 :])
+    return jax.lax.slice_in_dim(joined.reshape(shape), 0, length, axis=axis)

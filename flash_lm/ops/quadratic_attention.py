@@ -15,7 +15,7 @@ from flash_lm.ops.blocked_attention import Settings
 from flash_lm.ops.products import matmul
 from flash_lm.ops.sight import Sight
 
-# Index of a key minus index of a query -> bias of the same shape, float32
+# Index of a key minus index of a query -> bias of the same shape, float32, or with the heads in front
 Bias = Callable[[jax.Array], jax.Array]
 
 
@@ -41,7 +41,7 @@ def quadratic_attention(
         function: a name of `ATTENTION_FUNCTIONS`.
         scale: factor of q kᵀ.
         divisor_BxL: N of each query, (B or 1)×L float32, not zero.
-        bias: added to the scores of all heads.
+        bias: added to the scores; see `blocked_attention.bias_of_heads`.
         blocked: process one block of queries and keys at a time, if there are more queries than in a small block.
 
     Returns:
@@ -49,15 +49,23 @@ def quadratic_attention(
     """
     if blocked and q_BxHxLxK.shape[2] > blocked_attention.SMALLEST:
         settings = Settings(function, scale)
-        return blocked_attention.attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, sight, divisor_BxL, settings, bias)
+        return blocked_attention.attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, sight, divisor_BxL, settings, bias)[0]
+    scores_BxHxLxM, visible_Bx1xLxM = scores_of(q_BxHxLxK, k_BxHxMxK, sight, scale, bias)
+    weights = ATTENTION_FUNCTIONS[function]
+    weights_BxHxLxM = weights(scores_BxHxLxM, visible_Bx1xLxM, divisor_BxL[:, None, :, None])
+    return matmul(weights_BxHxLxM.astype(v_BxHxMxE.dtype), v_BxHxMxE).astype(v_BxHxMxE.dtype)
+
+
+def scores_of(
+    q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, sight: Sight, scale: float, bias: Bias | None
+) -> tuple[jax.Array, jax.Array]:
+    """All scores, B×H×L×M float32, and which pairs are visible, (B or 1)×1×L×M; arguments as above."""
     places_M = jnp.arange(k_BxHxMxK.shape[2], dtype=jnp.int32)
     scores_BxHxLxM = matmul(q_BxHxLxK, k_BxHxMxK, transpose_b=True) * scale
     if bias is not None:
-        scores_BxHxLxM += bias(places_M[None, None] - sight.index_BxL[..., None])[:, None]
-    weights = ATTENTION_FUNCTIONS[function]
-    visible_Bx1xLxM = sight.visible(places_M)[:, None]
-    weights_BxHxLxM = weights(scores_BxHxLxM, visible_Bx1xLxM, divisor_BxL[:, None, :, None])
-    return matmul(weights_BxHxLxM.astype(v_BxHxMxE.dtype), v_BxHxMxE).astype(v_BxHxMxE.dtype)
+        distance_BxLxM = places_M[None, None] - sight.index_BxL[..., None]
+        scores_BxHxLxM += jnp.swapaxes(blocked_attention.bias_of_heads(bias, distance_BxLxM), 0, 1)
+    return scores_BxHxLxM, sight.visible(places_M)[:, None]
 
 
 def fused_softmax_attention(

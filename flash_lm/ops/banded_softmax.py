@@ -1,0 +1,109 @@
+"""Softmax attention over part of the keys: a window, a window with gaps, or several parts joined as one softmax.
+
+Time and memory grow with the tokens times the window, for any length of the row.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from flash_lm.ops import blocked_attention
+from flash_lm.ops.attention_functions import masked_softmax
+from flash_lm.ops.blocked_attention import Settings
+from flash_lm.ops.products import matmul
+from flash_lm.ops.quadratic_attention import Bias, scores_of
+from flash_lm.ops.sight import Sight
+
+
+class SoftmaxPart(NamedTuple):
+    """Softmax over some of the keys, and what it takes to join it with softmax over others.
+
+    out_BxHxLxE: the output; zeros where a query sees none of these keys.
+    log_sum_BxHxL: logarithm of the sum of the exponentials of the scores, float32; hugely negative where there is none.
+    """
+
+    out_BxHxLxE: jax.Array
+    log_sum_BxHxL: jax.Array
+
+
+def banded_softmax(
+    q_BxHxLxK: jax.Array,
+    k_BxHxMxK: jax.Array,
+    v_BxHxMxE: jax.Array,
+    sight: Sight,
+    *,
+    scale: float,
+    window: int | None,
+    bias: Bias | None = None,
+) -> SoftmaxPart:
+    """softmax(scale · q kᵀ + b) v over the keys that each query sees, a block of queries and keys at a time.
+
+    Args:
+        q_BxHxLxK: queries.
+        k_BxHxMxK: keys, at places 0 … M − 1.
+        v_BxHxMxE: values.
+        sight: what the queries see; its window may differ by layer, as a traced number.
+        scale: factor of q kᵀ.
+        window: static; all visible keys are fewer than this many places away; None: any.
+        bias: added to the scores, by the distance from query to key; see `blocked_attention.bias_of_heads`. It can hide
+            keys, so heads may have windows of their own.
+    """
+    if q_BxHxLxK.shape[2] > blocked_attention.SMALLEST:
+        no_divisor = jnp.ones(sight.first_BxL.shape, jnp.float32)
+        settings = Settings("softmax", scale)
+        return SoftmaxPart(
+            *blocked_attention.attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, sight, no_divisor, settings, bias, window)
+        )
+    scores, visible = scores_of(q_BxHxLxK, k_BxHxMxK, sight, scale, bias)
+    weights = masked_softmax(scores, visible, jnp.ones(()))
+    out = matmul(weights.astype(v_BxHxMxE.dtype), v_BxHxMxE).astype(v_BxHxMxE.dtype)
+    log_sum = jax.nn.logsumexp(jnp.where(visible, scores, blocked_attention.HIDDEN), axis=-1)
+    return SoftmaxPart(out, jnp.where(visible.any(axis=-1), log_sum, blocked_attention.LOWEST))
+
+
+def joined(parts: list[SoftmaxPart]) -> jax.Array:
+    """Softmax over all keys of the parts, which share none: B×H×L×E, dtype of the outputs."""
+    sums_PxBxHxL = jnp.stack([part.log_sum_BxHxL for part in parts])
+    share_PxBxHxL = jax.nn.softmax(sums_PxBxHxL, axis=0)
+    out_PxBxHxLxE = jnp.stack([part.out_BxHxLxE for part in parts])
+    return (share_PxBxHxL[..., None] * out_PxBxHxLxE).sum(axis=0).astype(out_PxBxHxLxE.dtype)
+
+
+def folded(x_BxHxLxK: jax.Array, dilation: int) -> jax.Array:
+    """Every `dilation`-th token as a row of its own: (B · dilation)×H×⌈L / dilation⌉×K, zeros at the end.
+
+    A window with gaps is a window without them on these rows.
+    """
+    batch, heads, length, width = x_BxHxLxK.shape
+    padded = jnp.pad(x_BxHxLxK, ((0, 0), (0, 0), (0, -length % dilation), (0, 0)))
+    split = padded.reshape(batch, heads, -1, dilation, width)
+    return jnp.moveaxis(split, 3, 1).reshape(batch * dilation, heads, -1, width)
+
+
+def unfolded(x_BxHxLxK: jax.Array, dilation: int, length: int) -> jax.Array:
+    """The inverse of `folded`, for rows of `length` tokens."""
+    rows, heads, short, width = x_BxHxLxK.shape
+    split = jnp.moveaxis(x_BxHxLxK.reshape(-1, dilation, heads, short, width), 1, 3)
+    return split.reshape(rows // dilation, heads, short * dilation, width)[:, :, :length]
+
+
+def folded_sight(sight: Sight, dilation: int, batch: int) -> Sight:
+    """What the queries of `folded` rows see of their own row's keys.
+
+    Args:
+        sight: of the whole rows; the place of the first query must be a multiple of `dilation`, and those of adjacent
+            queries differ by one.
+        dilation: places from one token of a folded row to the next.
+        batch: B.
+    """
+
+    def of_rows(x_BxL: jax.Array) -> jax.Array:
+        x_BxL = jnp.broadcast_to(x_BxL, (batch, x_BxL.shape[1]))
+        padded = jnp.pad(x_BxL, ((0, 0), (0, -x_BxL.shape[1] % dilation)))
+        return jnp.swapaxes(padded.reshape(batch, -1, dilation), 1, 2).reshape(batch * dilation, -1)
+
+    first, stop = of_rows(sight.first_BxL), of_rows(sight.stop_BxL)
+    offset = jnp.tile(jnp.arange(dilation, dtype=jnp.int32), batch)[:, None]
+    ends = (-((offset - end) // dilation) for end in (first, stop))  # ⌈(end − offset) / dilation⌉
+    return Sight(of_rows(sight.index_BxL) // dilation, *ends)

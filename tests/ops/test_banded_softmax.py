@@ -1,0 +1,202 @@
+"""Softmax over windows against float64 loops: values, log-sums, derivatives, joined parts; and what is held."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+from oracles.segments import visibility
+
+from flash_lm.ops import blocked_attention
+from flash_lm.ops.banded_softmax import SoftmaxPart, banded_softmax, folded, folded_sight, joined, unfolded
+from flash_lm.ops.segments import find_segments, whole_row
+from flash_lm.ops.sight import Sight, sight_of
+from ops.test_segments import LENGTH, random_ids
+
+BATCH, HEADS, WINDOW, SCALE = 4, 2, 6, 0.7
+IDS = random_ids(7)
+forms = pytest.mark.parametrize("blocked", [False, True], ids=["plain", "blocked"])
+ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "both_ways"])
+
+
+@pytest.fixture(scope="module")
+def arrays() -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    return [random.standard_normal((BATCH, HEADS, LENGTH, width)).astype(np.float32) for width in (3, 3, 2)]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of four tokens, when a test asks for blocks."""
+
+    def shrink(blocked: bool) -> None:
+        if blocked:
+            monkeypatch.setattr(blocked_attention, "SMALLEST", 4)
+            monkeypatch.setattr(blocked_attention, "LARGEST", 4)
+
+    return shrink
+
+
+def loops(arrays, sees: Callable[[int, int, int, int], bool], bias=lambda h, distance: 0.0):
+    """Output and log-sum in float64, for sees(row, head, query, key); the log-sum is NaN where nothing is visible."""
+    q, k, v = (x.astype(np.float64) for x in arrays)
+    out, log_sum = np.zeros(v.shape), np.full(v.shape[:3], np.nan)
+    for b, h, t in np.ndindex(*v.shape[:3]):
+        keys = [u for u in range(k.shape[2]) if sees(b, h, t, u)]
+        if keys:
+            powers = [math.exp(SCALE * (q[b, h, t] @ k[b, h, u]) + bias(h, u - t)) for u in keys]
+            out[b, h, t] = sum(p * v[b, h, u] for p, u in zip(powers, keys, strict=True)) / sum(powers)
+            log_sum[b, h, t] = math.log(sum(powers))
+    return out, log_sum
+
+
+def window_of(causal: bool, window: int = WINDOW) -> Callable[[int, int, int, int], bool]:
+    of_document = [visibility(ids.tolist(), False) for ids in IDS]
+    return lambda b, h, t, u: of_document[b](t, u) and abs(t - u) < window and (not causal or u <= t)
+
+
+def seen(causal: bool, window=WINDOW) -> Sight:
+    return sight_of(find_segments(jnp.asarray(IDS)), causal=causal, window=window)
+
+
+def assert_found(found: SoftmaxPart, expected) -> None:
+    out, log_sum = expected
+    np.testing.assert_allclose(found.out_BxHxLxE, out, rtol=1e-5, atol=1e-5)
+    nothing = np.isnan(log_sum)
+    np.testing.assert_allclose(np.asarray(found.log_sum_BxHxL)[~nothing], log_sum[~nothing], rtol=1e-5, atol=1e-5)
+    assert (np.asarray(found.log_sum_BxHxL)[nothing] < -1e28).all()
+
+
+@forms
+@ways
+def test_values(causal, blocked, arrays, small_blocks):
+    small_blocks(blocked)
+    found = banded_softmax(*map(jnp.asarray, arrays), seen(causal), scale=SCALE, window=WINDOW)
+    assert_found(found, loops(arrays, window_of(causal)))
+
+
+@forms
+def test_heads_have_tables_of_their_own(blocked, arrays, small_blocks):
+    """A table that hides what is far also gives a head a window of its own."""
+    small_blocks(blocked)
+    slopes, reach = (0.1, 0.3), (2.0, 5.0)
+
+    def bias(distance: jax.Array) -> jax.Array:
+        back = jnp.abs(distance).astype(jnp.float32)
+        return jnp.stack([jnp.where(back < r, -slope * back, -1e30) for slope, r in zip(slopes, reach, strict=True)])
+
+    found = banded_softmax(*map(jnp.asarray, arrays), seen(True), scale=SCALE, window=WINDOW, bias=bias)
+    near = window_of(True)
+    sees = lambda b, h, t, u: near(b, h, t, u) and t - u < reach[h]
+    assert_found(found, loops(arrays, sees, lambda h, distance: -slopes[h] * abs(distance)))
+
+
+@forms
+@ways
+def test_derivatives(causal, blocked, arrays, small_blocks):
+    """Of the output and the log-sum, along random directions, against differences of the loops; a table included."""
+    small_blocks(blocked)
+    random = np.random.default_rng(1)
+    table = random.standard_normal((HEADS, 2 * WINDOW - 1))
+    of_out, of_sum = random.standard_normal((BATCH, HEADS, LENGTH, 2)), random.standard_normal((BATCH, HEADS, LENGTH))
+    of_sum *= (IDS > 0)[:, None]  # padding has no log-sum
+
+    def found(q, k, v, table):
+        bias = lambda distance: table[:, (distance + WINDOW - 1).clip(0, 2 * WINDOW - 2)]
+        part = banded_softmax(q, k, v, seen(causal), scale=SCALE, window=WINDOW, bias=bias)
+        return (part.out_BxHxLxE * of_out).sum() + jnp.where(of_sum != 0, part.log_sum_BxHxL * of_sum, 0).sum()
+
+    def expected(q, k, v, table) -> float:
+        out, log_sum = loops((q, k, v), window_of(causal), lambda h, distance: table[h, distance + WINDOW - 1])
+        return (out * of_out).sum() + np.nansum(log_sum * of_sum)
+
+    inputs = [x.astype(np.float64) for x in (*arrays, table)]
+    grads = jax.grad(found, argnums=(0, 1, 2, 3))(*(jnp.asarray(x, jnp.float32) for x in inputs))
+    for i, grad in enumerate(grads):
+        way, step = random.standard_normal(inputs[i].shape), 1e-6
+        moved = [[x + sign * step * way if j == i else x for j, x in enumerate(inputs)] for sign in (1, -1)]
+        difference = (expected(*moved[0]) - expected(*moved[1])) / (2 * step)
+        np.testing.assert_allclose((np.asarray(grad) * way).sum(), difference, rtol=1e-4, atol=1e-4)
+
+
+@forms
+def test_joined_parts_are_one_softmax(blocked, arrays, small_blocks):
+    """The window, and the first tokens of each document that are not in it."""
+    small_blocks(blocked)
+    first = 3
+    whole, near = seen(True, None), seen(True)
+    start = whole.first_BxL
+    ahead = Sight(whole.index_BxL, start, jnp.clip(start + first, start, jnp.maximum(near.first_BxL, start)))
+    inputs = list(map(jnp.asarray, arrays))
+    parts = [
+        banded_softmax(*inputs, near, scale=SCALE, window=WINDOW),
+        banded_softmax(*inputs, ahead, scale=SCALE, window=None),
+    ]
+    of_document = [visibility(ids.tolist(), True) for ids in IDS]
+
+    def sees(b: int, h: int, t: int, u: int) -> bool:
+        begin = min((x for x in range(LENGTH) if of_document[b](t, x)), default=0)
+        return of_document[b](t, u) and (t - u < WINDOW or u - begin < first)
+
+    out, _ = loops(arrays, sees)
+    np.testing.assert_allclose(joined(parts), out, rtol=1e-5, atol=1e-5)
+
+
+@forms
+@ways
+@pytest.mark.parametrize("dilation", [2, 3])
+def test_a_window_with_gaps(dilation, causal, blocked, arrays, small_blocks):
+    small_blocks(blocked)
+    reach = (WINDOW - 1) * dilation + 1
+    sight = folded_sight(seen(causal, reach), dilation, BATCH)
+    part = banded_softmax(*(folded(jnp.asarray(x), dilation) for x in arrays), sight, scale=SCALE, window=WINDOW)
+    out, sums = (unfolded(x, dilation, LENGTH) for x in (part.out_BxHxLxE, part.log_sum_BxHxL[..., None]))
+    near = window_of(causal, reach)
+    sees = lambda b, h, t, u: near(b, h, t, u) and (t - u) % dilation == 0
+    assert_found(SoftmaxPart(out, sums[..., 0]), loops(arrays, sees))
+
+
+def test_the_window_may_differ_by_layer(arrays, small_blocks):
+    """As a traced number: one program for all windows."""
+    small_blocks(True)
+    run = jax.jit(
+        lambda window: banded_softmax(*map(jnp.asarray, arrays), seen(True, window), scale=SCALE, window=WINDOW)
+    )
+    for window in (1, 3, WINDOW):
+        assert_found(run(jnp.int32(window)), loops(arrays, window_of(True, window)))
+
+
+def sizes(jaxpr) -> Iterator[int]:
+    """Numbers of elements of all arrays that a program makes, loop bodies included."""
+    for equation in jaxpr.eqns:
+        yield from (math.prod(var.aval.shape) for var in equation.outvars)
+        for inner in jaxprs_in_params(equation.params):
+            yield from sizes(inner)
+
+
+def visits(length: int, window: int) -> int:
+    """Pairs of blocks that are visited, times their area."""
+    size = blocked_attention.block_size(length, window)
+    index = jnp.arange(-(-length // size) * size, dtype=jnp.int32)[None]
+    sight = Sight(*(x.reshape(-1, 1, size) for x in (index, jnp.maximum(index - window + 1, 0), index + 1)))
+    first, stop = blocked_attention.blocks_seen(sight)
+    return int((stop - first).sum()) * size**2
+
+
+def test_memory_and_work_grow_with_the_window_not_the_row():
+    window, held = 128, {}
+    for length in (1024, 2048, 8192):
+        array = jax.ShapeDtypeStruct((1, 1, length, 8), jnp.float32)
+
+        def loss(q, k, v, length=length):
+            sight = sight_of(whole_row(length), causal=True, window=window)
+            return banded_softmax(q, k, v, sight, scale=1.0, window=window).out_BxHxLxE.sum()
+
+        program = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2)))(array, array, array)
+        held[length] = max(sizes(program.jaxpr))
+    assert held[8192] <= 8 * max(held[1024], window**2)
+    assert visits(8192, window) / 8192 < 1.1 * visits(1024, window) / 1024
+    assert visits(8192, window) < 2.1 * 8192 * window
