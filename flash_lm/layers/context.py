@@ -34,7 +34,7 @@ class Context:
     causal: bool = dataclasses.field(default=True, metadata={"static": True})
     packed: bool = dataclasses.field(default=False, metadata={"static": True})
 
-    def sight(self, window: int | None = None) -> Sight:
+    def sight(self, window: int | jax.Array | None = None) -> Sight:
         """The keys that each token sees: in training, in its document; in decoding, in its row up to itself.
 
         Args:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from flash_lm.layers.context import Context
@@ -68,7 +69,7 @@ class Sublayer(nnx.Module):
         del positions_B
         return state
 
-    def of_layers(self, numbers_N: jax.Array) -> dict[str, jax.Array]:
+    def of_layers(self, numbers_N: np.ndarray) -> dict[str, Any]:
         """Values that differ by layer, such as a window, a decay or a dilation; each is an array with N in front.
 
         When a sublayer is called, it has its own layer's values as `LayerArray`s of these names.

@@ -15,10 +15,12 @@ from flash_lm.layers.attention import GatedAttentionUnit, GAUOptions, MultiHeadA
 from flash_lm.layers.favor_core import FavorCore, FavorOptions, default_features
 from flash_lm.layers.feed_forward import GLU, MLP
 from flash_lm.layers.linear_core import LinearCore, LinearOptions
+from flash_lm.layers.longformer import LongformerAttention
 from flash_lm.layers.mixed_chunk_core import ChunkOptions, MixedChunkCore
 from flash_lm.layers.positions import relative_bias
 from flash_lm.layers.quadratic_core import QuadraticCore, QuadraticOptions
 from flash_lm.layers.sublayer import Sublayer
+from flash_lm.layers.window_core import WindowOptions
 from flash_lm.models.family import Default, Family, Part, register_family
 from flash_lm.ops.linear_attention import elu_plus_one
 
@@ -67,6 +69,10 @@ def _aft_conv(config: ModelConfig, aft: AFTOptions, *, rngs: nnx.Rngs) -> Sublay
     return AttentionFreeUnit(ConvCore(aft, config, rngs=rngs), config, rngs=rngs)
 
 
+def _window(config: ModelConfig, window: WindowOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return LongformerAttention(window, config, rngs=rngs)
+
+
 def _head_problems(config: ModelConfig) -> list[str]:
     dim, heads = config.model_dim, config.num_heads
     if dim % heads:
@@ -80,6 +86,19 @@ def _softmax_problems(config: ModelConfig) -> list[str]:
     found, heads, key_heads = _head_problems(config), config.num_heads, config.num_kv_heads
     if heads % key_heads:
         found.append(f"model.num_heads={heads} must be a multiple of model.num_kv_heads={key_heads}")
+    return found
+
+
+def _window_problems(config: ModelConfig) -> list[str]:
+    found, window = _head_problems(config), config[WindowOptions]
+    if len(window.dilations) > config.num_layers:
+        found.append(
+            f"model.window.dilations={window.dilations} must be at most model.num_layers={config.num_layers} numbers"
+        )
+    if window.dilated_heads > config.num_heads:
+        found.append(
+            f"model.window.dilated_heads={window.dilated_heads} must be at most model.num_heads={config.num_heads}"
+        )
     return found
 
 
@@ -133,6 +152,7 @@ FAVOR = Part(
     defaults={"favor.features": default_features},
     problems=_head_problems,
 )
+WINDOW = Part(_window, (WindowOptions,), _HEADS, problems=_window_problems)
 AFT_FULL = Part(_aft_full, (AFTOptions,), unread=frozenset({"aft.window"}))
 AFT_LOCAL = Part(_aft_local, (AFTOptions,))
 AFT_SIMPLE = Part(_aft_simple)
@@ -241,5 +261,14 @@ register_family(
         _LEARNED,
         about="softmax estimated by positive random features (FAVOR+), and an MLP",
         paper="Choromanski et al. 2020, arXiv:2009.14794",
+    ),
+)
+register_family(
+    "longformer",
+    Family(
+        (WINDOW, MLP_PART),
+        _ROTARY,
+        about="softmax attention to a sliding window, and an MLP; windows may grow with depth and have gaps",
+        paper="Beltagy et al. 2020, arXiv:2004.05150",
     ),
 )

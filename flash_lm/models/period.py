@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from flash_lm.config import ModelConfig
@@ -115,9 +116,9 @@ def stack(layers: Sequence[ModelConfig], count: int, *, rngs: nnx.Rngs) -> Perio
 
     periods = make(rngs)
     for i, sublayer in enumerate(periods.sublayers):
-        numbers_N = jnp.arange(count, dtype=jnp.int32) * len(layers) + periods.place(i)[0]
+        numbers_N = np.arange(count, dtype=np.int32) * len(layers) + periods.place(i)[0]
         for name, values in sublayer.of_layers(numbers_N).items():
-            setattr(sublayer, name, LayerArray(values))
+            setattr(sublayer, name, LayerArray(jnp.asarray(values)))
     return periods
 
 

@@ -55,11 +55,15 @@ def banded_softmax(
         return SoftmaxPart(
             *blocked_attention.attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, sight, no_divisor, settings, bias, window)
         )
-    scores, visible = scores_of(q_BxHxLxK, k_BxHxMxK, sight, scale, bias)
-    weights = masked_softmax(scores, visible, jnp.ones(()))
-    out = matmul(weights.astype(v_BxHxMxE.dtype), v_BxHxMxE).astype(v_BxHxMxE.dtype)
-    log_sum = jax.nn.logsumexp(jnp.where(visible, scores, blocked_attention.HIDDEN), axis=-1)
-    return SoftmaxPart(out, jnp.where(visible.any(axis=-1), log_sum, blocked_attention.LOWEST))
+    return softmax_of_scores(*scores_of(q_BxHxLxK, k_BxHxMxK, sight, scale, bias), v_BxHxMxE)
+
+
+def softmax_of_scores(scores_BxHxLxM: jax.Array, visible: jax.Array, v_BxHxMxE: jax.Array) -> SoftmaxPart:
+    """The same from all scores at once, float32; `visible` has a shape that broadcasts to theirs."""
+    weights_BxHxLxM = masked_softmax(scores_BxHxLxM, visible, jnp.ones(()))
+    out_BxHxLxE = matmul(weights_BxHxLxM.astype(v_BxHxMxE.dtype), v_BxHxMxE).astype(v_BxHxMxE.dtype)
+    log_sum = jax.nn.logsumexp(jnp.where(visible, scores_BxHxLxM, blocked_attention.HIDDEN), axis=-1)
+    return SoftmaxPart(out_BxHxLxE, jnp.where(visible.any(axis=-1), log_sum, blocked_attention.LOWEST))
 
 
 def joined(parts: list[SoftmaxPart]) -> jax.Array:

@@ -57,14 +57,14 @@ def is_between(first: jax.Array, key: jax.Array, stop: jax.Array) -> jax.Array:
 
 
 def sight_of(
-    segments: Segments, *, causal: bool, window: int | None = None, prefix_BxL: jax.Array | None = None
+    segments: Segments, *, causal: bool, window: int | jax.Array | None = None, prefix_BxL: jax.Array | None = None
 ) -> Sight:
     """What the tokens of a row see: tokens of their own document; padding sees nothing.
 
     Args:
         segments: the documents of each row.
         causal: no keys after the query.
-        window: only keys fewer than this many places away; None: any.
+        window: only keys fewer than this many places away, perhaps a traced number; None: any.
         prefix_BxL: number of first tokens of the query's document that the whole document sees, even ahead, (B or 1)×L;
             None: none.
     """
@@ -77,18 +77,18 @@ def sight_of(
     return _of_real(segments.runs_BxL > 0, index_BxL, first_BxL, stop_BxL, window)
 
 
-def sight_from_start(index_BxL: jax.Array, real_BxL: jax.Array, window: int | None = None) -> Sight:
+def sight_from_start(index_BxL: jax.Array, real_BxL: jax.Array, window: int | jax.Array | None = None) -> Sight:
     """What tokens at these places see in decoding, where a row is one document: tokens up to themselves.
 
     Args:
         index_BxL: places of the queries.
         real_BxL: which queries are not padding; padding sees nothing.
-        window: only keys fewer than this many places away; None: any.
+        window: only keys fewer than this many places away, perhaps a traced number; None: any.
     """
     return _of_real(real_BxL, index_BxL, jnp.zeros_like(index_BxL), index_BxL + 1, window)
 
 
-def _of_real(real_BxL, index_BxL, first_BxL, stop_BxL, window: int | None) -> Sight:
+def _of_real(real_BxL, index_BxL, first_BxL, stop_BxL, window: int | jax.Array | None) -> Sight:
     if window is not None:
         first_BxL = jnp.maximum(first_BxL, index_BxL - window + 1)
         stop_BxL = jnp.minimum(stop_BxL, index_BxL + window)

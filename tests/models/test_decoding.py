@@ -202,6 +202,8 @@ OPTIONS = [
     ("mc_tfm", {"chunks.global_attention": False}),
     ("flash_quad", {"normalizer": "7", "gau.relative_bias": "rope", "gau.attention_function": "softmax"}),
     ("transformer_plus_plus", {"num_heads": 4, "num_kv_heads": 2}),
+    ("longformer", {"window.global_tokens": 3}),
+    ("longformer", {"window.global_tokens": 9, "window.dilated_heads": 2, "window.dilations": (3,)}),
 ]
 
 

@@ -12,7 +12,7 @@ from oracles import sizes
 
 from flash_lm import build_model
 from flash_lm.models.family import FAMILIES
-from flash_lm.ops import aft
+from flash_lm.ops import aft, blocked_attention
 from models.cases import CASE_IDS, CASES, case, model_config
 
 BASE = {
@@ -40,6 +40,7 @@ OPTIONS = [
     },
     {"chunks.overlapping": True, "gau.query_key": "dense"},
     {"num_kv_heads": 1},
+    {"window.global_tokens": 2},
 ]
 
 
@@ -75,6 +76,7 @@ def test_families_have_about_the_same_size(family):
         {"chunks.global_attention": False, "gau.heads": 2},
         {"chunks.overlapping": True, "gau.query_key": "dense"},
         {"num_kv_heads": 1},
+        {"window.global_tokens": 2, "window.dilated_heads": 2},
     ],
 )
 @pytest.mark.parametrize("length", [1, 8, 9, 29])
@@ -91,11 +93,12 @@ def test_flops_count_the_visible_pairs(family, causal, length, options):
 def test_flops_are_those_that_xla_counts(family, monkeypatch):
     """One layer without loops, where XLA counts each product once, and so wide that there is little else to count."""
     monkeypatch.setattr(aft, "_SIMPLE_BLOCK", 512)
+    monkeypatch.setattr(blocked_attention, "SMALLEST", 512)
     # Of the two forms the one that has no product where there is no w.
     monkeypatch.setattr(aft, "fits", lambda k, v, bias: jnp.zeros((), bool))
     width = 1024 if family.startswith("aft") else 256  # an AFT does more than others element by element
     shape = {"num_layers": 1, "model_dim": width, "num_heads": 2, "gau.shared_dim": 128, "chunks.size": 128}
-    shape |= {"aft.window": 512, "aft.bias_dim": 64}
+    shape |= {"aft.window": 512, "aft.bias_dim": 64, "window.size": 512, "window.dilations": (1,)}
     plain = {"quadratic.implementation": "plain", "scan_layers": False, "max_length": 512}
     model, length = case(family, False, **shape, **plain), 512
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model.params)

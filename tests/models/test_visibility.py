@@ -1,9 +1,12 @@
 """Who may look at whom: causality, both directions, padding, packing."""
 
+import copy
+
 import numpy as np
 import pytest
 from oracles import families as oracle_families
-from oracles.segments import visibility
+from oracles.attention import Row
+from oracles.segments import offsets, visibility
 
 from models.cases import (
     ALIGNED,
@@ -30,13 +33,15 @@ each_case = pytest.mark.parametrize(("family", "causal"), CASES, ids=CASE_IDS)
 @each_case
 def test_influence(family, causal, segment_ids):
     """∂y_t/∂x_u is exactly zero where t must not see u, and not zero where it may, through all layers."""
-    assert_only_where_visible(case(family, causal).influence(segment_ids), segment_ids, causal)
+    model = case(family, causal)
+    assert_only_where_visible(model.influence(segment_ids), segment_ids, causal, connected(model, segment_ids))
 
 
 @pytest.mark.parametrize("family", [name for name, row in oracle_families.FAMILIES.items() if row.constant_state])
 def test_influence_without_segment_ids(family):
     """The bidirectional families of chunks have a function of their own for this."""
-    assert_only_where_visible(case(family, False).influence(None), ONE_DOCUMENT, False)
+    model = case(family, False)
+    assert_only_where_visible(model.influence(None), ONE_DOCUMENT, False, connected(model, ONE_DOCUMENT))
 
 
 @pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["causal", "bidirectional"])
@@ -56,9 +61,27 @@ def test_influence_with_overlapping_chunks(causal, segment_ids):
     )
 
 
-def assert_only_where_visible(influence_BxLxL, segment_ids, causal):
+def connected(model, segment_ids) -> np.ndarray | None:
+    """B×L×L: whether the layers together connect t and u, if the family has pairs without weights."""
+    connects, settings = oracle_families.FAMILIES[model.family].connects, copy.copy(model.settings)
+    if connects is None:
+        return None
+    found = []
+    for ids in segment_ids:
+        row, reach = Row(visibility(ids.tolist(), model.causal), offsets(ids.tolist())), np.eye(LENGTH, dtype=bool)
+        for number in range(settings.num_layers):
+            settings.number = number
+            layer = [[t == u or connects(row, settings, t, u) for u in range(LENGTH)] for t in range(LENGTH)]
+            reach = np.array(layer) @ reach
+        found.append(reach)
+    return np.stack(found)
+
+
+def assert_only_where_visible(influence_BxLxL, segment_ids, causal, connected_BxLxL=None):
     sees = [visibility(row.tolist(), causal) for row in segment_ids]
     visible = np.array([[[see(t, u) for u in range(LENGTH)] for t in range(LENGTH)] for see in sees])
+    if connected_BxLxL is not None:
+        visible &= connected_BxLxL
     assert (influence_BxLxL[real(segment_ids)[:, :, None] & ~visible] == 0).all()
     # relu² of a negative score has no derivative, so neighbours that no third token joins may miss each other.
     assert (influence_BxLxL[visible] != 0).mean() > 0.98
@@ -66,6 +89,16 @@ def assert_only_where_visible(influence_BxLxL, segment_ids, causal):
     for side in (t > u,) if causal else (t > u, t < u):
         seen = visible & side[None]
         np.testing.assert_array_equal(seen.any(axis=2), (influence_BxLxL * seen).any(axis=2))
+
+
+@pytest.mark.parametrize("family", [family for family, causal in CASES if causal])
+def test_later_tokens_change_nothing(family):
+    """They are changed outright: a leak through argmax or sort has no derivative."""
+    model, (logits, _, _) = case(family, True), standard(family, True)
+    for place in (6, 20):
+        inputs = tokens()
+        inputs[:, place:] = np.random.default_rng(8).integers(SHAPE["vocab_size"], size=(BATCH, LENGTH - place))
+        assert_close(model.run(PACKED, inputs)[0][:, :place], logits[:, :place], 1e-6)
 
 
 @each_case

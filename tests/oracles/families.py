@@ -10,6 +10,7 @@ from oracles.attention import gau_quadratic, softmax_attention
 from oracles.feed_forward import glu, mlp
 from oracles.linear import favor_attention, linear_attention
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
+from oracles.windows import connected, longformer_attention
 
 
 class Family(NamedTuple):
@@ -22,6 +23,7 @@ class Family(NamedTuple):
         bias: whether there is a relative bias by default.
         constant_state: whether decoding takes the same memory whatever the length.
         normalizes: whether a part without softmax needs `normalizer`.
+        connects: (row, settings, t, u) -> whether a layer has a weight from t to u; None: wherever t sees u.
     """
 
     sublayers: tuple[Callable, ...]
@@ -30,6 +32,7 @@ class Family(NamedTuple):
     bias: bool = False
     constant_state: bool = False
     normalizes: bool = False
+    connects: Callable | None = None
 
 
 FAMILIES = {
@@ -47,6 +50,7 @@ FAMILIES = {
     "aft_conv": Family((aft_conv, mlp), "learned", False, constant_state=True),
     "linear_transformer": Family((linear_attention, mlp), "learned", False, constant_state=True),
     "performer": Family((favor_attention, mlp), "learned", False, constant_state=True),
+    "longformer": Family((longformer_attention, mlp), "none", True, constant_state=True, connects=connected),
 }
 
 

@@ -60,7 +60,8 @@ def _features(params: dict, s: SimpleNamespace, inputs_L: np.ndarray, row: Row) 
     )
     for period in range(s.num_layers // len(s.layers)):
         here, i = select(params["layers"], period), 0
-        for of_layer in s.layers:
+        for place, of_layer in enumerate(s.layers):
+            of_layer.number = period * len(s.layers) + place
             for sublayer in FAMILIES[of_layer.family].sublayers:
                 normal = normalise(s.norm, x, here[f"norm_sublayer_{i}"], s.norm_epsilon)
                 x, i = x + sublayer(normal, {"core": {}} | here[f"sublayer_{i}"], row, of_layer), i + 1

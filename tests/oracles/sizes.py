@@ -9,6 +9,7 @@ from oracles.feed_forward import glu, mlp
 from oracles.linear import favor_attention, linear_attention
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.positions import T5_BUCKETS
+from oracles.windows import gap_of, layer_window, longformer_attention
 
 
 def parameters(s: SimpleNamespace) -> int:
@@ -36,6 +37,7 @@ def _sublayer(s: SimpleNamespace, sublayer) -> int:
         aft_local: 4 * d * d + 2 * s.max_length * s.aft.bias_dim,
         aft_simple: 4 * d * d,
         aft_conv: 3 * d * d + s.num_heads * (d + (s.aft.window if s.causal else 2 * s.aft.window - 1) + 2),
+        longformer_attention: (7 if s.window.global_tokens else 4) * d * d,
         mlp: 2 * d * s.mlp_dim,
         glu: 3 * d * s.mlp_dim,
         gau_quadratic: 3 * d * e + _queries_and_keys(s, 1) + _bias(s, s.max_length),
@@ -59,8 +61,12 @@ def _bias(s: SimpleNamespace, reach: int) -> int:
 
 def flops(s: SimpleNamespace, length: int) -> float:
     """Forward model FLOPs of one row: 2 for each multiply-add of a product, pairs of tokens only where visible."""
-    period = sum(_sublayer_flops(of_layer, sublayer, length) for of_layer, sublayer in _sublayers(s))
-    return s.num_layers // len(s.layers) * period + 2 * length * s.model_dim * s.vocab_size
+    total = 2 * length * s.model_dim * s.vocab_size
+    for number in range(s.num_layers):
+        of_layer = s.layers[number % len(s.layers)]
+        of_layer.number = number
+        total += sum(_sublayer_flops(of_layer, sublayer, length) for sublayer in FAMILIES[of_layer.family].sublayers)
+    return total
 
 
 def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
@@ -73,6 +79,13 @@ def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
     unit = 2 * length * (3 * d * e + d * k * (2 * parts * s.gau.heads if s.gau.query_key == "dense" else 1))
     if sublayer is softmax_attention:
         return 2 * length * _sublayer(s, sublayer) + 2 * len(pairs) * 2 * d
+    if sublayer is longformer_attention:
+        first, visible = s.window.global_tokens, 0
+        for h in range(s.num_heads):
+            reach = (layer_window(s) - 1) * gap_of(s, h)
+            near = lambda t, u, h=h, reach=reach: abs(t - u) <= reach and (t - u) % gap_of(s, h) == 0
+            visible += sum(t < first or u < first or near(t, u) for t, u in pairs)
+        return 2 * length * _sublayer(s, sublayer) + 2 * visible * 2 * d // s.num_heads
     if sublayer is mlp:
         return 2 * length * 2 * d * s.mlp_dim
     if sublayer is glu:

@@ -1,0 +1,14 @@
+"""Longformer at 110M parameters: softmax attention to a sliding window; beside configs/flash_base.py.
+
+python -m flash_lm.train --config=configs/longformer_base.py
+"""
+
+from ml_collections import ConfigDict
+
+from flash_lm.configs import flash_base
+
+
+def get_config() -> ConfigDict:
+    config = flash_base.get_config()
+    config.model.family = "longformer"
+    return config

@@ -1,0 +1,69 @@
+"""The keys and values of the last tokens, for windows: a state whose size does not depend on the text's length."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from flash_lm.ops.cache import write
+
+
+class Ring(NamedTuple):
+    """Keys and values of each row's last R tokens; position p is in slot p mod R."""
+
+    key_BxHxRxK: jax.Array
+    value_BxHxRxE: jax.Array
+
+    @property
+    def size(self) -> int:
+        """R."""
+        return self.key_BxHxRxK.shape[2]
+
+
+def empty_ring(batch: int, heads: int, size: int, key_width: int, value_width: int, dtype: jnp.dtype) -> Ring:
+    """A ring without tokens."""
+    return Ring(*(jnp.zeros((batch, heads, size, width), dtype) for width in (key_width, value_width)))
+
+
+def after_ring(ring: Ring, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, start_B: jax.Array) -> Ring:
+    """The ring's tokens, the oldest first, and then new ones: R + L keys and values.
+
+    The token at position p is at place p − start + R. Places of positions below 0 hold no token.
+
+    Args:
+        ring: before the new tokens.
+        k_BxHxLxK: their keys.
+        v_BxHxLxE: their values.
+        start_B: position of each row's first new token.
+    """
+    slot_BxR = (start_B[:, None] + jnp.arange(ring.size, dtype=jnp.int32)[None]) % ring.size
+    old = (_taken(x, slot_BxR) for x in ring)
+    new = (x.astype(y.dtype) for x, y in zip((k_BxHxLxK, v_BxHxLxE), ring, strict=True))
+    return Ring(*(jnp.concatenate(both, axis=2) for both in zip(old, new, strict=True)))
+
+
+def last_of(joined: Ring, size: int, start_B: jax.Array, lengths_B: jax.Array) -> Ring:
+    """The ring of R = `size` tokens after each row's first `lengths_B` new ones, from the result of `after_ring`."""
+    end_Bx1 = (start_B + lengths_B)[:, None]
+    slot_1xR = jnp.arange(size, dtype=jnp.int32)[None]
+    position_BxR = end_Bx1 - 1 - (end_Bx1 - 1 - slot_1xR) % size  # the last one of each slot
+    place_BxR = position_BxR - start_B[:, None] + size
+    return Ring(*(_taken(x, place_BxR) for x in joined))
+
+
+def with_token(
+    ring: Ring, k_BxHx1xK: jax.Array, v_BxHx1xE: jax.Array, position_B: jax.Array, real_B: jax.Array
+) -> Ring:
+    """The ring after one token a row, which is written in place; rows that are not real stay as they are."""
+    slot_Bx1 = jnp.where(real_B, position_B % ring.size, ring.size)[:, None]
+    return Ring(*(write(old, new, slot_Bx1) for old, new in zip(ring, (k_BxHx1xK, v_BxHx1xE), strict=True)))
+
+
+def positions_in(ring: Ring, position_B: jax.Array) -> jax.Array:
+    """B×R: the position of the token in each slot, for a row whose last token is at `position_B`; below 0: none."""
+    slot_1xR = jnp.arange(ring.size, dtype=jnp.int32)[None]
+    return position_B[:, None] - (position_B[:, None] - slot_1xR) % ring.size
+
+
+def _taken(x_BxHxMxK: jax.Array, place_BxR: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(x_BxHxMxK, place_BxR[:, None, :, None], axis=2)

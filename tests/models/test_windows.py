@@ -1,0 +1,114 @@
+"""Longformer: what it is when the window covers the row, its global tokens, its blocks, and others' mistakes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flash_lm.errors import InputError
+from flash_lm.ops import blocked_attention
+from models.cases import (
+    LENGTH,
+    PACKED,
+    Case,
+    assert_close,
+    assert_trees_close,
+    case,
+    model_config,
+    real,
+    standard,
+    tokens,
+)
+from models.test_oracle import assert_logits_equal
+from models.test_visibility import assert_only_where_visible, connected
+
+GLOBAL = {"window.global_tokens": 3}
+ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+
+
+@pytest.mark.parametrize("options", [{}, GLOBAL], ids=["no-global-tokens", "global-tokens"])
+@ways
+def test_a_window_over_the_whole_row_is_attention_to_all(causal, options):
+    """With the same projections for global tokens; so no key counts twice, and none is left out."""
+    whole = case("transformer_plus", causal)
+    wide = case("longformer", causal, **{"window.size": LENGTH, "window.dilations": (1,)}, **options)
+    params = jax.tree.map(lambda leaf: leaf, whole.params)
+    if options:
+        attention = params["layers"]["sublayer_0"]
+        attention |= {f"global_{name}": attention[name] for name in ("query", "key", "value")}
+    expected = whole.logits(whole.params, tokens(), PACKED)
+    keep = real(PACKED)
+    assert_close(np.asarray(wide.logits(params, tokens(), PACKED))[keep], np.asarray(expected)[keep], 1e-5)
+
+
+@pytest.mark.parametrize("segment_ids", [None, PACKED], ids=["one-document", "packed"])
+@ways
+def test_global_tokens_equal_the_oracle(causal, segment_ids):
+    """Each document has its own."""
+    model = case("longformer", causal, **GLOBAL)
+    assert_logits_equal(model, segment_ids, model.logits(model.params, tokens(), segment_ids))
+
+
+@pytest.mark.slow
+@ways
+def test_global_tokens_connect_all_of_their_document(causal):
+    model = case("longformer", causal, **GLOBAL)
+    assert_only_where_visible(model.influence(PACKED), PACKED, causal, connected(model, PACKED))
+
+
+@pytest.mark.parametrize("options", [{}, GLOBAL], ids=["no-global-tokens", "global-tokens"])
+@ways
+def test_blocks_are_the_plain_form(causal, options, monkeypatch):
+    """Rows that are no multiple of a window or a block, in blocks of 8, with gaps, windows that grow, and documents."""
+    _, loss, grads = case("longformer", causal, **options).run(PACKED)
+    monkeypatch.setattr(blocked_attention, "SMALLEST", 8)
+    monkeypatch.setattr(blocked_attention, "LARGEST", 8)
+    blocked_loss, blocked_grads = Case("longformer", causal, options).run(PACKED)[1:]
+    assert blocked_loss == pytest.approx(loss, rel=1e-5)
+    assert_trees_close(blocked_grads, grads, 1e-5)
+
+
+def test_the_ring_is_as_long_as_the_longest_window():
+    """And no longer, whatever the capacity; its length is a multiple of the dilations."""
+    model = case("longformer", True)
+    ring = jax.eval_shape(lambda: model.init_state(2, 1000)).layers[0].ring
+    assert ring.key_BxHxRxK.shape == (2, 2, 2, 12, 16)  # layers, rows, heads, (6 − 1) · 2 + 1 rounded up to even, K
+
+
+def test_decoding_in_blocks(monkeypatch):
+    """A prefill that starts inside the ring, its queries in several blocks, in rows of different lengths."""
+    monkeypatch.setattr(blocked_attention, "SMALLEST", 4)
+    monkeypatch.setattr(blocked_attention, "LARGEST", 4)
+    model = Case("longformer", True, {**GLOBAL, "dropout": 0.25})
+    expected = np.asarray(case("longformer", True, **GLOBAL).logits(model.params, tokens()))
+    state, starts = model.init_state(), np.zeros(2, int)
+    for lengths in ((5, 1), (14, 7), (10, 21)):
+        inputs = np.stack([np.resize(tokens()[b, starts[b] :], LENGTH) for b in range(2)])
+        logits, state = model.prefill(model.params, jnp.asarray(inputs), state, np.array(lengths))
+        for b, length in enumerate(lengths):
+            assert_close(logits[b, :length], expected[b, starts[b] : starts[b] + length], 1e-5)
+        starts += lengths
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"window.dilations": (1, 2, 4)}, "at most model.num_layers=2 numbers"),
+        ({"window.dilations": (0,)}, "positive whole numbers"),
+        ({"window.dilated_heads": 3}, "at most model.num_heads=2"),
+        ({"window.size": 0}, "model.window.size=0"),
+    ],
+)
+def test_keys_that_do_not_go_together(keys, message):
+    with pytest.raises(InputError, match=message):
+        Case("longformer", True, keys)
+    assert model_config("longformer", True).window.size == 4
+
+
+def test_windows_grow_with_depth():
+    """A token of the second layer reaches further back than one of the first: through the oracle's relation."""
+    model = case("longformer", True)
+    reach = connected(model, np.ones((1, LENGTH), int))[0]
+    back = [np.flatnonzero(row).min() for row in reach]
+    assert back[28] == 28 - (4 - 1) - (6 - 1) * 2
+    assert standard("longformer", True)[1] > 0

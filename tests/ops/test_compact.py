@@ -1,0 +1,33 @@
+"""Chosen tokens at the front of a row, against loops."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from flash_lm.ops.compact import compacted
+from flash_lm.ops.segments import find_segments
+from flash_lm.ops.sight import sight_of
+from ops.test_segments import LENGTH, random_ids
+
+
+def test_tokens_queries_and_keys():
+    random, ids = np.random.default_rng(3), random_ids(3)
+    batch = len(ids)
+    chosen = (random.random((batch, LENGTH)) < 0.3) & (ids > 0)
+    most = int(chosen.sum(axis=1).max())
+    compact = compacted(jnp.asarray(chosen), most)
+    x = random.standard_normal((batch, 2, LENGTH, 3)).astype(np.float32)
+    sight = sight_of(find_segments(jnp.asarray(ids)), causal=True)
+    taken, queries, keys = compact.take(jnp.asarray(x)), compact.queries(sight), compact.keys(sight)
+    back = np.asarray(compact.put_back(taken))
+    first, stop = (np.asarray(end) for end in (sight.first_BxL, sight.stop_BxL))
+    for b in range(batch):
+        places = np.flatnonzero(chosen[b])
+        np.testing.assert_array_equal(taken[b, :, : len(places)], x[b][:, places])
+        np.testing.assert_array_equal(back[b][:, places], x[b][:, places])
+        np.testing.assert_array_equal(queries.first_BxL[b, : len(places)], first[b, places])
+        np.testing.assert_array_equal(queries.stop_BxL[b, : len(places)], stop[b, places])
+        assert not np.asarray(queries.count())[b, len(places) :].any()
+        for t in range(LENGTH):
+            seen = np.flatnonzero(chosen[b] & (np.arange(LENGTH) >= first[b, t]) & (np.arange(LENGTH) < stop[b, t]))
+            mine = places[int(keys.first_BxL[b, t]) : int(keys.stop_BxL[b, t])]
+            np.testing.assert_array_equal(mine, seen)

@@ -1,0 +1,53 @@
+"""The ring of the last tokens, against a list of all tokens."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flash_lm.ops.ring import Ring, after_ring, empty_ring, last_of, positions_in, with_token
+
+SIZE, ROWS, HEADS = 5, 3, 2
+
+
+def tokens(random, length: int) -> tuple[np.ndarray, np.ndarray]:
+    return tuple(random.standard_normal((ROWS, HEADS, length, width)).astype(np.float32) for width in (3, 2))
+
+
+def assert_holds(ring: Ring, all_tokens, counts: np.ndarray) -> None:
+    """Each slot holds the newest token of its position modulo the size, from a list of all tokens of each row."""
+    positions = np.asarray(positions_in(ring, jnp.asarray(counts - 1)))
+    for b in range(ROWS):
+        expected = {p % SIZE: p for p in range(counts[b])}
+        for slot in range(SIZE):
+            assert positions[b, slot] == expected[slot] if slot in expected else positions[b, slot] < 0
+            if slot in expected:
+                for held, every in zip(ring, all_tokens[b], strict=True):
+                    np.testing.assert_array_equal(held[b, :, slot], np.stack(every)[expected[slot]])
+
+
+@pytest.mark.parametrize("lengths", [(0, 3, 5), (12, 1, 7)])
+def test_pieces_of_any_length_and_single_tokens(lengths):
+    """Rows stand at different places; padding and rows that are not real leave no trace."""
+    random, ring = np.random.default_rng(0), empty_ring(ROWS, HEADS, SIZE, 3, 2, jnp.dtype("float32"))
+    all_tokens, counts = [([], []) for _ in range(ROWS)], np.zeros(ROWS, np.int32)
+    for piece in (lengths, (2, 0, 9), (1, 1, 4)):
+        new = tokens(random, max(piece))
+        joined = after_ring(ring, *map(jnp.asarray, new), jnp.asarray(counts))
+        ring = last_of(joined, SIZE, jnp.asarray(counts), jnp.asarray(piece, jnp.int32))
+        for b, length in enumerate(piece):
+            first = max(counts[b] - SIZE, 0)
+            for seen, mine, arriving in zip(joined, all_tokens[b], new, strict=True):
+                mine.extend(arriving[b, :, t] for t in range(length))
+                places = slice(first - counts[b] + SIZE, length + SIZE)
+                expected = np.stack(mine[first:], axis=1) if mine[first:] else np.zeros((HEADS, 0, seen.shape[-1]))
+                np.testing.assert_array_equal(seen[b, :, places], expected)
+        counts += np.asarray(piece, np.int32)
+        assert_holds(ring, all_tokens, counts)
+    for real in ((True, False, True), (True, True, True)) * 4:
+        new = tokens(random, 1)
+        ring = with_token(ring, *map(jnp.asarray, new), jnp.asarray(counts), jnp.asarray(real))
+        for b in np.flatnonzero(real):
+            for mine, arriving in zip(all_tokens[b], new, strict=True):
+                mine.append(arriving[b, :, 0])
+        counts += np.asarray(real, np.int32)
+        assert_holds(ring, all_tokens, counts)

@@ -1,0 +1,65 @@
+"""Longformer's attention, from the paper's sections 3.1 and 3.2: windows, dilated heads, global tokens."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+
+from oracles.attention import Row, attend, heads, rotated
+
+
+def layer_window(settings: SimpleNamespace) -> int:
+    """Tokens that a head without gaps sees one way, in layer `settings.number`."""
+    window = settings.window
+    return min(round(window.size * window.growth**settings.number), max(settings.max_length, window.size))
+
+
+def gap_of(settings: SimpleNamespace, head: int) -> int:
+    """Places from one visible token to the next; the last heads are dilated."""
+    gaps = settings.window.dilations
+    dilated = head >= settings.num_heads - settings.window.dilated_heads
+    return gaps[settings.number * len(gaps) // settings.num_layers] if dilated else 1
+
+
+def in_window(settings: SimpleNamespace, head: int, t: int, u: int) -> bool:
+    """Whether the window reaches from t to u."""
+    gap = gap_of(settings, head)
+    return abs(t - u) % gap == 0 and abs(t - u) // gap < layer_window(settings)
+
+
+def is_global(row: Row, settings: SimpleNamespace, t: int) -> bool:
+    """Whether t is one of the first tokens of its document, which is contiguous."""
+    begin = next((u for u in range(t + 1) if row.sees(t, u)), t)
+    return t - begin < settings.window.global_tokens
+
+
+def connected(row: Row, settings: SimpleNamespace, t: int, u: int) -> bool:
+    """Whether some head's query t has a weight for key u."""
+    near = any(in_window(settings, h, t, u) for h in range(settings.num_heads))
+    return row.sees(t, u) and (near or is_global(row, settings, t) or is_global(row, settings, u))
+
+
+def longformer_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
+    """Concat(head_h) W_o; a global token's output comes from queries, keys and values of its own."""
+
+    def of(head: int, prefix: str, sees) -> np.ndarray:
+        q, k, v = (
+            heads(x_LxD @ p[prefix + name]["kernel"], settings.num_heads)[head] for name in ("query", "key", "value")
+        )
+        return attend(
+            *(rotated(x, row, settings) for x in (q, k)),
+            v,
+            sees,
+            function="softmax",
+            factor=1 / math.sqrt(q.shape[1]),
+            divisor=lambda visible: 1,
+            bias=lambda t, u: 0.0,
+        )
+
+    chosen = np.array([is_global(row, settings, t) for t in range(len(x_LxD))])
+    outs = []
+    for h in range(settings.num_heads):
+        sees = lambda t, u, h=h: row.sees(t, u) and (chosen[u] or in_window(settings, h, t, u))
+        out = of(h, "", sees)
+        outs.append(np.where(chosen[:, None], of(h, "global_", row.sees), out) if chosen.any() else out)
+    return np.concatenate(outs, axis=1) @ p["output"]["kernel"]
