@@ -18,6 +18,8 @@ from flash_lm.ops.positions import rotate
 class LongformerAttention(AttentionSublayer[WindowInputs]):
     """Multi-head attention to a window and to global tokens, which have projections of their own."""
 
+    core: WindowCore
+
     def __init__(self, options: WindowOptions, config: ModelConfig, *, rngs: nnx.Rngs):
         """H heads of width D / H."""
         dim, layers = config.model_dim, range(config.num_layers)
@@ -30,8 +32,8 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
         self.key_width = self.value_width = dim // self.heads
         self.core = WindowCore(max(self.windows), options, config)
         self.query, self.key, self.value, self.output = (Dense(dim, dim, config, rngs=rngs) for _ in range(4))
-        own = [Dense(dim, dim, config, rngs=rngs) for _ in range(3)] if options.global_tokens else [None] * 3
-        self.global_query, self.global_key, self.global_value = own
+        if options.global_tokens:
+            self.global_query, self.global_key, self.global_value = (Dense(dim, dim, config, rngs=rngs) for _ in "qkv")
         self.projection_weights = (7 if options.global_tokens else 4) * dim * dim
         # Those of the first layer, unless a stack says which layers these are.
         first = self.of_layers(np.zeros(1, np.int32))
@@ -46,11 +48,11 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
 
     def project(self, x_BxLxD: jax.Array, context: Context) -> Projected[WindowInputs]:
         """Heads of queries, keys and values; of global tokens, too, if there are any."""
-        q, k, v = (split_heads(dense(x_BxLxD), self.heads) for dense in (self.query, self.key, self.value))
+        heads_of = lambda *maps: (split_heads(dense(x_BxLxD), self.heads) for dense in maps)
+        q, k, v = heads_of(self.query, self.key, self.value)
         pair, own = self._rotated(q, k, context), None
-        if self.global_query is not None:
-            of_global = (self.global_query, self.global_key, self.global_value)
-            own_q, own_k, own_v = (split_heads(dense(x_BxLxD), self.heads) for dense in of_global)
+        if self.core.global_tokens:
+            own_q, own_k, own_v = heads_of(self.global_query, self.global_key, self.global_value)
             own, v = self._rotated(own_q, own_k, context), jnp.concatenate([v, own_v], axis=-1)
         return Projected(WindowInputs(pair, own, self.window[...], self.stage[...]), v)
 

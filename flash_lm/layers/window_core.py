@@ -147,8 +147,8 @@ class WindowCore(PlainCore):
         held_BxR = positions_in(ring, position_B)
         back_Bx1xR = (position_B[:, None] - held_BxR)[:, None]
         dilated_H = jnp.arange(q.shape[1]) >= q.shape[1] - self.dilated_heads
-        gap_Hx1 = jnp.where(dilated_H, jnp.asarray(self.dilations, jnp.int32)[by.stage], 1)[:, None]
-        in_window_BxHxR = (back_Bx1xR % gap_Hx1 == 0) & (back_Bx1xR <= (by.window - 1) * gap_Hx1)
+        gap_1xHx1 = jnp.where(dilated_H, jnp.asarray(self.dilations, jnp.int32)[by.stage], 1)[None, :, None]
+        in_window_BxHxR = (back_Bx1xR % gap_1xHx1 == 0) & (back_Bx1xR <= (by.window - 1) * gap_1xHx1)
         visible_BxHxR = in_window_BxHxR & (held_BxR >= self.global_tokens)[:, None]
         scores = matmul(q.astype(ring.key_BxHxRxK.dtype), ring.key_BxHxRxK, transpose_b=True) / math.sqrt(q.shape[-1])
         near = ops.softmax_of_scores(scores, visible_BxHxR[:, :, None], ring.value_BxHxRxE)
@@ -183,7 +183,9 @@ class WindowCore(PlainCore):
         first = tuple(write(old, x, slot_BxL) for old, x in zip(state.first, new, strict=True))
         stop_BxL = jnp.where(real_BxL, jnp.minimum(position_BxL + 1, self.global_tokens), 0)
         sight = Sight(position_BxL, jnp.zeros_like(stop_BxL), stop_BxL)
-        far, own = self._over(by.pair.q_BxHxLxK, *first[:2], sight), self._over(by.own.q_BxHxLxK, *first[2:], sight)
+        key, value, own_key, own_value = first
+        far = self._over(by.pair.q_BxHxLxK, key, value, sight)
+        own = self._over(by.own.q_BxHxLxK, own_key, own_value, sight)
         is_global_BxL = position_BxL < self.global_tokens
         out = jnp.where(is_global_BxL[:, None, :, None], own.out_BxHxLxE, ops.joined([near, far]))
         return out.astype(v.dtype), WindowState(state.ring, first)
@@ -197,13 +199,14 @@ class WindowCore(PlainCore):
 
         def with_gaps(dilation: int) -> SoftmaxPart:
             seen = ops.folded_sight(sight((by.window - 1) * dilation + 1), dilation, batch)
-            out, log_sum = attend(*(ops.folded(x[:, whole:], dilation) for x in (q, k, v)), seen)
+            folded_q, folded_k, folded_v = (ops.folded(x[:, whole:], dilation) for x in (q, k, v))
+            out, log_sum = attend(folded_q, folded_k, folded_v, seen)
             both = (ops.unfolded(x, dilation, length) for x in (out, log_sum[..., None]))
             return SoftmaxPart(next(both), next(both)[..., 0])
 
         groups = []
         if whole:
-            groups.append(attend(*(x[:, :whole] for x in (q, k, v)), sight(by.window)))
+            groups.append(attend(q[:, :whole], k[:, :whole], v[:, :whole], sight(by.window)))
         if self.dilated_heads:
             groups.append(jax.lax.switch(by.stage, [functools.partial(with_gaps, gap) for gap in self.dilations]))
         return SoftmaxPart(*(jnp.concatenate(parts, axis=1) for parts in zip(*groups, strict=True)))

@@ -29,6 +29,7 @@ class Sublayer:
         raw = model_config(family, causal, dtype=dtype, max_length=max_length)
         config = complete(parse_model(raw))
         self.settings = oracle_families.complete(raw.to_dict())
+        self.settings.number = 0  # of the layer
         self._mix = oracle_families.FAMILIES[family].sublayers[which]
         abstract = nnx.eval_shape(lambda: FAMILIES[family].sublayers[which](config, rngs=nnx.Rngs(0)))
         graph, state, self._constants = nnx.split(abstract, nnx.Param, ...)
