@@ -25,6 +25,23 @@ def _sublayers(s: SimpleNamespace) -> list:
 
 
 def _sublayer(s: SimpleNamespace, sublayer) -> int:
+    return _without_convolutions(s, sublayer) + s.short_convolution * _convolved(s, sublayer)
+
+
+def _convolved(s: SimpleNamespace, sublayer) -> int:
+    """Channels with a filter: of queries, keys and values; of V and Z; of keys and values."""
+    d = s.model_dim
+    if sublayer in (gau_quadratic, gau_mixed_chunk):
+        parts = 1 if sublayer is gau_quadratic else s.chunks.local_attention + s.chunks.global_attention
+        return s.gau.expanded_dim + s.gau.shared_dim * (2 * parts * s.gau.heads if s.gau.query_key == "dense" else 1)
+    if sublayer in (mlp, glu):
+        return 0
+    if sublayer is softmax_attention:
+        return d + 2 * d // s.num_heads * s.num_kv_heads
+    return {aft_conv: d + s.num_heads, aft_full: 2 * d, aft_local: 2 * d, aft_simple: 2 * d}.get(sublayer, 3 * d)
+
+
+def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
     d, e = s.model_dim, s.gau.expanded_dim
     # Each with a q and a k, each of which has a scale and an offset.
     parts = s.chunks.local_attention + s.chunks.global_attention
@@ -64,6 +81,13 @@ def flops(s: SimpleNamespace, length: int) -> float:
 
 
 def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
+    taps, channels = s.short_convolution, _convolved(s, sublayer)
+    own = taps - 1 if s.causal else taps // 2
+    read = sum(0 <= t + i - own < length for t in range(length) for i in range(taps))
+    return _flops_without_convolutions(s, sublayer, length) + 2 * read * channels
+
+
+def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> float:
     d, e, k = s.model_dim, s.gau.expanded_dim, s.gau.shared_dim
     of_sums = sublayer in (linear_attention, favor_attention)
     chunk = lambda t: t // (s.linear.chunk_size if of_sums else s.chunks.size)
@@ -72,7 +96,7 @@ def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
     parts = 1 if quadratic else s.chunks.local_attention + s.chunks.global_attention
     unit = 2 * length * (3 * d * e + d * k * (2 * parts * s.gau.heads if s.gau.query_key == "dense" else 1))
     if sublayer is softmax_attention:
-        return 2 * length * _sublayer(s, sublayer) + 2 * len(pairs) * 2 * d
+        return 2 * length * _without_convolutions(s, sublayer) + 2 * len(pairs) * 2 * d
     if sublayer is mlp:
         return 2 * length * 2 * d * s.mlp_dim
     if sublayer is glu:
