@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
-from flash_lm.layers.attention import AttentionSublayer, Projected, convolutions, join_heads, split_heads
+from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.context import Context
-from flash_lm.layers.convolution import ConvolutionOptions
+from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
 from flash_lm.layers.core import PlainCore
 from flash_lm.layers.dense import Dense
 from flash_lm.layers.parameter import VECTORS
@@ -63,7 +63,7 @@ class AttentionFreeUnit(AttentionSublayer[jax.Array]):
         self.key = Dense(dim, keys, config, rngs=rngs)
         self.value = Dense(dim, dim, config, rngs=rngs)
         self.output = Dense(dim, dim, config, rngs=rngs)
-        self.convolutions = convolutions({"key": keys, "value": dim}, config, convolution)
+        self.convolutions = short_convolutions({"key": keys, "value": dim}, config, convolution)
 
     core: "AFTCore"
 

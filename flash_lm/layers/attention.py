@@ -9,7 +9,7 @@ from flax import nnx
 
 from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
-from flash_lm.layers.convolution import ConvolutionOptions, ShortConvolutions
+from flash_lm.layers.convolution import ConvolutionOptions, ShortConvolutions, short_convolutions
 from flash_lm.layers.core import Core, CoreOfPairs, Pair, Pairs
 from flash_lm.layers.dense import KERNEL_INITS, Dense
 from flash_lm.layers.parameter import VECTORS
@@ -107,6 +107,11 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
     def longest(self) -> int | None:  # type: ignore[override]
         """The reach of the core's bias."""
         return self.core.longest
+
+    @property
+    def longest_key(self) -> str:  # type: ignore[override]
+        """As for the core."""
+        return self.core.longest_key
 
     @property
     def undecodable(self) -> str | None:  # type: ignore[override]
@@ -234,7 +239,7 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
         self.key = Dense(dim, of_keys, config, rngs=rngs)
         self.value = Dense(dim, of_keys, config, rngs=rngs)
         self.output = Dense(dim, dim, config, rngs=rngs)
-        self.convolutions = convolutions({"query": dim, "key": of_keys, "value": of_keys}, config, convolution)
+        self.convolutions = short_convolutions({"query": dim, "key": of_keys, "value": of_keys}, config, convolution)
         width = (self.heads, self.key_width)
 
         def variants() -> ScaleOffsets | None:
@@ -285,7 +290,7 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
         width = (shared,) if self.heads == 1 else (self.heads, shared)
         scales = _SCALES[config.init](rngs.params(), core.scaled, width, config)
         self.dense, self.variants = dense, ScaleOffsets(scales)
-        self.convolutions = convolutions({"value": expanded, "shared": z_width}, config)
+        self.convolutions = short_convolutions({"value": expanded, "shared": z_width}, config)
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
         """U, V and Z, before their silu."""
@@ -307,15 +312,6 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
 # Both keep their inputs, and not the intermediate results, which are cheaper to recompute than to keep.
 _silu = jax.checkpoint(jax.nn.silu)
 _gated = jax.checkpoint(lambda gate, x: jax.nn.silu(gate) * x)
-
-
-def convolutions(
-    widths: Mapping[str, int], config: ModelConfig, options: ConvolutionOptions | None = None
-) -> ShortConvolutions | None:
-    """The convolutions of these linear maps; None without model.short_convolution."""
-    if not config.short_convolution:
-        return None
-    return ShortConvolutions(widths, config, (options or ConvolutionOptions()).activation)
 
 
 def _named(names: Sequence[str], queries: Sequence[jax.Array], keys: Sequence[jax.Array]) -> Pairs:

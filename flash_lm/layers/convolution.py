@@ -30,12 +30,12 @@ Arrays = Mapping[str, jax.Array]
 
 
 class ShortConvolutions(nnx.Module):
-    """One filter a channel for each of several arrays (Primer, So et al. 2021, arXiv:2109.08668, section 4.1).
+    """One filter a channel for each of several arrays (Primer, So et al. 2021, arXiv:2109.08668).
 
     At the start each filter passes its own token on and nothing else, so the model begins as the one without.
     """
 
-    def __init__(self, widths: Mapping[str, int], config: ModelConfig, activation: str = "none"):
+    def __init__(self, widths: Mapping[str, int], config: ModelConfig, activation: str):
         """Initialises `config.short_convolution` taps for each channel of the named arrays."""
         self.names, self.activation = tuple(widths), activation
         self.count, self.channels = config.short_convolution, sum(widths.values())
@@ -78,3 +78,12 @@ class ShortConvolutions(nnx.Module):
 
     def _activated(self, x_BxLxD: jax.Array) -> jax.Array:
         return _ACTIVATIONS[self.activation](x_BxLxD)
+
+
+def short_convolutions(
+    widths: Mapping[str, int], config: ModelConfig, options: ConvolutionOptions | None = None
+) -> ShortConvolutions | None:
+    """The convolutions of these linear maps; None without model.short_convolution."""
+    if not config.short_convolution:
+        return None
+    return ShortConvolutions(widths, config, options.activation if options else "none")

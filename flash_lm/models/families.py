@@ -13,8 +13,10 @@ from flash_lm.config import ModelConfig
 from flash_lm.layers.aft import AFTCore, AFTOptions, AttentionFreeUnit, ConvCore, FactorisedCore
 from flash_lm.layers.attention import GatedAttentionUnit, GAUOptions, MultiHeadAttention
 from flash_lm.layers.convolution import ConvolutionOptions
+from flash_lm.layers.cosformer_core import CosformerCore, CosformerOptions
 from flash_lm.layers.favor_core import FavorCore, FavorOptions, default_features
 from flash_lm.layers.feed_forward import GLU, MLP
+from flash_lm.layers.flow_core import FlowCore, FlowOptions
 from flash_lm.layers.linear_core import LinearCore, LinearOptions
 from flash_lm.layers.mixed_chunk_core import ChunkOptions, MixedChunkCore
 from flash_lm.layers.positions import relative_bias
@@ -62,6 +64,30 @@ def _favor(
     rngs: nnx.Rngs,
 ) -> Sublayer:
     core = FavorCore(favor, linear, config, rngs=rngs)
+    return MultiHeadAttention(core, config, rngs=rngs, convolution=convolution)
+
+
+def _cosine(
+    config: ModelConfig,
+    cosformer: CosformerOptions,
+    linear: LinearOptions,
+    convolution: ConvolutionOptions,
+    *,
+    rngs: nnx.Rngs,
+) -> Sublayer:
+    core = CosformerCore(cosformer, linear, config)
+    return MultiHeadAttention(core, config, rngs=rngs, convolution=convolution)
+
+
+def _flow(
+    config: ModelConfig,
+    flow: FlowOptions,
+    linear: LinearOptions,
+    convolution: ConvolutionOptions,
+    *,
+    rngs: nnx.Rngs,
+) -> Sublayer:
+    core = FlowCore(flow, linear, config)
     return MultiHeadAttention(core, config, rngs=rngs, convolution=convolution)
 
 
@@ -151,6 +177,14 @@ FAVOR = Part(
     defaults={"favor.features": default_features},
     problems=_head_problems,
 )
+COSINE = Part(
+    _cosine,
+    (CosformerOptions, LinearOptions, ConvolutionOptions),
+    _HEADS | {"kernels"},
+    defaults={"cosformer.cos_length": lambda config: config.max_length},
+    problems=_head_problems,
+)
+FLOW = Part(_flow, (FlowOptions, LinearOptions, ConvolutionOptions), _HEADS, problems=_head_problems)
 AFT_FULL = Part(_aft_full, (AFTOptions, ConvolutionOptions), unread=frozenset({"aft.window"}))
 AFT_LOCAL = Part(_aft_local, (AFTOptions, ConvolutionOptions))
 AFT_SIMPLE = Part(_aft_simple, (ConvolutionOptions,))
@@ -259,5 +293,23 @@ register_family(
         _LEARNED,
         about="softmax estimated by positive random features (FAVOR+), and an MLP",
         paper="Choromanski et al. 2020, arXiv:2009.14794",
+    ),
+)
+register_family(
+    "cosformer",
+    Family(
+        (COSINE, MLP_PART),
+        _LEARNED,
+        about="linear attention with the features relu, weighted by the cosine of the distance, and an MLP",
+        paper="Qin et al. 2022, arXiv:2202.08791",
+    ),
+)
+register_family(
+    "flowformer",
+    Family(
+        (FLOW, MLP_PART),
+        _LEARNED,
+        about="linear attention between conserved flows of sources and sinks, and an MLP",
+        paper="Wu et al. 2022, arXiv:2202.06258",
     ),
 )

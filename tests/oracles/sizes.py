@@ -4,8 +4,10 @@ from types import SimpleNamespace
 
 from oracles.aft import aft_conv, aft_full, aft_local, aft_simple
 from oracles.attention import gau_quadratic, softmax_attention
+from oracles.cosformer import cosine_attention
 from oracles.families import FAMILIES
 from oracles.feed_forward import glu, mlp
+from oracles.flow import flow_attention
 from oracles.linear import favor_attention, linear_attention
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.positions import T5_BUCKETS
@@ -49,6 +51,8 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
         softmax_attention: 2 * d * d + 2 * d * d // s.num_heads * s.num_kv_heads,
         linear_attention: 4 * d * d,
         favor_attention: 4 * d * d,
+        cosine_attention: 4 * d * d,
+        flow_attention: 4 * d * d,
         aft_full: 4 * d * d + 2 * s.max_length * s.aft.bias_dim,
         aft_local: 4 * d * d + 2 * s.max_length * s.aft.bias_dim,
         aft_simple: 4 * d * d,
@@ -89,7 +93,7 @@ def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
 
 def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> float:
     d, e, k = s.model_dim, s.gau.expanded_dim, s.gau.shared_dim
-    of_sums = sublayer in (linear_attention, favor_attention)
+    of_sums = sublayer in (linear_attention, favor_attention, cosine_attention, flow_attention)
     chunk = lambda t: t // (s.linear.chunk_size if of_sums else s.chunks.size)
     pairs = [(t, u) for t in range(length) for u in range(length) if u <= t or not s.causal]
     quadratic = sublayer is gau_quadratic
@@ -118,11 +122,13 @@ def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> fl
         near = sum(abs(t - u) < s.aft.window for t, u in pairs)
         return 2 * length * (3 * d * d + d * s.num_heads) + 2 * near * (d + s.num_heads)
     if of_sums:
-        width = d // s.num_heads  # and the denominator is one more value
-        features = width if sublayer is linear_attention else s.favor.features
+        width = d // s.num_heads
+        features = {favor_attention: s.favor.features, cosine_attention: 2 * width}.get(sublayer, width)
+        values = width if sublayer is flow_attention else width + 1  # the denominator is one more value
         inside = inside if s.causal else 0
-        sums = inside * (features + width + 1) + products * features * (width + 1)
-        making = 0 if sublayer is linear_attention else 2 * length * features * width
+        sums = inside * (features + values) + products * features * values
+        # Features that are products; in flow attention incoming and outgoing flows, as they are and conserved.
+        making = {favor_attention: 2 * features * width, flow_attention: 4 * width}.get(sublayer, 0) * length
         return 2 * length * 4 * d * d + 2 * s.num_heads * (making + sums)
     local, global_ = s.chunks.local_attention, s.chunks.global_attention
     inside = sum(abs(chunk(t) - chunk(u)) <= s.chunks.overlapping for t, u in pairs)
