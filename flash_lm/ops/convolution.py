@@ -1,7 +1,8 @@
 """Convolutions of a few taps along each document: no tap reads another document or padding.
 
-A sum of shifted copies. XLA's own convolution of one filter a channel is many times slower on a CPU, forward and
-backward, and it cannot see where a document ends. Taps are in the order of the tokens that they read.
+A sum of shifted copies. XLA's own convolution of one filter a channel is many times slower on a CPU (4×1024×768, four
+taps: 175 ms against 1.4, with gradients 417 against 66), and it cannot see where a document ends. Taps are in the order
+of the tokens that they read.
 """
 
 import jax
