@@ -8,12 +8,17 @@ from flash_lm.tables import CORPORA, FAMILIES, HEADS, OPTIMIZERS
 
 MESH_AXES = ("data", "fsdp", "tensor")
 DTYPES = ("float32", "bfloat16")
+_MOST_TAPS = 64  # of a short convolution, each of which is a copy of the input
 DECAYS = ("linear", "cosine")  # schedules with a final learning rate
 
 
 def _families(names: tuple) -> str | None:
     good = all(isinstance(name, str) and name in FAMILIES for name in names)
     return None if good else f"a tuple of rows of the table of families: {', '.join(FAMILIES)}"
+
+
+def _taps(x: int) -> str | None:
+    return None if x == 0 or 2 <= x <= _MOST_TAPS else f"0 (none), or 2 to {_MOST_TAPS} taps"
 
 
 def _normalizer(x: str) -> str | None:
@@ -101,6 +106,13 @@ class ModelConfig(Group, name="model"):
     rotary: bool = key(None, "rotary position embedding of queries and keys; open: from the family")
     rotary_base: float = key(
         10_000.0, "base of the rotary angles, position · base^(-2i / width)", above(1), before=10_000.0
+    )
+    short_convolution: int = key(
+        0,
+        "taps of a filter for each channel of the queries, keys and values (of a GAU: V and Z; of an AFT: keys and "
+        "values), causal or centred as the model is; 0: none",
+        _taps,
+        before=0,
     )
     normalizer: str = key(
         None,

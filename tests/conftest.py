@@ -46,6 +46,7 @@ _FEW_FAMILIES = {
     "test_attention_weights": {"transformer", "flash", "aft_local"},
     "test_sublayers": {"transformer", "flash", "aft_local"},
     "test_lengths": {"flash", "aft_local"},
+    "test_short_convolution": {"transformer_plus_plus", "flash"},
     "test_kernels": {"flash", "linear_transformer"},
     "test_equivalences": {"transformer_plus_plus", "flash", "aft_local"},
     "test_mesh": {"flash"},

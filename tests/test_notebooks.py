@@ -42,7 +42,7 @@ def settings(tmp_path: pathlib.Path) -> dict:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook(path, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setitem(FAMILIES, "cosformer", FAMILIES["flash"])  # so that they are gone again at the end
+    monkeypatch.setitem(FAMILIES, "focused", FAMILIES["flash"])  # so that they are gone again at the end
     monkeypatch.setattr(schema.SECTIONS, "there", dict(schema.SECTIONS))
     out = tmp_path / "runs"
     load_script("run_notebook").execute(path, settings(tmp_path)[path.stem] | {"OUT": str(out)})

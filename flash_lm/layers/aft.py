@@ -1,5 +1,6 @@
 """The attention-free unit and its four kinds of position bias ("An Attention Free Transformer", Zhai et al. 2021)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ from flax import nnx
 from flash_lm.config import ModelConfig
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.context import Context
+from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
 from flash_lm.layers.core import PlainCore
 from flash_lm.layers.dense import Dense
 from flash_lm.layers.parameter import VECTORS
@@ -47,7 +49,9 @@ _POSITION_INIT = jax.nn.initializers.normal(0.01)  # for u and v (section 4)
 class AttentionFreeUnit(AttentionSublayer[jax.Array]):
     """σ(Q) ⊙ (Σ exp(K + w) ⊙ V / Σ exp(K + w)), then W_o (eq. 2); the core does the sums."""
 
-    def __init__(self, core: "AFTCore", config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(
+        self, core: "AFTCore", config: ModelConfig, *, rngs: nnx.Rngs, convolution: ConvolutionOptions | None = None
+    ):
         """One head whose channels have their own keys, or H heads with one key each."""
         dim = config.model_dim
         self.core, self.rotary = core, False
@@ -59,13 +63,18 @@ class AttentionFreeUnit(AttentionSublayer[jax.Array]):
         self.key = Dense(dim, keys, config, rngs=rngs)
         self.value = Dense(dim, dim, config, rngs=rngs)
         self.output = Dense(dim, dim, config, rngs=rngs)
+        self.convolutions = short_convolutions({"key": keys, "value": dim}, config, convolution)
 
     core: "AFTCore"
 
-    def project(self, x_BxLxD: jax.Array, context: Context) -> Projected[jax.Array]:
+    def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
+        """Keys, values, and the gate's Q."""
+        return {"key": self.key(x_BxLxD), "value": self.value(x_BxLxD), "query": self.query(x_BxLxD)}
+
+    def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[jax.Array]:
         """Keys and values for the core, and the gate σ(Q)."""
-        k, v = (split_heads(dense(x_BxLxD), self.heads) for dense in (self.key, self.value))
-        return Projected(k, v, jax.nn.sigmoid(self.query(x_BxLxD)))
+        k, v = (split_heads(maps[name], self.heads) for name in ("key", "value"))
+        return Projected(k, v, jax.nn.sigmoid(maps["query"]))
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
         """Gates with σ(Q)."""

@@ -9,6 +9,7 @@ from flax import nnx
 
 from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
+from flash_lm.layers.convolution import ConvolutionOptions, ShortConvolutions, short_convolutions
 from flash_lm.layers.core import Core, CoreOfPairs, Pair, Pairs
 from flash_lm.layers.dense import KERNEL_INITS, Dense
 from flash_lm.layers.parameter import VECTORS
@@ -54,6 +55,13 @@ class Projected(NamedTuple, Generic[Mixed]):
     gate_BxLxE: jax.Array | None = None
 
 
+class ConvolvedState(NamedTuple):
+    """Decode state of an attention with short convolutions: its core's, and the last inputs of each convolution."""
+
+    core: State
+    last: Mapping[str, jax.Array]
+
+
 class ScaleOffsets(nnx.Module):
     """n arrays, each with its own scale γ and offset β per dimension (FLASH, eq. 3: Q and K from one Z).
 
@@ -76,7 +84,10 @@ class ScaleOffsets(nnx.Module):
 
 
 class AttentionSublayer(Sublayer, Generic[Mixed]):
-    """Projects, mixes with the core and projects back; subclasses define the projections."""
+    """Projects, mixes with the core and projects back; subclasses define the projections.
+
+    With model.short_convolution there are convolutions between the linear maps and all else.
+    """
 
     core: Core[Mixed]
     heads: int
@@ -85,6 +96,7 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
     value_width: int
     projection_weights: int  # number of weights in all linear maps
     rotary: bool  # whether queries and keys are rotated
+    convolutions: ShortConvolutions | None = None  # of model.short_convolution
 
     @property
     def state_grows(self) -> bool:  # type: ignore[override]
@@ -95,6 +107,11 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
     def longest(self) -> int | None:  # type: ignore[override]
         """The reach of the core's bias."""
         return self.core.longest
+
+    @property
+    def longest_key(self) -> str:  # type: ignore[override]
+        """As for the core."""
+        return self.core.longest_key
 
     @property
     def undecodable(self) -> str | None:  # type: ignore[override]
@@ -108,16 +125,27 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
 
     def settle(self, state: State, positions_B: jax.Array) -> State:
         """Settles the core's state."""
-        return self.core.settle(state, positions_B)
+        if self.convolutions is None:
+            return self.core.settle(state, positions_B)
+        return ConvolvedState(self.core.settle(state.core, positions_B), state.last)
 
     @property
     def rotary_width(self) -> int | None:  # type: ignore[override]
         """Width of the queries and keys."""
         return self.key_width if self.rotary else None
 
+    def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
+        """The outputs of the linear maps before the core, B×L×… each; convolutions go by these names."""
+        raise TypeError(f"{type(self).__name__} must define maps")
+
+    def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[Mixed]:
+        """The inputs of the core and the gate, from the linear maps."""
+        raise TypeError(f"{type(self).__name__} must define arrange")
+
     def project(self, x_BxLxD: jax.Array, context: Context) -> Projected[Mixed]:
         """The inputs of the core, and the gate."""
-        raise TypeError(f"{type(self).__name__} must define project")
+        maps = self.maps(x_BxLxD)
+        return self.arrange(self.convolutions(maps, context) if self.convolutions else maps, context)
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
         """From the core's output to B×L×D."""
@@ -151,8 +179,9 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
         return jax.tree.map(lambda of_all: jnp.moveaxis(of_all, 0, -1), stacked)
 
     def init_state(self, batch_size: int, capacity: int) -> State:
-        """The core's state."""
-        return self.core.init_state(batch_size, self.key_heads, self.key_width, self.value_width, capacity)
+        """The core's state; and the last inputs of the convolutions, if there are any."""
+        core = self.core.init_state(batch_size, self.key_heads, self.key_width, self.value_width, capacity)
+        return ConvolvedState(core, self.convolutions.init_state(batch_size)) if self.convolutions else core
 
     def prefill(self, x_BxLxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
         """Any number of tokens a row, including none."""
@@ -166,14 +195,19 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
         return y_Bx1xD[:, 0], state
 
     def flops_per_token(self, length: int, causal: bool) -> float:
-        """Projections and core."""
+        """Projections, convolutions and core."""
         core = self.core.flops_per_token(length, causal, self.heads, self.key_width, self.value_width)
-        return 2 * self.projection_weights + core
+        convolutions = self.convolutions.flops_per_token(length, causal) if self.convolutions else 0
+        return 2 * self.projection_weights + convolutions + core
 
     def _decode(self, mix: Callable, x_BxLxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
-        by, v, gate = self.project(x_BxLxD, context)
-        mixed_BxHxLxE, state = mix(by, v, context, state)
-        return self.finish(mixed_BxHxLxE, gate), state
+        maps, of_core, last = self.maps(x_BxLxD), state, {}
+        if self.convolutions is not None:
+            maps, last = self.convolutions.prefill(maps, context, state.last)
+            of_core = state.core
+        by, v, gate = self.arrange(maps, context)
+        mixed_BxHxLxE, of_core = mix(by, v, context, of_core)
+        return self.finish(mixed_BxHxLxE, gate), ConvolvedState(of_core, last) if self.convolutions else of_core
 
 
 class MultiHeadAttention(AttentionSublayer[Pairs]):
@@ -192,6 +226,7 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
         rngs: nnx.Rngs,
         key_heads: int | None = None,
         scale_offsets: bool = False,
+        convolution: ConvolutionOptions | None = None,
     ):
         """H heads of width D / H; the core must support fewer heads of keys."""
         dim = config.model_dim
@@ -204,6 +239,7 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
         self.key = Dense(dim, of_keys, config, rngs=rngs)
         self.value = Dense(dim, of_keys, config, rngs=rngs)
         self.output = Dense(dim, dim, config, rngs=rngs)
+        self.convolutions = short_convolutions({"query": dim, "key": of_keys, "value": of_keys}, config, convolution)
         width = (self.heads, self.key_width)
 
         def variants() -> ScaleOffsets | None:
@@ -212,10 +248,14 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
 
         self.query_variants, self.key_variants = variants(), variants()
 
-    def project(self, x_BxLxD: jax.Array, context: Context) -> Projected[Pairs]:
+    def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
+        """Queries, keys and values."""
+        return {"query": self.query(x_BxLxD), "key": self.key(x_BxLxD), "value": self.value(x_BxLxD)}
+
+    def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[Pairs]:
         """Heads of queries, keys and values."""
-        q = split_heads(self.query(x_BxLxD), self.heads)
-        k, v = (split_heads(dense(x_BxLxD), self.key_heads) for dense in (self.key, self.value))
+        q = split_heads(maps["query"], self.heads)
+        k, v = (split_heads(maps[name], self.key_heads) for name in ("key", "value"))
         queries = self.query_variants(q) if self.query_variants else [q]
         keys = self.key_variants(k) if self.key_variants else [k]
         return Projected(self.rotated(_named(self.pair_names, queries, keys), context), v)
@@ -229,7 +269,8 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
     """(U ⊙ A V) W_o with U = silu(x W_u), V = silu(x W_v), Z = silu(x W_z) (FLASH, section 2, eq. 3–5).
 
     The paper's unit has one head. With several heads, V is split among them, and each has its own scale-offsets of the
-    same Z. With `query_key=dense` each query and key is the scale-offset of its own Z, silu(x W_i).
+    same Z. With `query_key=dense` each query and key is the scale-offset of its own Z, silu(x W_i). Convolutions stand
+    before the silu of V and of Z, as in Mamba-2.
     """
 
     def __init__(self, core: CoreOfPairs, options: GAUOptions, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -249,10 +290,15 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
         width = (shared,) if self.heads == 1 else (self.heads, shared)
         scales = _SCALES[config.init](rngs.params(), core.scaled, width, config)
         self.dense, self.variants = dense, ScaleOffsets(scales)
+        self.convolutions = short_convolutions({"value": expanded, "shared": z_width}, config)
 
-    def project(self, x_BxLxD: jax.Array, context: Context) -> Projected[Pairs]:
+    def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
+        """U, V and Z, before their silu."""
+        return {"gate": self.gate(x_BxLxD), "value": self.value(x_BxLxD), "shared": self.shared(x_BxLxD)}
+
+    def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[Pairs]:
         """Queries and keys are scale-offsets of the same Z, or each of its own."""
-        gate, v, z = (dense(x_BxLxD) for dense in (self.gate, self.value, self.shared))
+        gate, v, z = (maps[name] for name in ("gate", "value", "shared"))
         zs = jnp.split(split_heads(_silu(z), self.heads), self.copies, axis=-1) if self.dense else _silu(z)[:, None]
         variants = self.variants(zs)
         pairs = _named(self.pair_names, variants[::2], variants[1::2])

@@ -76,20 +76,21 @@ def of_rows(
     return Context(positions_BxL=positions, segments=segments, dropout_key=dropout_key, causal=causal, packed=packed)
 
 
-def rows_beyond(end_B: jax.Array, limit: int | None, grows: bool) -> jax.Array:
+def rows_beyond(end_B: jax.Array, limit: int | None, grows: bool, limit_key: str = "model.max_length") -> jax.Array:
     """Which rows would exceed the decode state or the positions; inside jit this cannot raise an error.
 
     Args:
         end_B: tokens that each row would have.
         limit: the largest allowed number of tokens; None: any.
         grows: whether the limit is the state's capacity.
+        limit_key: the key that sets another limit.
 
     Raises:
         ValueError: outside jit, a row would exceed the limit.
     """
     beyond_B = jnp.zeros_like(end_B, bool) if limit is None else end_B > limit
     if not isinstance(beyond_B, Tracer) and beyond_B.any():
-        advice = "give init_state a larger capacity" if grows else "the positions end there (model.max_length)"
+        advice = "give init_state a larger capacity" if grows else f"the positions end there ({limit_key})"
         raise ValueError(
             f"row {int(beyond_B.argmax())} would have {int(end_B.max())} tokens, more than the state's capacity of "
             f"{limit}: {advice}"

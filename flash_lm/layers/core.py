@@ -33,6 +33,7 @@ class Core(Protocol[Mixed]):
     Attributes:
         state_grows: whether the decode state grows with the number of tokens.
         longest: largest number of tokens in a row; None: any.
+        longest_key: the key that sets `longest`.
         undecodable: a sentence on why prefill and step are not supported; None: they are.
         settles_every: as for a `Sublayer`.
     """
@@ -41,6 +42,8 @@ class Core(Protocol[Mixed]):
     def state_grows(self) -> bool: ...  # noqa: D102
     @property
     def longest(self) -> int | None: ...  # noqa: D102
+    @property
+    def longest_key(self) -> str: ...  # noqa: D102
     @property
     def undecodable(self) -> str | None: ...  # noqa: D102
     @property
@@ -92,6 +95,7 @@ class PlainCore(nnx.Module):
 
     state_grows: Any = False
     longest: Any = None
+    longest_key: Any = "model.max_length"
     undecodable: Any = None
     settles_every: Any = None
 

@@ -35,7 +35,7 @@ class LinearCore(PlainCore):
     def __call__(self, pairs: Pairs, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
         assert context.segments is not None
-        q, k = self._featured(pairs)
+        q, k = self.featured(pairs, context)
         size = min(self.chunk_size, v.shape[2])
         both_ways = None if context.causal else "the bidirectional form is two products"
         backend = choose_backend(self.kernels, "linear attention", "identity", size, q, v, both_ways)
@@ -64,7 +64,7 @@ class LinearCore(PlainCore):
     def prefill(self, pairs: Pairs, v: jax.Array, context: Context, state: jax.Array) -> tuple[jax.Array, jax.Array]:
         """In chunks, starting from any position: the sum needs no chunk grid."""
         real_NxL = jnp.repeat(context.real(), v.shape[1], axis=0)
-        q, k, values, sums = (heads_into_batch(x) for x in (*self._featured(pairs), v, state))
+        q, k, values, sums = (heads_into_batch(x) for x in (*self.featured(pairs, context), v, state))
         out, sums = prefill_linear(q, k, values, sums, real_NxL, chunk_size=self.chunk_size)
         return out.reshape(v.shape), sums.reshape(state.shape)
 
@@ -73,6 +73,12 @@ class LinearCore(PlainCore):
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
         """As `linear_flops`; the feature map has no matrix product."""
         return linear_flops(length, causal, self.chunk_size, heads, key_width, value_width)
+
+    def featured(self, pairs: Pairs, context: Context) -> tuple[jax.Array, jax.Array]:
+        """φ(q) and φ(k), B×H×L×F float32; a subclass may use the positions."""
+        del context
+        q, k = pairs["attention"]
+        return self.features(q.astype(jnp.float32)), self.features(k.astype(jnp.float32))
 
     def _attend_by_kernel(self, backend: str, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
         """Causal attention on features: the identity inside a chunk, and the sum over the chunks before it."""
@@ -91,14 +97,14 @@ class LinearCore(PlainCore):
         )
         return ratio(sums).astype(v.dtype)
 
-    def _featured(self, pairs: Pairs) -> tuple[jax.Array, jax.Array]:
-        q, k = pairs["attention"]
-        return self.features(q.astype(jnp.float32)), self.features(k.astype(jnp.float32))
-
 
 def linear_flops(length: int, causal: bool, chunk_size: int, heads: int, features: int, value_width: int) -> float:
-    """For one token: pairs inside the chunk, and two products with the F×(E+1) sum if it is computed or read."""
-    value_width += 1  # the denominator
+    """As `sums_flops`; the denominator is one more value."""
+    return sums_flops(length, causal, chunk_size, heads, features, value_width + 1)
+
+
+def sums_flops(length: int, causal: bool, chunk_size: int, heads: int, features: int, value_width: int) -> float:
+    """For one token: pairs inside the chunk, and two products with the F×E sum if it is computed or read."""
     if not causal:
         return 2 * heads * 2 * features * value_width
     full, rest = divmod(length, chunk_size)

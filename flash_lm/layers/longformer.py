@@ -1,5 +1,7 @@
 """Longformer's attention: windows that may grow with depth, gaps, global tokens ("Longformer", section 3)."""
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,11 +10,11 @@ from flax import nnx
 from flash_lm.config import ModelConfig
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.context import Context
+from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
 from flash_lm.layers.core import Pair
 from flash_lm.layers.dense import Dense
 from flash_lm.layers.sublayer import LayerArray
 from flash_lm.layers.window_core import WindowCore, WindowInputs, WindowOptions
-from flash_lm.ops.positions import rotate
 
 
 class LongformerAttention(AttentionSublayer[WindowInputs]):
@@ -20,7 +22,14 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
 
     core: WindowCore
 
-    def __init__(self, options: WindowOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        options: WindowOptions,
+        config: ModelConfig,
+        *,
+        rngs: nnx.Rngs,
+        convolution: ConvolutionOptions | None = None,
+    ):
         """H heads of width D / H."""
         dim, layers = config.model_dim, range(config.num_layers)
         most = max(config.max_length, options.size)
@@ -31,10 +40,14 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
         self.heads = self.key_heads = config.num_heads
         self.key_width = self.value_width = dim // self.heads
         self.core = WindowCore(max(self.windows), options, config)
-        self.query, self.key, self.value, self.output = (Dense(dim, dim, config, rngs=rngs) for _ in range(4))
+        self.names = ("query", "key", "value")
         if options.global_tokens:
-            self.global_query, self.global_key, self.global_value = (Dense(dim, dim, config, rngs=rngs) for _ in "qkv")
-        self.projection_weights = (7 if options.global_tokens else 4) * dim * dim
+            self.names += ("global_query", "global_key", "global_value")
+        for name in self.names:
+            setattr(self, name, Dense(dim, dim, config, rngs=rngs))
+        self.output = Dense(dim, dim, config, rngs=rngs)
+        self.convolutions = short_convolutions(dict.fromkeys(self.names, dim), config, convolution)
+        self.projection_weights = (len(self.names) + 1) * dim * dim
         # Those of the first layer, unless a stack says which layers these are.
         first = self.of_layers(np.zeros(1, np.int32))
         self.window, self.stage = (LayerArray(first[name][0]) for name in ("window", "stage"))
@@ -46,21 +59,20 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
         stages = [self.core.dilations.index(gap) for gap in own_gaps]
         return {"window": jnp.asarray(own_windows, jnp.int32), "stage": jnp.asarray(stages, jnp.int32)}
 
-    def project(self, x_BxLxD: jax.Array, context: Context) -> Projected[WindowInputs]:
-        """Heads of queries, keys and values; of global tokens, too, if there are any."""
-        heads_of = lambda *maps: (split_heads(dense(x_BxLxD), self.heads) for dense in maps)
-        q, k, v = heads_of(self.query, self.key, self.value)
-        pair, own = self._rotated(q, k, context), None
-        if self.core.global_tokens:
-            own_q, own_k, own_v = heads_of(self.global_query, self.global_key, self.global_value)
-            own, v = self._rotated(own_q, own_k, context), jnp.concatenate([v, own_v], axis=-1)
-        return Projected(WindowInputs(pair, own, self.window[...], self.stage[...]), v)
+    def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
+        """Queries, keys and values; those of global tokens, too, if there are any."""
+        return {name: getattr(self, name)(x_BxLxD) for name in self.names}
+
+    def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[WindowInputs]:
+        """Their heads."""
+        q, k, v, *of_global = (split_heads(x, self.heads) for x in maps.values())
+        pairs = {"window": Pair(q, k)}
+        if of_global:
+            own_q, own_k, own_v = of_global
+            pairs["own"], v = Pair(own_q, own_k), jnp.concatenate([v, own_v], axis=-1)
+        pairs = self.rotated(pairs, context)
+        return Projected(WindowInputs(pairs["window"], pairs.get("own"), self.window[...], self.stage[...]), v)
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
         """Joins the heads."""
         return self.output(join_heads(mixed_BxHxLxE))
-
-    def _rotated(self, q: jax.Array, k: jax.Array, context: Context) -> Pair:
-        if self.rotary_width is None:
-            return Pair(q, k)
-        return Pair(*(rotate(x, context.rotary[self.rotary_width]) for x in (q, k)))

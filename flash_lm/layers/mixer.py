@@ -130,7 +130,8 @@ class Mixer(nnx.Module):
         """The number of tokens in each row afterwards, and whether it is too large."""
         end_B = state.positions_B + lengths_B
         grows = self.sublayer.state_grows
-        return end_B, rows_beyond(end_B, state.capacity if grows else self.sublayer.longest, grows)
+        limit = state.capacity if grows else self.sublayer.longest
+        return end_B, rows_beyond(end_B, limit, grows, self.sublayer.longest_key)
 
     def _with_rotary(self, context: Context) -> Context:
         width = self.sublayer.rotary_width
@@ -143,7 +144,8 @@ class Mixer(nnx.Module):
     def _check_length(self, length: int) -> None:
         longest = self.sublayer.longest
         if longest is not None and length > longest:
+            name = self.sublayer.longest_key.removeprefix("model.")
             raise InputError(
-                f"{length} tokens exceed max_length={longest}, where the positions of this mixer end: build it with "
-                f"max_length={length}, or shorten the rows"
+                f"{length} tokens exceed {name}={longest}, where the positions of this mixer end: build it with "
+                f"{name}={length}, or shorten the rows"
             )

@@ -22,6 +22,7 @@ class Sublayer(nnx.Module):
         owns_residual: whether its input is the residual stream itself, and its output replaces the stream.
         state_grows: whether the decode state grows with the number of tokens, which its capacity then bounds.
         longest: largest number of tokens in a row; None: any.
+        longest_key: the key that sets `longest`.
         undecodable: a sentence on why prefill and step are not supported; None: they are.
         settles_every: the state must be settled whenever a row's length reaches a multiple of this; None: never.
         rotary_width: width of the queries and keys that rotary positions rotate; None: there are none.
@@ -30,6 +31,7 @@ class Sublayer(nnx.Module):
     owns_residual: bool = False
     state_grows: bool = False
     longest: int | None = None
+    longest_key: str = "model.max_length"
     undecodable: str | None = None
     settles_every: int | None = None
     rotary_width: int | None = None

@@ -12,8 +12,11 @@ from flax import nnx
 from flash_lm.config import ModelConfig
 from flash_lm.layers.aft import AFTCore, AFTOptions, AttentionFreeUnit, ConvCore, FactorisedCore
 from flash_lm.layers.attention import GatedAttentionUnit, GAUOptions, MultiHeadAttention
+from flash_lm.layers.convolution import ConvolutionOptions
+from flash_lm.layers.cosformer_core import CosformerCore, CosformerOptions
 from flash_lm.layers.favor_core import FavorCore, FavorOptions, default_features
 from flash_lm.layers.feed_forward import GLU, MLP
+from flash_lm.layers.flow_core import FlowCore, FlowOptions
 from flash_lm.layers.linear_core import LinearCore, LinearOptions
 from flash_lm.layers.longformer import LongformerAttention
 from flash_lm.layers.mixed_chunk_core import ChunkOptions, MixedChunkCore
@@ -25,9 +28,11 @@ from flash_lm.models.family import Default, Family, Part, register_family
 from flash_lm.ops.linear_attention import elu_plus_one
 
 
-def _softmax(config: ModelConfig, quadratic: QuadraticOptions, *, rngs: nnx.Rngs) -> Sublayer:
+def _softmax(
+    config: ModelConfig, quadratic: QuadraticOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
+) -> Sublayer:
     core = QuadraticCore("softmax", None, quadratic, config)
-    return MultiHeadAttention(core, config, rngs=rngs, key_heads=config.num_kv_heads)
+    return MultiHeadAttention(core, config, rngs=rngs, key_heads=config.num_kv_heads, convolution=convolution)
 
 
 def _gau_quadratic(config: ModelConfig, gau: GAUOptions, quadratic: QuadraticOptions, *, rngs: nnx.Rngs) -> Sublayer:
@@ -40,37 +45,74 @@ def _gau_mixed_chunk(config: ModelConfig, gau: GAUOptions, chunks: ChunkOptions,
     return GatedAttentionUnit(MixedChunkCore(gau.attention_function, bias, chunks, config), gau, config, rngs=rngs)
 
 
-def _softmax_mixed_chunk(config: ModelConfig, chunks: ChunkOptions, *, rngs: nnx.Rngs) -> Sublayer:
+def _softmax_mixed_chunk(
+    config: ModelConfig, chunks: ChunkOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
+) -> Sublayer:
     core = MixedChunkCore("softmax", None, chunks, config)
-    return MultiHeadAttention(core, config, rngs=rngs, scale_offsets=True)
+    return MultiHeadAttention(core, config, rngs=rngs, scale_offsets=True, convolution=convolution)
 
 
-def _linear(config: ModelConfig, linear: LinearOptions, *, rngs: nnx.Rngs) -> Sublayer:
-    return MultiHeadAttention(LinearCore(elu_plus_one, linear, config), config, rngs=rngs)
+def _linear(config: ModelConfig, linear: LinearOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    core = LinearCore(elu_plus_one, linear, config)
+    return MultiHeadAttention(core, config, rngs=rngs, convolution=convolution)
 
 
-def _favor(config: ModelConfig, favor: FavorOptions, linear: LinearOptions, *, rngs: nnx.Rngs) -> Sublayer:
-    return MultiHeadAttention(FavorCore(favor, linear, config, rngs=rngs), config, rngs=rngs)
+def _favor(
+    config: ModelConfig,
+    favor: FavorOptions,
+    linear: LinearOptions,
+    convolution: ConvolutionOptions,
+    *,
+    rngs: nnx.Rngs,
+) -> Sublayer:
+    core = FavorCore(favor, linear, config, rngs=rngs)
+    return MultiHeadAttention(core, config, rngs=rngs, convolution=convolution)
 
 
-def _aft_full(config: ModelConfig, aft: AFTOptions, *, rngs: nnx.Rngs) -> Sublayer:
-    return AttentionFreeUnit(FactorisedCore(None, aft, config, rngs=rngs), config, rngs=rngs)
+def _cosine(
+    config: ModelConfig,
+    cosformer: CosformerOptions,
+    linear: LinearOptions,
+    convolution: ConvolutionOptions,
+    *,
+    rngs: nnx.Rngs,
+) -> Sublayer:
+    core = CosformerCore(cosformer, linear, config)
+    return MultiHeadAttention(core, config, rngs=rngs, convolution=convolution)
 
 
-def _aft_local(config: ModelConfig, aft: AFTOptions, *, rngs: nnx.Rngs) -> Sublayer:
-    return AttentionFreeUnit(FactorisedCore(aft.window, aft, config, rngs=rngs), config, rngs=rngs)
+def _flow(
+    config: ModelConfig,
+    flow: FlowOptions,
+    linear: LinearOptions,
+    convolution: ConvolutionOptions,
+    *,
+    rngs: nnx.Rngs,
+) -> Sublayer:
+    core = FlowCore(flow, linear, config)
+    return MultiHeadAttention(core, config, rngs=rngs, convolution=convolution)
 
 
-def _aft_simple(config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
-    return AttentionFreeUnit(AFTCore(config), config, rngs=rngs)
+def _aft_full(config: ModelConfig, aft: AFTOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return AttentionFreeUnit(FactorisedCore(None, aft, config, rngs=rngs), config, rngs=rngs, convolution=convolution)
 
 
-def _aft_conv(config: ModelConfig, aft: AFTOptions, *, rngs: nnx.Rngs) -> Sublayer:
-    return AttentionFreeUnit(ConvCore(aft, config, rngs=rngs), config, rngs=rngs)
+def _aft_local(config: ModelConfig, aft: AFTOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return AttentionFreeUnit(
+        FactorisedCore(aft.window, aft, config, rngs=rngs), config, rngs=rngs, convolution=convolution
+    )
 
 
-def _window(config: ModelConfig, window: WindowOptions, *, rngs: nnx.Rngs) -> Sublayer:
-    return LongformerAttention(window, config, rngs=rngs)
+def _aft_simple(config: ModelConfig, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return AttentionFreeUnit(AFTCore(config), config, rngs=rngs, convolution=convolution)
+
+
+def _aft_conv(config: ModelConfig, aft: AFTOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return AttentionFreeUnit(ConvCore(aft, config, rngs=rngs), config, rngs=rngs, convolution=convolution)
+
+
+def _window(config: ModelConfig, window: WindowOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return LongformerAttention(window, config, rngs=rngs, convolution=convolution)
 
 
 def _head_problems(config: ModelConfig) -> list[str]:
@@ -136,29 +178,39 @@ MLP_PART = Part(MLP, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": _times(4)
 GLU_PART = Part(GLU, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": _times(8, 3)})
 SOFTMAX = Part(
     _softmax,
-    (QuadraticOptions,),
+    (QuadraticOptions, ConvolutionOptions),
     _HEADS | {"num_kv_heads"},
     defaults={"num_kv_heads": lambda config: config.num_heads},
     problems=_softmax_problems,
 )
 GAU_QUADRATIC = Part(_gau_quadratic, (GAUOptions, QuadraticOptions), _GAU_KEYS, **_GAU)
 GAU_MIXED_CHUNK = Part(_gau_mixed_chunk, (GAUOptions, ChunkOptions), _GAU_KEYS, **_GAU)
-SOFTMAX_MIXED_CHUNK = Part(_softmax_mixed_chunk, (ChunkOptions,), _HEADS | {"normalizer"}, problems=_head_problems)
-LINEAR = Part(_linear, (LinearOptions,), _HEADS | {"kernels"}, problems=_head_problems)
+SOFTMAX_MIXED_CHUNK = Part(
+    _softmax_mixed_chunk, (ChunkOptions, ConvolutionOptions), _HEADS | {"normalizer"}, problems=_head_problems
+)
+LINEAR = Part(_linear, (LinearOptions, ConvolutionOptions), _HEADS | {"kernels"}, problems=_head_problems)
 FAVOR = Part(
     _favor,
-    (FavorOptions, LinearOptions),
+    (FavorOptions, LinearOptions, ConvolutionOptions),
     _HEADS,
     defaults={"favor.features": default_features},
     problems=_head_problems,
 )
-WINDOW = Part(_window, (WindowOptions,), _HEADS, problems=_window_problems)
-AFT_FULL = Part(_aft_full, (AFTOptions,), unread=frozenset({"aft.window"}))
-AFT_LOCAL = Part(_aft_local, (AFTOptions,))
-AFT_SIMPLE = Part(_aft_simple)
+WINDOW = Part(_window, (WindowOptions, ConvolutionOptions), _HEADS, problems=_window_problems)
+COSINE = Part(
+    _cosine,
+    (CosformerOptions, LinearOptions, ConvolutionOptions),
+    _HEADS | {"kernels"},
+    defaults={"cosformer.cos_length": lambda config: config.max_length},
+    problems=_head_problems,
+)
+FLOW = Part(_flow, (FlowOptions, LinearOptions, ConvolutionOptions), _HEADS, problems=_head_problems)
+AFT_FULL = Part(_aft_full, (AFTOptions, ConvolutionOptions), unread=frozenset({"aft.window"}))
+AFT_LOCAL = Part(_aft_local, (AFTOptions, ConvolutionOptions))
+AFT_SIMPLE = Part(_aft_simple, (ConvolutionOptions,))
 AFT_CONV = Part(
     _aft_conv,
-    (AFTOptions,),
+    (AFTOptions, ConvolutionOptions),
     frozenset({"num_heads"}),
     unread=frozenset({"aft.bias_dim", "aft.bias_rate"}),
     problems=_filter_problems,
@@ -270,5 +322,23 @@ register_family(
         _ROTARY,
         about="softmax attention to a sliding window, and an MLP; windows may grow with depth and have gaps",
         paper="Beltagy et al. 2020, arXiv:2004.05150",
+    ),
+)
+register_family(
+    "cosformer",
+    Family(
+        (COSINE, MLP_PART),
+        _LEARNED,
+        about="linear attention with the features relu, weighted by the cosine of the distance, and an MLP",
+        paper="Qin et al. 2022, arXiv:2202.08791",
+    ),
+)
+register_family(
+    "flowformer",
+    Family(
+        (FLOW, MLP_PART),
+        _LEARNED,
+        about="linear attention between conserved flows of sources and sinks, and an MLP",
+        paper="Wu et al. 2022, arXiv:2202.06258",
     ),
 )

@@ -150,9 +150,15 @@ class LanguageModel(nnx.Module):
     @property
     def longest(self) -> int | None:
         """Largest number of tokens in a row that the positions allow; None: any."""
-        learned = [self.config.max_length] if self.config.absolute_positions == "learned" else []
-        bounds = [*learned, *(sublayer.longest for sublayer in self.layers.sublayers if sublayer.longest is not None)]
-        return min(bounds, default=None)
+        return self._bound[0]
+
+    @property
+    def _bound(self) -> tuple[int | None, str]:
+        """`longest`, and the key that sets it."""
+        learned = [(self.config.max_length, "model.max_length")]
+        bounds = learned if self.config.absolute_positions == "learned" else []
+        bounds = bounds + [(x.longest, x.longest_key) for x in self.layers.sublayers if x.longest is not None]
+        return min(bounds, key=lambda bound: bound[0], default=(None, ""))
 
     def check_length(self, length: int) -> None:
         """Checks that the positions suffice for rows of this length.
@@ -160,10 +166,11 @@ class LanguageModel(nnx.Module):
         Raises:
             InputError: they do not.
         """
-        if self.longest is not None and length > self.longest:
+        longest, key = self._bound
+        if longest is not None and length > longest:
             raise InputError(
-                f"{length} tokens exceed model.max_length={self.longest}, where the positions of family "
-                f"{self.config.family} end: raise --config.model.max_length and train again, or shorten the rows"
+                f"{length} tokens exceed {key}={longest}, where the positions of family {self.config.family} end: "
+                f"raise --config.{key} and train again, or shorten the rows"
             )
 
     def check_decodable(self) -> None:
@@ -296,8 +303,8 @@ class LanguageModel(nnx.Module):
         """
         end_B = state.positions_B + lengths_B
         grows = any(sublayer.state_grows for sublayer in self.layers.sublayers)
-        limit = state.capacity if grows else self.longest
-        beyond_B = rows_beyond(end_B, limit, grows)
+        longest, key = self._bound
+        beyond_B = rows_beyond(end_B, state.capacity if grows else longest, grows, key)
         context = Context(positions_BxL=positions_BxL, lengths_B=lengths_B, causal=True)
         x, context = self._embed(inputs_BxL, context)
         if method == "step":

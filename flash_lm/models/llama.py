@@ -50,6 +50,7 @@ _SHAPE = {
     "norm": "rms",
     "absolute_positions": "none",
     "rotary": True,
+    "short_convolution": 0,
 }
 # Their settings for our model, if config.json has them.
 _THEIR_SHAPE = {

@@ -100,8 +100,33 @@ def prefill_linear(
     """
     # Beyond the last position padding may be NaN, and zero times NaN is NaN.
     q_NxLxK, k_NxLxK, v_NxLxE = (jnp.where(real_NxL[..., None], x, 0) for x in (q_NxLxK, k_NxLxK, v_NxLxE))
-    values, runs_NxL = with_ones(v_NxLxE), real_NxL.astype(jnp.int32)
-    chunk_size = min(chunk_size, real_NxL.shape[1])
+    sums, state_NxKxE = prefill_sums(q_NxLxK, k_NxLxK, with_ones(v_NxLxE), state_NxKxE, real_NxL, chunk_size=chunk_size)
+    return ratio(sums).astype(v_NxLxE.dtype), state_NxKxE
+
+
+def prefill_sums(
+    q_NxLxK: jax.Array,
+    k_NxLxK: jax.Array,
+    values: jax.Array,
+    state_NxKxE: jax.Array,
+    real_NxL: jax.Array,
+    *,
+    chunk_size: int,
+) -> tuple[jax.Array, jax.Array]:
+    """φ(q)ᵀ Σ φ(k) vᵀ that goes on from a state.
+
+    Args:
+        q_NxLxK: features φ(q), float32; padding is zero.
+        k_NxLxK: features φ(k), float32; padding is zero.
+        values: N×L×E float32, finite.
+        state_NxKxE: Σ φ(k) vᵀ so far, float32.
+        real_NxL: which tokens are not padding; padding is at the end.
+        chunk_size: C.
+
+    Returns:
+        N×L×E float32; and the state after the real tokens.
+    """
+    runs_NxL, chunk_size = real_NxL.astype(jnp.int32), min(chunk_size, real_NxL.shape[1])
     sums, _ = global_attention(
         q_NxLxK,
         k_NxLxK,
@@ -113,8 +138,7 @@ def prefill_linear(
     )
     index_1xL = jnp.arange(real_NxL.shape[1], dtype=jnp.int32)[None]
     sums += _inside_chunks(q_NxLxK, k_NxLxK, values, sight_from_start(index_1xL, real_NxL), chunk_size)
-    state_NxKxE = state_NxKxE + matmul(k_NxLxK, values, transpose_a=True)
-    return ratio(sums).astype(v_NxLxE.dtype), state_NxKxE
+    return sums, state_NxKxE + matmul(k_NxLxK, values, transpose_a=True)
 
 
 def _inside_chunks(q_NxLxK, k_NxLxK, values_NxLxE, sight: Sight, chunk_size: int) -> jax.Array:

@@ -18,7 +18,7 @@ from flash_lm.ops.segments import Segments, find_segments
 from models.cases import LENGTH, PACKED, SHAPE, assert_close, case, model_config, randomised, real, tokens
 
 AFT = ("aft_full", "aft_local", "aft_simple", "aft_conv")
-LINEAR = ("linear_transformer", "performer")
+LINEAR = ("linear_transformer", "performer", "cosformer")
 both_ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 each_mean = pytest.mark.parametrize("family", AFT + LINEAR)
 
@@ -156,7 +156,7 @@ def test_the_mean_of_ones_is_one_in_decoding(family):
         start = start + size
 
 
-@pytest.mark.parametrize("family", ["linear_transformer", "performer", "aft_conv"])
+@pytest.mark.parametrize("family", ["linear_transformer", "performer", "cosformer", "aft_conv"])
 def test_sums_run_over_time_and_not_over_heads(family):
     """A cumulative sum over heads (flash-linear-attention #594) would make a head see those before it."""
     one = mean(family)

@@ -14,7 +14,17 @@ from models.cases import case
 
 pytestmark = pytest.mark.slow
 
-LINEAR = ("flash", "mc_tfm", "aft_local", "aft_simple", "aft_conv", "linear_transformer", "performer")
+LINEAR = (
+    "flash",
+    "mc_tfm",
+    "aft_local",
+    "aft_simple",
+    "aft_conv",
+    "linear_transformer",
+    "performer",
+    "cosformer",
+    "flowformer",
+)
 BLOCKED = ("aft_full", "transformer_plus_plus", "flash_quad")  # quadratic in time, yet without an array of all pairs
 L = 8192
 

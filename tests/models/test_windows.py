@@ -23,6 +23,7 @@ from models.test_oracle import assert_logits_equal
 from models.test_visibility import assert_only_where_visible, connected
 
 GLOBAL = {"window.global_tokens": 3}
+CONVOLVED = {"short_convolution": 3, "convolution.activation": "silu"}
 ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 
 
@@ -44,8 +45,8 @@ def test_a_window_over_the_whole_row_is_attention_to_all(causal, options):
 @pytest.mark.parametrize("segment_ids", [None, PACKED], ids=["one-document", "packed"])
 @ways
 def test_global_tokens_equal_the_oracle(causal, segment_ids):
-    """Each document has its own."""
-    model = case("longformer", causal, **GLOBAL)
+    """Each document has its own; with convolutions, too."""
+    model = case("longformer", causal, **GLOBAL, **CONVOLVED)
     assert_logits_equal(model, segment_ids, model.logits(model.params, tokens(), segment_ids))
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from oracles.attention import Row, heads
+from oracles.convolution import mapped
 
 STD_EPS = 1e-5
 
@@ -20,35 +21,35 @@ def mix(k_LxM, v_LxE, row: Row, w) -> np.ndarray:
     return out
 
 
-def _unit(x_LxD: np.ndarray, p: dict, row: Row, count: int, w_of_head) -> np.ndarray:
+def _unit(x_LxD: np.ndarray, p: dict, row: Row, settings, count: int, w_of_head) -> np.ndarray:
     gate = 1 / (1 + np.exp(-(x_LxD @ p["query"]["kernel"])))
-    k, v = (heads(x_LxD @ p[name]["kernel"], count) for name in ("key", "value"))
+    k, v = (heads(mapped(x_LxD, p, name, row, settings), count) for name in ("key", "value"))
     mixed = [mix(k[h], v[h], row, w_of_head(h)) for h in range(count)]
     return (gate * np.concatenate(mixed, axis=1)) @ p["output"]["kernel"]
 
 
-def _factorised(x_LxD, p, row, window: float) -> np.ndarray:
+def _factorised(x_LxD, p, row, settings, window: float) -> np.ndarray:
     u, v = p["core"]["query_position"], p["core"]["key_position"]
 
     def w(t: int, other: int) -> float:
         return u[row.positions[t]] @ v[row.positions[other]] if abs(t - other) < window else 0.0
 
-    return _unit(x_LxD, p, row, 1, lambda h: w)
+    return _unit(x_LxD, p, row, settings, 1, lambda h: w)
 
 
 def aft_full(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     """Every pair has a w."""
-    return _factorised(x_LxD, p, row, np.inf)
+    return _factorised(x_LxD, p, row, settings, np.inf)
 
 
 def aft_local(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     """Pairs in the window have a w; the others count with zero."""
-    return _factorised(x_LxD, p, row, settings.aft.window)
+    return _factorised(x_LxD, p, row, settings, settings.aft.window)
 
 
 def aft_simple(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     """No w."""
-    return _unit(x_LxD, p, row, 1, lambda h: lambda t, u: 0.0)
+    return _unit(x_LxD, p, row, settings, 1, lambda h: lambda t, u: 0.0)
 
 
 def aft_conv(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
@@ -61,4 +62,4 @@ def aft_conv(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
         taps = (taps - taps.mean()) / np.sqrt(taps.var() + STD_EPS) * core["gain"][h] + core["offset"][h]
         return lambda t, u: taps[t - u + first] if abs(t - u) < reach else 0.0
 
-    return _unit(x_LxD, p, row, settings.num_heads, w_of_head)
+    return _unit(x_LxD, p, row, settings, settings.num_heads, w_of_head)

@@ -8,6 +8,7 @@ import numpy as np
 
 from oracles import normalizers
 from oracles.attention_functions import weights
+from oracles.convolution import mapped
 from oracles.positions import relative_bias, rope
 
 
@@ -52,8 +53,8 @@ def heads(x_LxD: np.ndarray, count: int) -> list[np.ndarray]:
 
 def softmax_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     """Concat(head_h) W_o, head_h = softmax(q kᵀ / √K) v, where neighbouring heads of queries may share k and v."""
-    q = heads(x_LxD @ p["query"]["kernel"], settings.num_heads)
-    k, v = (heads(x_LxD @ p[name]["kernel"], settings.num_kv_heads) for name in ("key", "value"))
+    q = heads(mapped(x_LxD, p, "query", row, settings), settings.num_heads)
+    k, v = (heads(mapped(x_LxD, p, name, row, settings), settings.num_kv_heads) for name in ("key", "value"))
     outs = []
     for h in range(settings.num_heads):
         shared = h * settings.num_kv_heads // settings.num_heads  # head of keys and values
@@ -77,17 +78,17 @@ def gated_unit(x_LxD: np.ndarray, p: dict, row: Row, settings, mix: Callable) ->
 
     The variants of a head are its queries and keys in the order q, k of the first part, q, k of the second.
     """
-    u_LxE, v_LxE = (silu(x_LxD @ p[name]["kernel"]) for name in ("gate", "value"))
+    u_LxE, v_LxE = (silu(mapped(x_LxD, p, name, row, settings)) for name in ("gate", "value"))
     mixed = []
     for h, v in enumerate(heads(v_LxE, settings.gau.heads)):
-        mixed.append(mix([rotated(x, row, settings) for x in _variants(x_LxD, p, h, settings)], v))
+        mixed.append(mix([rotated(x, row, settings) for x in _variants(x_LxD, p, h, row, settings)], v))
     return (u_LxE * np.concatenate(mixed, axis=1)) @ p["output"]["kernel"]
 
 
-def _variants(x_LxD: np.ndarray, p: dict, h: int, settings) -> list[np.ndarray]:
+def _variants(x_LxD: np.ndarray, p: dict, h: int, row: Row, settings) -> list[np.ndarray]:
     """Of head h: Z ⊙ γ_i + β_i, with one Z for all or a Z_i each."""
     count, width = settings.gau.heads, settings.gau.shared_dim
-    z_LxS = silu(x_LxD @ p["shared"]["kernel"])
+    z_LxS = silu(mapped(x_LxD, p, "shared", row, settings))
     scales, offsets = (p["variants"][name].reshape(-1, count, width) for name in ("scale", "offset"))
     zs = [z_LxS] * len(scales)
     if settings.gau.query_key == "dense":

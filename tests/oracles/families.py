@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from oracles.aft import aft_conv, aft_full, aft_local, aft_simple
 from oracles.attention import gau_quadratic, softmax_attention
+from oracles.cosformer import cosine_attention
 from oracles.feed_forward import glu, mlp
+from oracles.flow import flow_attention
 from oracles.linear import favor_attention, linear_attention
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.windows import connected, longformer_attention
@@ -49,6 +51,8 @@ FAMILIES = {
     "aft_simple": Family((aft_simple, mlp), "learned", False, constant_state=True),
     "aft_conv": Family((aft_conv, mlp), "learned", False, constant_state=True),
     "linear_transformer": Family((linear_attention, mlp), "learned", False, constant_state=True),
+    "cosformer": Family((cosine_attention, mlp), "learned", False, constant_state=True),
+    "flowformer": Family((flow_attention, mlp), "learned", False, constant_state=True),
     "performer": Family((favor_attention, mlp), "learned", False, constant_state=True),
     "longformer": Family((longformer_attention, mlp), "none", True, constant_state=True, connects=connected),
 }
@@ -77,6 +81,7 @@ def complete(model: dict) -> SimpleNamespace:
         "mlp_dim": glu_width if family.sublayers[1] is glu else mlp_width,
         "gau.expanded_dim": 2 * s.model_dim,
         "favor.features": features,
+        "cosformer.cos_length": s.max_length,
         "norm": "scale" if gau and not s.causal else "layer",
         "absolute_positions": family.absolute,
         "head": "softmax",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from oracles.attention import Row, heads, rotated
+from oracles.convolution import mapped
 
 
 def elu_plus_one(x: np.ndarray) -> np.ndarray:
@@ -36,7 +37,7 @@ def favor_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarra
 
 
 def _attend(x_LxD: np.ndarray, p: dict, row: Row, settings, log_features: Callable) -> np.ndarray:
-    q, k, v = (heads(x_LxD @ p[name]["kernel"], settings.num_heads) for name in ("query", "key", "value"))
+    q, k, v = (heads(mapped(x_LxD, p, name, row, settings), settings.num_heads) for name in ("query", "key", "value"))
     outs = []
     for h in range(settings.num_heads):
         log_q, log_k = ([log_features(y) for y in rotated(x[h], row, settings)] for x in (q, k))

@@ -8,6 +8,7 @@ import numpy as np
 
 from oracles import normalizers
 from oracles.attention import Row, attend, gated_unit, heads, rotated
+from oracles.convolution import mapped
 from oracles.positions import relative_bias
 
 
@@ -66,7 +67,7 @@ def gau_mixed_chunk(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarra
 
 def softmax_mixed_chunk(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     """MC-TFM: each head scales and offsets its queries and keys for the two parts; softmax inside the chunk."""
-    q, k, v = (heads(x_LxD @ p[name]["kernel"], settings.num_heads) for name in ("query", "key", "value"))
+    q, k, v = (heads(mapped(x_LxD, p, name, row, settings), settings.num_heads) for name in ("query", "key", "value"))
 
     def variants(x_LxK: np.ndarray, p: dict, h: int) -> list[np.ndarray]:
         return [

@@ -4,8 +4,10 @@ from types import SimpleNamespace
 
 from oracles.aft import aft_conv, aft_full, aft_local, aft_simple
 from oracles.attention import gau_quadratic, softmax_attention
+from oracles.cosformer import cosine_attention
 from oracles.families import FAMILIES
 from oracles.feed_forward import glu, mlp
+from oracles.flow import flow_attention
 from oracles.linear import favor_attention, linear_attention
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.positions import T5_BUCKETS
@@ -26,6 +28,25 @@ def _sublayers(s: SimpleNamespace) -> list:
 
 
 def _sublayer(s: SimpleNamespace, sublayer) -> int:
+    return _without_convolutions(s, sublayer) + s.short_convolution * _convolved(s, sublayer)
+
+
+def _convolved(s: SimpleNamespace, sublayer) -> int:
+    """Channels with a filter: of queries, keys and values; of V and Z; of keys and values."""
+    d = s.model_dim
+    if sublayer in (gau_quadratic, gau_mixed_chunk):
+        parts = 1 if sublayer is gau_quadratic else s.chunks.local_attention + s.chunks.global_attention
+        return s.gau.expanded_dim + s.gau.shared_dim * (2 * parts * s.gau.heads if s.gau.query_key == "dense" else 1)
+    if sublayer in (mlp, glu):
+        return 0
+    if sublayer is softmax_attention:
+        return d + 2 * d // s.num_heads * s.num_kv_heads
+    if sublayer is longformer_attention:
+        return (6 if s.window.global_tokens else 3) * d
+    return {aft_conv: d + s.num_heads, aft_full: 2 * d, aft_local: 2 * d, aft_simple: 2 * d}.get(sublayer, 3 * d)
+
+
+def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
     d, e = s.model_dim, s.gau.expanded_dim
     # Each with a q and a k, each of which has a scale and an offset.
     parts = s.chunks.local_attention + s.chunks.global_attention
@@ -33,6 +54,8 @@ def _sublayer(s: SimpleNamespace, sublayer) -> int:
         softmax_attention: 2 * d * d + 2 * d * d // s.num_heads * s.num_kv_heads,
         linear_attention: 4 * d * d,
         favor_attention: 4 * d * d,
+        cosine_attention: 4 * d * d,
+        flow_attention: 4 * d * d,
         aft_full: 4 * d * d + 2 * s.max_length * s.aft.bias_dim,
         aft_local: 4 * d * d + 2 * s.max_length * s.aft.bias_dim,
         aft_simple: 4 * d * d,
@@ -70,22 +93,29 @@ def flops(s: SimpleNamespace, length: int) -> float:
 
 
 def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
+    taps, channels = s.short_convolution, _convolved(s, sublayer)
+    own = taps - 1 if s.causal else taps // 2
+    read = sum(0 <= t + i - own < length for t in range(length) for i in range(taps))
+    return _flops_without_convolutions(s, sublayer, length) + 2 * read * channels
+
+
+def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> float:
     d, e, k = s.model_dim, s.gau.expanded_dim, s.gau.shared_dim
-    of_sums = sublayer in (linear_attention, favor_attention)
+    of_sums = sublayer in (linear_attention, favor_attention, cosine_attention, flow_attention)
     chunk = lambda t: t // (s.linear.chunk_size if of_sums else s.chunks.size)
     pairs = [(t, u) for t in range(length) for u in range(length) if u <= t or not s.causal]
     quadratic = sublayer is gau_quadratic
     parts = 1 if quadratic else s.chunks.local_attention + s.chunks.global_attention
     unit = 2 * length * (3 * d * e + d * k * (2 * parts * s.gau.heads if s.gau.query_key == "dense" else 1))
     if sublayer is softmax_attention:
-        return 2 * length * _sublayer(s, sublayer) + 2 * len(pairs) * 2 * d
+        return 2 * length * _without_convolutions(s, sublayer) + 2 * len(pairs) * 2 * d
     if sublayer is longformer_attention:
         first, visible = s.window.global_tokens, 0
         for h in range(s.num_heads):
             reach = (layer_window(s) - 1) * gap_of(s, h)
             near = lambda t, u, h=h, reach=reach: abs(t - u) <= reach and (t - u) % gap_of(s, h) == 0
             visible += sum(t < first or u < first or near(t, u) for t, u in pairs)
-        return 2 * length * _sublayer(s, sublayer) + 2 * visible * 2 * d // s.num_heads
+        return 2 * length * _without_convolutions(s, sublayer) + 2 * visible * 2 * d // s.num_heads
     if sublayer is mlp:
         return 2 * length * 2 * d * s.mlp_dim
     if sublayer is glu:
@@ -107,11 +137,13 @@ def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
         near = sum(abs(t - u) < s.aft.window for t, u in pairs)
         return 2 * length * (3 * d * d + d * s.num_heads) + 2 * near * (d + s.num_heads)
     if of_sums:
-        width = d // s.num_heads  # and the denominator is one more value
-        features = width if sublayer is linear_attention else s.favor.features
+        width = d // s.num_heads
+        features = {favor_attention: s.favor.features, cosine_attention: 2 * width}.get(sublayer, width)
+        values = width if sublayer is flow_attention else width + 1  # the denominator is one more value
         inside = inside if s.causal else 0
-        sums = inside * (features + width + 1) + products * features * (width + 1)
-        making = 0 if sublayer is linear_attention else 2 * length * features * width
+        sums = inside * (features + values) + products * features * values
+        # Features that are products; in flow attention incoming and outgoing flows, as they are and conserved.
+        making = {favor_attention: 2 * features * width, flow_attention: 4 * width}.get(sublayer, 0) * length
         return 2 * length * 4 * d * d + 2 * s.num_heads * (making + sums)
     local, global_ = s.chunks.local_attention, s.chunks.global_attention
     inside = sum(abs(chunk(t) - chunk(u)) <= s.chunks.overlapping for t, u in pairs)

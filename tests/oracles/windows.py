@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from oracles.attention import Row, attend, heads, rotated
+from oracles.convolution import mapped
 
 
 def layer_window(settings: SimpleNamespace) -> int:
@@ -44,7 +45,8 @@ def longformer_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.n
 
     def of(head: int, prefix: str, sees) -> np.ndarray:
         q, k, v = (
-            heads(x_LxD @ p[prefix + name]["kernel"], settings.num_heads)[head] for name in ("query", "key", "value")
+            heads(mapped(x_LxD, p, prefix + name, row, settings), settings.num_heads)[head]
+            for name in ("query", "key", "value")
         )
         return attend(
             *(rotated(x, row, settings) for x in (q, k)),

@@ -51,7 +51,7 @@ HYBRID = "flash/transformer_plus_plus"
 class Run:
     """A few steps of one family, or of a pattern of them, on one mesh; `devices`: how many of the eight."""
 
-    def __init__(self, family: str, task: str, shape: tuple, devices: int = 8, **train_keys):
+    def __init__(self, family: str, task: str, shape: tuple, devices: int = 8, taps: int = 0, **train_keys):
         config = get_config()
         config.task = task
         config.model.update(
@@ -68,6 +68,7 @@ class Run:
         )
         # A window over the whole row would leave AFT-conv's offset without a gradient.
         config.model.update(vocab_size=VOCAB, init="lecun", dropout=0.1, aft={"window": 5, "bias_dim": 8})
+        config.model.short_convolution = taps
         config.data.tokens_per_batch = B * L
         # A large eps: where a gradient is rounding alone, Adam's direction would be too.
         config.train.update(warmup_steps=0, eps=1e-3, **train_keys)
@@ -130,6 +131,19 @@ def test_losses_and_updates_are_those_of_one_device(family, task, shape):
     assert not one.traffic and run.traffic["all-reduce"].count
     # Where a rule cuts an array against the grain of the computation, activations are dealt out again.
     assert "all-to-all" not in run.traffic, run.traffic
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["causal_lm", "masked_lm"])
+def test_short_convolutions(task):
+    """Filters are on every device; rows are cut, and no row reads another."""
+    one, run = Run("flash", task, (1, 1, 1), devices=1, taps=4), Run("flash", task, (2, 2, 2), taps=4)
+    expected, state = one.go(one.start()), run.go(run.start())
+    assert np.allclose(run.losses, one.losses, rtol=1e-5)
+    assert_states_close(state, expected)
+    assert "all-to-all" not in run.traffic, run.traffic
+    filters = state.params["layers"]["sublayer_0"]["convolutions"]
+    assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(filters))
 
 
 def assert_matrices_are_cut(tree) -> None:

@@ -1,0 +1,86 @@
+"""Convolutions of a few taps along each document: no tap reads another document or padding.
+
+A sum of shifted copies. XLA's own convolution of one filter a channel is many times slower on a CPU (4×1024×768, four
+taps: 175 ms against 1.4, with gradients 417 against 66), and it cannot see where a document ends. Taps are in the order
+of the tokens that they read.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def reach(taps: int, causal: bool) -> tuple[int, int]:
+    """How many tokens before and after its own a filter reads; an even centred filter reads one more before.
+
+    Args:
+        taps: W.
+        causal: the last tap is that of the token itself; otherwise the filter is centred.
+    """
+    return (taps - 1, 0) if causal else (taps // 2, (taps - 1) // 2)
+
+
+def convolve(x_BxLxD: jax.Array, taps: jax.Array, runs_BxL: jax.Array, *, causal: bool) -> jax.Array:
+    """Σ_i taps_i x_(t + i − before) over the tokens of t's own document.
+
+    Args:
+        x_BxLxD: the input.
+        taps: W×D, a filter for each channel; or W×D×E, from all channels to all.
+        runs_BxL: run of each token (see `Segments`), (B or 1)×L.
+        causal: read no token after t.
+
+    Returns:
+        B×L×D or B×L×E, dtype of x. Padding gets zeros.
+    """
+    before, _ = reach(len(taps), causal)
+
+    def read(offset: int) -> jax.Array:
+        seen_BxL = (_shifted(runs_BxL, offset) == runs_BxL) & (runs_BxL > 0)
+        return jnp.where(seen_BxL[..., None], _shifted(x_BxLxD, offset), 0)
+
+    return _summed([read(i - before) for i in range(len(taps))], taps)
+
+
+def continue_convolution(
+    x_BxLxD: jax.Array, taps: jax.Array, last_BxWxD: jax.Array, lengths_B: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The causal convolution of rows that go on, each from wherever it is.
+
+    Args:
+        x_BxLxD: new tokens, padded on the right.
+        taps: as for `convolve`.
+        last_BxWxD: the W − 1 tokens before these, oldest first; zeros before the first token of all.
+        lengths_B: number of new tokens, 0 … L.
+
+    Returns:
+        B×L×D or B×L×E, meaningless at padding; and the last W − 1 tokens after the new ones.
+    """
+    length, kept = x_BxLxD.shape[1], last_BxWxD.shape[1]
+    joined_BxTxD = jnp.concatenate([last_BxWxD.astype(x_BxLxD.dtype), x_BxLxD], axis=1)
+    out = _summed([joined_BxTxD[:, i : i + length] for i in range(len(taps))], taps)
+    newest_BxW = lengths_B[:, None] + jnp.arange(kept, dtype=jnp.int32)[None]
+    last = jnp.take_along_axis(joined_BxTxD, newest_BxW[..., None], axis=1)
+    return out, last.astype(last_BxWxD.dtype)
+
+
+def _shifted(x_BxLx: jax.Array, offset: int) -> jax.Array:
+    """At each place what is `offset` places later; zero outside the row, which is the run of padding."""
+    length = x_BxLx.shape[1]
+    offset = max(-length, min(offset, length))
+    padding = [(0, 0), (max(-offset, 0), max(offset, 0))] + [(0, 0)] * (x_BxLx.ndim - 2)
+    start = max(offset, 0)
+    return jnp.pad(x_BxLx, padding)[:, start : start + length]
+
+
+def _summed(read_WxBxLxD: list[jax.Array], taps: jax.Array) -> jax.Array:
+    """Each tap times what it reads, summed in float32; dtype of what it reads."""
+    dtype = read_WxBxLxD[0].dtype
+    if taps.ndim == 2:
+        taps = taps.astype(jnp.float32)
+        terms = [x.astype(jnp.float32) * taps[i][None, None] for i, x in enumerate(read_WxBxLxD)]
+        return sum(terms[1:], start=terms[0]).astype(dtype)
+    beside_BxLxWD = jnp.concatenate(read_WxBxLxD, axis=-1)
+    kernel_WDxE = taps.astype(dtype).reshape(-1, taps.shape[-1])
+    out_NxE = jnp.matmul(
+        beside_BxLxWD.reshape(-1, kernel_WDxE.shape[0]), kernel_WDxE, preferred_element_type=jnp.float32
+    )
+    return out_NxE.reshape(*beside_BxLxWD.shape[:2], -1).astype(dtype)

@@ -1,0 +1,162 @@
+"""`model.short_convolution` in models: the contract of a sublayer with it, and nothing at all without it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from oracles import sizes
+from oracles.language_model import cross_entropy
+
+from flash_lm import build_model
+from flash_lm.errors import InputError
+from flash_lm.layers.attention import ConvolvedState
+from flash_lm.models.llama import differing
+from models.cases import (
+    BATCH,
+    LENGTH,
+    PACKED,
+    SHAPE,
+    Case,
+    assert_close,
+    case,
+    model_config,
+    real,
+    state_bytes,
+    targets,
+    tokens,
+)
+
+ON = {"short_convolution": 4}
+FAMILIES = ("transformer_plus_plus", "flash", "aft_conv", "flash_quad", "mc_tfm", "performer", "aft_full")
+FORMS = [(family, causal) for family in FAMILIES for causal in (True, False)]
+RTOL = 1e-5
+each = pytest.mark.parametrize("family", FAMILIES)
+
+
+def convolved(family: str, causal: bool = True, **more) -> Case:
+    return case(family, causal, **ON, **more)
+
+
+@pytest.mark.parametrize(("family", "causal"), FORMS)
+def test_it_equals_the_oracle(family, causal):
+    """Packed rows, forward, and the gradient of every parameter along a random direction."""
+    model, keep = convolved(family, causal), real(PACKED)
+    logits, _, grads = model.run(PACKED)
+    assert_close(logits[keep], model.oracle(PACKED)[keep], RTOL)
+    for path, grad in jax.tree_util.tree_leaves_with_path(grads["layers"]["sublayer_0"]["convolutions"]):
+        assert np.linalg.norm(grad) > 1e-3, jax.tree_util.keystr(path)
+    rng = np.random.default_rng(2)
+    direction = jax.tree.map(lambda g: rng.normal(size=g.shape) / max(np.linalg.norm(g), 1), grads)
+    shares = jax.tree.leaves(jax.tree.map(lambda g, d: (g.astype(np.float64) * d).sum(), grads, direction))
+
+    def loss(step):
+        moved = jax.tree.map(lambda p, d: p.astype(np.float64) + step * d, model.params, direction)
+        return cross_entropy(model.oracle(PACKED, params=moved), targets(), keep)
+
+    slope = (loss(1e-6) - loss(-1e-6)) / 2e-6
+    np.testing.assert_allclose(sum(shares), slope, rtol=0, atol=1e-5 * len(shares))
+
+
+@pytest.mark.parametrize("family", ["transformer_plus_plus", "aft_conv", "linear_transformer"])
+def test_with_silu(family):
+    model = convolved(family, **{"convolution.activation": "silu"})
+    logits = np.asarray(model.logits(model.params, tokens(), PACKED))
+    assert_close(logits[real(PACKED)], model.oracle(PACKED)[real(PACKED)], RTOL)
+
+
+@each
+def test_prefill_from_anywhere_then_steps(family):
+    """In parts of any size, also none, each row from its own place."""
+    model, inputs = convolved(family), tokens()
+    expected = np.asarray(model.logits(model.params, inputs))
+    state, starts = model.init_state(), np.zeros(BATCH, int)
+    for lengths in ((1, 2), (12, 0), (0, 16), (3, 1)):
+        part = np.random.default_rng(7).integers(SHAPE["vocab_size"], size=(BATCH, LENGTH))
+        for b, length in enumerate(lengths):
+            part[b, :length] = inputs[b, starts[b] : starts[b] + length]
+        logits, state = model.prefill(model.params, part, state, np.array(lengths))
+        for b, length in enumerate(lengths):
+            if length:
+                assert_close(logits[b, :length], expected[b, starts[b] : starts[b] + length], RTOL)
+        starts += lengths
+    layout = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state)
+    for _ in range(LENGTH - starts.max()):
+        logits, state = model.step(model.params, inputs[np.arange(BATCH), starts], state)
+        assert_close(logits, expected[np.arange(BATCH), starts], RTOL)
+        starts += 1
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state) == layout
+
+
+@each
+def test_later_tokens_change_nothing_before_them(family):
+    model, changed = convolved(family), tokens().copy()
+    changed[:, 12:] = (changed[:, 12:] + 7) % SHAPE["vocab_size"]
+    before, after = (np.asarray(model.logits(model.params, ids)) for ids in (tokens(), changed))
+    np.testing.assert_array_equal(after[:, :12], before[:, :12])
+    assert (np.abs(after[:, 12:] - before[:, 12:]).max(axis=-1) > 1e-3).all()
+
+
+@pytest.mark.parametrize(("family", "causal"), FORMS)
+def test_neighbours_and_padding_do_not_matter(family, causal):
+    """A filter that crosses a border leaks where nothing else does: the first and the last tokens of a document."""
+    model, kept = convolved(family, causal), np.zeros((BATCH, LENGTH), bool)
+    kept[0, 13:22], kept[1, :17] = True, True
+    other = np.where(kept, tokens(), np.random.default_rng(6).integers(SHAPE["vocab_size"], size=kept.shape))
+    one, two = (np.asarray(model.logits(model.params, ids, PACKED)) for ids in (tokens(), other))
+    assert_close(two[kept], one[kept], 1e-6)
+
+
+@each
+def test_scanned_and_unrolled_are_the_same(family):
+    expected, found = convolved(family).run(PACKED), convolved(family, scan_layers=False).run(PACKED)
+    assert_close(found[0][real(PACKED)], expected[0][real(PACKED)], RTOL)
+    assert found[1] == pytest.approx(expected[1], rel=RTOL)
+
+
+@pytest.mark.parametrize(("family", "causal"), [("flash", True), ("transformer_plus_plus", False)])
+def test_it_begins_as_the_model_without(family, causal):
+    """Each filter starts as its own token's; and without the key there is neither a parameter nor a state."""
+    build = lambda **keys: build_model(model_config(family, causal, **keys), rngs=nnx.Rngs(0))
+    plain, model = build(), build(**ON)
+    of_plain, of_model = (nnx.state(one, nnx.Param)["layers"]["sublayer_0"] for one in (plain, model))
+    assert "convolutions" in of_model and "convolutions" not in of_plain
+    np.testing.assert_allclose(model(tokens(), PACKED), plain(tokens(), PACKED), rtol=1e-5, atol=1e-6)
+    if causal:
+        without, with_ = (jax.eval_shape(lambda one=one: one.init_state(1)).layers[0] for one in (plain, model))
+        assert isinstance(with_, ConvolvedState) and jax.tree.structure(with_.core) == jax.tree.structure(without)
+
+
+def test_the_state_holds_the_last_inputs():
+    """Three of each convolved channel of a layer: queries, keys and values; their dtype is that of other caches."""
+    without, with_ = (case("linear_transformer", True, **keys) for keys in ({}, ON))
+    more = state_bytes(with_.init_state()) - state_bytes(without.init_state())
+    assert more == 4 * SHAPE["num_layers"] * BATCH * 3 * 3 * SHAPE["model_dim"]
+    layers = case("linear_transformer", True, **ON, state_dtype="bfloat16").init_state().layers
+    assert {x.dtype for x in layers[0].last.values()} == {jnp.dtype("bfloat16")}
+
+
+@pytest.mark.parametrize("length", [1, 3, 29])
+@pytest.mark.parametrize(("family", "causal"), FORMS)
+def test_parameters_and_flops_are_counted(family, causal, length):
+    model = convolved(family, causal)
+    assert sum(x.size for x in jax.tree.leaves(model.params)) == sizes.parameters(model.settings)
+    flops = model.model(model.params).flops_per_token(length) * length
+    assert flops == pytest.approx(sizes.flops(model.settings, length), rel=1e-9)
+
+
+def test_shared_heads_of_keys():
+    model = case("transformer_plus_plus", True, **ON, num_heads=4, num_kv_heads=2)
+    logits = np.asarray(model.logits(model.params, tokens()))
+    assert_close(logits, model.oracle(None), RTOL)
+    assert sum(x.size for x in jax.tree.leaves(model.params)) == sizes.parameters(model.settings)
+
+
+@pytest.mark.parametrize("taps", [1, -1, 65])
+def test_how_many_taps_there_may_be(taps):
+    with pytest.raises(InputError, match=r"model.short_convolution=.* must be 0 \(none\), or 2 to 64 taps"):
+        build_model(model_config("flash", True, short_convolution=taps), rngs=nnx.Rngs(0))
+
+
+def test_a_llama_has_none():
+    assert "short_convolution" in differing(case("transformer_plus_plus", True, **ON).config)

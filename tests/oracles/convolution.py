@@ -1,0 +1,25 @@
+"""Short convolutions, tap by tap: y_t = Σ_i taps_i x_(t + i − before) over the tokens of t's own document."""
+
+import numpy as np
+
+
+def convolve(x_LxD: np.ndarray, taps: np.ndarray, sees, causal: bool) -> np.ndarray:
+    """`taps`: W×D, a filter a channel; or W×D×E. A token's own tap is the last if causal, else the middle one."""
+    own = len(taps) - 1 if causal else len(taps) // 2
+    out = np.zeros((len(x_LxD), taps.shape[-1]))
+    for t in range(len(x_LxD)):
+        for i, tap in enumerate(taps):
+            u = t + i - own
+            if 0 <= u < len(x_LxD) and sees(t, u):
+                out[t] += x_LxD[u] * tap if tap.ndim == 1 else x_LxD[u] @ tap
+    return out
+
+
+def mapped(x_LxD: np.ndarray, p: dict, name: str, row, settings) -> np.ndarray:
+    """x W of this name, convolved if the parameters have a filter for it, and then perhaps activated."""
+    y_LxM = x_LxD @ p[name]["kernel"]
+    if name not in p.get("convolutions", {}):
+        return y_LxM
+    y_LxM = convolve(y_LxM, p["convolutions"][name], row.sees, settings.causal)
+    activated = settings.convolution.activation == "silu" and "gate" not in p  # a gated unit has its own
+    return y_LxM / (1 + np.exp(-y_LxM)) if activated else y_LxM

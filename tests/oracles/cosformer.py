@@ -1,0 +1,33 @@
+"""cosFormer pair by pair (Qin et al. 2022, eq. 9): the weight of a key is relu(q)·relu(k) cos(π/2 · distance / M)."""
+
+import math
+
+import numpy as np
+
+from oracles.attention import Row, heads, rotated
+from oracles.convolution import mapped
+
+
+def cosine_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
+    """Concat(head_h) W_o; a query all of whose weights are zero gets zero."""
+    q, k, v = (heads(mapped(x_LxD, p, name, row, settings), settings.num_heads) for name in ("query", "key", "value"))
+    outs = []
+    for h in range(settings.num_heads):
+        queries, keys = ([relu(y) for y in rotated(x[h], row, settings)] for x in (q, k))
+        out = np.zeros_like(v[h])
+        for t in range(len(x_LxD)):
+            total = 0.0
+            for u in range(len(x_LxD)):
+                if row.sees(t, u):
+                    distance = row.positions[t] - row.positions[u]
+                    weight = queries[t] @ keys[u] * math.cos(math.pi / 2 * distance / settings.cosformer.cos_length)
+                    out[t] += weight * v[h][u]
+                    total += weight
+            out[t] /= total if total > 0 else 1
+        outs.append(out)
+    return np.concatenate(outs, axis=1) @ p["output"]["kernel"]
+
+
+def relu(x: np.ndarray) -> np.ndarray:
+    """x above zero, else 0."""
+    return np.array([max(x_i, 0.0) for x_i in x])
