@@ -62,7 +62,7 @@ def page(evidence: Evidence) -> str:
     table, claims = read_table()
     verdicts = [(claim, claim.verdict(evidence)) for claim in claims]
     counts = {word: sum(verdict.word == word for _, verdict in verdicts) for word in WORDS}
-    told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    found = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     commands = dict.fromkeys(command for claim in claims for command in claim.commands)
     letters = {command: string.ascii_uppercase[i] for i, command in enumerate(commands)}
     rows = [_row(claim, verdict, letters) for claim, verdict in verdicts]
@@ -70,7 +70,7 @@ def page(evidence: Evidence) -> str:
         [
             "# A verdict on every claim",
             "",
-            f"Of {len(claims)} claims: {told}. Written by `python scripts/claims.py` from `claims.toml` and the files "
+            f"Of {len(claims)} claims: {found}. Written by `python scripts/claims.py` from `claims.toml` and the files "
             "in this folder.",
             "",
             INTRODUCTION,

@@ -154,7 +154,7 @@ class Checkpoints:
             raise
         except (OSError, ValueError, RuntimeError) as error:
             text = str(error) or repr(error)
-            advice = next((told for cause, told in _ADVICE.items() if cause in text), None)
+            advice = next((found for cause, found in _ADVICE.items() if cause in text), None)
             if advice is None and not isinstance(error, OSError):
                 raise
             cause = text.splitlines()[0].rpartition(": ")[2]  # after a chain of long paths
