@@ -60,6 +60,6 @@ def begin(arguments: argparse.Namespace) -> None:
 
 def set_cache(arguments: argparse.Namespace) -> None:
     """Sets up JAX's compilation cache; `begin` without hosts."""
-    from flash_lm.compiled import compile_anew, keep_compiled  # noqa: PLC0415 (slow to import)
+    from flash_lm.compiled import compile_without_cache, keep_compiled  # noqa: PLC0415 (slow to import)
 
-    (compile_anew if arguments.no_compile_cache else keep_compiled)()
+    (compile_without_cache if arguments.no_compile_cache else keep_compiled)()

@@ -42,7 +42,7 @@ def find_start(experiment: Experiment, checkpoints: Checkpoints | None, parent: 
     """The newest checkpoint of a run, or that of a new branch's parent, or a new state.
 
     Raises:
-        InputError: no sound checkpoint, another corpus, or a stream on a different number of hosts; nothing is written.
+        InputError: no intact checkpoint, another corpus, or a stream on another number of hosts; nothing is written.
     """
     share, message = experiment.share(), None
     if checkpoints is not None:

@@ -1,4 +1,4 @@
-"""Damaged checkpoints are found, the newest sound one is used, and no run ever starts over silently."""
+"""Damaged checkpoints are found, the newest intact one is used, and no run ever starts over silently."""
 
 import dataclasses
 import itertools
@@ -47,8 +47,8 @@ def states(experiment) -> dict:
 
 
 @pytest.fixture(scope="module")
-def sound(states, tmp_path_factory) -> pathlib.Path:
-    workdir = tmp_path_factory.mktemp("sound")
+def intact(states, tmp_path_factory) -> pathlib.Path:
+    workdir = tmp_path_factory.mktemp("intact")
     checkpoints = Checkpoints(workdir, keep=2)
     for step, state in states.items():
         checkpoints.save(step, state, {"corpus": "x", "train_seconds": 1.5 * step}, {"loss": 1.0})
@@ -57,8 +57,8 @@ def sound(states, tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture
-def workdir(sound, tmp_path) -> pathlib.Path:
-    return shutil.copytree(sound, tmp_path / "run")
+def workdir(intact, tmp_path) -> pathlib.Path:
+    return shutil.copytree(intact, tmp_path / "run")
 
 
 def newest(workdir: pathlib.Path, experiment: Experiment, *, read_only: bool = False):
@@ -140,7 +140,7 @@ def test_without_an_intact_checkpoint_there_is_an_error_every_time(workdir, expe
     for step in ("5", "7"):
         DAMAGES[damage](workdir / "checkpoints" / step)
     for _ in range(2):
-        with pytest.raises(InputError, match="no checkpoint in .* is a sound one"):
+        with pytest.raises(InputError, match="no checkpoint in .* is intact"):
             newest(workdir, experiment)
     assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["5", "7"]
 
@@ -192,18 +192,20 @@ def test_a_damaged_last_checkpoint_is_trained_again(config, tmp_path):
 def test_a_checkpoint_of_another_model_is_not_used(workdir, config, states):
     other = config.copy_and_resolve_references()
     other.model.model_dim *= 2
-    with pytest.raises(InputError, match="no checkpoint in .* is a sound one of this config"):
+    with pytest.raises(InputError, match="no checkpoint in .* is intact and of this config"):
         newest(workdir, build_experiment(other))
 
 
 @pytest.mark.slow
-def test_a_flipped_bit_anywhere_is_found_or_harmless(sound, experiment, states, tmp_path):
+def test_a_flipped_bit_anywhere_is_found_or_harmless(intact, experiment, states, tmp_path):
     """In any file of a checkpoint; what is restored is one of the two states, to the bit."""
     rng, found = np.random.default_rng(0), {5: 0, 7: 0}
-    files = [p.relative_to(sound) for p in (sound / "checkpoints" / "7").rglob("*") if p.is_file() and p.stat().st_size]
-    places = files + [file.relative_to(sound) for file in data_files(sound / "checkpoints" / "7")] * 40
+    files = [
+        p.relative_to(intact) for p in (intact / "checkpoints" / "7").rglob("*") if p.is_file() and p.stat().st_size
+    ]
+    places = files + [file.relative_to(intact) for file in data_files(intact / "checkpoints" / "7")] * 40
     for i, file in enumerate(places):
-        workdir = shutil.copytree(sound, tmp_path / str(i))
+        workdir = shutil.copytree(intact, tmp_path / str(i))
         flip(workdir / file, int(rng.integers(8 * (workdir / file).stat().st_size)))
         state, facts = newest(workdir, experiment)
         step = int(facts["train_seconds"] / 1.5)
