@@ -15,7 +15,7 @@ _DEBUGGERS = ("pdb", "debugpy", "pydevd")  # modules: a debugger may be loaded b
 def use_huge_pages() -> None:
     """Restarts the process with glibc's large arrays on huge pages, if the system leaves that choice to the process.
 
-    XLA's CPU backend allocates gigabytes anew for each step. glibc reads its settings only when a process starts. A
+    XLA's CPU backend allocates gigabytes again for each step. glibc reads its settings only when a process starts. A
     user's own settings stay as they are, and a debugger or profiler would lose the process.
     """
     chosen = any(name.startswith(("GLIBC_TUNABLES", "MALLOC_")) for name in os.environ)

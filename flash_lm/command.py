@@ -115,7 +115,7 @@ def load_config(path: str, overrides: list[str]) -> ConfigDict:
     add_sections(config)
     apply_overrides(config, overrides)
     check_path(config, overrides)
-    _tell_unread(config, overrides)
+    _report_unread(config, overrides)
     return config
 
 
@@ -146,7 +146,7 @@ def check_path(config: Any, overrides: Sequence[str]) -> None:
         )
 
 
-def _tell_unread(config: Any, overrides: list[str]) -> None:
+def _report_unread(config: Any, overrides: list[str]) -> None:
     """Logs the overridden keys that have no effect."""
     from flash_lm.models.family import unread  # noqa: PLC0415 (slow to import)
 
@@ -227,8 +227,8 @@ def whole_numbers(words: str, flag: str = "") -> list[int]:
     """
     numbers = words_of(words)
     if not numbers or not all(number.isdecimal() and int(number) for number in numbers):
-        told = f"{flag}={words}" if flag else repr(words)
-        raise InputError(f"{told} must be positive whole numbers, such as 512,2048")
+        given = f"{flag}={words}" if flag else repr(words)
+        raise InputError(f"{given} must be positive whole numbers, such as 512,2048")
     return [int(number) for number in numbers]
 
 

@@ -30,6 +30,6 @@ def keep_compiled() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_SECONDS)
 
 
-def compile_anew() -> None:
+def compile_without_cache() -> None:
     """Disables the cache, the user's own included."""
     jax.config.update("jax_enable_compilation_cache", False)

@@ -26,11 +26,11 @@ def main(argv: list[str]) -> None:
     """
     arguments, overrides = flags().parse_known_args(argv)
     from flash_lm.inference.scoring import evaluate
-    from flash_lm.training.hosts import is_first, losses_told
+    from flash_lm.training.hosts import is_first, lost_hosts_reported
 
     lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else []
     name, mesh = run_of(arguments)
-    with losses_told():
+    with lost_hosts_reported():
         results = evaluate(name, arguments.split, lengths, mesh_shape=mesh, overrides=overrides)
     if not is_first():
         return

@@ -26,15 +26,15 @@ def main(argv: list[str]) -> None:
     arguments = flags().parse_args(argv)
     from flash_lm.inference.exporting import export
     from flash_lm.inference.trained_model import load_model
-    from flash_lm.training.hosts import is_first, losses_told
+    from flash_lm.training.hosts import is_first, lost_hosts_reported
 
     name, mesh = run_of(arguments)
-    with losses_told():
+    with lost_hosts_reported():
         trained = load_model(name, dtype=arguments.dtype, mesh_shape=mesh)
-        told = export(trained, arguments.out, arguments.license, arguments.format)
+        messages = export(trained, arguments.out, arguments.license, arguments.format)
     if is_first():
         print(f"{arguments.out}: {trained.model.parameter_count():,} parameters of {name}, step {trained.step}")
-        print("\n".join(told), end="\n" if told else "")
+        print("\n".join(messages), end="\n" if messages else "")
 
 
 if __name__ == "__main__":

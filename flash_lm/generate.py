@@ -8,7 +8,7 @@ import sys
 from flash_lm.command import run
 from flash_lm.config import DTYPES
 from flash_lm.errors import InputError
-from flash_lm.inference.settings import CAUSAL_ONLY, MASKED_ONLY, Sampling
+from flash_lm.inference.settings import CAUSAL_ONLY, MASKED_ONLY, SAMPLING_HELP, Sampling
 from flash_lm.run_flags import add_run_flags, run_of
 
 
@@ -17,19 +17,21 @@ def flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m flash_lm.generate", description=main.__doc__)
     add_run_flags(parser)
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--prompt", help="default: read from standard input")
+    source.add_argument("--prompt", help="the text to continue; default: read from standard input")
     source.add_argument("--prompt_file", type=pathlib.Path, help="read the prompt from a UTF-8 file")
     parser.add_argument("--json", action="store_true", help="JSON lines, with tokens and log-probabilities")
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of parameters and computation; default: as trained")
     causal = parser.add_argument_group("causal language models")
     for name, (kind, default, help_) in CAUSAL_ONLY.items():
-        causal.add_argument(f"--{name}", type=kind, help=f"{help_}; default: {default}")
+        shown = "" if default is None else f"; default: {default}"
+        causal.add_argument(f"--{name}", type=kind, help=f"{help_}{shown}")
     masked = parser.add_argument_group("masked language models")
     for name, (kind, default, help_) in MASKED_ONLY.items():
         masked.add_argument(f"--{name}", type=kind, help=f"{help_}; default: {default}")
     sampling = parser.add_argument_group("sampling")
     for field in dataclasses.fields(Sampling):
-        sampling.add_argument(f"--{field.name}", type=type(field.default), help=f"default: {field.default}")
+        help_ = f"{SAMPLING_HELP[field.name]}; default: {field.default}"
+        sampling.add_argument(f"--{field.name}", type=type(field.default), help=help_)
     return parser
 
 
@@ -37,11 +39,11 @@ def main(argv: list[str]) -> None:
     """Continues a prompt with a run's checkpoint, fills in [MASK]s, or answers the first line of a couplet."""
     arguments = flags().parse_args(argv)
     from flash_lm.inference.printed import printed
-    from flash_lm.training.hosts import is_first, losses_told
+    from flash_lm.training.hosts import is_first, lost_hosts_reported
 
     prompt, asked = read_prompt(arguments.prompt, arguments.prompt_file), vars(arguments)
     asked["workdir"], asked["mesh"] = run_of(arguments)
-    with losses_told():
+    with lost_hosts_reported():
         for text in printed(prompt, asked):  # on every host
             if is_first():
                 print(text, end="", flush=True)

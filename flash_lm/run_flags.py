@@ -8,6 +8,7 @@ from flash_lm.run_name import RunName, run_name
 
 HOSTS = "auto | ADDRESS:PORT,COUNT,NUMBER"
 HOSTS_HELP = "run as one of several processes: of the detected cluster, or of COUNT, with process 0 at ADDRESS:PORT"
+CONFIG_HELP = "a config file, or the name of one, such as quickstart; --config.KEY=VALUE sets one of its keys"
 CACHE_HELP = "do not read or write the compilation cache; JAX_COMPILATION_CACHE_DIR selects another cache folder"
 
 
@@ -59,6 +60,6 @@ def begin(arguments: argparse.Namespace) -> None:
 
 def set_cache(arguments: argparse.Namespace) -> None:
     """Sets up JAX's compilation cache; `begin` without hosts."""
-    from flash_lm.compiled import compile_anew, keep_compiled  # noqa: PLC0415 (slow to import)
+    from flash_lm.compiled import compile_without_cache, keep_compiled  # noqa: PLC0415 (slow to import)
 
-    (compile_anew if arguments.no_compile_cache else keep_compiled)()
+    (compile_without_cache if arguments.no_compile_cache else keep_compiled)()

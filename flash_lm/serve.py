@@ -12,6 +12,15 @@ from flash_lm.errors import InputError, first_line
 from flash_lm.inference.service.limits import Limits
 from flash_lm.run_flags import add_run_flags, run_of
 
+_LIMITS = {
+    "rows": "answers generated at the same time",
+    "waiting": "answers that may wait in the queue",
+    "prompt_tokens": "longest prompt, in tokens",
+    "masks": "most [MASK]s per request",
+    "new_tokens": "longest answer, in tokens",
+    "seconds": "time limit of a request",
+}
+
 
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
@@ -24,14 +33,11 @@ def flags() -> argparse.ArgumentParser:
         help="address to listen on (default: 127.0.0.1; 0.0.0.0: all addresses of this machine); repeat the flag for "
         "each further host name that clients use",
     )
-    parser.add_argument("--port", type=int, default=8000, help="0: any free port")
+    parser.add_argument("--port", type=int, default=8000, help="0: any free port; default: %(default)s")
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of parameters and computation; default: as trained")
-    parser.add_argument("--rows", type=positive, default=defaults.rows, help="answers generated at the same time")
-    parser.add_argument("--waiting", type=positive, default=defaults.waiting, help="answers that may wait in the queue")
-    parser.add_argument("--prompt_tokens", type=positive, default=defaults.prompt_tokens, help="most tokens per prompt")
-    parser.add_argument("--masks", type=positive, default=defaults.masks, help="most [MASK]s per request")
-    parser.add_argument("--new_tokens", type=positive, default=defaults.new_tokens, help="most new tokens per answer")
-    parser.add_argument("--seconds", type=positive, default=defaults.seconds, help="time limit per request")
+    for name, help_ in _LIMITS.items():
+        default = getattr(defaults, name)
+        parser.add_argument(f"--{name}", type=positive, default=default, help=f"{help_}; default: {default:g}")
     return parser
 
 
@@ -44,13 +50,13 @@ def main(argv: list[str]) -> None:
     except ImportError as error:
         raise InputError(f"{error.name} is not installed, and serving needs it: pip install flash_lm[serve]") from None
     from flash_lm.inference.trained_model import load_model
-    from flash_lm.training.hosts import is_first, losses_told
+    from flash_lm.training.hosts import is_first, lost_hosts_reported
 
     limits = Limits(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Limits)})
     hosts = arguments.host or ["127.0.0.1"]
     name, mesh = run_of(arguments)
     if not is_first():
-        with losses_told():
+        with lost_hosts_reported():
             follow(load_model(name, dtype=arguments.dtype, mesh_shape=mesh), limits)
         return
     try:

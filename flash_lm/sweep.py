@@ -7,15 +7,15 @@ from typing import Any
 
 from flash_lm.command import load_config, load_module, run, whole_numbers
 from flash_lm.errors import InputError
-from flash_lm.run_flags import add_cache_flag, set_cache
+from flash_lm.run_flags import CONFIG_HELP, add_cache_flag, set_cache
 
 
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.sweep", description=main.__doc__)
-    parser.add_argument("--config", required=True, help="a config file; --config.KEY=VALUE overrides one of its keys")
+    parser.add_argument("--config", required=True, help=CONFIG_HELP)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--grid", action="append", default=[], metavar="KEY=VALUE,VALUE…", help="once per key")
+    what.add_argument("--grid", action="append", default=[], metavar="KEY=VALUE,VALUE…", help="repeat for each key")
     what.add_argument("--runs", help="a file of configs/ablations/ that defines the runs; default: --config")
     parser.add_argument(
         "--workdir", type=pathlib.Path, help="folder for the runs; default: runs/<name of the file>_sweep"

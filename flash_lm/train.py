@@ -5,14 +5,14 @@ import pathlib
 
 from flash_lm.command import load_config, run
 from flash_lm.errors import InputError
-from flash_lm.run_flags import add_begin_flags, begin
+from flash_lm.run_flags import CONFIG_HELP, add_begin_flags, begin
 from flash_lm.run_name import NEWEST, run_name
 
 
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.train", description=main.__doc__)
-    parser.add_argument("--config", required=True, help="a config file; --config.KEY=VALUE overrides one of its keys")
+    parser.add_argument("--config", required=True, help=CONFIG_HELP)
     parser.add_argument("--workdir", help="the run's folder; default: runs/<name of the config file>")
     parser.add_argument("--profile", metavar="START:STOP", help="trace the steps from START + 1 to STOP")
     add_begin_flags(parser)

@@ -31,7 +31,7 @@ from flash_lm.jsonl import Line, append_jsonl, write_jsonl
 from flash_lm.provenance import provenance
 
 GOOD = 4  # normal clients beside hostile ones
-_TOLD = ("p50_ms", "p99_ms", "requests_per_s", "resident_mb")
+_SHOWN = ("p50_ms", "p99_ms", "requests_per_s", "resident_mb")
 EARLY = 100  # requests until memory is measured for the first time
 COLUMNS: Columns = {
     "clients": ("clients", "{}"),
@@ -137,8 +137,8 @@ def measure_hostile(url: str, process: int, requests: int, tokens: int, turns: i
         with hostile_clients(url, tokens):
             beside = measure(url, process, GOOD, requests, tokens)
         ratios = {f"{key}_ratio": beside[f"{key}_ms"] / alone[f"{key}_ms"] for key in ("p50", "p99")}
-        told = {f"{key}_{who}": line[key] for who, line in (("alone", alone), ("beside", beside)) for key in _TOLD}
-        lines.append({"turn": turn, "clients": GOOD, "requests": requests, **told, **ratios})
+        shown = {f"{key}_{who}": line[key] for who, line in (("alone", alone), ("beside", beside)) for key in _SHOWN}
+        lines.append({"turn": turn, "clients": GOOD, "requests": requests, **shown, **ratios})
         print(f"turn {turn}: p50 {ratios['p50_ratio']:.2f}, p99 {ratios['p99_ratio']:.2f} times as long", flush=True)
     return lines
 
@@ -162,9 +162,9 @@ def main(argv: list[str]) -> None:
     service = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert service.stdout
     try:
-        if not (told := service.stdout.readline()):
+        if not (first := service.stdout.readline()):
             raise RunError("the service did not start: see its output above")
-        url, lines = told.split()[0], []
+        url, lines = first.split()[0], []
         kind = httpx.get(f"{url}/api/model").json()["kind"]
         tokens = 0 if kind == "fill_in" else arguments.tokens
         if arguments.hostile:

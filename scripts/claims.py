@@ -23,12 +23,12 @@ from flash_lm.jsonl import Line, read_jsonl, write_jsonl
 TABLE = pathlib.Path(__file__).parent.parent / "results" / "claims.toml"
 RUNS, CURVES = "runs.jsonl", "curves.jsonl"
 INTRODUCTION = f"""\
-A verdict needs all seeds, or all runs of a benchmark, to say the same, two of them at least; else it is undecided. So
-is what was scored on the validation split alone, on which choices were made: verdicts are of the test split.
-Perplexities within a factor of {ALIKE:g} of each other are alike; "as good as" means no worse than that factor, and
-"better" means better by more; where the rule has another factor, that is the one. What is measured stands beside what
-is claimed ("237 of 317"). What holds after so few steps of such small models need not hold for those of the papers,
-and what fails here may hold there."""
+A verdict needs two seeds, or two runs of a benchmark, and all of them must agree; otherwise the claim is undecided. A
+claim that was scored only on the validation split, on which choices were made, is undecided too: verdicts are of the
+test split. Perplexities within a factor of {ALIKE:g} of each other count as equal. "As good as" means no worse than
+that factor, and "better" means better by more; a rule may name another factor. What is measured stands beside what is
+claimed ("237 of 317"). What holds after so few steps of such small models may not hold for those of the papers, and
+what fails here may hold there."""
 
 
 def read_table() -> tuple[dict[str, Any], list[Claim]]:
@@ -62,7 +62,7 @@ def page(evidence: Evidence) -> str:
     table, claims = read_table()
     verdicts = [(claim, claim.verdict(evidence)) for claim in claims]
     counts = {word: sum(verdict.word == word for _, verdict in verdicts) for word in WORDS}
-    told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    found = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     commands = dict.fromkeys(command for claim in claims for command in claim.commands)
     letters = {command: string.ascii_uppercase[i] for i, command in enumerate(commands)}
     rows = [_row(claim, verdict, letters) for claim, verdict in verdicts]
@@ -70,7 +70,7 @@ def page(evidence: Evidence) -> str:
         [
             "# A verdict on every claim",
             "",
-            f"Of {len(claims)} claims: {told}. Written by `python scripts/claims.py` from `claims.toml` and the files "
+            f"Of {len(claims)} claims: {found}. Written by `python scripts/claims.py` from `claims.toml` and the files "
             "in this folder.",
             "",
             INTRODUCTION,

@@ -47,9 +47,9 @@ def page() -> str:
         text += ["| key | type | default | meaning | read by |", "|---|---|---|---|---|"]
         for one in keys:
             default = "open" if one.default is None else f"`{_short(one.default)}`"
-            told = ", ".join(f"`{name}`" for name in who.get(one.name, ())) or "all"
+            listed = ", ".join(f"`{name}`" for name in who.get(one.name, ())) or "all"
             unit = one.about["unit"].replace("|", "\\|")
-            text.append(f"| `{one.name.rpartition('.')[2]}` | {one.kind.__name__} | {default} | {unit} | {told} |")
+            text.append(f"| `{one.name.rpartition('.')[2]}` | {one.kind.__name__} | {default} | {unit} | {listed} |")
     return "\n".join(text) + "\n"
 
 

@@ -64,7 +64,7 @@ def test_a_users_own_settings_stay(tmp_path):
         ("sys.modules['debugpy'] = sys", "debugpy"),
     ],
 )
-def test_a_process_that_is_watched_starts_but_once(tmp_path, before, watcher):
+def test_a_process_under_a_debugger_does_not_restart(tmp_path, before, watcher):
     program = tmp_path / "program.py"
     program.write_text(f"import os, sys\nbegun = os.environ.copy()\n{before}\n{PROGRAM}\nassert os.environ == begun\n")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("GLIBC_TUNABLES", "MALLOC_", "FLASH_LM_"))}

@@ -41,7 +41,7 @@ def entries(folder):
 
 
 @pytest.mark.slow
-def test_a_second_run_compiles_nothing_anew_and_has_the_same_numbers(train, tmp_path):
+def test_a_second_run_compiles_nothing_and_has_the_same_numbers(train, tmp_path):
     first, said = train(tmp_path)
     assert "CACHE MISS for 'jit_step'" in said
     kept = entries(tmp_path / FOLDER.removeprefix("~/"))

@@ -264,7 +264,7 @@ def test_the_page_of_keys_is_current(tmp_path):
         assert f"| `{key}` |" in written
 
 
-def test_a_flat_key_of_an_older_version_is_told_where_it_is():
+def test_a_flat_key_of_an_older_version_is_reported_with_its_new_name():
     for key, place in (("model.window_size", "model.aft.window"), ("data.mask_rate", "data.masking.rate")):
         with pytest.raises(InputError, match=f"{key} is now {place}"):
             load_config(str(ROOT / "configs" / "base.py"), [f"--config.{key}=8"])

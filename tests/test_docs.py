@@ -123,7 +123,7 @@ def test_each_family_has_a_section_a_picture_and_a_line():
     for name, row in FAMILIES.items():
         page = ROOT / "docs" / "families" / f"{name}.md"
         assert page.exists(), f"write {page}: its equation, and what we changed"
-        assert page.read_text().startswith("## ") and f"```{{family}} {name}\n```" in page.read_text()
+        assert page.read_text().startswith("## ") and f"```{{family}} {name}\n" in page.read_text()
         assert row.about and "arXiv:" in row.paper, name
         assert (page.parent / "pictures" / f"{name}.svg").exists(), "run python scripts/draw_families.py"
     extra = {page.stem for page in (ROOT / "docs" / "families").glob("*.md")} - FAMILIES.keys()

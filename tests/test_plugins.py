@@ -147,7 +147,7 @@ def test_plugins_are_names(undone):
         ("model.mine", {"__annotations__": {"reach": int}, "reach": 3}, r"declare reach with key\(default, unit"),
     ],
 )
-def test_a_section_that_cannot_be(undone, name, body, told):
+def test_an_impossible_section_is_refused(undone, name, body, told):
     with pytest.raises(InputError, match=told):
         schema.section(name)(type("Mine", (), body))
 
@@ -180,7 +180,7 @@ def test_keys_of_another_task_or_optimizer_are_reported(undone, monkeypatch, cap
     assert "train.optimizer=adamw, model.head=softmax do not read train.signs.share" in line
 
 
-def test_a_config_file_of_an_older_version_is_told_what_to_say(tmp_path, monkeypatch):
+def test_a_config_file_of_an_older_version_gets_advice(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "configs", None)  # as it is outside of a checkout
     (tmp_path / "mine.py").write_text("from configs import base\nget_config = base.get_config\n")
     with pytest.raises(InputError, match="imports configs, .*: write from flash_lm.configs import"):

@@ -26,7 +26,7 @@ def test_a_cell_is_written_in_its_unit():
     assert results.written("{none}", LINES[0]) == ""
 
 
-def test_a_table_has_a_line_a_row_or_a_column_a_value():
+def test_a_table_has_one_row_per_line_or_one_column_per_value():
     columns = {"family": "`{family}`", "ms": "{ms:.0f}"}
     assert results.table(LINES[:1], columns, None) == [["family", "ms"], ["`a`", "1234"]]
     columns = {"family": "`{family}`", "*": "{ms:.0f}", "MB": "{bytes/1e6:.0f}"}

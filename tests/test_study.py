@@ -125,7 +125,7 @@ def test_a_run_is_done_when_all_lengths_are_scored(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_study_goes_on_where_it_stopped(config, tmp_path, monkeypatch, capsys):
+def test_a_study_continues_where_it_stopped(config, tmp_path, monkeypatch, capsys):
     runs = {f"chunk_{n}": {"model.chunks.size": n} for n in (8, 16)}
     # Before the first run, after its three steps, at its end; before the second, and after its first step.
     asked = iter([False] * 6 + [True] * 2)
@@ -162,7 +162,7 @@ def test_a_study_of_another_config_is_another_study(config, tmp_path, monkeypatc
         run_study(config, runs, tmp_path / "study", "validation", lambda: False)
 
 
-def test_a_run_that_fails_keeps_no_other_from_running(config, tmp_path, monkeypatch):
+def test_a_run_that_fails_does_not_stop_the_others(config, tmp_path, monkeypatch):
     def train(config, folder, stop):
         if config.model.chunks.size == 8:
             raise RunError("loss nan at step 2")
@@ -221,7 +221,7 @@ def test_the_commands_of_a_table_are_its_runs(path, more, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_table_is_reproduced_and_goes_on(config, tmp_path, capsys):
+def test_a_table_is_reproduced_and_continues_after_a_stop(config, tmp_path, capsys):
     reproduce = load_script("reproduce")
     out = tmp_path / "out"
     sizes = {"model.num_layers": 1, "model.model_dim": 16, "train.steps": 2, "train.warmup_steps": 0}

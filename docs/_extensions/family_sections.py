@@ -1,7 +1,7 @@
 """`families.md`: a section for each row of the table of families, from docs/families/.
 
 `{family} flash` in a section is what the code says of that family: a table of facts and the picture of its visible
-pairs.
+pairs. Its content is the formula for the parameters of a layer.
 """
 
 from docutils import nodes
@@ -9,13 +9,12 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from flash_lm import schema
-from flash_lm.configs import flash_base
-from flash_lm.models.facts import Facts, facts
+from flash_lm.base_facts import LENGTHS, base_facts, paper_link
+from flash_lm.models.facts import Facts
 from flash_lm.models.family import Family
 from flash_lm.tables import FAMILIES
 
 _HERE = "% every family\n"
-_CAPACITIES, _LENGTHS = (1024, 65536), (512, 8192)
 _POSITIONS = {"none": "", "learned": "learned", "sinusoid": "sinusoids", "scaled_sinusoid": "scaled sinusoids"}
 _BIASES = {
     "toeplitz": "a learned relative bias (Toeplitz)",
@@ -50,28 +49,27 @@ def _state(found: Facts) -> str:
 class FamilyFacts(SphinxDirective):
     """What the code says of a family, at the size of configs/flash_base.py."""
 
+    has_content = True
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
         """A list and a picture."""
         self.env.note_reread()  # the code may have changed where no file of the page has
         name = self.arguments[0]
-        row, config = FAMILIES[name], flash_base.get_config()
-        config.model.vocab_size = config.data.vocab_size
-        found = facts(name, config.model, _CAPACITIES, _LENGTHS)
-        flops = " and ".join(f"{found.flops[n] / 1e6:,.0f} million in rows of {n:,} tokens" for n in _LENGTHS)
-        paper, _, number = row.paper.partition(", arXiv:")
+        found = base_facts(name)
+        flops = " and ".join(f"{found.flops[n] / 1e6:,.0f} million in rows of {n:,} tokens" for n in LENGTHS)
         lines = {
             "Name": f"`--config.model.family={name}`",
-            "Paper": f"[{paper}](https://arxiv.org/abs/{number})" if number else paper,
+            "Paper": paper_link(name),
             "One layer": ", then ".join(f"`{sublayer}`" for sublayer in found.sublayers)
             .replace("(", "` over `")
             .replace(")", ""),
             "Positions": _positions(found),
             "Parameters": f"{found.parameters / 1e6:.1f} million",
+            "Parameters of a layer": f"${self.content[0]}$",
             "Decode state of a row": _state(found),
             "Forward FLOPs a token": flops,
-            "Keys": _keys(row),
+            "Keys": _keys(FAMILIES[name]),
         }
         text = "\n".join(f"| {label} | {value} |" for label, value in lines.items() if value)
         head = "| | |\n|---|---|\n"

@@ -152,8 +152,8 @@ class EqualTime:
         for pair in steps:
             seconds = [ms * count / 1000 for ms, count in zip(step_ms, pair, strict=True)]
             if max(seconds) > SAME_TIME * min(seconds):
-                told = " and ".join(f"{x:.0f}" for x in seconds)
-                return Verdict(UNDECIDED, figure, (f"the schedules end after {told} s", *reasons))
+                ends = " and ".join(f"{x:.0f}" for x in seconds)
+                return Verdict(UNDECIDED, figure, (f"the schedules end after {ends} s", *reasons))
         low, high = RELATIONS[self.relation](self.margin)
         word = UNDECIDED if reasons else _decided([low < ratio < high for ratio in ratios])
         return Verdict(word, f"{figure} after the same time", reasons)
@@ -218,8 +218,8 @@ class Arithmetic:
     def judge(self, evidence: Evidence) -> Verdict:
         """By arithmetic: nothing was run, so nothing was reproduced."""
         del evidence
-        told = " / ".join("·".join(f"{x:g}" for x in factors) for factors in (self.over, self.under))
-        return Verdict(ARITHMETIC, f"{told} = {math.prod(self.over) / math.prod(self.under):.3g}")
+        product = " / ".join("·".join(f"{x:g}" for x in factors) for factors in (self.over, self.under))
+        return Verdict(ARITHMETIC, f"{product} = {math.prod(self.over) / math.prod(self.under):.3g}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -97,8 +97,8 @@ def _read(folder: pathlib.Path, split: str) -> list[Pair] | None:
         if all((place / name).exists() for name in _FILES):
             lines = [_lines(place / name) for name in _FILES]
             if len(lines[0]) != len(lines[1]):
-                told = " and ".join(f"{name} {len(x)}" for name, x in zip(_FILES, lines, strict=True))
-                raise InputError(f"the files of {place} must have as many lines as each other: {told}")
+                listed = " and ".join(f"{name} {len(x)}" for name, x in zip(_FILES, lines, strict=True))
+                raise InputError(f"the files of {place} must have as many lines as each other: {listed}")
             return _checked((("".join(a.split()), "".join(b.split())) for a, b in zip(*lines, strict=True)), str(place))
     return None
 

@@ -76,8 +76,8 @@ def _of_files(path: str) -> tuple[dict[str, np.ndarray], str]:
 
 def _check_one_size(where: str, shapes: set[tuple[int, ...]]) -> None:
     if len(shapes) > 1:
-        told = " and ".join("×".join(map(str, shape)) for shape in sorted(shapes)[:3])
-        raise InputError(f"the images of {where} have {told} values: all must have the same size")
+        listed = " and ".join("×".join(map(str, shape)) for shape in sorted(shapes)[:3])
+        raise InputError(f"the images of {where} have {listed} values: all must have the same size")
 
 
 def _read_idx(folder: pathlib.Path, name: str) -> np.ndarray:

@@ -219,9 +219,9 @@ def train_sentencepiece(lines: Iterable[str], vocab_size: int) -> SentencePieceT
         if broken:
             raise broken[0] from None
         most = re.search(r"value <= (\d+)", str(error))
-        told = f" to {most[1]} or less" if most else ""
+        advice = f" to {most[1]} or less" if most else ""
         raise InputError(
-            f"the corpus is too small for data.vocab_size={vocab_size}: lower --config.data.vocab_size{told}, or set "
+            f"the corpus is too small for data.vocab_size={vocab_size}: lower --config.data.vocab_size{advice}, or set "
             f"--config.data.tokenizer=bytes"
         ) from None
     if broken:

@@ -68,20 +68,20 @@ def export(trained: TrainedModel, out: pathlib.Path, license_: str, form: str = 
     params = jax.tree.map(fetched, trained.params)
     if not is_first():
         return []
-    theirs, told = to_hugging_face(trained.tokenizer), []
+    theirs, messages = to_hugging_face(trained.tokenizer), []
     with new_folder(out) as partial:
         write_weights(partial / WEIGHTS, kind.arrays(params, trained.model.constants))
         write_json(partial / "config.json", kind.settings(trained) | {"flash_lm": _made(trained)})
         if kind.ours:
             save_tokenizer(trained.tokenizer, partial / "tokenizer")
         if isinstance(theirs, str):
-            told.append(f"there is no tokenizer.json: {theirs}")
+            messages.append(f"there is no tokenizer.json: {theirs}")
         else:
             theirs.save(str(partial / "tokenizer.json"))
         if not kind.ours:
             _write_for_transformers(trained, theirs, partial)
         model_card(trained, out.name, license_, kind.library).save(partial / "README.md")
-    return told
+    return messages
 
 
 def _made(trained: TrainedModel) -> dict[str, Any]:
@@ -116,8 +116,8 @@ def _our_settings(trained: TrainedModel) -> dict[str, Any]:
 def _check_llama(trained: TrainedModel) -> None:
     model = trained.config.model
     if wrong := llama.differing(model):
-        told = ", ".join(f"model.{key}={model.get(key)}, not {value}" for key, value in wrong.items())
-        raise InputError(f"{trained.run} is not a Llama ({told}): omit --format")
+        listed = ", ".join(f"model.{key}={model.get(key)}, not {value}" for key, value in wrong.items())
+        raise InputError(f"{trained.run} is not a Llama ({listed}): omit --format")
 
 
 def _write_for_transformers(trained: TrainedModel, theirs: Any, folder: pathlib.Path) -> None:

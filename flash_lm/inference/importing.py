@@ -94,8 +94,8 @@ def _dtype(place: dict[str, Any]) -> str:
     """The dtype for our parameters: bfloat16 if all are bfloat16, else float32, which can hold the others."""
     dtypes = {file.get_slice(name).get_dtype() for name, file in place.items()}
     if not dtypes or dtypes - _DTYPES:
-        told = ", ".join(sorted(dtypes)) or "nothing"
-        raise InputError(f"the weights are {told}: only {', '.join(sorted(_DTYPES))} can be read")
+        listed = ", ".join(sorted(dtypes)) or "nothing"
+        raise InputError(f"the weights are {listed}: only {', '.join(sorted(_DTYPES))} can be read")
     return "bfloat16" if dtypes == {"BF16"} else "float32"
 
 

@@ -70,8 +70,8 @@ def _second_lines(trained: TrainedModel, prompt: str, sampling: Sampling, flags:
     if flags["json"]:
         return (_json(one) for found in answers for one in found)
     heads = [f"{first}\n" if len(firsts) > 1 else "" for first in firsts]
-    told = lambda found: "".join(f"{one.text}  {one.log_prob:.2f}\n" for one in found)
-    return (head + told(found) for head, found in zip(heads, answers, strict=True))
+    text_of = lambda found: "".join(f"{one.text}  {one.log_prob:.2f}\n" for one in found)
+    return (head + text_of(found) for head, found in zip(heads, answers, strict=True))
 
 
 def _filled_in(trained: TrainedModel, prompt: str, candidates: int, as_json: bool) -> Iterator[str]:

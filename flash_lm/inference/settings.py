@@ -17,6 +17,13 @@ CAUSAL_ONLY: Flags = {
     "continuation": (str, None, "a text to score after the prompt instead of generating one"),
 }
 MASKED_ONLY: Flags = {"candidates": (int, 5, "candidates per mask")}
+SAMPLING_HELP = {
+    "temperature": "divides the logits; 0: always the most likely token",
+    "top_k": "choose from the k most likely tokens; 0: from all",
+    "top_p": "choose from the most likely tokens that together have this probability",
+    "min_p": "choose from tokens with at least this share of the highest probability",
+    "repetition_penalty": "above 1: tokens that are already there become less likely",
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,7 +61,7 @@ def is_stacked(path: tuple) -> bool:
 
 
 def _tree(parameters: nnx.State, say: Any) -> Any:
-    told = {path: say(path, variable) for path, variable in nnx.to_flat_state(parameters)}
+    by_path = {path: say(path, variable) for path, variable in nnx.to_flat_state(parameters)}
     # Through the parameters' own structure, so that the keys are the same as in the train state.
     plain = nnx.to_pure_dict(parameters)
-    return jax.tree_util.tree_map_with_path(lambda path, _: told[tuple(key.key for key in path)], plain)
+    return jax.tree_util.tree_map_with_path(lambda path, _: by_path[tuple(key.key for key in path)], plain)

@@ -280,11 +280,11 @@ register_family(
 )
 register_family(
     "aft_full",
-    Family((AFT_FULL, MLP_PART), _LEARNED, about="attention-free: a learned bias for each pair of places", paper=_AFT),
+    Family((AFT_FULL, MLP_PART), _LEARNED, about="attention-free: a learned bias per pair of positions", paper=_AFT),
 )
 register_family(
     "aft_local",
-    Family((AFT_LOCAL, MLP_PART), _LEARNED, about="AFT-full with the bias inside a window alone", paper=_AFT),
+    Family((AFT_LOCAL, MLP_PART), _LEARNED, about="AFT-full with its bias only inside a window", paper=_AFT),
 )
 register_family("aft_simple", Family((AFT_SIMPLE, MLP_PART), _LEARNED, about="AFT without a position bias", paper=_AFT))
 # One key a head instead of one a channel saves D² parameters, which the MLP gets, so num_layers means the same size.
@@ -293,7 +293,7 @@ register_family(
     Family(
         (AFT_CONV, MLP_PART),
         _LEARNED | {"mlp_dim": _times(9, 2)},
-        about="AFT with a bias by distance, shared by all places: a convolution a head",
+        about="AFT with a bias by distance: one convolution per head",
         paper=_AFT,
     ),
 )

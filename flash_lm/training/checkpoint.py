@@ -62,7 +62,7 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(self._folder, options=options)
 
     def newest(self) -> int | None:
-        """Step of the newest checkpoint, whether sound or not."""
+        """Step of the newest checkpoint, whether intact or not."""
         return self._manager.latest_step()
 
     def save(self, step: int, state: TrainState, facts: saved.Facts, metrics: dict[str, float] | None) -> None:
@@ -130,7 +130,7 @@ class Checkpoints:
         if not incomplete:
             return
         if len(incomplete) == len(steps):
-            raise saved.none_sound(self._workdir, incomplete)
+            raise saved.none_intact(self._workdir, incomplete)
         self._set_aside(incomplete)
 
     def _set_aside(self, damaged: dict[int, str]) -> None:
@@ -154,7 +154,7 @@ class Checkpoints:
             raise
         except (OSError, ValueError, RuntimeError) as error:
             text = str(error) or repr(error)
-            advice = next((told for cause, told in _ADVICE.items() if cause in text), None)
+            advice = next((found for cause, found in _ADVICE.items() if cause in text), None)
             if advice is None and not isinstance(error, OSError):
                 raise
             cause = text.splitlines()[0].rpartition(": ")[2]  # after a chain of long paths

@@ -63,7 +63,7 @@ def is_first() -> bool:
 
 
 @contextlib.contextmanager
-def losses_told() -> Iterator[None]:
+def lost_hosts_reported() -> Iterator[None]:
     """Reports the loss of another host in one clear line, in place of the network's errors."""
     try:
         yield
@@ -85,8 +85,8 @@ def check_same(**facts: Any) -> None:
     Raises:
         InputError: they differ.
     """
-    told = of_all_hosts(facts)
-    if differing := [name for name in facts if any(there[name] != told[0][name] for there in told)]:
+    all_facts = of_all_hosts(facts)
+    if differing := [name for name in facts if any(there[name] != all_facts[0][name] for there in all_facts)]:
         raise InputError(
             f"the hosts differ in {', '.join(differing)}: start the same command on each, with the same Python, and "
             f"with workdir and data.cache_dir on a disk that all share"

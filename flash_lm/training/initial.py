@@ -42,8 +42,8 @@ def tokenizer_of(name: str, config: Any) -> Tokenizer | None:
         key = "vocab_size" if data.tokenizer_path is None else "tokenizer_path"
         there[key], here[key] = theirs.get(key), data[key]
     if there != here:
-        told = "; ".join(f"data.{key}={there[key]} there, {here[key]} here" for key in there if there[key] != here[key])
-        raise InputError(f"train.init_from={name} has another vocabulary ({told}): use the same values here")
+        both = "; ".join(f"data.{key}={there[key]} there, {here[key]} here" for key in there if there[key] != here[key])
+        raise InputError(f"train.init_from={name} has another vocabulary ({both}): use the same values here")
     return tokenizer
 
 
@@ -76,12 +76,12 @@ class Initial:
     Attributes:
         state: the state, with the other model's parameters.
         parent: what the run records of the other model.
-        told: one sentence on what was taken and what was not.
+        message: one sentence on what was taken and what was not.
     """
 
     state: TrainState
     parent: dict[str, Any]
-    told: str
+    message: str
 
 
 def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
@@ -125,16 +125,16 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
     params = jax.tree_util.tree_map_with_path(first, drawn.params, experiment.model.traits().positions)
     left_out = sorted(there.keys() - {*taken, *wrong})
     parts = {"initialised": new, "of another shape": wrong.values(), "left out": left_out}
-    told = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
-    told = f"train.init_from={name}: {len(taken)} parameters taken" + (f"; {told}" if told else "")
+    message = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
+    message = f"train.init_from={name}: {len(taken)} parameters taken" + (f"; {message}" if message else "")
     if wrong:
-        raise InputError(f"{told}: set the model's keys to the same values{_advice(config, theirs.config)}")
+        raise InputError(f"{message}: set the model's keys to the same values{_advice(config, theirs.config)}")
     constants = drawn.constants
     if jax.tree.map(jnp.shape, theirs.model.constants) == jax.tree.map(jnp.shape, constants):
         put = lambda x, own: jax.device_put(jnp.asarray(x, own.dtype), own.sharding)
         constants = jax.tree.map(put, theirs.model.constants, constants)
     state = dataclasses.replace(drawn, params=params, constants=constants)
-    return Initial(state, saved.identity(name, theirs.step, theirs.params, theirs.facts), told)
+    return Initial(state, saved.identity(name, theirs.step, theirs.params, theirs.facts), message)
 
 
 def _advice(config: Config, theirs: Config) -> str:

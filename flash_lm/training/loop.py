@@ -19,7 +19,7 @@ from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.clock import Clock
 from flash_lm.training.evaluation import Evaluator
 from flash_lm.training.experiment import Setup, build_experiment
-from flash_lm.training.hosts import StopOfAllHosts, check_same, is_first, losses_told, of_all_hosts
+from flash_lm.training.hosts import StopOfAllHosts, check_same, is_first, lost_hosts_reported, of_all_hosts
 from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin
 from flash_lm.training.opened import opened
@@ -56,7 +56,7 @@ def train(
     """
     asked_at = time.perf_counter() if asked_at is None else asked_at
     with contextlib.ExitStack() as stack:
-        stack.enter_context(losses_told())
+        stack.enter_context(lost_hosts_reported())
         run = stack.enter_context(opened(pathlib.Path(workdir), config))
         experiment = build_experiment(run.config, run.own_corpus())
         corpus, settings = experiment.corpus, experiment.config.train
@@ -130,7 +130,7 @@ class _Loop:
         config, stops = self.config.train, StopOfAllHosts(should_stop)
         with contextlib.closing(self.writer):
             self._announce()
-            if self.start.told:  # save now: the parent may change or vanish later
+            if self.start.message:  # save now: the parent may change or vanish later
                 self._save(None)
                 self.checkpoints.wait()
             self.clock.start()
@@ -163,14 +163,14 @@ class _Loop:
         self.state, metrics = self.compiled_step(self.state, batch)
         self.step += 1
         if self.asked_at is not None:
-            self._tell_first_step(self.asked_at)
+            self._report_first_step(self.asked_at)
         # The device works on this step while the metrics of the last one are read.
         self._log_pending()
         self.pending = (self.step, metrics, batch)
         if self.origin is not None:
             self._log_pending()
 
-    def _tell_first_step(self, asked_at: float) -> None:
+    def _report_first_step(self, asked_at: float) -> None:
         """Reports the time that a user waits before training starts; later steps are not waited for."""
         jax.block_until_ready(self.state)
         self.first_step_s, self.asked_at = time.perf_counter() - asked_at, None
@@ -212,8 +212,8 @@ class _Loop:
             f"{devices[0].platform} device(s); corpus {corpus.name} {corpus.fingerprint[:12]}, step {self.step} of "
             f"{self.config.train.steps}"
         )
-        if self.start.told:
-            self.writer.say(self.start.told)
+        if self.start.message:
+            self.writer.say(self.start.message)
 
     def _log(self, step: int, metrics: dict[str, jax.Array], batch: dict[str, jax.Array]) -> None:
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}

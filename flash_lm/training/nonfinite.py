@@ -42,20 +42,22 @@ class NonfiniteSteps:
         """
         config = self._experiment.config
         first = (step - 1) * config.data.batch_size
-        told = (
+        report = (
             f"step {step} (rows {first} to {first + config.data.batch_size - 1} in the order of training): loss "
             f"{values['loss']}, gradient norm {values['grad_norm']}; {origin}"
         )
         if config.train.on_nonfinite == "stop":
             raise RunError(
-                f"{told}\nthis step has not been saved: set --config.train.on_nonfinite=skip, or lower "
+                f"{report}\nthis step has not been saved: set --config.train.on_nonfinite=skip, or lower "
                 f"--config.train.learning_rate, and start in another --workdir"
             )
         self._in_a_row = self._in_a_row + 1 if step == self._last + 1 else 1
         self._last, self.skipped = step, self.skipped + 1
         if self._in_a_row > MOST_IN_A_ROW:
-            raise RunError(f"{told}\n{self._in_a_row} steps in a row were skipped: lower --config.train.learning_rate")
-        return f"{told}; step skipped ({self.skipped - 1} skipped earlier)"
+            raise RunError(
+                f"{report}\n{self._in_a_row} steps in a row were skipped: lower --config.train.learning_rate"
+            )
+        return f"{report}; step skipped ({self.skipped - 1} skipped earlier)"
 
 
 class Origin:

@@ -23,7 +23,7 @@ class OpenRun:
     Attributes:
         workdir: the folder.
         config: the config to continue with; open keys are filled in from the run or its parent.
-        newest: step of the newest checkpoint, sound or not; None: there is none.
+        newest: step of the newest checkpoint, intact or not; None: there is none.
         parent: the checkpoint that a branch starts from, if it has none of its own.
     """
 

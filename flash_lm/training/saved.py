@@ -42,23 +42,23 @@ def folder_of(workdir: pathlib.Path) -> pathlib.Path:
 
 
 def steps(workdir: pathlib.Path) -> list[int]:
-    """Steps of all checkpoints, sound or not, as the first host sees them; in ascending order."""
+    """Steps of all checkpoints, intact or not, as the first host sees them; in ascending order."""
     names = [path.name for path in folder_of(workdir).glob("*")]
     return of_all_hosts(sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name)))[0]
 
 
 def restore(name: RunName, abstract: TrainState, damaged: dict[int, str] | None = None) -> tuple[TrainState, Facts]:
-    """A sound state, with the shapes, dtypes and shardings of `abstract`, and its facts.
+    """An intact state, with the shapes, dtypes and shardings of `abstract`, and its facts.
 
     Its constants are None in older checkpoints, which do not have them.
 
     Args:
-        name: name of the checkpoint; if the newest is damaged, the newest sound one is used.
+        name: name of the checkpoint; if the newest is damaged, the newest intact one is used.
         abstract: shapes, dtypes and shardings of the state.
-        damaged: is filled with the steps that are not sound, and why.
+        damaged: is filled with the steps that are not intact, and why.
 
     Raises:
-        InputError: no such checkpoint, or no sound one for this model and optimizer.
+        InputError: no such checkpoint, or no intact one for this model and optimizer.
     """
     _, tree, facts = _restore(name, tree_of(abstract), {} if damaged is None else damaged)
     constants = tree.get("constants", None if abstract.constants else {})
@@ -149,11 +149,11 @@ def no_checkpoint(workdir: pathlib.Path) -> InputError:
     return InputError(f"{workdir} has no checkpoint yet: train it first")
 
 
-def none_sound(workdir: pathlib.Path, damaged: dict[int, str]) -> InputError:
+def none_intact(workdir: pathlib.Path, damaged: dict[int, str]) -> InputError:
     """The error for a run whose checkpoints are all damaged, with the reasons."""
     reasons = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
     return InputError(
-        f"no checkpoint in {folder_of(workdir)} is a sound one of this config ({reasons}): restore a copy, or choose "
+        f"no checkpoint in {folder_of(workdir)} is intact and of this config ({reasons}): restore a copy, or choose "
         f"another --workdir"
     )
 
@@ -172,7 +172,7 @@ def _restore(name: RunName, abstract: Tree, damaged: dict[int, str]) -> tuple[in
             continue  # a run in progress has deleted it in the meantime
         damaged[step] = read
         _log.warning("checkpoint %d is damaged, or of another config (%s)", step, read)
-    raise none_sound(workdir, damaged) if damaged else no_checkpoint(workdir)
+    raise none_intact(workdir, damaged) if damaged else no_checkpoint(workdir)
 
 
 def _chosen(name: RunName, damaged: dict[int, str]) -> int | None:

@@ -27,7 +27,7 @@ class Start:
         facts: the checkpoint's facts; empty for a new run.
         share: what this host reads of a batch.
         place: position in a streamed corpus.
-        told: a sentence if it starts from another run; its first state is then saved, since the other may change.
+        message: a sentence if it starts from another run; its first state is then saved, since the other may change.
     """
 
     experiment: Experiment
@@ -35,16 +35,16 @@ class Start:
     facts: saved.Facts
     share: Share
     place: dict[str, Any] | None
-    told: str | None
+    message: str | None
 
 
 def find_start(experiment: Experiment, checkpoints: Checkpoints | None, parent: RunName | None) -> Start:
     """The newest checkpoint of a run, or that of a new branch's parent, or a new state.
 
     Raises:
-        InputError: no sound checkpoint, another corpus, or a stream on a different number of hosts; nothing is written.
+        InputError: no intact checkpoint, another corpus, or a stream on another number of hosts; nothing is written.
     """
-    share, told = experiment.share(), None
+    share, message = experiment.share(), None
     if checkpoints is not None:
         state, facts = checkpoints.restore_newest(experiment.abstract)
     elif parent is not None:
@@ -60,9 +60,9 @@ def find_start(experiment: Experiment, checkpoints: Checkpoints | None, parent: 
         if step >= steps:
             raise InputError(f"{parent} has done {step} steps, and train.steps={steps} must be more: raise it")
         facts |= {"parent": saved.identity(parent, step, state.params, facts)}
-        told = f"branching from {parent} at step {step}"
+        message = f"branching from {parent} at step {step}"
     experiment = experiment.with_constants(state.constants)
-    return Start(experiment, state, facts, share, _place(facts.get("places"), share), told)
+    return Start(experiment, state, facts, share, _place(facts.get("places"), share), message)
 
 
 def _first(experiment: Experiment, share: Share) -> Start:
@@ -72,7 +72,7 @@ def _first(experiment: Experiment, share: Share) -> Start:
         return Start(experiment, state, {}, share, None, None)
     initial = initial_state(experiment, state)
     experiment = experiment.with_constants(initial.state.constants)
-    return Start(experiment, initial.state, {"parent": initial.parent}, share, None, initial.told)
+    return Start(experiment, initial.state, {"parent": initial.parent}, share, None, initial.message)
 
 
 def _check_corpus(facts: saved.Facts, corpus: Splits) -> None:

@@ -96,11 +96,11 @@ def check_config(workdir: pathlib.Path, config: Any) -> Any:
     if _CONFIG not in names:
         raise InputError(f"{workdir} exists and is not a run of flash_lm: choose another --workdir")
     config, changes = _compared(workdir, config)
-    if differing := {key: told for key, told in changes.items() if not _is_free(key, config)}:
+    if differing := {key: change for key, change in changes.items() if not _is_free(key, config)}:
         of_a_branch = set(differing) <= set(_OF_A_BRANCH)
         advice = f", or continue in a new one with --config.train.branch_from={workdir}" if of_a_branch else ""
         raise InputError(
-            f"{workdir} holds a run of another config ({_told(differing)}): choose another --workdir{advice}"
+            f"{workdir} holds a run of another config ({_listed(differing)}): choose another --workdir{advice}"
         )
     return config
 
@@ -118,10 +118,10 @@ def check_branch(parent: pathlib.Path, config: Any) -> Any:
         raise InputError(f"{parent} is an exported model without a training state: use train.init_from={parent}")
     ours = (*_OF_A_BRANCH, *_OF_A_BEGINNING)
     config, changes = _compared(parent, config, but=ours)
-    differing = {key: told for key, told in changes.items() if not _is_free(key, config) and key not in ours}
+    differing = {key: change for key, change in changes.items() if not _is_free(key, config) and key not in ours}
     if differing:
         raise InputError(
-            f"train.branch_from={config.train.branch_from} is a run of another config ({_told(differing)}): a branch "
+            f"train.branch_from={config.train.branch_from} is a run of another config ({_listed(differing)}): a branch "
             f"may change only {', '.join(_OF_A_BRANCH[1:])}, and what a resumed run may change"
         )
     return config
@@ -269,7 +269,7 @@ def _meaningless(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
     return kept | unread_keys(now) | unread(families)
 
 
-def _told(changes: dict[str, tuple[Any, Any]]) -> str:
+def _listed(changes: dict[str, tuple[Any, Any]]) -> str:
     return "; ".join(f"{key}={there} there, {here} here" for key, (there, here) in changes.items())
 
 

@@ -58,7 +58,7 @@ def scored_run(folder: pathlib.Path, *lines: dict) -> pathlib.Path:
     return folder
 
 
-def test_runs_of_the_same_folder_name_stand_both_in_a_comparison(tmp_path):
+def test_a_comparison_shows_both_runs_of_the_same_folder_name(tmp_path):
     runs = [scored_run(tmp_path / side / "flash", {"perplexity": x}) for side, x in (("a", 51.5), ("b", 52.5))]
     other = scored_run(tmp_path / "a" / "quad", {"perplexity": 53.5})
     table = write_comparison([*runs, other, runs[0]], "test", tmp_path / "out")
@@ -86,7 +86,7 @@ def test_figures_of_different_rows_or_texts_are_not_ranked(tmp_path):
     assert [row.split("|")[1].strip() for row in first] == ["best", "short"]
 
 
-def test_texts_of_the_same_name_are_told_apart_by_their_hash(tmp_path):
+def test_texts_of_the_same_name_are_distinguished_by_their_hash(tmp_path):
     """Where there are several; an older line, which has none, is of the only one."""
     lines = {"mine": {"corpus_hash": "aa"}, "yours": {"corpus_hash": "bb"}, "older": {}}
     runs = {name: scored_run(tmp_path / name, {"corpus": "text"} | line) for name, line in lines.items()}
@@ -201,7 +201,7 @@ def test_panels_are_drawn_with_names_that_do_not_cover_each_other(tmp_path, monk
         assert len(heights) >= 3 and min(b - a for a, b in itertools.pairwise(heights)) > 0.04
 
 
-def test_a_picture_names_those_that_no_other_beats_and_then_the_best():
+def test_a_picture_names_the_unbeaten_and_then_the_best():
     points = {"fast": (1, 9.0), "good": (9, 1.0), "between": (5, 5.0), "beaten": (6, 6.0), "worst": (9, 9.5)}
     lines = [{"run": run, "microbatch_ms": ms, "perplexity": value} for run, (ms, value) in points.items()]
     assert prominent(lines, "perplexity", 2) == {"good", "between"}

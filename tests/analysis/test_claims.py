@@ -199,7 +199,7 @@ def test_what_was_withdrawn_has_no_verdict():
     assert verdict.figure.endswith("× that of b; N = count")
 
 
-def test_arithmetic_is_counted_apart():
+def test_arithmetic_is_counted_separately():
     verdict = Arithmetic("c·s / e", [256, 128], [1536]).judge(evidence())
     assert (verdict.word, verdict.figure) == (ARITHMETIC, "256·128 / 1536 = 21.3")
     assert Untestable("no cluster").judge(evidence()).word == NOT_TESTABLE

@@ -66,7 +66,7 @@ def test_peaks_of_known_devices_and_none_of_others(kind, dtype, peak):
     assert peak_flops(kind, dtype) == peak
 
 
-def test_a_line_tells_the_commit_and_whether_the_code_was_changed(tmp_path, monkeypatch):
+def test_a_line_records_the_commit_and_whether_the_code_was_changed(tmp_path, monkeypatch):
     monkeypatch.setattr(origin, "__file__", str(tmp_path / "x.py"))
     assert provenance("NVIDIA H200")["git"] is None
     git = lambda *words: subprocess.run(["git", "-C", tmp_path, *words], check=True, capture_output=True)

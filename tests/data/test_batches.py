@@ -44,7 +44,7 @@ def test_batches_of_any_size(batch_size):
     assert sorted(flat[:10]) == sorted(flat[10:20]) == list(range(1, 11))
 
 
-def test_resuming_needs_a_step_alone():
+def test_resuming_needs_only_the_step():
     whole = rows(IndexedBatches(Numbers(10), whole_batch(4), seed=3, start_step=0), 12)
     for start in range(8):
         assert (

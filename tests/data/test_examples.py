@@ -107,7 +107,7 @@ def test_examples_are_not_masked():
         ({"corpus": "copy", "pack": "examples"}, {"head": "logistics"}, "model.head=logistics is for images"),
     ],
 )
-def test_what_does_not_fit_is_told_before_anything_is_trained(data, model, expected):
+def test_what_does_not_fit_is_reported_before_training(data, model, expected):
     config = get_config()
     config.data.update(**data)
     config.model.update(**model)

@@ -236,7 +236,7 @@ def test_bad_input_ends_in_one_line_at_once(tmp_path, keys, expected, capfd):
 
 @pytest.mark.parametrize("name", ["../../up", "/absolute", "..", "a/../../b", "google/wiki40b"])
 @pytest.mark.parametrize("config", ["en", "../en", ""])
-def test_the_name_of_a_data_set_is_that_of_no_other_folder(name, config):
+def test_two_folders_never_share_the_name_of_a_data_set(name, config):
     found = hugging_face._name(SimpleNamespace(name=name, config=config, path=None))
     folder = pathlib.Path("cache", f"{found}-key")
     assert "/" not in found and folder.resolve().parent == folder.parent.resolve()

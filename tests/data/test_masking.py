@@ -27,7 +27,7 @@ def row(padding: int = 100):
     return empty_row(LENGTH) | {"inputs_BxL": tokens, "segment_ids_BxL": segments}
 
 
-def test_shares_of_the_three_fates():
+def test_shares_of_masked_random_and_kept_tokens():
     masked = Masking(BYTES, 0.15)
     rows = [masked(row(), 0, 0, i) for i in range(200)]
     chosen = np.concatenate([r["loss_mask_BxL"] for r in rows]) > 0

@@ -48,7 +48,7 @@ def test_it_is_tokenised_once(config, monkeypatch):
     assert (first.splits["train"].tokens == second.splits["train"].tokens).all()
 
 
-def test_changed_content_is_tokenised_anew(config, tmp_path):
+def test_changed_content_is_tokenised_again(config, tmp_path):
     first = load_tokenized(config)
     write_corpus(tmp_path / "corpus", seed=1)
     second = load_tokenized(config)
@@ -75,7 +75,7 @@ def test_a_failure_leaves_nothing(config, monkeypatch):
 
 @pytest.mark.parametrize("damage", ["cut", *(pytest.param(x, marks=pytest.mark.slow) for x in ("emptied", "gone"))])
 @pytest.mark.parametrize("name", ["train.tokens", "validation.starts.npy", "info.json", "tokenizer"])
-def test_a_damaged_cache_is_made_anew(config, tmp_path, caplog, damage, name):
+def test_a_damaged_cache_is_made_again(config, tmp_path, caplog, damage, name):
     config = dataclasses.replace(config, tokenizer="sentencepiece", vocab_size=300)
     first = load_tokenized(config)
     before = {split: np.array(store.tokens) for split, store in first.splits.items()}

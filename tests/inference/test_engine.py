@@ -86,7 +86,7 @@ def test_scores_are_those_of_the_parallel_form(family):
             np.testing.assert_allclose(scored, log_probs, atol=1e-4)
 
 
-def test_a_row_ends_at_end_of_text_and_the_others_go_on():
+def test_a_row_ends_at_end_of_text_and_the_others_continue():
     """The second token of one row is made its end."""
     tokens, _ = recomputed("flash", 1)
     one = engine("flash", end=tokens[1])
@@ -148,7 +148,7 @@ def test_the_state_is_donated_to_one_loop():
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(carry.state))
 
 
-def test_rows_that_fill_up_the_devices_keep_nobody_waiting():
+def test_padding_rows_for_the_devices_delay_no_answer():
     tokens, _ = recomputed("flash", 1)
     one = engine("flash", (8, 1, 1), end=tokens[1])
     carry, new = one.advance(one.prefill(PROMPTS[1:2], MAX_TOKENS), GREEDY, 0, MAX_TOKENS)

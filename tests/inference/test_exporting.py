@@ -283,7 +283,7 @@ def test_a_foreign_tokenizer_is_the_same_there(settings):
     ],
     ids=str,
 )
-def test_one_that_cannot_be_the_same_is_left_out_in_words(settings, told):
+def test_a_tokenizer_that_cannot_be_equal_is_left_out_with_a_message(settings, told):
     assert told in to_hugging_face(foreign(**settings))
 
 

@@ -293,7 +293,7 @@ def test_bad_input_ends_in_one_line(words, causal, monkeypatch, capsys):
     assert BAD_ARGUMENTS[words] in errors[0]
 
 
-def test_what_is_no_text_or_no_run(causal, masked_run, tmp_path, monkeypatch, capsys):
+def test_inputs_that_are_not_text_or_not_a_run(causal, masked_run, tmp_path, monkeypatch, capsys):
     code, _, errors = command([f"--workdir={causal[1]}"], monkeypatch, capsys, stdin=b"abc\xff")
     assert code == 2 and "the prompt is not UTF-8: byte 3 is 0xff" in errors[0]
     code, _, errors = command([f"--workdir={tmp_path}", "--prompt=a"], monkeypatch, capsys)

@@ -17,7 +17,7 @@ def bytes_in_memory() -> int:
 
 
 @pytest.mark.parametrize("family", ["flash", "performer"])
-def test_apart_they_take_the_place_of_the_stack(family):
+def test_split_parameters_replace_the_stack(family):
     model = ModelFunction(case(family, True).config, seed=0)
     before = bytes_in_memory()
     params = jax.jit(model.init)()

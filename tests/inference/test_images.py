@@ -51,7 +51,7 @@ def test_bits_a_pixel_and_no_accuracy(run):
     assert 0.24 < scores["bits_per_byte"] < 0.5
 
 
-def test_completions_keep_what_is_given_and_go_on_with_it(generator):
+def test_completions_start_with_what_is_given(generator):
     images = stripes(5)
     given = images[:, :2].reshape(5, -1)
     found = generator.complete(given, temperature=0)

@@ -54,7 +54,7 @@ def test_what_is_exported_is_a_llama(keys, tmp_path):
     np.testing.assert_allclose(ours.logits(IDS), expected, atol=1e-4 * np.abs(expected).max())
 
 
-def test_back_to_the_bit(llama, tmp_path):
+def test_the_round_trip_is_bit_for_bit(llama, tmp_path):
     """Parameters in bfloat16, too; and what is read in can be exported again."""
     trained = trained_model(tmp_path / "half", "transformer_plus_plus", param_dtype="bfloat16", **SHAPE)
     write(trained, tmp_path / "llama", "mit", "llama")
@@ -224,7 +224,7 @@ def test_one_array_in_float32_keeps_all_of_them(copied, tmp_path):
     np.testing.assert_array_equal(model.params["layers"]["sublayer_1"]["up"]["kernel"][1], arrays[UP].T)
 
 
-def test_the_card_of_an_imported_model_tells_where_it_is_from(llama, tmp_path):
+def test_the_card_of_an_imported_model_names_its_source(llama, tmp_path):
     out = flash_lm.import_hf(llama, tmp_path / "in")
     write(load_model(out), tmp_path / "again", "mit", "llama")
     card = (tmp_path / "again" / "README.md").read_text()
@@ -240,14 +240,14 @@ def test_the_card_of_an_imported_model_tells_where_it_is_from(llama, tmp_path):
     [({"norm": "layer"}, "model.norm=layer, not rms"), ({"rotary": False}, "rotary=False")],
     ids=str,
 )
-def test_what_is_no_llama_is_not_written_as_one(keys, told, tmp_path):
+def test_a_model_that_is_not_a_llama_is_not_written_as_one(keys, told, tmp_path):
     trained = trained_model(tmp_path / "run", "transformer_plus_plus", **SHAPE | keys)
     with pytest.raises(InputError, match=told):
         write(trained, tmp_path / "out", "mit", "llama")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_llama_is_told_from_a_run(llama):
+def test_a_llama_is_not_taken_for_a_run(llama):
     with pytest.raises(InputError, match=r"import_model --model="):
         flash_lm.load(llama)
 

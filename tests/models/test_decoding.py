@@ -63,7 +63,7 @@ def test_prefill_then_steps(family, split):
 
 
 @each_family
-def test_prefill_goes_on_from_anywhere(family):
+def test_prefill_continues_from_anywhere(family):
     """Each row from its own place inside a chunk, also over several borders, and also by no token at all."""
     model, state = case(family, True), case(family, True).init_state()
     starts = np.zeros(BATCH, int)
@@ -141,7 +141,7 @@ def test_state_bytes(family):
 
 
 @pytest.mark.parametrize("family", CONSTANT)
-def test_constant_states_have_no_end(family):
+def test_constant_states_have_no_longest_text(family):
     """`capacity` bounds growing states only; learned positions would end before the state does."""
     model = case(family, True)
     state = model.init_state(capacity=4)

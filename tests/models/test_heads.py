@@ -19,7 +19,7 @@ def model(request):
     return build_model(model_config("linear_transformer", True, **keys), rngs=nnx.Rngs(0))
 
 
-def test_logits_are_log_probabilities_of_values_alone(model):
+def test_logits_are_log_probabilities_of_values_only(model):
     logits = np.asarray(model(jnp.int32([[1, 4, 259, 100]])))
     assert logits.shape == (1, 4, VOCAB) and np.isneginf(logits[..., :4]).all()
     np.testing.assert_allclose(np.exp(logits).sum(axis=-1), 1, rtol=1e-5)

@@ -162,7 +162,7 @@ def test_what_is_seen_is_of_each_layer():
         ({"pattern": FLASH_AND_SOFTMAX, "num_heads": 5}, "model_dim=128 must be a multiple of model.num_heads=5"),
     ],
 )
-def test_a_pattern_that_cannot_be(keys, told):
+def test_an_impossible_pattern_is_refused(keys, told):
     config = get_config()
     config.model.update(vocab_size=64, **keys)
     with pytest.raises(InputError, match=told):

@@ -183,7 +183,7 @@ def test_arrays_scan_with_the_layers(scanned, pattern):
     ],
     ids=str,
 )
-def test_what_a_family_cannot_do_is_refused_in_words(keys, told):
+def test_what_a_family_cannot_do_is_refused_with_a_message(keys, told):
     config = get_config()
     config.update_from_flattened_dict({"model.vocab_size": VOCAB, **keys})
     if told is None:

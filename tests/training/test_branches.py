@@ -34,7 +34,7 @@ def constant(config, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_of_two_starts_of_a_branch_the_later_goes_on(constant, tmp_path, monkeypatch):
+def test_a_branch_that_was_started_twice_resumes_the_second_start(constant, tmp_path, monkeypatch):
     """Where another process has trained between the look at the folder and its lock."""
     config, parent = constant
     branch = changed(config, {"train.steps": 8, "train.branch_from": str(parent), "train.eval_every": 0})
@@ -52,7 +52,7 @@ def test_of_two_starts_of_a_branch_the_later_goes_on(constant, tmp_path, monkeyp
     assert lines[: len(before)] == before and [line["step"] for line in lines if line["split"] == "train"] == [7, 8]
 
 
-def test_a_branch_goes_on_as_if_it_had_been_one_run(constant, tmp_path):
+def test_a_branch_continues_exactly(constant, tmp_path):
     """State, step and order of the data, to the bit; and it remembers whose it was, and needs it no longer."""
     config, workdir = constant
     parent = shutil.copytree(workdir, tmp_path / "parent")
@@ -71,7 +71,7 @@ def test_a_branch_goes_on_as_if_it_had_been_one_run(constant, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_branch_has_a_schedule_of_its_own(constant, tmp_path):
+def test_a_branch_has_its_own_schedule(constant, tmp_path):
     """That of a run of so many steps, taken up where the parent was: here the rate falls over the last two."""
     config, parent = constant
     schedule = {"train.schedule": "linear", "train.decay_steps": 2, "train.learning_rate": 0.04, "train.steps": 8}
@@ -81,7 +81,7 @@ def test_a_branch_has_a_schedule_of_its_own(constant, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_branch_of_a_stream_goes_on_in_the_stream(config, tmp_path, monkeypatch):
+def test_a_branch_continues_in_the_stream(config, tmp_path, monkeypatch):
     monkeypatch.setattr(streaming, "_WINDOW", 1500)
     monkeypatch.setattr(hugging_face, "_STREAM_SHARE", 10)
     draw = np.random.default_rng(0)

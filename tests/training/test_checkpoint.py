@@ -1,4 +1,4 @@
-"""Damaged checkpoints are found, the newest sound one is used, and no run ever starts over silently."""
+"""Damaged checkpoints are found, the newest intact one is used, and no run ever starts over silently."""
 
 import dataclasses
 import itertools
@@ -47,8 +47,8 @@ def states(experiment) -> dict:
 
 
 @pytest.fixture(scope="module")
-def sound(states, tmp_path_factory) -> pathlib.Path:
-    workdir = tmp_path_factory.mktemp("sound")
+def intact(states, tmp_path_factory) -> pathlib.Path:
+    workdir = tmp_path_factory.mktemp("intact")
     checkpoints = Checkpoints(workdir, keep=2)
     for step, state in states.items():
         checkpoints.save(step, state, {"corpus": "x", "train_seconds": 1.5 * step}, {"loss": 1.0})
@@ -57,8 +57,8 @@ def sound(states, tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture
-def workdir(sound, tmp_path) -> pathlib.Path:
-    return shutil.copytree(sound, tmp_path / "run")
+def workdir(intact, tmp_path) -> pathlib.Path:
+    return shutil.copytree(intact, tmp_path / "run")
 
 
 def newest(workdir: pathlib.Path, experiment: Experiment, *, read_only: bool = False):
@@ -105,7 +105,7 @@ def edit_facts(folder: pathlib.Path, **changes) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_a_sound_checkpoint_is_restored_without_a_word(workdir, experiment, states, caplog):
+def test_an_intact_checkpoint_is_restored_silently(workdir, experiment, states, caplog):
     state, facts = newest(workdir, experiment)
     assert equal(state, states[7]) and facts == {"corpus": "x", "train_seconds": 10.5}
     assert not [record for record in caplog.records if record.name.startswith("flash_lm")]
@@ -113,7 +113,7 @@ def test_a_sound_checkpoint_is_restored_without_a_word(workdir, experiment, stat
 
 @pytest.mark.parametrize("read_only", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_newest_sound_one_is_used(workdir, experiment, states, caplog, damage, read_only):
+def test_the_newest_intact_checkpoint_is_used(workdir, experiment, states, caplog, damage, read_only):
     DAMAGES[damage](workdir / "checkpoints" / "7")
     before = sorted(path.name for path in (workdir / "checkpoints").iterdir())
     with caplog.at_level(logging.WARNING, "flash_lm"):
@@ -136,11 +136,11 @@ def test_the_newest_sound_one_is_used(workdir, experiment, states, caplog, damag
     "damage",
     ["a bit of an array", *(pytest.param(x, marks=pytest.mark.slow) for x in DAMAGES if x[:4] not in ("a bi", "no m"))],
 )
-def test_without_a_sound_one_there_is_an_error_every_time(workdir, experiment, damage):
+def test_without_an_intact_checkpoint_there_is_an_error_every_time(workdir, experiment, damage):
     for step in ("5", "7"):
         DAMAGES[damage](workdir / "checkpoints" / step)
     for _ in range(2):
-        with pytest.raises(InputError, match="no checkpoint in .* is a sound one"):
+        with pytest.raises(InputError, match="no checkpoint in .* is intact"):
             newest(workdir, experiment)
     assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["5", "7"]
 
@@ -170,7 +170,7 @@ def test_a_checkpoint_of_another_run_of_the_same_shapes_is_not_used(workdir, con
 
 
 @pytest.mark.slow
-def test_a_run_that_has_lost_all_its_checkpoints_does_not_begin_anew(config, tmp_path):
+def test_a_run_that_has_lost_all_its_checkpoints_does_not_start_over(config, tmp_path):
     counter = itertools.count(1)
     train(config, tmp_path, should_stop=lambda: next(counter) == 11)
     before = (tmp_path / "metrics.jsonl").read_text()
@@ -192,18 +192,20 @@ def test_a_damaged_last_checkpoint_is_trained_again(config, tmp_path):
 def test_a_checkpoint_of_another_model_is_not_used(workdir, config, states):
     other = config.copy_and_resolve_references()
     other.model.model_dim *= 2
-    with pytest.raises(InputError, match="no checkpoint in .* is a sound one of this config"):
+    with pytest.raises(InputError, match="no checkpoint in .* is intact and of this config"):
         newest(workdir, build_experiment(other))
 
 
 @pytest.mark.slow
-def test_a_flipped_bit_anywhere_is_found_or_harmless(sound, experiment, states, tmp_path):
+def test_a_flipped_bit_anywhere_is_found_or_harmless(intact, experiment, states, tmp_path):
     """In any file of a checkpoint; what is restored is one of the two states, to the bit."""
     rng, found = np.random.default_rng(0), {5: 0, 7: 0}
-    files = [p.relative_to(sound) for p in (sound / "checkpoints" / "7").rglob("*") if p.is_file() and p.stat().st_size]
-    places = files + [file.relative_to(sound) for file in data_files(sound / "checkpoints" / "7")] * 40
+    files = [
+        p.relative_to(intact) for p in (intact / "checkpoints" / "7").rglob("*") if p.is_file() and p.stat().st_size
+    ]
+    places = files + [file.relative_to(intact) for file in data_files(intact / "checkpoints" / "7")] * 40
     for i, file in enumerate(places):
-        workdir = shutil.copytree(sound, tmp_path / str(i))
+        workdir = shutil.copytree(intact, tmp_path / str(i))
         flip(workdir / file, int(rng.integers(8 * (workdir / file).stat().st_size)))
         state, facts = newest(workdir, experiment)
         step = int(facts["train_seconds"] / 1.5)
@@ -213,7 +215,7 @@ def test_a_flipped_bit_anywhere_is_found_or_harmless(sound, experiment, states, 
     assert found[5] > 40, found
 
 
-def test_a_run_goes_on_from_the_sound_one_as_if_nothing_had_been(config, tmp_path, caplog):
+def test_a_run_continues_exactly_from_the_intact_checkpoint(config, tmp_path, caplog):
     train(config, tmp_path / "whole")
     counter = itertools.count(1)
     train(config, tmp_path / "run", should_stop=lambda: next(counter) == 11)
@@ -230,7 +232,7 @@ def test_a_run_goes_on_from_the_sound_one_as_if_nothing_had_been(config, tmp_pat
     assert losses[0] == losses[1]
 
 
-def test_a_fingerprint_tells_every_bit_and_place():
+def test_a_fingerprint_depends_on_every_bit_and_place():
     tree = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(4, jnp.bfloat16), "c": jnp.zeros((), jnp.int32)}
     seen = {fingerprint(tree)}
     for name, x in tree.items():

@@ -112,7 +112,7 @@ import jax, numpy as np
 from flash_lm.config import MESH_AXES
 from flash_lm.training import experiment, saved
 from flash_lm import command, train
-order, sound, *sys.argv[1:] = sys.argv[1:]
+order, intact, *sys.argv[1:] = sys.argv[1:]
 order = [int(i) for i in order.split(",")]
 shape = lambda config: [len(order) if n == -1 else n for n in config.shape]
 axes = (jax.sharding.AxisType.Auto,) * 3
@@ -121,7 +121,7 @@ experiment.make_mesh = lambda config: jax.sharding.Mesh(
 )
 read = saved._read
 def fails(*words):
-    if sound == "no" and jax.process_index():
+    if intact == "no" and jax.process_index():
         raise OSError(5, "Input/output error")
     return read(*words)
 saved._read = fails
@@ -129,9 +129,9 @@ command.run(train.main)
 """
 
 
-def permuted(order: str, sound: str, *words: str) -> list[subprocess.Popen]:
+def permuted(order: str, intact: str, *words: str) -> list[subprocess.Popen]:
     place = a_place(2)
-    there = ("-c", PERMUTED, order, sound, *words)
+    there = ("-c", PERMUTED, order, intact, *words)
     return [python(*there, f"{place},{i}", devices=DEVICES // 2) for i in range(2)]
 
 

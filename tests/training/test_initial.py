@@ -129,7 +129,7 @@ def test_what_is_refused_writes_nothing(config, parent, tmp_path, keys, told):
     assert not (tmp_path / "run").exists()
 
 
-def test_frozen_parameters_stay_to_the_bit(config, parent, tmp_path):
+def test_frozen_parameters_do_not_change_by_a_bit(config, parent, tmp_path):
     """Decayed, clipped and logged with the others or not."""
     keys = {"train.init_from": str(parent), "train.freeze": ("embedding", "sublayer_0/(query|key)"), "train.steps": 3}
     train(changed(config, keys | {"train.weight_decay": 0.5, "train.clip": 0.01}), tmp_path / "run")

@@ -77,7 +77,7 @@ def test_stopped_and_resumed_equals_one_go(config, finished, tmp_path, stops):
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_from_its_checkpoint(config, finished, tmp_path, monkeypatch):
+def test_a_killed_run_continues_from_its_checkpoint(config, finished, tmp_path, monkeypatch):
     def crash():
         raise KeyboardInterrupt
 
@@ -143,7 +143,7 @@ def test_intervals_may_change_at_a_resume(config, finished, tmp_path):
     assert figures(tmp_path / "run")[-1] == figures(finished)[-1]
 
 
-def test_a_folder_that_is_no_run_is_refused(config, tmp_path):
+def test_a_folder_that_is_not_a_run_is_refused(config, tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(InputError, match="is not a run of flash_lm"):
         train(config, tmp_path)
@@ -198,7 +198,7 @@ def test_the_clock_counts_between_start_and_pause(monkeypatch):
     assert clock.seconds == 107.0
 
 
-def test_a_refused_resume_leaves_the_config_alone(config, finished, tmp_path):
+def test_a_refused_resume_does_not_change_the_config(config, finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     other = config.copy_and_resolve_references()
     other.train.update(keep=5)
@@ -238,7 +238,7 @@ def stop_at(step: int):
 
 
 @pytest.mark.slow
-def test_a_masked_run_resumes_to_the_bit_and_is_scored_by_its_masked_tokens(config, tmp_path):
+def test_a_masked_run_resumes_bit_for_bit_and_is_scored_by_its_masked_tokens(config, tmp_path):
     config = config.copy_and_resolve_references()
     config.task = "masked_lm"
     train(config, tmp_path / "whole")
@@ -261,7 +261,7 @@ def test_a_masked_run_resumes_to_the_bit_and_is_scored_by_its_masked_tokens(conf
 
 
 @pytest.mark.slow
-def test_a_streamed_run_resumes_to_the_bit(config, tmp_path, monkeypatch):
+def test_a_streamed_run_resumes_bit_for_bit(config, tmp_path, monkeypatch):
     monkeypatch.setattr(streaming, "_WINDOW", 1500)
     draw = np.random.default_rng(0)
     rows = [" ".join(map(str, draw.integers(1000, size=draw.integers(1, 40)))) for _ in range(120)]
@@ -318,7 +318,7 @@ def test_a_masked_validation_split_without_a_mask_is_refused(config, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_an_older_version_goes_on(config, finished, tmp_path):
+def test_a_run_of_an_older_version_continues(config, finished, tmp_path):
     train(config, tmp_path / "run", should_stop=stop_at(5))
     path = tmp_path / "run" / "config.json"
     values = json.loads(path.read_text())

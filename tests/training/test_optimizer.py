@@ -159,7 +159,7 @@ def test_the_update_rule(name):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_parameter_may_have_a_rate_of_its_own(name):
+def test_a_parameter_may_have_its_own_rate(name):
     assert_follows_the_oracle(settings(optimizer=name), RATES | {"layers/kernel": 3.0, "layers/scale": 0.5})
 
 
@@ -215,7 +215,7 @@ def test_clipping(name, mode):
     assert any(np.abs(free[key] - x).max() > 1e-2 * np.abs(x).max() for key, x in clipped.items())
 
 
-def test_adafactor_keeps_rows_and_columns_alone():
+def test_adafactor_keeps_only_rows_and_columns():
     params = jax.tree.map(jnp.asarray, nested(parameters()))
     state = make_optimizer(settings(optimizer="adafactor"), told(RATES)).init(params)
     kept = sum(x.size for x in jax.tree.leaves(state))

@@ -114,7 +114,7 @@ def test_how_softmax_is_computed_may_change(config, half, tmp_path):
         run_folder.check_config(run, changed(other, {"model.rotary": True}))
 
 
-def test_a_run_of_an_older_version_goes_on_with_what_it_did(config, half, tmp_path):
+def test_a_run_of_an_older_version_keeps_its_behaviour(config, half, tmp_path):
     """With the same command, in which keys that are younger than it are open."""
     run = shutil.copytree(half, tmp_path / "run")
     values = json.loads((run / "config.json").read_text())
@@ -188,7 +188,7 @@ def test_a_name_of_text_works_as_a_path_does(config, tmp_path):
         load_model(f"{run}@best")
 
 
-def test_a_damaged_config_is_told_apart_from_a_wrong_call(half, tmp_path, monkeypatch):
+def test_a_damaged_config_is_not_reported_as_a_wrong_call(half, tmp_path, monkeypatch):
     run = shutil.copytree(half, tmp_path / "run")
     text = (run / "config.json").read_text()
     for damaged in (
@@ -207,7 +207,7 @@ def test_a_damaged_config_is_told_apart_from_a_wrong_call(half, tmp_path, monkey
         run_folder.read_config(run)
 
 
-def test_scoring_reads_parameters_alone_on_the_mesh_that_is_given(finished, monkeypatch):
+def test_scoring_reads_only_parameters_on_the_given_mesh(finished, monkeypatch):
     asked = []
     read = saved._read
 

@@ -137,7 +137,7 @@ def test_clipping_bounds_the_update():
     assert np.allclose(first_moment(norm / 4)[0], norm / 4, rtol=1e-4)
 
 
-def test_weight_decay_is_of_matrices_alone():
+def test_only_matrices_have_weight_decay():
     with_decay, without = (one_step((("weight_decay", w),))[0].params for w in (0.5, 0.0))
     start = parts()[0].init()
     rate = float(learning_rate(parts()[1])(0))
@@ -184,7 +184,7 @@ def test_dropout_follows_seed_and_step():
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_z_loss_is_logged_apart(accumulate):
+def test_a_z_loss_is_logged_separately(accumulate):
     plain, whole = (one_step((("accumulate", accumulate), ("z_loss", z)))[1] for z in (0.0, 0.5))
     assert "z_loss" not in plain and whole["z_loss"] > 0.1
     assert np.allclose(whole["loss"], plain["loss"], rtol=1e-5)

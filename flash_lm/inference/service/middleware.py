@@ -28,10 +28,10 @@ class Bounded:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers 413 if Content-Length is too large; else raises HTTPException in the app while it reads."""
-        told = f"the request has more than {self._most_bytes:,} bytes: shorten it"
+        problem = f"the request has more than {self._most_bytes:,} bytes: shorten it"
         promised = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
         if promised.isdecimal() and int(promised) > self._most_bytes:
-            return await JSONResponse({"error": told}, 413, {"Connection": "close"})(scope, receive, send)
+            return await JSONResponse({"error": problem}, 413, {"Connection": "close"})(scope, receive, send)
         received, complete, until = 0, False, time.monotonic() + BODY_SECONDS
 
         async def bounded() -> Message:
@@ -45,7 +45,7 @@ class Bounded:
             received += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             if received > self._most_bytes:
-                raise HTTPException(413, told)
+                raise HTTPException(413, problem)
             return message
 
         await self._app(scope, bounded, send)
@@ -65,10 +65,10 @@ class Named:
         """Answers 400 for any other name (DNS rebinding)."""
         if scope["type"] != "http" or (name := _name(scope)) in self._names or _is_address(name):
             return await self._app(scope, receive, send)
-        told = f"this service is not {name}: start it with a further --host={name}"
+        problem = f"this service is not {name}: start it with a further --host={name}"
         if name is None:
-            told = "the request has no host: send the header Host"
-        await JSONResponse({"error": told}, 400)(scope, receive, send)
+            problem = "the request has no host: send the header Host"
+        await JSONResponse({"error": problem}, 400)(scope, receive, send)
 
 
 class Slow:

@@ -205,8 +205,8 @@ class FillInService:
         self._trained, self._filler, self._limits = trained, Filler(trained), limits
         if self._filler.exact:
             raise InputError(
-                f"{trained.name} has model.normalizer={trained.config.model.normalizer}, which compiles each prompt "
-                f"length anew while other requests wait: use python -m flash_lm.generate"
+                f"{trained.name} has model.normalizer={trained.config.model.normalizer}, which compiles again for "
+                f"each prompt length while other requests wait: use python -m flash_lm.generate"
             )
         longest = min(limits.prompt_tokens, trained.model.abstract.longest or limits.prompt_tokens)
         self._filler.compile(longest, MOST_CANDIDATES)

@@ -68,7 +68,7 @@ def test_a_model_that_compiles_each_length_is_not_served():
     trained = dataclasses.replace(
         trained, config=config, held=HeldParams(ModelFunction(config.model, seed=1), trained.params)
     )
-    with pytest.raises(InputError, match="compiles each prompt length anew.*use python -m flash_lm.generate"):
+    with pytest.raises(InputError, match="compiles again for each prompt length.*use python -m flash_lm.generate"):
         FillInService(trained, LIMITS, Metrics())
 
 
@@ -98,7 +98,7 @@ def test_large_requests_let_smaller_ones_go_first(monkeypatch):
     assert order == [1, 1, 2, 8]
 
 
-def test_a_long_text_makes_no_other_longer(monkeypatch):
+def test_a_long_text_does_not_pad_the_others(monkeypatch):
     """Nor do many masks need much memory."""
     filler, shapes, masks = Filler(random_model("fill_in")), [], []
     features, best = filler._features, filler._best

@@ -272,7 +272,7 @@ def test_a_model_that_fails_for_good_is_reported(monkeypatch, step):
 
 
 @pytest.mark.parametrize("step", ["join", "advance"])
-def test_a_failed_step_ends_its_rows_alone(monkeypatch, step):
+def test_a_failed_step_ends_only_its_rows(monkeypatch, step):
     """Those that wait, and those that come later, are answered as if nothing had been."""
     generator = Generator(random_model("text"))
     expected = [generator.generate([prompt], 6, Sampling(temperature=0))[0].text for prompt in "abcdefgh"]

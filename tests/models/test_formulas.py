@@ -1,0 +1,49 @@
+"""The formula for the parameters of a layer on each family's page, against the count of a model of two sizes."""
+
+import re
+
+import pytest
+from small import ROOT
+
+from flash_lm.models.family import FAMILIES
+from models.cases import model_config
+from models.test_sizes import count
+
+# Two sizes that share no number, both longer than the 512 tokens above which FLASH-Quad has another bias.
+SIZES = [
+    {"model_dim": 32, "num_heads": 2, "gau.shared_dim": 8, "chunks.size": 16, "max_length": 520, "vocab_size": 61},
+    {"model_dim": 48, "num_heads": 3, "gau.shared_dim": 10, "chunks.size": 12, "max_length": 600, "vocab_size": 99},
+]
+AFT = [{"aft.window": 5, "aft.bias_dim": 6}, {"aft.window": 7, "aft.bias_dim": 4}]
+
+
+def value(formula: str, letters: dict[str, int]) -> int:
+    """Of a product or sum as mathematics writes it, such as 4D^2 + 2(D + 1)."""
+    signs = re.findall(r"\d+|[A-Z]|[-+^()]", formula)
+    assert "".join(signs) == formula.replace(" ", "")
+    python = ""
+    for before, sign in zip(["+", *signs], signs, strict=False):
+        times = before not in "-+^(" and sign not in "-+^)"
+        python += ("*" if times else "") + {"^": "**"}.get(sign, str(letters.get(sign, sign)))
+    return eval(python)
+
+
+def test_a_formula_is_read_as_mathematics():
+    assert value("2(3DE + D^2 - 1)F", {"D": 5, "E": 7, "F": 2}) == 2 * (105 + 25 - 1) * 2
+
+
+@pytest.mark.parametrize("size", range(len(SIZES)))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_formula_of_a_page_counts_the_parameters(family, size):
+    page = (ROOT / "docs" / "families" / f"{family}.md").read_text()
+    (formula,) = re.findall(rf"^```\{{family\}} {family}\n(.+)\n```$", page, re.MULTILINE)
+    config = model_config(family, True, tie_embeddings=True, num_layers=2, **SIZES[size] | AFT[size])
+    keys = {"D": "model_dim", "H": "num_heads", "L": "max_length", "V": "vocab_size"}
+    letters = {letter: config[key] for letter, key in keys.items()}
+    letters |= {"S": config.gau.shared_dim, "C": config.chunks.size, "W": config.aft.window, "R": config.aft.bias_dim}
+    width = letters["D"]
+    mlp = {"transformer_plus_plus": 8 * width / 3, "mc_tfm": 8 * width / 3, "aft_conv": 9 * width / 2}
+    letters |= {"E": 2 * width, "F": -int(-mlp.get(family, 4 * width) // 8) * 8}
+    positions = {"transformer_plus": "0", "transformer_plus_plus": "0", "mc_tfm": "0", "flash": "1", "flash_quad": "1"}
+    whole = f"VD + 2D + {positions.get(family, 'LD')} + 2({formula})"
+    assert count(config) == value(whole, letters)

@@ -1,0 +1,202 @@
+"""Figures that README and the pages write out, against the files of results that they link.
+
+A figure is written as a link to its file, `[2.9 times](…/results/….jsonl)`; the ratios of a claim, such as 0.925
+(0.914–0.941), are those of results/CLAIMS.md. Tables that the site builds from the files cannot differ from them.
+"""
+
+import json
+import re
+
+import pytest
+from small import ROOT
+
+PAGES = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+CLAIMS = (ROOT / "results" / "CLAIMS.md").read_text()
+RATIO = r"\d\.\d{3} \(\d\.\d{3}–\d\.\d{3}"
+Figures = list[tuple[str, str]]
+
+
+def lines(path: str, **where) -> list[dict]:
+    found = [json.loads(line) for line in (ROOT / "results" / path).read_text().splitlines()]
+    return [line for line in found if where.items() <= line.items()]
+
+
+def one(path: str, **where) -> dict:
+    (line,) = lines(path, **where)
+    return line
+
+
+def speedup(family: str, length: int) -> float:
+    return one("performance/step_time/steps.jsonl", family=family, length=length)["speedup"]
+
+
+def decoding(path: str, slow: str, fast: str) -> float:
+    """Tokens a second of the fast one over those of the slow one, after 16384 tokens in batches of 16."""
+    cell = {"context": 16384, "batch": 16}
+    return one(path, family=slow, **cell)["ms_a_token"] / one(path, family=fast, **cell)["ms_a_token"]
+
+
+BASELINES = ("transformer_plus_plus", "transformer_plus_plus+num_kv_heads=2")
+
+
+def over_grouped() -> tuple[float, float]:
+    """The same of FLASH, over the Transformer++ with all heads of keys and with two."""
+    return tuple(decoding("decode/decode.jsonl", name, "flash") for name in BASELINES)
+
+
+def readme() -> Figures:
+    families, steps = "families/results.jsonl", "performance/step_time/steps.jsonl"
+    perplexities = [one(families, run=name)["perplexity"] for name in ("flash", "flash_quad", "transformer_plus_plus")]
+    assert perplexities[0] == min(line["perplexity"] for line in lines(families))
+    assert all(speedup("flash_quad", length) < 1.05 for length in (512, 1024, 2048, 4096, 8192))
+    return [
+        *((f"{perplexity:.1f}", families) for perplexity in perplexities),
+        (f"{speedup('flash', 512):.1f} times", steps),
+        (f"{speedup('flash', 8192):.1f} times", steps),
+        *((f"{ratio:.1f} times", "decode/decode.jsonl") for ratio in over_grouped()),
+        (f"{speedup('flash_quad', 8192):.1f} times", steps),
+        (f"{one('performance/sdpa/peers.jsonl', length=4096)['speedup']:.2f} times", "performance/sdpa/peers.jsonl"),
+    ]
+
+
+def quality() -> Figures:
+    spread = [line["iqr_ms"] for line in lines("families/results.jsonl")]
+    of_bytes = "small/wikitext2_bytes/results.jsonl"
+    learned, rotary = (one(of_bytes, family=name)["bits_per_byte"] for name in ("transformer", "transformer_plus"))
+    rises: dict[str, list[float]] = {"constant": [], "count": []}
+    for line in lines("long_text.jsonl", start=7680):
+        first = one("long_text.jsonl", run=line["run"], start=0)
+        assert min(line["distinct"], first["distinct"]) > 0.99
+        rises[line["run"].split("_")[1]].append(line["nll"] - first["nll"])
+    cost = [
+        (f"{100 * (perplexity(path, after) / perplexity(path, before) - 1):.1f} %".replace("-", "−"), path)
+        for before, after in (("flash_quad", "flash"), ("transformer_plus_plus", "mc_tfm"))
+        for path in ("small/books/results.jsonl", "small/wikitext2/results.jsonl")
+    ]
+    return [
+        (f"{min(spread):.0f} to {max(spread):.0f} ms", "families/results.jsonl"),
+        (f"{learned - rotary:.1f} bits", of_bytes),
+        *((f"{min(found):.2f} to {max(found):.2f} nats", "long_text.jsonl") for found in rises.values()),
+        *cost,
+    ]
+
+
+def perplexity(path: str, family: str) -> float:
+    return one(path, family=family)["perplexity"]
+
+
+def families() -> Figures:
+    path = "families/results.jsonl"
+    sizes = [line["parameters"] for line in lines(path) if line["run"] not in ("aft_full", "aft_local")]
+    return [(f"{100 * (max(sizes) / min(sizes) - 1):.0f} %", path)]
+
+
+def tasks() -> Figures:
+    path = "experiments/copy/validation.jsonl"
+    first = {}
+    for run in ("aft_local", "transformer", "flash", "linear_transformer"):
+        low = max(line["step"] for line in lines(path, run=run) if line["accuracy"] < 0.99)
+        first[run] = min(line["step"] for line in lines(path, run=run) if line["step"] > low)
+    seconds = [line["train_seconds"] for line in lines("experiments/mnist/results.jsonl")]
+    minutes = f"{min(seconds) / 60:.0f} and {max(seconds) / 60:.0f} minutes"
+    return [*((str(step), path) for step in first.values()), (minutes, "experiments/mnist/results.jsonl")]
+
+
+def runs() -> Figures:
+    path = "survival/kills.jsonl"
+    totals = [line for line in lines(path) if "kills" in line]
+    assert [(line["family"], line["kills"], line["equal"]) for line in totals] == [
+        ("flash", 20, True),
+        ("aft_local", 20, True),
+    ]
+    return [(f"{line['median_s_to_next_step']:.0f} s", path) for line in totals]
+
+
+def decode() -> Figures:
+    bfloat16, dtype = "decode_bfloat16/decode.jsonl", "+state_dtype=bfloat16"
+    path, growth = "decode/decode.jsonl", []
+    for line in lines(path, context=65536):
+        same = {key: line[key] for key in ("family", "batch", "state_bytes")}
+        growth += [line["ms_a_token"] / short["ms_a_token"] for short in lines(path, context=1024, **same)]
+    return [
+        *((f"{ratio:.1f} times", "decode/decode.jsonl") for ratio in over_grouped()),
+        *((f"{context}", "decode/decode.jsonl") for batch in (16, 1) for context in overtaken(batch)),
+        *((f"{decoding(bfloat16, name + dtype, 'flash' + dtype):.0f} times", bfloat16) for name in BASELINES),
+        (f"{min(growth):.2f} and {max(growth):.2f} times", "decode/decode.jsonl"),
+    ]
+
+
+def overtaken(batch: int) -> tuple[int, int]:
+    """The last context where FLASH is slower than the Transformer++, and the first where it is faster."""
+    contexts = sorted({line["context"] for line in lines("decode/decode.jsonl", family="flash")} - {65536})
+    slower = [
+        context
+        for context in contexts
+        if one("decode/decode.jsonl", family="flash", batch=batch, context=context)["ms_a_token"]
+        > one("decode/decode.jsonl", family="transformer_plus_plus", batch=batch, context=context)["ms_a_token"]
+    ]
+    assert slower == contexts[: len(slower)]
+    return slower[-1], contexts[len(slower)]
+
+
+def step_time() -> Figures:
+    first, second = "performance/step_time/steps.jsonl", "step_time/steps.jsonl"
+    pairs = [
+        (line["median_ms"], other["median_ms"])
+        for line in lines(first)
+        for other in lines(second, family=line["family"], length=line["length"])
+    ]
+    shares = [line["peak_fraction"] for line in lines(first, family="flash")]
+    return [
+        (f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %", first),
+        (f"{100 * max(abs(b / a - 1) for a, b in pairs):.0f} %", second),
+    ]
+
+
+EXPECTED = {
+    "README.md": readme,
+    "decoding.md": decode,
+    "families.md": families,
+    "quality.md": quality,
+    "runs.md": runs,
+    "step_time.md": step_time,
+    "tasks.md": tasks,
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_figures_of_a_page_are_those_of_its_files(name):
+    """In their order, each rounded as it is written."""
+    typed = re.findall(r"\[([^\]]*\d[^\]]*)\]\((?:\.\./)?results/([\w./]+\.jsonl)\)", PAGES[name])
+    assert typed == (EXPECTED[name]() if name in EXPECTED else [])
+
+
+def test_the_ratios_of_claims_are_those_of_the_page_of_claims():
+    found = re.findall(rf"of (\w+(?: \([^)]*\))?) ({RATIO}), \d seeds\) × that of (\w+)", CLAIMS)
+    ratios = {(name, base): f"{ratio})" for name, ratio, base in found}
+    places = ("rows_of_512", "rows_of_512 scored on rows of 2048", "rows_of_512 scored on rows of 8192")
+    places += ("rows_of_2048", "rows_of_2048 scored on rows of 8192", "documents")
+    models = ("flash", "flash_quad")
+    asked = [(f"{model}_constant ({place})", f"{model}_count") for place in places for model in models]
+    asked += [(f"{model}_count (rows_of_512)", f"{model}_rotary") for model in models]
+    asked += [("window_32", "simple"), ("window_32", "full"), ("window_8", "window_32"), ("window_128", "window_32")]
+    typed = {name: re.findall(rf"{RATIO}\)", page) for name, page in PAGES.items()}
+    assert {name: ratios for name, ratios in typed.items() if ratios} == {
+        "quality.md": [ratios[pair] for pair in asked]
+    }
+
+
+def test_the_losses_of_a_step_on_a_mesh_agree():
+    """To 1e-6, as scaling.md says."""
+    losses = [line["losses"] for line in lines("mesh/mesh.jsonl")]
+    assert all(abs(a / b - 1) < 1e-6 for row in losses for a, b in zip(row, losses[0], strict=True))
+
+
+def test_the_verdicts():
+    """The counts in README are those of the page of claims."""
+    counts = re.search(r"Of (\d+) claims: (.*?)\. Written", CLAIMS)
+    text = " ".join(PAGES["README.md"].split())
+    assert counts and f"Of {counts[1]} claims" in text
+    for part in counts[2].split(", "):
+        count, word = re.match(r"(\d+) (\w+(?: \w+)*?)(?: at small scale)?$", part).groups()
+        assert re.search(rf"\b{count} {word}", text), part
