@@ -36,7 +36,7 @@ def decoding(path: str, slow: str, fast: str) -> float:
     return one(path, family=slow, **cell)["ms_a_token"] / one(path, family=fast, **cell)["ms_a_token"]
 
 
-def over_grouped() -> tuple[float, float]:
+def over_grouped() -> tuple[float, ...]:
     """The same of FLASH, over the Transformer++ with all heads of keys and with two."""
     names = ("transformer_plus_plus", "transformer_plus_plus+num_kv_heads=2")
     return tuple(decoding("decode_grouped/decode.jsonl", name, "flash") for name in names)
