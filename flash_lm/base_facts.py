@@ -1,6 +1,7 @@
 """The facts about each family that README's table and the site show, all at the size of configs/flash_base.py."""
 
 import re
+from typing import Any
 
 from flash_lm.configs import flash_base
 from flash_lm.models.facts import Facts, facts
@@ -12,7 +13,7 @@ CAPACITIES, LENGTHS = (1024, 65536), (512, 8192)
 
 def base_facts(family: str) -> Facts:
     """The facts of a row of the table, with decode states for CAPACITIES and FLOPs for LENGTHS."""
-    config = flash_base.get_config()
+    config: Any = flash_base.get_config()
     config.model.vocab_size = config.data.vocab_size
     return facts(family, config.model, CAPACITIES, LENGTHS)
 

@@ -40,7 +40,7 @@ DATA_SETS = (".parquet", ".arrow", ".json", ".jsonl")
 
 def with_corpus(config: ConfigDict, corpus: str) -> ConfigDict:
     """The config on another corpus: stdlib, a folder or file of a data set, or text files."""
-    is_data_set = pathlib.Path(corpus).is_dir() or pathlib.Path(corpus).suffix in DATA_SETS
+    is_data_set = any(file.suffix in DATA_SETS for file in (pathlib.Path(corpus), *pathlib.Path(corpus).rglob("*.*")))
     kind = "stdlib" if corpus == "stdlib" else "hf" if is_data_set else "text"
     local: dict[str, Any] = {"data.corpus": kind, "data.streaming": False, "data.name": None, "data.config": None}
     return changed(config, local | {"data.path": None if kind == "stdlib" else corpus})
@@ -129,7 +129,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--table", required=True, choices=TABLES)
     parser.add_argument("--scale", default="paper", choices=("paper", "small"))
     parser.add_argument(
-        "--corpus", help="stdlib, text files (a glob), or the folder of a data set; default: the paper's"
+        "--corpus", help="stdlib, text files (a folder or a glob), or the folder of a data set; default: the paper's"
     )
     parser.add_argument("--split", default="test", choices=("validation", "test"), help="the split to score")
     parser.add_argument("--rounds", type=positive, default=ROUNDS, help="rounds of the timing")

@@ -39,7 +39,7 @@ def decoding(path: str, slow: str, fast: str) -> float:
 BASELINES = ("transformer_plus_plus", "transformer_plus_plus+num_kv_heads=2")
 
 
-def over_grouped() -> tuple[float, float]:
+def over_grouped() -> tuple[float, ...]:
     """The same of FLASH, over the Transformer++ with all heads of keys and with two."""
     return tuple(decoding("decode/decode.jsonl", name, "flash") for name in BASELINES)
 
@@ -190,6 +190,17 @@ def test_the_losses_of_a_step_on_a_mesh_agree():
     """To 1e-6, as scaling.md says."""
     losses = [line["losses"] for line in lines("mesh/mesh.jsonl")]
     assert all(abs(a / b - 1) < 1e-6 for row in losses for a, b in zip(row, losses[0], strict=True))
+
+
+def test_the_first_run_in_readme_is_what_was_printed():
+    """Its lines are those of the file, in their order; … stands for lines left out."""
+    (block,) = re.findall(r"^```text\n(\$ .*?)^```$", PAGES["README.md"], re.MULTILINE | re.DOTALL)
+    printed = iter((ROOT / "results" / "first_run" / "output.txt").read_text().splitlines())
+    for line in block.splitlines():
+        beginning = line.removesuffix("…")  # of a command
+        assert not beginning or any(whole.startswith(beginning) for whole in printed), line
+    score = one("first_run/results.jsonl")
+    assert not score["dirty"] and not score["trained_dirty"]
 
 
 def test_the_verdicts():

@@ -220,6 +220,19 @@ def test_the_commands_of_a_table_are_its_runs(path, more, tmp_path, capsys):
         assert load_config(f"tables/{path.stem}", train[5:]).to_dict() == expected.to_dict()
 
 
+def test_a_folder_is_a_data_set_or_text_by_its_files(tmp_path):
+    reproduce, config = load_script("reproduce"), load_config("quickstart", [])
+    for name, kind in (("books/a.txt", "text"), ("tables/data/train.parquet", "hf")):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True)
+        file.touch()
+        corpus = tmp_path / name.split("/")[0]
+        data = reproduce.with_corpus(config, str(corpus)).data
+        assert (data.corpus, data.path) == (kind, str(corpus))
+        assert reproduce.with_corpus(config, str(file)).data.corpus == kind
+    assert reproduce.with_corpus(config, f"{tmp_path}/books/*.txt").data.corpus == "text"
+
+
 @pytest.mark.slow
 def test_a_table_is_reproduced_and_continues_after_a_stop(config, tmp_path, capsys):
     reproduce = load_script("reproduce")
