@@ -46,12 +46,15 @@ def batches():
 
 
 HYBRID = "flash/transformer_plus_plus"
+# Among heads of four channels relu leaves queries with hardly any weight. Their gradients, divided by it, are rounding
+# alone: on one device other chunks change the gradient norm by 1e-5.
+OWN = {"cosformer": {"model_dim": 32, "num_heads": 2, "mlp_dim": 64}}
 
 
 class Run:
     """A few steps of one family, or of a pattern of them, on one mesh; `devices`: how many of the eight."""
 
-    def __init__(self, family: str, task: str, shape: tuple, devices: int = 8, taps: int = 0, **train_keys):
+    def __init__(self, family: str, task: str, shape: tuple, devices: int = 8, model: dict | None = None, **train_keys):
         config = get_config()
         config.task = task
         config.model.update(
@@ -68,7 +71,7 @@ class Run:
         )
         # A window over the whole row would leave AFT-conv's offset without a gradient.
         config.model.update(vocab_size=VOCAB, init="lecun", dropout=0.1, aft={"window": 5, "bias_dim": 8})
-        config.model.short_convolution = taps
+        config.model.update(OWN.get(family, {}) | (model or {}))
         config.data.tokens_per_batch = B * L
         # A large eps: where a gradient is rounding alone, Adam's direction would be too.
         config.train.update(warmup_steps=0, eps=1e-3, **train_keys)
@@ -137,7 +140,8 @@ def test_losses_and_updates_are_those_of_one_device(family, task, shape):
 @pytest.mark.parametrize("task", ["causal_lm", "masked_lm"])
 def test_short_convolutions(task):
     """Filters are on every device; rows are cut, and no row reads another."""
-    one, run = Run("flash", task, (1, 1, 1), devices=1, taps=4), Run("flash", task, (2, 2, 2), taps=4)
+    keys = {"short_convolution": 4}
+    one, run = Run("flash", task, (1, 1, 1), devices=1, model=keys), Run("flash", task, (2, 2, 2), model=keys)
     expected, state = one.go(one.start()), run.go(run.start())
     assert np.allclose(run.losses, one.losses, rtol=1e-5)
     assert_states_close(state, expected)
