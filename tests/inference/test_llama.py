@@ -129,6 +129,7 @@ def test_a_foreign_model_is_scored_and_continued(imported):
     assert isinstance(model.generate("the", 5, temperature=0), str)
 
 
+@pytest.mark.slow
 def test_a_foreign_model_is_fine_tuned_and_evaluated(imported, tmp_path):
     corpus = write_corpus(tmp_path)
     words = ("corpus=text", f"path={corpus}", f"cache_dir={tmp_path}")

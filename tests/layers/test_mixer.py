@@ -58,6 +58,7 @@ def test_documents_do_not_see_each_other(page, influence):
     assert (moved_BxL[0, :16] == 0).all() and (moved_BxL[0, 16:32] > 0).all() and (moved_BxL[1, :32] > 0).all()
 
 
+@pytest.mark.slow
 def test_a_document_on_a_chunk_is_what_it_is_alone(page):
     x_BxLxD = jax.random.normal(jax.random.key(6), (2, LENGTH, 64))
     found = page["block"](x_BxLxD, page["segment_ids"])[0, CHUNK:46]
@@ -81,6 +82,7 @@ def test_rows_of_different_lengths(page):
     np.testing.assert_allclose(y_BxD, mixer(x_BxLxD)[jnp.arange(2), lengths_B], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_it_learns_in_a_training_loop_of_its_user(page):
     block = page["Block"](64, rngs=nnx.Rngs(3))
     x_BxLxD = jax.random.normal(jax.random.key(7), (2, 2 * CHUNK, 64))

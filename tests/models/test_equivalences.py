@@ -26,6 +26,9 @@ from models.cases import (
 )
 
 QUADRATIC = ("transformer", "flash_quad")
+each_way = pytest.mark.parametrize(
+    "causal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["causal", "bidirectional"]
+)
 each_family = pytest.mark.parametrize("family", FAMILIES)
 # What is of the trunk is tested quickly with two families, and with the others in `make test-all`.
 each_trunk = pytest.mark.parametrize(
@@ -159,13 +162,13 @@ def test_flash_in_one_chunk_is_flash_quad(normalizer):
     assert_close(flash.logits(quad.params, tokens()), quad.logits(quad.params, tokens()), 1e-5)
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@each_way
 def test_aft_local_that_reaches_everywhere_is_aft_full(causal):
     full, local = case("aft_full", causal), case("aft_local", causal, **{"aft.window": LENGTH})
     assert_close(local.logits(full.params, tokens(), PACKED), full.logits(full.params, tokens(), PACKED), 1e-5)
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@each_way
 def test_aft_local_that_reaches_nowhere_is_aft_simple(causal):
     simple, local = case("aft_simple", causal), case("aft_local", causal, **{"aft.window": 0})
     params = jax.tree.map(lambda leaf: leaf, local.params)
@@ -175,7 +178,7 @@ def test_aft_local_that_reaches_nowhere_is_aft_simple(causal):
     assert_close(local.logits(params, tokens(), PACKED), simple.logits(simple.params, tokens(), PACKED), 1e-5)
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@each_way
 def test_aft_conv_starts_as_aft_simple(causal):
     """With one key a channel, and its filter's gain and offset at their first values."""
     shape = {"num_heads": SHAPE["model_dim"], "mlp_dim": 48}

@@ -58,7 +58,7 @@ def test_global_tokens_connect_all_of_their_document(causal):
 
 
 @pytest.mark.parametrize("options", [{}, GLOBAL], ids=["no-global-tokens", "global-tokens"])
-@ways
+@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["causal", "bidirectional"])
 def test_blocks_are_the_plain_form(causal, options, monkeypatch):
     """Rows that are no multiple of a window or a block, in blocks of 8, with gaps, windows that grow, and documents."""
     _, loss, grads = case("longformer", causal, **options).run(PACKED)

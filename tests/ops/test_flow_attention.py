@@ -69,6 +69,7 @@ def test_gradients(causal):
     assert found == pytest.approx((loss(1e-6) - loss(-1e-6)) / 2e-6, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_from_a_state_at_any_split():
     """Rows at different places, by any number of tokens, also none, with NaN in the padding."""
     arrays, out = inputs(), expected(*inputs(), WHOLE, True)

@@ -52,6 +52,7 @@ def test_a_branch_that_was_started_twice_resumes_the_second_start(constant, tmp_
     assert lines[: len(before)] == before and [line["step"] for line in lines if line["split"] == "train"] == [7, 8]
 
 
+@pytest.mark.slow
 def test_a_branch_continues_exactly(constant, tmp_path):
     """State, step and order of the data, to the bit; and it remembers whose it was, and needs it no longer."""
     config, workdir = constant

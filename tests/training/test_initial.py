@@ -55,6 +55,7 @@ def begun(config, workdir, **keys) -> dict[str, np.ndarray]:
     return arrays(f"{workdir}@0")
 
 
+@pytest.mark.slow
 def test_another_objective_begins_with_the_same_parameters(config, parent, tmp_path):
     """Those of the run as of its export; the run remembers whose they were, and needs them no longer."""
     theirs = arrays(parent)
@@ -85,6 +86,7 @@ def test_what_is_new_is_drawn_and_what_has_no_place_is_left_out(config, parent, 
     assert new not in tied and f"left out: {new}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_positions_of_another_length(config, parent, tmp_path):
     longer = {"model__max_length": 47, "data__length": 32, "train__init_from": str(parent)}
     with pytest.raises(InputError, match=r"positions/table \[32, 16\] there, \[47, 16\] here.*init_positions=interp"):
