@@ -33,6 +33,7 @@ _SHAPE = {
     "linear.chunk_size": 8,
     "aft.window": 4,
     "aft.bias_dim": 4,
+    "window.size": 4,
     "max_length": _LENGTH,
     "vocab_size": 64,
     "init": "lecun",
