@@ -17,7 +17,8 @@ from flash_lm.inference.scoring import evaluate
 from flash_lm.inference.trained_model import load_model
 from flash_lm.training.loop import train
 
-pytestmark = pytest.mark.usefixtures("usual_promotion")
+# Its fixture trains a model until it has learned the answers.
+pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.slow]
 OTHER = dict(zip("春夏東南山", "秋冬西北水", strict=True))
 
 

@@ -196,6 +196,7 @@ def test_a_prompt_longer_than_the_positions(tmp_path):
         short.generate(["the"], 29)
 
 
+@pytest.mark.slow
 def test_filling_in(masked):
     filler, text = Filler(masked), "the cat [MASK]ees the [MASK]og"
     (found,) = filler([text])

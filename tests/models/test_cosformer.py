@@ -74,6 +74,7 @@ def test_m_is_not_the_length_of_the_row():
     assert_close(prefix, whole[:, :11], 1e-6)
 
 
+@pytest.mark.slow
 def test_a_query_without_any_weight():
     """relu makes a whole query or key zero more often than one would think; its mean is zero, and no NaN."""
     q, k, v = draw(1, 2, 12, 4), draw(2, 2, 12, 4)[:1], draw(3, 2, 12, 4)[:1]

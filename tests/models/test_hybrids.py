@@ -75,6 +75,7 @@ def test_prefill_then_steps():
     assert chunked[0] == chunked[1] and growing[1] > 1.5 * growing[0]
 
 
+@pytest.mark.slow
 def test_the_decode_loop_writes_what_the_whole_row_says():
     model, prompt = hybrid(), tokens()[0, :11]
     mesh = jax.make_mesh((1, 1, 1), MESH_AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3, devices=jax.devices()[:1])

@@ -215,6 +215,7 @@ def test_a_flipped_bit_anywhere_is_found_or_harmless(intact, experiment, states,
     assert found[5] > 40, found
 
 
+@pytest.mark.slow
 def test_a_run_continues_exactly_from_the_intact_checkpoint(config, tmp_path, caplog):
     train(config, tmp_path / "whole")
     counter = itertools.count(1)

@@ -66,7 +66,8 @@ def saved_state(config, workdir: pathlib.Path):
     return state, facts
 
 
-@pytest.mark.parametrize("debug", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.slow
 def test_it_ends_the_run_and_is_not_saved(config, poisoned, tmp_path, debug):
     with pytest.raises(RunError) as caught:
         train(config, tmp_path, debug_nonfinite=debug)
