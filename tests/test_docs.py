@@ -110,7 +110,11 @@ def test_links_lead_somewhere(page):
     assert not [file for file in files if not (ROOT / "results" / file).exists()]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
+# `make test` runs the code of layers.md in tests/layers/test_mixer.py.
+RUN = [pytest.param(page, marks=pytest.mark.slow if page.name == "layers.md" else ()) for page in PAGES]
+
+
+@pytest.mark.parametrize("page", RUN, ids=IDS)
 def test_python_compiles_and_runs(page):
     names = {"__name__": page.stem}  # a block may use what the ones before it have made
     for block in blocks(page, "python"):

@@ -57,7 +57,9 @@ def test_global_tokens_connect_all_of_their_document(causal):
     assert_only_where_visible(model.influence(PACKED), PACKED, causal, connected(model, PACKED))
 
 
-@pytest.mark.parametrize("options", [{}, GLOBAL], ids=["no-global-tokens", "global-tokens"])
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.slow), GLOBAL], ids=["no-global-tokens", "global-tokens"]
+)
 @pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["causal", "bidirectional"])
 def test_blocks_are_the_plain_form(causal, options, monkeypatch):
     """Rows that are no multiple of a window or a block, in blocks of 8, with gaps, windows that grow, and documents."""

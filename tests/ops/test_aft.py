@@ -99,7 +99,7 @@ def test_values(kind, causal, blocks, scale, monkeypatch):
             np.testing.assert_allclose(out[b, h], expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("packed", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("causal", slow_both_ways, ids=["causal", "bidirectional"])
 @pytest.mark.parametrize("kind", ["simple", "full", "window 11", pytest.param("conv", marks=pytest.mark.slow)])
 def test_both_forms_have_the_same_gradients(kind, causal, packed, monkeypatch):

@@ -137,7 +137,8 @@ def test_too_many_in_a_row_end_the_run(config, monkeypatch):
         steps.meet(9, values, "")
 
 
-@pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_layer_is_found_where_it_begins(config, accumulate):
     config = config.copy_and_resolve_references()
     config.model.num_layers = 2
