@@ -85,6 +85,10 @@ class Sublayer(nnx.Module):
     def penalty(self) -> jax.Array | None:
         """A scalar from its parameters, nats a target, which training adds to the loss and logs; None: none."""
 
+    def measures(self) -> dict[str, jax.Array]:
+        """Arrays from its parameters by name, whose mean and maximum over all layers training logs."""
+        return {}
+
     def flops_per_token(self, length: int, causal: bool) -> float:
         """Model FLOPs of the forward pass a token: 2mnk a matrix product, pairs of tokens only where visible."""
         raise TypeError(f"{type(self).__name__} must define flops_per_token")

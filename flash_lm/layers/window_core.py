@@ -16,7 +16,15 @@ from flash_lm.ops.banded_softmax import SoftmaxPart
 from flash_lm.ops.cache import write
 from flash_lm.ops.compact import compacted
 from flash_lm.ops.products import matmul
-from flash_lm.ops.ring import Ring, after_ring, empty_ring, last_of, positions_in, with_token
+from flash_lm.ops.ring import (
+    Ring,
+    after_ring,
+    empty_ring,
+    last_of,
+    positions_in,
+    sight_after_ring,
+    with_token,
+)
 from flash_lm.ops.sight import Sight
 from flash_lm.schema import at_least, key, section
 
@@ -124,13 +132,9 @@ class WindowCore(PlainCore):
         """The new tokens attend to those in the ring and to each other."""
         start_B, real_BxL = context.positions_BxL[:, 0], context.real()
         seen = after_ring(state.ring, by.pair.k_BxHxLxK, self._split(v)[0], start_B)
-        index_BxL = jnp.broadcast_to(self.ring_size + jnp.arange(v.shape[2], dtype=jnp.int32), real_BxL.shape)
-        not_global_Bx1 = self.ring_size - start_B[:, None] + self.global_tokens
 
         def sight(reach: jax.Array) -> Sight:
-            stop_BxL = jnp.where(real_BxL, index_BxL + 1, 0)
-            first_BxL = jnp.maximum(index_BxL - reach + 1, not_global_Bx1)
-            return Sight(index_BxL, jnp.minimum(first_BxL, stop_BxL), stop_BxL)
+            return sight_after_ring(self.ring_size, start_B, real_BxL, reach, hidden=self.global_tokens)
 
         assert context.lengths_B is not None
         ring = last_of(seen, self.ring_size, start_B, context.lengths_B)

@@ -10,6 +10,7 @@ from typing import Any
 from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.layers.adaptive_span import AdaptiveSpanAttention
 from flash_lm.layers.aft import AFTCore, AFTOptions, AttentionFreeUnit, ConvCore, FactorisedCore
 from flash_lm.layers.attention import GatedAttentionUnit, GAUOptions, MultiHeadAttention
 from flash_lm.layers.convolution import ConvolutionOptions
@@ -22,6 +23,7 @@ from flash_lm.layers.longformer import LongformerAttention
 from flash_lm.layers.mixed_chunk_core import ChunkOptions, MixedChunkCore
 from flash_lm.layers.positions import relative_bias
 from flash_lm.layers.quadratic_core import QuadraticCore, QuadraticOptions
+from flash_lm.layers.span_core import SpanCore, SpanOptions
 from flash_lm.layers.sublayer import Sublayer
 from flash_lm.layers.window_core import WindowOptions
 from flash_lm.models.family import Default, Family, Part, register_family
@@ -115,6 +117,10 @@ def _window(config: ModelConfig, window: WindowOptions, convolution: Convolution
     return LongformerAttention(window, config, rngs=rngs, convolution=convolution)
 
 
+def _span(config: ModelConfig, span: SpanOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return AdaptiveSpanAttention(SpanCore(span, config), config, rngs=rngs, convolution=convolution)
+
+
 def _head_problems(config: ModelConfig) -> list[str]:
     dim, heads = config.model_dim, config.num_heads
     if dim % heads:
@@ -141,6 +147,13 @@ def _window_problems(config: ModelConfig) -> list[str]:
         found.append(
             f"model.window.dilated_heads={window.dilated_heads} must be at most model.num_heads={config.num_heads}"
         )
+    return found
+
+
+def _span_problems(config: ModelConfig) -> list[str]:
+    found, span = _head_problems(config), config[SpanOptions]
+    if span.init > span.limit:
+        found.append(f"model.span.init={span.init} must be at most model.span.limit={span.limit}")
     return found
 
 
@@ -197,6 +210,13 @@ FAVOR = Part(
     problems=_head_problems,
 )
 WINDOW = Part(_window, (WindowOptions, ConvolutionOptions), _HEADS, problems=_window_problems)
+SPAN = Part(
+    _span,
+    (SpanOptions, ConvolutionOptions),
+    _HEADS,
+    defaults={"span.limit": lambda config: config.max_length},
+    problems=_span_problems,
+)
 COSINE = Part(
     _cosine,
     (CosformerOptions, LinearOptions, ConvolutionOptions),
@@ -322,6 +342,15 @@ register_family(
         _ROTARY,
         about="softmax attention to a sliding window, and an MLP; windows may grow with depth and have gaps",
         paper="Beltagy et al. 2020, arXiv:2004.05150",
+    ),
+)
+register_family(
+    "adaptive_span",
+    Family(
+        (SPAN, MLP_PART),
+        _ROTARY,
+        about="softmax attention whose heads learn how far back they look, and an MLP",
+        paper="Sukhbaatar et al. 2019, arXiv:1905.07799",
     ),
 )
 register_family(

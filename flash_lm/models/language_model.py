@@ -19,7 +19,7 @@ from flash_lm.layers.table import gathered
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.models.family import complete, of_layers
 from flash_lm.models.heads import Head
-from flash_lm.models.period import Period, constrain_residual, drop, penalty_of_all, stack
+from flash_lm.models.period import Period, constrain_residual, drop, measures_of_all, penalty_of_all, stack
 from flash_lm.ops.blocked_attention import KEPT
 from flash_lm.ops.positions import rotary_table
 from flash_lm.tables import HEADS
@@ -146,6 +146,10 @@ class LanguageModel(nnx.Module):
     def penalty(self) -> jax.Array | None:
         """Sum over the layers of what their sublayers add to the loss, nats a target; None: nothing."""
         return penalty_of_all(self.layers)
+
+    def measures(self) -> dict[str, jax.Array]:
+        """What training logs of the parameters, such as the mean span of all heads."""
+        return measures_of_all(self.layers)
 
     @property
     def longest(self) -> int | None:

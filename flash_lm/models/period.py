@@ -96,6 +96,12 @@ class Period(nnx.Module):
         found = [penalty for sublayer in self.sublayers if (penalty := sublayer.penalty()) is not None]
         return sum(found, start=jnp.zeros(()))
 
+    def measures(self) -> dict[str, jax.Array]:
+        """The sublayers' measures, those of one name side by side."""
+        found = [sublayer.measures() for sublayer in self.sublayers]
+        names = dict.fromkeys(name for own in found for name in own)
+        return {name: jnp.concatenate([own[name].ravel() for own in found if name in own]) for name in names}
+
     def place(self, i: int) -> tuple[int, int]:
         """The layer of sublayer i within the period, and the sublayer's index in that layer."""
         layer = bisect.bisect_right(self.ends, i)
@@ -126,8 +132,21 @@ def penalty_of_all(stacked: Period) -> jax.Array | None:
     """Sum over the layers; None: no sublayer has a penalty."""
     if all(type(sublayer).penalty is Sublayer.penalty for sublayer in stacked.sublayers):
         return None
+    return jnp.sum(_of_each(stacked, Period.penalty))
+
+
+def measures_of_all(stacked: Period) -> dict[str, jax.Array]:
+    """The mean and the maximum over the layers of each measure: {"span_mean": …, "span_max": …}."""
+    if all(type(sublayer).measures is Sublayer.measures for sublayer in stacked.sublayers):
+        return {}
+    found = _of_each(stacked, Period.measures)
+    return {f"{name}_{kind}": of(x) for name, x in found.items() for kind, of in (("mean", jnp.mean), ("max", jnp.max))}
+
+
+def _of_each(stacked: Period, method: Callable[[Period], Any]) -> Any:
+    """The results for each period, stacked."""
     graph, parameters = nnx.split(stacked)
-    return jnp.sum(jax.vmap(lambda own: nnx.merge(graph, own).penalty())(parameters))
+    return jax.vmap(lambda own: method(nnx.merge(graph, own)))(parameters)
 
 
 def drop(x_BxLxD: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:

@@ -45,7 +45,7 @@ def banded_softmax(
         v_BxHxMxE: values.
         sight: what the queries see; its window may differ by layer, as a traced number.
         scale: factor of q kᵀ.
-        window: static; all visible keys are fewer than this many places away; None: any.
+        window: static; about as many keys as a query sees, for the size of blocks; None: all.
         bias: added to the scores, by the distance from query to key; see `blocked_attention.bias_of_heads`. It can hide
             keys, so heads may have windows of their own.
     """

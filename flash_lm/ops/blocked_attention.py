@@ -36,7 +36,7 @@ class Settings(NamedTuple):
 def block_size(length: int, window: int | None = None) -> int:
     """Tokens in a block: a quarter of the row, so that the wasted work of a causal row stays a constant share.
 
-    If queries see only a window, a block is no longer than that: it is visited whole.
+    If queries see only a window, a block is no longer than that (or the smallest): it is visited whole.
     """
     wanted = length // 4 if window is None else min(length // 4, window)
     return min(LARGEST, max(SMALLEST, 1 << max(wanted - 1, 0).bit_length()))
@@ -62,7 +62,7 @@ def attend(
         divisor_BxL: N of each query.
         settings: function and scale.
         bias: by the distance from query to key; see `bias_of_heads`.
-        window: no key that a query sees is this many places away or more, which makes smaller blocks pay; None: any.
+        window: about as many keys as a query sees, for the size of blocks; None: all.
 
     Returns:
         The output, B×H×L×E, dtype of v. And, of softmax, the logarithm of each query's sum of exponentials, B×H×L

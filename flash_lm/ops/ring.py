@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from flash_lm.ops.cache import write
+from flash_lm.ops.sight import Sight
 
 
 class Ring(NamedTuple):
@@ -40,6 +41,22 @@ def after_ring(ring: Ring, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, start_B: 
     old = (_taken(x, slot_BxR) for x in ring)
     new = (x.astype(y.dtype) for x, y in zip((k_BxHxLxK, v_BxHxLxE), ring, strict=True))
     return Ring(*(jnp.concatenate(both, axis=2) for both in zip(old, new, strict=True)))
+
+
+def sight_after_ring(size: int, start_B: jax.Array, real_BxL: jax.Array, window: jax.Array, hidden: int = 0) -> Sight:
+    """What new tokens see of the result of `after_ring`, where a row is one document: tokens up to themselves.
+
+    Args:
+        size: R.
+        start_B: position of each row's first new token.
+        real_BxL: which new tokens are not padding.
+        window: only keys fewer than this many places away, at most R + 1.
+        hidden: positions below this are not seen.
+    """
+    index_BxL = jnp.broadcast_to(size + jnp.arange(real_BxL.shape[1], dtype=jnp.int32), real_BxL.shape)
+    stop_BxL = jnp.where(real_BxL, index_BxL + 1, 0)
+    first_BxL = jnp.maximum(index_BxL - window + 1, size - start_B[:, None] + hidden)
+    return Sight(index_BxL, jnp.minimum(first_BxL, stop_BxL), stop_BxL)
 
 
 def last_of(joined: Ring, size: int, start_B: jax.Array, lengths_B: jax.Array) -> Ring:

@@ -41,7 +41,8 @@ def make_train_step(
 
     Returns:
         A function (state, batch) -> (state, metrics); metrics are loss (nats a target), penalties (by name;
-        not included in loss), grad_norm, learning_rate, tokens (targets in the batch), and whether the step was finite.
+        not included in loss), grad_norm, learning_rate, tokens (targets in the batch), measures of the parameters
+        before the update, and whether the step was finite.
     """
     rate, gradients_of = learning_rate(config), make_gradients(model, config, seed, task)
 
@@ -56,6 +57,7 @@ def make_train_step(
             "grad_norm": optax.tree.norm(gradients),
             "learning_rate": jnp.asarray(rate(state.step), jnp.float32),
             "tokens": tokens,
+            **model.bind(state.params).measures(),
         }
         params: Any = optax.apply_updates(state.params, updates)
         metrics["finite"] = finite = _all_finite((metrics["loss"], metrics["grad_norm"], params, opt_state))

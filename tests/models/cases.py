@@ -32,6 +32,8 @@ SHAPE = {
     "window.growth": 1.5,
     "window.dilations": (1, 2),
     "window.dilated_heads": 1,
+    "span.limit": 12,
+    "span.ramp": 3,
     "aft.bias_dim": 6,
     "max_length": 32,
     "vocab_size": 61,
@@ -77,6 +79,8 @@ def randomised(shapes: dict, seed: int = 0) -> dict:
             normal /= np.sqrt(leaf.shape[-2])
         elif name.endswith("scale"):
             normal = 1 + 0.3 * normal
+        elif name.endswith("share"):
+            normal = 1 / (1 + np.exp(-normal))
         else:  # embeddings, offsets, biases, positions
             normal *= 0.5
         return normal.astype(np.float32)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from oracles import families as oracle_families
 from oracles.attention import Row
+from oracles.language_model import select
 from oracles.segments import offsets, visibility
 
 from models.cases import (
@@ -71,7 +72,8 @@ def connected(model, segment_ids) -> np.ndarray | None:
         row, reach = Row(visibility(ids.tolist(), model.causal), offsets(ids.tolist())), np.eye(LENGTH, dtype=bool)
         for number in range(settings.num_layers):
             settings.number = number
-            layer = [[t == u or connects(row, settings, t, u) for u in range(LENGTH)] for t in range(LENGTH)]
+            p = select(model.params["layers"]["sublayer_0"], number)
+            layer = [[t == u or connects(row, settings, t, u, p) for u in range(LENGTH)] for t in range(LENGTH)]
             reach = np.array(layer) @ reach
         found.append(reach)
     return np.stack(found)

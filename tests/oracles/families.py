@@ -12,7 +12,7 @@ from oracles.feed_forward import glu, mlp
 from oracles.flow import flow_attention
 from oracles.linear import favor_attention, linear_attention
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
-from oracles.windows import connected, longformer_attention
+from oracles.windows import adaptive_span_attention, connected, longformer_attention, spanned
 
 
 class Family(NamedTuple):
@@ -25,7 +25,8 @@ class Family(NamedTuple):
         bias: whether there is a relative bias by default.
         constant_state: whether decoding takes the same memory whatever the length.
         normalizes: whether a part without softmax needs `normalizer`.
-        connects: (row, settings, t, u) -> whether a layer has a weight from t to u; None: wherever t sees u.
+        connects: (row, settings, t, u, parameters of the first sublayer) -> whether a layer has a weight from t to u;
+            None: wherever t sees u.
     """
 
     sublayers: tuple[Callable, ...]
@@ -55,6 +56,7 @@ FAMILIES = {
     "flowformer": Family((flow_attention, mlp), "learned", False, constant_state=True),
     "performer": Family((favor_attention, mlp), "learned", False, constant_state=True),
     "longformer": Family((longformer_attention, mlp), "none", True, constant_state=True, connects=connected),
+    "adaptive_span": Family((adaptive_span_attention, mlp), "none", True, constant_state=True, connects=spanned),
 }
 
 
@@ -82,6 +84,7 @@ def complete(model: dict) -> SimpleNamespace:
         "gau.expanded_dim": 2 * s.model_dim,
         "favor.features": features,
         "cosformer.cos_length": s.max_length,
+        "span.limit": s.max_length,
         "norm": "scale" if gau and not s.causal else "layer",
         "absolute_positions": family.absolute,
         "head": "softmax",

@@ -11,7 +11,7 @@ from oracles.flow import flow_attention
 from oracles.linear import favor_attention, linear_attention
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.positions import T5_BUCKETS
-from oracles.windows import gap_of, layer_window, longformer_attention
+from oracles.windows import adaptive_span_attention, gap_of, layer_window, longformer_attention
 
 
 def parameters(s: SimpleNamespace) -> int:
@@ -61,6 +61,7 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
         aft_simple: 4 * d * d,
         aft_conv: 3 * d * d + s.num_heads * (d + (s.aft.window if s.causal else 2 * s.aft.window - 1) + 2),
         longformer_attention: (7 if s.window.global_tokens else 4) * d * d,
+        adaptive_span_attention: 4 * d * d + s.num_heads,
         mlp: 2 * d * s.mlp_dim,
         glu: 3 * d * s.mlp_dim,
         gau_quadratic: 3 * d * e + _queries_and_keys(s, 1) + _bias(s, s.max_length),
@@ -116,6 +117,9 @@ def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> fl
             near = lambda t, u, h=h, reach=reach: abs(t - u) <= reach and (t - u) % gap_of(s, h) == 0
             visible += sum(t < first or u < first or near(t, u) for t, u in pairs)
         return 2 * length * _without_convolutions(s, sublayer) + 2 * visible * 2 * d // s.num_heads
+    if sublayer is adaptive_span_attention:  # of the largest spans
+        near = sum(abs(t - u) < s.span.limit for t, u in pairs)
+        return 2 * length * 4 * d * d + 2 * near * 2 * d
     if sublayer is mlp:
         return 2 * length * 2 * d * s.mlp_dim
     if sublayer is glu:

@@ -1,4 +1,4 @@
-"""Longformer's attention, from the paper's sections 3.1 and 3.2: windows, dilated heads, global tokens."""
+"""Attention to windows: Longformer's (sections 3.1, 3.2), and spans that are learned (Adaptive Span, eq. 3)."""
 
 import math
 from types import SimpleNamespace
@@ -34,8 +34,9 @@ def is_global(row: Row, settings: SimpleNamespace, t: int) -> bool:
     return t - begin < settings.window.global_tokens
 
 
-def connected(row: Row, settings: SimpleNamespace, t: int, u: int) -> bool:
+def connected(row: Row, settings: SimpleNamespace, t: int, u: int, p: dict) -> bool:
     """Whether some head's query t has a weight for key u."""
+    del p
     near = any(in_window(settings, h, t, u) for h in range(settings.num_heads))
     return row.sees(t, u) and (near or is_global(row, settings, t) or is_global(row, settings, u))
 
@@ -64,4 +65,38 @@ def longformer_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.n
         sees = lambda t, u, h=h: row.sees(t, u) and (chosen[u] or in_window(settings, h, t, u))
         out = of(h, "", sees)
         outs.append(np.where(chosen[:, None], of(h, "global_", row.sees), out) if chosen.any() else out)
+    return np.concatenate(outs, axis=1) @ p["output"]["kernel"]
+
+
+def spans(p: dict, settings) -> np.ndarray:
+    """Of each head, z = S times its share, in places."""
+    return settings.span.limit * np.asarray(p["core"]["share"])
+
+
+def in_span(z: float, settings, t: int, u: int) -> float:
+    """m_z: one inside the span, then falling to zero; nothing further away than the limit."""
+    distance, ramp = abs(t - u), settings.span.ramp
+    return 0.0 if distance >= settings.span.limit else min(max((ramp + z - distance) / ramp, 0.0), 1.0)
+
+
+def spanned(row: Row, settings: SimpleNamespace, t: int, u: int, p: dict) -> bool:
+    """Whether some head's query t has a weight for key u."""
+    return row.sees(t, u) and any(in_span(z, settings, t, u) > 0 for z in spans(p, settings))
+
+
+def adaptive_span_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
+    """Concat(head_h) W_o with weights m e^s / Σ m e^s."""
+    qs, ks, vs = (
+        heads(mapped(x_LxD, p, name, row, settings), settings.num_heads) for name in ("query", "key", "value")
+    )
+    outs = []
+    for q, k, v, z in zip(qs, ks, vs, spans(p, settings), strict=True):
+        q, k, out = rotated(q, row, settings), rotated(k, row, settings), np.zeros_like(v)
+        for t in range(len(x_LxD)):
+            seen = [u for u in range(len(x_LxD)) if row.sees(t, u) and in_span(z, settings, t, u) > 0]
+            scores = {u: q[t] @ k[u] / math.sqrt(q.shape[1]) for u in seen}
+            weights = {u: in_span(z, settings, t, u) * math.exp(scores[u] - max(scores.values())) for u in seen}
+            if weights:
+                out[t] = sum(weight * v[u] for u, weight in weights.items()) / sum(weights.values())
+        outs.append(out)
     return np.concatenate(outs, axis=1) @ p["output"]["kernel"]

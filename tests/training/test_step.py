@@ -215,3 +215,27 @@ def test_evaluation_sums_do_not_depend_on_the_batch():
     for name, value in whole.items():
         assert np.allclose(value, sum(half[name] for half in halves), rtol=1e-6)
     assert whole["bytes"] == (data["targets_BxL"] * data["loss_mask_BxL"]).sum()
+
+
+SPANS = {"family": "adaptive_span", "span.limit": 8, "span.ramp": 2, "span.init": 4.0, "scan_layers": False}
+
+
+@pytest.mark.parametrize(("penalty", "end"), [(1e3, 0.0), (0.0, None)], ids=["dear", "free"])
+def test_spans_stay_in_bounds_and_have_a_price(penalty, end):
+    """A step that is far too large leaves them at the bound, from where a gradient could move them again."""
+    state, metrics = one_step((("learning_rate", 10.0), ("warmup_steps", 1)), **SPANS | {"span.penalty": penalty})
+    shares = np.concatenate(
+        [np.ravel(x) for path, x in jax.tree.leaves_with_path(state.params) if "share" in str(path)]
+    )
+    assert ((shares >= 0) & (shares <= 1)).all()
+    assert end is None or (shares == end).all()
+    assert metrics["penalty"] == pytest.approx(penalty * 4.0)
+    assert (metrics["span_mean"], metrics["span_max"]) == (4.0, 4.0)  # before the step
+
+
+def test_spans_are_not_decayed():
+    """They are no matrices: without a gradient they stay as they are."""
+    traits = parts(**SPANS)[0].traits()
+    marks = [x for path, x in jax.tree.leaves_with_path(traits.matrix) if "share" in str(path)]
+    assert marks
+    assert not any(marks)
