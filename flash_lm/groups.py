@@ -108,9 +108,9 @@ class ModelConfig(Group, name="model"):
         10_000.0, "base of the rotary angles, position · base^(-2i / width)", above(1), before=10_000.0
     )
     short_convolution: int = key(
-        0,
+        None,
         "taps of a filter for each channel of the queries, keys and values (of a GAU: V and Z; of an AFT: keys and "
-        "values), causal or centred as the model is; 0: none",
+        "values), causal or centred as the model is; 0: none; open: 0, but 3 in log_sparse",
         _taps,
         before=0,
     )

@@ -34,6 +34,7 @@ _SHAPE = {
     "aft.window": 4,
     "aft.bias_dim": 4,
     "window.size": 4,
+    "log_sparse.local": 4,
     "span.limit": 9,
     "max_length": _LENGTH,
     "vocab_size": 64,

@@ -1,6 +1,7 @@
 """Short convolutions of the queries, keys and values of an attention."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ from flax import nnx
 
 from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
+from flash_lm.layers.dense import KERNEL_INITS
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.ops.convolution import continue_convolution, convolve, reach
 from flash_lm.schema import key, one_of, section
@@ -30,20 +32,16 @@ Arrays = Mapping[str, jax.Array]
 
 
 class ShortConvolutions(nnx.Module):
-    """One filter a channel for each of several arrays (Primer, So et al. 2021, arXiv:2109.08668).
+    """A filter for each of several arrays, of `config.short_convolution` taps."""
 
-    At the start each filter passes its own token on and nothing else, so the model begins as the one without.
-    """
-
-    def __init__(self, widths: Mapping[str, int], config: ModelConfig, activation: str):
-        """Initialises `config.short_convolution` taps for each channel of the named arrays."""
-        self.names, self.activation = tuple(widths), activation
-        self.count, self.channels = config.short_convolution, sum(widths.values())
+    def __init__(self, filters: Mapping[str, nnx.Param], config: ModelConfig, activation: str):
+        """Takes the filters by the names of the arrays: W×D, one a channel, or W×D×E."""
+        self.names, self.activation = tuple(filters), activation
+        self.count = config.short_convolution
+        self.weights_of_a_tap = sum(math.prod(taps.shape[1:]) for taps in filters.values())
         self.state_dtype = jnp.dtype(config.state_dtype or config.dtype)
-        own, _ = reach(self.count, bool(config.causal))
-        for name, width in widths.items():
-            taps_WxD = jnp.zeros((self.count, width), jnp.dtype(config.param_dtype)).at[own].set(1)
-            setattr(self, name, nnx.Param(taps_WxD, **VECTORS))
+        for name, taps in filters.items():
+            setattr(self, name, taps)
 
     def __call__(self, arrays: Arrays, context: Context) -> dict[str, jax.Array]:
         """B×L×D each, with those convolved that have filters; inside documents."""
@@ -71,7 +69,7 @@ class ShortConvolutions(nnx.Module):
         """The taps that read a token of the row."""
         sides = [(side, min(side, length)) for side in reach(self.count, causal)]
         outside = sum(near * side - near * (near - 1) / 2 for side, near in sides)  # of the first or last tokens
-        return 2 * self.channels * (self.count - outside / length)
+        return 2 * self.weights_of_a_tap * (self.count - outside / length)
 
     def _taps(self, name: str) -> jax.Array:
         return getattr(self, name)[...]
@@ -83,7 +81,29 @@ class ShortConvolutions(nnx.Module):
 def short_convolutions(
     widths: Mapping[str, int], config: ModelConfig, options: ConvolutionOptions | None = None
 ) -> ShortConvolutions | None:
-    """The convolutions of these linear maps; None without model.short_convolution."""
+    """One filter a channel of these linear maps (Primer, So et al. 2021, arXiv:2109.08668).
+
+    At the start each filter passes its own token on and nothing else, so the model begins as the one without. None
+    without model.short_convolution.
+    """
     if not config.short_convolution:
         return None
-    return ShortConvolutions(widths, config, options.activation if options else "none")
+    own, _ = reach(config.short_convolution, bool(config.causal))
+
+    def identity(width: int) -> nnx.Param:
+        zeros_WxD = jnp.zeros((config.short_convolution, width), jnp.dtype(config.param_dtype))
+        return nnx.Param(zeros_WxD.at[own].set(1), **VECTORS)
+
+    filters = {name: identity(width) for name, width in widths.items()}
+    return ShortConvolutions(filters, config, options.activation if options else "none")
+
+
+def full_convolutions(names: Sequence[str], config: ModelConfig, *, rngs: nnx.Rngs) -> ShortConvolutions:
+    """Filters from all channels to all channels, in place of linear maps: W·D×D weights for each name."""
+    taps, dim = config.short_convolution, config.model_dim
+
+    def drawn() -> nnx.Param:
+        kernel = KERNEL_INITS[config.init](rngs.params(), (taps * dim, dim), jnp.dtype(config.param_dtype))
+        return nnx.Param(kernel.reshape(taps, dim, dim))
+
+    return ShortConvolutions({name: drawn() for name in names}, config, "none")

@@ -19,6 +19,7 @@ from flash_lm.layers.favor_core import FavorCore, FavorOptions, default_features
 from flash_lm.layers.feed_forward import GLU, MLP
 from flash_lm.layers.flow_core import FlowCore, FlowOptions
 from flash_lm.layers.linear_core import LinearCore, LinearOptions
+from flash_lm.layers.log_sparse import LogSparseAttention, LogSparseOptions
 from flash_lm.layers.longformer import LongformerAttention
 from flash_lm.layers.mixed_chunk_core import ChunkOptions, MixedChunkCore
 from flash_lm.layers.positions import relative_bias
@@ -121,6 +122,10 @@ def _span(config: ModelConfig, span: SpanOptions, convolution: ConvolutionOption
     return AdaptiveSpanAttention(SpanCore(span, config), config, rngs=rngs, convolution=convolution)
 
 
+def _log_sparse(config: ModelConfig, log_sparse: LogSparseOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return LogSparseAttention(log_sparse, config, rngs=rngs)
+
+
 def _head_problems(config: ModelConfig) -> list[str]:
     dim, heads = config.model_dim, config.num_heads
     if dim % heads:
@@ -154,6 +159,15 @@ def _span_problems(config: ModelConfig) -> list[str]:
     found, span = _head_problems(config), config[SpanOptions]
     if span.init > span.limit:
         found.append(f"model.span.init={span.init} must be at most model.span.limit={span.limit}")
+    return found
+
+
+def _log_sparse_problems(config: ModelConfig) -> list[str]:
+    found, own = _head_problems(config), config[LogSparseOptions]
+    if 0 < own.restart < own.local:
+        found.append(f"model.log_sparse.restart={own.restart} must be 0 or at least model.log_sparse.local={own.local}")
+    if own.convolution == "full" and not config.short_convolution:
+        found.append("model.log_sparse.convolution=full needs model.short_convolution, its number of taps")
     return found
 
 
@@ -216,6 +230,13 @@ SPAN = Part(
     _HEADS,
     defaults={"span.limit": lambda config: config.max_length},
     problems=_span_problems,
+)
+LOG_SPARSE = Part(
+    _log_sparse,
+    (LogSparseOptions,),
+    _HEADS,
+    defaults={"short_convolution": 3},
+    problems=_log_sparse_problems,
 )
 COSINE = Part(
     _cosine,
@@ -351,6 +372,16 @@ register_family(
         _ROTARY,
         about="softmax attention whose heads learn how far back they look, and an MLP",
         paper="Sukhbaatar et al. 2019, arXiv:1905.07799",
+    ),
+)
+register_family(
+    "log_sparse",
+    Family(
+        (LOG_SPARSE, MLP_PART),
+        _LEARNED,
+        about="softmax attention to near tokens and to some at distances that double, queries and keys by "
+        "convolutions, and an MLP",
+        paper="Li et al. 2019, arXiv:1907.00235",
     ),
 )
 register_family(

@@ -93,6 +93,7 @@ _OF_THE_MODEL: Mapping[str, Default] = {
 }
 _OF_A_LAYER: Mapping[str, Default] = {
     "rotary": False,
+    "short_convolution": 0,
     "state_dtype": lambda config: config.dtype,
     "normalizer": lambda config: "count" if config.causal else str(config.max_length),
 }

@@ -32,6 +32,7 @@ SHAPE = {
     "window.growth": 1.5,
     "window.dilations": (1, 2),
     "window.dilated_heads": 1,
+    "log_sparse.local": 3,
     "span.limit": 12,
     "span.ramp": 3,
     "aft.bias_dim": 6,

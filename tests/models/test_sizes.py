@@ -12,7 +12,7 @@ from oracles import sizes
 
 from flash_lm import build_model
 from flash_lm.models.family import FAMILIES
-from flash_lm.ops import aft, blocked_attention
+from flash_lm.ops import aft, blocked_attention, offset_attention
 from models.cases import CASE_IDS, CASES, case, model_config
 
 BASE = {
@@ -94,9 +94,11 @@ def test_flops_are_those_that_xla_counts(family, monkeypatch):
     """One layer without loops, where XLA counts each product once, and so wide that there is little else to count."""
     monkeypatch.setattr(aft, "_SIMPLE_BLOCK", 512)
     monkeypatch.setattr(blocked_attention, "SMALLEST", 512)
+    monkeypatch.setattr(offset_attention, "_UNROLLED", 64)
     # Of the two forms the one that has no product where there is no w.
     monkeypatch.setattr(aft, "fits", lambda k, v, bias: jnp.zeros((), bool))
-    width = 1024 if family.startswith("aft") else 256  # an AFT does more than others element by element
+    # An AFT and convolutions do more than others element by element.
+    width = 1024 if family.startswith("aft") or family == "log_sparse" else 256
     shape = {"num_layers": 1, "model_dim": width, "num_heads": 2, "gau.shared_dim": 128, "chunks.size": 128}
     shape |= {"aft.window": 512, "aft.bias_dim": 64, "window.size": 512, "window.dilations": (1,), "span.limit": 512}
     plain = {"quadratic.implementation": "plain", "scan_layers": False, "max_length": 512}

@@ -11,6 +11,7 @@ from oracles.cosformer import cosine_attention
 from oracles.feed_forward import glu, mlp
 from oracles.flow import flow_attention
 from oracles.linear import favor_attention, linear_attention
+from oracles.log_sparse import log_sparse_attention, sparse
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.windows import adaptive_span_attention, connected, longformer_attention, spanned
 
@@ -56,6 +57,7 @@ FAMILIES = {
     "flowformer": Family((flow_attention, mlp), "learned", False, constant_state=True),
     "performer": Family((favor_attention, mlp), "learned", False, constant_state=True),
     "longformer": Family((longformer_attention, mlp), "none", True, constant_state=True, connects=connected),
+    "log_sparse": Family((log_sparse_attention, mlp), "learned", False, connects=sparse),
     "adaptive_span": Family((adaptive_span_attention, mlp), "none", True, constant_state=True, connects=spanned),
 }
 
@@ -85,6 +87,7 @@ def complete(model: dict) -> SimpleNamespace:
         "favor.features": features,
         "cosformer.cos_length": s.max_length,
         "span.limit": s.max_length,
+        "short_convolution": 3 if family.sublayers[0] is log_sparse_attention else 0,
         "norm": "scale" if gau and not s.causal else "layer",
         "absolute_positions": family.absolute,
         "head": "softmax",

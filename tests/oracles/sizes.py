@@ -9,6 +9,7 @@ from oracles.families import FAMILIES
 from oracles.feed_forward import glu, mlp
 from oracles.flow import flow_attention
 from oracles.linear import favor_attention, linear_attention
+from oracles.log_sparse import at_offset, log_sparse_attention
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.positions import T5_BUCKETS
 from oracles.windows import adaptive_span_attention, gap_of, layer_window, longformer_attention
@@ -41,6 +42,8 @@ def _convolved(s: SimpleNamespace, sublayer) -> int:
         return 0
     if sublayer is softmax_attention:
         return d + 2 * d // s.num_heads * s.num_kv_heads
+    if sublayer is log_sparse_attention:  # of a full filter: weights of one tap
+        return 2 * d * (d if s.log_sparse.convolution == "full" else 1)
     if sublayer is longformer_attention:
         return (6 if s.window.global_tokens else 3) * d
     return {aft_conv: d + s.num_heads, aft_full: 2 * d, aft_local: 2 * d, aft_simple: 2 * d}.get(sublayer, 3 * d)
@@ -62,6 +65,7 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
         aft_conv: 3 * d * d + s.num_heads * (d + (s.aft.window if s.causal else 2 * s.aft.window - 1) + 2),
         longformer_attention: (7 if s.window.global_tokens else 4) * d * d,
         adaptive_span_attention: 4 * d * d + s.num_heads,
+        log_sparse_attention: (2 if s.log_sparse.convolution == "full" else 4) * d * d,
         mlp: 2 * d * s.mlp_dim,
         glu: 3 * d * s.mlp_dim,
         gau_quadratic: 3 * d * e + _queries_and_keys(s, 1) + _bias(s, s.max_length),
@@ -117,6 +121,9 @@ def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> fl
             near = lambda t, u, h=h, reach=reach: abs(t - u) <= reach and (t - u) % gap_of(s, h) == 0
             visible += sum(t < first or u < first or near(t, u) for t, u in pairs)
         return 2 * length * _without_convolutions(s, sublayer) + 2 * visible * 2 * d // s.num_heads
+    if sublayer is log_sparse_attention:
+        read = sum(at_offset(s, t, u) for t, u in pairs)
+        return 2 * length * _without_convolutions(s, sublayer) + 2 * read * 2 * d
     if sublayer is adaptive_span_attention:  # of the largest spans
         near = sum(abs(t - u) < s.span.limit for t, u in pairs)
         return 2 * length * 4 * d * d + 2 * near * 2 * d

@@ -1,0 +1,53 @@
+"""LogSparse attention, from definitions 3 and 4 of the paper: which offsets there are, and softmax over them."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+
+from oracles.attention import Row, attend, heads, rotated
+from oracles.convolution import convolve, mapped
+
+
+def at_offset(settings: SimpleNamespace, t: int, u: int) -> bool:
+    """Whether the pattern has a key at u for the query at t; a bidirectional one is the same on both sides."""
+    local, restart, back = settings.log_sparse.local, settings.log_sparse.restart, abs(t - u)
+    back = back % restart if restart else back
+    further = back - (local - 1)  # from the last of the near tokens
+    return further <= 0 or math.log2(further).is_integer()
+
+
+def sparse(row: Row, settings: SimpleNamespace, t: int, u: int, p: dict) -> bool:
+    """Whether u's input matters for t: as a key or a value, or in the convolution of the query or of a key."""
+    del p
+    taps = settings.short_convolution
+    own = taps - 1 if settings.causal else taps // 2
+
+    def reads(center: int) -> bool:
+        return u == center or (taps and -own <= u - center < taps - own and row.sees(center, u))
+
+    near = range(max(u - taps, 0), min(u + taps + 1, len(row.positions)))
+    return row.sees(t, u) and (reads(t) or any(row.sees(t, w) and at_offset(settings, t, w) and reads(w) for w in near))
+
+
+def log_sparse_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
+    """Concat(head_h) W_o, with queries and keys by depthwise or full convolutions."""
+
+    def of_heads(name: str) -> list[np.ndarray]:
+        full = settings.log_sparse.convolution == "full" and name != "value"
+        y = convolve(x_LxD, p["convolutions"][name], row.sees, settings.causal) if full else None
+        return heads(mapped(x_LxD, p, name, row, settings) if y is None else y, settings.num_heads)
+
+    outs = [
+        attend(
+            *(rotated(x, row, settings) for x in (q, k)),
+            v,
+            lambda t, u: row.sees(t, u) and at_offset(settings, t, u),
+            function="softmax",
+            factor=1 / math.sqrt(q.shape[1]),
+            divisor=lambda visible: 1,
+            bias=lambda t, u: 0.0,
+        )
+        for q, k, v in zip(*(of_heads(name) for name in ("query", "key", "value")), strict=True)
+    ]
+    return np.concatenate(outs, axis=1) @ p["output"]["kernel"]
