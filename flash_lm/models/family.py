@@ -1,7 +1,7 @@
 """The type of a row of the table of families, and how it completes a config; models/families.py has the rows."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -84,9 +84,14 @@ def register_family(name: str, row: Family) -> None:
     FAMILIES.register(name, row)
 
 
+def served(families: Iterable[str]) -> frozenset[str]:
+    """What all of these families support, see `Part`; a model with a pattern has several."""
+    return EVERYTHING.intersection(*(FAMILIES[name].serves for name in families))
+
+
 # Defaults that all layers share, from model.family.
 _OF_THE_MODEL: Mapping[str, Default] = {
-    "causal": True,
+    "causal": lambda config: "causal" in served(config.families),
     "norm": "layer",
     "head": "softmax",
     "absolute_positions": "none",

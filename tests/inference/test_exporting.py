@@ -15,7 +15,7 @@ from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
-from small import small_config, write_corpus
+from small import small_config, tasks_of, write_corpus
 from tokenizers import Tokenizer
 
 import flash_lm
@@ -76,7 +76,8 @@ def assert_same_bits(trained: TrainedModel, params, constants) -> None:
 def test_a_round_trip(family, tmp_path):
     """Also onto a mesh of eight devices, and in the dtype of the parameters."""
     for dtype in ("float32", "bfloat16"):
-        trained, out = trained_model(tmp_path / dtype, family, param_dtype=dtype), tmp_path / f"out_{dtype}"
+        trained = trained_model(tmp_path / dtype, family, tasks_of(family)[0], param_dtype=dtype)
+        out = tmp_path / f"out_{dtype}"
         assert write(trained, out, "mit") == []
         for mesh in ((-1, 1, 1), (2, 2, 2)):
             loaded = flash_lm.load(out, mesh=mesh)

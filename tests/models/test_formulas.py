@@ -6,7 +6,7 @@ import pytest
 from small import ROOT
 
 from flash_lm.models.family import FAMILIES
-from models.cases import model_config
+from models.cases import FORM, model_config
 from models.test_sizes import count
 
 # Two sizes that share no number, both longer than the 512 tokens above which FLASH-Quad has another bias.
@@ -37,7 +37,7 @@ def test_a_formula_is_read_as_mathematics():
 def test_the_formula_of_a_page_counts_the_parameters(family, size):
     page = (ROOT / "docs" / "families" / f"{family}.md").read_text()
     (formula,) = re.findall(rf"^```\{{family\}} {family}\n(.+)\n```$", page, re.MULTILINE)
-    config = model_config(family, True, tie_embeddings=True, num_layers=2, **SIZES[size] | AFT[size])
+    config = model_config(family, FORM[family], tie_embeddings=True, num_layers=2, **SIZES[size] | AFT[size])
     keys = {"D": "model_dim", "H": "num_heads", "L": "max_length", "V": "vocab_size"}
     letters = {letter: config[key] for letter, key in keys.items()}
     letters |= {"S": config.gau.shared_dim, "C": config.chunks.size, "W": config.aft.window, "R": config.aft.bias_dim}

@@ -11,6 +11,7 @@ from oracles.cosformer import cosine_attention
 from oracles.feed_forward import glu, mlp
 from oracles.flow import flow_attention
 from oracles.linear import favor_attention, linear_attention
+from oracles.linformer import linformer_attention
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.windows import connected, longformer_attention
 
@@ -55,6 +56,7 @@ FAMILIES = {
     "flowformer": Family((flow_attention, mlp), "learned", False, constant_state=True),
     "performer": Family((favor_attention, mlp), "learned", False, constant_state=True),
     "longformer": Family((longformer_attention, mlp), "none", True, constant_state=True, connects=connected),
+    "linformer": Family((linformer_attention, mlp), "learned", False),
 }
 
 

@@ -9,6 +9,7 @@ from oracles.families import FAMILIES
 from oracles.feed_forward import glu, mlp
 from oracles.flow import flow_attention
 from oracles.linear import favor_attention, linear_attention
+from oracles.linformer import linformer_attention
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.positions import T5_BUCKETS
 from oracles.windows import gap_of, layer_window, longformer_attention
@@ -60,6 +61,7 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
         aft_local: 4 * d * d + 2 * s.max_length * s.aft.bias_dim,
         aft_simple: 4 * d * d,
         aft_conv: 3 * d * d + s.num_heads * (d + (s.aft.window if s.causal else 2 * s.aft.window - 1) + 2),
+        linformer_attention: 4 * d * d + s.max_length * s.linformer.slots * (1 + (s.linformer.share_slots == "none")),
         longformer_attention: (7 if s.window.global_tokens else 4) * d * d,
         mlp: 2 * d * s.mlp_dim,
         glu: 3 * d * s.mlp_dim,
@@ -109,6 +111,8 @@ def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> fl
     unit = 2 * length * (3 * d * e + d * k * (2 * parts * s.gau.heads if s.gau.query_key == "dense" else 1))
     if sublayer is softmax_attention:
         return 2 * length * _without_convolutions(s, sublayer) + 2 * len(pairs) * 2 * d
+    if sublayer is linformer_attention:  # each token enters each slot, and each query sees each
+        return 2 * length * (4 * d * d + 2 * s.linformer.slots * 2 * d)
     if sublayer is longformer_attention:
         first, visible = s.window.global_tokens, 0
         for h in range(s.num_heads):
