@@ -21,6 +21,7 @@ from flash_lm.layers.linear_core import LinearCore, LinearOptions
 from flash_lm.layers.linformer_core import LinformerCore, LinformerOptions
 from flash_lm.layers.longformer import LongformerAttention
 from flash_lm.layers.mixed_chunk_core import ChunkOptions, MixedChunkCore
+from flash_lm.layers.nystrom_core import NystromCore, NystromOptions
 from flash_lm.layers.positions import relative_bias
 from flash_lm.layers.quadratic_core import QuadraticCore, QuadraticOptions
 from flash_lm.layers.sublayer import Sublayer
@@ -123,6 +124,13 @@ def _slots(
     return MultiHeadAttention(core, config, rngs=rngs, convolution=convolution)
 
 
+def _nystrom(
+    config: ModelConfig, nystrom: NystromOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
+) -> Sublayer:
+    core = NystromCore(nystrom, config, rngs=rngs)
+    return MultiHeadAttention(core, config, rngs=rngs, convolution=convolution)
+
+
 def _head_problems(config: ModelConfig) -> list[str]:
     dim, heads = config.model_dim, config.num_heads
     if dim % heads:
@@ -215,6 +223,7 @@ COSINE = Part(
 )
 FLOW = Part(_flow, (FlowOptions, LinearOptions, ConvolutionOptions), _HEADS, problems=_head_problems)
 SLOTS = Part(_slots, (LinformerOptions, ConvolutionOptions), _HEADS, problems=_head_problems, serves=_WHOLE_ROWS)
+NYSTROM = Part(_nystrom, (NystromOptions, ConvolutionOptions), _HEADS, problems=_head_problems, serves=_WHOLE_ROWS)
 AFT_FULL = Part(_aft_full, (AFTOptions, ConvolutionOptions), unread=frozenset({"aft.window"}))
 AFT_LOCAL = Part(_aft_local, (AFTOptions, ConvolutionOptions))
 AFT_SIMPLE = Part(_aft_simple, (ConvolutionOptions,))
@@ -359,5 +368,14 @@ register_family(
         _LEARNED,
         about="softmax attention to slots that mix all tokens, and an MLP; bidirectional, one document a row",
         paper="Wang et al. 2020, arXiv:2006.04768",
+    ),
+)
+register_family(
+    "nystromformer",
+    Family(
+        (NYSTROM, MLP_PART),
+        _LEARNED,
+        about="softmax attention estimated from means of tokens, and an MLP; bidirectional, one document a row",
+        paper="Xiong et al. 2021, arXiv:2102.03902",
     ),
 )

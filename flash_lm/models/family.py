@@ -89,6 +89,15 @@ def served(families: Iterable[str]) -> frozenset[str]:
     return EVERYTHING.intersection(*(FAMILIES[name].serves for name in families))
 
 
+def with_form(causal: bool) -> list[str]:
+    """Families that have a causal form, or a bidirectional one."""
+    return [name for name, row in FAMILIES.items() if _form(causal) in row.serves]
+
+
+def _form(causal: bool | None) -> str:
+    return "causal" if causal else "bidirectional"
+
+
 # Defaults that all layers share, from model.family.
 _OF_THE_MODEL: Mapping[str, Default] = {
     "causal": lambda config: "causal" in served(config.families),
@@ -171,7 +180,7 @@ def complete_config(config: Config) -> Config:
 
 def _problems(config: ModelConfig) -> list[str]:
     """Sentences on what no family supports."""
-    needed = "causal" if config.causal else "bidirectional"
+    needed = _form(config.causal)
     task = "causal_lm" if needed == "bidirectional" else "masked_lm"
     found = [
         f"model.family={name} has no {needed} form: use --config.task={task}, or another family"

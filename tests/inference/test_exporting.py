@@ -126,8 +126,9 @@ def test_three_lines(exported):
     assert flash_lm.load(out, dtype="bfloat16").params["embedding"].dtype == "bfloat16"
 
 
-def test_a_masked_model(tmp_path):
-    trained, out = trained_model(tmp_path / "run", "transformer_plus_plus", "masked_lm"), tmp_path / "out"
+@pytest.mark.parametrize("family", ["transformer_plus_plus", "linformer"])
+def test_a_masked_model(family, tmp_path):
+    trained, out = trained_model(tmp_path / "run", family, "masked_lm"), tmp_path / "out"
     write(trained, out, "mit")
     model = flash_lm.load(out)
     (candidates,) = model.fill_in("the [MASK]at", 2).masks

@@ -34,6 +34,8 @@ SHAPE = {
     "window.dilated_heads": 1,
     "aft.bias_dim": 6,
     "linformer.slots": 6,
+    "nystrom.landmarks": 4,
+    "nystrom.kernel_size": 5,
     "max_length": 32,
     "vocab_size": 61,
     "init": "lecun",

@@ -65,7 +65,16 @@ def test_options_move_the_end():
     case("flash_quad", True, **{"gau.relative_bias": "rope"}).init_state(capacity=33)
 
 
-ONE_PASS = ("flash", "mc_tfm", "linear_transformer", "performer", "cosformer", "flowformer", "linformer")
+ONE_PASS = (
+    "flash",
+    "mc_tfm",
+    "linear_transformer",
+    "performer",
+    "cosformer",
+    "flowformer",
+    "linformer",
+    "nystromformer",
+)
 
 
 @pytest.mark.parametrize("family", ONE_PASS)

@@ -100,6 +100,7 @@ def test_flops_are_those_that_xla_counts(family, monkeypatch):
     width = 1024 if family.startswith("aft") else 256  # an AFT does more than others element by element
     shape = {"num_layers": 1, "model_dim": width, "num_heads": 2, "gau.shared_dim": 128, "chunks.size": 128}
     shape |= {"aft.window": 512, "aft.bias_dim": 64, "window.size": 512, "window.dilations": (1,)}
+    shape |= {"linformer.slots": 128, "nystrom.landmarks": 64, "nystrom.kernel_size": 33}
     plain = {"quadratic.implementation": "plain", "scan_layers": False, "max_length": 512}
     model, length = case(family, False, **shape, **plain), 512
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model.params)

@@ -13,6 +13,7 @@ from oracles.flow import flow_attention
 from oracles.linear import favor_attention, linear_attention
 from oracles.linformer import linformer_attention
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
+from oracles.nystrom import nystrom_attention
 from oracles.windows import connected, longformer_attention
 
 
@@ -57,6 +58,7 @@ FAMILIES = {
     "performer": Family((favor_attention, mlp), "learned", False, constant_state=True),
     "longformer": Family((longformer_attention, mlp), "none", True, constant_state=True, connects=connected),
     "linformer": Family((linformer_attention, mlp), "learned", False),
+    "nystromformer": Family((nystrom_attention, mlp), "learned", False),
 }
 
 

@@ -11,6 +11,7 @@ from oracles.flow import flow_attention
 from oracles.linear import favor_attention, linear_attention
 from oracles.linformer import linformer_attention
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
+from oracles.nystrom import nystrom_attention
 from oracles.positions import T5_BUCKETS
 from oracles.windows import gap_of, layer_window, longformer_attention
 
@@ -62,6 +63,7 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
         aft_simple: 4 * d * d,
         aft_conv: 3 * d * d + s.num_heads * (d + (s.aft.window if s.causal else 2 * s.aft.window - 1) + 2),
         linformer_attention: 4 * d * d + s.max_length * s.linformer.slots * (1 + (s.linformer.share_slots == "none")),
+        nystrom_attention: 4 * d * d + s.nystrom.kernel_size * s.num_heads,
         longformer_attention: (7 if s.window.global_tokens else 4) * d * d,
         mlp: 2 * d * s.mlp_dim,
         glu: 3 * d * s.mlp_dim,
@@ -113,6 +115,16 @@ def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> fl
         return 2 * length * _without_convolutions(s, sublayer) + 2 * len(pairs) * 2 * d
     if sublayer is linformer_attention:  # each token enters each slot, and each query sees each
         return 2 * length * (4 * d * d + 2 * s.linformer.slots * 2 * d)
+    if sublayer is nystrom_attention:
+        m, width, taps = s.nystrom.landmarks, d // s.num_heads, s.nystrom.kernel_size
+        read = sum(0 <= t + i - taps // 2 < length for t in range(length) for i in range(taps))
+        if length <= m:
+            attention = len(pairs) * 2 * width
+        else:  # means of queries and keys, tokens with landmarks twice, and landmarks with each other
+            products = [(m, length, 2 * width), (length, m, width), (m, length, width), (m, m, width)]
+            products += [(m, length, width), (m, m, width), (length, m, width)]
+            attention = sum(a * b * c for a, b, c in products) + 4 * s.nystrom.pinv_steps * m**3
+        return 2 * length * 4 * d * d + 2 * s.num_heads * (attention + read * width)
     if sublayer is longformer_attention:
         first, visible = s.window.global_tokens, 0
         for h in range(s.num_heads):
