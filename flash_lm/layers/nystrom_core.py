@@ -8,7 +8,7 @@ from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pairs, WholeRowCore
 from flash_lm.layers.parameter import VECTORS
-from flash_lm.ops.convolution import convolve, reach
+from flash_lm.ops.convolution import convolve_heads, reach
 from flash_lm.ops.nystrom import nystrom_attention
 from flash_lm.schema import at_least, key, section
 
@@ -63,8 +63,5 @@ class NystromCore(WholeRowCore):
 
 @jax.checkpoint
 def _filtered(v_BxHxLxE: jax.Array, taps_WxH: jax.Array, real_BxL: jax.Array) -> jax.Array:
-    """Each head by its filter; the backward pass shifts v again, rather than keep a copy for each tap."""
-    batch, heads, length, width = v_BxHxLxE.shape
-    v_BxLxD = jnp.swapaxes(v_BxHxLxE, 1, 2).reshape(batch, length, -1)
-    filtered = convolve(v_BxLxD, jnp.repeat(taps_WxH, width, axis=1), real_BxL.astype(jnp.int32), causal=False)
-    return jnp.swapaxes(filtered.reshape(batch, length, heads, width), 1, 2)
+    """Each head by its filter; the backward pass keeps v alone."""
+    return convolve_heads(jnp.where(real_BxL[:, None, :, None], v_BxHxLxE, 0), taps_WxH)
