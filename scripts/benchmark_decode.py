@@ -26,7 +26,7 @@ from flash_lm.command import load_config, positive, run, variant, whole_numbers,
 from flash_lm.errors import InputError
 from flash_lm.inference.bare_decoding import BareDecoding
 from flash_lm.jsonl import Line, append_jsonl, write_jsonl
-from flash_lm.models.family import FAMILIES
+from flash_lm.models.family import with_form
 from flash_lm.provenance import provenance
 from flash_lm.training.device import free_memory
 
@@ -146,7 +146,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/small.py")
     parser.add_argument(
-        "--families", default=" ".join([*FAMILIES, GROUPED]), help="between blanks, each with +key=value"
+        "--families", default=" ".join([*with_form(causal=True), GROUPED]), help="between blanks, each with +key=value"
     )
     parser.add_argument("--contexts", default="256 1024 4096 16384 65536", help="between blanks or commas")
     parser.add_argument("--batches", default="1 16", help="between blanks or commas")

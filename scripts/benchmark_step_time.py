@@ -28,8 +28,9 @@ from flash_lm.command import load_config, positive, run, variant, whole_numbers,
 from flash_lm.config import DTYPES, Config
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, append_jsonl
-from flash_lm.models.family import FAMILIES
+from flash_lm.models.family import with_form
 from flash_lm.provenance import config_hash, provenance
+from flash_lm.tables import TASKS
 from flash_lm.training.bare_step import BareStep, step_config
 from flash_lm.training.device import free_memory
 
@@ -143,7 +144,9 @@ def main(argv: list[str]) -> None:
     """Appends to steps.jsonl in OUT after each length, and at the end writes table.md and step_time.png."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument(
-        "--families", default=" ".join(FAMILIES), help="separated by spaces, each may have +key=value; default: all"
+        "--families",
+        default="",
+        help="separated by spaces, each may have +key=value; default: all that have a form for the task",
     )
     parser.add_argument(
         "--lengths", default="512 1024 2048 4096 8192", help="row lengths, separated by spaces or commas"
@@ -160,7 +163,7 @@ def main(argv: list[str]) -> None:
     if taken := [word for word in overrides if word.startswith(tuple(f"--config.{key}=" for key in TAKEN))]:
         raise InputError(f"{', '.join(taken)}: use this script's own flags instead, see --help")
     config, lengths = load_config(SIZES[arguments.size], overrides), whole_numbers(arguments.lengths)
-    families = words_of(arguments.families) or list(FAMILIES)
+    families = words_of(arguments.families) or with_form(TASKS[arguments.task].causal)
     # Reports all errors before anything is measured.
     step = {key: getattr(arguments, key) for key in ("task", "dtype", "tokens_per_step")}
     variants = {word: variant(config, word) for word in families}

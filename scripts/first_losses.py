@@ -3,7 +3,8 @@
     python scripts/first_losses.py --out=results/first_losses/after.jsonl
     python scripts/first_losses.py --checkout=../older --out=results/first_losses/before.jsonl
 
-Of two layers of configs/tiny.py, causal and masked, each trained by the command of the checkout.
+Of two layers of configs/tiny.py, causal and masked where a family has the form, each trained by the command of the
+checkout.
 """
 
 import argparse
@@ -16,9 +17,10 @@ import tempfile
 from flash_lm.command import run
 from flash_lm.errors import RunError, first_line
 from flash_lm.jsonl import Line, read_jsonl, write_jsonl
-from flash_lm.tables import FAMILIES
+from flash_lm.models.family import with_form
+from flash_lm.tables import FAMILIES, TASKS
 
-TASKS = ("causal_lm", "masked_lm")
+_TASKS = ("causal_lm", "masked_lm")
 _SMALL = {"model.num_layers": 2, "train.steps": 2, "train.log_every": 1, "train.eval_every": 0, "train.eval_steps": 1}
 
 
@@ -54,7 +56,9 @@ def main(argv: list[str]) -> None:
     arguments = parser.parse_args(argv)
     checkout = arguments.checkout.resolve()
     about = {"git": commit(checkout)}
-    lines = [first_losses(checkout, family, task) | about for task in TASKS for family in arguments.families.split()]
+    families = arguments.families.split()
+    cells = [(family, task) for task in _TASKS for family in families if family in with_form(TASKS[task].causal)]
+    lines = [first_losses(checkout, *cell) | about for cell in cells]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_jsonl(arguments.out, lines)
     print(f"{len(lines)} lines in {arguments.out}")

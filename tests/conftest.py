@@ -38,8 +38,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Nearly all the time of the matrix over the families is compilation. So `make test` compares each family with its
 # oracle and decodes it, and does the rest with those whose programs differ most; `make test-all` does all of it.
 _ALIKE = {"transformer", "transformer_plus", "aft_full", "aft_simple", "aft_conv"}
-# Those whose bidirectional forms `make test` runs, too.
-_BOTH_WAYS = {"transformer_plus_plus", "flash"}
+# Those whose bidirectional forms `make test` runs, too, and those that have no other.
+_BOTH_WAYS = {"transformer_plus_plus", "flash", "linformer", "nystromformer"}
 _ALL_FAMILIES = {"test_oracle", "test_decoding", "test_sizes", "test_config"}
 # Of what is no family's own `make test` tries these.
 _FEW_FAMILIES = {

@@ -11,6 +11,7 @@ from types import ModuleType
 from ml_collections import ConfigDict
 
 from flash_lm.configs.base import get_config
+from flash_lm.models.family import FAMILIES
 
 ROOT = pathlib.Path(__file__).parent.parent
 _WORDS = [
@@ -82,6 +83,12 @@ def small_config(path: str, cache: pathlib.Path, family: str = "transformer_plus
         steps=12, warmup_steps=2, log_every=1, eval_every=4, checkpoint_every=3, loss_chunk=64, learning_rate=1e-2
     )
     return config
+
+
+def tasks_of(family: str) -> list[str]:
+    """The tasks of text whose objective a family has a form for."""
+    forms = {"causal_lm": "causal", "masked_lm": "bidirectional"}
+    return [task for task, form in forms.items() if form in FAMILIES[family].serves]
 
 
 def as_overrides(config: ConfigDict) -> list[str]:

@@ -238,6 +238,8 @@ def test_the_papers_configs_are_of_one_size():
             learned = config.max_length * config.model_dim if settings.absolute_positions == "learned" else 0
             if config.family in ("aft_full", "aft_local"):
                 learned += config.num_layers * 2 * config.max_length * config.aft.bias_dim
+            if config.family == "linformer":
+                learned += config.num_layers * 2 * config.max_length * config.linformer.slots
             assert model.parameter_count() == parameters(settings), path.stem
             counts[path.stem] = model.parameter_count() - learned
     assert len(counts) == len(FAMILIES) + 1  # and a hybrid

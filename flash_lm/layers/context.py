@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
+from flash_lm.errors import InputError
 from flash_lm.ops.segments import Segments, find_segments, whole_row
 from flash_lm.ops.sight import Sight, sight_from_start, sight_of
 
@@ -96,3 +97,19 @@ def rows_beyond(end_B: jax.Array, limit: int | None, grows: bool, limit_key: str
             f"{limit}: {advice}"
         )
     return beyond_B
+
+
+def of_one_document(x_BxLxD: jax.Array, segments: Segments) -> jax.Array:
+    """The input of a model that cannot separate documents: rows are one document, perhaps padded at its end.
+
+    Raises:
+        InputError: outside jit, a row is not. Inside jit, where this cannot raise an error, it becomes NaN.
+    """
+    index_1xL = jnp.arange(x_BxLxD.shape[1], dtype=jnp.int32)[None]
+    other_B = ((segments.runs_BxL > 0) & (segments.offsets_BxL != index_1xL)).any(axis=1)
+    if not isinstance(other_B, Tracer) and other_B.any():
+        raise InputError(
+            f"row {int(other_B.argmax())} has several documents, or padding before its first: this family takes one "
+            "document a row, padded at its end; give each document a row of its own (data.pack=stream)"
+        )
+    return jnp.where(other_B[:, None, None], jnp.nan, x_BxLxD)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import jax
 from flax import nnx
 
+from flash_lm.errors import InputError
 from flash_lm.layers.context import Context
 from flash_lm.layers.sublayer import State
 
@@ -107,3 +108,32 @@ class PlainCore(nnx.Module):
         """Nothing to do."""
         del positions_B
         return state
+
+
+class WholeRowCore(PlainCore):
+    """A core whose every output depends on the whole row: bidirectional, one document a row, not decodable."""
+
+    undecodable: Any = "this attention mixes all tokens of a row at once: prefill and step are not supported"
+
+    def real(self, context: Context) -> jax.Array:
+        """Which tokens are not padding, (B or 1)×L, which is at the end of a row.
+
+        Raises:
+            InputError: the context is causal, or its rows may hold several documents.
+        """
+        if context.causal or context.packed or context.segments is None:
+            raise InputError(
+                f"{type(self).__name__} mixes whole rows: it needs a bidirectional context with one document a row, "
+                "so set causal=False and packed=False"
+            )
+        return context.segments.runs_BxL > 0
+
+    def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> Any:
+        """Raises an InputError."""
+        raise InputError(self.undecodable)
+
+    def prefill(self, by: Any, v_BxHxLxE: jax.Array, context: Context, state: Any) -> tuple[jax.Array, Any]:
+        """Raises an InputError."""
+        raise InputError(self.undecodable)
+
+    step = prefill

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.errors import InputError
-from flash_lm.layers.context import Context, of_rows, rows_beyond
+from flash_lm.layers.context import Context, of_one_document, of_rows, rows_beyond
 from flash_lm.layers.sublayer import Sublayer
 from flash_lm.ops.positions import rotary_table
 
@@ -35,7 +35,9 @@ class Mixer(nnx.Module):
     Norm, residual and dropout are up to you. It computes in the dtype of its input.
     """
 
-    def __init__(self, sublayer: Sublayer, *, causal: bool, max_length: int, rotary_base: float):
+    def __init__(
+        self, sublayer: Sublayer, *, causal: bool, max_length: int, rotary_base: float, separates: bool = True
+    ):
         """Wraps a sublayer.
 
         Args:
@@ -43,8 +45,9 @@ class Mixer(nnx.Module):
             causal: whether a token sees only tokens up to itself.
             max_length: the default capacity of a state, in tokens.
             rotary_base: base of the rotary angles, if the sublayer has rotary positions.
+            separates: whether a row may hold several documents.
         """
-        self.sublayer = sublayer
+        self.sublayer, self.separates = sublayer, separates
         self.causal, self.max_length, self.rotary_base = causal, max_length, rotary_base
 
     def __call__(
@@ -67,11 +70,16 @@ class Mixer(nnx.Module):
             B×L×D.
 
         Raises:
-            ValueError: rows are longer than the positions allow.
+            ValueError: rows are longer than the positions allow; or, outside jit, a row has several documents, which
+                the sublayer cannot separate. Inside jit it becomes NaN.
         """
         length = x_BxLxD.shape[1]
         self._check_length(length)
-        context = of_rows(length, segment_ids, positions, causal=self.causal, dropout_key=dropout_key)
+        context = of_rows(
+            length, segment_ids, positions, causal=self.causal, packed=self.separates, dropout_key=dropout_key
+        )
+        if not self.separates and segment_ids is not None and context.segments is not None:
+            x_BxLxD = of_one_document(x_BxLxD, context.segments)
         return self.sublayer(x_BxLxD, self._with_rotary(context))
 
     def init_state(self, batch_size: int, capacity: int | None = None) -> MixerState:

@@ -19,9 +19,11 @@ from flash_lm.layers.favor_core import FavorCore, FavorOptions, default_features
 from flash_lm.layers.feed_forward import GLU, MLP
 from flash_lm.layers.flow_core import FlowCore, FlowOptions
 from flash_lm.layers.linear_core import LinearCore, LinearOptions
+from flash_lm.layers.linformer_core import LinformerCore, LinformerOptions
 from flash_lm.layers.log_sparse import LogSparseAttention, LogSparseOptions
 from flash_lm.layers.longformer import LongformerAttention
 from flash_lm.layers.mixed_chunk_core import ChunkOptions, MixedChunkCore
+from flash_lm.layers.nystrom_core import NystromCore, NystromOptions
 from flash_lm.layers.positions import relative_bias
 from flash_lm.layers.quadratic_core import QuadraticCore, QuadraticOptions
 from flash_lm.layers.span_core import SpanCore, SpanOptions
@@ -126,6 +128,20 @@ def _log_sparse(config: ModelConfig, log_sparse: LogSparseOptions, *, rngs: nnx.
     return LogSparseAttention(log_sparse, config, rngs=rngs)
 
 
+def _slots(
+    config: ModelConfig, linformer: LinformerOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
+) -> Sublayer:
+    core = LinformerCore(linformer, config, rngs=rngs)
+    return MultiHeadAttention(core, config, rngs=rngs, convolution=convolution)
+
+
+def _nystrom(
+    config: ModelConfig, nystrom: NystromOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
+) -> Sublayer:
+    core = NystromCore(nystrom, config, rngs=rngs)
+    return MultiHeadAttention(core, config, rngs=rngs, convolution=convolution)
+
+
 def _head_problems(config: ModelConfig) -> list[str]:
     dim, heads = config.model_dim, config.num_heads
     if dim % heads:
@@ -197,6 +213,7 @@ def _times(numerator: int, denominator: int = 1) -> Callable[[ModelConfig], int]
 
 
 _HEADS = frozenset({"num_heads", "rotary", "rotary_base"})
+_WHOLE_ROWS = frozenset({"bidirectional"})
 _GAU: dict[str, Any] = {"problems": _gau_problems, "defaults": {"gau.expanded_dim": _times(2)}}
 _GAU_KEYS = frozenset({"rotary", "rotary_base", "normalizer", "kernels"})
 
@@ -246,6 +263,8 @@ COSINE = Part(
     problems=_head_problems,
 )
 FLOW = Part(_flow, (FlowOptions, LinearOptions, ConvolutionOptions), _HEADS, problems=_head_problems)
+SLOTS = Part(_slots, (LinformerOptions, ConvolutionOptions), _HEADS, problems=_head_problems, serves=_WHOLE_ROWS)
+NYSTROM = Part(_nystrom, (NystromOptions, ConvolutionOptions), _HEADS, problems=_head_problems, serves=_WHOLE_ROWS)
 AFT_FULL = Part(_aft_full, (AFTOptions, ConvolutionOptions), unread=frozenset({"aft.window"}))
 AFT_LOCAL = Part(_aft_local, (AFTOptions, ConvolutionOptions))
 AFT_SIMPLE = Part(_aft_simple, (ConvolutionOptions,))
@@ -400,5 +419,23 @@ register_family(
         _LEARNED,
         about="linear attention between conserved flows of sources and sinks, and an MLP",
         paper="Wu et al. 2022, arXiv:2202.06258",
+    ),
+)
+register_family(
+    "linformer",
+    Family(
+        (SLOTS, MLP_PART),
+        _LEARNED,
+        about="softmax attention to slots that mix all tokens, and an MLP; bidirectional, one document a row",
+        paper="Wang et al. 2020, arXiv:2006.04768",
+    ),
+)
+register_family(
+    "nystromformer",
+    Family(
+        (NYSTROM, MLP_PART),
+        _LEARNED,
+        about="softmax attention estimated from means of tokens, and an MLP; bidirectional, one document a row",
+        paper="Xiong et al. 2021, arXiv:2102.03902",
     ),
 )

@@ -1,7 +1,7 @@
 """The type of a row of the table of families, and how it completes a config; models/families.py has the rows."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -84,9 +84,23 @@ def register_family(name: str, row: Family) -> None:
     FAMILIES.register(name, row)
 
 
+def served(families: Iterable[str]) -> frozenset[str]:
+    """What all of these families support, see `Part`; a model with a pattern has several."""
+    return EVERYTHING.intersection(*(FAMILIES[name].serves for name in families))
+
+
+def with_form(causal: bool) -> list[str]:
+    """Families that have a causal form, or a bidirectional one."""
+    return [name for name, row in FAMILIES.items() if _form(causal) in row.serves]
+
+
+def _form(causal: bool | None) -> str:
+    return "causal" if causal else "bidirectional"
+
+
 # Defaults that all layers share, from model.family.
 _OF_THE_MODEL: Mapping[str, Default] = {
-    "causal": True,
+    "causal": lambda config: "causal" in served(config.families),
     "norm": "layer",
     "head": "softmax",
     "absolute_positions": "none",
@@ -167,7 +181,7 @@ def complete_config(config: Config) -> Config:
 
 def _problems(config: ModelConfig) -> list[str]:
     """Sentences on what no family supports."""
-    needed = "causal" if config.causal else "bidirectional"
+    needed = _form(config.causal)
     task = "causal_lm" if needed == "bidirectional" else "masked_lm"
     found = [
         f"model.family={name} has no {needed} form: use --config.task={task}, or another family"

@@ -11,13 +11,13 @@ from ml_collections import ConfigDict
 
 from flash_lm.config import ModelConfig, parse_model
 from flash_lm.errors import InputError
-from flash_lm.layers.context import Context, of_rows, rows_beyond
+from flash_lm.layers.context import Context, of_one_document, of_rows, rows_beyond
 from flash_lm.layers.dense import EMBEDDING_INITS
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.positions import ABSOLUTE_POSITIONS
 from flash_lm.layers.table import gathered
 from flash_lm.models.decode_state import DecodeState
-from flash_lm.models.family import complete, of_layers
+from flash_lm.models.family import complete, of_layers, served
 from flash_lm.models.heads import Head
 from flash_lm.models.period import Period, constrain_residual, drop, measures_of_all, penalty_of_all, stack
 from flash_lm.ops.blocked_attention import KEPT
@@ -69,7 +69,8 @@ class LanguageModel(nnx.Module):
             B×L×V float32.
 
         Raises:
-            ValueError: rows are longer than the family's positions allow.
+            ValueError: rows are longer than the family's positions allow; or, outside jit, a row has several documents,
+                which the family cannot separate. Inside jit its logits are NaN.
         """
         return self.logits(self.features(inputs_BxL, segment_ids, positions, dropout_key))
 
@@ -112,12 +113,20 @@ class LanguageModel(nnx.Module):
         packed: bool = True,
     ) -> tuple[jax.Array, Context]:
         """The input of the first layer, without dropout; arguments as for `features`."""
-        length = inputs_BxL.shape[1]
+        length, separates = inputs_BxL.shape[1], "packed" in served(self.config.families)
         self.check_length(length)
         context = of_rows(
-            length, segment_ids, positions, causal=self.config.causal, packed=packed, dropout_key=dropout_key
+            length,
+            segment_ids,
+            positions,
+            causal=self.config.causal,
+            packed=packed and separates,
+            dropout_key=dropout_key,
         )
-        return self._embed(inputs_BxL, context)
+        x_BxLxD, context = self._embed(inputs_BxL, context)
+        if packed and not separates and segment_ids is not None and context.segments is not None:
+            x_BxLxD = of_one_document(x_BxLxD, context.segments)
+        return x_BxLxD, context
 
     def _features(self, inputs_BxL, segment_ids, positions, dropout_key, seen: Callable, packed: bool = True):
         """The features, and the results of `watch`."""
@@ -368,7 +377,8 @@ def build_model(config: ConfigDict, *, rngs: nnx.Rngs) -> LanguageModel:
     """Builds a model from `config.model` of any config file.
 
     Args:
-        config: a ConfigDict with the schema of `model` in configs/base.py; if `causal` is open, it is True.
+        config: a ConfigDict with the schema of `model` in configs/base.py; if `causal` is open, it is True
+            where the family has a causal form.
         rngs: random numbers for the parameters.
 
     Raises:

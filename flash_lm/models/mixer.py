@@ -9,7 +9,7 @@ from flash_lm import schema
 from flash_lm.config import ModelConfig, parse_model
 from flash_lm.errors import InputError
 from flash_lm.layers.mixer import Mixer
-from flash_lm.models.family import complete
+from flash_lm.models.family import complete, served
 from flash_lm.tables import FAMILIES
 
 # There is no embedding, so the vocabulary (a config needs at least two words) and absolute positions are not used.
@@ -38,7 +38,13 @@ def build_mixer(family: str, *, rngs: nnx.Rngs, **keys: Any) -> Mixer:
         values[name] = {**values[name], **value} if is_section else value
     config = complete(parse_model(ConfigDict(values)))
     sublayer = FAMILIES[family].sublayers[0](config, rngs=rngs)
-    return Mixer(sublayer, causal=config.causal, max_length=config.max_length, rotary_base=config.rotary_base)
+    return Mixer(
+        sublayer,
+        causal=config.causal,
+        max_length=config.max_length,
+        rotary_base=config.rotary_base,
+        separates="packed" in served([family]),
+    )
 
 
 def _example(section: dict[str, Any]) -> str:

@@ -8,6 +8,10 @@ of the tokens that they read.
 import jax
 import jax.numpy as jnp
 
+from flash_lm.ops.products import matmul
+
+_SMALLEST_BLOCK = 32  # tokens
+
 
 def reach(taps: int, causal: bool) -> tuple[int, int]:
     """How many tokens before and after its own a filter reads; an even centred filter reads one more before.
@@ -38,6 +42,35 @@ def convolve(x_BxLxD: jax.Array, taps: jax.Array, runs_BxL: jax.Array, *, causal
         return jnp.where(seen_BxL[..., None], _shifted(x_BxLxD, offset), 0)
 
     return _summed([read(i - before) for i in range(len(taps))], taps)
+
+
+def convolve_heads(x_BxHxLxE: jax.Array, taps_WxH: jax.Array) -> jax.Array:
+    """Σ_i taps_ih x_(t + i − before), centred, with one filter for all channels of a head.
+
+    A block of tokens is a product of a band matrix with the two blocks that it reads: for tens of taps that is faster
+    than as many shifted copies (on a CPU, with 33 taps, a step of Nyströmformer at configs/small.py takes 0.6 of the
+    time).
+
+    Args:
+        x_BxHxLxE: the input, one document a row, zero at padding.
+        taps_WxH: a filter for each head.
+
+    Returns:
+        B×H×L×E, dtype of x.
+    """
+    (batch, heads, length, width), count = x_BxHxLxE.shape, len(taps_WxH)
+    size, (before, _) = max(_SMALLEST_BLOCK, count - 1), reach(count, False)
+    blocks = -(-length // size)
+    after = (blocks + 1) * size - length - before
+    padded = jnp.pad(x_BxHxLxE, ((0, 0), (0, 0), (before, after), (0, 0))).reshape(batch, heads, -1, size, width)
+    read_BxHxGx2CxE = jnp.concatenate([padded[:, :, :-1], padded[:, :, 1:]], axis=3)
+    # All rows and blocks share a head's band, so they are columns of one product.
+    read_Hx2CxN = jnp.transpose(read_BxHxGx2CxE, (1, 3, 0, 2, 4)).reshape(heads, 2 * size, -1)
+    tap_Cx2C = jnp.arange(2 * size, dtype=jnp.int32)[None] - jnp.arange(size, dtype=jnp.int32)[:, None]
+    band_HxCx2C = taps_WxH.T.at[:, jnp.where(tap_Cx2C < 0, count, tap_Cx2C)].get(mode="fill", fill_value=0)
+    out_HxCxN = matmul(band_HxCx2C.astype(x_BxHxLxE.dtype), read_Hx2CxN).astype(x_BxHxLxE.dtype)
+    out_BxHxGxCxE = jnp.transpose(out_HxCxN.reshape(heads, size, batch, blocks, width), (2, 0, 3, 1, 4))
+    return out_BxHxGxCxE.reshape(batch, heads, -1, width)[:, :, :length]
 
 
 def continue_convolution(

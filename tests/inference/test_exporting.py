@@ -15,7 +15,7 @@ from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
-from small import small_config, write_corpus
+from small import small_config, tasks_of, write_corpus
 from tokenizers import Tokenizer
 
 import flash_lm
@@ -76,7 +76,8 @@ def assert_same_bits(trained: TrainedModel, params, constants) -> None:
 def test_a_round_trip(family, tmp_path):
     """Also onto a mesh of eight devices, and in the dtype of the parameters."""
     for dtype in ("float32", "bfloat16"):
-        trained, out = trained_model(tmp_path / dtype, family, param_dtype=dtype), tmp_path / f"out_{dtype}"
+        trained = trained_model(tmp_path / dtype, family, tasks_of(family)[0], param_dtype=dtype)
+        out = tmp_path / f"out_{dtype}"
         assert write(trained, out, "mit") == []
         for mesh in ((-1, 1, 1), (2, 2, 2)):
             loaded = flash_lm.load(out, mesh=mesh)
@@ -125,8 +126,9 @@ def test_three_lines(exported):
     assert flash_lm.load(out, dtype="bfloat16").params["embedding"].dtype == "bfloat16"
 
 
-def test_a_masked_model(tmp_path):
-    trained, out = trained_model(tmp_path / "run", "transformer_plus_plus", "masked_lm"), tmp_path / "out"
+@pytest.mark.parametrize("family", ["transformer_plus_plus", "linformer"])
+def test_a_masked_model(family, tmp_path):
+    trained, out = trained_model(tmp_path / "run", family, "masked_lm"), tmp_path / "out"
     write(trained, out, "mit")
     model = flash_lm.load(out)
     (candidates,) = model.fill_in("the [MASK]at", 2).masks

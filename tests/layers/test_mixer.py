@@ -103,7 +103,8 @@ def test_the_table_is_that_of_the_families():
         assert ("rotary" in positions) == (sublayer.rotary_width is not None), name
         bias = getattr(sublayer.core, "bias", None)
         assert ("relative bias" in positions) == isinstance(bias, tuple(RELATIVE_BIASES.values())), name
-        assert state == ("grows" if sublayer.state_grows else "constant"), name
+        held = "grows" if sublayer.state_grows else "constant"
+        assert state == ("none" if sublayer.undecodable else held), name
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,8 @@ def test_what_cannot_be_decoded(page):
         page["both_ways"].init_state(1)
     with pytest.raises(ValueError, match="normalizer=length"):
         flash_lm.build_mixer("flash", normalizer="length", rngs=nnx.Rngs(0)).init_state(1)
+    with pytest.raises(ValueError, match="causal=False"):
+        flash_lm.build_mixer("linformer", rngs=nnx.Rngs(0)).init_state(1)
     mixer = flash_lm.build_mixer("aft_local", model_dim=8, max_length=4, aft={"window": 2}, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="5 tokens exceed max_length=4"):
         mixer(jnp.zeros((1, 5, 8)))

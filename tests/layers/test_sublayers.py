@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from models.cases import CASES, PACKED, assert_close, double, model_config, randomised, real
+from models.cases import CASES, PACKED, assert_close, double, model_config, randomised, real, rows_of
 from oracles import families as oracle_families
 from oracles.attention import Row
 from oracles.segments import offsets, visibility
@@ -30,6 +30,7 @@ class Sublayer:
         config = complete(parse_model(raw))
         self.settings = oracle_families.complete(raw.to_dict())
         self.settings.number = 0  # of the layer
+        self.rows = rows_of(family)
         self._mix = oracle_families.FAMILIES[family].sublayers[which]
         abstract = nnx.eval_shape(lambda: FAMILIES[family].sublayers[which](config, rngs=nnx.Rngs(0)))
         graph, state, self._constants = nnx.split(abstract, nnx.Param, ...)
@@ -45,7 +46,11 @@ class Sublayer:
             width = abstract.rotary_width
             rotary = {width: rotary_table(segments.offsets_BxL, width)} if width else {}
             context = Context(
-                positions_BxL=segments.offsets_BxL, rotary=rotary, segments=segments, causal=causal, packed=True
+                positions_BxL=segments.offsets_BxL,
+                rotary=rotary,
+                segments=segments,
+                causal=causal,
+                packed=self.rows is PACKED,
             )
             return nnx.merge(graph, copy, self._constants)(x_BxLxD.astype(dtype), context).astype(jnp.float32)
 
@@ -57,16 +62,17 @@ class Sublayer:
         self._differentiate = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
 
     def __call__(self, x_BxLxD, params=None):
-        return np.asarray(self._run(self.params if params is None else params, jnp.asarray(x_BxLxD), PACKED))
+        return np.asarray(self._run(self.params if params is None else params, jnp.asarray(x_BxLxD), self.rows))
 
-    def gradients(self, x_BxLxD, segment_ids=PACKED):
+    def gradients(self, x_BxLxD, segment_ids=None):
+        segment_ids = self.rows if segment_ids is None else segment_ids
         (_, y), grads = self._differentiate(self.params, jnp.asarray(x_BxLxD), segment_ids)
         return np.asarray(y), grads
 
     def oracle(self, x_BxLxD):
         params = {"core": {}} | double(self.params, self._constants)
         rows = []
-        for b, ids in enumerate(PACKED.tolist()):
+        for b, ids in enumerate(self.rows.tolist()):
             row = Row(visibility(ids, self.settings.causal), offsets(ids))
             rows.append(self._mix(x_BxLxD[b].astype(np.float64), params, row, self.settings))
         return np.stack(rows)
@@ -95,7 +101,7 @@ MIXERS = [(f, c, w) for f, c, w in UNIQUE if FAMILIES[f].sublayers[w] not in (GL
 @pytest.mark.parametrize(("family", "causal", "which"), UNIQUE)
 def test_inputs_30_times_as_large(family, causal, which):
     """Where the scores are 900 times as large, there are no NaNs, and still the oracle's values."""
-    one, x, keep = sublayer(family, causal, which), normal(PACKED.shape[1]) * 30, real(PACKED)
+    one, x, keep = sublayer(family, causal, which), normal(PACKED.shape[1]) * 30, real(rows_of(family))
     # A Performer's exponents are some thousand there, and float32 has them to 1e-4.
     assert_close(one(x)[keep], one.oracle(x)[keep], 1e-4 if family == "performer" else 1e-5)
     y, grads = sublayer(family, causal, which, "bfloat16").gradients(x)
@@ -106,7 +112,7 @@ def test_inputs_30_times_as_large(family, causal, which):
 @pytest.mark.parametrize(("family", "causal", "which"), UNIQUE)
 def test_bfloat16(family, causal, which):
     """With the parameters that training starts from."""
-    x, keep = normal(PACKED.shape[1]), real(PACKED)
+    x, keep = normal(PACKED.shape[1]), real(rows_of(family))
     for init in ("normal", "lecun"):
         config = complete(parse_model(model_config(family, causal, init=init)))
         module = FAMILIES[family].sublayers[which](config, rngs=nnx.Rngs(0))

@@ -12,6 +12,7 @@ from flash_lm import build_model
 from flash_lm.models.family import FAMILIES
 from flash_lm.ops import blocked_attention
 from models.cases import (
+    FORM,
     LENGTH,
     PACKED,
     SHAPE,
@@ -20,6 +21,7 @@ from models.cases import (
     assert_trees_close,
     case,
     real,
+    rows_of,
     standard,
     targets,
     tokens,
@@ -38,9 +40,9 @@ each_trunk = pytest.mark.parametrize(
 
 def assert_same(model, family, causal, rtol=1e-5):
     """Logits, loss and gradients of the standard batch."""
-    logits, loss, grads = model.run(PACKED)
+    logits, loss, grads = model.run(rows_of(family))
     expected_logits, expected_loss, expected_grads = standard(family, causal)
-    keep = real(PACKED)
+    keep = real(rows_of(family))
     assert_close(logits[keep], expected_logits[keep], rtol)
     assert loss == pytest.approx(expected_loss, rel=rtol)
     assert_trees_close(grads, expected_grads, rtol)
@@ -61,7 +63,8 @@ def primitives(model, rule=lambda equation: True) -> collections.Counter:
 
     Without what nobody uses, as of what is recomputed though it was kept; XLA leaves it out, too.
     """
-    arguments = (tokens(), targets(), real(PACKED).astype(np.float32), PACKED)
+    segment_ids = rows_of(model.family)
+    arguments = (tokens(), targets(), real(segment_ids).astype(np.float32), segment_ids)
     program = jax.make_jaxpr(model.loss_and_grads.__wrapped__)(model.params, *arguments)
     found = collections.Counter()
 
@@ -79,15 +82,16 @@ def primitives(model, rule=lambda equation: True) -> collections.Counter:
 
 @each_trunk
 def test_unrolled_layers(family):
-    model = case(family, True, scan_layers=False)
-    logits, keep = model.logits(model.params, tokens(), PACKED), real(PACKED)
-    assert_close(np.asarray(logits)[keep], standard(family, True)[0][keep], 1e-5)
+    segment_ids, causal = rows_of(family), FORM[family]
+    model, keep = case(family, causal, scan_layers=False), real(segment_ids)
+    logits = model.logits(model.params, tokens(), segment_ids)
+    assert_close(np.asarray(logits)[keep], standard(family, causal)[0][keep], 1e-5)
 
 
 @pytest.mark.slow
 @each_family
 def test_gradients_of_unrolled_layers(family):
-    assert_same(case(family, True, scan_layers=False), family, True)
+    assert_same(case(family, FORM[family], scan_layers=False), family, FORM[family])
 
 
 def test_unrolled_layers_are_unrolled():
@@ -100,14 +104,14 @@ def test_unrolled_layers_are_unrolled():
 
 @each_trunk
 def test_full_recomputation(family):
-    assert_same(case(family, True, remat="full"), family, True)
+    assert_same(case(family, FORM[family], remat="full"), family, FORM[family])
 
 
 @pytest.mark.parametrize(
     "family", [name if name == "flash" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
 )
 def test_recomputation_between_products(family):
-    assert_same(case(family, True, remat="products"), family, True)
+    assert_same(case(family, FORM[family], remat="products"), family, FORM[family])
 
 
 @each_family
@@ -116,7 +120,9 @@ def test_recomputation_recomputes(family):
 
     An AFT and a Performer recompute their own even with none.
     """
-    none, products, full = (primitives(case(family, True, remat=remat)) for remat in ("none", "products", "full"))
+    none, products, full = (
+        primitives(case(family, FORM[family], remat=remat)) for remat in ("none", "products", "full")
+    )
     assert full["dot_general"] > none["dot_general"] >= products["dot_general"]
     assert none["dot_general"] == products["dot_general"] or family.startswith(("aft", "performer"))
     elementwise = [sum(c[name] for name in ("mul", "rsqrt", "logistic", "exp")) for c in (none, products, full)]

@@ -6,7 +6,7 @@ import pytest
 from small import ROOT
 
 from flash_lm.models.family import FAMILIES
-from models.cases import model_config
+from models.cases import FORM, model_config
 from models.test_sizes import count
 
 # Two sizes that share no number, both longer than the 512 tokens above which FLASH-Quad has another bias.
@@ -14,7 +14,10 @@ SIZES = [
     {"model_dim": 32, "num_heads": 2, "gau.shared_dim": 8, "chunks.size": 16, "max_length": 520, "vocab_size": 61},
     {"model_dim": 48, "num_heads": 3, "gau.shared_dim": 10, "chunks.size": 12, "max_length": 600, "vocab_size": 99},
 ]
-AFT = [{"aft.window": 5, "aft.bias_dim": 6}, {"aft.window": 7, "aft.bias_dim": 4}]
+OF_SECTIONS = [
+    {"aft.window": 5, "aft.bias_dim": 6, "linformer.slots": 3, "nystrom.kernel_size": 9},
+    {"aft.window": 7, "aft.bias_dim": 4, "linformer.slots": 11, "nystrom.kernel_size": 2},
+]
 
 
 def value(formula: str, letters: dict[str, int]) -> int:
@@ -37,10 +40,11 @@ def test_a_formula_is_read_as_mathematics():
 def test_the_formula_of_a_page_counts_the_parameters(family, size):
     page = (ROOT / "docs" / "families" / f"{family}.md").read_text()
     (formula,) = re.findall(rf"^```\{{family\}} {family}\n(.+)\n```$", page, re.MULTILINE)
-    config = model_config(family, True, tie_embeddings=True, num_layers=2, **SIZES[size] | AFT[size])
+    config = model_config(family, FORM[family], tie_embeddings=True, num_layers=2, **SIZES[size] | OF_SECTIONS[size])
     keys = {"D": "model_dim", "H": "num_heads", "L": "max_length", "V": "vocab_size"}
     letters = {letter: config[key] for letter, key in keys.items()}
     letters |= {"S": config.gau.shared_dim, "C": config.chunks.size, "W": config.aft.window, "R": config.aft.bias_dim}
+    letters |= {"M": config.linformer.slots, "P": config.nystrom.kernel_size}
     width = letters["D"]
     mlp = {"transformer_plus_plus": 8 * width / 3, "mc_tfm": 8 * width / 3, "aft_conv": 9 * width / 2}
     letters |= {"E": 2 * width, "F": -int(-mlp.get(family, 4 * width) // 8) * 8}

@@ -10,7 +10,7 @@ from flash_lm.ops.aft_bias import PositionBias
 from flash_lm.ops.favor import favor, log_features, orthogonal_frequencies
 from flash_lm.ops.linear_attention import elu_plus_one, linear_attention
 from flash_lm.ops.segments import whole_row
-from models.cases import case
+from models.cases import FORM, case
 
 pytestmark = pytest.mark.slow
 
@@ -24,6 +24,8 @@ LINEAR = (
     "performer",
     "cosformer",
     "flowformer",
+    "linformer",
+    "nystromformer",
 )
 BLOCKED = ("aft_full", "transformer_plus_plus", "flash_quad")  # quadratic in time, yet without an array of all pairs
 L = 8192
@@ -31,7 +33,7 @@ L = 8192
 
 def compiled(family: str, length: int):
     """Loss and gradients of one row."""
-    model = case(family, True, max_length=L, num_layers=1, **{"chunks.size": 128, "aft.window": 32})
+    model = case(family, FORM[family], max_length=L, num_layers=1, **{"chunks.size": 128, "aft.window": 32})
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model.params)
     ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
     weights = jax.ShapeDtypeStruct((1, length), jnp.float32)

@@ -18,6 +18,7 @@ from models.cases import (
     case,
     model_config,
     real,
+    rows_of,
     standard,
     targets,
     tokens,
@@ -40,7 +41,7 @@ def test_logits_of_whole_rows(family, causal):
 @pytest.mark.parametrize(("family", "causal"), CASES, ids=CASE_IDS)
 def test_logits_and_loss_of_packed_rows(family, causal):
     model, (logits, loss, _) = case(family, causal), standard(family, causal)
-    expected, keep = model.oracle(PACKED), real(PACKED)
+    expected, keep = model.oracle(rows_of(family)), real(rows_of(family))
     assert np.abs(expected).max() > 1, "the comparison needs logits that are not tiny"
     assert_close(logits[keep], expected[keep], RTOL)
     np.testing.assert_allclose(loss, cross_entropy(expected, targets(), keep), rtol=RTOL)
@@ -56,7 +57,7 @@ def test_gradients(family, causal, packed):
     model = case(family, causal)
     _, _, grads = standard(family, causal) if packed else model.run(None)
     rng = np.random.default_rng(2)
-    segment_ids = PACKED if packed else None
+    segment_ids = rows_of(family) if packed else None
     params = jax.tree.map(lambda leaf: leaf.astype(np.float64), model.params)
 
     def loss(direction, step):

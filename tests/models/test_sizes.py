@@ -13,7 +13,7 @@ from oracles import sizes
 from flash_lm import build_model
 from flash_lm.models.family import FAMILIES
 from flash_lm.ops import aft, blocked_attention, offset_attention
-from models.cases import CASE_IDS, CASES, case, model_config
+from models.cases import CASE_IDS, CASES, FORM, case, model_config
 
 BASE = {
     "num_layers": 12,
@@ -41,6 +41,7 @@ OPTIONS = [
     {"chunks.overlapping": True, "gau.query_key": "dense"},
     {"num_kv_heads": 1},
     {"window.global_tokens": 2},
+    {"linformer.share_slots": "kv"},
 ]
 
 
@@ -52,7 +53,7 @@ def count(config) -> int:
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "defaults")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameter_count(family, options):
-    config = model_config(family, True, **options)
+    config = model_config(family, FORM[family], **options)
     assert count(config) == sizes.parameters(oracle_families.complete(config.to_dict()))
 
 
@@ -65,7 +66,7 @@ def test_parameter_count_of_the_papers(family, millions):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_have_about_the_same_size(family):
     """num_layers means the same size in every family."""
-    assert count(model_config(family, True, **BASE)) == pytest.approx(110e6, rel=0.03)
+    assert count(model_config(family, FORM[family], **BASE)) == pytest.approx(110e6, rel=0.03)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +102,7 @@ def test_flops_are_those_that_xla_counts(family, monkeypatch):
     width = 1024 if family.startswith("aft") or family == "log_sparse" else 256
     shape = {"num_layers": 1, "model_dim": width, "num_heads": 2, "gau.shared_dim": 128, "chunks.size": 128}
     shape |= {"aft.window": 512, "aft.bias_dim": 64, "window.size": 512, "window.dilations": (1,), "span.limit": 512}
+    shape |= {"linformer.slots": 128, "nystrom.landmarks": 64, "nystrom.kernel_size": 33}
     plain = {"quadratic.implementation": "plain", "scan_layers": False, "max_length": 512}
     model, length = case(family, False, **shape, **plain), 512
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model.params)

@@ -14,6 +14,7 @@ from models.cases import (
     BATCH,
     CASE_IDS,
     CASES,
+    CAUSAL,
     LENGTH,
     PACKED,
     SHAPE,
@@ -21,6 +22,7 @@ from models.cases import (
     assert_trees_close,
     case,
     real,
+    rows_of,
     standard,
     targets,
     tokens,
@@ -28,6 +30,9 @@ from models.cases import (
 
 ONE_DOCUMENT = np.ones((BATCH, LENGTH), np.int32)
 each_case = pytest.mark.parametrize(("family", "causal"), CASES, ids=CASE_IDS)
+each_of_documents = pytest.mark.parametrize(
+    ("family", "causal"), [(family, causal) for family, causal in CASES if rows_of(family) is PACKED]
+)
 
 
 @pytest.mark.parametrize("segment_ids", [ONE_DOCUMENT, PACKED], ids=["one-document", "packed"])
@@ -35,6 +40,7 @@ each_case = pytest.mark.parametrize(("family", "causal"), CASES, ids=CASE_IDS)
 def test_influence(family, causal, segment_ids):
     """∂y_t/∂x_u is exactly zero where t must not see u, and not zero where it may, through all layers."""
     model = case(family, causal)
+    segment_ids = rows_of(family) if segment_ids is PACKED else segment_ids
     assert_only_where_visible(model.influence(segment_ids), segment_ids, causal, connected(model, segment_ids))
 
 
@@ -93,7 +99,7 @@ def assert_only_where_visible(influence_BxLxL, segment_ids, causal, connected_Bx
         np.testing.assert_array_equal(seen.any(axis=2), (influence_BxLxL * seen).any(axis=2))
 
 
-@pytest.mark.parametrize("family", [family for family, causal in CASES if causal])
+@pytest.mark.parametrize("family", CAUSAL)
 def test_later_tokens_change_nothing(family):
     """They are changed outright: a leak through argmax or sort has no derivative."""
     model, (logits, _, _) = case(family, True), standard(family, True)
@@ -108,16 +114,17 @@ def test_padding_is_invisible(family, causal):
     """Other tokens in the padding, at the row's end and between documents, change nothing for the real tokens."""
     model, (logits, loss, grads) = case(family, causal), standard(family, causal)
     garbage = np.random.default_rng(5).integers(SHAPE["vocab_size"], size=(BATCH, LENGTH))
-    keep = real(PACKED)
+    segment_ids = rows_of(family)
+    keep = real(segment_ids)
     inputs = np.where(keep, tokens(), garbage)
     assert (inputs != tokens()).any()
-    other_logits, other_loss, other_grads = model.run(PACKED, inputs)
+    other_logits, other_loss, other_grads = model.run(segment_ids, inputs)
     assert_close(other_logits[keep], logits[keep], 1e-6)
     assert other_loss == pytest.approx(loss, rel=1e-6)
     assert_trees_close(other_grads, grads, 1e-6)
 
 
-@each_case
+@each_of_documents
 def test_a_documents_neighbours_do_not_matter(family, causal):
     """Rows 0 and 1 each keep one document; all others get new tokens, targets, and no weight in the loss."""
     model = case(family, causal)
@@ -135,7 +142,7 @@ def test_a_documents_neighbours_do_not_matter(family, causal):
     assert_trees_close(other[2], one[2], 1e-6)
 
 
-@each_case
+@each_of_documents
 def test_a_document_equals_itself_alone(family, causal):
     """In a row of its own, padded on the right. Chunk grids start with the row, so these start on chunk borders."""
     model = case(family, causal)

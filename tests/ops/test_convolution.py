@@ -7,7 +7,7 @@ import pytest
 from oracles.convolution import convolve as expected_of
 from oracles.segments import visibility
 
-from flash_lm.ops.convolution import continue_convolution, convolve
+from flash_lm.ops.convolution import continue_convolution, convolve, convolve_heads
 from flash_lm.ops.segments import find_segments
 
 D, E = 5, 3
@@ -94,3 +94,15 @@ def test_sums_of_bfloat16_are_float32(full):
     taps = jnp.ones((64, D, 1) if full else (64, D), jnp.bfloat16)
     out = run(x, taps, True, np.ones((1, 64), np.int32))
     assert out.dtype == jnp.bfloat16 and out[0, -1, 0] == jnp.bfloat16(65 * (D if full else 1))
+
+
+@pytest.mark.parametrize("taps", [1, 4, 33, 40])
+@pytest.mark.parametrize("length", [1, 32, 45])
+def test_filters_of_heads(taps, length):
+    """Blocks of tokens join without a seam, and heads have filters of their own."""
+    x, filters = draw(2, 3, length, 4), draw(taps, 3)
+    found = jax.jit(convolve_heads)(x, filters)
+    for b, h in np.ndindex(2, 3):
+        own = np.repeat(filters[:, h : h + 1], 4, axis=1).astype(float)
+        expected = expected_of(x[b, h].astype(float), own, lambda t, u: True, False)
+        np.testing.assert_allclose(found[b, h], expected, rtol=1e-5, atol=1e-5)

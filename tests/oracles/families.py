@@ -11,8 +11,10 @@ from oracles.cosformer import cosine_attention
 from oracles.feed_forward import glu, mlp
 from oracles.flow import flow_attention
 from oracles.linear import favor_attention, linear_attention
+from oracles.linformer import linformer_attention
 from oracles.log_sparse import log_sparse_attention, sparse
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
+from oracles.nystrom import nystrom_attention
 from oracles.windows import adaptive_span_attention, connected, longformer_attention, spanned
 
 
@@ -59,6 +61,8 @@ FAMILIES = {
     "longformer": Family((longformer_attention, mlp), "none", True, constant_state=True, connects=connected),
     "log_sparse": Family((log_sparse_attention, mlp), "learned", False, connects=sparse),
     "adaptive_span": Family((adaptive_span_attention, mlp), "none", True, constant_state=True, connects=spanned),
+    "linformer": Family((linformer_attention, mlp), "learned", False),
+    "nystromformer": Family((nystrom_attention, mlp), "learned", False),
 }
 
 

@@ -9,8 +9,10 @@ from oracles.families import FAMILIES
 from oracles.feed_forward import glu, mlp
 from oracles.flow import flow_attention
 from oracles.linear import favor_attention, linear_attention
+from oracles.linformer import linformer_attention
 from oracles.log_sparse import at_offset, log_sparse_attention
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
+from oracles.nystrom import nystrom_attention
 from oracles.positions import T5_BUCKETS
 from oracles.windows import adaptive_span_attention, gap_of, layer_window, longformer_attention
 
@@ -63,6 +65,8 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
         aft_local: 4 * d * d + 2 * s.max_length * s.aft.bias_dim,
         aft_simple: 4 * d * d,
         aft_conv: 3 * d * d + s.num_heads * (d + (s.aft.window if s.causal else 2 * s.aft.window - 1) + 2),
+        linformer_attention: 4 * d * d + s.max_length * s.linformer.slots * (1 + (s.linformer.share_slots == "none")),
+        nystrom_attention: 4 * d * d + s.nystrom.kernel_size * s.num_heads,
         longformer_attention: (7 if s.window.global_tokens else 4) * d * d,
         adaptive_span_attention: 4 * d * d + s.num_heads,
         log_sparse_attention: (2 if s.log_sparse.convolution == "full" else 4) * d * d,
@@ -114,6 +118,18 @@ def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> fl
     unit = 2 * length * (3 * d * e + d * k * (2 * parts * s.gau.heads if s.gau.query_key == "dense" else 1))
     if sublayer is softmax_attention:
         return 2 * length * _without_convolutions(s, sublayer) + 2 * len(pairs) * 2 * d
+    if sublayer is linformer_attention:  # each token enters each slot, and each query sees each
+        return 2 * length * (4 * d * d + 2 * s.linformer.slots * 2 * d)
+    if sublayer is nystrom_attention:
+        m, width, taps = s.nystrom.landmarks, d // s.num_heads, s.nystrom.kernel_size
+        read = sum(0 <= t + i - taps // 2 < length for t in range(length) for i in range(taps))
+        if length <= m:
+            attention = len(pairs) * 2 * width
+        else:  # means of queries and keys, tokens with landmarks twice, and landmarks with each other
+            products = [(m, length, 2 * width), (length, m, width), (m, length, width), (m, m, width)]
+            products += [(m, length, width), (m, m, width), (length, m, width)]
+            attention = sum(a * b * c for a, b, c in products) + 4 * s.nystrom.pinv_steps * m**3
+        return 2 * length * 4 * d * d + 2 * s.num_heads * (attention + read * width)
     if sublayer is longformer_attention:
         first, visible = s.window.global_tokens, 0
         for h in range(s.num_heads):

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from small import tasks_of
 
 from flash_lm.analysis.collectives import collectives
 from flash_lm.config import parse
 from flash_lm.configs.base import get_config
 from flash_lm.data.share import whole_batch
-from flash_lm.models.family import FAMILIES, complete
+from flash_lm.models.family import FAMILIES, complete, served
 from flash_lm.run_name import run_name
-from flash_lm.tables import TASKS
 from flash_lm.training.checkpoint import Checkpoints, with_shardings
 from flash_lm.training.optimizer import OPTIMIZERS, make_optimizer
 from flash_lm.training.saved import restore
@@ -29,11 +29,12 @@ VOCAB, B, L, STEPS = 64, 8, 32, 3
 MESHES = ((8, 1, 1), (1, 8, 1), (2, 2, 2))
 
 
-def batches():
-    """Packed rows with padding at their ends."""
+def batches(packed: bool):
+    """Rows with padding at their ends, of several documents if packed."""
     draw = np.random.default_rng(0)
     for _ in range(STEPS):
         segments = np.sort(draw.integers(1, 4, (B, L), dtype=np.int32))
+        segments = segments if packed else np.ones_like(segments)
         segments[:, L - 3 :] = 0
         starts = np.maximum.accumulate(np.where(np.diff(segments, prepend=0) != 0, np.arange(L), 0), axis=1)
         yield {
@@ -94,7 +95,10 @@ class Run:
     def go(self, state):
         with jax.set_mesh(self.mesh):
             step = jax.jit(self._step, out_shardings=(self.shardings, None))
-            placed = [place(batch, batch_sharding(self.mesh), whole_batch(B)) for batch in batches()]
+            placed = [
+                place(batch, batch_sharding(self.mesh), whole_batch(B))
+                for batch in batches("packed" in served(self.model.config.families))
+            ]
             compiled = step.lower(state, placed[0]).compile()
             self.traffic = collectives(compiled.as_text())
             for batch in placed:
@@ -118,8 +122,8 @@ def assert_states_close(a, b):
 
 # Each family, causal, over all three axes at once, and one masked; the other pairs are in `make test-all`.
 # As aft_local and transformer, and as long to compile.
-QUICK = [(family, "causal_lm", (2, 2, 2)) for family in FAMILIES]
-ALL = [(family, task, shape) for family in FAMILIES for task in TASKS for shape in MESHES]
+QUICK = [(family, tasks_of(family)[0], (2, 2, 2)) for family in FAMILIES]
+ALL = [(family, task, shape) for family in FAMILIES for task in tasks_of(family) for shape in MESHES]
 ALL.append((HYBRID, "causal_lm", (2, 2, 2)))
 
 
@@ -177,7 +181,7 @@ def test_a_matrix_that_no_rule_names_is_cut_by_its_shape():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_and_moments_are_cut_over_fsdp_and_tensor(family):
-    state = Run(family, "causal_lm", (2, 2, 2)).start()
+    state = Run(family, tasks_of(family)[0], (2, 2, 2)).start()
     moments = [optax.tree_utils.tree_get(state.opt_state, name) for name in ("mu", "nu")]
     for tree in (state.params, *moments):
         assert_matrices_are_cut(tree)
@@ -188,7 +192,7 @@ def test_parameters_and_moments_are_cut_over_fsdp_and_tensor(family):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_checkpoint_is_restored_onto_another_mesh(family, tmp_path):
-    source = Run(family, "causal_lm", (2, 2, 2))
+    source = Run(family, tasks_of(family)[0], (2, 2, 2))
     state = source.start()
     # Moments that are not zero, without the time of a step.
     state = jax.tree.map(lambda x: x + jnp.arange(x.size, dtype=x.dtype).reshape(x.shape) / 100, state)
@@ -197,7 +201,7 @@ def test_a_checkpoint_is_restored_onto_another_mesh(family, tmp_path):
     checkpoints.save(1, state, {"note": "here"}, None)
     checkpoints.close()
     for shape, devices in (((1, 8, 1), 8), ((1, 1, 4), 4), ((1, 1, 1), 1)):
-        target = Run(family, "causal_lm", shape, devices)
+        target = Run(family, tasks_of(family)[0], shape, devices)
         restored, facts = restore(run_name(tmp_path), target.abstract)
         assert facts == {"note": "here"}
         for x, y, s in zip(*map(jax.tree.leaves, (restored, state, target.shardings)), strict=True):

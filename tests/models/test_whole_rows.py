@@ -1,0 +1,140 @@
+"""Linformer and Nyströmformer, which mix whole rows: padding, short and long rows, and what they refuse."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import flash_lm
+from flash_lm.config import parse
+from flash_lm.configs.base import get_config
+from flash_lm.errors import InputError
+from flash_lm.models.family import FAMILIES, complete
+from models.cases import LENGTH, PACKED, PADDED, SHAPE, assert_close, case, model_config, tokens
+
+WHOLE = [family for family, row in FAMILIES.items() if "packed" not in row.serves]
+each_family = pytest.mark.parametrize("family", WHOLE)
+
+
+def logits(model, inputs, segment_ids=None, params=None) -> np.ndarray:
+    return np.asarray(model.logits(model.params if params is None else params, inputs, segment_ids))
+
+
+@each_family
+def test_a_padded_row_is_the_row_unpadded(family):
+    """Padding counted as tokens in both papers' code: in means, slots and softmax denominators."""
+    model = case(family, False)
+    for length in (22, 3):  # more and fewer than the landmarks
+        segment_ids = np.where(np.arange(LENGTH)[None] < length, PADDED.clip(1, 1), 0)
+        padded = logits(model, tokens(), segment_ids)[:, :length]
+        assert_close(padded, logits(model, tokens()[:, :length]), 1e-5)
+
+
+@each_family
+def test_rows_longer_than_max_length_are_refused(family):
+    model = case(family, False)
+    with pytest.raises(ValueError, match="40 tokens exceed model.max_length=32"):
+        logits(model, np.zeros((1, 40), np.int32))
+
+
+def test_the_end_of_linformer_is_that_of_its_projections():
+    """Whatever the positions."""
+    model = case("linformer", False, absolute_positions="sinusoid")
+    with pytest.raises(ValueError, match="max_length"):
+        logits(model, np.zeros((1, 40), np.int32))
+
+
+def test_a_short_row_uses_the_first_columns_of_linformers_projections():
+    """As fairseq's code does; others need rows of one length."""
+    model = case("linformer", False)
+    beyond_1xNx1 = 9 * (np.arange(SHAPE["max_length"]) >= 22).astype(np.float32)[None, :, None]
+    changed = jax.tree_util.tree_map_with_path(
+        lambda path, x: x + beyond_1xNx1 if "slots" in jax.tree_util.keystr(path) else x, model.params
+    )
+    before, after = (logits(model, tokens(), PADDED, params) for params in (model.params, changed))
+    np.testing.assert_array_equal(after[0, :22], before[0, :22])
+    assert np.abs(after[1] - before[1]).max() > 1e-2
+
+
+@pytest.mark.parametrize("landmarks", [22, 29, 40])
+def test_rows_no_longer_than_the_landmarks_are_exact_softmax(landmarks):
+    """A of fewer tokens than landmarks is singular. Row 0 has 22 tokens, also in a batch whose other row has more."""
+    softmax = case("transformer", False)
+    nystrom = case("nystromformer", False, **{"nystrom.kernel_size": 0, "nystrom.landmarks": landmarks})
+    found, expected = (logits(model, tokens(), PADDED, softmax.params) for model in (nystrom, softmax))
+    assert_close(found[0, :22], expected[0, :22], 1e-5)
+    same = np.abs(found[1] - expected[1]).max() < 1e-5 * np.abs(expected[1]).max()
+    assert same == (landmarks >= LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("linformer", {"linformer.share_slots": "kv", "rotary": True}),
+        ("nystromformer", {"nystrom.kernel_size": 4, "nystrom.landmarks": 7, "nystrom.pinv_steps": 2, "rotary": True}),
+        ("nystromformer", {"nystrom.landmarks": 1, "short_convolution": 3}),
+    ],
+)
+def test_options_equal_the_oracle(family, options):
+    model, keep = case(family, False, **options), PADDED > 0
+    assert_close(logits(model, tokens(), PADDED)[keep], model.oracle(PADDED)[keep], 1e-5)
+
+
+@each_family
+def test_several_documents_in_a_row_are_refused(family):
+    """In words outside jit; inside, where nothing can be raised, no number, and only in that row."""
+    model = case(family, False)
+    outside_jit = model.model(model.params)
+    late = np.array([[1] * LENGTH, [0] * 3 + [1] * (LENGTH - 3)])
+    for segment_ids, row in ((PACKED, 0), (late, 1)):
+        with pytest.raises(ValueError, match=f"row {row} has several documents, or padding before"):
+            outside_jit(jnp.asarray(tokens()), jnp.asarray(segment_ids))
+    found = logits(model, tokens(), late)
+    assert np.isfinite(found[0]).all() and np.isnan(found[1]).all()
+    mixer = flash_lm.build_mixer(family, model_dim=8, num_heads=2, max_length=8, rngs=nnx.Rngs(0))
+    x_BxLxD = jnp.ones((1, 4, 8))
+    assert np.isfinite(mixer(x_BxLxD, jnp.array([[1, 1, 1, 0]]))[:, :3]).all()
+    with pytest.raises(ValueError, match="one document a row"):
+        mixer(x_BxLxD, jnp.array([[1, 1, 2, 2]]))
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"task": "causal_lm"}, "has no causal form: use --config.task=masked_lm"),
+        ({"task": "causal_lm", "model.pattern": ("transformer", "linformer")}, "linformer has no causal form"),
+        ({"data.pack": "documents"}, "cannot separate the documents of a row: data.pack=documents must be stream"),
+    ],
+    ids=str,
+)
+@each_family
+def test_configs_of_what_it_does_not_serve_are_refused(family, keys, told):
+    config = get_config()
+    config.update_from_flattened_dict(
+        {"task": "masked_lm", "model.family": family, "model.vocab_size": SHAPE["vocab_size"], **keys}
+    )
+    with pytest.raises(InputError, match=told):
+        complete(parse(config).model)
+
+
+@each_family
+def test_an_open_objective_is_the_one_it_serves(family):
+    config = model_config(family, False)
+    config.causal = None
+    model = nnx.eval_shape(lambda: flash_lm.build_model(config, rngs=nnx.Rngs(0)))
+    assert model.config.causal is False
+
+
+@each_family
+def test_its_core_refuses_contexts_that_it_cannot_mix(family):
+    """Of a model of one's own, where no config has said so before."""
+    config = model_config(family, False)
+    model = flash_lm.build_model(config, rngs=nnx.Rngs(0))
+    x_BxLxD, context = model.embed(jnp.asarray(tokens()), jnp.asarray(PADDED))
+    sublayer = model.periods_apart()[0].sublayers[0]
+    for name in ("causal", "packed"):
+        with pytest.raises(InputError, match="it needs a bidirectional context with one document a row"):
+            sublayer(x_BxLxD, dataclasses.replace(context, **{name: True}))
