@@ -32,6 +32,8 @@ SHAPE = {
     "window.growth": 1.5,
     "window.dilations": (1, 2),
     "window.dilated_heads": 1,
+    "lsh.num_buckets": 4,
+    "lsh.window": 3,
     "aft.bias_dim": 6,
     "max_length": 32,
     "vocab_size": 61,
@@ -127,11 +129,13 @@ class Case:
         (loss, logits), grads = self.loss_and_grads(self.params, inputs, targets_, weights, segment_ids)
         return np.asarray(logits), float(loss), jax.tree.map(np.asarray, grads)
 
-    def oracle(self, segment_ids: np.ndarray | None, inputs=None, params=None, positions=None) -> np.ndarray:
+    def oracle(
+        self, segment_ids: np.ndarray | None, inputs=None, params=None, positions=None, visit=None
+    ) -> np.ndarray:
         """Logits in float64."""
         params = double(self.params if params is None else params, self._constants)
         inputs = tokens() if inputs is None else inputs
-        return language_model(params, self.settings, inputs, segment_ids, positions)
+        return language_model(params, self.settings, inputs, segment_ids, positions, visit)
 
     def influence(self, segment_ids: np.ndarray | None) -> np.ndarray:
         """B×L×L: size of the derivative of the loss of token t by the embedded input u."""

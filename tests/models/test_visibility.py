@@ -63,8 +63,10 @@ def test_influence_with_overlapping_chunks(causal, segment_ids):
 
 def connected(model, segment_ids) -> np.ndarray | None:
     """B×L×L: whether the layers together connect t and u, if the family has pairs without weights."""
-    connects, settings = oracle_families.FAMILIES[model.family].connects, copy.copy(model.settings)
-    if connects is None:
+    family, settings = oracle_families.FAMILIES[model.family], copy.copy(model.settings)
+    if family.pairs:
+        return connected_by_input(model, segment_ids, family.pairs)
+    if (connects := family.connects) is None:
         return None
     found = []
     for ids in segment_ids:
@@ -75,6 +77,20 @@ def connected(model, segment_ids) -> np.ndarray | None:
             reach = np.array(layer) @ reach
         found.append(reach)
     return np.stack(found)
+
+
+def connected_by_input(model, segment_ids, pairs) -> np.ndarray:
+    """The same, where the input of a layer decides which tokens it connects."""
+    reach: dict[int, np.ndarray] = {}  # by row
+
+    def visit(x_LxD, params, row, settings) -> None:
+        before = reach.get(id(row), np.eye(LENGTH, dtype=bool))
+        reach[id(row)] = (np.eye(LENGTH, dtype=bool) | pairs(x_LxD, params, row, settings)) @ before
+        rows.append(row)
+
+    rows: list = []  # kept, so that no two have the same id
+    model.oracle(segment_ids, visit=visit)
+    return np.stack(list(reach.values()))
 
 
 def assert_only_where_visible(influence_BxLxL, segment_ids, causal, connected_BxLxL=None):

@@ -11,6 +11,7 @@ from oracles.cosformer import cosine_attention
 from oracles.feed_forward import glu, mlp
 from oracles.flow import flow_attention
 from oracles.linear import favor_attention, linear_attention
+from oracles.lsh import lsh_attention, lsh_pairs
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.windows import connected, longformer_attention
 
@@ -26,6 +27,7 @@ class Family(NamedTuple):
         constant_state: whether decoding takes the same memory whatever the length.
         normalizes: whether a part without softmax needs `normalizer`.
         connects: (row, settings, t, u) -> whether a layer has a weight from t to u; None: wherever t sees u.
+        pairs: the same as L×L of bool from the arguments of the first sublayer, if its input decides that.
     """
 
     sublayers: tuple[Callable, ...]
@@ -35,6 +37,7 @@ class Family(NamedTuple):
     constant_state: bool = False
     normalizes: bool = False
     connects: Callable | None = None
+    pairs: Callable | None = None
 
 
 FAMILIES = {
@@ -55,6 +58,7 @@ FAMILIES = {
     "flowformer": Family((flow_attention, mlp), "learned", False, constant_state=True),
     "performer": Family((favor_attention, mlp), "learned", False, constant_state=True),
     "longformer": Family((longformer_attention, mlp), "none", True, constant_state=True, connects=connected),
+    "reformer": Family((lsh_attention, mlp), "learned", False, pairs=lsh_pairs),
 }
 
 
@@ -73,7 +77,7 @@ def complete(model: dict) -> SimpleNamespace:
     # 8D/3 rounded up to a multiple of 8
     glu_width = next(width for width in range(8, 8 * s.model_dim, 8) if 3 * width >= 8 * s.model_dim)
     mlp_width = 4 * s.model_dim
-    if family.sublayers[0] is aft_conv:  # 4.5 D, since its keys take no D² parameters
+    if family.sublayers[0] in (aft_conv, lsh_attention):  # 4.5 D, since their keys take no D² parameters
         mlp_width = next(width for width in range(8, 8 * s.model_dim, 8) if 2 * width >= 9 * s.model_dim)
     width = s.model_dim // s.num_heads  # of a head, whose K ln K are rounded up to a multiple of 8
     features = next(count for count in range(8, 10_000, 8) if count >= width * math.log(width))

@@ -9,6 +9,7 @@ from oracles.families import FAMILIES
 from oracles.feed_forward import glu, mlp
 from oracles.flow import flow_attention
 from oracles.linear import favor_attention, linear_attention
+from oracles.lsh import lsh_attention
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.positions import T5_BUCKETS
 from oracles.windows import gap_of, layer_window, longformer_attention
@@ -43,7 +44,9 @@ def _convolved(s: SimpleNamespace, sublayer) -> int:
         return d + 2 * d // s.num_heads * s.num_kv_heads
     if sublayer is longformer_attention:
         return (6 if s.window.global_tokens else 3) * d
-    return {aft_conv: d + s.num_heads, aft_full: 2 * d, aft_local: 2 * d, aft_simple: 2 * d}.get(sublayer, 3 * d)
+    if sublayer in (aft_full, aft_local, aft_simple, lsh_attention):
+        return 2 * d
+    return d + s.num_heads if sublayer is aft_conv else 3 * d
 
 
 def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
@@ -61,6 +64,7 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
         aft_simple: 4 * d * d,
         aft_conv: 3 * d * d + s.num_heads * (d + (s.aft.window if s.causal else 2 * s.aft.window - 1) + 2),
         longformer_attention: (7 if s.window.global_tokens else 4) * d * d,
+        lsh_attention: 3 * d * d,
         mlp: 2 * d * s.mlp_dim,
         glu: 3 * d * s.mlp_dim,
         gau_quadratic: 3 * d * e + _queries_and_keys(s, 1) + _bias(s, s.max_length),
@@ -116,6 +120,10 @@ def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> fl
             near = lambda t, u, h=h, reach=reach: abs(t - u) <= reach and (t - u) % gap_of(s, h) == 0
             visible += sum(t < first or u < first or near(t, u) for t, u in pairs)
         return 2 * length * _without_convolutions(s, sublayer) + 2 * visible * 2 * d // s.num_heads
+    if sublayer is lsh_attention:  # hashes, and the pairs of each round that are near in the sorted row
+        near = sum(abs(t - u) < s.lsh.window for t, u in pairs)
+        hashes = length * d * s.lsh.num_buckets // 2
+        return 2 * length * 3 * d * d + 2 * s.lsh.num_hashes * (hashes + near * 2 * d)
     if sublayer is mlp:
         return 2 * length * 2 * d * s.mlp_dim
     if sublayer is glu:
