@@ -103,7 +103,7 @@ class Case:
         abstract = nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
         self._graph, self._state, self._constants = nnx.split(abstract, nnx.Param, ...)
         if jax.tree.leaves(self._constants):  # untrained constants need their values
-            self._constants = nnx.split(build_model(config, rngs=nnx.Rngs(0)), nnx.Param, ...)[2]
+            self._constants = jax.jit(lambda: nnx.split(build_model(config, rngs=nnx.Rngs(0)), nnx.Param, ...)[2])()
         self.params = randomised(nnx.to_pure_dict(self._state))
         self.config = abstract.config
         self.logits = jax.jit(lambda params, *args: self.model(params)(*args))

@@ -23,13 +23,13 @@ def hashes(x_LxK: np.ndarray, rotations_RxKxF: np.ndarray) -> tuple[np.ndarray, 
 def seen(x_LxK: np.ndarray, rotations_RxKxF: np.ndarray, row: Row, window: int) -> np.ndarray:
     """L×L: whether query t sees key u in some round, itself only if it sees nothing else."""
     length = len(x_LxK)
-    sees = np.zeros((length, length), bool)
+    sees, pairs = np.zeros((length, length), bool), [(t, u) for t in range(length) for u in range(length)]
+    visible = {(t, u) for t, u in pairs if row.sees(t, u)}
     for buckets in hashes(x_LxK, rotations_RxKxF)[0]:
-        together = lambda t, u, b=buckets: b[t] == b[u] and (row.sees(t, u) or row.sees(u, t))
-        ranks = [sum(together(t, u) for u in range(t)) for t in range(length)]
-        for t in range(length):
-            for u in range(length):
-                sees[t, u] |= row.sees(t, u) and together(t, u) and abs(ranks[t] - ranks[u]) < window
+        together = {(t, u) for t, u in visible if buckets[t] == buckets[u]}
+        ranks = [sum((t, u) in together for u in range(t)) for t in range(length)]
+        for t, u in together:
+            sees[t, u] |= abs(ranks[t] - ranks[u]) < window
     for t in range(length):
         sees[t, t] = sees[t, t] and sees[t].sum() == 1
     return sees
