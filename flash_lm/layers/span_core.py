@@ -31,7 +31,7 @@ from flash_lm.schema import at_least, key, section
 class SpanOptions:
     """Options of attention whose spans are learned."""
 
-    limit: int = key(None, "largest number of tokens that a head sees, its own included; open: max_length", at_least(1))
+    limit: int = key(1024, "largest number of tokens that a head sees, its own included", at_least(1))
     ramp: int = key(32, "R, places beyond the span over which weights fall to zero", at_least(1))
     penalty: float = key(2e-6, "λ: a layer adds λ times the mean span of its heads to the loss, nats", at_least(0))
     init: float = key(0.0, "z of each head at the start, places", at_least(0))

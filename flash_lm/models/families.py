@@ -22,10 +22,12 @@ from flash_lm.layers.linear_core import LinearCore, LinearOptions
 from flash_lm.layers.linformer_core import LinformerCore, LinformerOptions
 from flash_lm.layers.log_sparse import LogSparseAttention, LogSparseOptions
 from flash_lm.layers.longformer import LongformerAttention
+from flash_lm.layers.lsh_core import LSHOptions
 from flash_lm.layers.mixed_chunk_core import ChunkOptions, MixedChunkCore
 from flash_lm.layers.nystrom_core import NystromCore, NystromOptions
 from flash_lm.layers.positions import relative_bias
 from flash_lm.layers.quadratic_core import QuadraticCore, QuadraticOptions
+from flash_lm.layers.reformer import ReformerAttention
 from flash_lm.layers.span_core import SpanCore, SpanOptions
 from flash_lm.layers.sublayer import Sublayer
 from flash_lm.layers.window_core import WindowOptions
@@ -142,10 +144,19 @@ def _nystrom(
     return MultiHeadAttention(core, config, rngs=rngs, convolution=convolution)
 
 
+def _lsh(config: ModelConfig, lsh: LSHOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return ReformerAttention(lsh, config, rngs=rngs, convolution=convolution)
+
+
+def _width_problems(config: ModelConfig) -> list[str]:
+    dim, heads = config.model_dim, config.num_heads
+    return [f"model.model_dim={dim} must be a multiple of model.num_heads={heads}"] if dim % heads else []
+
+
 def _head_problems(config: ModelConfig) -> list[str]:
     dim, heads = config.model_dim, config.num_heads
-    if dim % heads:
-        return [f"model.model_dim={dim} must be a multiple of model.num_heads={heads}"]
+    if found := _width_problems(config):
+        return found
     if config.rotary and dim // heads % 2:
         return [f"model.rotary pairs dimensions: the head width {dim} / {heads} must be even"]
     return []
@@ -197,9 +208,7 @@ def _gau_problems(config: ModelConfig) -> list[str]:
 
 
 def _filter_problems(config: ModelConfig) -> list[str]:
-    found, dim, heads = [], config.model_dim, config.num_heads
-    if dim % heads:
-        found.append(f"model.model_dim={dim} must be a multiple of model.num_heads={heads}")
+    found = _width_problems(config)
     if not config[AFTOptions].window:
         found.append("model.family=aft_conv needs a filter of one tap or more: raise --config.model.aft.window")
     return found
@@ -241,13 +250,7 @@ FAVOR = Part(
     problems=_head_problems,
 )
 WINDOW = Part(_window, (WindowOptions, ConvolutionOptions), _HEADS, problems=_window_problems)
-SPAN = Part(
-    _span,
-    (SpanOptions, ConvolutionOptions),
-    _HEADS,
-    defaults={"span.limit": lambda config: config.max_length},
-    problems=_span_problems,
-)
+SPAN = Part(_span, (SpanOptions, ConvolutionOptions), _HEADS, problems=_span_problems)
 LOG_SPARSE = Part(
     _log_sparse,
     (LogSparseOptions,),
@@ -255,6 +258,7 @@ LOG_SPARSE = Part(
     defaults={"short_convolution": 3},
     problems=_log_sparse_problems,
 )
+LSH = Part(_lsh, (LSHOptions, ConvolutionOptions), frozenset({"num_heads"}), problems=_width_problems)
 COSINE = Part(
     _cosine,
     (CosformerOptions, LinearOptions, ConvolutionOptions),
@@ -382,6 +386,16 @@ register_family(
         _ROTARY,
         about="softmax attention to a sliding window, and an MLP; windows may grow with depth and have gaps",
         paper="Beltagy et al. 2020, arXiv:2004.05150",
+    ),
+)
+# As in AFT-conv, the MLP gets the D² parameters that shared queries and keys save.
+register_family(
+    "reformer",
+    Family(
+        (LSH, MLP_PART),
+        _LEARNED | {"mlp_dim": _times(9, 2)},
+        about="softmax attention to tokens with the same hash, queries that are keys as well, and an MLP",
+        paper="Kitaev et al. 2020, arXiv:2001.04451",
     ),
 )
 register_family(

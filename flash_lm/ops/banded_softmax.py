@@ -71,7 +71,7 @@ def joined(parts: list[SoftmaxPart]) -> jax.Array:
     sums_PxBxHxL = jnp.stack([part.log_sum_BxHxL for part in parts])
     share_PxBxHxL = jax.nn.softmax(sums_PxBxHxL, axis=0)
     out_PxBxHxLxE = jnp.stack([part.out_BxHxLxE for part in parts])
-    return (share_PxBxHxL[..., None] * out_PxBxHxLxE).sum(axis=0).astype(out_PxBxHxLxE.dtype)
+    return (share_PxBxHxL[..., None] * out_PxBxHxLxE.astype(jnp.float32)).sum(axis=0).astype(out_PxBxHxLxE.dtype)
 
 
 def folded(x_BxHxLxK: jax.Array, dilation: int) -> jax.Array:

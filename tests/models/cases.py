@@ -35,6 +35,8 @@ SHAPE = {
     "log_sparse.local": 3,
     "span.limit": 12,
     "span.ramp": 3,
+    "lsh.num_buckets": 4,
+    "lsh.window": 3,
     "aft.bias_dim": 6,
     "linformer.slots": 6,
     "nystrom.landmarks": 4,
@@ -119,7 +121,7 @@ class Case:
         abstract = nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
         self._graph, self._state, self._constants = nnx.split(abstract, nnx.Param, ...)
         if jax.tree.leaves(self._constants):  # untrained constants need their values
-            self._constants = nnx.split(build_model(config, rngs=nnx.Rngs(0)), nnx.Param, ...)[2]
+            self._constants = jax.jit(lambda: nnx.split(build_model(config, rngs=nnx.Rngs(0)), nnx.Param, ...)[2])()
         self.params = randomised(nnx.to_pure_dict(self._state))
         self.config = abstract.config
         self.logits = jax.jit(lambda params, *args: self.model(params)(*args))
@@ -145,11 +147,13 @@ class Case:
         (loss, logits), grads = self.loss_and_grads(self.params, inputs, targets_, weights, segment_ids)
         return np.asarray(logits), float(loss), jax.tree.map(np.asarray, grads)
 
-    def oracle(self, segment_ids: np.ndarray | None, inputs=None, params=None, positions=None) -> np.ndarray:
+    def oracle(
+        self, segment_ids: np.ndarray | None, inputs=None, params=None, positions=None, visit=None
+    ) -> np.ndarray:
         """Logits in float64."""
         params = double(self.params if params is None else params, self._constants)
         inputs = tokens() if inputs is None else inputs
-        return language_model(params, self.settings, inputs, segment_ids, positions)
+        return language_model(params, self.settings, inputs, segment_ids, positions, visit)
 
     def influence(self, segment_ids: np.ndarray | None) -> np.ndarray:
         """B×L×L: size of the derivative of the loss of token t by the embedded input u."""

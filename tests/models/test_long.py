@@ -22,6 +22,7 @@ LINEAR = (
     "aft_conv",
     "linear_transformer",
     "performer",
+    "reformer",
     "cosformer",
     "flowformer",
     "linformer",

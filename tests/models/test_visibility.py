@@ -1,13 +1,9 @@
 """Who may look at whom: causality, both directions, padding, packing."""
 
-import copy
-
 import numpy as np
 import pytest
 from oracles import families as oracle_families
-from oracles.attention import Row
-from oracles.language_model import select
-from oracles.segments import offsets, visibility
+from oracles.segments import visibility
 
 from models.cases import (
     ALIGNED,
@@ -70,19 +66,19 @@ def test_influence_with_overlapping_chunks(causal, segment_ids):
 
 def connected(model, segment_ids) -> np.ndarray | None:
     """B×L×L: whether the layers together connect t and u, if the family has pairs without weights."""
-    connects, settings = oracle_families.FAMILIES[model.family].connects, copy.copy(model.settings)
+    connects = oracle_families.FAMILIES[model.family].connects
     if connects is None:
         return None
-    found = []
-    for ids in segment_ids:
-        row, reach = Row(visibility(ids.tolist(), model.causal), offsets(ids.tolist())), np.eye(LENGTH, dtype=bool)
-        for number in range(settings.num_layers):
-            settings.number = number
-            p = select(model.params["layers"]["sublayer_0"], number)
-            layer = [[t == u or connects(row, settings, t, u, p) for u in range(LENGTH)] for t in range(LENGTH)]
-            reach = np.array(layer) @ reach
-        found.append(reach)
-    return np.stack(found)
+    reach: dict[int, np.ndarray] = {}  # by row
+
+    def visit(x_LxD, params, row, settings) -> None:
+        before = reach.get(id(row), np.eye(LENGTH, dtype=bool))
+        reach[id(row)] = (np.eye(LENGTH, dtype=bool) | connects(x_LxD, params, row, settings)) @ before
+        rows.append(row)
+
+    rows: list = []  # kept, so that no two have the same id
+    model.oracle(segment_ids, visit=visit)
+    return np.stack(list(reach.values()))
 
 
 def assert_only_where_visible(influence_BxLxL, segment_ids, causal, connected_BxLxL=None):

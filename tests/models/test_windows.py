@@ -8,6 +8,7 @@ import pytest
 from flash_lm.errors import InputError
 from flash_lm.ops import blocked_attention
 from models.cases import (
+    BATCH,
     LENGTH,
     PACKED,
     Case,
@@ -111,7 +112,7 @@ def test_keys_that_do_not_go_together(keys, message):
 def test_windows_grow_with_depth():
     """A token of the second layer reaches further back than one of the first: through the oracle's relation."""
     model = case("longformer", True)
-    reach = connected(model, np.ones((1, LENGTH), int))[0]
+    reach = connected(model, np.ones((BATCH, LENGTH), int))[0]
     back = [np.flatnonzero(row).min() for row in reach]
     assert back[28] == 28 - (4 - 1) - (6 - 1) * 2
     assert standard("longformer", True)[1] > 0

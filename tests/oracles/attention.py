@@ -32,6 +32,11 @@ def attend(q_LxK, k_LxK, v_LxE, sees, *, function, factor, divisor, bias) -> np.
     return out_LxE
 
 
+def pairs_where(joined: Callable[[int, int], bool], length: int) -> np.ndarray:
+    """L×L of bool."""
+    return np.array([[joined(t, u) for u in range(length)] for t in range(length)])
+
+
 def silu(x: np.ndarray) -> np.ndarray:
     """x σ(x)."""
     return x / (1 + np.exp(-x))

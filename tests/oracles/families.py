@@ -12,10 +12,11 @@ from oracles.feed_forward import glu, mlp
 from oracles.flow import flow_attention
 from oracles.linear import favor_attention, linear_attention
 from oracles.linformer import linformer_attention
-from oracles.log_sparse import log_sparse_attention, sparse
+from oracles.log_sparse import log_sparse_attention, log_sparse_pairs
+from oracles.lsh import lsh_attention, lsh_pairs
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.nystrom import nystrom_attention
-from oracles.windows import adaptive_span_attention, connected, longformer_attention, spanned
+from oracles.windows import adaptive_span_attention, adaptive_span_pairs, longformer_attention, longformer_pairs
 
 
 class Family(NamedTuple):
@@ -28,8 +29,8 @@ class Family(NamedTuple):
         bias: whether there is a relative bias by default.
         constant_state: whether decoding takes the same memory whatever the length.
         normalizes: whether a part without softmax needs `normalizer`.
-        connects: (row, settings, t, u, parameters of the first sublayer) -> whether a layer has a weight from t to u;
-            None: wherever t sees u.
+        connects: the arguments of the first sublayer -> L×L of bool, whether it has a weight from t to u; None:
+            wherever t sees u.
     """
 
     sublayers: tuple[Callable, ...]
@@ -58,11 +59,14 @@ FAMILIES = {
     "cosformer": Family((cosine_attention, mlp), "learned", False, constant_state=True),
     "flowformer": Family((flow_attention, mlp), "learned", False, constant_state=True),
     "performer": Family((favor_attention, mlp), "learned", False, constant_state=True),
-    "longformer": Family((longformer_attention, mlp), "none", True, constant_state=True, connects=connected),
-    "log_sparse": Family((log_sparse_attention, mlp), "learned", False, connects=sparse),
-    "adaptive_span": Family((adaptive_span_attention, mlp), "none", True, constant_state=True, connects=spanned),
+    "longformer": Family((longformer_attention, mlp), "none", True, constant_state=True, connects=longformer_pairs),
+    "log_sparse": Family((log_sparse_attention, mlp), "learned", False, connects=log_sparse_pairs),
+    "adaptive_span": Family(
+        (adaptive_span_attention, mlp), "none", True, constant_state=True, connects=adaptive_span_pairs
+    ),
     "linformer": Family((linformer_attention, mlp), "learned", False),
     "nystromformer": Family((nystrom_attention, mlp), "learned", False),
+    "reformer": Family((lsh_attention, mlp), "learned", False, connects=lsh_pairs),
 }
 
 
@@ -81,7 +85,7 @@ def complete(model: dict) -> SimpleNamespace:
     # 8D/3 rounded up to a multiple of 8
     glu_width = next(width for width in range(8, 8 * s.model_dim, 8) if 3 * width >= 8 * s.model_dim)
     mlp_width = 4 * s.model_dim
-    if family.sublayers[0] is aft_conv:  # 4.5 D, since its keys take no D² parameters
+    if family.sublayers[0] in (aft_conv, lsh_attention):  # 4.5 D, since their keys take no D² parameters
         mlp_width = next(width for width in range(8, 8 * s.model_dim, 8) if 2 * width >= 9 * s.model_dim)
     width = s.model_dim // s.num_heads  # of a head, whose K ln K are rounded up to a multiple of 8
     features = next(count for count in range(8, 10_000, 8) if count >= width * math.log(width))
@@ -90,7 +94,6 @@ def complete(model: dict) -> SimpleNamespace:
         "gau.expanded_dim": 2 * s.model_dim,
         "favor.features": features,
         "cosformer.cos_length": s.max_length,
-        "span.limit": s.max_length,
         "short_convolution": 3 if family.sublayers[0] is log_sparse_attention else 0,
         "norm": "scale" if gau and not s.causal else "layer",
         "absolute_positions": family.absolute,

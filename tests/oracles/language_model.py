@@ -1,5 +1,6 @@
 """The whole model: embed → [norm → sublayer → +] × pattern × num_layers → norm → logits."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +18,7 @@ def language_model(
     inputs: np.ndarray,
     segment_ids: np.ndarray | None = None,
     positions: np.ndarray | None = None,
+    visit: Callable | None = None,
 ) -> np.ndarray:
     """B×L×V logits.
 
@@ -26,6 +28,7 @@ def language_model(
         inputs: B×L token ids.
         segment_ids: B×L; None: one document a row.
         positions: B×L; None: each token's place in its document.
+        visit: called with the arguments of each layer's first sublayer, row by row.
 
     Returns:
         Logits; those of padding have no meaning.
@@ -37,7 +40,7 @@ def language_model(
     for b in range(len(inputs)):
         ids = segment_ids[b].tolist()
         places = offsets(ids) if positions is None else positions[b].tolist()
-        features = _features(params, settings, inputs[b], Row(visibility(ids, settings.causal), places))
+        features = _features(params, settings, inputs[b], Row(visibility(ids, settings.causal), places), visit)
         rows.append(features @ table.T)
     return np.stack(rows)
 
@@ -51,7 +54,7 @@ def cross_entropy(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray) 
     return loss
 
 
-def _features(params: dict, s: SimpleNamespace, inputs_L: np.ndarray, row: Row) -> np.ndarray:
+def _features(params: dict, s: SimpleNamespace, inputs_L: np.ndarray, row: Row, visit) -> np.ndarray:
     x = np.stack(
         [
             params["embedding"][token] + absolute(s.absolute_positions, position, s.model_dim, params.get("positions"))
@@ -62,9 +65,12 @@ def _features(params: dict, s: SimpleNamespace, inputs_L: np.ndarray, row: Row) 
         here, i = select(params["layers"], period), 0
         for place, of_layer in enumerate(s.layers):
             of_layer.number = period * len(s.layers) + place
-            for sublayer in FAMILIES[of_layer.family].sublayers:
+            for number, sublayer in enumerate(FAMILIES[of_layer.family].sublayers):
                 normal = normalise(s.norm, x, here[f"norm_sublayer_{i}"], s.norm_epsilon)
-                x, i = x + sublayer(normal, {"core": {}} | here[f"sublayer_{i}"], row, of_layer), i + 1
+                arguments = normal, {"core": {}} | here[f"sublayer_{i}"], row, of_layer
+                if visit and number == 0:
+                    visit(*arguments)
+                x, i = x + sublayer(*arguments), i + 1
     return normalise(s.norm, x, params["norm"], s.norm_epsilon)
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from oracles.attention import Row, attend, heads, rotated
+from oracles.attention import Row, attend, heads, pairs_where, rotated
 from oracles.convolution import convolve, mapped
 
 
@@ -17,17 +17,20 @@ def at_offset(settings: SimpleNamespace, t: int, u: int) -> bool:
     return further <= 0 or math.log2(further).is_integer()
 
 
-def sparse(row: Row, settings: SimpleNamespace, t: int, u: int, p: dict) -> bool:
-    """Whether u's input matters for t: as a key or a value, or in the convolution of the query or of a key."""
+def log_sparse_pairs(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
+    """L×L: whether u's input matters for t: as a key or a value, or in the convolution of the query or of a key."""
     del p
     taps = settings.short_convolution
     own = taps - 1 if settings.causal else taps // 2
 
-    def reads(center: int) -> bool:
-        return u == center or (taps and -own <= u - center < taps - own and row.sees(center, u))
+    def reads(center: int, u: int) -> bool:
+        return u == center or (taps > 0 and -own <= u - center < taps - own and row.sees(center, u))
 
-    near = range(max(u - taps, 0), min(u + taps + 1, len(row.positions)))
-    return row.sees(t, u) and (reads(t) or any(row.sees(t, w) and at_offset(settings, t, w) and reads(w) for w in near))
+    def joined(t: int, u: int) -> bool:
+        keys = (w for w in range(len(x_LxD)) if row.sees(t, w) and at_offset(settings, t, w))
+        return row.sees(t, u) and (reads(t, u) or any(reads(w, u) for w in keys))
+
+    return pairs_where(joined, len(x_LxD))
 
 
 def log_sparse_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:

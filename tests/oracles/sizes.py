@@ -11,6 +11,7 @@ from oracles.flow import flow_attention
 from oracles.linear import favor_attention, linear_attention
 from oracles.linformer import linformer_attention
 from oracles.log_sparse import at_offset, log_sparse_attention
+from oracles.lsh import lsh_attention
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.nystrom import nystrom_attention
 from oracles.positions import T5_BUCKETS
@@ -48,7 +49,9 @@ def _convolved(s: SimpleNamespace, sublayer) -> int:
         return 2 * d * (d if s.log_sparse.convolution == "full" else 1)
     if sublayer is longformer_attention:
         return (6 if s.window.global_tokens else 3) * d
-    return {aft_conv: d + s.num_heads, aft_full: 2 * d, aft_local: 2 * d, aft_simple: 2 * d}.get(sublayer, 3 * d)
+    if sublayer in (aft_full, aft_local, aft_simple, lsh_attention):
+        return 2 * d
+    return d + s.num_heads if sublayer is aft_conv else 3 * d
 
 
 def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
@@ -70,6 +73,7 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
         longformer_attention: (7 if s.window.global_tokens else 4) * d * d,
         adaptive_span_attention: 4 * d * d + s.num_heads,
         log_sparse_attention: (2 if s.log_sparse.convolution == "full" else 4) * d * d,
+        lsh_attention: 3 * d * d,
         mlp: 2 * d * s.mlp_dim,
         glu: 3 * d * s.mlp_dim,
         gau_quadratic: 3 * d * e + _queries_and_keys(s, 1) + _bias(s, s.max_length),
@@ -143,6 +147,10 @@ def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> fl
     if sublayer is adaptive_span_attention:  # of the largest spans
         near = sum(abs(t - u) < s.span.limit for t, u in pairs)
         return 2 * length * 4 * d * d + 2 * near * 2 * d
+    if sublayer is lsh_attention:  # hashes, and the pairs of each round that are near in the sorted row
+        near = sum(abs(t - u) < s.lsh.window for t, u in pairs)
+        hashes = length * d * s.lsh.num_buckets // 2
+        return 2 * length * 3 * d * d + 2 * s.lsh.num_hashes * (hashes + near * 2 * d)
     if sublayer is mlp:
         return 2 * length * 2 * d * s.mlp_dim
     if sublayer is glu:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from oracles.attention import Row, attend, heads, rotated
+from oracles.attention import Row, attend, heads, pairs_where, rotated
 from oracles.convolution import mapped
 
 
@@ -34,11 +34,15 @@ def is_global(row: Row, settings: SimpleNamespace, t: int) -> bool:
     return t - begin < settings.window.global_tokens
 
 
-def connected(row: Row, settings: SimpleNamespace, t: int, u: int, p: dict) -> bool:
-    """Whether some head's query t has a weight for key u."""
+def longformer_pairs(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
+    """L×L: whether some head's query t has a weight for key u."""
     del p
-    near = any(in_window(settings, h, t, u) for h in range(settings.num_heads))
-    return row.sees(t, u) and (near or is_global(row, settings, t) or is_global(row, settings, u))
+
+    def joined(t: int, u: int) -> bool:
+        near = any(in_window(settings, h, t, u) for h in range(settings.num_heads))
+        return row.sees(t, u) and (near or is_global(row, settings, t) or is_global(row, settings, u))
+
+    return pairs_where(joined, len(x_LxD))
 
 
 def longformer_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
@@ -79,9 +83,10 @@ def in_span(z: float, settings, t: int, u: int) -> float:
     return 0.0 if distance >= settings.span.limit else min(max((ramp + z - distance) / ramp, 0.0), 1.0)
 
 
-def spanned(row: Row, settings: SimpleNamespace, t: int, u: int, p: dict) -> bool:
-    """Whether some head's query t has a weight for key u."""
-    return row.sees(t, u) and any(in_span(z, settings, t, u) > 0 for z in spans(p, settings))
+def adaptive_span_pairs(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
+    """L×L: whether some head's query t has a weight for key u."""
+    spanned = lambda t, u: row.sees(t, u) and any(in_span(z, settings, t, u) > 0 for z in spans(p, settings))
+    return pairs_where(spanned, len(x_LxD))
 
 
 def adaptive_span_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:

@@ -1,0 +1,14 @@
+"""Reformer at 110M parameters: softmax attention to tokens with the same hash; beside configs/flash_base.py.
+
+python -m flash_lm.train --config=configs/reformer_base.py
+"""
+
+from ml_collections import ConfigDict
+
+from flash_lm.configs import flash_base
+
+
+def get_config() -> ConfigDict:
+    config = flash_base.get_config()
+    config.model.family = "reformer"
+    return config

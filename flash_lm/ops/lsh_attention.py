@@ -1,0 +1,175 @@
+"""Softmax attention to tokens with the same hash ("Reformer", Kitaev et al. 2020, section 2), by ranks within buckets.
+
+In each round of hashing a token has a bucket, and its rank is the number of earlier tokens of its document and bucket.
+It sees the tokens of its bucket whose ranks differ from its own by less than a window. So what it sees depends on its
+own document alone, and in a causal model only on the tokens before it. The published form cuts the sorted row into
+chunks, whose borders depend on how many tokens, also later ones and those of other documents, have lower hashes.
+
+Sorted by document and bucket, equal hashes are neighbours, so a window is a span of the sorted row: chunks of one
+window each see themselves and their neighbours, and time and memory grow with the tokens times the window.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from flash_lm.ops.banded_softmax import joined, softmax_of_scores
+from flash_lm.ops.products import matmul
+
+SELF = -1e5  # score of a token with itself, as published: its weight is 0, unless it sees nothing else
+_NOWHERE = -(2**30)  # place of padding
+
+
+class Sorted(NamedTuple):
+    """The tokens by bucket in each round; arrays are B×H×R×L int32.
+
+    order_BxHxRxL: the tokens in the order of their documents and buckets, and of their positions inside a bucket.
+    inverse_BxHxRxL: where each token is in that order.
+    ranks_BxHxRxL: number of earlier tokens of the same document and bucket.
+    places_BxHxRxL: numbers that differ by less than the window where documents and buckets are the same and the ranks
+        differ by less than the window, and nowhere else; negative for padding.
+    """
+
+    order_BxHxRxL: jax.Array
+    inverse_BxHxRxL: jax.Array
+    ranks_BxHxRxL: jax.Array
+    places_BxHxRxL: jax.Array
+
+
+def unit(x_BxHxLxK: jax.Array) -> jax.Array:
+    """X / ‖x‖, and 0 for 0, with a gradient of 0 there."""
+    x = x_BxHxLxK.astype(jnp.float32)
+    square = jnp.square(x).sum(axis=-1, keepdims=True)
+    return jnp.where(square > 0, x * jax.lax.rsqrt(jnp.where(square > 0, square, 1)), 0).astype(x_BxHxLxK.dtype)
+
+
+def buckets_of(x_BxHxLxK: jax.Array, rotations_RxKxF: jax.Array) -> jax.Array:
+    """Argmax [x R; −x R] in each round: B×H×R×L int32 below 2F, the same for x of any length.
+
+    In float32 at the highest precision, so that training, prefill and step agree.
+    """
+    x, rotations = (array.astype(jnp.float32) for array in (x_BxHxLxK, rotations_RxKxF))
+    projected = jnp.einsum("bhlk,rkf->bhrlf", x, rotations, precision=jax.lax.Precision.HIGHEST)
+    return jnp.argmax(jnp.concatenate([projected, -projected], axis=-1), axis=-1).astype(jnp.int32)
+
+
+def sorted_by_bucket(buckets_BxHxRxL: jax.Array, runs_BxL: jax.Array, count: int, window: int) -> Sorted:
+    """Sorts the tokens of each row by document and bucket.
+
+    Args:
+        buckets_BxHxRxL: bucket of each token in each round.
+        runs_BxL: document of each token, 0 = padding, (B or 1)×L.
+        count: number of buckets.
+        window: as for `lsh_attention`.
+    """
+    length = buckets_BxHxRxL.shape[-1]
+    runs = runs_BxL[:, None, None]
+    codes = jnp.where(runs > 0, runs * count + buckets_BxHxRxL, 0)
+    order = jnp.argsort(codes, axis=-1, stable=True).astype(jnp.int32)
+    inverse = jnp.argsort(order, axis=-1).astype(jnp.int32)
+    by_code = _along(codes, order)
+    is_first = jnp.pad(by_code[..., 1:] != by_code[..., :-1], [(0, 0)] * 3 + [(1, 0)], constant_values=True)
+    index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), codes.shape)
+    ranks = index - jax.lax.cummax(jnp.where(is_first, index, 0), axis=3)
+    places = index + min(window, length) * jnp.cumsum(is_first, axis=-1, dtype=jnp.int32)
+    places = jnp.where(by_code > 0, places, _NOWHERE)
+    return Sorted(order, inverse, _along(ranks, inverse), _along(places, inverse))
+
+
+def lsh_attention(
+    q_BxHxLxK: jax.Array,
+    k_BxHxLxK: jax.Array,
+    v_BxHxLxE: jax.Array,
+    by_bucket: Sorted,
+    *,
+    window: int,
+    causal: bool,
+) -> jax.Array:
+    """softmax(q kᵀ) v over the set of tokens that each token sees in any round: B×H×L×E, zeros for padding.
+
+    Rounds are joined by the sums of their exponentials, and a pair that N rounds see has its score less log N in each
+    of them, so that it counts once ("Multi-round LSH attention"). A token sees itself only if it sees nothing else.
+
+    Args:
+        q_BxHxLxK: queries.
+        k_BxHxLxK: keys, unit vectors.
+        v_BxHxLxE: values.
+        by_bucket: from `sorted_by_bucket`, with the same window.
+        window: ranks of tokens that see each other differ by less.
+        causal: only tokens up to the query.
+    """
+    parts = []
+    for number in range(by_bucket.order_BxHxRxL.shape[2]):
+        order, inverse = by_bucket.order_BxHxRxL[:, :, number], by_bucket.inverse_BxHxRxL[:, :, number]
+        q, k, v = (permuted(x, order, inverse) for x in (q_BxHxLxK, k_BxHxLxK, v_BxHxLxE))
+        places = _along(by_bucket.places_BxHxRxL, order[:, :, None])
+        part = _round(q, k, v, places, number, min(window, order.shape[-1]), causal)
+        parts.append(jax.tree.map(lambda x, i=inverse, o=order: permuted(x, i, o), part))
+    return joined(parts)
+
+
+def places_seen(own_BxHxR: jax.Array, places_BxHxMxR: jax.Array, window: int) -> jax.Array:
+    """Which tokens up to a query it sees in any round, B×H×M, by places as in `Sorted`."""
+    back_BxHxMxR = own_BxHxR[:, :, None] - places_BxHxMxR
+    return ((back_BxHxMxR >= 0) & (back_BxHxMxR < window)).any(axis=-1)
+
+
+def _round(q, k, v, places_BxHxRxL, number: int, window: int, causal: bool):
+    """One round on sorted tokens: a `SoftmaxPart`, sorted as well."""
+    length = v.shape[2]
+    chunks = -(-length // window)
+    offsets = (0,) if chunks == 1 else (-1, 0) if causal else (-1, 0, 1)
+    own_BxHxRxGxC = _chunked(places_BxHxRxL, 3, window, _NOWHERE)
+    near_BxHxRxGxM = _with_neighbours(own_BxHxRxGxC, 3, offsets, _NOWHERE)
+    back = own_BxHxRxGxC[..., None] - near_BxHxRxGxM[..., None, :]
+    is_near = (back >= 0) & (back < window) if causal else jnp.abs(back) < window
+    seen_BxHxRxGxCxM = is_near & (own_BxHxRxGxC >= 0)[..., None]
+    rounds_BxHxGxCxM = seen_BxHxRxGxCxM.sum(axis=2, dtype=jnp.int32)
+    near_k, near_v = (_with_neighbours(_chunked(x, 2, window, 0), 2, offsets, 0) for x in (k, v))
+    scores = matmul(_chunked(q, 2, window, 0), near_k, transpose_b=True)
+    scores = scores - jnp.log(jnp.maximum(rounds_BxHxGxCxM, 1).astype(jnp.float32))
+    scores = jnp.where(back[:, :, number] == 0, SELF, scores)
+    part = softmax_of_scores(scores, seen_BxHxRxGxCxM[:, :, number], near_v)
+    return jax.tree.map(lambda x: x.reshape(*x.shape[:2], -1, *x.shape[4:])[:, :, :length], part)
+
+
+def _chunked(x: jax.Array, axis: int, size: int, fill: int) -> jax.Array:
+    """The axis as chunks of `size`, the last one filled up."""
+    padded = jnp.pad(x, [(0, -x.shape[i] % size if i == axis else 0) for i in range(x.ndim)], constant_values=fill)
+    return padded.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
+
+
+def _with_neighbours(x: jax.Array, axis: int, offsets: tuple[int, ...], fill: int) -> jax.Array:
+    """Each chunk with those at these offsets, of which there are none beyond the ends."""
+    count = x.shape[axis]
+    parts = []
+    for offset in offsets:
+        widths = [(max(-offset, 0), max(offset, 0)) if i == axis else (0, 0) for i in range(x.ndim)]
+        start = max(offset, 0)
+        parts.append(jax.lax.slice_in_dim(jnp.pad(x, widths, constant_values=fill), start, start + count, axis=axis))
+    return jnp.concatenate(parts, axis=axis + 1)
+
+
+def _along(x: jax.Array, index: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(x, index, axis=-1)
+
+
+@jax.custom_vjp
+def permuted(x_BxHxLx: jax.Array, order_BxHxL: jax.Array, inverse_BxHxL: jax.Array) -> jax.Array:
+    """X in another order along L: B×H×L or B×H×L×K. Its gradient is gathered, too, where JAX would scatter it."""
+    del inverse_BxHxL
+    index = order_BxHxL.reshape(*order_BxHxL.shape, *[1] * (x_BxHxLx.ndim - 3))
+    return jnp.take_along_axis(x_BxHxLx, index, axis=2)
+
+
+def _permuted_forward(x, order, inverse):
+    return permuted(x, order, inverse), (order, inverse)
+
+
+def _permuted_backward(orders, gradient):
+    order, inverse = orders
+    return permuted(gradient, inverse, order), None, None
+
+
+permuted.defvjp(_permuted_forward, _permuted_backward)
