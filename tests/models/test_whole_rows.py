@@ -76,6 +76,7 @@ def test_rows_no_longer_than_the_landmarks_are_exact_softmax(landmarks):
         ("linformer", {"linformer.share_slots": "kv", "rotary": True}),
         ("nystromformer", {"nystrom.kernel_size": 4, "nystrom.landmarks": 7, "nystrom.pinv_steps": 2, "rotary": True}),
         ("nystromformer", {"nystrom.landmarks": 1, "short_convolution": 3}),
+        ("linformer", {"pattern": ("nystromformer", "flash", "linformer"), "num_layers": 3}),
     ],
 )
 def test_options_equal_the_oracle(family, options):
