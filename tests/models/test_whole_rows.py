@@ -25,7 +25,7 @@ def logits(model, inputs, segment_ids=None, params=None) -> np.ndarray:
 
 @each_family
 def test_a_padded_row_is_the_row_unpadded(family):
-    """Padding counted as tokens in both papers' code: in means, slots and softmax denominators."""
+    """Padding enters slots in fairseq's code and means in the authors' code of Nyströmformer."""
     model = case(family, False)
     for length in (22, 3):  # more and fewer than the landmarks
         segment_ids = np.where(np.arange(LENGTH)[None] < length, PADDED.clip(1, 1), 0)
@@ -48,7 +48,7 @@ def test_the_end_of_linformer_is_that_of_its_projections():
 
 
 def test_a_short_row_uses_the_first_columns_of_linformers_projections():
-    """As fairseq's code does; others need rows of one length."""
+    """As in fairseq's code."""
     model = case("linformer", False)
     beyond_1xNx1 = 9 * (np.arange(SHAPE["max_length"]) >= 22).astype(np.float32)[None, :, None]
     changed = jax.tree_util.tree_map_with_path(
