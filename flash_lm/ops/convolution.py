@@ -48,8 +48,8 @@ def convolve_heads(x_BxHxLxE: jax.Array, taps_WxH: jax.Array) -> jax.Array:
     """Σ_i taps_ih x_(t + i − before), centred, with one filter for all channels of a head.
 
     A block of tokens is a product of a band matrix with the two blocks that it reads: for tens of taps that is faster
-    than as many shifted copies (on a CPU, with 33 taps, a step of Nyströmformer at configs/small.py takes 0.6 of the
-    time).
+    than as many shifted copies (with 33 taps a step of Nyströmformer at configs/small.py takes 0.6 of the time on a
+    CPU).
 
     Args:
         x_BxHxLxE: the input, one document a row, zero at padding.

@@ -25,7 +25,7 @@ def logits(model, inputs, segment_ids=None, params=None) -> np.ndarray:
 
 @each_family
 def test_a_padded_row_is_the_row_unpadded(family):
-    """Padding counted as tokens in both papers' code: in means, slots and softmax denominators."""
+    """Padding enters slots in fairseq's code and means in the authors' code of Nyströmformer."""
     model = case(family, False)
     for length in (22, 3):  # more and fewer than the landmarks
         segment_ids = np.where(np.arange(LENGTH)[None] < length, PADDED.clip(1, 1), 0)
@@ -48,7 +48,7 @@ def test_the_end_of_linformer_is_that_of_its_projections():
 
 
 def test_a_short_row_uses_the_first_columns_of_linformers_projections():
-    """As fairseq's code does; others need rows of one length."""
+    """As in fairseq's code."""
     model = case("linformer", False)
     beyond_1xNx1 = 9 * (np.arange(SHAPE["max_length"]) >= 22).astype(np.float32)[None, :, None]
     changed = jax.tree_util.tree_map_with_path(
@@ -76,6 +76,7 @@ def test_rows_no_longer_than_the_landmarks_are_exact_softmax(landmarks):
         ("linformer", {"linformer.share_slots": "kv", "rotary": True}),
         ("nystromformer", {"nystrom.kernel_size": 4, "nystrom.landmarks": 7, "nystrom.pinv_steps": 2, "rotary": True}),
         ("nystromformer", {"nystrom.landmarks": 1, "short_convolution": 3}),
+        ("linformer", {"pattern": ("nystromformer", "flash", "linformer"), "num_layers": 3}),
     ],
 )
 def test_options_equal_the_oracle(family, options):
