@@ -14,9 +14,9 @@ from flash_lm.data.corpus import Piece
 from flash_lm.data.tasks import Task
 from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.linear_core import LinearCore, LinearOptions
-from flash_lm.models.families import MLP_PART
 from flash_lm.models.family import Family, Part
 from flash_lm.models.heads import HeadKind
+from flash_lm.models.parts import MLP_PART
 from flash_lm.schema import above, key, section
 from flash_lm.training.optimizer import Optimizer
 

@@ -1,283 +1,32 @@
 """The rows of the table of families: the parts of a layer, and the defaults of open keys.
 
-To add a family: write its mathematics in ops/, wrap it in layers/ with its own section of keys, and add its parts and
-its row here, or in your own module with `flash_lm.register_family`. See docs/extend.md.
+To add a family: write its mathematics in ops/, wrap it in layers/ with its own section of keys, and add its parts to
+models/parts.py and its row here, or both in your own module with `flash_lm.register_family`. See docs/extend.md.
 """
 
-from collections.abc import Callable
-from typing import Any
-
-from flax import nnx
-
-from flash_lm.config import ModelConfig
-from flash_lm.layers.adaptive_span import AdaptiveSpanAttention
-from flash_lm.layers.aft import AFTCore, AFTOptions, AttentionFreeUnit, ConvCore, FactorisedCore
-from flash_lm.layers.attention import GatedAttentionUnit, GAUOptions, MultiHeadAttention
-from flash_lm.layers.convolution import ConvolutionOptions
-from flash_lm.layers.cosformer_core import CosformerCore, CosformerOptions
-from flash_lm.layers.favor_core import FavorCore, FavorOptions, default_features
-from flash_lm.layers.feed_forward import GLU, MLP
-from flash_lm.layers.flow_core import FlowCore, FlowOptions
-from flash_lm.layers.linear_core import LinearCore, LinearOptions
-from flash_lm.layers.linformer_core import LinformerCore, LinformerOptions
-from flash_lm.layers.log_sparse import LogSparseAttention, LogSparseOptions
-from flash_lm.layers.longformer import LongformerAttention
-from flash_lm.layers.lsh_core import LSHOptions
-from flash_lm.layers.mixed_chunk_core import ChunkOptions, MixedChunkCore
-from flash_lm.layers.nystrom_core import NystromCore, NystromOptions
-from flash_lm.layers.positions import relative_bias
-from flash_lm.layers.quadratic_core import QuadraticCore, QuadraticOptions
-from flash_lm.layers.reformer import ReformerAttention
-from flash_lm.layers.span_core import SpanCore, SpanOptions
-from flash_lm.layers.sublayer import Sublayer
-from flash_lm.layers.window_core import WindowOptions
-from flash_lm.models.family import Default, Family, Part, register_family
-from flash_lm.ops.linear_attention import elu_plus_one
-
-
-def _softmax(
-    config: ModelConfig, quadratic: QuadraticOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
-) -> Sublayer:
-    core = QuadraticCore("softmax", None, quadratic, config)
-    return MultiHeadAttention(core, config, rngs=rngs, key_heads=config.num_kv_heads, convolution=convolution)
-
-
-def _gau_quadratic(config: ModelConfig, gau: GAUOptions, quadratic: QuadraticOptions, *, rngs: nnx.Rngs) -> Sublayer:
-    bias = relative_bias(gau.relative_bias, gau.shared_dim, config, rngs=rngs)
-    return GatedAttentionUnit(QuadraticCore(gau.attention_function, bias, quadratic, config), gau, config, rngs=rngs)
-
-
-def _gau_mixed_chunk(config: ModelConfig, gau: GAUOptions, chunks: ChunkOptions, *, rngs: nnx.Rngs) -> Sublayer:
-    bias = relative_bias(gau.relative_bias, gau.shared_dim, config, rngs=rngs)
-    return GatedAttentionUnit(MixedChunkCore(gau.attention_function, bias, chunks, config), gau, config, rngs=rngs)
-
-
-def _softmax_mixed_chunk(
-    config: ModelConfig, chunks: ChunkOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
-) -> Sublayer:
-    core = MixedChunkCore("softmax", None, chunks, config)
-    return MultiHeadAttention(core, config, rngs=rngs, scale_offsets=True, convolution=convolution)
-
-
-def _linear(config: ModelConfig, linear: LinearOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
-    core = LinearCore(elu_plus_one, linear, config)
-    return MultiHeadAttention(core, config, rngs=rngs, convolution=convolution)
-
-
-def _favor(
-    config: ModelConfig,
-    favor: FavorOptions,
-    linear: LinearOptions,
-    convolution: ConvolutionOptions,
-    *,
-    rngs: nnx.Rngs,
-) -> Sublayer:
-    core = FavorCore(favor, linear, config, rngs=rngs)
-    return MultiHeadAttention(core, config, rngs=rngs, convolution=convolution)
-
-
-def _cosine(
-    config: ModelConfig,
-    cosformer: CosformerOptions,
-    linear: LinearOptions,
-    convolution: ConvolutionOptions,
-    *,
-    rngs: nnx.Rngs,
-) -> Sublayer:
-    core = CosformerCore(cosformer, linear, config)
-    return MultiHeadAttention(core, config, rngs=rngs, convolution=convolution)
-
-
-def _flow(
-    config: ModelConfig,
-    flow: FlowOptions,
-    linear: LinearOptions,
-    convolution: ConvolutionOptions,
-    *,
-    rngs: nnx.Rngs,
-) -> Sublayer:
-    core = FlowCore(flow, linear, config)
-    return MultiHeadAttention(core, config, rngs=rngs, convolution=convolution)
-
-
-def _aft_full(config: ModelConfig, aft: AFTOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
-    return AttentionFreeUnit(FactorisedCore(None, aft, config, rngs=rngs), config, rngs=rngs, convolution=convolution)
-
-
-def _aft_local(config: ModelConfig, aft: AFTOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
-    return AttentionFreeUnit(
-        FactorisedCore(aft.window, aft, config, rngs=rngs), config, rngs=rngs, convolution=convolution
-    )
-
-
-def _aft_simple(config: ModelConfig, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
-    return AttentionFreeUnit(AFTCore(config), config, rngs=rngs, convolution=convolution)
-
-
-def _aft_conv(config: ModelConfig, aft: AFTOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
-    return AttentionFreeUnit(ConvCore(aft, config, rngs=rngs), config, rngs=rngs, convolution=convolution)
-
-
-def _window(config: ModelConfig, window: WindowOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
-    return LongformerAttention(window, config, rngs=rngs, convolution=convolution)
-
-
-def _span(config: ModelConfig, span: SpanOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
-    return AdaptiveSpanAttention(SpanCore(span, config), config, rngs=rngs, convolution=convolution)
-
-
-def _log_sparse(config: ModelConfig, log_sparse: LogSparseOptions, *, rngs: nnx.Rngs) -> Sublayer:
-    return LogSparseAttention(log_sparse, config, rngs=rngs)
-
-
-def _slots(
-    config: ModelConfig, linformer: LinformerOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
-) -> Sublayer:
-    core = LinformerCore(linformer, config, rngs=rngs)
-    return MultiHeadAttention(core, config, rngs=rngs, convolution=convolution)
-
-
-def _nystrom(
-    config: ModelConfig, nystrom: NystromOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
-) -> Sublayer:
-    core = NystromCore(nystrom, config, rngs=rngs)
-    return MultiHeadAttention(core, config, rngs=rngs, convolution=convolution)
-
-
-def _lsh(config: ModelConfig, lsh: LSHOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
-    return ReformerAttention(lsh, config, rngs=rngs, convolution=convolution)
-
-
-def _width_problems(config: ModelConfig) -> list[str]:
-    dim, heads = config.model_dim, config.num_heads
-    return [f"model.model_dim={dim} must be a multiple of model.num_heads={heads}"] if dim % heads else []
-
-
-def _head_problems(config: ModelConfig) -> list[str]:
-    dim, heads = config.model_dim, config.num_heads
-    if found := _width_problems(config):
-        return found
-    if config.rotary and dim // heads % 2:
-        return [f"model.rotary pairs dimensions: the head width {dim} / {heads} must be even"]
-    return []
-
-
-def _softmax_problems(config: ModelConfig) -> list[str]:
-    found, heads, key_heads = _head_problems(config), config.num_heads, config.num_kv_heads
-    if heads % key_heads:
-        found.append(f"model.num_heads={heads} must be a multiple of model.num_kv_heads={key_heads}")
-    return found
-
-
-def _window_problems(config: ModelConfig) -> list[str]:
-    found, window = _head_problems(config), config[WindowOptions]
-    if len(window.dilations) > config.num_layers:
-        found.append(
-            f"model.window.dilations={window.dilations} must be at most model.num_layers={config.num_layers} numbers"
-        )
-    if window.dilated_heads > config.num_heads:
-        found.append(
-            f"model.window.dilated_heads={window.dilated_heads} must be at most model.num_heads={config.num_heads}"
-        )
-    return found
-
-
-def _span_problems(config: ModelConfig) -> list[str]:
-    found, span = _head_problems(config), config[SpanOptions]
-    if span.init > span.limit:
-        found.append(f"model.span.init={span.init} must be at most model.span.limit={span.limit}")
-    return found
-
-
-def _log_sparse_problems(config: ModelConfig) -> list[str]:
-    found, own = _head_problems(config), config[LogSparseOptions]
-    if 0 < own.restart < own.local:
-        found.append(f"model.log_sparse.restart={own.restart} must be 0 or at least model.log_sparse.local={own.local}")
-    if own.convolution == "full" and not config.short_convolution:
-        found.append("model.log_sparse.convolution=full needs model.short_convolution, its number of taps")
-    return found
-
-
-def _gau_problems(config: ModelConfig) -> list[str]:
-    found, gau = [], config[GAUOptions]
-    if gau.expanded_dim % gau.heads:
-        found.append(f"model.gau.expanded_dim={gau.expanded_dim} must be a multiple of model.gau.heads={gau.heads}")
-    if (config.rotary or gau.relative_bias == "rope") and gau.shared_dim % 2:
-        found.append(f"rotary positions pair dimensions: model.gau.shared_dim={gau.shared_dim} must be even")
-    return found
-
-
-def _filter_problems(config: ModelConfig) -> list[str]:
-    found = _width_problems(config)
-    if not config[AFTOptions].window:
-        found.append("model.family=aft_conv needs a filter of one tap or more: raise --config.model.aft.window")
-    return found
-
-
-def _times(numerator: int, denominator: int = 1) -> Callable[[ModelConfig], int]:
-    """A multiple of D; a fraction is rounded up to a multiple of 8."""
-    if denominator == 1:
-        return lambda config: numerator * config.model_dim
-    return lambda config: -(-numerator * config.model_dim // denominator // 8) * 8
-
-
-_HEADS = frozenset({"num_heads", "rotary", "rotary_base"})
-_WHOLE_ROWS = frozenset({"bidirectional"})
-_GAU: dict[str, Any] = {"problems": _gau_problems, "defaults": {"gau.expanded_dim": _times(2)}}
-_GAU_KEYS = frozenset({"rotary", "rotary_base", "normalizer", "kernels"})
-
-MLP_PART = Part(MLP, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": _times(4)})
-# Two thirds of an MLP's width, so that three matrices have as many parameters as two.
-GLU_PART = Part(GLU, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": _times(8, 3)})
-SOFTMAX = Part(
-    _softmax,
-    (QuadraticOptions, ConvolutionOptions),
-    _HEADS | {"num_kv_heads"},
-    defaults={"num_kv_heads": lambda config: config.num_heads},
-    problems=_softmax_problems,
-)
-GAU_QUADRATIC = Part(_gau_quadratic, (GAUOptions, QuadraticOptions), _GAU_KEYS, **_GAU)
-GAU_MIXED_CHUNK = Part(_gau_mixed_chunk, (GAUOptions, ChunkOptions), _GAU_KEYS, **_GAU)
-SOFTMAX_MIXED_CHUNK = Part(
-    _softmax_mixed_chunk, (ChunkOptions, ConvolutionOptions), _HEADS | {"normalizer"}, problems=_head_problems
-)
-LINEAR = Part(_linear, (LinearOptions, ConvolutionOptions), _HEADS | {"kernels"}, problems=_head_problems)
-FAVOR = Part(
-    _favor,
-    (FavorOptions, LinearOptions, ConvolutionOptions),
-    _HEADS,
-    defaults={"favor.features": default_features},
-    problems=_head_problems,
-)
-WINDOW = Part(_window, (WindowOptions, ConvolutionOptions), _HEADS, problems=_window_problems)
-SPAN = Part(_span, (SpanOptions, ConvolutionOptions), _HEADS, problems=_span_problems)
-LOG_SPARSE = Part(
-    _log_sparse,
-    (LogSparseOptions,),
-    _HEADS,
-    defaults={"short_convolution": 3},
-    problems=_log_sparse_problems,
-)
-LSH = Part(_lsh, (LSHOptions, ConvolutionOptions), frozenset({"num_heads"}), problems=_width_problems)
-COSINE = Part(
-    _cosine,
-    (CosformerOptions, LinearOptions, ConvolutionOptions),
-    _HEADS | {"kernels"},
-    defaults={"cosformer.cos_length": lambda config: config.max_length},
-    problems=_head_problems,
-)
-FLOW = Part(_flow, (FlowOptions, LinearOptions, ConvolutionOptions), _HEADS, problems=_head_problems)
-SLOTS = Part(_slots, (LinformerOptions, ConvolutionOptions), _HEADS, problems=_head_problems, serves=_WHOLE_ROWS)
-NYSTROM = Part(_nystrom, (NystromOptions, ConvolutionOptions), _HEADS, problems=_head_problems, serves=_WHOLE_ROWS)
-AFT_FULL = Part(_aft_full, (AFTOptions, ConvolutionOptions), unread=frozenset({"aft.window"}))
-AFT_LOCAL = Part(_aft_local, (AFTOptions, ConvolutionOptions))
-AFT_SIMPLE = Part(_aft_simple, (ConvolutionOptions,))
-AFT_CONV = Part(
-    _aft_conv,
-    (AFTOptions, ConvolutionOptions),
-    frozenset({"num_heads"}),
-    unread=frozenset({"aft.bias_dim", "aft.bias_rate"}),
-    problems=_filter_problems,
+from flash_lm.models.family import Default, Family, register_family
+from flash_lm.models.parts import (
+    AFT_CONV,
+    AFT_FULL,
+    AFT_LOCAL,
+    AFT_SIMPLE,
+    COSINE,
+    FAVOR,
+    FLOW,
+    GAU_MIXED_CHUNK,
+    GAU_QUADRATIC,
+    GLU_PART,
+    LINEAR,
+    LOG_SPARSE,
+    LSH,
+    MLP_PART,
+    NYSTROM,
+    SLOTS,
+    SOFTMAX,
+    SOFTMAX_MIXED_CHUNK,
+    SPAN,
+    WINDOW,
+    times,
 )
 
 _LEARNED: dict[str, Default] = {"absolute_positions": "learned"}
@@ -356,7 +105,7 @@ register_family(
     "aft_conv",
     Family(
         (AFT_CONV, MLP_PART),
-        _LEARNED | {"mlp_dim": _times(9, 2)},
+        _LEARNED | {"mlp_dim": times(9, 2)},
         about="AFT with a bias by distance: one convolution per head",
         paper=_AFT,
     ),
@@ -393,7 +142,7 @@ register_family(
     "reformer",
     Family(
         (LSH, MLP_PART),
-        _LEARNED | {"mlp_dim": _times(9, 2)},
+        _LEARNED | {"mlp_dim": times(9, 2)},
         about="softmax attention to tokens with the same hash, queries that are keys as well, and an MLP",
         paper="Kitaev et al. 2020, arXiv:2001.04451",
     ),
