@@ -10,6 +10,7 @@ from flax import nnx
 from models.cases import CASES, PACKED, assert_close, double, model_config, randomised, real, rows_of
 from oracles import families as oracle_families
 from oracles.attention import Row
+from oracles.lsh import lsh_attention
 from oracles.segments import offsets, visibility
 
 from flash_lm.config import parse_model
@@ -95,7 +96,7 @@ def distance(x: np.ndarray, y: np.ndarray) -> float:
 
 def rounding(family: str, x_xLxD: np.ndarray, y_xLxD: np.ndarray) -> float:
     """The same, where rounding gives a few tokens near a border another hash without the tenth that moves most."""
-    if oracle_families.FAMILIES[family].pairs:
+    if oracle_families.FAMILIES[family].sublayers[0] is lsh_attention:
         moved_xL = np.linalg.norm(x_xLxD - y_xLxD, axis=-1) / np.linalg.norm(y_xLxD, axis=-1)
         keep = moved_xL <= np.quantile(moved_xL, 0.9)
         x_xLxD, y_xLxD = x_xLxD[keep], y_xLxD[keep]
