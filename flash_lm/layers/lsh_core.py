@@ -13,6 +13,7 @@ from flash_lm.ops.banded_softmax import softmax_of_scores
 from flash_lm.ops.cache import write
 from flash_lm.ops.lsh_attention import SELF, buckets_of, lsh_attention, places_seen, sorted_by_bucket, unit
 from flash_lm.ops.products import matmul
+from flash_lm.ops.segments import whole_row
 from flash_lm.ops.sight import is_between
 from flash_lm.schema import at_least, key, section
 
@@ -76,17 +77,15 @@ class LSHCore(PlainCore):
 
     def prefill(self, q: jax.Array, v: jax.Array, context: Context, state: LSHCache) -> tuple[jax.Array, LSHCache]:
         """The parallel form over the cache with the new tokens in it, of which only they are queries."""
-        assert context.lengths_B is not None
         capacity = state.key_BxHxMxK.shape[2]
         spacing = capacity + self._reach(capacity)
         slot_BxL = jnp.where(context.real(), context.positions_BxL, capacity)  # padding is out of range and is dropped
-        end_Bx1 = (context.positions_BxL[:, 0] + context.lengths_B)[:, None]
-        filled_BxM = jnp.arange(capacity, dtype=jnp.int32)[None] < end_Bx1
         key_BxHxMxK = write(state.key_BxHxMxK, unit(q), slot_BxL)
         value_BxHxMxE = write(state.value_BxHxMxE, v, slot_BxL)
         new_BxHxLxR = jnp.swapaxes(buckets_of(q, self.rotations[...]), 2, 3)
         buckets_BxHxRxM = jnp.swapaxes(write(state.place_BxHxMxR // spacing, new_BxHxLxR, slot_BxL), 2, 3)
-        by_bucket = sorted_by_bucket(buckets_BxHxRxM, filled_BxM.astype(jnp.int32), self.buckets, self.window)
+        # Slots after the new tokens need no mask: a causal query neither sees nor counts later tokens.
+        by_bucket = sorted_by_bucket(buckets_BxHxRxM, whole_row(capacity).runs_BxL, self.buckets, self.window)
         queries = write(jnp.zeros_like(key_BxHxMxK), q, slot_BxL)
         out_BxHxMxE = lsh_attention(queries, key_BxHxMxK, value_BxHxMxE, by_bucket, window=self.window, causal=True)
         read_Bx1xLx1 = jnp.minimum(slot_BxL, capacity - 1)[:, None, :, None]
