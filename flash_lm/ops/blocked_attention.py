@@ -6,6 +6,7 @@ from the row's log of the sum.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from flash_lm.ops.products import matmul
 from flash_lm.ops.sight import Sight
 
 SMALLEST, LARGEST = 128, 512  # tokens in a block
+_MOST_BIASES = 1 << 25  # numbers in the bias of all pairs of blocks
 KEPT = "blocked_attention"  # name of the derivative's residuals, for policies of jax.checkpoint
 
 # Scores of hidden pairs: finite. And the initial running maximum: lower than any score, but so far above hidden scores
@@ -70,12 +72,13 @@ def attend(
     """
     length = q_BxHxLxK.shape[2]
     size = block_size(length, window)
-    reach = max(length, k_BxHxMxK.shape[2]) + size  # padding is further away
-    bias_HxW = None if bias is None else bias_of_heads(bias, jnp.arange(1 - reach, reach, dtype=jnp.int32))
+    distances = (
+        None if bias is None else _distances(bias, sight, size, -(-length // size), -(-k_BxHxMxK.shape[2] // size))
+    )
     q, k, v = (_to_blocks(x, size, 0) for x in (q_BxHxLxK, k_BxHxMxK, v_BxHxMxE))
     about = Sight(*(_to_blocks(x, size, 0) for x in sight))
     # A divisor must not be zero, even at padding.
-    found: Any = _attend(settings, q, k, v, bias_HxW, about, _to_blocks(divisor_BxL, size, 1))
+    found: Any = _attend(settings, q, k, v, distances, about, _to_blocks(divisor_BxL, size, 1))
     out, log_sum = (_from_blocks(x, length) for x in found)
     return out, log_sum
 
@@ -90,6 +93,58 @@ def bias_of_heads(bias: Callable[[jax.Array], jax.Array], distance: jax.Array) -
     """
     values = bias(distance)
     return values[None] if values.ndim == distance.ndim else values
+
+
+class Distances(NamedTuple):
+    """The bias of pairs of blocks, by their distance.
+
+    bias: D×H×C×C of each distance between two blocks, the same for all rows; or H×W by the distance of two tokens, if
+        that were too large, or if rows differ in how their queries lie between the blocks of keys.
+    lowest: the least distance from the first query of a block to the first key of one, int32.
+    """
+
+    bias: jax.Array
+    lowest: jax.Array
+
+    def of_block(self, places_BxC: jax.Array, j: jax.Array) -> jax.Array:
+        """(B or 1)×(H or 1)×C×C, for queries at these places and the j-th block of keys."""
+        size = places_BxC.shape[1]
+        if self.bias.ndim == 4:
+            return self.bias[self._index(places_BxC, j)][None]
+        first_B = j * size - places_BxC[:, 0] - (size - 1) + self.bias.shape[1] // 2
+        diagonals_HxBxN = self.bias[:, first_B[:, None] + jnp.arange(2 * size - 1, dtype=jnp.int32)[None]]
+        return toeplitz(jnp.swapaxes(diagonals_HxBxN, 0, 1))
+
+    def with_gradient(self, total: jax.Array, places_BxC: jax.Array, j: jax.Array, d_scores: jax.Array) -> jax.Array:
+        """The sum of the bias's derivatives with that of one block added, whose scores have these derivatives."""
+        if self.bias.ndim == 4:
+            # As a product, since XLA's CPU backend sums over rows on one core.
+            one_a_bias = d_scores.reshape(-1, math.prod(self.bias.shape[1:]))
+            ones = jnp.ones((1, len(one_a_bias)), jnp.float32)
+            summed = jnp.matmul(ones, one_a_bias, precision=jax.lax.Precision.HIGHEST)
+            index = self._index(places_BxC, j)
+            added = total[index] + summed.reshape(self.bias.shape[1:])
+            return jax.lax.dynamic_update_index_in_dim(total, added, index, 0)
+        alike = tuple(i for i, x in enumerate((places_BxC, self.bias)) if x.shape[0] == 1)  # rows, heads
+        _, pull = jax.vjp(lambda bias: self._replace(bias=bias).of_block(places_BxC, j), self.bias)
+        return total + pull(d_scores.sum(axis=alike, keepdims=True))[0]
+
+    def _index(self, places_BxC: jax.Array, j: jax.Array) -> jax.Array:
+        size = places_BxC.shape[1]
+        return (j * size - places_BxC[0, 0] - self.lowest) // size
+
+
+def _distances(bias: Callable[[jax.Array], jax.Array], sight: Sight, size: int, queries: int, keys: int) -> Distances:
+    """The bias for these numbers of blocks."""
+    lowest = -(queries - 1) * size - sight.index_BxL[0, 0]
+    blocks = queries + keys - 1
+    by_block = bias_of_heads(bias, lowest - (size - 1) + jnp.arange((blocks + 1) * size - 1, dtype=jnp.int32))
+    if sight.index_BxL.shape[0] == 1 and len(by_block) * blocks * size**2 <= _MOST_BIASES:
+        starts_D = size * jnp.arange(blocks, dtype=jnp.int32)
+        diagonals_HxDxN = by_block[:, starts_D[:, None] + jnp.arange(2 * size - 1, dtype=jnp.int32)[None]]
+        return Distances(toeplitz(jnp.swapaxes(diagonals_HxDxN, 0, 1)), lowest)
+    reach = max(queries, keys) * size + size  # padding is further away
+    return Distances(bias_of_heads(bias, jnp.arange(1 - reach, reach, dtype=jnp.int32)), lowest)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -150,10 +205,7 @@ def _backward(settings: Settings, kept, d_found: tuple[jax.Array, jax.Array]):
             (d_scores,) = pull(matmul(d_out_i, v_j, transpose_b=True) - shared)
             d_v_t = d_v_t.at[j].add(matmul(d_out_t, weights.astype(d_out_i.dtype)))
             if bias is not None:
-                places = seen.index_BxL
-                _, pull = jax.vjp(lambda w: _bias_of_block(w, places, j), bias)
-                alike = tuple(i for i, x in enumerate((places, bias)) if x.shape[0] == 1)  # rows, heads
-                d_bias += pull(d_scores.sum(axis=alike, keepdims=True))[0]
+                d_bias = bias.with_gradient(d_bias, seen.index_BxL, j, d_scores)
             d_products = (d_scores * settings.scale).astype(key.dtype)
             d_k_t = d_k_t.at[j].add(matmul(query_t, d_products))
             return d_q + matmul(d_products, key), d_k_t, d_v_t, d_bias
@@ -164,34 +216,27 @@ def _backward(settings: Settings, kept, d_found: tuple[jax.Array, jax.Array]):
         return tuple(rest), d_q.astype(query.dtype)
 
     zeros = (jnp.zeros(_transposed(x).shape, jnp.float32) for x in (k, v))
-    start = (*zeros, None if bias is None else jnp.zeros_like(bias))
+    start = (*zeros, None if bias is None else jnp.zeros_like(bias.bias))
     (d_k_t, d_v_t, d_bias), d_q = jax.lax.scan(
         of_queries, start, (q, out, row, d_out, d_row, sight, blocks_seen(sight))
     )
     d_k, d_v = _transposed(d_k_t).astype(k.dtype), _transposed(d_v_t).astype(v.dtype)
-    return d_q, d_k, d_v, d_bias, None, None
+    d_distances = None if bias is None else bias._replace(bias=d_bias, lowest=None)
+    return d_q, d_k, d_v, d_distances, None, None
 
 
 _attend.defvjp(_forward, _backward)
 
 
 def _scores(
-    settings: Settings, query: jax.Array, key: jax.Array, j: jax.Array, seen: Sight, bias: jax.Array | None
+    settings: Settings, query: jax.Array, key: jax.Array, j: jax.Array, seen: Sight, bias: Distances | None
 ) -> tuple[jax.Array, jax.Array]:
     """For a block of queries and the j-th of keys: B×H×C×C float32, and which pairs are visible, (B or 1)×1×C×C."""
     scores = matmul(query, key, transpose_b=True) * settings.scale
     if bias is not None:
-        scores += _bias_of_block(bias, seen.index_BxL, j)
+        scores += bias.of_block(seen.index_BxL, j)
     size = key.shape[2]
     return scores, seen.visible(j * size + jnp.arange(size, dtype=jnp.int32))[:, None]
-
-
-def _bias_of_block(bias_HxW: jax.Array, places_BxC: jax.Array, j: jax.Array) -> jax.Array:
-    """(B or 1)×(H or 1)×C×C, from the bias by distance, for queries at these places and the j-th block of keys."""
-    size = places_BxC.shape[1]
-    first_B = j * size - places_BxC[:, 0] - (size - 1) + bias_HxW.shape[1] // 2
-    diagonals_HxBxN = bias_HxW[:, first_B[:, None] + jnp.arange(2 * size - 1, dtype=jnp.int32)[None]]
-    return toeplitz(jnp.swapaxes(diagonals_HxBxN, 0, 1))
 
 
 def _weights(settings: Settings, scores: jax.Array, visible: jax.Array, row: jax.Array) -> jax.Array:

@@ -34,8 +34,11 @@ def test_spans_at_their_limit_are_longformers_window(causal):
     assert_close(np.asarray(longest)[keep], np.asarray(window)[keep], 1e-5)
 
 
+@pytest.mark.parametrize("most", [0, blocked_attention._MOST_BIASES], ids=["bias-by-token", "bias-by-block"])
 @pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["causal", "bidirectional"])
-def test_blocks_are_the_plain_form(causal, monkeypatch):
+def test_blocks_are_the_plain_form(causal, most, monkeypatch):
+    """Whether the biases of all pairs of blocks are made beforehand, or those of each when it is needed."""
+    monkeypatch.setattr(blocked_attention, "_MOST_BIASES", most)
     _, loss, grads = case("adaptive_span", causal).run(PACKED)
     monkeypatch.setattr(blocked_attention, "SMALLEST", 8)
     monkeypatch.setattr(blocked_attention, "LARGEST", 8)
