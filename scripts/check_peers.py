@@ -201,7 +201,8 @@ def verdict(prepared: Prepared, answers: list[Line]) -> Line:
 def surprise(line: Line) -> str | None:
     """Why a line is not as expected; None: it is."""
     if line["outcome"] != line["expected"]:
-        return f"{line['outcome']} ({line.get('error', line.get('difference'))}), expected: {line['expected']}"
+        found = line.get("error", line.get("difference"))
+        return f"{line['outcome']}{f' ({found})' if found else ''}, expected: {line['expected']}"
     if line.get("our_difference", 0) > THRESHOLD:
         return f"ours changes by {line['our_difference']:.1e}, too"
     return None
