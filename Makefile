@@ -61,7 +61,7 @@ peers: setup ## make .venv-peers, with what scripts/benchmark_peers.py and check
 	grep -v '^#' requirements-peers.txt | while read -r package; do \
 		.venv-peers/bin/pip install --quiet --no-build-isolation "$$package" || echo "not installed: $$package"; \
 	done
-	$(BIN)/python scripts/check_peers.py --fetch
+	$(BIN)/python scripts/fetch_peers.py
 
 docs: setup ## build the site into docs/_build/html; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

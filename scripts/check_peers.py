@@ -7,12 +7,13 @@ The cases, in check_peers.toml, say beforehand whether outputs agree: their larg
 output, is at most 1e-4. Where they do not, a case names the reason, and a case beside it is without that reason. Some
 compare theirs with itself: does an output change that should not? Others are what theirs cannot run. The command fails
 where a case turns out otherwise. The authors' code of cosFormer and Flowformer is read from a checkout of their
-repository: --fetch makes it, and --cosformer=PATH and --flowformer=PATH say where else it is.
+repository: fetch_peers.py makes it, and --cosformer=PATH and --flowformer=PATH say where else it is.
 """
 
 import argparse
 import dataclasses
 import json
+import logging
 import pathlib
 import subprocess
 import tempfile
@@ -42,13 +43,12 @@ THRESHOLD = 1e-4
 SOURCES = pathlib.Path(".venv-peers/src")
 WIDTH, SEED = 64, 0
 # family -> repository of its authors, and the commit that is compared
-REPOSITORIES = {
-    "cosformer": ("OpenNLPLab/cosFormer", "8e12da111e2a683ea875711e0bf5810c6b4e8f9f"),
-    "flowformer": ("thuml/Flowformer", "61f5d8c83907955a8bc226af03b81b59b2724c8f"),
+REPOSITORIES: dict[str, tuple[str, str]] = {
+    family: (about["repository"], about["commit"])
+    for family, about in tomllib.loads(TABLE.read_text(encoding="utf-8")).items()
+    if "repository" in about
 }
 AGREES, DIFFERS, FAILS = "agrees", "differs", "does not run"
-
-Shape = tuple[int, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,18 +92,14 @@ class Case:
         return segments_BxL
 
 
-def _normal(rng: np.random.Generator, shape: Shape) -> np.ndarray:
-    return rng.standard_normal(shape).astype(np.float32)
-
-
-def _filled(mixer: Mixer, rng: np.random.Generator, shape: Shape, only_first: bool) -> np.ndarray:
+def _filled(mixer: Mixer, rng: np.random.Generator, shape: tuple[int, ...], only_first: bool) -> np.ndarray:
     """Tokens whose buckets, over all heads and rounds, are each combination equally often; or the first one."""
     sublayer, (rows, length, width) = mixer.sublayer, shape
     assert isinstance(sublayer, ReformerAttention)
     core = sublayer.core
     assert isinstance(core, LSHCore)
     combinations = core.buckets ** (sublayer.heads * core.rounds)
-    many_1xNxD = _normal(rng, (1, 8 * rows * length * combinations, width))
+    many_1xNxD = rng.standard_normal((1, 8 * rows * length * combinations, width), np.float32)
     q = sublayer.query(jnp.asarray(many_1xNxD)).reshape(1, -1, sublayer.heads, sublayer.key_width)
     found = np.asarray(buckets_of(jnp.swapaxes(q, 1, 2), core.rotations[...])).reshape(-1, many_1xNxD.shape[1])
     code_N = (core.buckets ** np.arange(len(found))) @ found
@@ -113,8 +109,8 @@ def _filled(mixer: Mixer, rng: np.random.Generator, shape: Shape, only_first: bo
     return many_1xNxD[0][rng.permuted(picked.reshape(rows, -1), axis=1)]
 
 
-INPUTS: dict[str, Callable[[Mixer, np.random.Generator, Shape], np.ndarray]] = {
-    "normal": lambda _, *arguments: _normal(*arguments),
+INPUTS: dict[str, Callable[[Mixer, np.random.Generator, tuple[int, ...]], np.ndarray]] = {
+    "normal": lambda _, rng, shape: rng.standard_normal(shape, np.float32),
     "each_bucket": lambda *arguments: _filled(*arguments, only_first=False),
     "one_bucket": lambda *arguments: _filled(*arguments, only_first=True),
 }
@@ -242,17 +238,6 @@ def checkout(family: str, path: pathlib.Path) -> pathlib.Path | None:
     return path.resolve()
 
 
-def fetch() -> None:
-    """Clones what is not there; says what cannot be cloned."""
-    for repository, commit in REPOSITORIES.values():
-        path = SOURCES / repository.split("/")[1]
-        clone = ["git", "clone", "--quiet", f"https://github.com/{repository}", path]
-        if not path.exists() and subprocess.run(clone).returncode:
-            print(f"not fetched: {repository}")
-        elif subprocess.run(["git", "-C", path, "checkout", "--quiet", commit]).returncode:
-            print(f"{repository} has no commit {commit}")
-
-
 def check(cases: list[Case], python: pathlib.Path, folders: dict[str, pathlib.Path | None]) -> list[Line]:
     """A line for each case whose peer is there; says which are not. `folders`: of the authors' repositories."""
     missing = {family: REPOSITORIES[family][0] for family, folder in folders.items() if folder is None}
@@ -283,7 +268,6 @@ def check(cases: list[Case], python: pathlib.Path, folders: dict[str, pathlib.Pa
 def main(argv: list[str]) -> None:
     """Writes check_peers.jsonl to OUT; fails where a case is not as expected."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--fetch", action="store_true", help=f"only clone the authors' repositories into {SOURCES}")
     parser.add_argument("--families", help="separated by spaces; default: all")
     parser.add_argument(
         "--python", type=pathlib.Path, default=".venv-peers/bin/python", help="the peers' Python interpreter"
@@ -292,12 +276,9 @@ def main(argv: list[str]) -> None:
         default = SOURCES / repository.split("/")[1]
         text = f"checkout of github.com/{repository} at {commit[:12]}; default: {default}"
         parser.add_argument(f"--{family}", type=pathlib.Path, default=default, help=text)
-    parser.add_argument("--out", type=pathlib.Path, help="folder to write")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments = parser.parse_args(argv)
-    if arguments.fetch:
-        return fetch()
-    if not arguments.out:
-        raise InputError("--out is missing: say which folder to write")
+    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides how each layer is compiled
     if not arguments.python.exists():
         raise InputError(f"--python={arguments.python} does not exist: run `make peers`")
     cases = read_cases(TABLE, words_of(arguments.families) if arguments.families else None)

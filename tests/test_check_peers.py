@@ -184,3 +184,23 @@ def test_the_table_is_one_that_the_worker_knows():
     assert len({(case.family, case.case) for case in cases}) == len(cases)
     agreeing = {case.family for case in cases if case.expected == script.AGREES and not case.change}
     assert agreeing == {case.family for case in cases}
+
+
+def test_what_cannot_be_cloned_is_named(tmp_path, monkeypatch, capsys):
+    """And what can is at its commit."""
+    script, origin = load_script("fetch_peers"), tmp_path / "x" / "y"
+    origin.mkdir(parents=True)
+    git = ["git", "-C", origin, "-c", "user.name=x", "-c", "user.email=x"]
+    for words in (["init", "--quiet"], *[["commit", "--quiet", "--allow-empty", f"--message={n}"] for n in range(2)]):
+        subprocess.run([*git, *words], check=True)
+    first = subprocess.run([*git, "rev-parse", "HEAD^"], capture_output=True, text=True, check=True).stdout.strip()
+    monkeypatch.setattr(script, "TABLE", tmp_path / "cases.toml")
+    names = {"x/y": first, "x/nowhere": first}
+    tables = [f'[{n}]\nrepository = "{name}"\ncommit = "{commit}"\n' for n, (name, commit) in enumerate(names.items())]
+    script.TABLE.write_text("[other]\n" + "".join(tables))
+    monkeypatch.setattr(script, "SOURCES", tmp_path / "src")
+    for key, value in {"COUNT": "1", "KEY_0": f"url.{tmp_path}/.insteadOf", "VALUE_0": "https://github.com/"}.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{key}", value)
+    script.main()
+    assert capsys.readouterr().out == "not fetched: x/nowhere\n"
+    assert (tmp_path / "src" / "y" / ".git" / "HEAD").read_text().strip() == first
