@@ -34,6 +34,13 @@ def test_a_table_has_one_row_per_line_or_one_column_per_value():
     assert across == [["family", "512", "1,024", "MB"], ["`a`", "1234", "2000", "2"], ["`b`", "", "10", ""]]
 
 
+def test_columns_of_words_stand_on_the_left():
+    sides = {
+        form: results._is_text(form, LINES) for form in ("`{family}`", "{ms:.0f}", "{family} of {length}", "{none}", "")
+    }
+    assert sides == {"`{family}`": True, "{ms:.0f}": False, "{family} of {length}": False, "{none}": True, "": False}
+
+
 def test_lines_are_chosen_by_their_values():
     assert len(results.read("families/results.jsonl", "family=flash, split=validation")) == 1
     with pytest.raises(Exception, match="has no line with family=flush"):

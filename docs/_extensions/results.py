@@ -20,6 +20,7 @@ row, and `*` is a column for each value of that field. A single figure in a sent
 """
 
 import json
+import os
 import pathlib
 import re
 from typing import Any
@@ -75,6 +76,12 @@ def table(lines: list[Line], columns: dict[str, str], across: str | None) -> lis
     return cells
 
 
+def _is_text(form: str, lines: list[Line]) -> bool:
+    """Whether a column's fields are words, which stand on the left."""
+    fields = [field for field, _, _ in _FIELD.findall(form)]
+    return bool(fields) and all(isinstance(line.get(field, ""), str) for field in fields for line in lines)
+
+
 def _sorted(lines: list[Line], field: str) -> list[Line]:
     name = field.lstrip("-")
     return sorted(lines, key=lambda line: line[name], reverse=field.startswith("-"))
@@ -100,10 +107,12 @@ class ResultsTable(SphinxDirective):
             names = [name.strip() for name in self.options["only"].split(",")]
             by_name = {row[0].strip("`"): row for row in rows}
             rows = [by_name[name] for name in names]
-        rule = [":--", *("--:" for _ in head[1:])]
+        forms = dict.fromkeys(head, "") | columns  # with `across`, a heading may be a value
+        rule = [":--", *(":--" if _is_text(forms[name], lines) else "--:" for name in head[1:])]
         text = "\n".join("| " + " | ".join(cells) + " |" for cells in [head, rule, *rows])
-        up = "../" * (self.env.docname.count("/") + 1)
-        source = f"Measured: [results/{path}]({up}results/{path})."
+        page = pathlib.Path(self.get_source_info()[0])  # a page that another one includes has links of its own
+        target = pathlib.PurePosixPath(os.path.relpath(_RESULTS / path, page.parent))
+        source = f"Measured: [results/{path}]({target})."
         return self.parse_text_to_nodes(f"{text}\n\n{source}\n")
 
 
