@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from flash_lm.ops import blocked_attention
-from flash_lm.ops.attention_functions import masked_softmax
 from flash_lm.ops.blocked_attention import Settings
 from flash_lm.ops.products import matmul
 from flash_lm.ops.quadratic_attention import Bias, scores_of
@@ -60,10 +59,13 @@ def banded_softmax(
 
 def softmax_of_scores(scores_BxHxLxM: jax.Array, visible: jax.Array, v_BxHxMxE: jax.Array) -> SoftmaxPart:
     """The same from all scores at once, float32; `visible` has a shape that broadcasts to theirs."""
-    weights_BxHxLxM = masked_softmax(scores_BxHxLxM, visible, jnp.ones(()))
-    out_BxHxLxE = matmul(weights_BxHxLxM.astype(v_BxHxMxE.dtype), v_BxHxMxE).astype(v_BxHxMxE.dtype)
-    log_sum = jax.nn.logsumexp(jnp.where(visible, scores_BxHxLxM, blocked_attention.HIDDEN), axis=-1)
-    return SoftmaxPart(out_BxHxLxE, jnp.where(visible.any(axis=-1), log_sum, blocked_attention.LOWEST))
+    hidden = jnp.where(visible, scores_BxHxLxM, blocked_attention.HIDDEN)
+    top_BxHxLx1 = jax.lax.stop_gradient(jnp.maximum(hidden.max(axis=-1, keepdims=True), blocked_attention.LOWEST))
+    weights_BxHxLxM = jnp.exp(hidden - top_BxHxLx1)
+    total_BxHxLx1 = weights_BxHxLxM.sum(axis=-1, keepdims=True)
+    total_BxHxLx1 = jnp.where(total_BxHxLx1 > 0, total_BxHxLx1, 1)  # for a query that sees nothing
+    mixed = matmul(weights_BxHxLxM.astype(v_BxHxMxE.dtype), v_BxHxMxE) / total_BxHxLx1
+    return SoftmaxPart(mixed.astype(v_BxHxMxE.dtype), (top_BxHxLx1 + jnp.log(total_BxHxLx1))[..., 0])
 
 
 def joined(parts: list[SoftmaxPart]) -> jax.Array:

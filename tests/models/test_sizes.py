@@ -98,8 +98,8 @@ def test_flops_are_those_that_xla_counts(family, monkeypatch):
     monkeypatch.setattr(offset_attention, "_UNROLLED", 64)
     # Of the two forms the one that has no product where there is no w.
     monkeypatch.setattr(aft, "fits", lambda k, v, bias: jnp.zeros((), bool))
-    # An AFT and convolutions do more than others element by element.
-    width = 1024 if family.startswith("aft") or family == "log_sparse" else 256
+    # An AFT, convolutions and a bias do more than others element by element.
+    width = 1024 if family.startswith("aft") or family in ("log_sparse", "adaptive_span") else 256
     shape = {"num_layers": 1, "model_dim": width, "num_heads": 2, "gau.shared_dim": 128, "chunks.size": 128}
     shape |= {"aft.window": 512, "aft.bias_dim": 64, "window.size": 512, "window.dilations": (1,), "span.limit": 512}
     shape |= {"linformer.slots": 128, "nystrom.landmarks": 64, "nystrom.kernel_size": 33}
