@@ -139,7 +139,10 @@ def test_the_table_of_families_in_readme_is_current():
     assert load_script("write_families").page(readme) == readme, "run python scripts/write_families.py"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [name if name in ("flash", "reformer") else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
+)
 def test_a_picture_is_current(family):
     picture = (ROOT / "docs" / "families" / "pictures" / f"{family}.svg").read_text()
     assert load_script("draw_families").picture(family) == picture, (
