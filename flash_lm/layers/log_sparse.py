@@ -16,7 +16,6 @@ from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import full_convolutions, short_convolutions
 from flash_lm.layers.core import Pairs, PlainCore
 from flash_lm.layers.quadratic_core import KeyValueCache
-from flash_lm.ops.cache import write
 from flash_lm.ops.offset_attention import attend_at_offsets, attend_in_cache, log_sparse_offsets
 from flash_lm.schema import at_least, key, one_of, section
 
@@ -58,18 +57,15 @@ class LogSparseCore(PlainCore):
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> KeyValueCache:
         """An empty cache for `capacity` tokens a row: any token may be needed again."""
-        shapes = ((batch, heads, capacity, width) for width in (key_width, value_width))
-        return KeyValueCache(*(jnp.zeros(shape, self.state_dtype) for shape in shapes))
+        return KeyValueCache.empty(batch, heads, capacity, key_width, value_width, self.state_dtype)
 
     def prefill(
         self, pairs: Pairs, v: jax.Array, context: Context, state: KeyValueCache
     ) -> tuple[jax.Array, KeyValueCache]:
         """Writes the new keys and values at their positions, then reads those at the offsets."""
         q, k = pairs["attention"]
-        capacity = state.key_BxHxMxK.shape[2]
-        slot_BxL = jnp.where(context.real(), context.positions_BxL, capacity)  # padding is out of range and is dropped
-        state = KeyValueCache(write(state.key_BxHxMxK, k, slot_BxL), write(state.value_BxHxMxE, v, slot_BxL))
-        offsets = self._offsets(capacity, causal=True)
+        state = state.with_tokens(k, v, context)
+        offsets = self._offsets(state.key_BxHxMxK.shape[2], causal=True)
         out = attend_in_cache(q, *state, context.sight(), offsets, scale=1 / math.sqrt(q.shape[-1]))
         return out.astype(v.dtype), state
 

@@ -38,6 +38,18 @@ class KeyValueCache(NamedTuple):
     key_BxHxMxK: jax.Array
     value_BxHxMxE: jax.Array
 
+    @classmethod
+    def empty(
+        cls, batch: int, heads: int, capacity: int, key_width: int, value_width: int, dtype: jnp.dtype
+    ) -> "KeyValueCache":
+        """For `capacity` tokens a row."""
+        return cls(*(jnp.zeros((batch, heads, capacity, width), dtype) for width in (key_width, value_width)))
+
+    def with_tokens(self, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, context: Context) -> "KeyValueCache":
+        """With new tokens at their positions; padding is out of range and is dropped."""
+        slot_BxL = jnp.where(context.real(), context.positions_BxL, self.key_BxHxMxK.shape[2])
+        return KeyValueCache(*(write(old, x, slot_BxL) for old, x in zip(self, (k_BxHxLxK, v_BxHxLxE), strict=True)))
+
 
 class QuadraticCore(PlainCore):
     """f(q kᵀ scale + b) / N · v over the visible pairs (see `ops.quadratic_attention`).
@@ -75,8 +87,7 @@ class QuadraticCore(PlainCore):
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> KeyValueCache:
         """An empty cache for `capacity` tokens a row."""
-        shapes = ((batch, heads, capacity, width) for width in (key_width, value_width))
-        return KeyValueCache(*(jnp.zeros(shape, self.state_dtype) for shape in shapes))
+        return KeyValueCache.empty(batch, heads, capacity, key_width, value_width, self.state_dtype)
 
     def prefill(
         self, pairs: Pairs, v: jax.Array, context: Context, state: KeyValueCache
@@ -84,8 +95,7 @@ class QuadraticCore(PlainCore):
         """Writes the new keys and values at their positions, then attends to all up to the query's own."""
         q, k = pairs["attention"]
         capacity, sight = state.key_BxHxMxK.shape[2], context.sight()
-        slot_BxL = jnp.where(context.real(), context.positions_BxL, capacity)  # padding is out of range and is dropped
-        state = KeyValueCache(write(state.key_BxHxMxK, k, slot_BxL), write(state.value_BxHxMxE, v, slot_BxL))
+        state = state.with_tokens(k, v, context)
 
         def attend_to(slots: int) -> jax.Array:
             key_BxHxSxK, value_BxHxSxE = (cache[:, :, :slots] for cache in state)

@@ -205,6 +205,7 @@ OPTIONS = [
     ("transformer_plus_plus", {"num_heads": 4, "num_kv_heads": 2}),
     ("longformer", {"window.global_tokens": 3}),
     ("reformer", {"lsh.num_hashes": 3, "lsh.num_buckets": 2, "lsh.window": 64, "short_convolution": 3}),
+    ("log_sparse", {"log_sparse.restart": 7, "log_sparse.convolution": "full"}),
     ("longformer", {"window.global_tokens": 9, "window.dilated_heads": 2, "window.dilations": (3,)}),
 ]
 

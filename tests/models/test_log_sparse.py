@@ -53,20 +53,6 @@ def test_options_equal_the_oracle(causal, options):
     assert_logits_equal(model, PACKED, model.logits(model.params, tokens(), PACKED))
 
 
-@pytest.mark.parametrize("options", [{"log_sparse.restart": 7}, {"log_sparse.convolution": "full"}], ids=str)
-def test_options_decode(options):
-    """Prefill in pieces of different lengths, from the middle of a pattern."""
-    model = case("log_sparse", True, **options)
-    expected = np.asarray(model.logits(model.params, tokens()))
-    state, starts = model.init_state(), np.zeros(2, int)
-    for lengths in ((5, 1), (14, 7), (10, 21)):
-        inputs = np.stack([np.resize(tokens()[b, starts[b] :], LENGTH) for b in range(2)])
-        logits, state = model.prefill(model.params, jnp.asarray(inputs), state, np.array(lengths))
-        for b, length in enumerate(lengths):
-            assert_close(logits[b, :length], expected[b, starts[b] : starts[b] + length], 1e-5)
-        starts += lengths
-
-
 def test_gradients_are_those_of_the_plain_form():
     """The derivatives are our own; JAX differentiates the plain form, an L×L array."""
     q, k, v, pull = jax.random.normal(jax.random.key(0), (4, 2, 2, 40, 4))
