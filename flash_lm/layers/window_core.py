@@ -199,14 +199,14 @@ class WindowCore(PlainCore):
         q = by.pair.q_BxHxLxK.astype(k.dtype)
         batch, heads, length, width = q.shape
         whole = heads - self.dilated_heads
-        attend = functools.partial(ops.banded_softmax, scale=1 / math.sqrt(width), window=self.largest)
+        attend = functools.partial(ops.windowed_softmax, scale=1 / math.sqrt(width), window=self.largest)
 
         def with_gaps(dilation: int) -> SoftmaxPart:
             seen = ops.folded_sight(sight((by.window - 1) * dilation + 1), dilation, batch)
             folded_q, folded_k, folded_v = (ops.folded(x[:, whole:], dilation) for x in (q, k, v))
             out, log_sum = attend(folded_q, folded_k, folded_v, seen)
-            both = (ops.unfolded(x, dilation, length) for x in (out, log_sum[..., None]))
-            return SoftmaxPart(next(both), next(both)[..., 0])
+            log_sum = ops.unfolded(log_sum[..., None], dilation, length)[..., 0]
+            return SoftmaxPart(ops.unfolded(out, dilation, length), log_sum)
 
         groups = []
         if whole:

@@ -13,6 +13,7 @@ from flash_lm.ops.blocked_attention import Settings
 from flash_lm.ops.products import matmul
 from flash_lm.ops.quadratic_attention import Bias, scores_of
 from flash_lm.ops.sight import Sight
+from flash_lm.ops.stretches import stretches_of
 
 
 class SoftmaxPart(NamedTuple):
@@ -55,6 +56,22 @@ def banded_softmax(
             *blocked_attention.attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, sight, no_divisor, settings, bias, window)
         )
     return softmax_of_scores(*scores_of(q_BxHxLxK, k_BxHxMxK, sight, scale, bias), v_BxHxMxE)
+
+
+def windowed_softmax(
+    q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, v_BxHxMxE: jax.Array, sight: Sight, *, scale: float, window: int
+) -> SoftmaxPart:
+    """As `banded_softmax`, for a window that is not longer than `window`: long rows are cut into stretches.
+
+    The last key must be the last query's own, as in a row and in a ring followed by new tokens.
+    """
+    batch, _, length, _ = q_BxHxLxK.shape
+    cut = stretches_of(length, k_BxHxMxK.shape[2], window)
+    if cut is None:
+        return banded_softmax(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, sight, scale=scale, window=window)
+    q, k, v, seen = cut.queries(q_BxHxLxK), cut.keys(k_BxHxMxK), cut.keys(v_BxHxMxE), cut.sight(sight, batch)
+    out, log_sum = banded_softmax(q, k, v, seen, scale=scale, window=window)
+    return SoftmaxPart(cut.joined(out, length), cut.joined(log_sum[..., None], length)[..., 0])
 
 
 def softmax_of_scores(scores_BxHxLxM: jax.Array, visible: jax.Array, v_BxHxMxE: jax.Array) -> SoftmaxPart:

@@ -11,9 +11,18 @@ from jax.extend.core import jaxprs_in_params
 from oracles.segments import visibility
 
 from flash_lm.ops import blocked_attention
-from flash_lm.ops.banded_softmax import SoftmaxPart, banded_softmax, folded, folded_sight, joined, unfolded
+from flash_lm.ops.banded_softmax import (
+    SoftmaxPart,
+    banded_softmax,
+    folded,
+    folded_sight,
+    joined,
+    unfolded,
+    windowed_softmax,
+)
 from flash_lm.ops.segments import find_segments, whole_row
 from flash_lm.ops.sight import Sight, sight_of
+from flash_lm.ops.stretches import stretches_of
 from ops.test_segments import LENGTH, random_ids
 
 BATCH, HEADS, WINDOW, SCALE = 4, 2, 6, 0.7
@@ -157,6 +166,41 @@ def test_a_window_with_gaps(dilation, causal, blocked, arrays, small_blocks):
     near = window_of(causal, reach)
     sees = lambda b, h, t, u: near(b, h, t, u) and (t - u) % dilation == 0
     assert_found(SoftmaxPart(out, sums[..., 0]), loops(arrays, sees))
+
+
+@ways
+@pytest.mark.parametrize("window", [1, 3, 9])
+@pytest.mark.parametrize("ahead", [0, 2, 5, 20])
+def test_long_rows_are_cut_into_stretches(window, causal, ahead, monkeypatch):
+    """Values and derivatives as of the whole row, where the last stretch is not full; with keys before the row too."""
+    length = 167
+    random = np.random.default_rng(2)
+    shapes = [(2, HEADS, n, width) for n, width in ((length, 3), (ahead + length, 3), (ahead + length, 2), (length, 2))]
+    q, k, v, of_out = (jnp.asarray(random.standard_normal(shape), jnp.float32) for shape in shapes)
+    of_sum = jnp.asarray(random.standard_normal((2, HEADS, length)), jnp.float32)
+    documents = np.concatenate([np.repeat([1, 2, 3], [ahead + 40, 80, 47]), np.repeat([1, 2, 0], [ahead + 93, 60, 14])])
+    whole = sight_of(find_segments(jnp.asarray(documents.reshape(2, -1))), causal=causal, window=window)
+    sight = Sight(*(jnp.broadcast_to(x, (2, ahead + length))[:, ahead:] for x in whole))
+    real = (sight.count() > 0)[:, None]
+
+    def loss(attend: Callable[..., SoftmaxPart], q, k, v):
+        out, log_sum = attend(q, k, v, sight, scale=SCALE, window=window)
+        return (out * of_out).sum() + jnp.where(real, log_sum * of_sum, 0).sum(), (out, log_sum)
+
+    def everything(attend: Callable[..., SoftmaxPart]):
+        return jax.jit(jax.value_and_grad(lambda *x: loss(attend, *x), argnums=(0, 1, 2), has_aux=True))(q, k, v)
+
+    expected = everything(banded_softmax)
+    monkeypatch.setattr(blocked_attention, "SMALLEST", 4)
+    monkeypatch.setattr(blocked_attention, "LARGEST", 4)
+    assert stretches_of(length, ahead + length, window).count > 1  # type: ignore
+    for one, other in zip(jax.tree.leaves(everything(windowed_softmax)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_short_row_is_not_cut():
+    assert stretches_of(1024, 1024, 128) is None
+    assert stretches_of(8192, 8192, 128).count == 8  # type: ignore
 
 
 def test_the_window_may_differ_by_layer(arrays, small_blocks):
