@@ -103,6 +103,31 @@ def test_step_times_of_nonsense_end_before_anything_is_measured(tmp_path, word, 
 
 
 @pytest.mark.slow
+def test_time_of_a_layer_by_length(tmp_path, capsys):
+    script, out = load_script("benchmark_layer"), tmp_path / "new" / "out"
+    families = ["longformer", "longformer+window.size=4"]
+    words = ["--size=tiny", f"--families={' '.join(families)}", "--lengths=16 32", "--tokens_per_step=64"]
+    script.main([*words, "--rounds=1", f"--out={out}", *SMALL])
+    lines = read_jsonl(out / "layers.jsonl")
+    assert [(line["family"], line["length"]) for line in lines] == [(f, n) for f in families for n in (16, 32)]
+    for short, long in (lines[:2], lines[2:]):
+        assert short["over_shortest"] == 1
+        assert long["over_shortest"] == pytest.approx(long["median_ms"] / short["median_ms"])
+    assert (out / "table.md").read_text().strip() in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("word", "message"), [("--families=linformer", "no causal form"), ("--lengths=16 24", "not a multiple of .*24")]
+)
+def test_time_of_a_layer_of_nonsense_ends_before_anything_is_measured(tmp_path, word, message):
+    out = tmp_path / "out"
+    words = ["--size=tiny", "--families=longformer", "--lengths=16", "--tokens_per_step=64", f"--out={out}"]
+    with pytest.raises(InputError, match=message):
+        load_script("benchmark_layer").main([*words, word])
+    assert not out.exists()
+
+
+@pytest.mark.slow
 def test_kernels_beside_what_xla_compiles(tmp_path, monkeypatch, capsys):
     script = load_script("benchmark_kernels")
     monkeypatch.setattr(script, "PRODUCT", 64)
