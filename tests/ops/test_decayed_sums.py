@@ -21,7 +21,7 @@ DECAYS = {  # of each head: nothing is forgotten, usual ones, all is forgotten
     "usual": (-0.01, -0.3, -2.0),
     "ends": (0.0, -80.0, -1e4),
 }
-run = jax.jit(decayed_sums, static_argnames="chunk_size")
+run = jax.jit(decayed_sums, static_argnames=("chunk_size", "causal"))
 prefill = jax.jit(prefill_decayed, static_argnames="chunk_size")
 
 
@@ -41,6 +41,19 @@ def of_each_head(arrays, log_decay, runs) -> np.ndarray:
     arrays = [x.astype(np.float64) for x in (*arrays, log_decay)]
     rows = [[recurrence(*(x[b, h] for x in arrays), runs[b]) for h in range(HEADS)] for b in range(len(runs))]
     return np.array(rows)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 5, CHUNK, 64])
+def test_both_directions(chunk_size, arrays):
+    """From a token to another all decays of the tokens after the earlier one, up to the later one."""
+    q, k, v, log_decay = (x.astype(np.float64) for x in (*arrays, decays("usual")))
+    expected = np.zeros(v.shape)
+    for b, h, t, u in np.ndindex(*v.shape[:3], LENGTH):
+        if RUNS[b, t] == RUNS[b, u] > 0:
+            weight = np.exp(log_decay[b, h, min(t, u) + 1 : max(t, u) + 1].sum())
+            expected[b, h, t] += weight * (q[b, h, t] @ k[b, h, u]) * v[b, h, u]
+    found = run(*arrays, decays("usual"), RUNS, chunk_size=chunk_size, causal=False)
+    np.testing.assert_allclose(np.where(RUNS[:, None, :, None] > 0, found, 0), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 5, CHUNK, 64])
