@@ -306,12 +306,12 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
         """Gates with U."""
-        return self.output(_gated(gate_BxLxE, join_heads(mixed_BxHxLxE)))
+        return self.output(gated(gate_BxLxE, join_heads(mixed_BxHxLxE)))
 
 
 # Both keep their inputs, and not the intermediate results, which are cheaper to recompute than to keep.
 _silu = jax.checkpoint(jax.nn.silu)
-_gated = jax.checkpoint(lambda gate, x: jax.nn.silu(gate) * x)
+gated = jax.checkpoint(lambda gate, x: jax.nn.silu(gate) * x)
 
 
 def _named(names: Sequence[str], queries: Sequence[jax.Array], keys: Sequence[jax.Array]) -> Pairs:

@@ -1,4 +1,4 @@
-"""Norms over the model dimension, computed in float32."""
+"""Norms over the model dimension or a head, computed in float32."""
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,15 @@ class ScaleNorm(nnx.Module):
         # The bound is inside the root, because the gradient of the root of 0 would be infinite.
         normal = x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).mean(axis=-1, keepdims=True), self.epsilon**2))
         return (self.scale[...].astype(jnp.float32) * normal).astype(x_BxLxD.dtype)
+
+
+def normal_heads(x_BxHxLxE: jax.Array, epsilon: float = 1e-6) -> jax.Array:
+    """Each head divided by its root mean square, without a gain; dtype of x.
+
+    What stands in place of a denominator must not depend on ε: the sums of the first tokens may be small.
+    """
+    x = x_BxHxLxE.astype(jnp.float32)
+    return (x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + epsilon)).astype(x_BxHxLxE.dtype)
 
 
 NORMS = {"layer": LayerNorm, "rms": RMSNorm, "scale": ScaleNorm}

@@ -21,6 +21,7 @@ from flash_lm.models.parts import (
     LSH,
     MLP_PART,
     NYSTROM,
+    RETENTION,
     SLOTS,
     SOFTMAX,
     SOFTMAX_MIXED_CHUNK,
@@ -200,5 +201,15 @@ register_family(
         _LEARNED,
         about="softmax attention estimated from means of tokens, and an MLP; bidirectional, one document a row",
         paper="Xiong et al. 2021, arXiv:2102.03902",
+    ),
+)
+# Values and gates of 2 D take 4 D² more than the Transformer's, which the MLP gives.
+register_family(
+    "retnet",
+    Family(
+        (RETENTION, MLP_PART),
+        _ROTARY | {"mlp_dim": times(2)},
+        about="linear attention whose sums forget at a rate a head, gated values twice as wide, and an MLP",
+        paper="Sun et al. 2023, arXiv:2307.08621",
     ),
 )

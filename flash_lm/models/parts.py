@@ -26,6 +26,7 @@ from flash_lm.layers.nystrom_core import NystromCore, NystromOptions
 from flash_lm.layers.positions import relative_bias
 from flash_lm.layers.quadratic_core import QuadraticCore, QuadraticOptions
 from flash_lm.layers.reformer import ReformerAttention
+from flash_lm.layers.retention import Retention, RetentionOptions
 from flash_lm.layers.span_core import SpanCore, SpanOptions
 from flash_lm.layers.sublayer import Sublayer
 from flash_lm.layers.window_core import WindowOptions
@@ -105,6 +106,17 @@ def _log_sparse(config: ModelConfig, log_sparse: LogSparseOptions, *, rngs: nnx.
 
 def _lsh(config: ModelConfig, lsh: LSHOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
     return ReformerAttention(lsh, config, rngs=rngs, convolution=convolution)
+
+
+def _retention(
+    config: ModelConfig,
+    retention: RetentionOptions,
+    linear: LinearOptions,
+    convolution: ConvolutionOptions,
+    *,
+    rngs: nnx.Rngs,
+) -> Sublayer:
+    return Retention(retention, linear, convolution, config, rngs=rngs)
 
 
 def _width_problems(config: ModelConfig) -> list[str]:
@@ -245,6 +257,7 @@ NYSTROM = Part(
     problems=_head_problems,
     serves=_WHOLE_ROWS,
 )
+RETENTION = Part(_retention, (RetentionOptions, LinearOptions, ConvolutionOptions), _HEADS, problems=_head_problems)
 AFT_FULL = Part(_aft_full, (AFTOptions, ConvolutionOptions), unread=frozenset({"aft.window"}))
 AFT_LOCAL = Part(_aft_local, (AFTOptions, ConvolutionOptions))
 AFT_SIMPLE = Part(_aft_simple, (ConvolutionOptions,))

@@ -9,29 +9,15 @@ import jax
 import jax.numpy as jnp
 
 from flash_lm.ops.attention_functions import ATTENTION_FUNCTIONS
+from flash_lm.ops.chunks import from_chunks, sums_before, to_chunks
 from flash_lm.ops.products import matmul
 from flash_lm.ops.segments import Segments
 from flash_lm.ops.sight import Sight, sight_of
-
-_GROUP = 32  # chunks whose sums are added by one product
 
 
 def heads_into_batch(x_BxHx: jax.Array) -> jax.Array:
     """B×H×… -> N×…, N = B·H."""
     return x_BxHx.reshape(-1, *x_BxHx.shape[2:])
-
-
-def to_chunks(x_BxLx: jax.Array, chunk_size: int) -> jax.Array:
-    """B×L×… -> B×G×C×…, the last chunk padded with zeros."""
-    missing = -x_BxLx.shape[1] % chunk_size
-    padded = jnp.pad(x_BxLx, [(0, 0), (0, missing)] + [(0, 0)] * (x_BxLx.ndim - 2)) if missing else x_BxLx
-    return padded.reshape(x_BxLx.shape[0], -1, chunk_size, *x_BxLx.shape[2:])
-
-
-def from_chunks(x_BxGxCx: jax.Array, length: int) -> jax.Array:
-    """B×G×C×… -> B×L×…, without the padding of the last chunk."""
-    batch, chunks, size = x_BxGxCx.shape[:3]
-    return x_BxGxCx.reshape(batch, chunks * size, *x_BxGxCx.shape[3:])[:, :length]
 
 
 def local_attention(
@@ -204,64 +190,7 @@ def _entering_sums(
     crosses_BxGxC = (runs_BxGxC == last_BxG[:, :, None]) & (runs_BxGxC > 0)
     k_NxGxCxK = jnp.where(_for_heads(crosses_BxGxC, k_NxLxK)[..., None], to_chunks(k_NxLxK, chunk_size), 0)
     sums_NxGxKxE = matmul(k_NxGxCxK, to_chunks(v_NxLxE, chunk_size), transpose_a=True)
-    return _sums_before(sums_NxGxKxE, _for_heads(last_BxG, k_NxLxK), initial_NxKxE)
-
-
-def _sums_before(sums_NxGxKxE: jax.Array, last_BxG: jax.Array, initial_NxKxE: jax.Array | None) -> jax.Array:
-    """For each chunk: the sums of earlier chunks that end with the document that enters it; `last`: its run.
-
-    Groups of chunks are summed by a product with a triangle of zeros and ones, several times as fast on a CPU as a scan
-    over the chunks; a triangle over all chunks would be quadratic in the length, so groups are scanned.
-    """
-    rows, chunks = sums_NxGxKxE.shape[:2]
-    size = min(chunks, _GROUP)
-    # The run that enters each chunk; what comes before the row belongs to its first run.
-    entering_BxG = jnp.pad(last_BxG[:, :-1], ((0, 0), (1, 0)), constant_values=1)
-    sums_NxJxGxX = to_chunks(sums_NxGxKxE.reshape(rows, chunks, -1), size)
-    last_BxJxG, entering_BxJxG = (to_chunks(x, size) for x in (last_BxG, entering_BxG))
-
-    def add(chosen_BxJxPxG: jax.Array) -> jax.Array:
-        return _added(jnp.broadcast_to(chosen_BxJxPxG, (rows, *chosen_BxJxPxG.shape[1:])), sums_NxJxGxX)
-
-    before_BxJxGxG = (entering_BxJxG[..., None] == last_BxJxG[:, :, None]) & jnp.tri(size, k=-1, dtype=bool)[None, None]
-    out_NxJxGxX = add(before_BxJxGxG)
-    if chunks > size or initial_NxKxE is not None:
-        own_NxJxX = add((last_BxJxG == last_BxJxG[..., -1:])[:, :, None])[:, :, 0]
-        goes_on_BxJ = entering_BxJxG[..., 0] == last_BxJxG[..., -1]
-
-        def next_group(carry_NxX: jax.Array, group: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            own_NxX, goes_on_B = group
-            return jnp.where(goes_on_B[:, None], carry_NxX, 0) + own_NxX, carry_NxX
-
-        start = jnp.zeros_like(own_NxJxX[:, 0]) if initial_NxKxE is None else initial_NxKxE.reshape(rows, -1)
-        _, carried_JxNxX = jax.lax.scan(next_group, start, (jnp.moveaxis(own_NxJxX, 1, 0), goes_on_BxJ.T))
-        same_BxJxG = entering_BxJxG == entering_BxJxG[..., :1]
-        out_NxJxGxX += jnp.where(same_BxJxG[..., None], jnp.moveaxis(carried_JxNxX, 0, 1)[:, :, None], 0)
-    return from_chunks(out_NxJxGxX, chunks).reshape(sums_NxGxKxE.shape)
-
-
-def _product(chosen_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array) -> jax.Array:
-    # Not at an accelerator's default precision, which would round the sums.
-    chosen = chosen_NxJxPxG.astype(jnp.float32)
-    return jnp.einsum("njpg,njgx->njpx", chosen, sums_NxJxGxX, precision=jax.lax.Precision.HIGHEST)
-
-
-@jax.custom_vjp
-def _added(chosen_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array) -> jax.Array:
-    """Adds up the chosen sums: N×J×P×X."""
-    return _product(chosen_NxJxPxG, sums_NxJxGxX)
-
-
-def _added_forward(chosen_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return _product(chosen_NxJxPxG, sums_NxJxGxX), chosen_NxJxPxG
-
-
-def _added_backward(chosen_NxJxPxG: jax.Array, d_NxJxPxX: jax.Array) -> tuple[None, jax.Array]:
-    # XLA's own derivative would transpose the large array instead.
-    return None, _product(jax.lax.optimization_barrier(jnp.swapaxes(chosen_NxJxPxG, -1, -2)), d_NxJxPxX)
-
-
-_added.defvjp(_added_forward, _added_backward)
+    return sums_before(sums_NxGxKxE, _for_heads(last_BxG, k_NxLxK), initial_NxKxE)
 
 
 def _for_heads(x_Bx: jax.Array, like_Nx: jax.Array) -> jax.Array:

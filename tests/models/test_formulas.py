@@ -47,9 +47,9 @@ def test_the_formula_of_a_page_counts_the_parameters(family, size):
     letters |= {"M": config.linformer.slots, "P": config.nystrom.kernel_size}
     width = letters["D"]
     mlp = {"transformer_plus_plus": 8 * width / 3, "mc_tfm": 8 * width / 3, "aft_conv": 9 * width / 2}
-    mlp["reformer"] = mlp["aft_conv"]
+    mlp |= {"reformer": mlp["aft_conv"], "retnet": 2 * width}
     letters |= {"E": 2 * width, "F": -int(-mlp.get(family, 4 * width) // 8) * 8}
     positions = {"transformer_plus": "0", "transformer_plus_plus": "0", "mc_tfm": "0", "flash": "1", "flash_quad": "1"}
-    positions |= {"longformer": "0", "adaptive_span": "0"}
+    positions |= {"longformer": "0", "adaptive_span": "0", "retnet": "0"}
     whole = f"VD + 2D + {positions.get(family, 'LD')} + 2({formula})"
     assert count(config) == value(whole, letters)

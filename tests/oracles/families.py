@@ -16,6 +16,7 @@ from oracles.log_sparse import log_sparse_attention, log_sparse_pairs
 from oracles.lsh import lsh_attention, lsh_pairs
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.nystrom import nystrom_attention
+from oracles.retention import retention
 from oracles.windows import adaptive_span_attention, adaptive_span_pairs, longformer_attention, longformer_pairs
 
 
@@ -64,6 +65,7 @@ FAMILIES = {
     "adaptive_span": Family(
         (adaptive_span_attention, mlp), "none", True, constant_state=True, connects=adaptive_span_pairs
     ),
+    "retnet": Family((retention, mlp), "none", True, constant_state=True),
     "linformer": Family((linformer_attention, mlp), "learned", False),
     "nystromformer": Family((nystrom_attention, mlp), "learned", False),
     "reformer": Family((lsh_attention, mlp), "learned", False, connects=lsh_pairs),
@@ -87,6 +89,8 @@ def complete(model: dict) -> SimpleNamespace:
     mlp_width = 4 * s.model_dim
     if family.sublayers[0] in (aft_conv, lsh_attention):  # 4.5 D, since their keys take no D² parameters
         mlp_width = next(width for width in range(8, 8 * s.model_dim, 8) if 2 * width >= 9 * s.model_dim)
+    if family.sublayers[0] is retention:  # values and gates of 2 D
+        mlp_width = 2 * s.model_dim
     width = s.model_dim // s.num_heads  # of a head, whose K ln K are rounded up to a multiple of 8
     features = next(count for count in range(8, 10_000, 8) if count >= width * math.log(width))
     defaults = {

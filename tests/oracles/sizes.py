@@ -15,6 +15,7 @@ from oracles.lsh import lsh_attention
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.nystrom import nystrom_attention
 from oracles.positions import T5_BUCKETS
+from oracles.retention import retention
 from oracles.windows import adaptive_span_attention, gap_of, layer_window, longformer_attention
 
 
@@ -51,6 +52,8 @@ def _convolved(s: SimpleNamespace, sublayer) -> int:
         return (6 if s.window.global_tokens else 3) * d
     if sublayer in (aft_full, aft_local, aft_simple, lsh_attention):
         return 2 * d
+    if sublayer is retention:
+        return (2 + s.retention.value_expand) * d
     return d + s.num_heads if sublayer is aft_conv else 3 * d
 
 
@@ -74,6 +77,7 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
         adaptive_span_attention: 4 * d * d + s.num_heads,
         log_sparse_attention: (2 if s.log_sparse.convolution == "full" else 4) * d * d,
         lsh_attention: 3 * d * d,
+        retention: (2 + 3 * s.retention.value_expand) * d * d,
         mlp: 2 * d * s.mlp_dim,
         glu: 3 * d * s.mlp_dim,
         gau_quadratic: 3 * d * e + _queries_and_keys(s, 1) + _bias(s, s.max_length),
@@ -114,7 +118,7 @@ def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
 
 def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> float:
     d, e, k = s.model_dim, s.gau.expanded_dim, s.gau.shared_dim
-    of_sums = sublayer in (linear_attention, favor_attention, cosine_attention, flow_attention)
+    of_sums = sublayer in (linear_attention, favor_attention, cosine_attention, flow_attention, retention)
     chunk = lambda t: t // (s.linear.chunk_size if of_sums else s.chunks.size)
     pairs = [(t, u) for t in range(length) for u in range(length) if u <= t or not s.causal]
     quadratic = sublayer is gau_quadratic
@@ -171,6 +175,12 @@ def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> fl
     if sublayer is aft_conv:
         near = sum(abs(t - u) < s.aft.window for t, u in pairs)
         return 2 * length * (3 * d * d + d * s.num_heads) + 2 * near * (d + s.num_heads)
+    if sublayer is retention:  # bidirectional: sums from either side
+        width, values = d // s.num_heads, s.retention.value_expand * d // s.num_heads
+        across = sum(chunk(t) < chunk(length - 1) for t in range(length)) + sum(chunk(t) > 0 for t in range(length))
+        inside = sum(chunk(t) == chunk(u) for t, u in pairs)
+        sums = inside * (width + values) + across * width * values * (1 if s.causal else 2)
+        return 2 * length * _without_convolutions(s, sublayer) + 2 * s.num_heads * sums
     if of_sums:
         width = d // s.num_heads
         features = {favor_attention: s.favor.features, cosine_attention: 2 * width}.get(sublayer, width)

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from flash_lm.ops.chunks import from_chunks, to_chunks
 from flash_lm.ops.kernels.attention import attend
 from flash_lm.ops.kernels.programs import Form, Seen
-from flash_lm.ops.mixed_chunk_attention import from_chunks, to_chunks
 from flash_lm.ops.sight import Sight
 
 _ROWS, _TENSOR = ("data", "fsdp"), "tensor"

@@ -1,0 +1,110 @@
+"""Rows cut into chunks, and the sum over the chunks before each, as it is or decayed on its way.
+
+Documents are contiguous, so at most one of them crosses the start of a chunk: that of the last token before it.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from flash_lm.ops.log_decay import decayed, running
+
+_GROUP = 32  # chunks whose sums are added by one product
+
+
+def to_chunks(x_BxLx: jax.Array, chunk_size: int) -> jax.Array:
+    """B×L×… -> B×G×C×…, the last chunk padded with zeros."""
+    missing = -x_BxLx.shape[1] % chunk_size
+    padded = jnp.pad(x_BxLx, [(0, 0), (0, missing)] + [(0, 0)] * (x_BxLx.ndim - 2)) if missing else x_BxLx
+    return padded.reshape(x_BxLx.shape[0], -1, chunk_size, *x_BxLx.shape[2:])
+
+
+def from_chunks(x_BxGxCx: jax.Array, length: int) -> jax.Array:
+    """B×G×C×… -> B×L×…, without the padding of the last chunk."""
+    batch, chunks, size = x_BxGxCx.shape[:3]
+    return x_BxGxCx.reshape(batch, chunks * size, *x_BxGxCx.shape[3:])[:, :length]
+
+
+def entering_runs(last_BxG: jax.Array) -> jax.Array:
+    """The run that enters each chunk, from each chunk's last; what comes before the row belongs to its first run."""
+    return jnp.pad(last_BxG[:, :-1], ((0, 0), (1, 0)), constant_values=1)
+
+
+def sums_before(
+    sums_NxGxKxE: jax.Array,
+    last_BxG: jax.Array,
+    initial_NxKxE: jax.Array | None = None,
+    through_NxG: jax.Array | None = None,
+) -> jax.Array:
+    """For each chunk: the sums of earlier chunks that end with the document that enters it, N×G×K×E float32.
+
+    Groups of chunks are summed by a product with a triangle, several times as fast on a CPU as a scan over the chunks;
+    a triangle over all chunks would be quadratic in the length, so groups are scanned.
+
+    Args:
+        sums_NxGxKxE: each chunk's sum over its last document, float32.
+        last_BxG: run of each chunk's last token, (N or 1)×G.
+        initial_NxKxE: the sum before the row; None: nothing.
+        through_NxG: logarithm of what a sum decays by on its way through each chunk, not positive; None: it does not.
+    """
+    rows, chunks = sums_NxGxKxE.shape[:2]
+    size = min(chunks, _GROUP)
+    sums_NxJxGxX = to_chunks(sums_NxGxKxE.reshape(rows, chunks, -1), size)
+    last_BxJxG, entering_BxJxG = (to_chunks(x, size) for x in (last_BxG, entering_runs(last_BxG)))
+    before_BxJxGxG = (entering_BxJxG[..., None] == last_BxJxG[:, :, None]) & jnp.tri(size, k=-1, dtype=bool)[None, None]
+    own_BxJx1xG = (last_BxJxG == last_BxJxG[..., -1:])[:, :, None]
+    kept_NxJx1, until_NxJxGx1 = jnp.ones((1, 1, 1)), jnp.ones((1, 1, 1, 1))
+    if through_NxG is not None:
+        after = running(to_chunks(through_NxG, size))
+        before = after.at(lambda x: jnp.pad(x[..., :-1], ((0, 0), (0, 0), (1, 0))))
+        end = after.at(lambda x: x[..., -1:])
+        earlier = after.at(lambda x: x[..., None, :])
+        before_BxJxGxG = decayed(before.at(lambda x: x[..., None]), earlier, before_BxJxGxG)
+        own_BxJx1xG = decayed(end.at(lambda x: x[..., None]), earlier, own_BxJx1xG)
+        kept_NxJx1, until_NxJxGx1 = jnp.exp(end.total()), jnp.exp(before.total())[..., None]
+    out_NxJxGxX = _added(before_BxJxGxG, sums_NxJxGxX)
+    if chunks > size or initial_NxKxE is not None:
+        own_NxJxX = _added(own_BxJx1xG, sums_NxJxGxX)[:, :, 0]
+        goes_on_BxJ = entering_BxJxG[..., 0] == last_BxJxG[..., -1]
+
+        def next_group(carry_NxX: jax.Array, group: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+            own_NxX, goes_on_B, kept_Nx1 = group
+            return jnp.where(goes_on_B[:, None], carry_NxX * kept_Nx1, 0) + own_NxX, carry_NxX
+
+        start = jnp.zeros_like(own_NxJxX[:, 0]) if initial_NxKxE is None else initial_NxKxE.reshape(rows, -1)
+        kept_NxJx1 = jnp.broadcast_to(kept_NxJx1, (kept_NxJx1.shape[0], own_NxJxX.shape[1], 1))
+        groups = (jnp.moveaxis(x, 1, 0) for x in (own_NxJxX, goes_on_BxJ, kept_NxJx1))
+        _, carried_JxNxX = jax.lax.scan(next_group, start, tuple(groups))
+        same_BxJxG = entering_BxJxG == entering_BxJxG[..., :1]
+        carried_NxJx1xX = jnp.moveaxis(carried_JxNxX, 0, 1)[:, :, None]
+        out_NxJxGxX += jnp.where(same_BxJxG[..., None], carried_NxJx1xX * until_NxJxGx1, 0)
+    return from_chunks(out_NxJxGxX, chunks).reshape(sums_NxGxKxE.shape)
+
+
+def _product(weights_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array) -> jax.Array:
+    # Not at an accelerator's default precision, which would round the sums.
+    weights = jnp.broadcast_to(weights_NxJxPxG.astype(jnp.float32), (len(sums_NxJxGxX), *weights_NxJxPxG.shape[1:]))
+    return jnp.einsum("njpg,njgx->njpx", weights, sums_NxJxGxX, precision=jax.lax.Precision.HIGHEST)
+
+
+@jax.custom_vjp
+def _added(weights_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array) -> jax.Array:
+    """Adds up the sums with these weights, or those that are chosen: N×J×P×X."""
+    return _product(weights_NxJxPxG, sums_NxJxGxX)
+
+
+def _added_forward(weights_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array):
+    has_derivative = jnp.issubdtype(weights_NxJxPxG.dtype, jnp.floating)
+    return _product(weights_NxJxPxG, sums_NxJxGxX), (weights_NxJxPxG, sums_NxJxGxX if has_derivative else None)
+
+
+def _added_backward(kept: tuple[jax.Array, jax.Array | None], d_NxJxPxX: jax.Array):
+    weights_NxJxPxG, sums_NxJxGxX = kept
+    # XLA's own derivative would transpose the large array instead.
+    d_sums = _product(jax.lax.optimization_barrier(jnp.swapaxes(weights_NxJxPxG, -1, -2)), d_NxJxPxX)
+    if sums_NxJxGxX is None:
+        return None, d_sums
+    d_weights = jnp.einsum("njpx,njgx->njpg", d_NxJxPxX, sums_NxJxGxX, precision=jax.lax.Precision.HIGHEST)
+    return d_weights.sum(axis=0, keepdims=True) if len(weights_NxJxPxG) == 1 else d_weights, d_sums
+
+
+_added.defvjp(_added_forward, _added_backward)

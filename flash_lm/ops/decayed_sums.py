@@ -1,0 +1,198 @@
+"""Linear attention whose sum decays on its way: S ← e^g S + kᵀ v, o = q S, with a g ≤ 0 for each head and token.
+
+In chunks, as in "Transformers are SSMs" (Dao and Gu 2024, section 6): pair by pair inside a chunk,
+(q kᵀ ⊙ e^(b_i − b_j)) v with b the running sum of g, and through a sum over the chunks before it. All factors are at
+most 1. Sums are float32, and start again with each document: by masks, not by a g of −∞, whose differences are NaN.
+There is no denominator.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from flash_lm.ops.chunks import entering_runs, from_chunks, sums_before, to_chunks
+from flash_lm.ops.log_decay import Running, decayed, running
+from flash_lm.ops.products import matmul
+
+
+def decayed_sums(
+    q_BxHxLxK: jax.Array,
+    k_BxHxLxK: jax.Array,
+    v_BxHxLxE: jax.Array,
+    log_decay_BxHxL: jax.Array,
+    runs_BxL: jax.Array,
+    *,
+    chunk_size: int,
+    causal: bool = True,
+) -> jax.Array:
+    """Σ_j e^−|b_i − b_j| (q_i·k_j) v_j over the tokens of the query's document; if causal, none after the query.
+
+    What is held for the derivative is the input and a sum for each chunk.
+
+    Args:
+        q_BxHxLxK: queries.
+        k_BxHxLxK: keys.
+        v_BxHxLxE: values.
+        log_decay_BxHxL: g, not positive, (B or 1)×H×(L or 1) float32; one below −80 counts as −80.
+        runs_BxL: run of each token (see `Segments`), (B or 1)×L.
+        chunk_size: C.
+        causal: hide keys after the query.
+
+    Returns:
+        B×H×L×E, dtype of v.
+    """
+    row = _Chunks.of(q_BxHxLxK, k_BxHxLxK, v_BxHxLxE, log_decay_BxHxL, runs_BxL, chunk_size)
+    out = _inside(*row, causal) + row.reading(row.from_before(None))
+    if not causal:
+        out += row.reading_after(row.from_after())
+    return _from_chunks(out.astype(v_BxHxLxE.dtype), v_BxHxLxE.shape[2])
+
+
+def prefill_decayed(
+    q_BxHxLxK: jax.Array,
+    k_BxHxLxK: jax.Array,
+    v_BxHxLxE: jax.Array,
+    log_decay_BxHxL: jax.Array,
+    state_BxHxKxE: jax.Array,
+    real_BxL: jax.Array,
+    *,
+    chunk_size: int,
+) -> tuple[jax.Array, jax.Array]:
+    """As `decayed_sums`, for tokens that continue a state.
+
+    Args:
+        q_BxHxLxK: queries.
+        k_BxHxLxK: keys.
+        v_BxHxLxE: values.
+        log_decay_BxHxL: g, not positive, (B or 1)×H×(L or 1) float32.
+        state_BxHxKxE: S after the tokens before these, float32.
+        real_BxL: which tokens are not padding; padding is at the end.
+        chunk_size: C.
+
+    Returns:
+        B×H×L×E, dtype of v; and S after the real tokens.
+    """
+    real = real_BxL[:, None]
+    # Padding leaves the state as it is. Beyond the last position it may be NaN, and zero times NaN is NaN.
+    q, k, v = (jnp.where(real[..., None], x, 0) for x in (q_BxHxLxK, k_BxHxLxK, v_BxHxLxE))
+    log_decay = jnp.where(real, log_decay_BxHxL, 0)
+    row = _Chunks.of(q, k, v, log_decay, jnp.ones_like(real_BxL, jnp.int32), chunk_size)
+    before = row.from_before(state_BxHxKxE)
+    out = _inside(*row, True) + row.reading(before)
+    return _from_chunks(out.astype(v.dtype), v.shape[2]), row.final(before)
+
+
+def step_decayed(
+    q_BxHx1xK: jax.Array, k_BxHx1xK: jax.Array, v_BxHx1xE: jax.Array, log_decay_BxHx1: jax.Array, state: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """One token: B×H×1×E, dtype of v; and the state after it, B×H×K×E float32."""
+    new = matmul(*(x.astype(jnp.float32) for x in (k_BxHx1xK, v_BxHx1xE)), transpose_a=True)
+    state = jnp.exp(log_decay_BxHx1.astype(jnp.float32))[..., None] * state + new
+    return matmul(q_BxHx1xK.astype(jnp.float32), state).astype(v_BxHx1xE.dtype), state
+
+
+class _Chunks(NamedTuple):
+    """A row in chunks: arrays B×H×G×C×…, the running sums of g in each chunk, and runs, (B or 1)×1×G×C."""
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    sums: Running
+    runs: jax.Array
+
+    @classmethod
+    def of(cls, q, k, v, log_decay, runs_BxL, chunk_size: int) -> "_Chunks":
+        """The last chunk is filled with zeros, which count as more of the row's last document."""
+        length = v.shape[2]
+        size = min(chunk_size, length)
+        if log_decay.shape[2] == 1:  # one chunk, the same for all
+            log_decay = jnp.broadcast_to(log_decay, (*log_decay.shape[:2], size))
+        runs = to_chunks(jnp.pad(runs_BxL, ((0, 0), (0, -length % size)), mode="edge"), size)[:, None]
+        q, k, v, log_decay = (_to_chunks(x, size) for x in (q, k, v, log_decay))
+        return cls(q, k, v, running(log_decay), runs)
+
+    def end(self) -> Running:
+        """The sums over the whole chunk."""
+        return self.sums.at(lambda x: x[..., -1:])
+
+    def through(self) -> jax.Array:
+        """The same as one number, B×H×G."""
+        return jnp.broadcast_to(self.end().total()[..., 0], self.v.shape[:3])
+
+    def ending(self) -> jax.Array:
+        """Each chunk's sum over its last document, as it is at the chunk's end, B×H×G×K×E float32."""
+        weight = decayed(self.end(), self.sums, self._of(self.runs[..., -1:]))
+        return matmul(_weighted(self.k, weight), self.v, transpose_a=True)
+
+    def from_before(self, initial: jax.Array | None) -> jax.Array:
+        """The sum over the chunks before each chunk, as it is before its first token, B×H×G×K×E float32."""
+        return _sums_before(self.ending(), self.runs[..., -1], initial, self.through())
+
+    def reading(self, before: jax.Array) -> jax.Array:
+        """What the queries read of `from_before`."""
+        entering = entering_runs(self.runs[:, 0, :, -1])[:, None, :, None]
+        weight = decayed(self.sums, self.sums.at(jnp.zeros_like), self._of(entering))
+        return _product(_weighted(self.q, weight), before)
+
+    def from_after(self) -> jax.Array:
+        """The sum over the chunks after each chunk, as it is after its last token, B×H×G×K×E float32."""
+        weight = decayed(self.sums, self.sums.at(jnp.zeros_like), self._of(self.runs[..., :1]))
+        starting = matmul(_weighted(self.k, weight), self.v, transpose_a=True)
+        starting, first, through = (jnp.flip(x, axis=2) for x in (starting, self.runs[..., 0], self.through()))
+        return jnp.flip(_sums_before(starting, first, None, through), axis=2)
+
+    def reading_after(self, after: jax.Array) -> jax.Array:
+        """What the queries read of `from_after`."""
+        entering = jnp.flip(entering_runs(jnp.flip(self.runs[:, 0, :, 0], axis=1)), axis=1)[:, None, :, None]
+        weight = decayed(self.end(), self.sums, self._of(entering))
+        return _product(_weighted(self.q, weight), after)
+
+    def final(self, before: jax.Array) -> jax.Array:
+        """The sum after a row of one document, if what fills its last chunk does not decay, B×H×K×E."""
+        return jnp.exp(self.through()[..., -1])[..., None, None] * before[:, :, -1] + self.ending()[:, :, -1]
+
+    def _of(self, run: jax.Array) -> jax.Array:
+        return (self.runs == run) & (self.runs > 0)
+
+
+@functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, static_argnums=5)
+def _inside(q, k, v, sums: Running, runs: jax.Array, causal: bool) -> jax.Array:
+    """(q kᵀ ⊙ e^−|b_i − b_j|) v over pairs inside the chunk, float32; the derivative computes its weights again."""
+    visible = (runs[..., :, None] == runs[..., None, :]) & (runs > 0)[..., None]
+    before = jnp.tri(v.shape[-2], dtype=bool)[None, None, None]
+    query, key = sums.at(lambda x: x[..., :, None]), sums.at(lambda x: x[..., None, :])
+    weights = decayed(query, key, visible & before)
+    if not causal:
+        weights += decayed(key, query, visible & ~before)
+    return _product((matmul(q, k, transpose_b=True) * weights).astype(v.dtype), v)
+
+
+def _sums_before(sums_BxHxGxKxE, last_Bx1xG, initial, through_BxHxG) -> jax.Array:
+    shape = sums_BxHxGxKxE.shape
+    last_NxG = jnp.broadcast_to(last_Bx1xG, shape[:3]).reshape(-1, shape[2])
+    fold = lambda x: x.reshape(-1, *x.shape[2:])
+    initial = None if initial is None else fold(initial)
+    return sums_before(fold(sums_BxHxGxKxE), last_NxG, initial, fold(through_BxHxG)).reshape(shape)
+
+
+def _product(x: jax.Array, y: jax.Array) -> jax.Array:
+    return matmul(x, y.astype(x.dtype))
+
+
+def _weighted(x: jax.Array, weight: jax.Array) -> jax.Array:
+    return (x.astype(jnp.float32) * weight[..., None]).astype(x.dtype)
+
+
+def _to_chunks(x_BxHxLx: jax.Array, size: int) -> jax.Array:
+    """B×H×L×… -> B×H×G×C×…."""
+    batch, heads = x_BxHxLx.shape[:2]
+    chunked = to_chunks(x_BxHxLx.reshape(-1, *x_BxHxLx.shape[2:]), size)
+    return chunked.reshape(batch, heads, *chunked.shape[1:])
+
+
+def _from_chunks(x_BxHxGxCxE: jax.Array, length: int) -> jax.Array:
+    batch, heads = x_BxHxGxCxE.shape[:2]
+    whole = from_chunks(x_BxHxGxCxE.reshape(-1, *x_BxHxGxCxE.shape[2:]), length)
+    return whole.reshape(batch, heads, *whole.shape[1:])

@@ -1,0 +1,44 @@
+"""Products of decays, from their logarithms: exact for near tokens, however much was forgotten before both.
+
+A weight is exp(b_i − b_j), where b are running sums. If b is large, the difference of two near ones has lost its last
+digits. So each logarithm is split into a multiple of 2⁻⁹, whose sums float32 holds exactly, and a small rest.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+LOWEST = -80.0  # logarithm of a decay that leaves nothing: float32 ends at e⁻⁸⁷
+_GRAIN = 2.0**-9  # sums of 2⁹ numbers down to LOWEST have at most 24 bits
+
+
+class Running(NamedTuple):
+    """Sums of logarithms up to and including each place of the last axis: of multiples of 2⁻⁹, and of the rest."""
+
+    coarse: jax.Array
+    fine: jax.Array
+
+    def at(self, place: Callable[[jax.Array], jax.Array]) -> "Running":
+        """Some of the sums, or all of them in another shape."""
+        return Running(place(self.coarse), place(self.fine))
+
+    def total(self) -> jax.Array:
+        """The sums as one number each."""
+        return self.coarse + self.fine
+
+
+def running(log_decay: jax.Array) -> Running:
+    """The running sums of logarithms, which are not positive, float32; those below LOWEST count as that."""
+    bounded = jnp.maximum(log_decay.astype(jnp.float32), LOWEST)
+    coarse = jax.lax.stop_gradient(jnp.round(bounded / _GRAIN) * _GRAIN)
+    triangle = jnp.triu(jnp.ones((log_decay.shape[-1],) * 2, jnp.float32))
+    # Products, since XLA's CPU backend takes its time for running sums.
+    return Running(*(jnp.matmul(x, triangle, precision=jax.lax.Precision.HIGHEST) for x in (coarse, bounded - coarse)))
+
+
+def decayed(later: Running, earlier: Running, where: jax.Array) -> jax.Array:
+    """The product of the decays after `earlier` up to and including `later`, float32; 0 except `where`."""
+    log = (later.coarse - earlier.coarse) + (later.fine - earlier.fine)
+    return jnp.where(where, jnp.exp(jnp.where(where, log, 0)), 0)

@@ -1,0 +1,146 @@
+"""Decayed sums in chunks against the recurrence in float64: values, derivatives, states; and what is held."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles.decayed import recurrence
+
+from flash_lm.ops import chunks
+from flash_lm.ops.decayed_sums import decayed_sums, prefill_decayed, step_decayed
+from flash_lm.ops.linear_attention import linear_sums
+from flash_lm.ops.log_decay import decayed, running
+from flash_lm.ops.segments import find_segments
+from ops.test_segments import LENGTH, random_ids
+
+BATCH, HEADS, CHUNK = 4, 3, 8
+IDS = random_ids(3)
+RUNS = np.asarray(find_segments(jnp.asarray(IDS)).runs_BxL)
+DECAYS = {  # of each head: nothing is forgotten, usual ones, all is forgotten
+    "none": (0.0, 0.0, 0.0),
+    "usual": (-0.01, -0.3, -2.0),
+    "ends": (0.0, -80.0, -1e4),
+}
+run = jax.jit(decayed_sums, static_argnames=("chunk_size", "causal"))
+prefill = jax.jit(prefill_decayed, static_argnames="chunk_size")
+
+
+@pytest.fixture(scope="module")
+def arrays() -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    return [random.standard_normal((BATCH, HEADS, LENGTH, width)).astype(np.float32) for width in (3, 3, 2)]
+
+
+def decays(kind: str) -> np.ndarray:
+    """B×H×L, about the kind's of each head, but different for each token."""
+    shares = np.random.default_rng(1).uniform(0, 2, (BATCH, HEADS, LENGTH))
+    return (np.array(DECAYS[kind])[:, None] * shares).astype(np.float32)
+
+
+def of_each_head(arrays, log_decay, runs) -> np.ndarray:
+    arrays = [x.astype(np.float64) for x in (*arrays, log_decay)]
+    rows = [[recurrence(*(x[b, h] for x in arrays), runs[b]) for h in range(HEADS)] for b in range(len(runs))]
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 5, CHUNK, 64])
+def test_both_directions(chunk_size, arrays):
+    """From a token to another all decays of the tokens after the earlier one, up to the later one."""
+    q, k, v, log_decay = (x.astype(np.float64) for x in (*arrays, decays("usual")))
+    expected = np.zeros(v.shape)
+    for b, h, t, u in np.ndindex(*v.shape[:3], LENGTH):
+        if RUNS[b, t] == RUNS[b, u] > 0:
+            weight = np.exp(log_decay[b, h, min(t, u) + 1 : max(t, u) + 1].sum())
+            expected[b, h, t] += weight * (q[b, h, t] @ k[b, h, u]) * v[b, h, u]
+    found = run(*arrays, decays("usual"), RUNS, chunk_size=chunk_size, causal=False)
+    np.testing.assert_allclose(np.where(RUNS[:, None, :, None] > 0, found, 0), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 5, CHUNK, 64])
+@pytest.mark.parametrize("kind", DECAYS)
+def test_values(kind, chunk_size, arrays):
+    found = run(*arrays, decays(kind), RUNS, chunk_size=chunk_size)
+    expected = of_each_head(arrays, decays(kind), RUNS)
+    np.testing.assert_allclose(np.where(RUNS[:, None, :, None] > 0, found, 0), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_groups_of_chunks(arrays, monkeypatch):
+    """Sums decay from group to group too."""
+    monkeypatch.setattr(chunks, "_GROUP", 3)
+    found = decayed_sums(*map(jnp.asarray, arrays), jnp.asarray(decays("usual")), jnp.asarray(RUNS), chunk_size=2)
+    expected = of_each_head(arrays, decays("usual"), RUNS)
+    np.testing.assert_allclose(np.where(RUNS[:, None, :, None] > 0, found, 0), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_one_decay_for_all_tokens(arrays):
+    rates = np.array(DECAYS["usual"], np.float32)[None, :, None]
+    found = run(*arrays, rates, RUNS, chunk_size=CHUNK)
+    for_each = np.broadcast_to(rates, (BATCH, HEADS, LENGTH))
+    np.testing.assert_allclose(found, run(*arrays, for_each, RUNS, chunk_size=CHUNK), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("chunk_size", [5, 64])
+def test_derivatives(chunk_size, arrays):
+    """Along random directions, against differences of the recurrence; that of the decays too."""
+    random, step = np.random.default_rng(2), 1e-6
+    of_out = random.standard_normal((BATCH, HEADS, LENGTH, 2)) * (RUNS > 0)[:, None, :, None]
+    inputs = [x.astype(np.float64) for x in (*arrays, decays("usual"))]
+    loss = lambda *x: (decayed_sums(*x, jnp.asarray(RUNS), chunk_size=chunk_size) * of_out).sum()
+    grads = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))(*(jnp.asarray(x, jnp.float32) for x in inputs))
+    for i, grad in enumerate(grads):
+        way = random.standard_normal(inputs[i].shape)
+        moved = [[x + sign * step * way if j == i else x for j, x in enumerate(inputs)] for sign in (1, -1)]
+        ends = [(of_each_head(x[:3], x[3], RUNS) * of_out).sum() for x in moved]
+        np.testing.assert_allclose(
+            (np.asarray(grad) * way).sum(), (ends[0] - ends[1]) / (2 * step), rtol=1e-4, atol=1e-4
+        )
+
+
+def test_without_decay_it_is_linear_attention_without_its_denominator(arrays):
+    """To the bit: the weights are exactly one."""
+    found = decayed_sums(*map(jnp.asarray, arrays), jnp.zeros((1, HEADS, 1)), jnp.asarray(RUNS), chunk_size=CHUNK)
+    q, k, v = (jnp.asarray(x.reshape(-1, *x.shape[2:])) for x in arrays)
+    segments = find_segments(jnp.asarray(IDS))
+    expected = linear_sums(q, k, v, segments, chunk_size=CHUNK, causal=True, packed=True)
+    real = np.repeat(RUNS > 0, HEADS, axis=0)[..., None]
+    np.testing.assert_array_equal(np.where(real, found.reshape(expected.shape), 0), np.where(real, expected, 0))
+
+
+@pytest.mark.parametrize("kind", DECAYS)
+def test_a_row_in_pieces(kind, arrays):
+    """Prefill at any split and steps: one output and one state; padding leaves the state as it is."""
+    log_decay, one = decays(kind), np.ones((BATCH, LENGTH), np.int32)
+    expected = of_each_head(arrays, log_decay, one)
+    state, outs, start = jnp.zeros((BATCH, HEADS, 3, 2)), [], 0
+    for stop, padding in ((7, 3), (8, 0), (21, 2)):
+        piece = [
+            np.pad(x[:, :, start:stop], [(0, 0), (0, 0), (0, padding), (0, 0)], constant_values=np.nan) for x in arrays
+        ]
+        decay = np.pad(log_decay[:, :, start:stop], [(0, 0), (0, 0), (0, padding)], constant_values=np.nan)
+        real = np.arange(stop - start + padding)[None] < np.full((BATCH, 1), stop - start)
+        out, state = prefill(*piece, decay, state, real, chunk_size=CHUNK)
+        outs.append(out[:, :, : stop - start])
+        start = stop
+    for t in range(start, LENGTH):
+        out, state = step_decayed(*(jnp.asarray(x[:, :, t : t + 1]) for x in (*arrays, log_decay)), state)
+        outs.append(out)
+    np.testing.assert_allclose(np.concatenate(outs, axis=2), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_near_tokens_are_exact_after_much_was_forgotten():
+    """The difference of two large sums has few digits left; see `log_decay`."""
+    logs = np.full(512, -20.0)
+    logs[1::2] = -np.random.default_rng(3).uniform(0, 1, 256)
+    sums = running(jnp.asarray(logs, jnp.float32))
+    found = decayed(sums.at(lambda x: x[1:]), sums.at(lambda x: x[:-1]), jnp.ones(511, bool))
+    np.testing.assert_allclose(found, np.exp(logs[1:].astype(np.float32).astype(np.float64)), rtol=1e-6)
+
+
+def test_what_the_derivative_holds():
+    """Inputs and a sum a chunk: no weights of pairs."""
+    length, size, width = 512, 32, 4
+    q, k, v = (jnp.ones((1, 1, length, width)) for _ in range(3))
+    sums = lambda *x: decayed_sums(*x, jnp.ones((1, length), jnp.int32), chunk_size=size)
+    held = jax.eval_shape(lambda *x: jax.vjp(sums, *x)[1], q, k, v, jnp.full((1, 1, length), -0.1))
+    leaves = jax.tree.leaves(held)
+    assert max(leaf.size for leaf in leaves) <= length * max(width, width**2 // size, 1)
