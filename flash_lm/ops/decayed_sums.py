@@ -32,8 +32,8 @@ def decayed_sums(
     What is held for the derivative is the input and a sum for each chunk.
 
     Args:
-        q_BxHxLxK: queries.
-        k_BxHxLxK: keys.
+        q_BxHxLxK: queries, of H heads or one that all share.
+        k_BxHxLxK: keys, as many heads.
         v_BxHxLxE: values.
         log_decay_BxHxL: g, not positive, (B or 1)×H×(L or 1) float32; one below −80 counts as −80.
         runs_BxL: run of each token (see `Segments`), (B or 1)×L.
@@ -63,8 +63,8 @@ def prefill_decayed(
     """As `decayed_sums`, for tokens that continue a state.
 
     Args:
-        q_BxHxLxK: queries.
-        k_BxHxLxK: keys.
+        q_BxHxLxK: queries, of H heads or one that all share.
+        k_BxHxLxK: keys, as many heads.
         v_BxHxLxE: values.
         log_decay_BxHxL: g, not positive, (B or 1)×H×(L or 1) float32.
         state_BxHxKxE: S after the tokens before these, float32.
@@ -88,9 +88,10 @@ def step_decayed(
     q_BxHx1xK: jax.Array, k_BxHx1xK: jax.Array, v_BxHx1xE: jax.Array, log_decay_BxHx1: jax.Array, state: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """One token: B×H×1×E, dtype of v; and the state after it, B×H×K×E float32."""
-    new = matmul(*(x.astype(jnp.float32) for x in (k_BxHx1xK, v_BxHx1xE)), transpose_a=True)
-    state = jnp.exp(log_decay_BxHx1.astype(jnp.float32))[..., None] * state + new
-    return matmul(q_BxHx1xK.astype(jnp.float32), state).astype(v_BxHx1xE.dtype), state
+    q, k, v = (x.astype(jnp.float32) for x in (q_BxHx1xK, k_BxHx1xK, v_BxHx1xE))
+    state = jnp.exp(log_decay_BxHx1.astype(jnp.float32))[..., None] * state + jnp.swapaxes(k, 2, 3) * v
+    q = jnp.broadcast_to(q, (*state.shape[:2], *q.shape[2:]))
+    return matmul(q, state).astype(v_BxHx1xE.dtype), state
 
 
 class _Chunks(NamedTuple):
@@ -107,11 +108,12 @@ class _Chunks(NamedTuple):
         """The last chunk is filled with zeros, which count as more of the row's last document."""
         length = v.shape[2]
         size = min(chunk_size, length)
-        if log_decay.shape[2] == 1:  # one chunk, the same for all
+        alike = log_decay.shape[2] == 1
+        if alike:  # one chunk for all, whatever documents there are
             log_decay = jnp.broadcast_to(log_decay, (*log_decay.shape[:2], size))
         runs = to_chunks(jnp.pad(runs_BxL, ((0, 0), (0, -length % size)), mode="edge"), size)[:, None]
         q, k, v, log_decay = (_to_chunks(x, size) for x in (q, k, v, log_decay))
-        return cls(q, k, v, running(log_decay), runs)
+        return cls(q, k, v, running(log_decay, None if alike else runs), runs)
 
     def end(self) -> Running:
         """The sums over the whole chunk."""

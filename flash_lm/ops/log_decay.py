@@ -29,13 +29,27 @@ class Running(NamedTuple):
         return self.coarse + self.fine
 
 
-def running(log_decay: jax.Array) -> Running:
-    """The running sums of logarithms, which are not positive, float32; those below LOWEST count as that."""
-    bounded = jnp.maximum(log_decay.astype(jnp.float32), LOWEST)
+def running(log_decay_xC: jax.Array, runs_xC: jax.Array | None = None) -> Running:
+    """The running sums of logarithms, which are not positive, float32; those below LOWEST count as that.
+
+    Args:
+        log_decay_xC: (…, C).
+        runs_xC: the sums start again where this changes, so that not even their rounding depends on what was before; as
+            many dimensions, of the same size or 1; None: one sum.
+    """
+    bounded = jnp.maximum(log_decay_xC.astype(jnp.float32), LOWEST)
     coarse = jax.lax.stop_gradient(jnp.round(bounded / _GRAIN) * _GRAIN)
-    triangle = jnp.triu(jnp.ones((log_decay.shape[-1],) * 2, jnp.float32))
-    # Products, since XLA's CPU backend takes its time for running sums.
-    return Running(*(jnp.matmul(x, triangle, precision=jax.lax.Precision.HIGHEST) for x in (coarse, bounded - coarse)))
+    return Running(*(_summed(x, runs_xC) for x in (coarse, bounded - coarse)))
+
+
+@jax.checkpoint
+def _summed(x_xC: jax.Array, runs_xC: jax.Array | None) -> jax.Array:
+    """As products, since XLA's CPU backend takes its time for running sums; the triangle is not held."""
+    size = x_xC.shape[-1]
+    counts = jnp.tri(size, dtype=bool).T.reshape(*[1] * (x_xC.ndim - 1), size, size)
+    if runs_xC is not None:
+        counts &= runs_xC[..., :, None] == runs_xC[..., None, :]
+    return jnp.matmul(x_xC[..., None, :], counts.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)[..., 0, :]
 
 
 def decayed(later: Running, earlier: Running, where: jax.Array) -> jax.Array:

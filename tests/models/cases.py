@@ -41,6 +41,8 @@ SHAPE = {
     "linformer.slots": 6,
     "nystrom.landmarks": 4,
     "nystrom.kernel_size": 5,
+    "ssd.head_width": 16,
+    "ssd.state_dim": 8,
     "max_length": 32,
     "vocab_size": 61,
     "init": "lecun",
