@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import PlainCore, UndecodableCore
-from flash_lm.layers.linear_core import LinearOptions, chunk_work
+from flash_lm.layers.linear_core import chunk_work
 from flash_lm.ops.decayed_sums import decayed_sums, prefill_decayed, step_decayed
 
 
@@ -35,9 +35,9 @@ class DecayedInputs(NamedTuple):
 class DecayedCore(PlainCore):
     """o = q S, S ← e^g S + kᵀ v (see `ops.decayed_sums`); bidirectional: the same from either side."""
 
-    def __init__(self, options: LinearOptions, *, shared_keys: bool = False):
+    def __init__(self, chunk_size: int, *, shared_keys: bool = False):
         """A core without parameters; `shared_keys`: all heads share the queries and keys."""
-        self.chunk_size, self.shared_keys = options.chunk_size, shared_keys
+        self.chunk_size, self.shared_keys = chunk_size, shared_keys
 
     def __call__(self, by: DecayedInputs, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
@@ -84,9 +84,9 @@ class TwoWayCore(UndecodableCore):
     A token itself is in neither.
     """
 
-    def __init__(self, options: LinearOptions):
+    def __init__(self, chunk_size: int):
         """A core without parameters, whose heads share the queries and keys of a direction."""
-        self.chunk_size = options.chunk_size
+        self.chunk_size = chunk_size
 
     def __call__(self, by: tuple[DecayedInputs, DecayedInputs], v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E; `by` are the inputs of the sum over the tokens before, and of that over those after."""

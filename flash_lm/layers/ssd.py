@@ -13,7 +13,6 @@ from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import short_convolutions
 from flash_lm.layers.decayed_core import DecayedCore, DecayedInputs, TwoWayCore
 from flash_lm.layers.dense import Dense
-from flash_lm.layers.linear_core import LinearOptions
 from flash_lm.layers.norms import RMSNorm
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.schema import at_least, key, section
@@ -26,6 +25,7 @@ class SSDOptions:
     """Options of state space units."""
 
     expanded_dim: int = key(None, "width of the values and of the gate; open: 2 D", at_least(1))
+    chunk_size: int = key(64, "tokens processed at a time", at_least(1))
     head_width: int = key(64, "P, width of a head's values", at_least(1))
     state_dim: int = key(64, "N, width of the queries and keys, which all heads share", at_least(1))
 
@@ -44,11 +44,12 @@ class StateSpaceUnit(AttentionSublayer[Any]):
     Bidirectional: B, C and Δ of each direction, and d + x W_d in place of d (Hydra).
     """
 
-    def __init__(self, options: SSDOptions, linear: LinearOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, options: SSDOptions, config: ModelConfig, *, rngs: nnx.Rngs):
         """E / P heads."""
         dim, width, self.states = config.model_dim, options.expanded_dim, options.state_dim
         ways = 1 if config.causal else 2
-        self.core = DecayedCore(linear, shared_keys=True) if config.causal else TwoWayCore(linear)
+        size = options.chunk_size
+        self.core = DecayedCore(size, shared_keys=True) if config.causal else TwoWayCore(size)
         self.rotary, self.key_width, self.value_width = False, options.state_dim, options.head_width
         self.heads = self.key_heads = width // options.head_width
         shared = 2 * ways * self.states
@@ -79,7 +80,7 @@ class StateSpaceUnit(AttentionSublayer[Any]):
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected:
         """One head of queries C and keys B for all heads of values."""
         value, shared = (
-            jax.nn.silu(maps[name] + bias[...].astype(maps[name].dtype)[None, None])
+            _silu_of_sum(maps[name], bias[...])
             for name, bias in (("value", self.value_bias), ("shared", self.shared_bias))
         )
         skip_BxLxH = self.skip[...].astype(jnp.float32)[None, None]
@@ -98,8 +99,7 @@ class StateSpaceUnit(AttentionSublayer[Any]):
 
     def finish(self, mixed_BxHxLxE: jax.Array, beside: Ungated) -> jax.Array:
         """The gate stands before the norm."""
-        y_BxLxE = join_heads(mixed_BxHxLxE).astype(jnp.float32) + beside.skip_BxLxE
-        gated = y_BxLxE * jax.nn.silu(beside.gate_BxLxE.astype(jnp.float32))
+        gated = _gated_sum(join_heads(mixed_BxHxLxE), *beside)
         return self.output(self.norm(gated).astype(mixed_BxHxLxE.dtype))
 
     def _direction(self, shared_BxLx2N: jax.Array, step_size_BxLxH: jax.Array) -> DecayedInputs:
@@ -108,3 +108,15 @@ class StateSpaceUnit(AttentionSublayer[Any]):
         steps_BxHxL = jnp.swapaxes(jax.nn.softplus(step_size_BxLxH.astype(jnp.float32) + bias), 1, 2)
         rate = jnp.exp(self.log_rate[...].astype(jnp.float32))[None, :, None]
         return DecayedInputs(c, b, -rate * steps_BxHxL, steps_BxHxL)
+
+
+# Both keep their inputs, and not the intermediate results, which are cheaper to recompute than to keep.
+@jax.checkpoint
+def _silu_of_sum(x_BxLxE: jax.Array, bias_E: jax.Array) -> jax.Array:
+    return jax.nn.silu(x_BxLxE + bias_E.astype(x_BxLxE.dtype)[None, None])
+
+
+@jax.checkpoint
+def _gated_sum(mixed_BxLxE: jax.Array, skip_BxLxE: jax.Array, gate_BxLxE: jax.Array) -> jax.Array:
+    y = mixed_BxLxE.astype(jnp.float32) + skip_BxLxE
+    return y * jax.nn.silu(gate_BxLxE.astype(jnp.float32))

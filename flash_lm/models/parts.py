@@ -120,8 +120,8 @@ def _retention(
     return Retention(retention, linear, convolution, config, rngs=rngs)
 
 
-def _ssd(config: ModelConfig, ssd: SSDOptions, linear: LinearOptions, *, rngs: nnx.Rngs) -> Sublayer:
-    return StateSpaceUnit(ssd, linear, config, rngs=rngs)
+def _ssd(config: ModelConfig, ssd: SSDOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return StateSpaceUnit(ssd, config, rngs=rngs)
 
 
 def _ssd_problems(config: ModelConfig) -> list[str]:
@@ -270,7 +270,7 @@ NYSTROM = Part(
 RETENTION = Part(_retention, (RetentionOptions, LinearOptions, ConvolutionOptions), _HEADS, problems=_head_problems)
 SSD = Part(
     _ssd,
-    (SSDOptions, LinearOptions),
+    (SSDOptions,),
     defaults={"ssd.expanded_dim": times(2), "short_convolution": lambda config: 4 if config.causal else 7},
     problems=_ssd_problems,
 )

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from flash_lm.ops.products import summed
+
 LOWEST = -80.0  # logarithm of a decay that leaves nothing: float32 ends at e⁻⁸⁷
 _GRAIN = 2.0**-9  # sums of 2⁹ numbers down to LOWEST have at most 24 bits
 
@@ -52,7 +54,35 @@ def _summed(x_xC: jax.Array, runs_xC: jax.Array | None) -> jax.Array:
     return jnp.matmul(x_xC[..., None, :], counts.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)[..., 0, :]
 
 
+@jax.custom_vjp
 def decayed(later: Running, earlier: Running, where: jax.Array) -> jax.Array:
-    """The product of the decays after `earlier` up to and including `later`, float32; 0 except `where`."""
+    """The product of the decays after `earlier` up to and including `later`, float32; 0 except `where`.
+
+    Arrays have as many dimensions, of the same size or 1.
+    """
     log = (later.coarse - earlier.coarse) + (later.fine - earlier.fine)
     return jnp.where(where, jnp.exp(jnp.where(where, log, 0)), 0)
+
+
+def _decayed_forward(later: Running, earlier: Running, where: jax.Array):
+    return decayed(later, earlier, where), (later, earlier, where)
+
+
+def _decayed_backward(kept: tuple[Running, Running, jax.Array], d_out: jax.Array):
+    later, earlier, where = kept
+    d_log = d_out * decayed(later, earlier, where)
+    # The coarse sums have no derivative.
+    d_later, d_earlier = (Running(jnp.zeros_like(x.coarse), _like(d_log, x.fine)) for x in (later, earlier))
+    return d_later, d_earlier.at(jnp.negative), None
+
+
+decayed.defvjp(_decayed_forward, _decayed_backward)
+
+
+def _like(x: jax.Array, other: jax.Array) -> jax.Array:
+    """The sum of x over the dimensions that are 1 in the other."""
+    for axis in (-1, -2):
+        if other.shape[axis] == 1 != x.shape[axis]:
+            x = summed(x, axis)
+    alike = tuple(i for i, size in enumerate(other.shape) if size == 1 != x.shape[i])
+    return x.sum(axis=alike, keepdims=True)

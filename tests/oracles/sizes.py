@@ -133,8 +133,9 @@ def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
 
 def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> float:
     d, e, k = s.model_dim, s.gau.expanded_dim, s.gau.shared_dim
-    of_sums = sublayer in (linear_attention, favor_attention, cosine_attention, flow_attention, retention, state_space)
-    chunk = lambda t: t // (s.linear.chunk_size if of_sums else s.chunks.size)
+    of_sums = sublayer in (linear_attention, favor_attention, cosine_attention, flow_attention, retention)
+    size = s.ssd.chunk_size if sublayer is state_space else s.linear.chunk_size if of_sums else s.chunks.size
+    chunk = lambda t: t // size
     pairs = [(t, u) for t in range(length) for u in range(length) if u <= t or not s.causal]
     quadratic = sublayer is gau_quadratic
     parts = 1 if quadratic else s.chunks.local_attention + s.chunks.global_attention
