@@ -32,6 +32,8 @@ _SHAPE = {
     "num_heads": 2,
     "gau.shared_dim": 8,
     "chunks.size": 6,
+    "ssd.head_width": 8,
+    "ssd.chunk_size": 6,
     "linear.chunk_size": 8,
     "aft.window": 4,
     "aft.bias_dim": 4,

@@ -1,7 +1,7 @@
 """The two projections around an attention core: multi-head attention and the gated attention unit."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -47,12 +47,12 @@ class Projected(NamedTuple, Generic[Mixed]):
     Attributes:
         by: what determines how values are mixed: pairs of queries and keys, or keys only.
         v_BxHxLxE: the values.
-        gate_BxLxE: factor of the mixed values; None: no gate.
+        gate: what `finish` needs besides the mixed values, such as their factor, B×L×E; None: nothing.
     """
 
     by: Mixed
     v_BxHxLxE: jax.Array
-    gate_BxLxE: jax.Array | None = None
+    gate: Any = None
 
 
 class ConvolvedState(NamedTuple):
@@ -147,7 +147,7 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
         maps = self.maps(x_BxLxD)
         return self.arrange(self.convolutions(maps, context) if self.convolutions else maps, context)
 
-    def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
+    def finish(self, mixed_BxHxLxE: jax.Array, gate: Any, /) -> jax.Array:
         """From the core's output to B×L×D."""
         raise TypeError(f"{type(self).__name__} must define finish")
 

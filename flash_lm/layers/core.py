@@ -110,10 +110,24 @@ class PlainCore(nnx.Module):
         return state
 
 
-class WholeRowCore(PlainCore):
-    """A core whose every output depends on the whole row: bidirectional, one document a row, not decodable."""
+class UndecodableCore(PlainCore):
+    """A core whose outputs depend on later tokens: there is no prefill and no step."""
 
     undecodable: Any = "this attention mixes all tokens of a row at once: prefill and step are not supported"
+
+    def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> Any:
+        """Raises an InputError."""
+        raise InputError(self.undecodable)
+
+    def prefill(self, by: Any, v_BxHxLxE: jax.Array, context: Context, state: Any) -> tuple[jax.Array, Any]:
+        """Raises an InputError."""
+        raise InputError(self.undecodable)
+
+    step = prefill
+
+
+class WholeRowCore(UndecodableCore):
+    """A core whose every output depends on the whole row: bidirectional, one document a row."""
 
     def real(self, context: Context) -> jax.Array:
         """Which tokens are not padding, (B or 1)×L, which is at the end of a row.
@@ -127,13 +141,3 @@ class WholeRowCore(PlainCore):
                 "so set causal=False and packed=False"
             )
         return context.segments.runs_BxL > 0
-
-    def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> Any:
-        """Raises an InputError."""
-        raise InputError(self.undecodable)
-
-    def prefill(self, by: Any, v_BxHxLxE: jax.Array, context: Context, state: Any) -> tuple[jax.Array, Any]:
-        """Raises an InputError."""
-        raise InputError(self.undecodable)
-
-    step = prefill

@@ -1,4 +1,4 @@
-"""Attention core over a sum that decays on its way, by a factor a head or a token: linear, without a denominator."""
+"""Attention cores over a sum that decays on its way, by a factor a head or a token: linear, without a denominator."""
 
 from typing import NamedTuple
 
@@ -6,36 +6,51 @@ import jax
 import jax.numpy as jnp
 
 from flash_lm.layers.context import Context
-from flash_lm.layers.core import PlainCore
-from flash_lm.layers.linear_core import LinearOptions, sums_flops
+from flash_lm.layers.core import PlainCore, UndecodableCore
+from flash_lm.layers.linear_core import chunk_work
 from flash_lm.ops.decayed_sums import decayed_sums, prefill_decayed, step_decayed
 
 
 class DecayedInputs(NamedTuple):
-    """What determines the mixing.
+    """What determines the mixing; queries and keys have H heads, or one that all share.
 
     q_BxHxLxK: queries.
     k_BxHxLxK: keys.
     log_decay_BxHxL: logarithm of what the sum decays by before each token, not positive, (B or 1)×H×(L or 1) float32.
+    share_BxHxL: factor of each token's values, float32; None: 1.
     """
 
     q_BxHxLxK: jax.Array
     k_BxHxLxK: jax.Array
     log_decay_BxHxL: jax.Array
+    share_BxHxL: jax.Array | None = None
+
+    def values(self, v_BxHxLxE: jax.Array) -> jax.Array:
+        """The tokens' shares of the values."""
+        if self.share_BxHxL is None:
+            return v_BxHxLxE
+        return (v_BxHxLxE.astype(jnp.float32) * self.share_BxHxL[..., None]).astype(v_BxHxLxE.dtype)
 
 
 class DecayedCore(PlainCore):
     """o = q S, S ← e^g S + kᵀ v (see `ops.decayed_sums`); bidirectional: the same from either side."""
 
-    def __init__(self, options: LinearOptions):
-        """A core without parameters."""
-        self.chunk_size = options.chunk_size
+    def __init__(self, chunk_size: int, *, shared_keys: bool = False):
+        """A core without parameters; `shared_keys`: all heads share the queries and keys."""
+        self.chunk_size, self.shared_keys = chunk_size, shared_keys
 
     def __call__(self, by: DecayedInputs, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
         assert context.segments is not None
-        (q, k, log_decay), runs_BxL = by, context.segments.runs_BxL
-        return decayed_sums(q, k, v, log_decay, runs_BxL, chunk_size=self.chunk_size, causal=context.causal)
+        return decayed_sums(
+            by.q_BxHxLxK,
+            by.k_BxHxLxK,
+            by.values(v),
+            by.log_decay_BxHxL,
+            context.segments.runs_BxL,
+            chunk_size=self.chunk_size,
+            causal=context.causal,
+        )
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> jax.Array:
         """S of no tokens, B×H×K×E float32; `capacity` is not used."""
@@ -45,17 +60,52 @@ class DecayedCore(PlainCore):
         self, by: DecayedInputs, v: jax.Array, context: Context, state: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """In chunks, starting from any position: the sum needs no chunk grid."""
-        return prefill_decayed(
-            by.q_BxHxLxK, by.k_BxHxLxK, v, by.log_decay_BxHxL, state, context.real(), chunk_size=self.chunk_size
-        )
+        q, k, log_decay, _ = by
+        return prefill_decayed(q, k, by.values(v), log_decay, state, context.real(), chunk_size=self.chunk_size)
 
     def step(self, by: DecayedInputs, v: jax.Array, context: Context, state: jax.Array) -> tuple[jax.Array, jax.Array]:
         """One product with the sum."""
-        out, after = step_decayed(by.q_BxHxLxK, by.k_BxHxLxK, v, by.log_decay_BxHxL, state)
+        q, k, log_decay, _ = by
+        out, after = step_decayed(q, k, by.values(v), log_decay, state)
         return out, jnp.where(context.real()[:, :, None, None], after, state)
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
         """Pairs inside the chunk, and two products with the sum; bidirectional: with the sums from either side."""
-        before = sums_flops(length, True, self.chunk_size, heads, key_width, value_width)
-        own = 2 * heads * (key_width + value_width)  # the pair of a token with itself
-        return before if causal else 2 * before - own
+        pairs, products = chunk_work(length, self.chunk_size)
+        if not causal:
+            pairs, products = 2 * pairs - length, 2 * products  # a token and itself are one pair
+        of_pair = (1 if self.shared_keys else heads) * key_width + heads * value_width
+        return 2 * (pairs * of_pair + products * heads * key_width * value_width) / length
+
+
+class TwoWayCore(UndecodableCore):
+    """Two sums, over the tokens before and after, each as its neighbour reads it ("Hydra", Hwang et al. 2024, eq. 9).
+
+    A token itself is in neither.
+    """
+
+    def __init__(self, chunk_size: int):
+        """A core without parameters, whose heads share the queries and keys of a direction."""
+        self.chunk_size = chunk_size
+
+    def __call__(self, by: tuple[DecayedInputs, DecayedInputs], v: jax.Array, context: Context) -> jax.Array:
+        """B×H×L×E; `by` are the inputs of the sum over the tokens before, and of that over those after."""
+        assert context.segments is not None
+        before, after = by
+        runs_BxL = context.segments.runs_BxL
+        turned, v_turned = jax.tree.map(lambda x: jnp.flip(x, axis=2), (after, v))
+        of_after = self._before(turned, v_turned, jnp.flip(runs_BxL, axis=1))
+        return self._before(before, v, runs_BxL) + jnp.flip(of_after, axis=2)
+
+    def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
+        """A causal row, twice."""
+        pairs, products = chunk_work(length, self.chunk_size)
+        per_pair = key_width + heads * value_width
+        return 4 * (pairs * per_pair + products * heads * key_width * value_width) / length
+
+    def _before(self, by: DecayedInputs, v: jax.Array, runs_BxL: jax.Array) -> jax.Array:
+        """What the token before each reads, if it is of the same document."""
+        q, k, log_decay, _ = by
+        read = decayed_sums(q, k, by.values(v), log_decay, runs_BxL, chunk_size=self.chunk_size)
+        same_BxL = jnp.pad(runs_BxL[:, 1:] == runs_BxL[:, :-1], ((0, 0), (1, 0)))
+        return jnp.where(same_BxL[:, None, :, None], jnp.roll(read, 1, axis=2), 0)

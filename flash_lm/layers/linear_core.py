@@ -107,9 +107,14 @@ def sums_flops(length: int, causal: bool, chunk_size: int, heads: int, features:
     """For one token: pairs inside the chunk, and two products with the F×E sum if it is computed or read."""
     if not causal:
         return 2 * heads * 2 * features * value_width
+    pairs, products = chunk_work(length, chunk_size)
+    return 2 * heads * (pairs * (features + value_width) + products * features * value_width) / length
+
+
+def chunk_work(length: int, chunk_size: int) -> tuple[float, int]:
+    """Of a causal row in chunks: the visible pairs inside them, and how often a token enters or reads another's sum."""
     full, rest = divmod(length, chunk_size)
     pairs = sum(n * (n + 1) / 2 for n in [chunk_size] * full + [rest])
     crossing = (length - 1) // chunk_size * chunk_size  # tokens in chunks before the last
     reading = max(length - chunk_size, 0)  # tokens after the first chunk
-    products = (crossing + reading) * features * value_width
-    return 2 * heads * (pairs * (features + value_width) + products) / length
+    return pairs, crossing + reading

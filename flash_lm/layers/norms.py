@@ -26,10 +26,10 @@ class LayerNorm(nnx.Module):
 class RMSNorm(nnx.Module):
     """x / √(mean of x² + ε) · scale ("Root Mean Square Layer Normalization", Zhang and Sennrich 2019)."""
 
-    def __init__(self, config: ModelConfig):
-        """Starts with scale 1."""
+    def __init__(self, config: ModelConfig, width: int | None = None):
+        """Starts with scale 1; `width`: of the last dimension, by default D."""
         self.epsilon = config.norm_epsilon
-        self.scale = nnx.Param(jnp.ones(config.model_dim, jnp.dtype(config.param_dtype)))
+        self.scale = nnx.Param(jnp.ones(width or config.model_dim, jnp.dtype(config.param_dtype)))
 
     def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
         """Normalises the last dimension; dtype of x."""

@@ -26,6 +26,7 @@ from flash_lm.models.parts import (
     SOFTMAX,
     SOFTMAX_MIXED_CHUNK,
     SPAN,
+    SSD,
     WINDOW,
     times,
 )
@@ -211,5 +212,13 @@ register_family(
         _ROTARY | {"mlp_dim": times(2)},
         about="linear attention whose sums forget at a rate a head, gated values twice as wide, and an MLP",
         paper="Sun et al. 2023, arXiv:2307.08621",
+    ),
+)
+register_family(
+    "mamba2",
+    Family(
+        (SSD, SSD),
+        about="two state space units: linear attention whose sums forget as the tokens say, gated, convolutions",
+        paper="Dao and Gu 2024, arXiv:2405.21060",
     ),
 )

@@ -28,6 +28,7 @@ from flash_lm.layers.quadratic_core import QuadraticCore, QuadraticOptions
 from flash_lm.layers.reformer import ReformerAttention
 from flash_lm.layers.retention import Retention, RetentionOptions
 from flash_lm.layers.span_core import SpanCore, SpanOptions
+from flash_lm.layers.ssd import SSDOptions, StateSpaceUnit
 from flash_lm.layers.sublayer import Sublayer
 from flash_lm.layers.window_core import WindowOptions
 from flash_lm.models.family import Part
@@ -117,6 +118,15 @@ def _retention(
     rngs: nnx.Rngs,
 ) -> Sublayer:
     return Retention(retention, linear, convolution, config, rngs=rngs)
+
+
+def _ssd(config: ModelConfig, ssd: SSDOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return StateSpaceUnit(ssd, config, rngs=rngs)
+
+
+def _ssd_problems(config: ModelConfig) -> list[str]:
+    width, head = config[SSDOptions].expanded_dim, config[SSDOptions].head_width
+    return [f"model.ssd.expanded_dim={width} must be a multiple of model.ssd.head_width={head}"] if width % head else []
 
 
 def _width_problems(config: ModelConfig) -> list[str]:
@@ -258,6 +268,12 @@ NYSTROM = Part(
     serves=_WHOLE_ROWS,
 )
 RETENTION = Part(_retention, (RetentionOptions, LinearOptions, ConvolutionOptions), _HEADS, problems=_head_problems)
+SSD = Part(
+    _ssd,
+    (SSDOptions,),
+    defaults={"ssd.expanded_dim": times(2), "short_convolution": lambda config: 4 if config.causal else 7},
+    problems=_ssd_problems,
+)
 AFT_FULL = Part(_aft_full, (AFTOptions, ConvolutionOptions), unread=frozenset({"aft.window"}))
 AFT_LOCAL = Part(_aft_local, (AFTOptions, ConvolutionOptions))
 AFT_SIMPLE = Part(_aft_simple, (ConvolutionOptions,))

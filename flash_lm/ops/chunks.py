@@ -54,7 +54,7 @@ def sums_before(
     own_BxJx1xG = (last_BxJxG == last_BxJxG[..., -1:])[:, :, None]
     kept_NxJx1, until_NxJxGx1 = jnp.ones((1, 1, 1)), jnp.ones((1, 1, 1, 1))
     if through_NxG is not None:
-        after = running(to_chunks(through_NxG, size))
+        after = running(to_chunks(through_NxG, size), last_BxJxG)
         before = after.at(lambda x: jnp.pad(x[..., :-1], ((0, 0), (0, 0), (1, 0))))
         end = after.at(lambda x: x[..., -1:])
         earlier = after.at(lambda x: x[..., None, :])

@@ -37,11 +37,15 @@ def convolve(x_BxLxD: jax.Array, taps: jax.Array, runs_BxL: jax.Array, *, causal
     """
     before, _ = reach(len(taps), causal)
 
-    def read(offset: int) -> jax.Array:
+    def read(x_BxLxD: jax.Array, offset: int) -> jax.Array:
         seen_BxL = (_shifted(runs_BxL, offset) == runs_BxL) & (runs_BxL > 0)
         return jnp.where(seen_BxL[..., None], _shifted(x_BxLxD, offset), 0)
 
-    return _summed([read(i - before) for i in range(len(taps))], taps)
+    def convolved(x_BxLxD: jax.Array, taps: jax.Array) -> jax.Array:
+        return _summed([read(x_BxLxD, i - before) for i in range(len(taps))], taps)
+
+    # What a filter a channel reads is not held for the derivative: it is the input, shifted.
+    return (jax.checkpoint(convolved) if taps.ndim == 2 else convolved)(x_BxLxD, taps)
 
 
 def convolve_heads(x_BxHxLxE: jax.Array, taps_WxH: jax.Array) -> jax.Array:

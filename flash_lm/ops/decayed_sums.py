@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from flash_lm.ops.chunks import entering_runs, from_chunks, sums_before, to_chunks
 from flash_lm.ops.log_decay import Running, decayed, running
-from flash_lm.ops.products import matmul
+from flash_lm.ops.products import matmul, summed
 
 
 def decayed_sums(
@@ -32,8 +32,8 @@ def decayed_sums(
     What is held for the derivative is the input and a sum for each chunk.
 
     Args:
-        q_BxHxLxK: queries.
-        k_BxHxLxK: keys.
+        q_BxHxLxK: queries, of H heads or one that all share.
+        k_BxHxLxK: keys, as many heads.
         v_BxHxLxE: values.
         log_decay_BxHxL: g, not positive, (B or 1)×H×(L or 1) float32; one below −80 counts as −80.
         runs_BxL: run of each token (see `Segments`), (B or 1)×L.
@@ -63,8 +63,8 @@ def prefill_decayed(
     """As `decayed_sums`, for tokens that continue a state.
 
     Args:
-        q_BxHxLxK: queries.
-        k_BxHxLxK: keys.
+        q_BxHxLxK: queries, of H heads or one that all share.
+        k_BxHxLxK: keys, as many heads.
         v_BxHxLxE: values.
         log_decay_BxHxL: g, not positive, (B or 1)×H×(L or 1) float32.
         state_BxHxKxE: S after the tokens before these, float32.
@@ -88,9 +88,10 @@ def step_decayed(
     q_BxHx1xK: jax.Array, k_BxHx1xK: jax.Array, v_BxHx1xE: jax.Array, log_decay_BxHx1: jax.Array, state: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """One token: B×H×1×E, dtype of v; and the state after it, B×H×K×E float32."""
-    new = matmul(*(x.astype(jnp.float32) for x in (k_BxHx1xK, v_BxHx1xE)), transpose_a=True)
-    state = jnp.exp(log_decay_BxHx1.astype(jnp.float32))[..., None] * state + new
-    return matmul(q_BxHx1xK.astype(jnp.float32), state).astype(v_BxHx1xE.dtype), state
+    q, k, v = (x.astype(jnp.float32) for x in (q_BxHx1xK, k_BxHx1xK, v_BxHx1xE))
+    state = jnp.exp(log_decay_BxHx1.astype(jnp.float32))[..., None] * state + jnp.swapaxes(k, 2, 3) * v
+    q = jnp.broadcast_to(q, (*state.shape[:2], *q.shape[2:]))
+    return matmul(q, state).astype(v_BxHx1xE.dtype), state
 
 
 class _Chunks(NamedTuple):
@@ -107,11 +108,12 @@ class _Chunks(NamedTuple):
         """The last chunk is filled with zeros, which count as more of the row's last document."""
         length = v.shape[2]
         size = min(chunk_size, length)
-        if log_decay.shape[2] == 1:  # one chunk, the same for all
+        alike = log_decay.shape[2] == 1
+        if alike:  # one chunk for all, whatever documents there are
             log_decay = jnp.broadcast_to(log_decay, (*log_decay.shape[:2], size))
         runs = to_chunks(jnp.pad(runs_BxL, ((0, 0), (0, -length % size)), mode="edge"), size)[:, None]
         q, k, v, log_decay = (_to_chunks(x, size) for x in (q, k, v, log_decay))
-        return cls(q, k, v, running(log_decay), runs)
+        return cls(q, k, v, running(log_decay, None if alike else runs), runs)
 
     def end(self) -> Running:
         """The sums over the whole chunk."""
@@ -124,7 +126,7 @@ class _Chunks(NamedTuple):
     def ending(self) -> jax.Array:
         """Each chunk's sum over its last document, as it is at the chunk's end, B×H×G×K×E float32."""
         weight = decayed(self.end(), self.sums, self._of(self.runs[..., -1:]))
-        return matmul(_weighted(self.k, weight), self.v, transpose_a=True)
+        return _sum_of(self.k, _weighted(self.v, weight))
 
     def from_before(self, initial: jax.Array | None) -> jax.Array:
         """The sum over the chunks before each chunk, as it is before its first token, B×H×G×K×E float32."""
@@ -134,12 +136,12 @@ class _Chunks(NamedTuple):
         """What the queries read of `from_before`."""
         entering = entering_runs(self.runs[:, 0, :, -1])[:, None, :, None]
         weight = decayed(self.sums, self.sums.at(jnp.zeros_like), self._of(entering))
-        return _product(_weighted(self.q, weight), before)
+        return _weighted(_read(self.q, before), weight)
 
     def from_after(self) -> jax.Array:
         """The sum over the chunks after each chunk, as it is after its last token, B×H×G×K×E float32."""
         weight = decayed(self.sums, self.sums.at(jnp.zeros_like), self._of(self.runs[..., :1]))
-        starting = matmul(_weighted(self.k, weight), self.v, transpose_a=True)
+        starting = _sum_of(self.k, _weighted(self.v, weight))
         starting, first, through = (jnp.flip(x, axis=2) for x in (starting, self.runs[..., 0], self.through()))
         return jnp.flip(_sums_before(starting, first, None, through), axis=2)
 
@@ -147,7 +149,7 @@ class _Chunks(NamedTuple):
         """What the queries read of `from_after`."""
         entering = jnp.flip(entering_runs(jnp.flip(self.runs[:, 0, :, 0], axis=1)), axis=1)[:, None, :, None]
         weight = decayed(self.end(), self.sums, self._of(entering))
-        return _product(_weighted(self.q, weight), after)
+        return _weighted(_read(self.q, after), weight)
 
     def final(self, before: jax.Array) -> jax.Array:
         """The sum after a row of one document, if what fills its last chunk does not decay, B×H×K×E."""
@@ -166,7 +168,7 @@ def _inside(q, k, v, sums: Running, runs: jax.Array, causal: bool) -> jax.Array:
     weights = decayed(query, key, visible & before)
     if not causal:
         weights += decayed(key, query, visible & ~before)
-    return _product((matmul(q, k, transpose_b=True) * weights).astype(v.dtype), v)
+    return _product(_times(matmul(q, k, transpose_b=True), weights).astype(v.dtype), v)
 
 
 def _sums_before(sums_BxHxGxKxE, last_Bx1xG, initial, through_BxHxG) -> jax.Array:
@@ -177,12 +179,70 @@ def _sums_before(sums_BxHxGxKxE, last_Bx1xG, initial, through_BxHxG) -> jax.Arra
     return sums_before(fold(sums_BxHxGxKxE), last_NxG, initial, fold(through_BxHxG)).reshape(shape)
 
 
+def _sum_of(k: jax.Array, v: jax.Array) -> jax.Array:
+    """Σ kᵀ v over each chunk, B×H×G×K×E float32; shared keys make one product with the values of all heads."""
+    if k.shape[1] == v.shape[1]:
+        return matmul(k, v, transpose_a=True)
+    return _heads_apart(matmul(k[:, 0], _heads_beside(v), transpose_a=True), v.shape[1])
+
+
+def _read(q: jax.Array, sums: jax.Array) -> jax.Array:
+    """The product with S, B×H×G×C×E float32; shared queries make one product with the sums of all heads."""
+    if q.shape[1] == sums.shape[1]:
+        return _product(q, sums)
+    return _heads_apart(_product(q[:, 0], _heads_beside(sums)), sums.shape[1])
+
+
+def _heads_beside(x_BxHxGxCxE: jax.Array) -> jax.Array:
+    """B×G×C×(H·E): so that the heads are columns of one product, and derivatives sum over one dimension."""
+    x_BxGxCxHxE = jnp.moveaxis(x_BxHxGxCxE, 1, 3)
+    return x_BxGxCxHxE.reshape(*x_BxGxCxHxE.shape[:3], -1)
+
+
+def _heads_apart(x_BxGxCxHE: jax.Array, heads: int) -> jax.Array:
+    return jnp.moveaxis(x_BxGxCxHE.reshape(*x_BxGxCxHE.shape[:3], heads, -1), 3, 1)
+
+
 def _product(x: jax.Array, y: jax.Array) -> jax.Array:
     return matmul(x, y.astype(x.dtype))
 
 
+@jax.custom_vjp
 def _weighted(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Each token's vector times its number; dtype of x."""
     return (x.astype(jnp.float32) * weight[..., None]).astype(x.dtype)
+
+
+def _weighted_backward(kept: tuple[jax.Array, jax.Array], d_out: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, weight = kept
+    d_weight = summed(x.astype(jnp.float32) * d_out.astype(jnp.float32), -1)[..., 0]
+    alike = tuple(i for i, size in enumerate(weight.shape) if size == 1 != d_weight.shape[i])
+    return _weighted(d_out, weight), d_weight.sum(axis=alike, keepdims=True)
+
+
+_weighted.defvjp(lambda x, weight: (_weighted(x, weight), (x, weight)), _weighted_backward)
+
+
+def _times(scores: jax.Array, weights: jax.Array) -> jax.Array:
+    """Scores, perhaps of one head for all, times the weights of H heads."""
+    if scores.shape[1] == weights.shape[1]:
+        return scores * weights
+    return _times_shared(scores, jnp.broadcast_to(weights, (scores.shape[0], weights.shape[1], *scores.shape[2:])))
+
+
+@jax.custom_vjp
+def _times_shared(scores: jax.Array, weights: jax.Array) -> jax.Array:
+    return scores * weights
+
+
+def _times_shared_backward(kept: tuple[jax.Array, jax.Array], d_out: jax.Array) -> tuple[jax.Array, jax.Array]:
+    scores, weights = kept
+    # One head after another: XLA's CPU backend sums over heads on one core.
+    terms = [d_out[:, h : h + 1] * weights[:, h : h + 1] for h in range(d_out.shape[1])]
+    return functools.reduce(jnp.add, terms), d_out * scores
+
+
+_times_shared.defvjp(lambda scores, weights: (scores * weights, (scores, weights)), _times_shared_backward)
 
 
 def _to_chunks(x_BxHxLx: jax.Array, size: int) -> jax.Array:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from flash_lm.ops.products import summed
+
 LOWEST = -80.0  # logarithm of a decay that leaves nothing: float32 ends at e⁻⁸⁷
 _GRAIN = 2.0**-9  # sums of 2⁹ numbers down to LOWEST have at most 24 bits
 
@@ -29,16 +31,58 @@ class Running(NamedTuple):
         return self.coarse + self.fine
 
 
-def running(log_decay: jax.Array) -> Running:
-    """The running sums of logarithms, which are not positive, float32; those below LOWEST count as that."""
-    bounded = jnp.maximum(log_decay.astype(jnp.float32), LOWEST)
+def running(log_decay_xC: jax.Array, runs_xC: jax.Array | None = None) -> Running:
+    """The running sums of logarithms, which are not positive, float32; those below LOWEST count as that.
+
+    Args:
+        log_decay_xC: (…, C).
+        runs_xC: the sums start again where this changes, so that not even their rounding depends on what was before; as
+            many dimensions, of the same size or 1; None: one sum.
+    """
+    bounded = jnp.maximum(log_decay_xC.astype(jnp.float32), LOWEST)
     coarse = jax.lax.stop_gradient(jnp.round(bounded / _GRAIN) * _GRAIN)
-    triangle = jnp.triu(jnp.ones((log_decay.shape[-1],) * 2, jnp.float32))
-    # Products, since XLA's CPU backend takes its time for running sums.
-    return Running(*(jnp.matmul(x, triangle, precision=jax.lax.Precision.HIGHEST) for x in (coarse, bounded - coarse)))
+    return Running(*(_summed(x, runs_xC) for x in (coarse, bounded - coarse)))
 
 
+@jax.checkpoint
+def _summed(x_xC: jax.Array, runs_xC: jax.Array | None) -> jax.Array:
+    """As products, since XLA's CPU backend takes its time for running sums; the triangle is not held."""
+    size = x_xC.shape[-1]
+    counts = jnp.tri(size, dtype=bool).T.reshape(*[1] * (x_xC.ndim - 1), size, size)
+    if runs_xC is not None:
+        counts &= runs_xC[..., :, None] == runs_xC[..., None, :]
+    return jnp.matmul(x_xC[..., None, :], counts.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)[..., 0, :]
+
+
+@jax.custom_vjp
 def decayed(later: Running, earlier: Running, where: jax.Array) -> jax.Array:
-    """The product of the decays after `earlier` up to and including `later`, float32; 0 except `where`."""
+    """The product of the decays after `earlier` up to and including `later`, float32; 0 except `where`.
+
+    Arrays have as many dimensions, of the same size or 1.
+    """
     log = (later.coarse - earlier.coarse) + (later.fine - earlier.fine)
     return jnp.where(where, jnp.exp(jnp.where(where, log, 0)), 0)
+
+
+def _decayed_forward(later: Running, earlier: Running, where: jax.Array):
+    return decayed(later, earlier, where), (later, earlier, where)
+
+
+def _decayed_backward(kept: tuple[Running, Running, jax.Array], d_out: jax.Array):
+    later, earlier, where = kept
+    d_log = d_out * decayed(later, earlier, where)
+    # The coarse sums have no derivative.
+    d_later, d_earlier = (Running(jnp.zeros_like(x.coarse), _like(d_log, x.fine)) for x in (later, earlier))
+    return d_later, d_earlier.at(jnp.negative), None
+
+
+decayed.defvjp(_decayed_forward, _decayed_backward)
+
+
+def _like(x: jax.Array, other: jax.Array) -> jax.Array:
+    """The sum of x over the dimensions that are 1 in the other."""
+    for axis in (-1, -2):
+        if other.shape[axis] == 1 != x.shape[axis]:
+            x = summed(x, axis)
+    alike = tuple(i for i, size in enumerate(other.shape) if size == 1 != x.shape[i])
+    return x.sum(axis=alike, keepdims=True)

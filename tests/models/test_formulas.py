@@ -15,8 +15,8 @@ SIZES = [
     {"model_dim": 48, "num_heads": 3, "gau.shared_dim": 10, "chunks.size": 12, "max_length": 600, "vocab_size": 99},
 ]
 OF_SECTIONS = [
-    {"aft.window": 5, "aft.bias_dim": 6, "linformer.slots": 3, "nystrom.kernel_size": 9},
-    {"aft.window": 7, "aft.bias_dim": 4, "linformer.slots": 11, "nystrom.kernel_size": 2},
+    {"aft.window": 5, "aft.bias_dim": 6, "linformer.slots": 3, "nystrom.kernel_size": 9, "ssd.state_dim": 12},
+    {"aft.window": 7, "aft.bias_dim": 4, "linformer.slots": 11, "nystrom.kernel_size": 2, "ssd.state_dim": 20},
 ]
 
 
@@ -44,12 +44,13 @@ def test_the_formula_of_a_page_counts_the_parameters(family, size):
     keys = {"D": "model_dim", "H": "num_heads", "L": "max_length", "V": "vocab_size"}
     letters = {letter: config[key] for letter, key in keys.items()}
     letters |= {"S": config.gau.shared_dim, "C": config.chunks.size, "W": config.aft.window, "R": config.aft.bias_dim}
+    letters |= {"N": config.ssd.state_dim, "G": 2 * config.model_dim // config.ssd.head_width}
     letters |= {"M": config.linformer.slots, "P": config.nystrom.kernel_size}
     width = letters["D"]
     mlp = {"transformer_plus_plus": 8 * width / 3, "mc_tfm": 8 * width / 3, "aft_conv": 9 * width / 2}
     mlp |= {"reformer": mlp["aft_conv"], "retnet": 2 * width}
     letters |= {"E": 2 * width, "F": -int(-mlp.get(family, 4 * width) // 8) * 8}
     positions = {"transformer_plus": "0", "transformer_plus_plus": "0", "mc_tfm": "0", "flash": "1", "flash_quad": "1"}
-    positions |= {"longformer": "0", "adaptive_span": "0", "retnet": "0"}
+    positions |= {"longformer": "0", "adaptive_span": "0", "retnet": "0", "mamba2": "0"}
     whole = f"VD + 2D + {positions.get(family, 'LD')} + 2({formula})"
     assert count(config) == value(whole, letters)

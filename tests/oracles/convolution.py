@@ -21,5 +21,5 @@ def mapped(x_LxD: np.ndarray, p: dict, name: str, row, settings) -> np.ndarray:
     if name not in p.get("convolutions", {}):
         return y_LxM
     y_LxM = convolve(y_LxM, p["convolutions"][name], row.sees, settings.causal)
-    activated = settings.convolution.activation == "silu" and "gate" not in p  # a gated unit has its own
+    activated = settings.convolution.activation == "silu" and "shared" not in p  # a gated unit has its own
     return y_LxM / (1 + np.exp(-y_LxM)) if activated else y_LxM

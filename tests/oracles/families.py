@@ -17,6 +17,7 @@ from oracles.lsh import lsh_attention, lsh_pairs
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.nystrom import nystrom_attention
 from oracles.retention import retention
+from oracles.ssd import state_space
 from oracles.windows import adaptive_span_attention, adaptive_span_pairs, longformer_attention, longformer_pairs
 
 
@@ -66,6 +67,7 @@ FAMILIES = {
         (adaptive_span_attention, mlp), "none", True, constant_state=True, connects=adaptive_span_pairs
     ),
     "retnet": Family((retention, mlp), "none", True, constant_state=True),
+    "mamba2": Family((state_space, state_space), "none", False, constant_state=True),
     "linformer": Family((linformer_attention, mlp), "learned", False),
     "nystromformer": Family((nystrom_attention, mlp), "learned", False),
     "reformer": Family((lsh_attention, mlp), "learned", False, connects=lsh_pairs),
@@ -98,7 +100,8 @@ def complete(model: dict) -> SimpleNamespace:
         "gau.expanded_dim": 2 * s.model_dim,
         "favor.features": features,
         "cosformer.cos_length": s.max_length,
-        "short_convolution": 3 if family.sublayers[0] is log_sparse_attention else 0,
+        "ssd.expanded_dim": 2 * s.model_dim,
+        "short_convolution": {log_sparse_attention: 3, state_space: 4 if s.causal else 7}.get(family.sublayers[0], 0),
         "norm": "scale" if gau and not s.causal else "layer",
         "absolute_positions": family.absolute,
         "head": "softmax",

@@ -16,6 +16,7 @@ from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.nystrom import nystrom_attention
 from oracles.positions import T5_BUCKETS
 from oracles.retention import retention
+from oracles.ssd import state_space
 from oracles.windows import adaptive_span_attention, gap_of, layer_window, longformer_attention
 
 
@@ -52,6 +53,8 @@ def _convolved(s: SimpleNamespace, sublayer) -> int:
         return (6 if s.window.global_tokens else 3) * d
     if sublayer in (aft_full, aft_local, aft_simple, lsh_attention):
         return 2 * d
+    if sublayer is state_space:
+        return s.ssd.expanded_dim + 2 * (1 if s.causal else 2) * s.ssd.state_dim
     if sublayer is retention:
         return (2 + s.retention.value_expand) * d
     return d + s.num_heads if sublayer is aft_conv else 3 * d
@@ -78,6 +81,11 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
         log_sparse_attention: (2 if s.log_sparse.convolution == "full" else 4) * d * d,
         lsh_attention: 3 * d * d,
         retention: (2 + 3 * s.retention.value_expand) * d * d,
+        # Of bias, gain, and three numbers a head.
+        state_space: _maps_of_states(s)
+        + _convolved(s, state_space)
+        + 3 * s.ssd.expanded_dim // s.ssd.head_width
+        + s.ssd.expanded_dim,
         mlp: 2 * d * s.mlp_dim,
         glu: 3 * d * s.mlp_dim,
         gau_quadratic: 3 * d * e + _queries_and_keys(s, 1) + _bias(s, s.max_length),
@@ -86,6 +94,13 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
         + (_bias(s, s.chunks.size * (1 + s.chunks.overlapping)) if s.chunks.local_attention else 0),
         softmax_mixed_chunk: 4 * d * d + 4 * d * parts,
     }[sublayer]
+
+
+def _maps_of_states(s: SimpleNamespace) -> int:
+    """Gate, values and output; B, C and Δ in one or two directions; Hydra's map to the skip."""
+    d, e, ways = s.model_dim, s.ssd.expanded_dim, 1 if s.causal else 2
+    heads = e // s.ssd.head_width
+    return d * (3 * e + ways * (2 * s.ssd.state_dim + heads)) + (0 if s.causal else e * heads)
 
 
 def _queries_and_keys(s: SimpleNamespace, parts: int) -> int:
@@ -119,7 +134,8 @@ def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
 def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> float:
     d, e, k = s.model_dim, s.gau.expanded_dim, s.gau.shared_dim
     of_sums = sublayer in (linear_attention, favor_attention, cosine_attention, flow_attention, retention)
-    chunk = lambda t: t // (s.linear.chunk_size if of_sums else s.chunks.size)
+    size = s.ssd.chunk_size if sublayer is state_space else s.linear.chunk_size if of_sums else s.chunks.size
+    chunk = lambda t: t // size
     pairs = [(t, u) for t in range(length) for u in range(length) if u <= t or not s.causal]
     quadratic = sublayer is gau_quadratic
     parts = 1 if quadratic else s.chunks.local_attention + s.chunks.global_attention
@@ -175,6 +191,12 @@ def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> fl
     if sublayer is aft_conv:
         near = sum(abs(t - u) < s.aft.window for t, u in pairs)
         return 2 * length * (3 * d * d + d * s.num_heads) + 2 * near * (d + s.num_heads)
+    if sublayer is state_space:  # each direction has its own sums, and scores that all heads share
+        heads, states = s.ssd.expanded_dim // s.ssd.head_width, s.ssd.state_dim
+        before = sum(chunk(t) == chunk(u) for t in range(length) for u in range(t + 1))
+        across = sum(chunk(t) < chunk(length - 1) for t in range(length)) + sum(chunk(t) > 0 for t in range(length))
+        sums = before * (states + s.ssd.expanded_dim) + across * heads * states * s.ssd.head_width
+        return 2 * length * _maps_of_states(s) + 2 * sums * (1 if s.causal else 2)
     if sublayer is retention:  # bidirectional: sums from either side
         width, values = d // s.num_heads, s.retention.value_expand * d // s.num_heads
         across = sum(chunk(t) < chunk(length - 1) for t in range(length)) + sum(chunk(t) > 0 for t in range(length))

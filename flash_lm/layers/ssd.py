@@ -1,0 +1,122 @@
+"""The unit of Mamba-2 ("Transformers are SSMs", Dao and Gu 2024), and Hydra's, which looks both ways."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from flash_lm.config import ModelConfig
+from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
+from flash_lm.layers.context import Context
+from flash_lm.layers.convolution import short_convolutions
+from flash_lm.layers.decayed_core import DecayedCore, DecayedInputs, TwoWayCore
+from flash_lm.layers.dense import Dense
+from flash_lm.layers.norms import RMSNorm
+from flash_lm.layers.parameter import VECTORS
+from flash_lm.schema import at_least, key, section
+
+_RATES, _STEPS = (1.0, 16.0), (1e-3, 0.1)  # A and Δ that a model starts with, of the authors' code
+
+
+@section("model.ssd")
+class SSDOptions:
+    """Options of state space units."""
+
+    expanded_dim: int = key(None, "width of the values and of the gate; open: 2 D", at_least(1))
+    chunk_size: int = key(64, "tokens processed at a time", at_least(1))
+    head_width: int = key(64, "P, width of a head's values", at_least(1))
+    state_dim: int = key(64, "N, width of the queries and keys, which all heads share", at_least(1))
+
+
+class Ungated(NamedTuple):
+    """What is added to the mixed values, B×L×E, and what gates them, before its silu."""
+
+    skip_BxLxE: jax.Array
+    gate_BxLxE: jax.Array
+
+
+class StateSpaceUnit(AttentionSublayer[Any]):
+    """norm((y + d ⊙ x) ⊙ silu(x₀ W_z)) W_o with y = C S, S ← e^(−aΔ) S + Bᵀ (Δ x), for a token x₀ of the stream.
+
+    x, B and C are maps of x₀ with short convolutions and silu, Δ = softplus(x₀ W_Δ + b) and a are numbers a head.
+    Bidirectional: B, C and Δ of each direction, and d + x W_d in place of d (Hydra).
+    """
+
+    def __init__(self, options: SSDOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+        """E / P heads."""
+        dim, width, self.states = config.model_dim, options.expanded_dim, options.state_dim
+        ways = 1 if config.causal else 2
+        size = options.chunk_size
+        self.core = DecayedCore(size, shared_keys=True) if config.causal else TwoWayCore(size)
+        self.rotary, self.key_width, self.value_width = False, options.state_dim, options.head_width
+        self.heads = self.key_heads = width // options.head_width
+        shared = 2 * ways * self.states
+        to_skip = 0 if config.causal else width * self.heads
+        self.projection_weights = dim * (3 * width + shared + ways * self.heads) + to_skip
+        self.gate = Dense(dim, width, config, rngs=rngs)
+        self.value = Dense(dim, width, config, rngs=rngs)
+        self.shared = Dense(dim, shared, config, rngs=rngs)
+        self.step_size = Dense(dim, ways * self.heads, config, rngs=rngs)
+        self.skip_map = None if config.causal else Dense(width, self.heads, config, rngs=rngs)
+        self.output = Dense(width, dim, config, rngs=rngs)
+        self.convolutions = short_convolutions({"value": width, "shared": shared}, config)
+        self.norm = RMSNorm(config, width)
+
+        dtype, uniform = jnp.dtype(config.param_dtype), jax.random.uniform
+        vector = lambda values: nnx.Param(values.astype(dtype), **VECTORS)
+        self.value_bias, self.shared_bias = vector(jnp.zeros(width)), vector(jnp.zeros(shared))
+        self.skip = vector(jnp.ones(self.heads))
+        self.log_rate = vector(jnp.log(uniform(rngs.params(), (self.heads,), minval=_RATES[0], maxval=_RATES[1])))
+        low, high = jnp.log(jnp.array(_STEPS))
+        steps = jnp.exp(uniform(rngs.params(), (self.heads,), minval=low, maxval=high))
+        self.step_bias = vector(steps + jnp.log(-jnp.expm1(-steps)))  # softplus undone
+
+    def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
+        """z, x, B beside C, and Δ, before all that is not linear."""
+        return {name: getattr(self, name)(x_BxLxD) for name in ("gate", "value", "shared", "step_size")}
+
+    def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected:
+        """One head of queries C and keys B for all heads of values."""
+        value, shared = (
+            _silu_of_sum(maps[name], bias[...])
+            for name, bias in (("value", self.value_bias), ("shared", self.shared_bias))
+        )
+        skip_BxLxH = self.skip[...].astype(jnp.float32)[None, None]
+        if self.skip_map is not None:
+            skip_BxLxH = skip_BxLxH + self.skip_map(value).astype(jnp.float32)
+        v_BxHxLxE = split_heads(value, self.heads)
+        skip_BxHxLxE = v_BxHxLxE.astype(jnp.float32) * jnp.swapaxes(skip_BxLxH, 1, 2)[..., None]
+        ways = zip(
+            jnp.split(shared, shared.shape[-1] // (2 * self.states), axis=-1),
+            jnp.split(maps["step_size"], maps["step_size"].shape[-1] // self.heads, axis=-1),
+            strict=True,
+        )
+        by = tuple(self._direction(*way) for way in ways)
+        beside = Ungated(join_heads(skip_BxHxLxE), maps["gate"])
+        return Projected(by[0] if len(by) == 1 else by, v_BxHxLxE, beside)
+
+    def finish(self, mixed_BxHxLxE: jax.Array, beside: Ungated) -> jax.Array:
+        """The gate stands before the norm."""
+        gated = _gated_sum(join_heads(mixed_BxHxLxE), *beside)
+        return self.output(self.norm(gated).astype(mixed_BxHxLxE.dtype))
+
+    def _direction(self, shared_BxLx2N: jax.Array, step_size_BxLxH: jax.Array) -> DecayedInputs:
+        b, c = (x[:, None] for x in jnp.split(shared_BxLx2N, 2, axis=-1))
+        bias = self.step_bias[...].astype(jnp.float32)[None, None]
+        steps_BxHxL = jnp.swapaxes(jax.nn.softplus(step_size_BxLxH.astype(jnp.float32) + bias), 1, 2)
+        rate = jnp.exp(self.log_rate[...].astype(jnp.float32))[None, :, None]
+        return DecayedInputs(c, b, -rate * steps_BxHxL, steps_BxHxL)
+
+
+# Both keep their inputs, and not the intermediate results, which are cheaper to recompute than to keep.
+@jax.checkpoint
+def _silu_of_sum(x_BxLxE: jax.Array, bias_E: jax.Array) -> jax.Array:
+    return jax.nn.silu(x_BxLxE + bias_E.astype(x_BxLxE.dtype)[None, None])
+
+
+@jax.checkpoint
+def _gated_sum(mixed_BxLxE: jax.Array, skip_BxLxE: jax.Array, gate_BxLxE: jax.Array) -> jax.Array:
+    y = mixed_BxLxE.astype(jnp.float32) + skip_BxLxE
+    return y * jax.nn.silu(gate_BxLxE.astype(jnp.float32))
