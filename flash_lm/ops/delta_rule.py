@@ -1,10 +1,10 @@
 """The gated delta rule: S ← e^g S; S ← S + kᵀ β (v − k S); o = q S ("Gated Delta Networks", Yang et al. 2024, eq. 10).
 
 In chunks (ibid., section 3.3): what a chunk's tokens write, v′ = T β (v − e^b k S), solves a triangular system,
-T⁻¹ = I + tril(β k kᵀ ⊙ e^(b_i − b_j), −1), with b the running sum of g and S the sum that enters the chunk; then the chunk
-is that of a decayed sum of v′. The system is solved by substitution: for equal keys and β = 1 powers of its matrix exceed
-float32, while T holds only 0 and ±1. Chunks follow each other in a loop. All but products of q, k and v is float32, and
-starts again with each document.
+T⁻¹ = I + tril(β k kᵀ ⊙ e^(b_i − b_j), −1), with b the running sum of g and S the sum that enters the chunk; then the
+chunk is that of a decayed sum of v′. The system is solved by substitution: for equal keys and β = 1 powers of its
+matrix exceed float32, while T holds only 0 and ±1. Chunks follow each other in a loop. All but products of q, k and v
+is float32, and starts again with each document.
 """
 
 from typing import NamedTuple
