@@ -242,7 +242,8 @@ def test_the_papers_configs_are_of_one_size():
                 learned += config.num_layers * 2 * config.max_length * config.linformer.slots
             assert model.parameter_count() == parameters(settings), path.stem
             counts[path.stem] = model.parameter_count() - learned
-    assert len([name for name in counts if "hybrid" not in name]) == len(FAMILIES)
+    presets = {"deltanet_base"}  # a family with another value of a key
+    assert len([name for name in counts if "hybrid" not in name and name not in presets]) == len(FAMILIES)
     assert max(counts.values()) / min(counts.values()) < 1.03
     assert all(abs(count / 110e6 - 1) < 0.03 for count in counts.values())
 

@@ -1,5 +1,6 @@
 """The unit of Mamba-2 ("Transformers are SSMs", Dao and Gu 2024), and Hydra's, which looks both ways."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -64,14 +65,10 @@ class StateSpaceUnit(AttentionSublayer[Any]):
         self.convolutions = short_convolutions({"value": width, "shared": shared}, config)
         self.norm = RMSNorm(config, width)
 
-        dtype, uniform = jnp.dtype(config.param_dtype), jax.random.uniform
-        vector = lambda values: nnx.Param(values.astype(dtype), **VECTORS)
+        vector = lambda values: nnx.Param(values.astype(jnp.dtype(config.param_dtype)), **VECTORS)
         self.value_bias, self.shared_bias = vector(jnp.zeros(width)), vector(jnp.zeros(shared))
         self.skip = vector(jnp.ones(self.heads))
-        self.log_rate = vector(jnp.log(uniform(rngs.params(), (self.heads,), minval=_RATES[0], maxval=_RATES[1])))
-        low, high = jnp.log(jnp.array(_STEPS))
-        steps = jnp.exp(uniform(rngs.params(), (self.heads,), minval=low, maxval=high))
-        self.step_bias = vector(steps + jnp.log(-jnp.expm1(-steps)))  # softplus undone
+        self.log_rate, self.step_bias = vector(first_rates(self.heads, rngs)), vector(first_steps(self.heads, rngs))
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
         """z, x, B beside C, and Δ, before all that is not linear."""
@@ -108,6 +105,18 @@ class StateSpaceUnit(AttentionSublayer[Any]):
         steps_BxHxL = jnp.swapaxes(jax.nn.softplus(step_size_BxLxH.astype(jnp.float32) + bias), 1, 2)
         rate = jnp.exp(self.log_rate[...].astype(jnp.float32))[None, :, None]
         return DecayedInputs(c, b, -rate * steps_BxHxL, steps_BxHxL)
+
+
+def first_rates(heads: int, rngs: nnx.Rngs) -> jax.Array:
+    """Logarithms of the rates of decay that a model starts with, a number a head."""
+    return jnp.log(jax.random.uniform(rngs.params(), (heads,), minval=_RATES[0], maxval=_RATES[1]))
+
+
+def first_steps(heads: int, rngs: nnx.Rngs) -> jax.Array:
+    """What softplus turns into the step sizes Δ that a model starts with, a number a head."""
+    low, high = (math.log(step) for step in _STEPS)
+    steps = jnp.exp(jax.random.uniform(rngs.params(), (heads,), minval=low, maxval=high))
+    return steps + jnp.log(-jnp.expm1(-steps))
 
 
 # Both keep their inputs, and not the intermediate results, which are cheaper to recompute than to keep.

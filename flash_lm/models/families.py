@@ -11,6 +11,7 @@ from flash_lm.models.parts import (
     AFT_LOCAL,
     AFT_SIMPLE,
     COSINE,
+    DELTA,
     FAVOR,
     FLOW,
     GAU_MIXED_CHUNK,
@@ -220,5 +221,15 @@ register_family(
         (SSD, SSD),
         about="two state space units: linear attention whose sums forget as the tokens say, gated, convolutions",
         paper="Dao and Gu 2024, arXiv:2405.21060",
+    ),
+)
+# 6 D² and a GLU of 6 D², instead of 4 D² and 8 D².
+register_family(
+    "gated_deltanet",
+    Family(
+        (DELTA, GLU_PART),
+        {"mlp_dim": times(2)},
+        about="a sum in which each token replaces what its key reads, and which forgets as the tokens say, and a GLU",
+        paper="Yang et al. 2024, arXiv:2412.06464",
     ),
 )

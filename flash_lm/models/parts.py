@@ -16,6 +16,7 @@ from flash_lm.layers.cosformer_core import CosformerCore, CosformerOptions
 from flash_lm.layers.favor_core import FavorCore, FavorOptions, default_features
 from flash_lm.layers.feed_forward import GLU, MLP
 from flash_lm.layers.flow_core import FlowCore, FlowOptions
+from flash_lm.layers.gated_delta import DeltaOptions, GatedDeltaAttention
 from flash_lm.layers.linear_core import LinearCore, LinearOptions
 from flash_lm.layers.linformer_core import LinformerCore, LinformerOptions
 from flash_lm.layers.log_sparse import LogSparseAttention, LogSparseOptions
@@ -124,6 +125,22 @@ def _ssd(config: ModelConfig, ssd: SSDOptions, *, rngs: nnx.Rngs) -> Sublayer:
     return StateSpaceUnit(ssd, config, rngs=rngs)
 
 
+def _delta(config: ModelConfig, delta: DeltaOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return GatedDeltaAttention(delta, config, rngs=rngs)
+
+
+def _delta_problems(config: ModelConfig) -> list[str]:
+    delta, heads = config[DeltaOptions], config.num_heads
+    found = [
+        f"model.delta.{name}={width} must be a multiple of model.num_heads={heads}"
+        for name, width in (("key_dim", delta.key_dim), ("value_dim", delta.value_dim))
+        if width % heads
+    ]
+    if heads == 1 and not config.causal:
+        found.append("model.num_heads=1 reads the row one way only: a bidirectional model needs two heads or more")
+    return found
+
+
 def _ssd_problems(config: ModelConfig) -> list[str]:
     width, head = config[SSDOptions].expanded_dim, config[SSDOptions].head_width
     return [f"model.ssd.expanded_dim={width} must be a multiple of model.ssd.head_width={head}"] if width % head else []
@@ -202,6 +219,11 @@ def times(numerator: int, denominator: int = 1) -> Callable[[ModelConfig], int]:
     return lambda config: -(-numerator * config.model_dim // denominator // 8) * 8
 
 
+def _heads_of(numerator: int, denominator: int) -> Callable[[ModelConfig], int]:
+    """A fraction of D for all heads together, each rounded up to a whole width."""
+    return lambda config: config.num_heads * -(-numerator * config.model_dim // (denominator * config.num_heads))
+
+
 _HEADS = frozenset({"num_heads", "rotary", "rotary_base"})
 _WHOLE_ROWS = frozenset({"bidirectional"})
 _GAU: dict[str, Any] = {"problems": _gau_problems, "defaults": {"gau.expanded_dim": times(2)}}
@@ -273,6 +295,13 @@ SSD = Part(
     (SSDOptions,),
     defaults={"ssd.expanded_dim": times(2), "short_convolution": lambda config: 4 if config.causal else 7},
     problems=_ssd_problems,
+)
+DELTA = Part(
+    _delta,
+    (DeltaOptions,),
+    frozenset({"num_heads"}),
+    defaults={"delta.key_dim": _heads_of(3, 4), "delta.value_dim": _heads_of(3, 2), "short_convolution": 4},
+    problems=_delta_problems,
 )
 AFT_FULL = Part(_aft_full, (AFTOptions, ConvolutionOptions), unread=frozenset({"aft.window"}))
 AFT_LOCAL = Part(_aft_local, (AFTOptions, ConvolutionOptions))

@@ -24,6 +24,20 @@ def from_chunks(x_BxGxCx: jax.Array, length: int) -> jax.Array:
     return x_BxGxCx.reshape(batch, chunks * size, *x_BxGxCx.shape[3:])[:, :length]
 
 
+def head_chunks(x_BxHxLx: jax.Array, size: int) -> jax.Array:
+    """B×H×L×… -> B×H×G×C×…."""
+    batch, heads = x_BxHxLx.shape[:2]
+    chunked = to_chunks(x_BxHxLx.reshape(-1, *x_BxHxLx.shape[2:]), size)
+    return chunked.reshape(batch, heads, *chunked.shape[1:])
+
+
+def head_rows(x_BxHxGxCxE: jax.Array, length: int) -> jax.Array:
+    """The inverse of `head_chunks`, for rows of `length` tokens."""
+    batch, heads = x_BxHxGxCxE.shape[:2]
+    whole = from_chunks(x_BxHxGxCxE.reshape(-1, *x_BxHxGxCxE.shape[2:]), length)
+    return whole.reshape(batch, heads, *whole.shape[1:])
+
+
 def entering_runs(last_BxG: jax.Array) -> jax.Array:
     """The run that enters each chunk, from each chunk's last; what comes before the row belongs to its first run."""
     return jnp.pad(last_BxG[:, :-1], ((0, 0), (1, 0)), constant_values=1)

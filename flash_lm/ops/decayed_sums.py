@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.chunks import entering_runs, from_chunks, sums_before, to_chunks
+from flash_lm.ops.chunks import entering_runs, head_chunks, head_rows, sums_before, to_chunks
 from flash_lm.ops.log_decay import Running, decayed, running
 from flash_lm.ops.products import matmul, summed
 
@@ -47,7 +47,7 @@ def decayed_sums(
     out = _inside(*row, causal) + row.reading(row.from_before(None))
     if not causal:
         out += row.reading_after(row.from_after())
-    return _from_chunks(out.astype(v_BxHxLxE.dtype), v_BxHxLxE.shape[2])
+    return head_rows(out.astype(v_BxHxLxE.dtype), v_BxHxLxE.shape[2])
 
 
 def prefill_decayed(
@@ -81,7 +81,7 @@ def prefill_decayed(
     row = _Chunks.of(q, k, v, log_decay, jnp.ones_like(real_BxL, jnp.int32), chunk_size)
     before = row.from_before(state_BxHxKxE)
     out = _inside(*row, True) + row.reading(before)
-    return _from_chunks(out.astype(v.dtype), v.shape[2]), row.final(before)
+    return head_rows(out.astype(v.dtype), v.shape[2]), row.final(before)
 
 
 def step_decayed(
@@ -112,7 +112,7 @@ class _Chunks(NamedTuple):
         if alike:  # one chunk for all, whatever documents there are
             log_decay = jnp.broadcast_to(log_decay, (*log_decay.shape[:2], size))
         runs = to_chunks(jnp.pad(runs_BxL, ((0, 0), (0, -length % size)), mode="edge"), size)[:, None]
-        q, k, v, log_decay = (_to_chunks(x, size) for x in (q, k, v, log_decay))
+        q, k, v, log_decay = (head_chunks(x, size) for x in (q, k, v, log_decay))
         return cls(q, k, v, running(log_decay, None if alike else runs), runs)
 
     def end(self) -> Running:
@@ -126,7 +126,7 @@ class _Chunks(NamedTuple):
     def ending(self) -> jax.Array:
         """Each chunk's sum over its last document, as it is at the chunk's end, B×H×G×K×E float32."""
         weight = decayed(self.end(), self.sums, self._of(self.runs[..., -1:]))
-        return _sum_of(self.k, _weighted(self.v, weight))
+        return _sum_of(self.k, weighted(self.v, weight))
 
     def from_before(self, initial: jax.Array | None) -> jax.Array:
         """The sum over the chunks before each chunk, as it is before its first token, B×H×G×K×E float32."""
@@ -136,12 +136,12 @@ class _Chunks(NamedTuple):
         """What the queries read of `from_before`."""
         entering = entering_runs(self.runs[:, 0, :, -1])[:, None, :, None]
         weight = decayed(self.sums, self.sums.at(jnp.zeros_like), self._of(entering))
-        return _weighted(_read(self.q, before), weight)
+        return weighted(_read(self.q, before), weight)
 
     def from_after(self) -> jax.Array:
         """The sum over the chunks after each chunk, as it is after its last token, B×H×G×K×E float32."""
         weight = decayed(self.sums, self.sums.at(jnp.zeros_like), self._of(self.runs[..., :1]))
-        starting = _sum_of(self.k, _weighted(self.v, weight))
+        starting = _sum_of(self.k, weighted(self.v, weight))
         starting, first, through = (jnp.flip(x, axis=2) for x in (starting, self.runs[..., 0], self.through()))
         return jnp.flip(_sums_before(starting, first, None, through), axis=2)
 
@@ -149,7 +149,7 @@ class _Chunks(NamedTuple):
         """What the queries read of `from_after`."""
         entering = jnp.flip(entering_runs(jnp.flip(self.runs[:, 0, :, 0], axis=1)), axis=1)[:, None, :, None]
         weight = decayed(self.end(), self.sums, self._of(entering))
-        return _weighted(_read(self.q, after), weight)
+        return weighted(_read(self.q, after), weight)
 
     def final(self, before: jax.Array) -> jax.Array:
         """The sum after a row of one document, if what fills its last chunk does not decay, B×H×K×E."""
@@ -208,7 +208,7 @@ def _product(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 @jax.custom_vjp
-def _weighted(x: jax.Array, weight: jax.Array) -> jax.Array:
+def weighted(x: jax.Array, weight: jax.Array) -> jax.Array:
     """Each token's vector times its number; dtype of x."""
     return (x.astype(jnp.float32) * weight[..., None]).astype(x.dtype)
 
@@ -217,10 +217,10 @@ def _weighted_backward(kept: tuple[jax.Array, jax.Array], d_out: jax.Array) -> t
     x, weight = kept
     d_weight = summed(x.astype(jnp.float32) * d_out.astype(jnp.float32), -1)[..., 0]
     alike = tuple(i for i, size in enumerate(weight.shape) if size == 1 != d_weight.shape[i])
-    return _weighted(d_out, weight), d_weight.sum(axis=alike, keepdims=True)
+    return weighted(d_out, weight), d_weight.sum(axis=alike, keepdims=True)
 
 
-_weighted.defvjp(lambda x, weight: (_weighted(x, weight), (x, weight)), _weighted_backward)
+weighted.defvjp(lambda x, weight: (weighted(x, weight), (x, weight)), _weighted_backward)
 
 
 def _times(scores: jax.Array, weights: jax.Array) -> jax.Array:
@@ -243,16 +243,3 @@ def _times_shared_backward(kept: tuple[jax.Array, jax.Array], d_out: jax.Array) 
 
 
 _times_shared.defvjp(lambda scores, weights: (scores * weights, (scores, weights)), _times_shared_backward)
-
-
-def _to_chunks(x_BxHxLx: jax.Array, size: int) -> jax.Array:
-    """B×H×L×… -> B×H×G×C×…."""
-    batch, heads = x_BxHxLx.shape[:2]
-    chunked = to_chunks(x_BxHxLx.reshape(-1, *x_BxHxLx.shape[2:]), size)
-    return chunked.reshape(batch, heads, *chunked.shape[1:])
-
-
-def _from_chunks(x_BxHxGxCxE: jax.Array, length: int) -> jax.Array:
-    batch, heads = x_BxHxGxCxE.shape[:2]
-    whole = from_chunks(x_BxHxGxCxE.reshape(-1, *x_BxHxGxCxE.shape[2:]), length)
-    return whole.reshape(batch, heads, *whole.shape[1:])

@@ -42,6 +42,7 @@ SHAPE = {
     "nystrom.landmarks": 4,
     "nystrom.kernel_size": 5,
     "ssd.chunk_size": 8,
+    "delta.chunk_size": 8,
     "ssd.head_width": 16,
     "ssd.state_dim": 8,
     "max_length": 32,

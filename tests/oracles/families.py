@@ -8,6 +8,7 @@ from typing import NamedTuple
 from oracles.aft import aft_conv, aft_full, aft_local, aft_simple
 from oracles.attention import gau_quadratic, softmax_attention
 from oracles.cosformer import cosine_attention
+from oracles.delta import gated_delta
 from oracles.feed_forward import glu, mlp
 from oracles.flow import flow_attention
 from oracles.linear import favor_attention, linear_attention
@@ -68,6 +69,7 @@ FAMILIES = {
     ),
     "retnet": Family((retention, mlp), "none", True, constant_state=True),
     "mamba2": Family((state_space, state_space), "none", False, constant_state=True),
+    "gated_deltanet": Family((gated_delta, glu), "none", False, constant_state=True),
     "linformer": Family((linformer_attention, mlp), "learned", False),
     "nystromformer": Family((nystrom_attention, mlp), "learned", False),
     "reformer": Family((lsh_attention, mlp), "learned", False, connects=lsh_pairs),
@@ -91,17 +93,20 @@ def complete(model: dict) -> SimpleNamespace:
     mlp_width = 4 * s.model_dim
     if family.sublayers[0] in (aft_conv, lsh_attention):  # 4.5 D, since their keys take no D² parameters
         mlp_width = next(width for width in range(8, 8 * s.model_dim, 8) if 2 * width >= 9 * s.model_dim)
-    if family.sublayers[0] is retention:  # values and gates of 2 D
+    if family.sublayers[0] in (retention, gated_delta):
         mlp_width = 2 * s.model_dim
     width = s.model_dim // s.num_heads  # of a head, whose K ln K are rounded up to a multiple of 8
     features = next(count for count in range(8, 10_000, 8) if count >= width * math.log(width))
+    taps = {log_sparse_attention: 3, state_space: 4 if s.causal else 7, gated_delta: 4}
     defaults = {
-        "mlp_dim": glu_width if family.sublayers[1] is glu else mlp_width,
+        "mlp_dim": glu_width if family.sublayers[1] is glu and family.sublayers[0] is not gated_delta else mlp_width,
         "gau.expanded_dim": 2 * s.model_dim,
         "favor.features": features,
         "cosformer.cos_length": s.max_length,
         "ssd.expanded_dim": 2 * s.model_dim,
-        "short_convolution": {log_sparse_attention: 3, state_space: 4 if s.causal else 7}.get(family.sublayers[0], 0),
+        "delta.key_dim": s.num_heads * math.ceil(3 * s.model_dim / 4 / s.num_heads),
+        "delta.value_dim": s.num_heads * math.ceil(3 * s.model_dim / 2 / s.num_heads),
+        "short_convolution": taps.get(family.sublayers[0], 0),
         "norm": "scale" if gau and not s.causal else "layer",
         "absolute_positions": family.absolute,
         "head": "softmax",

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from oracles.aft import aft_conv, aft_full, aft_local, aft_simple
 from oracles.attention import gau_quadratic, softmax_attention
 from oracles.cosformer import cosine_attention
+from oracles.delta import gated_delta
 from oracles.families import FAMILIES
 from oracles.feed_forward import glu, mlp
 from oracles.flow import flow_attention
@@ -53,6 +54,8 @@ def _convolved(s: SimpleNamespace, sublayer) -> int:
         return (6 if s.window.global_tokens else 3) * d
     if sublayer in (aft_full, aft_local, aft_simple, lsh_attention):
         return 2 * d
+    if sublayer is gated_delta:
+        return 2 * s.delta.key_dim + s.delta.value_dim
     if sublayer is state_space:
         return s.ssd.expanded_dim + 2 * (1 if s.causal else 2) * s.ssd.state_dim
     if sublayer is retention:
@@ -86,6 +89,8 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
         + _convolved(s, state_space)
         + 3 * s.ssd.expanded_dim // s.ssd.head_width
         + s.ssd.expanded_dim,
+        # A gain for all heads, and two numbers a head.
+        gated_delta: _maps_of_delta(s) + s.delta.value_dim // s.num_heads + 2 * s.num_heads * s.delta.decay,
         mlp: 2 * d * s.mlp_dim,
         glu: 3 * d * s.mlp_dim,
         gau_quadratic: 3 * d * e + _queries_and_keys(s, 1) + _bias(s, s.max_length),
@@ -94,6 +99,10 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
         + (_bias(s, s.chunks.size * (1 + s.chunks.overlapping)) if s.chunks.local_attention else 0),
         softmax_mixed_chunk: 4 * d * d + 4 * d * parts,
     }[sublayer]
+
+
+def _maps_of_delta(s: SimpleNamespace) -> int:
+    return s.model_dim * (2 * s.delta.key_dim + 3 * s.delta.value_dim + (1 + s.delta.decay) * s.num_heads)
 
 
 def _maps_of_states(s: SimpleNamespace) -> int:
@@ -191,6 +200,14 @@ def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> fl
     if sublayer is aft_conv:
         near = sum(abs(t - u) < s.aft.window for t, u in pairs)
         return 2 * length * (3 * d * d + d * s.num_heads) + 2 * near * (d + s.num_heads)
+    if sublayer is gated_delta:  # queries and values with keys; k kᵀ and the substitution below the diagonal; the sum
+        key, value = s.delta.key_dim // s.num_heads, s.delta.value_dim // s.num_heads
+        chunked = lambda t: t // s.delta.chunk_size
+        before = sum(chunked(t) == chunked(u) for t in range(length) for u in range(t + 1))
+        reading = sum(chunked(t) > 0 for t in range(length))
+        crossing = sum(chunked(t) < chunked(length - 1) for t in range(length))
+        inside = before * (key + value) + (before - length) * (key + key + value)
+        return 2 * length * _maps_of_delta(s) + 2 * s.num_heads * (inside + (2 * reading + crossing) * key * value)
     if sublayer is state_space:  # each direction has its own sums, and scores that all heads share
         heads, states = s.ssd.expanded_dim // s.ssd.head_width, s.ssd.state_dim
         before = sum(chunk(t) == chunk(u) for t in range(length) for u in range(t + 1))

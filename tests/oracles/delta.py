@@ -1,0 +1,40 @@
+"""The gated delta rule token by token: S ← e^g S; S ← S + kᵀ β (v − k S); o = q S; from nothing in each document."""
+
+import math
+
+import numpy as np
+
+from oracles.attention import Row, heads, silu
+from oracles.convolution import mapped
+from oracles.ssd import softplus
+
+
+def recurrence(q, k, v, log_decay, beta, runs) -> np.ndarray:
+    """L×E, of one head; padding, run 0, gets zeros."""
+    out, state = np.zeros(v.shape), np.zeros((k.shape[1], v.shape[1]))
+    for t in range(len(v)):
+        if t == 0 or runs[t] != runs[t - 1]:
+            state = np.zeros_like(state)
+        state = np.exp(log_decay[t]) * state
+        state = state + np.outer(k[t], beta[t] * (v[t] - k[t] @ state))
+        out[t] = q[t] @ state if runs[t] else 0
+    return out
+
+
+def gated_delta(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
+    """(norm(o) ⊙ silu(x W_g)) W_o (Yang et al. 2024, figure 1); both ways: half of the heads from the row's end."""
+    count, length = settings.num_heads, len(x_LxD)
+    q, k, v = (heads(silu(mapped(x_LxD, p, name, row, settings)), count) for name in ("query", "key", "value"))
+    beta = (2 if settings.delta.negative_eigenvalues else 1) / (1 + np.exp(-x_LxD @ p["beta"]["kernel"]))
+    logs = np.zeros_like(beta)
+    if settings.delta.decay:
+        logs = -np.exp(p["log_rate"]) * softplus(x_LxD @ p["step_size"]["kernel"] + p["step_bias"])
+    runs = [1 + min(u for u in range(length) if row.sees(t, u)) if row.sees(t, t) else 0 for t in range(length)]
+    outs = []
+    for h in range(count):
+        turn = slice(None, None, 1 if settings.causal or h < count // 2 else -1)
+        queries, keys = (x[h] / np.sqrt((x[h] ** 2).sum(axis=1, keepdims=True) + 1e-6) for x in (q, k))
+        inputs = (queries / math.sqrt(keys.shape[1]), keys, v[h], logs[:, h], beta[:, h], np.array(runs))
+        out = recurrence(*(x[turn] for x in inputs))[turn]
+        outs.append(out / np.sqrt((out**2).mean(axis=1, keepdims=True) + 1e-6) * p["gain"])
+    return (np.concatenate(outs, axis=1) * silu(x_LxD @ p["gate"]["kernel"])) @ p["output"]["kernel"]
