@@ -1,0 +1,79 @@
+"""What goes wrong elsewhere in families whose sums forget: RetNet, Mamba-2, Gated DeltaNet."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import flash_lm
+from flash_lm.layers.context import of_rows
+from models.cases import LENGTH, SHAPE, case
+
+FORGETTING = ("retnet", "mamba2", "gated_deltanet")
+each = pytest.mark.parametrize("family", FORGETTING)
+
+
+def ids(length: int) -> np.ndarray:
+    return np.random.default_rng(length).integers(SHAPE["vocab_size"], size=(1, length)).astype(np.int32)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@each
+def test_documents_that_begin_inside_a_chunk(family, causal):
+    """Packed training in prime-rl (#3000), axolotl (#3572) and Hydra lets states and convolutions cross documents."""
+    one, lengths = case(family, causal), (5, 11, 1, 12)
+    tokens, segment_ids = ids(LENGTH), np.repeat([[1, 2, 3, 4]], lengths, axis=1).astype(np.int32)
+    packed = one.logits(one.params, tokens, segment_ids)
+    for start, length in zip(np.cumsum([0, *lengths]), lengths, strict=False):
+        here = slice(start, start + length)
+        alone = one.logits(one.params, tokens[:, here], np.ones((1, length), np.int32))
+        np.testing.assert_allclose(packed[:, here], alone, rtol=2e-5, atol=2e-5)
+
+
+@each
+def test_rows_that_are_no_multiple_of_the_chunk(family):
+    """NaN in mamba (#352)."""
+    one = case(family, True)
+    whole = one.logits(one.params, ids(LENGTH), None)
+    for length in (1, 7, 8, 9, 17):
+        some = one.logits(one.params, ids(LENGTH)[:, :length], None)
+        np.testing.assert_allclose(some, whole[:, :length], rtol=2e-5, atol=2e-5)
+
+
+@each
+def test_a_prompt_in_pieces_goes_on_from_the_last_inputs(family):
+    """In mamba (#641) a second piece starts with an empty convolution and an empty state."""
+    one, tokens = case(family, True), np.repeat(ids(LENGTH), 2, axis=0)
+    whole, state, start = one.logits(one.params, tokens, None), one.init_state(), 0
+    for stop in (2, 3, 12, LENGTH):
+        logits, state = one.prefill(one.params, tokens[:, start:stop], state)
+        np.testing.assert_allclose(logits, whole[:, start:stop], rtol=2e-5, atol=2e-5)
+        start = stop
+
+
+def test_slow_heads_forget_in_bfloat16_too():
+    """1 − 2⁻⁹ is 1 in bfloat16: from the fifth head on RetNet would keep everything."""
+    mixer = flash_lm.build_mixer("retnet", model_dim=32, num_heads=16, rotary=False, rngs=nnx.Rngs(0))
+    maps = mixer.sublayer.maps(jnp.ones((1, 3, 32), jnp.bfloat16))
+    log_decay = mixer.sublayer.arrange(maps, of_rows(3, causal=True)).by.log_decay_BxHxL
+    assert log_decay.dtype == jnp.float32
+    np.testing.assert_allclose(log_decay[0, :, 0], np.log1p(-(2.0 ** -(5 + np.arange(16)))), rtol=1e-6)
+    assert (jnp.exp(log_decay) < 1).all()
+
+
+def test_deltanet_is_gated_deltanet_without_decay():
+    """A rate of nearly zero, and no rate at all."""
+    gated, plain = case("gated_deltanet", True), case("gated_deltanet", True, **{"delta.decay": False})
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, x: np.full_like(x, -60) if "log_rate" in jax.tree_util.keystr(path) else x, gated.params
+    )
+    of_plain = jax.tree_util.tree_map_with_path(lambda path, x: _at(params, path), plain.params)
+    same = plain.logits(of_plain, ids(LENGTH), None)
+    np.testing.assert_allclose(gated.logits(params, ids(LENGTH), None), same, rtol=1e-5, atol=1e-5)
+
+
+def _at(tree, path):
+    for key in path:
+        tree = tree[key.key]
+    return tree
