@@ -16,6 +16,7 @@ from flash_lm.ops.chunks import entering_runs, head_chunks, head_rows
 from flash_lm.ops.decayed_sums import weighted
 from flash_lm.ops.log_decay import decayed, running
 from flash_lm.ops.products import matmul
+from flash_lm.ops.unit_triangular import unit_inverse
 
 
 class DeltaInputs(NamedTuple):
@@ -118,9 +119,7 @@ def _in_chunks(by: DeltaInputs, v, runs_BxL, chunk_size: int, state) -> tuple[ja
     earlier = jnp.tri(size, k=-1, dtype=jnp.float32)[None, None, None]
     system = beta[..., None] * matmul(k, k, transpose_b=True) * between * earlier
     wide = jnp.concatenate([v_chunks.astype(jnp.float32), k.astype(jnp.float32) * from_start[..., None]], axis=-1)
-    solved = jax.lax.linalg.triangular_solve(
-        system, beta[..., None] * wide, left_side=True, lower=True, unit_diagonal=True
-    )
+    solved = matmul(unit_inverse(system), beta[..., None] * wide)
     dtype = v.dtype
     chunks = _Chunk(
         own=solved[..., : v.shape[-1]],
