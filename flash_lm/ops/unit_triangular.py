@@ -1,8 +1,8 @@
 """The inverse of a lower triangular matrix with ones on its diagonal, by substitution in blocks.
 
 [[P, 0], [R, Q]]⁻¹ = [[P⁻¹, 0], [−Q⁻¹ R P⁻¹, Q⁻¹]], from blocks of one number up: each block is an inverse itself, so
-nothing exceeds what the result holds, as it would in powers of the matrix. JAX's own triangular solve is LAPACK's on a CPU:
-a training step that had it stood still there after a few calls (jax 0.10.2, 2 threads).
+nothing exceeds what the result holds, as it would in powers of the matrix. JAX's own triangular solve is LAPACK's on a
+CPU: a training step that had it stood still there after a few calls (jax 0.10.2, 2 threads).
 """
 
 import jax
