@@ -61,6 +61,11 @@ def above(low: float) -> Rule:
     return lambda x: None if math.isfinite(x) and x > low else f"more than {low}"
 
 
+def below(high: float) -> Rule:
+    """A rule: a number less than `high`."""
+    return lambda x: None if math.isfinite(x) and x < high else f"less than {high}"
+
+
 def fraction(x: float) -> str | None:
     """A rule: a number of at least 0 and less than 1."""
     return None if 0 <= x < 1 else "at least 0 and less than 1"

@@ -43,18 +43,22 @@ _BOTH_WAYS = {"transformer_plus_plus", "flash", "linformer", "nystromformer"}
 _ALL_FAMILIES = {"test_oracle", "test_decoding", "test_sizes", "test_config"}
 # Of what is no family's own `make test` tries these.
 _FEW_FAMILIES = {
-    "test_attention_weights": {"transformer", "flash", "aft_local"},
+    "test_attention_weights": {"transformer", "flash"},
     "test_sublayers": {"transformer", "flash", "aft_local"},
-    "test_lengths": {"flash", "aft_local"},
-    "test_short_convolution": {"transformer_plus_plus", "flash"},
+    "test_lengths": {"flash"},
+    "test_short_convolution": {"flash"},
     "test_kernels": {"flash", "linear_transformer"},
-    "test_equivalences": {"transformer_plus_plus", "flash", "aft_local"},
+    "test_equivalences": {"flash", "aft_local"},
     "test_mesh": {"flash"},
     "test_engine": {"transformer_plus_plus", "flash"},
     "test_running_batch": {"flash"},
     # Single modules and tests that compile programs of their own.
     "test_known_defects": {"linear_transformer", "flash", "aft_simple"},
     "test_hybrids": {"flash"},
+    "test_documents_that_begin_inside_a_chunk": {"gated_deltanet"},
+    "test_rows_that_are_no_multiple_of_the_chunk": {"retnet"},
+    "test_a_prompt_in_pieces_goes_on_from_the_last_inputs": {"mamba2"},
+    "test_constant_states_have_no_longest_text": {"flash", "aft_local", "gated_deltanet"},
     "test_a_round_trip": {"flash", "performer"},
     "test_a_picture_is_current": {"aft_simple"},
     "test_draws_are_independent_and_repeatable": {"transformer_plus_plus", "flash"},

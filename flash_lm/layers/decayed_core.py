@@ -1,6 +1,7 @@
 """Attention cores over a sum that decays on its way, by a factor a head or a token: linear, without a denominator."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +77,28 @@ class DecayedCore(PlainCore):
             pairs, products = 2 * pairs - length, 2 * products  # a token and itself are one pair
         of_pair = (1 if self.shared_keys else heads) * key_width + heads * value_width
         return 2 * (pairs * of_pair + products * heads * key_width * value_width) / length
+
+
+def from_either_end(
+    mix: Callable[[Any, jax.Array, jax.Array], jax.Array], by: Any, v_BxHxLxE: jax.Array, context: Context
+) -> jax.Array:
+    """A causal mixing as it is; in a bidirectional model half of the heads read the row from its end.
+
+    Args:
+        mix: from inputs, values and runs B×L to B×H×L×E.
+        by: a tree of arrays B×H×L×….
+        v_BxHxLxE: values.
+        context: the row.
+    """
+    assert context.segments is not None
+    runs_BxL = context.segments.runs_BxL
+    if context.causal:
+        return mix(by, v_BxHxLxE, runs_BxL)
+    half = v_BxHxLxE.shape[1] // 2
+    by_first, v_first = jax.tree.map(lambda x: x[:, :half], (by, v_BxHxLxE))
+    by_rest, v_rest = jax.tree.map(lambda x: jnp.flip(x[:, half:], axis=2), (by, v_BxHxLxE))
+    after = jnp.flip(mix(by_rest, v_rest, jnp.flip(runs_BxL, axis=1)), axis=2)
+    return jnp.concatenate([mix(by_first, v_first, runs_BxL), after], axis=1)
 
 
 class TwoWayCore(UndecodableCore):

@@ -13,6 +13,7 @@ from flash_lm.layers.attention import AttentionSublayer, Projected, gated, join_
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import short_convolutions
 from flash_lm.layers.core import PlainCore
+from flash_lm.layers.decayed_core import from_either_end
 from flash_lm.layers.dense import Dense
 from flash_lm.layers.linear_core import chunk_work
 from flash_lm.layers.norms import normal_heads
@@ -44,16 +45,8 @@ class DeltaCore(PlainCore):
 
     def __call__(self, by: DeltaInputs, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
-        assert context.segments is not None
-        runs_BxL = context.segments.runs_BxL
-        if context.causal:
-            return delta_rule(by, v, runs_BxL, chunk_size=self.chunk_size)
-        half = v.shape[1] // 2
-        by_before, v_before = jax.tree.map(lambda x: x[:, :half], (by, v))
-        by_after, v_after = jax.tree.map(lambda x: jnp.flip(x[:, half:], axis=2), (by, v))
-        before = delta_rule(by_before, v_before, runs_BxL, chunk_size=self.chunk_size)
-        after = delta_rule(by_after, v_after, jnp.flip(runs_BxL, axis=1), chunk_size=self.chunk_size)
-        return jnp.concatenate([before, jnp.flip(after, axis=2)], axis=1)
+        mix = lambda *row: delta_rule(*row, chunk_size=self.chunk_size)
+        return from_either_end(mix, by, v, context)
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> jax.Array:
         """S of no tokens, B×H×K×E float32; `capacity` is not used."""
@@ -124,8 +117,7 @@ class GatedDeltaAttention(AttentionSublayer[DeltaInputs]):
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: Any) -> jax.Array:
         """Normalises each head, with one gain for all, and gates."""
-        gain = self.gain[...].astype(mixed_BxHxLxE.dtype)[None, None, None]
-        return self.output(gated(gate_BxLxE, join_heads(normal_heads(mixed_BxHxLxE) * gain)))
+        return self.output(gated(gate_BxLxE, join_heads(normal_heads(mixed_BxHxLxE, self.gain[...]))))
 
 
 def _by_head(x_BxLxH: jax.Array) -> jax.Array:

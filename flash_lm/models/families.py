@@ -16,6 +16,7 @@ from flash_lm.models.parts import (
     FLOW,
     GAU_MIXED_CHUNK,
     GAU_QUADRATIC,
+    GLA,
     GLU_PART,
     LINEAR,
     LOG_SPARSE,
@@ -231,5 +232,13 @@ register_family(
         {"mlp_dim": times(2)},
         about="a sum in which each token replaces what its key reads, and which forgets as the tokens say, and a GLU",
         paper="Yang et al. 2024, arXiv:2412.06464",
+    ),
+)
+register_family(
+    "gla",
+    Family(
+        (GLA, GLU_PART),
+        about="linear attention whose sums forget as the tokens say, each channel for itself, gated, and a GLU",
+        paper="Yang et al. 2023, arXiv:2312.06635",
     ),
 )

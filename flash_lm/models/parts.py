@@ -1,7 +1,7 @@
 """The parts of a layer, for the rows of the table of families: how each is built, and which keys it reads."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -17,6 +17,7 @@ from flash_lm.layers.favor_core import FavorCore, FavorOptions, default_features
 from flash_lm.layers.feed_forward import GLU, MLP
 from flash_lm.layers.flow_core import FlowCore, FlowOptions
 from flash_lm.layers.gated_delta import DeltaOptions, GatedDeltaAttention
+from flash_lm.layers.gated_linear import GatedLinearAttention, GLAOptions
 from flash_lm.layers.linear_core import LinearCore, LinearOptions
 from flash_lm.layers.linformer_core import LinformerCore, LinformerOptions
 from flash_lm.layers.log_sparse import LogSparseAttention, LogSparseOptions
@@ -129,16 +130,36 @@ def _delta(config: ModelConfig, delta: DeltaOptions, *, rngs: nnx.Rngs) -> Subla
     return GatedDeltaAttention(delta, config, rngs=rngs)
 
 
+def _gla(
+    config: ModelConfig, gla: GLAOptions, linear: LinearOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
+) -> Sublayer:
+    return GatedLinearAttention(gla, linear, convolution, config, rngs=rngs)
+
+
 def _delta_problems(config: ModelConfig) -> list[str]:
-    delta, heads = config[DeltaOptions], config.num_heads
-    found = [
-        f"model.delta.{name}={width} must be a multiple of model.num_heads={heads}"
-        for name, width in (("key_dim", delta.key_dim), ("value_dim", delta.value_dim))
+    delta = config[DeltaOptions]
+    widths = {"model.delta.key_dim": delta.key_dim, "model.delta.value_dim": delta.value_dim}
+    return _uneven_heads(widths, config) + _one_way_problems(config)
+
+
+def _gla_problems(config: ModelConfig) -> list[str]:
+    widths = {"model.gla.key_dim": config[GLAOptions].key_dim}
+    return _width_problems(config) + _uneven_heads(widths, config) + _one_way_problems(config)
+
+
+def _uneven_heads(widths: Mapping[str, int], config: ModelConfig) -> list[str]:
+    heads = config.num_heads
+    return [
+        f"{name}={width} must be a multiple of model.num_heads={heads}"
+        for name, width in widths.items()
         if width % heads
     ]
-    if heads == 1 and not config.causal:
-        found.append("model.num_heads=1 reads the row one way only: a bidirectional model needs two heads or more")
-    return found
+
+
+def _one_way_problems(config: ModelConfig) -> list[str]:
+    if config.num_heads > 1 or config.causal:
+        return []
+    return ["model.num_heads=1 reads the row one way only: a bidirectional model needs two heads or more"]
 
 
 def _ssd_problems(config: ModelConfig) -> list[str]:
@@ -302,6 +323,13 @@ DELTA = Part(
     frozenset({"num_heads"}),
     defaults={"delta.key_dim": _heads_of(3, 4), "delta.value_dim": _heads_of(3, 2), "short_convolution": 4},
     problems=_delta_problems,
+)
+GLA = Part(
+    _gla,
+    (GLAOptions, LinearOptions, ConvolutionOptions),
+    frozenset({"num_heads"}),
+    defaults={"gla.key_dim": _heads_of(1, 2)},
+    problems=_gla_problems,
 )
 AFT_FULL = Part(_aft_full, (AFTOptions, ConvolutionOptions), unread=frozenset({"aft.window"}))
 AFT_LOCAL = Part(_aft_local, (AFTOptions, ConvolutionOptions))

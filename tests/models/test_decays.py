@@ -1,4 +1,4 @@
-"""What goes wrong elsewhere in families whose sums forget: RetNet, Mamba-2, Gated DeltaNet."""
+"""What goes wrong elsewhere in families whose sums forget: RetNet, Mamba-2, Gated DeltaNet, GLA."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import flash_lm
 from flash_lm.layers.context import of_rows
 from models.cases import LENGTH, SHAPE, case
 
-FORGETTING = ("retnet", "mamba2", "gated_deltanet")
+FORGETTING = ("retnet", "mamba2", "gated_deltanet", "gla")
 each = pytest.mark.parametrize("family", FORGETTING)
 
 

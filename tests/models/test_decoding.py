@@ -199,18 +199,24 @@ OPTIONS = [
         {"chunks.local_attention": False, "absolute_positions": "learned", "gau.heads": 2, "gau.query_key": "dense"},
     ),
     ("flash", {"chunks.global_attention": False, "gau.relative_bias": "t5", "gau.attention_function": "softmax"}),
+    ("transformer_plus_plus", {"num_heads": 4, "num_kv_heads": 2}),
+    ("longformer", {"window.global_tokens": 3}),
+]
+MORE_OPTIONS = [
     ("mc_tfm", {"normalizer": "7", "chunks.local_attention": False}),
     ("mc_tfm", {"chunks.global_attention": False}),
     ("flash_quad", {"normalizer": "7", "gau.relative_bias": "rope", "gau.attention_function": "softmax"}),
-    ("transformer_plus_plus", {"num_heads": 4, "num_kv_heads": 2}),
-    ("longformer", {"window.global_tokens": 3}),
     ("reformer", {"lsh.num_hashes": 3, "lsh.num_buckets": 2, "lsh.window": 64, "short_convolution": 3}),
     ("log_sparse", {"log_sparse.restart": 7, "log_sparse.convolution": "full"}),
     ("longformer", {"window.global_tokens": 9, "window.dilated_heads": 2, "window.dilations": (3,)}),
 ]
 
 
-@pytest.mark.parametrize(("family", "options"), OPTIONS, ids=lambda x: x if isinstance(x, str) else "-".join(x))
+@pytest.mark.parametrize(
+    ("family", "options"),
+    OPTIONS + [pytest.param(*one, marks=pytest.mark.slow) for one in MORE_OPTIONS],
+    ids=lambda x: x if isinstance(x, str) else "-".join(x),
+)
 def test_options_decode(family, options):
     model, split = case(family, True, **options), (13, 6)
     expected = np.asarray(model.logits(model.params, tokens()))

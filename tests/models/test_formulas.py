@@ -44,15 +44,18 @@ def test_the_formula_of_a_page_counts_the_parameters(family, size):
     keys = {"D": "model_dim", "H": "num_heads", "L": "max_length", "V": "vocab_size"}
     letters = {letter: config[key] for letter, key in keys.items()}
     letters |= {"S": config.gau.shared_dim, "C": config.chunks.size, "W": config.aft.window, "R": config.aft.bias_dim}
-    letters |= {"U": 3 * config.model_dim // 4, "T": 3 * config.model_dim // 2}
+    letters |= {"U": 3 * config.model_dim // 4, "T": 3 * config.model_dim // 2, "Q": config.model_dim // 2}
     letters["B"] = letters["T"] // config.num_heads
+    letters["Y"] = config.model_dim // config.num_heads
     letters |= {"N": config.ssd.state_dim, "G": 2 * config.model_dim // config.ssd.head_width}
     letters |= {"M": config.linformer.slots, "P": config.nystrom.kernel_size}
     width = letters["D"]
     mlp = {"transformer_plus_plus": 8 * width / 3, "mc_tfm": 8 * width / 3, "aft_conv": 9 * width / 2}
     mlp |= {"reformer": mlp["aft_conv"], "retnet": 2 * width, "gated_deltanet": 2 * width}
+    mlp["gla"] = 8 * width / 3
     letters |= {"E": 2 * width, "F": -int(-mlp.get(family, 4 * width) // 8) * 8}
     positions = {"transformer_plus": "0", "transformer_plus_plus": "0", "mc_tfm": "0", "flash": "1", "flash_quad": "1"}
-    positions |= {"longformer": "0", "adaptive_span": "0", "retnet": "0", "mamba2": "0", "gated_deltanet": "0"}
+    positions |= {"longformer": "0", "adaptive_span": "0"}
+    positions |= dict.fromkeys(("retnet", "mamba2", "gated_deltanet", "gla"), "0")
     whole = f"VD + 2D + {positions.get(family, 'LD')} + 2({formula})"
     assert count(config) == value(whole, letters)

@@ -26,7 +26,9 @@ def test_logits_equal_the_oracle(family, causal):
     assert_close(np.asarray(logits)[keep], model.oracle(PACKED)[keep], 1e-5)
 
 
-@each_case
+@pytest.mark.parametrize(
+    ("family", "causal"), [pytest.param(*one, marks=() if one[1] else pytest.mark.slow) for one in CASES]
+)
 def test_logits_and_gradients_are_those_of_xla(family, causal):
     assert_same(case(family, causal, kernels="pallas"), family, causal)
 

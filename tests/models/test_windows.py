@@ -59,7 +59,7 @@ def test_global_tokens_connect_all_of_their_document(causal):
 
 
 @pytest.mark.parametrize(
-    "options", [pytest.param({}, marks=pytest.mark.slow), GLOBAL], ids=["no-global-tokens", "global-tokens"]
+    "options", [{}, pytest.param(GLOBAL, marks=pytest.mark.slow)], ids=["no-global-tokens", "global-tokens"]
 )
 @pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["causal", "bidirectional"])
 def test_blocks_are_the_plain_form(causal, options, monkeypatch):

@@ -76,7 +76,7 @@ def is_quick(kind: str, blocks: str, causal: bool) -> bool:
     return kind in KINDS and (causal or (blocks == "large" and kind in ("full", "window 8")))
 
 
-@pytest.mark.parametrize("scale", [1.0, 30.0])
+@pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 30.0])
 @pytest.mark.parametrize(
     ("kind", "blocks", "causal"),
     [
@@ -101,7 +101,9 @@ def test_values(kind, causal, blocks, scale, monkeypatch):
 
 @pytest.mark.parametrize("packed", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("causal", slow_both_ways, ids=["causal", "bidirectional"])
-@pytest.mark.parametrize("kind", ["simple", "full", "window 11", pytest.param("conv", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["simple", "full", *(pytest.param(name, marks=pytest.mark.slow) for name in ("window 11", "conv"))]
+)
 def test_both_forms_have_the_same_gradients(kind, causal, packed, monkeypatch):
     """Of keys, values and w; in several blocks."""
     monkeypatch.setattr(aft_products, "_BLOCK", 8)
@@ -164,7 +166,7 @@ def test_the_largest_key_and_the_largest_w_of_different_keys():
         np.testing.assert_allclose(np.asarray(out)[b, 0], expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("scale", [1.0, 30.0])
+@pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 30.0])
 @pytest.mark.parametrize("kind", ["simple", "full", "window 8", "conv"])
 def test_prefill_in_parts_is_the_parallel_form(kind, scale, monkeypatch):
     """Rows at different places, parts of any length, also none; capacity beyond the row."""

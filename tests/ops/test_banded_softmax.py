@@ -169,8 +169,10 @@ def test_a_window_with_gaps(dilation, causal, blocked, arrays, small_blocks):
 
 
 @ways
-@pytest.mark.parametrize("window", [1, 3, 9])
-@pytest.mark.parametrize("ahead", [0, 2, 5, 20])
+@pytest.mark.parametrize("window", [pytest.param(1, marks=pytest.mark.slow), 3, 9])
+@pytest.mark.parametrize(
+    "ahead", [0, pytest.param(2, marks=pytest.mark.slow), 5, pytest.param(20, marks=pytest.mark.slow)]
+)
 def test_long_rows_are_cut_into_stretches(window, causal, ahead, monkeypatch):
     """Values and derivatives as of the whole row, where the last stretch is not full; with keys before the row too."""
     length = 167

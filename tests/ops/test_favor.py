@@ -56,7 +56,7 @@ def expected(q, k, v, ids: list[int], causal: bool) -> np.ndarray:
 # At thirty times the size the exponents are some thousand, and float32 has them to 1e-4.
 @pytest.mark.parametrize(("scale", "atol"), [(1.0, 1e-5), (30.0, 1e-3)])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-@pytest.mark.parametrize("block_size", [1, 8, 64])
+@pytest.mark.parametrize("block_size", [pytest.param(1, marks=pytest.mark.slow), 8, 64])
 def test_values(block_size, causal, scale, atol):
     q, k = queries_and_keys(scale)
     segments = find_segments(jnp.asarray(IDS))

@@ -11,6 +11,7 @@ from oracles.cosformer import cosine_attention
 from oracles.delta import gated_delta
 from oracles.feed_forward import glu, mlp
 from oracles.flow import flow_attention
+from oracles.gated_linear import gated_linear
 from oracles.linear import favor_attention, linear_attention
 from oracles.linformer import linformer_attention
 from oracles.log_sparse import log_sparse_attention, log_sparse_pairs
@@ -70,6 +71,7 @@ FAMILIES = {
     "retnet": Family((retention, mlp), "none", True, constant_state=True),
     "mamba2": Family((state_space, state_space), "none", False, constant_state=True),
     "gated_deltanet": Family((gated_delta, glu), "none", False, constant_state=True),
+    "gla": Family((gated_linear, glu), "none", False, constant_state=True),
     "linformer": Family((linformer_attention, mlp), "learned", False),
     "nystromformer": Family((nystrom_attention, mlp), "learned", False),
     "reformer": Family((lsh_attention, mlp), "learned", False, connects=lsh_pairs),
@@ -105,6 +107,7 @@ def complete(model: dict) -> SimpleNamespace:
         "cosformer.cos_length": s.max_length,
         "ssd.expanded_dim": 2 * s.model_dim,
         "delta.key_dim": s.num_heads * math.ceil(3 * s.model_dim / 4 / s.num_heads),
+        "gla.key_dim": s.num_heads * math.ceil(s.model_dim / 2 / s.num_heads),
         "delta.value_dim": s.num_heads * math.ceil(3 * s.model_dim / 2 / s.num_heads),
         "short_convolution": taps.get(family.sublayers[0], 0),
         "norm": "scale" if gau and not s.causal else "layer",

@@ -1,5 +1,6 @@
 """Closed forms: parameters, and forward FLOPs by counting the pairs that are visible."""
 
+import math
 from types import SimpleNamespace
 
 from oracles.aft import aft_conv, aft_full, aft_local, aft_simple
@@ -9,6 +10,7 @@ from oracles.delta import gated_delta
 from oracles.families import FAMILIES
 from oracles.feed_forward import glu, mlp
 from oracles.flow import flow_attention
+from oracles.gated_linear import gated_linear
 from oracles.linear import favor_attention, linear_attention
 from oracles.linformer import linformer_attention
 from oracles.log_sparse import at_offset, log_sparse_attention
@@ -56,6 +58,8 @@ def _convolved(s: SimpleNamespace, sublayer) -> int:
         return 2 * d
     if sublayer is gated_delta:
         return 2 * s.delta.key_dim + s.delta.value_dim
+    if sublayer is gated_linear:
+        return 2 * s.gla.key_dim + d
     if sublayer is state_space:
         return s.ssd.expanded_dim + 2 * (1 if s.causal else 2) * s.ssd.state_dim
     if sublayer is retention:
@@ -91,6 +95,8 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
         + s.ssd.expanded_dim,
         # A gain for all heads, and two numbers a head.
         gated_delta: _maps_of_delta(s) + s.delta.value_dim // s.num_heads + 2 * s.num_heads * s.delta.decay,
+        # A bias of the decays, and a gain for all heads.
+        gated_linear: _maps_of_gates(s) + s.gla.key_dim + d // s.num_heads,
         mlp: 2 * d * s.mlp_dim,
         glu: 3 * d * s.mlp_dim,
         gau_quadratic: 3 * d * e + _queries_and_keys(s, 1) + _bias(s, s.max_length),
@@ -103,6 +109,11 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
 
 def _maps_of_delta(s: SimpleNamespace) -> int:
     return s.model_dim * (2 * s.delta.key_dim + 3 * s.delta.value_dim + (1 + s.delta.decay) * s.num_heads)
+
+
+def _maps_of_gates(s: SimpleNamespace) -> int:
+    d, keys = s.model_dim, s.gla.key_dim
+    return d * (2 * keys + 3 * d) + s.gla.gate_rank * (d + keys)
 
 
 def _maps_of_states(s: SimpleNamespace) -> int:
@@ -208,6 +219,14 @@ def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> fl
         crossing = sum(chunked(t) < chunked(length - 1) for t in range(length))
         inside = before * (key + value) + (before - length) * (key + key + value)
         return 2 * length * _maps_of_delta(s) + 2 * s.num_heads * (inside + (2 * reading + crossing) * key * value)
+    if sublayer is gated_linear:  # chunks end where the decays may have added up to -80
+        key, value = s.gla.key_dim // s.num_heads, d // s.num_heads
+        chunked = lambda t: t // min(s.linear.chunk_size, math.floor(80 / -s.gla.gate_floor))
+        before = sum(chunked(t) == chunked(u) for t in range(length) for u in range(t + 1))
+        across = sum(chunked(t) > 0 for t in range(length)) + sum(
+            chunked(t) < chunked(length - 1) for t in range(length)
+        )
+        return 2 * length * _maps_of_gates(s) + 2 * s.num_heads * (before * (key + value) + across * key * value)
     if sublayer is state_space:  # each direction has its own sums, and scores that all heads share
         heads, states = s.ssd.expanded_dim // s.ssd.head_width, s.ssd.state_dim
         before = sum(chunk(t) == chunk(u) for t in range(length) for u in range(t + 1))

@@ -73,6 +73,7 @@ def test_another_objective_begins_with_the_same_parameters(config, parent, tmp_p
     assert losses(tmp_path / "from_copy") == losses(tmp_path / "from_exported")
 
 
+@pytest.mark.slow
 def test_what_is_new_is_drawn_and_what_has_no_place_is_left_out(config, parent, tmp_path, capsys):
     theirs = arrays(parent)
     untied = begun(config, tmp_path / "untied", train__init_from=str(parent), model__tie_embeddings=False)

@@ -79,6 +79,7 @@ def test_it_ends_the_run_and_is_not_saved(config, poisoned, tmp_path, debug):
     assert [line["step"] for line in read_jsonl(tmp_path / "metrics.jsonl") if line["split"] == "train"][-1] == 5
 
 
+@pytest.mark.slow
 def test_it_is_skipped_and_counted(config, poisoned, tmp_path):
     """Parameters and moments stay, to the bit; the run goes on, also after a restart."""
     config = skipping(config)

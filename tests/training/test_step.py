@@ -110,7 +110,7 @@ def test_the_loss_is_the_mean_over_targets():
     assert state.step == 1
 
 
-@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 8])
 def test_accumulated_microbatches_are_one_big_batch(count):
     (one, metrics_one), (many, metrics_many) = (one_step((("accumulate", n), ("eps", 1e-3))) for n in (1, count))
     for name in ("loss", "grad_norm"):
@@ -183,7 +183,7 @@ def test_dropout_follows_seed_and_step():
     assert losses[0] != float(one_step()[1]["loss"])
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_z_loss_is_logged_separately(accumulate):
     plain, whole = (one_step((("accumulate", accumulate), ("z_loss", z)))[1] for z in (0.0, 0.5))
     assert "z_loss" not in plain and whole["z_loss"] > 0.1

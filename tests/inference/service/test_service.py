@@ -271,7 +271,7 @@ def test_a_model_that_fails_for_good_is_reported(monkeypatch, step):
             assert client.get("/health").status_code == healthy
 
 
-@pytest.mark.parametrize("step", ["join", "advance"])
+@pytest.mark.parametrize("step", ["join", pytest.param("advance", marks=pytest.mark.slow)])
 def test_a_failed_step_ends_only_its_rows(monkeypatch, step):
     """Those that wait, and those that come later, are answered as if nothing had been."""
     generator = Generator(random_model("text"))
