@@ -225,21 +225,25 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
         *,
         rngs: nnx.Rngs,
         key_heads: int | None = None,
+        key_width: int | None = None,
         scale_offsets: bool = False,
         convolution: ConvolutionOptions | None = None,
     ):
-        """H heads of width D / H; the core must support fewer heads of keys."""
+        """H heads of width D / H, `key_width` for queries and keys; the core must support fewer heads of keys."""
         dim = config.model_dim
         self.core, self.rotary, self.pair_names = core, bool(config.rotary), tuple(core.scaled)
         self.heads, self.key_heads = config.num_heads, key_heads or config.num_heads
-        self.key_width = self.value_width = dim // self.heads
-        of_keys = self.key_heads * self.key_width
-        self.projection_weights = 2 * dim * (dim + of_keys)
-        self.query = Dense(dim, dim, config, rngs=rngs)
-        self.key = Dense(dim, of_keys, config, rngs=rngs)
-        self.value = Dense(dim, of_keys, config, rngs=rngs)
+        self.value_width = dim // self.heads
+        self.key_width = key_width or self.value_width
+        widths = {
+            "query": self.heads * self.key_width,
+            "key": self.key_heads * self.key_width,
+            "value": self.key_heads * self.value_width,
+        }
+        self.projection_weights = dim * (dim + sum(widths.values()))
+        self.query, self.key, self.value = (Dense(dim, width, config, rngs=rngs) for width in widths.values())
         self.output = Dense(dim, dim, config, rngs=rngs)
-        self.convolutions = short_convolutions({"query": dim, "key": of_keys, "value": of_keys}, config, convolution)
+        self.convolutions = short_convolutions(widths, config, convolution)
         width = (self.heads, self.key_width)
 
         def variants() -> ScaleOffsets | None:

@@ -29,6 +29,7 @@ from flash_lm.models.parts import (
     SOFTMAX_MIXED_CHUNK,
     SPAN,
     SSD,
+    TAYLOR,
     WINDOW,
     times,
 )
@@ -240,5 +241,15 @@ register_family(
         (GLA, GLU_PART),
         about="linear attention whose sums forget as the tokens say, each channel for itself, gated, and a GLU",
         paper="Yang et al. 2023, arXiv:2312.06635",
+    ),
+)
+# Narrow queries and keys of 16 a head leave 1.5 D² of attention's 4 D² to the GLU, where a head is 64 wide.
+register_family(
+    "based",
+    Family(
+        (TAYLOR, GLU_PART),
+        _LEARNED | {"mlp_dim": times(19, 6)},
+        about="linear attention with the features of 1 + s + s²/2, narrow queries and keys, and a GLU",
+        paper="Arora et al. 2024, arXiv:2402.18668",
     ),
 )

@@ -32,6 +32,7 @@ from flash_lm.layers.retention import Retention, RetentionOptions
 from flash_lm.layers.span_core import SpanCore, SpanOptions
 from flash_lm.layers.ssd import SSDOptions, StateSpaceUnit
 from flash_lm.layers.sublayer import Sublayer
+from flash_lm.layers.taylor_core import BasedOptions, TaylorCore
 from flash_lm.layers.window_core import WindowOptions
 from flash_lm.models.family import Part
 from flash_lm.ops.linear_attention import elu_plus_one
@@ -134,6 +135,20 @@ def _gla(
     config: ModelConfig, gla: GLAOptions, linear: LinearOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
 ) -> Sublayer:
     return GatedLinearAttention(gla, linear, convolution, config, rngs=rngs)
+
+
+def _taylor(
+    config: ModelConfig, based: BasedOptions, linear: LinearOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
+) -> Sublayer:
+    core = TaylorCore(linear, config)
+    return MultiHeadAttention(core, config, rngs=rngs, key_width=based.feature_dim, convolution=convolution)
+
+
+def _taylor_problems(config: ModelConfig) -> list[str]:
+    found, width = _width_problems(config), config[BasedOptions].feature_dim
+    if config.rotary and width % 2:
+        found.append(f"model.rotary pairs dimensions: model.based.feature_dim={width} must be even")
+    return found
 
 
 def _delta_problems(config: ModelConfig) -> list[str]:
@@ -330,6 +345,12 @@ GLA = Part(
     frozenset({"num_heads"}),
     defaults={"gla.key_dim": _heads_of(1, 2)},
     problems=_gla_problems,
+)
+TAYLOR = Part(
+    _taylor,
+    (BasedOptions, LinearOptions, ConvolutionOptions),
+    _HEADS | {"kernels"},
+    problems=_taylor_problems,
 )
 AFT_FULL = Part(_aft_full, (AFTOptions, ConvolutionOptions), unread=frozenset({"aft.window"}))
 AFT_LOCAL = Part(_aft_local, (AFTOptions, ConvolutionOptions))

@@ -43,6 +43,7 @@ SHAPE = {
     "nystrom.kernel_size": 5,
     "ssd.chunk_size": 8,
     "delta.chunk_size": 8,
+    "based.feature_dim": 4,
     "ssd.head_width": 16,
     "ssd.state_dim": 8,
     "max_length": 32,

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from oracles.aft import aft_conv, aft_full, aft_local, aft_simple
 from oracles.attention import gau_quadratic, softmax_attention
+from oracles.based import taylor_attention
 from oracles.cosformer import cosine_attention
 from oracles.delta import gated_delta
 from oracles.feed_forward import glu, mlp
@@ -72,6 +73,7 @@ FAMILIES = {
     "mamba2": Family((state_space, state_space), "none", False, constant_state=True),
     "gated_deltanet": Family((gated_delta, glu), "none", False, constant_state=True),
     "gla": Family((gated_linear, glu), "none", False, constant_state=True),
+    "based": Family((taylor_attention, glu), "learned", False, constant_state=True),
     "linformer": Family((linformer_attention, mlp), "learned", False),
     "nystromformer": Family((nystrom_attention, mlp), "learned", False),
     "reformer": Family((lsh_attention, mlp), "learned", False, connects=lsh_pairs),
@@ -97,6 +99,8 @@ def complete(model: dict) -> SimpleNamespace:
         mlp_width = next(width for width in range(8, 8 * s.model_dim, 8) if 2 * width >= 9 * s.model_dim)
     if family.sublayers[0] in (retention, gated_delta):
         mlp_width = 2 * s.model_dim
+    if family.sublayers[0] is taylor_attention:  # the usual GLU's, and D / 2 for what narrow queries and keys leave
+        glu_width = next(width for width in range(8, 8 * s.model_dim, 8) if 6 * width >= 19 * s.model_dim)
     width = s.model_dim // s.num_heads  # of a head, whose K ln K are rounded up to a multiple of 8
     features = next(count for count in range(8, 10_000, 8) if count >= width * math.log(width))
     taps = {log_sparse_attention: 3, state_space: 4 if s.causal else 7, gated_delta: 4}

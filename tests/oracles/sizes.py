@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 from oracles.aft import aft_conv, aft_full, aft_local, aft_simple
 from oracles.attention import gau_quadratic, softmax_attention
+from oracles.based import taylor_attention
 from oracles.cosformer import cosine_attention
 from oracles.delta import gated_delta
 from oracles.families import FAMILIES
@@ -60,6 +61,8 @@ def _convolved(s: SimpleNamespace, sublayer) -> int:
         return 2 * s.delta.key_dim + s.delta.value_dim
     if sublayer is gated_linear:
         return 2 * s.gla.key_dim + d
+    if sublayer is taylor_attention:
+        return 2 * s.num_heads * s.based.feature_dim + d
     if sublayer is state_space:
         return s.ssd.expanded_dim + 2 * (1 if s.causal else 2) * s.ssd.state_dim
     if sublayer is retention:
@@ -95,6 +98,7 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
         + s.ssd.expanded_dim,
         # A gain for all heads, and two numbers a head.
         gated_delta: _maps_of_delta(s) + s.delta.value_dim // s.num_heads + 2 * s.num_heads * s.delta.decay,
+        taylor_attention: 2 * d * d + 2 * d * s.num_heads * s.based.feature_dim,
         # A bias of the decays, and a gain for all heads.
         gated_linear: _maps_of_gates(s) + s.gla.key_dim + d // s.num_heads,
         mlp: 2 * d * s.mlp_dim,
@@ -153,7 +157,14 @@ def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
 
 def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> float:
     d, e, k = s.model_dim, s.gau.expanded_dim, s.gau.shared_dim
-    of_sums = sublayer in (linear_attention, favor_attention, cosine_attention, flow_attention, retention)
+    of_sums = sublayer in (
+        linear_attention,
+        favor_attention,
+        cosine_attention,
+        flow_attention,
+        retention,
+        taylor_attention,
+    )
     size = s.ssd.chunk_size if sublayer is state_space else s.linear.chunk_size if of_sums else s.chunks.size
     chunk = lambda t: t // size
     pairs = [(t, u) for t in range(length) for u in range(length) if u <= t or not s.causal]
@@ -242,12 +253,14 @@ def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> fl
     if of_sums:
         width = d // s.num_heads
         features = {favor_attention: s.favor.features, cosine_attention: 2 * width}.get(sublayer, width)
+        if sublayer is taylor_attention:  # one, the numbers, the squares, and the products of two
+            features = 1 + 2 * s.based.feature_dim + math.comb(s.based.feature_dim, 2)
         values = width if sublayer is flow_attention else width + 1  # the denominator is one more value
         inside = inside if s.causal else 0
         sums = inside * (features + values) + products * features * values
         # Features that are products; in flow attention incoming and outgoing flows, as they are and conserved.
         making = {favor_attention: 2 * features * width, flow_attention: 4 * width}.get(sublayer, 0) * length
-        return 2 * length * 4 * d * d + 2 * s.num_heads * (making + sums)
+        return 2 * length * _without_convolutions(s, sublayer) + 2 * s.num_heads * (making + sums)
     local, global_ = s.chunks.local_attention, s.chunks.global_attention
     inside = sum(abs(chunk(t) - chunk(u)) <= s.chunks.overlapping for t, u in pairs)
     if sublayer is gau_mixed_chunk:
