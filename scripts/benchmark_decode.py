@@ -22,7 +22,7 @@ from flash_lm.analysis.figure import can_draw
 from flash_lm.analysis.panels import Panel, plot_panels
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.table import markdown_table, pivot
-from flash_lm.command import load_config, positive, run, variant, whole_numbers, words_of
+from flash_lm.command import load_config, positive, run, variant, whole_numbers
 from flash_lm.errors import InputError
 from flash_lm.inference.bare_decoding import BareDecoding
 from flash_lm.jsonl import Line, append_jsonl, write_jsonl
@@ -155,7 +155,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--no_prefill", action="store_true", help="leave out the comparison of prefill and steps")
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
-    families = words_of(arguments.families)
+    families = arguments.families.split()
     contexts, batches = (whole_numbers(words) for words in (arguments.contexts, arguments.batches))
     config = load_config(arguments.config, overrides)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores

@@ -17,7 +17,7 @@ from flax import nnx
 import flash_lm
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.table import pivot
-from flash_lm.command import load_config, positive, run, variant, whole_numbers, words_of
+from flash_lm.command import load_config, positive, run, variant, whole_numbers
 from flash_lm.errors import InputError
 from flash_lm.jsonl import write_jsonl
 from flash_lm.models.family import served
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
     config, tokens = load_config(arguments.size, overrides), arguments.tokens_per_step
-    lengths, words = whole_numbers(arguments.lengths), words_of(arguments.families)
+    lengths, words = whole_numbers(arguments.lengths), arguments.families.split()
     variants = {word: variant(config, word) for word in words}
     check([family for family, _ in variants.values()], lengths, tokens)
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from flash_lm.analysis.figure import can_draw
 from flash_lm.analysis.peaks import peak_flops
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.step_time import BASELINE, plot_step_times, step_time_tables
-from flash_lm.command import load_config, positive, run, variant, whole_numbers, words_of
+from flash_lm.command import load_config, positive, run, variant, whole_numbers
 from flash_lm.config import DTYPES, Config
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, append_jsonl
@@ -163,7 +163,7 @@ def main(argv: list[str]) -> None:
     if taken := [word for word in overrides if word.startswith(tuple(f"--config.{key}=" for key in TAKEN))]:
         raise InputError(f"{', '.join(taken)}: use this script's own flags instead, see --help")
     config, lengths = load_config(SIZES[arguments.size], overrides), whole_numbers(arguments.lengths)
-    families = words_of(arguments.families) or with_form(TASKS[arguments.task].causal)
+    families = arguments.families.split() or with_form(TASKS[arguments.task].causal)
     # Reports all errors before anything is measured.
     step = {key: getattr(arguments, key) for key in ("task", "dtype", "tokens_per_step")}
     variants = {word: variant(config, word) for word in families}

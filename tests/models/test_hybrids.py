@@ -75,6 +75,26 @@ def test_prefill_then_steps():
     assert chunked[0] == chunked[1] and growing[1] > 1.5 * growing[0]
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        ("gated_deltanet", "transformer_plus_plus"),
+        pytest.param(("based", "longformer"), marks=pytest.mark.slow),
+        pytest.param(("flash", "flash_quad"), marks=pytest.mark.slow),
+    ],
+    ids="-".join,
+)
+def test_pairs_of_the_presets_decode(pattern):
+    """Convolutions, sums, rings and caches side by side, each continued from its own state."""
+    model = case(pattern[0], True, pattern=pattern)
+    expected, state, inputs = model.oracle(None), model.init_state(), tokens()
+    logits, state = model.prefill(model.params, inputs[:, :13], state)
+    assert_close(logits, expected[:, :13], RTOL)
+    for position in range(13, LENGTH):
+        logits, state = model.step(model.params, inputs[:, position], state)
+        assert_close(logits, expected[:, position], RTOL)
+
+
 @pytest.mark.slow
 def test_the_decode_loop_writes_what_the_whole_row_says():
     model, prompt = hybrid(), tokens()[0, :11]
