@@ -29,11 +29,13 @@ from flash_lm.config import DTYPES, parse_model
 from flash_lm.errors import InputError, RunError
 from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.layers.context import Context
-from flash_lm.layers.core import Pair, Pairs
+from flash_lm.layers.core import Pair
+from flash_lm.layers.decayed_core import DecayedCore, DecayedInputs
 from flash_lm.models.family import FAMILIES, complete
 from flash_lm.ops.segments import find_segments, whole_row
 from flash_lm.provenance import provenance
 
+BOTH_WAYS = ("flash_quad", "flash")  # of the others only the causal form has a kernel
 WITH_KERNELS = [name for name, row in FAMILIES.items() if "model.kernels" in row.reads()]
 FORMS = ("pallas", "xla")
 AGREES = {"bfloat16": 2e-2, "float32": 2e-3}  # relative distance; float32 products are in TF32 on a GPU
@@ -65,18 +67,21 @@ class Case:
         raw.update(family=self.family, max_length=self.length, causal=self.causal, kernels=form, dtype=self.dtype)
         return FAMILIES[self.family].sublayers[0](complete(parse_model(raw)), rngs=nnx.Rngs(0))
 
-    def inputs(self, dtype: str) -> tuple[Pairs, jax.Array, jax.Array]:
-        """Pairs of queries and keys, values, and a gradient of the output; all normally distributed."""
-        sublayer = self.sublayer("xla")
-        keys = iter(jax.random.split(jax.random.key(0), 2 * len(sublayer.core.scaled) + 2))
+    def inputs(self, dtype: str) -> tuple[Any, jax.Array, jax.Array]:
+        """What the core mixes by, values, and a gradient of the output; all normal, but for decays of 0 to 0.1."""
+        sublayer, rows = self.sublayer("xla"), self.tokens // self.length
+        core, keys = sublayer.core, iter(jax.random.split(jax.random.key(0), 8))
 
-        def normal(width: int) -> jax.Array:
-            shape = (self.tokens // self.length, sublayer.heads, self.length, width)
-            return jax.random.normal(next(keys), shape).astype(dtype)
+        def normal(width: int, heads: int = sublayer.heads) -> jax.Array:
+            return jax.random.normal(next(keys), (rows, heads, self.length, width)).astype(dtype)
 
-        scaled = sublayer.core.scaled
-        pairs = {name: Pair(normal(sublayer.key_width), normal(sublayer.key_width)) for name in scaled}
-        return pairs, normal(sublayer.value_width), normal(sublayer.value_width)
+        if isinstance(core, DecayedCore):
+            shared = 1 if core.shared_keys else sublayer.heads
+            log_decay = -jax.random.uniform(next(keys), (rows, sublayer.heads, self.length), maxval=0.1)
+            by = DecayedInputs(normal(sublayer.key_width, shared), normal(sublayer.key_width, shared), log_decay)
+        else:
+            by = {name: Pair(normal(sublayer.key_width), normal(sublayer.key_width)) for name in core.scaled}
+        return by, normal(sublayer.value_width), normal(sublayer.value_width)
 
     def segment_ids(self) -> jax.Array:
         """Documents of random lengths, with padding between some of them and at the end."""
@@ -92,14 +97,14 @@ class Case:
         segments = find_segments(self.segment_ids()) if self.packed else whole_row(self.length)
         context = Context(positions_BxL=segments.offsets_BxL, segments=segments, causal=self.causal, packed=self.packed)
 
-        def forward(params: nnx.State, pairs: Pairs, v: jax.Array) -> jax.Array:
-            return nnx.merge(graph, params, rest)(pairs, v, context)
+        def forward(params: nnx.State, by: Any, v: jax.Array) -> jax.Array:
+            return nnx.merge(graph, params, rest)(by, v, context)
 
-        def both(pairs: Pairs, v: jax.Array, d_out: jax.Array):
-            out, pull = jax.vjp(forward, params, pairs, v)
+        def both(by: Any, v: jax.Array, d_out: jax.Array):
+            out, pull = jax.vjp(forward, params, by, v)
             return out, pull(d_out.astype(out.dtype))
 
-        return jax.jit(lambda pairs, v, d_out: forward(params, pairs, v)), jax.jit(both)
+        return jax.jit(lambda by, v, d_out: forward(params, by, v)), jax.jit(both)
 
     def flops(self) -> float:
         """FLOPs of the forward pass, visible pairs only."""
@@ -212,7 +217,7 @@ def main(argv: list[str]) -> None:
     packed = [
         Case(config, name, odd, 4 * odd, arguments.dtype, causal, packed=True)
         for name in families
-        for causal in ((True,) if name == "linear_transformer" else (True, False))  # it has no bidirectional kernel
+        for causal in ((True, False) if name in BOTH_WAYS else (True,))
     ]
     found = {}
     for case in [*packed, *cases]:

@@ -16,6 +16,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from check_peers_cores import CORES
 from torch import nn
 
 Settings = dict[str, Any]
@@ -147,6 +148,12 @@ def flowformer(settings: Settings, arrays: Arrays, folder: str | None) -> torch.
     return module(*[arrays["x"]] * 3)
 
 
+def reference_core(settings: Settings, arrays: Arrays, folder: str | None) -> torch.Tensor:
+    """Core `core` of flash-linear-attention's reference files; the other settings are its arguments."""
+    settings = dict(settings)
+    return CORES[settings.pop("core")](arrays, lambda file: source(folder, file), **settings)
+
+
 # part -> (distribution, or none for a repository; what runs it)
 PARTS = {
     "LongformerSelfAttention": ("transformers", longformer),
@@ -155,6 +162,7 @@ PARTS = {
     "LinformerSelfAttention": ("linformer", linformer),
     "CosformerAttention": (None, cosformer),
     "Flow_Attention": (None, flowformer),
+    "naive.py": (None, reference_core),
 }
 
 

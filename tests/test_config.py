@@ -248,6 +248,20 @@ def test_the_papers_configs_are_of_one_size():
     assert all(abs(count / 110e6 - 1) < 0.03 for count in counts.values())
 
 
+def test_todays_families_are_of_one_size_at_the_published_shapes():
+    """340M without the embeddings and the head of the larger vocabularies: 300M and 65M here."""
+    counts = {}
+    for path in CONFIGS:
+        if path.stem.endswith("_340m"):
+            model = load_config(str(path), []).model
+            model.vocab_size = 32000
+            counts[path.stem] = ModelFunction(complete(parse_model(model)), seed=0).parameter_count()
+    assert len(counts) == 7
+    like = counts["transformer_plus_plus_340m"]
+    assert like == 24 * (4 * 1024**2 + 3 * 1024 * 2816 + 2 * 1024) + 1024 + 2 * 32000 * 1024
+    assert all(abs(count / like - 1) < 0.03 for count in counts.values()), counts
+
+
 def test_a_config_file_must_exist_and_define_get_config(tmp_path):
     with pytest.raises(InputError, match="no config .*none.py: give a file"):
         load_config(str(tmp_path / "none.py"), [])

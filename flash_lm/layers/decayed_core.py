@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import PlainCore, UndecodableCore
 from flash_lm.layers.linear_core import chunk_work
-from flash_lm.ops.decayed_sums import decayed_sums, prefill_decayed, step_decayed
+from flash_lm.ops.decayed_sums import Kernel, decayed_sums, prefill_decayed, step_decayed
+from flash_lm.ops.kernels.choice import choose_backend
 
 
 class DecayedInputs(NamedTuple):
@@ -36,13 +37,16 @@ class DecayedInputs(NamedTuple):
 class DecayedCore(PlainCore):
     """o = q S, S ← e^g S + kᵀ v (see `ops.decayed_sums`); bidirectional: the same from either side."""
 
-    def __init__(self, chunk_size: int, *, shared_keys: bool = False):
-        """A core without parameters; `shared_keys`: all heads share the queries and keys."""
-        self.chunk_size, self.shared_keys = chunk_size, shared_keys
+    def __init__(self, chunk_size: int, kernels: str, *, shared_keys: bool = False):
+        """A core without parameters; `kernels` is `model.kernels`; `shared_keys`: of all heads, and queries too."""
+        self.chunk_size, self.kernels, self.shared_keys = chunk_size, kernels, shared_keys
 
     def __call__(self, by: DecayedInputs, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
         assert context.segments is not None
+        size = min(self.chunk_size, v.shape[2])
+        both_ways = None if context.causal else "the bidirectional form has no kernel"
+        backend = choose_backend(self.kernels, "decayed sums", "identity", size, by.q_BxHxLxK, v, both_ways)
         return decayed_sums(
             by.q_BxHxLxK,
             by.k_BxHxLxK,
@@ -51,6 +55,7 @@ class DecayedCore(PlainCore):
             context.segments.runs_BxL,
             chunk_size=self.chunk_size,
             causal=context.causal,
+            kernel=Kernel(backend, context.sight()) if backend else None,
         )
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> jax.Array:

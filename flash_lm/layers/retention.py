@@ -45,7 +45,7 @@ class Retention(AttentionSublayer[DecayedInputs]):
     ):
         """H heads of keys of width D / H, and of values `value_expand` times as wide."""
         dim, values = config.model_dim, options.value_expand * config.model_dim
-        self.core, self.rotary = DecayedCore(linear.chunk_size), bool(config.rotary)
+        self.core, self.rotary = DecayedCore(linear.chunk_size, config.kernels), bool(config.rotary)
         self.heads = self.key_heads = config.num_heads
         self.key_width, self.value_width = dim // self.heads, values // self.heads
         self.decay_base = options.decay_base

@@ -50,7 +50,7 @@ class StateSpaceUnit(AttentionSublayer[Any]):
         dim, width, self.states = config.model_dim, options.expanded_dim, options.state_dim
         ways = 1 if config.causal else 2
         size = options.chunk_size
-        self.core = DecayedCore(size, shared_keys=True) if config.causal else TwoWayCore(size)
+        self.core = DecayedCore(size, config.kernels, shared_keys=True) if config.causal else TwoWayCore(size)
         self.rotary, self.key_width, self.value_width = False, options.state_dim, options.head_width
         self.heads = self.key_heads = width // options.head_width
         shared = 2 * ways * self.states

@@ -325,10 +325,16 @@ NYSTROM = Part(
     problems=_head_problems,
     serves=_WHOLE_ROWS,
 )
-RETENTION = Part(_retention, (RetentionOptions, LinearOptions, ConvolutionOptions), _HEADS, problems=_head_problems)
+RETENTION = Part(
+    _retention,
+    (RetentionOptions, LinearOptions, ConvolutionOptions),
+    _HEADS | {"kernels"},
+    problems=_head_problems,
+)
 SSD = Part(
     _ssd,
     (SSDOptions,),
+    frozenset({"kernels"}),
     defaults={"ssd.expanded_dim": times(2), "short_convolution": lambda config: 4 if config.causal else 7},
     problems=_ssd_problems,
 )

@@ -13,8 +13,22 @@ import jax
 import jax.numpy as jnp
 
 from flash_lm.ops.chunks import entering_runs, head_chunks, head_rows, sums_before, to_chunks
+from flash_lm.ops.kernels.chunks import attend_in_chunks
+from flash_lm.ops.kernels.programs import Form
 from flash_lm.ops.log_decay import Running, decayed, running
 from flash_lm.ops.products import matmul, summed
+from flash_lm.ops.sight import Sight
+
+
+class Kernel(NamedTuple):
+    """What computes the pairs inside the chunks of a causal row in place of XLA.
+
+    backend: a name of `ops.kernels.backends.BACKENDS`.
+    sight: what the tokens of the row see.
+    """
+
+    backend: str
+    sight: Sight
 
 
 def decayed_sums(
@@ -26,6 +40,7 @@ def decayed_sums(
     *,
     chunk_size: int,
     causal: bool = True,
+    kernel: Kernel | None = None,
 ) -> jax.Array:
     """Σ_j e^−|b_i − b_j| (q_i·k_j) v_j over the tokens of the query's document; if causal, none after the query.
 
@@ -39,15 +54,20 @@ def decayed_sums(
         runs_BxL: run of each token (see `Segments`), (B or 1)×L.
         chunk_size: C.
         causal: hide keys after the query.
+        kernel: of a causal row; None: XLA compiles all of it.
 
     Returns:
         B×H×L×E, dtype of v.
     """
-    row = _Chunks.of(q_BxHxLxK, k_BxHxLxK, v_BxHxLxE, log_decay_BxHxL, runs_BxL, chunk_size)
-    out = _inside(*row, causal) + row.reading(row.from_before(None))
+    row, length = _Chunks.of(q_BxHxLxK, k_BxHxLxK, v_BxHxLxE, log_decay_BxHxL, runs_BxL, chunk_size), v_BxHxLxE.shape[2]
+    out = row.reading(row.from_before(None))
+    if kernel is not None:
+        inside = _inside_by_kernel(kernel, q_BxHxLxK, k_BxHxLxK, v_BxHxLxE, row.sums, runs_BxL, chunk_size)
+        return (head_rows(out, length) + inside).astype(inside.dtype)
+    out += _inside(*row, causal)
     if not causal:
         out += row.reading_after(row.from_after())
-    return head_rows(out.astype(v_BxHxLxE.dtype), v_BxHxLxE.shape[2])
+    return head_rows(out.astype(v_BxHxLxE.dtype), length)
 
 
 def prefill_decayed(
@@ -169,6 +189,18 @@ def _inside(q, k, v, sums: Running, runs: jax.Array, causal: bool) -> jax.Array:
     if not causal:
         weights += decayed(key, query, visible & ~before)
     return _product(_times(matmul(q, k, transpose_b=True), weights).astype(v.dtype), v)
+
+
+def _inside_by_kernel(kernel: Kernel, q, k, v, sums: Running, runs_BxL: jax.Array, chunk_size: int) -> jax.Array:
+    """The same of a causal row, B×H×L×E, dtype of v; no weights leave the chip."""
+    batch, heads, length, _ = v.shape
+    q, k = (jnp.broadcast_to(x, (batch, heads, *x.shape[2:])) for x in (q, k))
+    size = min(chunk_size, length)
+    whole = (batch, heads, -(-length // size), size)
+    decay = sums.at(lambda x: head_rows(jnp.broadcast_to(x, whole), length))
+    form, once_BxL = Form("identity", 1.0, kernel.backend), jnp.ones((1, length), jnp.float32)
+    of_row = {"chunk_size": size, "divisor_BxL": once_BxL, "decay": decay}
+    return attend_in_chunks(form, q, k, v, runs_BxL, kernel.sight, **of_row)
 
 
 def _sums_before(sums_BxHxGxKxE, last_Bx1xG, initial, through_BxHxG) -> jax.Array:

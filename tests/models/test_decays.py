@@ -52,6 +52,26 @@ def test_a_prompt_in_pieces_goes_on_from_the_last_inputs(family):
         start = stop
 
 
+@each
+def test_sums_stay_float32_in_states_of_bfloat16(family):
+    """A sum over thousands of tokens would lose what each adds; only the last inputs of convolutions are rounded."""
+    state = case(family, True, state_dtype="bfloat16").init_state()
+    dtypes = {"sums": set(), "last": set()}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.layers):
+        dtypes["last" if ".last" in jax.tree_util.keystr(path) else "sums"].add(leaf.dtype)
+    assert dtypes["sums"] == {jnp.dtype("float32")} and dtypes["last"] <= {jnp.dtype("bfloat16")}
+
+
+@each
+def test_rows_of_padding_are_finite(family):
+    """Values and derivatives: a head's norm divides zeros there."""
+    one = case(family, True)
+    tokens, nothing = ids(LENGTH), np.zeros((1, LENGTH), np.int32)
+    of_logits = lambda params: jnp.square(one.logits(params, tokens, nothing)).sum()
+    value, gradient = jax.value_and_grad(of_logits)(one.params)
+    assert np.isfinite(value) and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
 def test_slow_heads_forget_in_bfloat16_too():
     """1 − 2⁻⁹ is 1 in bfloat16: from the fifth head on RetNet would keep everything."""
     mixer = flash_lm.build_mixer("retnet", model_dim=32, num_heads=16, rotary=False, rngs=nnx.Rngs(0))

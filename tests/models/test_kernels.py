@@ -8,7 +8,7 @@ from models.test_equivalences import assert_same, primitives
 
 # Linear attention has a kernel for causal models only: the bidirectional form is two products.
 CASES = [("flash_quad", True), ("flash_quad", False), ("flash", True), ("flash", False), ("linear_transformer", True)]
-CASES.append(("cosformer", True))
+CASES += [("cosformer", True), ("retnet", True), ("mamba2", True)]
 each_case = pytest.mark.parametrize(("family", "causal"), CASES)
 
 

@@ -14,7 +14,8 @@ from jax.ad_checkpoint import checkpoint_name
 from flash_lm.ops.blocked_attention import KEPT
 from flash_lm.ops.kernels.backends import BACKENDS
 from flash_lm.ops.kernels.programs import Form, Seen, entering_sums, score_derivatives, weighted_values
-from flash_lm.ops.products import matmul
+from flash_lm.ops.log_decay import Running
+from flash_lm.ops.products import matmul, summed
 
 _BAND = 1024  # queries whose score derivatives exist at the same time
 
@@ -27,8 +28,11 @@ def attend(
     seen: Seen,
     bias_W: jax.Array | None = None,
     across: tuple[jax.Array, jax.Array, jax.Array] | None = None,
+    decay: Running | None = None,
 ) -> jax.Array:
     """f(scale · q kᵀ + b) / N · v inside each chunk, and x Σ yᵀv over the chunks before it.
+
+    With decays each weight is multiplied by what decays after the key up to and including the query.
 
     Args:
         form: form of the weights.
@@ -40,6 +44,8 @@ def attend(
         across: x and y, N×G×C×K each: x is scaled by 1 / N, and zero if nothing is before it; y is zero if it does not
             continue into the next chunk; and whether the sum that enters a chunk leaves it too, (B or 1)×G int32. None:
             no sums.
+        decay: running sums of logarithms of decays, N×G×C float32, in a causal form whose f is the identity; None:
+            nothing decays.
 
     Returns:
         N×G×C×E, dtype of v.
@@ -58,29 +64,32 @@ def attend(
         bias_W = jnp.pad(bias_W, (missing, missing + 1))[None]
     if across is not None:
         across = (wide(across[0]), wide(across[1]), across[2])
-    out: Any = _attend(form, wide(q_NxGxCxK), wide(k_NxGxCxK), v, seen, bias_W, across)
+    if decay is not None:
+        assert form.function == "identity", form.function  # see _backward
+        decay = decay.at(tokens)
+    out: Any = _attend(form, wide(q_NxGxCxK), wide(k_NxGxCxK), v, seen, bias_W, across, decay)
     return out[:, :, :size, :expanded]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(form, q, k, v, seen, bias, across) -> jax.Array:
-    return _forward(form, q, k, v, seen, bias, across)[0]
+def _attend(form, q, k, v, seen, bias, across, decay) -> jax.Array:
+    return _forward(form, q, k, v, seen, bias, across, decay)[0]
 
 
-def _forward(form: Form, q, k, v, seen: Seen, bias, across):
+def _forward(form: Form, q, k, v, seen: Seen, bias, across, decay: Running | None):
     """The output, and the residuals of the derivative."""
     sums, entering = None, None
     if across is not None:
         x, y, goes_on = across
         sums = entering_sums(BACKENDS[form.backend], y, v, goes_on)
         entering = (x, sums)
-    out = weighted_values(form, q, k, v, seen, bias, entering)
+    out = weighted_values(form, q, k, v, seen, bias, entering, decay)
     out, sums = checkpoint_name((out, sums), KEPT)
-    return out, (q, k, v, seen, bias, across, sums)
+    return out, (q, k, v, seen, bias, across, decay, sums)
 
 
 def _backward(form: Form, kept, d_out: jax.Array):
-    q, k, v, seen, bias, across, sums = kept
+    q, k, v, seen, bias, across, decay, sums = kept
     d_across, leaving = None, None
     if across is not None:
         x, y, goes_on = across
@@ -89,18 +98,27 @@ def _backward(form: Form, kept, d_out: jax.Array):
         d_across, leaving = (d_x.astype(x.dtype), d_y.astype(y.dtype), None), (y, d_sums)
     # Distances from key to query have the opposite sign; the last place is empty.
     turned = None if bias is None else jnp.roll(jnp.flip(bias, axis=1), -1, axis=1)
-    d_v = weighted_values(form, k, q, d_out, seen, turned, leaving, transposed=True)
-    d_q, d_k, d_bias = _derivatives_of_scores(form, q, k, v, seen, bias, d_out)
-    return d_q, d_k, d_v, None, d_bias, d_across
+    d_v = weighted_values(form, k, q, d_out, seen, turned, leaving, decay, transposed=True)
+    d_q, d_k, d_bias = _derivatives_of_scores(form, q, k, v, seen, bias, decay, d_out)
+    d_decay = None
+    if decay is not None:
+        # A weight q·k e^(b_i − b_j) grows with b_i as with q_i, and shrinks with b_j as it grows with k_j.
+        of_q, of_k = (summed(x.astype(jnp.float32) * d_x, -1)[..., 0] for x, d_x in ((q, d_q), (k, d_k)))
+        d_decay = Running(jnp.zeros_like(decay.coarse), of_q - of_k)
+    return d_q.astype(q.dtype), d_k.astype(k.dtype), d_v, None, d_bias, d_across, d_decay
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _derivatives_of_scores(form: Form, q, k, v, seen: Seen, bias, d_out):
-    """Derivatives by queries, keys and bias; one band of queries at a time, each with the scores of all its keys."""
+def _derivatives_of_scores(form: Form, q, k, v, seen: Seen, bias, decay: Running | None, d_out):
+    """Derivatives by queries, keys and bias; one band of queries at a time, each with the scores of all its keys.
+
+    If weights decay they are float32, since the derivative of the decays is their difference.
+    """
     length = q.shape[2]
     band = min(length, _BAND)
+    dtype = q.dtype if decay is None else jnp.float32
 
     def of_band(carry, start: jax.Array):
         d_k, d_bias = carry
@@ -109,9 +127,16 @@ def _derivatives_of_scores(form: Form, q, k, v, seen: Seen, bias, d_out):
         q_band, about = cut(q), Seen(*(cut(x) for x in seen))
         # The distances that the band has: its first query is at `start`.
         d_scores = score_derivatives(
-            form, q_band, k, cut(d_out), v, about, None if bias is None else of_distances(bias)
+            form,
+            q_band,
+            k,
+            cut(d_out),
+            v,
+            about,
+            None if bias is None else of_distances(bias),
+            None if decay is None else (decay.at(cut), decay),
         )
-        d_q = (matmul(d_scores, k) * form.scale).astype(q.dtype)
+        d_q = (matmul(d_scores, k) * form.scale).astype(dtype)
         d_k += matmul(d_scores, q_band, transpose_a=True) * form.scale
         if bias is not None:
             found = _diagonal_sums(d_scores.sum(axis=(0, 1), dtype=jnp.float32))
@@ -122,7 +147,7 @@ def _derivatives_of_scores(form: Form, q, k, v, seen: Seen, bias, d_out):
     start = (jnp.zeros(k.shape, jnp.float32), None if bias is None else jnp.zeros_like(bias))
     (d_k, d_bias), d_q_bands = jax.lax.scan(of_band, start, jnp.arange(0, length, band, dtype=jnp.int32))
     d_q = jnp.moveaxis(d_q_bands, 0, 2).reshape(q.shape)
-    return d_q, d_k.astype(k.dtype), d_bias
+    return d_q, d_k, d_bias
 
 
 def _diagonal_sums(x_IxJ: jax.Array) -> jax.Array:

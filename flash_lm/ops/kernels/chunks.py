@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 from flash_lm.ops.chunks import from_chunks, to_chunks
 from flash_lm.ops.kernels.attention import attend
 from flash_lm.ops.kernels.programs import Form, Seen
+from flash_lm.ops.log_decay import Running
 from flash_lm.ops.sight import Sight
 
 _ROWS, _TENSOR = ("data", "fsdp"), "tensor"
@@ -35,6 +36,7 @@ def attend_in_chunks(
     divisor_BxL: jax.Array,
     bias_W: jax.Array | None = None,
     across: Across | None = None,
+    decay: Running | None = None,
 ) -> jax.Array:
     """f(scale · q kᵀ + b) / N · v over the visible part of the chunk, and q Σ kᵀv / N over the chunks before it.
 
@@ -51,6 +53,7 @@ def attend_in_chunks(
         divisor_BxL: N of each query inside its chunk, (B or 1)×L float32, not zero.
         bias_W: bias for the distances 1 − C … C − 1 from query to key, float32.
         across: the sum over earlier chunks; None: no sum.
+        decay: running sums of logarithms of decays, B×H×L float32, as for `attend`; None: nothing decays.
 
     Returns:
         B×H×L×E, dtype of v.
@@ -64,17 +67,19 @@ def attend_in_chunks(
         # Without chunks before it a query has nothing to read: the sum belongs to another document.
         weight_BxL = jnp.where(sight.before_chunk(size) > 0, across.weight_BxL, 0)
         arrays += (across.q_BxHxLxK * weight_BxL[:, None, :, None].astype(across.q_BxHxLxK.dtype), across.k_BxHxLxK)
+    if decay is not None:
+        arrays += tuple(decay)
 
     def on_device(arrays: tuple, about: tuple, bias_W: jax.Array | None) -> jax.Array:
         seen, crossing = about
-        q, k, v, *pair = (to_chunks(x.reshape(-1, *x.shape[2:]), size) for x in arrays)
+        q, k, v, *others = (to_chunks(x.reshape(-1, *x.shape[2:]), size) for x in arrays)
         sums = None
         if crossing is not None:
             stays_BxGxC, goes_on_BxG = crossing
-            x, y = pair
+            x, y, *others = others
             stays_NxGxC = jnp.repeat(stays_BxGxC, x.shape[0] // stays_BxGxC.shape[0], axis=0)
             sums = (x, jnp.where(stays_NxGxC[..., None], y, 0), goes_on_BxG)
-        out = attend(form, q, k, v, seen, bias_W, sums)
+        out = attend(form, q, k, v, seen, bias_W, sums, Running(*others) if others else None)
         return from_chunks(out, arrays[2].shape[2]).reshape(arrays[2].shape)
 
     return _on_mesh(on_device, arrays, about, bias_W)

@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 
 from flash_lm.ops.attention_functions import ELEMENTWISE
 from flash_lm.ops.kernels.backends import BACKENDS, Backend
+from flash_lm.ops.log_decay import Running
 from flash_lm.ops.sight import is_between
 
 Ids = tuple[jax.Array, ...]  # indices of a program in the grid
@@ -46,10 +47,13 @@ def weighted_values(
     seen: Seen,
     bias_1xW: jax.Array | None,
     entering: tuple[jax.Array, jax.Array] | None,
+    decay: Running | None = None,
     *,
     transposed: bool = False,
 ) -> jax.Array:
     """Weights times values, plus what enters the chunk: f(scale · rows columnsᵀ + b) / N · values + x · sum.
+
+    With decays a weight is multiplied by what decays after the key up to and including the query.
 
     Args:
         form: form of the weights.
@@ -59,6 +63,7 @@ def weighted_values(
         seen: what the queries see.
         bias_1xW: bias for the distances 1 − I … J − 1 from row to column, float32.
         entering: x, N×G×I×K, and the sums, N×G×K×E.
+        decay: running sums of logarithms of decays, N×G×I, where J = I; None: nothing decays.
         transposed: rows are keys.
 
     Returns:
@@ -81,6 +86,10 @@ def weighted_values(
         "columns": (columns_NxGxJxK, of_columns(columns, width)),
         "values": (values_NxGxJxE, _block(lambda n, g, e, i: (n, g, 0, e), columns, depth)),
     }
+    if decay is not None:
+        of_these = _block(lambda n, g, e, i: (n, g, i, 0), tile.rows, 1)
+        of_those = _block(lambda n, g, e, i: (n, g, 0, 0), 1, columns)
+        inputs |= _of_decays(decay, of_these, decay, of_those)
     if entering is not None:
         x_NxGxIxK, sum_NxGxKxE = entering
         inputs["x"] = (x_NxGxIxK, of_rows(tile.rows, x_NxGxIxK.shape[-1]))
@@ -97,7 +106,11 @@ def weighted_values(
             scores = _scores(form, rows, refs["columns"][here, :], refs.get("bias"), i, j, length)
             weights = ELEMENTWISE[form.function].function(scores) * about.inverse
             key = (i * tile.rows, 0) if transposed else (j * tile.columns, 1)
-            weights = jnp.where(_visible(about, *key, scores.shape), weights, 0)
+            visible = _visible(about, *key, scores.shape)
+            if decay is not None:
+                passed = _passed(refs, here)
+                weights *= jnp.exp(jnp.where(visible, -passed if transposed else passed, 0))
+            weights = jnp.where(visible, weights, 0)
             return total + _dot(weights.astype(values_NxGxJxE.dtype), refs["values"][here, :])
 
         total = jnp.zeros((tile.rows, depth), jnp.float32)
@@ -122,6 +135,7 @@ def score_derivatives(
     v_NxGxJxE: jax.Array,
     seen: Seen,
     bias_1xW: jax.Array | None,
+    decays: tuple[Running, Running] | None = None,
 ) -> jax.Array:
     """The derivative of the scores, f′(scale · q kᵀ + b) / N · d_out vᵀ, zero for invisible pairs.
 
@@ -133,6 +147,7 @@ def score_derivatives(
         v_NxGxJxE: values.
         seen: what the queries see.
         bias_1xW: bias for the distances 1 − I … J − 1 from query to key, float32.
+        decays: as for `weighted_values`, of the queries, N×G×I, and of the keys, N×G×J.
 
     Returns:
         N×G×I×J, dtype of the queries.
@@ -152,6 +167,10 @@ def score_derivatives(
         "d_out": (d_out_NxGxIxE, of_queries(expanded)),
         "values": (v_NxGxJxE, of_keys(expanded)),
     }
+    if decays is not None:
+        of_these = _block(lambda n, g, i, j: (n, g, i, 0), side, 1)
+        of_those = _block(lambda n, g, i, j: (n, g, 0, j), 1, side)
+        inputs |= _of_decays(decays[0], of_these, decays[1], of_those)
 
     def program(ids: Ids, refs: dict, out_ref) -> None:
         n, g, i, j = ids
@@ -168,7 +187,10 @@ def score_derivatives(
         about = Seen(*(ref[...] for ref in refs["seen"]))
         scores = _scores(form, refs["rows"][...], refs["columns"][...], refs.get("bias"), i, j, length)
         slope = ELEMENTWISE[form.function].derivative(scores) * about.inverse
-        slope = jnp.where(_visible(about, j * side, 1, scores.shape), slope, 0)
+        visible = _visible(about, j * side, 1, scores.shape)
+        if decays is not None:
+            slope *= jnp.exp(jnp.where(visible, _passed(refs, slice(None)), 0))
+        slope = jnp.where(visible, slope, 0)
         out_ref[...] = (slope * pull).astype(out_ref.dtype)
 
     grid = (batch, chunks, length // side, keys // side)
@@ -277,6 +299,22 @@ def _of_scores(
     if bias_1xW is not None:
         inputs["bias"] = (bias_1xW, pl.BlockSpec(bias_1xW.shape, lambda *_: (0, 0)))
     return inputs
+
+
+def _of_decays(
+    rows: Running, of_rows: pl.BlockSpec, columns: Running, of_columns: pl.BlockSpec
+) -> dict[str, tuple[Any, Any]]:
+    """Inputs of a program whose weights decay."""
+    put = lambda sums, axis: sums.at(lambda x: jnp.expand_dims(x, axis))
+    twice = lambda block: Running(*[block] * len(Running._fields))
+    return {"row_decay": (put(rows, 3), twice(of_rows)), "column_decay": (put(columns, 2), twice(of_columns))}
+
+
+def _passed(refs: dict, here: Any) -> jax.Array:
+    """Logarithms of what decays from each column, of those `here`, to each row; exact for near ones."""
+    rows = Running(*(ref[...] for ref in refs["row_decay"]))
+    columns = Running(*(ref[:, here] for ref in refs["column_decay"]))
+    return (rows.coarse - columns.coarse) + (rows.fine - columns.fine)
 
 
 def _block(index_map: Callable, *size: int) -> pl.BlockSpec:

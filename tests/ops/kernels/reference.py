@@ -31,7 +31,8 @@ def attend(
 
     Args:
         x: q, k, v, d_out, B×H×L×…; divisor, B×L; optionally bias, of the distances 1 − C … C − 1; optionally x, y,
-            B×H×L×K, and weight, B×L, of the sum over earlier chunks.
+            B×H×L×K, and weight, B×L, of the sum over earlier chunks; optionally decay, B×H×L, logarithms of what each
+            token lets pass of the weights inside its chunk, of which there is no bias and no sum.
         ids: B×L, 0 = padding.
         chunk: C.
         causal: hide later keys.
@@ -47,6 +48,9 @@ def attend(
     if "bias" in x:
         scores += x["bias"][(distance + chunk - 1).clip(0, 2 * chunk - 2)]
     inverse = inside / x["divisor"][:, None, :, None]
+    if "decay" in x:
+        sums = np.cumsum(x["decay"], axis=2)
+        inverse = inverse * np.exp(np.where(inside, sums[..., :, None] - sums[..., None, :], 0))
     matrix = f(scores) * inverse
     if "x" in x:
         weight = earlier * x["weight"][:, None, :, None]
@@ -61,6 +65,9 @@ def attend(
     if "bias" in x:
         of_all = d_scores.sum(axis=(0, 1))
         d["bias"] = np.array([of_all[distance == w].sum() for w in range(1 - chunk, chunk)])
+    if "decay" in x:  # a token's counts in all pairs that it lies between, or is the query of
+        moved = d_matrix * matrix
+        d["decay"] = np.flip(np.cumsum(np.flip(moved.sum(axis=3) - moved.sum(axis=2), axis=2), axis=2), axis=2)
     if "x" in x:
         d["x"] = np.einsum("bhtu,bhuk->bhtk", d_matrix * weight, x["y"])
         d["y"] = np.einsum("bhtu,bhtk->bhuk", d_matrix * weight, x["x"])

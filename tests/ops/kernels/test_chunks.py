@@ -13,6 +13,7 @@ from flash_lm.config import MeshConfig
 from flash_lm.ops.kernels import attention, backends
 from flash_lm.ops.kernels.chunks import Across, attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
+from flash_lm.ops.log_decay import running
 from flash_lm.ops.segments import find_segments
 from flash_lm.ops.sight import sight_of
 from flash_lm.training.sharding import make_mesh
@@ -54,6 +55,7 @@ def run(x: dict, ids: jax.Array, *, chunk: int, causal: bool, function: str, dty
         q, k, v = (x[name].astype(dtype) for name in ("q", "k", "v"))
         segments = find_segments(ids)
         across = Across(x["x"].astype(dtype), x["y"].astype(dtype), x["weight"]) if "x" in x else None
+        decay = running(x["decay"]) if "decay" in x else None
         return attend_in_chunks(
             Form(function, SCALE, "interpreted"),
             q,
@@ -65,6 +67,7 @@ def run(x: dict, ids: jax.Array, *, chunk: int, causal: bool, function: str, dty
             divisor_BxL=x["divisor"],
             bias_W=x.get("bias"),
             across=across,
+            decay=decay,
         )
 
     found, pull = jax.vjp(out, x)
@@ -106,6 +109,28 @@ def test_chunks_alone(causal):
 def test_linear():
     x = draw(1, 3, 50, 12, (8, 9), bias=False, across=True)
     assert_right(x, packed(1, 50), chunk=12, causal=True, function="identity")
+
+
+def decaying(batch: int, heads: int, length: int, chunk: int) -> dict:
+    """Some tokens let nothing pass: the weights before them are below what float32 holds."""
+    x = draw(batch, heads, length, chunk, (8, 21), bias=False, across=False)
+    random = np.random.default_rng(1)
+    log_decay = -random.exponential(0.5, (batch, heads, length))
+    return x | {"decay": np.where(random.uniform(size=log_decay.shape) < 0.05, -80.0, log_decay).astype(np.float32)}
+
+
+@pytest.mark.parametrize(("chunk", "length"), [(12, 50), (40, 53)])
+def test_weights_that_decay(chunk, length):
+    assert_right(
+        decaying(2, 3, length, chunk), packed(2, length), chunk=chunk, causal=True, function="identity", rtol=1e-5
+    )
+
+
+def test_bands_of_queries_whose_weights_decay(monkeypatch):
+    monkeypatch.setattr(attention, "_BAND", 32)
+    jax.clear_caches()
+    assert_right(decaying(1, 2, 90, 90), packed(1, 90), chunk=90, causal=True, function="identity", rtol=1e-5)
+    jax.clear_caches()
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])

@@ -8,17 +8,19 @@ from jax.sharding import AbstractDevice, AbstractMesh
 from flash_lm.ops.kernels.attention import attend
 from flash_lm.ops.kernels.backends import BACKENDS
 from flash_lm.ops.kernels.programs import Form, Seen
+from flash_lm.ops.log_decay import Running
 
 # Platform, how the call is named in the program, and a device, which some versions of jax ask for.
 TARGETS = {
     "triton": ("cuda", "__gpu$xla.gpu.triton", AbstractDevice("NVIDIA H100 80GB HBM3", 132, "gpu")),
     "mosaic": ("tpu", "tpu_custom_call", AbstractDevice("TPU v5 lite", 1, "tpu")),
 }
-# Batch, rows of what is seen, chunks, chunk, width of queries and of values, bias, sums over chunks
+# Batch, rows of what is seen, chunks, chunk, width of queries and of values, bias, sums over chunks, decays
 SHAPES = {
-    "mixed_chunks": (4, 4, 8, 256, 128, 1536, True, True),
-    "all_pairs": (2, 2, 1, 2048, 128, 1536, True, False),
-    "linear": (8, 1, 4, 256, 64, 65, False, True),
+    "mixed_chunks": (4, 4, 8, 256, 128, 1536, True, True, False),
+    "all_pairs": (2, 2, 1, 2048, 128, 1536, True, False, False),
+    "linear": (8, 1, 4, 256, 64, 65, False, True, False),
+    "decays": (8, 1, 4, 256, 64, 128, False, False, True),
 }
 
 
@@ -28,18 +30,22 @@ SHAPES = {
     ("backend", "function"), [(name, function) for name in TARGETS for function in sorted(BACKENDS[name].functions)]
 )
 def test_lowering(backend, function, shape, dtype):
-    batch, rows, chunks, size, width, expanded, bias, across = SHAPES[shape]
+    batch, rows, chunks, size, width, expanded, bias, across, decays = SHAPES[shape]
+    if decays and function != "identity":
+        pytest.skip("only the weights of the identity decay")
     of = lambda *dimensions, dtype=dtype: jax.ShapeDtypeStruct(dimensions, jnp.dtype(dtype))
     queries, about = of(batch, chunks, size, width), of(rows, chunks, size, dtype="int32")
     arrays = {"q": queries, "k": queries, "v": of(batch, chunks, size, expanded)}
     arrays |= {"bias": of(2 * size - 1, dtype="float32")} if bias else {}
     arrays |= {"x": queries, "y": queries} if across else {}
+    sums = of(batch, chunks, size, dtype="float32")
+    arrays |= {"decay": Running(sums, sums)} if decays else {}
     seen = Seen(about, about, of(rows, chunks, size, dtype="float32"))
 
     def loss(arrays: dict, seen: Seen, goes_on: jax.Array) -> jax.Array:
         pair = (arrays["x"], arrays["y"], goes_on) if across else None
         form = Form(function, 0.1, backend)
-        out = attend(form, arrays["q"], arrays["k"], arrays["v"], seen, arrays.get("bias"), pair)
+        out = attend(form, arrays["q"], arrays["k"], arrays["v"], seen, arrays.get("bias"), pair, arrays.get("decay"))
         return out.astype(jnp.float32).sum()
 
     platform, call, device = TARGETS[backend]
