@@ -174,7 +174,7 @@ def main(argv: list[str]) -> None:
     file.unlink(missing_ok=True)
 
     def keep(lines: list[Line]) -> None:
-        append_jsonl(file, [line | {"parameters": sizes[line["family"].split(",")[0]], **about} for line in lines])
+        append_jsonl(file, [line | {"parameters": sizes[line["family"].split(", ")[0]], **about} for line in lines])
 
     prefills: list[Line] = []
     if not arguments.no_prefill:
