@@ -162,7 +162,7 @@ PARTS = {
     "LinformerSelfAttention": ("linformer", linformer),
     "CosformerAttention": (None, cosformer),
     "Flow_Attention": (None, flowformer),
-    "naive.py": (None, reference_core),
+    "reference": (None, reference_core),
 }
 
 
