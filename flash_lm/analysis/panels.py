@@ -9,6 +9,7 @@ from flash_lm.analysis.figure import drawing, style
 from flash_lm.jsonl import Line
 
 _NAME_HEIGHT = 0.045  # height of a curve's name, as a share of the axes
+_LONGEST_NAME = 34  # characters that are written of a curve's name: a longer one would leave no room for the axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +93,7 @@ def _name_ends(axes, ends: list[tuple[float, float, str, str]]) -> None:
         limit = heights[i] - _NAME_HEIGHT
     for at, (x, y, name, color) in zip(heights, ends, strict=True):
         axes.annotate(
-            name,
+            name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…",
             xy=(x, y),
             xytext=(1.03, at),
             textcoords="axes fraction",
