@@ -10,6 +10,7 @@ from flash_lm.models.parts import (
     AFT_FULL,
     AFT_LOCAL,
     AFT_SIMPLE,
+    CHANNEL_MIX,
     COSINE,
     DELTA,
     FAVOR,
@@ -30,6 +31,7 @@ from flash_lm.models.parts import (
     SPAN,
     SSD,
     TAYLOR,
+    TIME_MIX,
     WINDOW,
     times,
 )
@@ -251,5 +253,13 @@ register_family(
         _LEARNED | {"mlp_dim": times(19, 6)},
         about="linear attention with the features of 1 + s + s²/2, narrow queries and keys, and a GLU",
         paper="Arora et al. 2024, arXiv:2402.18668",
+    ),
+)
+register_family(
+    "rwkv4",
+    Family(
+        (TIME_MIX, CHANNEL_MIX),
+        about="a mean of values whose weights decay by channel, and a gated MLP; both read the token before, too",
+        paper="Peng et al. 2023, arXiv:2305.13048",
     ),
 )

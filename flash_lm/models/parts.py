@@ -29,6 +29,7 @@ from flash_lm.layers.positions import relative_bias
 from flash_lm.layers.quadratic_core import QuadraticCore, QuadraticOptions
 from flash_lm.layers.reformer import ReformerAttention
 from flash_lm.layers.retention import Retention, RetentionOptions
+from flash_lm.layers.rwkv import ChannelMix, TimeMix
 from flash_lm.layers.span_core import SpanCore, SpanOptions
 from flash_lm.layers.ssd import SSDOptions, StateSpaceUnit
 from flash_lm.layers.sublayer import Sublayer
@@ -135,6 +136,10 @@ def _gla(
     config: ModelConfig, gla: GLAOptions, linear: LinearOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
 ) -> Sublayer:
     return GatedLinearAttention(gla, linear, convolution, config, rngs=rngs)
+
+
+def _time_mix(config: ModelConfig, linear: LinearOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return TimeMix(linear, config, rngs=rngs)
 
 
 def _taylor(
@@ -358,6 +363,9 @@ TAYLOR = Part(
     _HEADS | {"kernels"},
     problems=_taylor_problems,
 )
+TIME_MIX = Part(_time_mix, (LinearOptions,), unread=frozenset({"short_convolution"}))
+# A third matrix of D² parameters leaves 7 D² of a layer's 12 to the other two.
+CHANNEL_MIX = Part(ChannelMix, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": times(7, 2)})
 AFT_FULL = Part(_aft_full, (AFTOptions, ConvolutionOptions), unread=frozenset({"aft.window"}))
 AFT_LOCAL = Part(_aft_local, (AFTOptions, ConvolutionOptions))
 AFT_SIMPLE = Part(_aft_simple, (ConvolutionOptions,))

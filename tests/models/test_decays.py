@@ -1,4 +1,4 @@
-"""What goes wrong elsewhere in families whose sums forget: RetNet, Mamba-2, Gated DeltaNet, GLA."""
+"""What goes wrong elsewhere in families whose sums forget: RetNet, Mamba-2, Gated DeltaNet, GLA, RWKV-4."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import flash_lm
 from flash_lm.layers.context import of_rows
 from models.cases import LENGTH, SHAPE, case
 
-FORGETTING = ("retnet", "mamba2", "gated_deltanet", "gla")
+FORGETTING = ("retnet", "mamba2", "gated_deltanet", "gla", "rwkv4")
 each = pytest.mark.parametrize("family", FORGETTING)
 
 
@@ -54,11 +54,12 @@ def test_a_prompt_in_pieces_goes_on_from_the_last_inputs(family):
 
 @each
 def test_sums_stay_float32_in_states_of_bfloat16(family):
-    """A sum over thousands of tokens would lose what each adds; only the last inputs of convolutions are rounded."""
+    """A sum over thousands of tokens would lose what each adds; only the last inputs are rounded."""
     state = case(family, True, state_dtype="bfloat16").init_state()
     dtypes = {"sums": set(), "last": set()}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state.layers):
-        dtypes["last" if ".last" in jax.tree_util.keystr(path) else "sums"].add(leaf.dtype)
+        name = jax.tree_util.keystr(path)
+        dtypes["last" if ".last" in name or name.endswith("['x']") else "sums"].add(leaf.dtype)
     assert dtypes["sums"] == {jnp.dtype("float32")} and dtypes["last"] <= {jnp.dtype("bfloat16")}
 
 

@@ -20,6 +20,7 @@ from oracles.lsh import lsh_attention, lsh_pairs
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.nystrom import nystrom_attention
 from oracles.retention import retention
+from oracles.rwkv import channel_mix, time_mix
 from oracles.ssd import state_space
 from oracles.windows import adaptive_span_attention, adaptive_span_pairs, longformer_attention, longformer_pairs
 
@@ -74,6 +75,7 @@ FAMILIES = {
     "gated_deltanet": Family((gated_delta, glu), "none", False, constant_state=True),
     "gla": Family((gated_linear, glu), "none", False, constant_state=True),
     "based": Family((taylor_attention, glu), "learned", False, constant_state=True),
+    "rwkv4": Family((time_mix, channel_mix), "none", False, constant_state=True),
     "linformer": Family((linformer_attention, mlp), "learned", False),
     "nystromformer": Family((nystrom_attention, mlp), "learned", False),
     "reformer": Family((lsh_attention, mlp), "learned", False, connects=lsh_pairs),
@@ -99,6 +101,8 @@ def complete(model: dict) -> SimpleNamespace:
         mlp_width = next(width for width in range(8, 8 * s.model_dim, 8) if 2 * width >= 9 * s.model_dim)
     if family.sublayers[0] in (retention, gated_delta):
         mlp_width = 2 * s.model_dim
+    if family.sublayers[0] is time_mix:
+        mlp_width = next(width for width in range(8, 8 * s.model_dim, 8) if 2 * width >= 7 * s.model_dim)
     if family.sublayers[0] is taylor_attention:  # the usual GLU's, and D / 2 for what narrow queries and keys leave
         glu_width = next(width for width in range(8, 8 * s.model_dim, 8) if 6 * width >= 19 * s.model_dim)
     width = s.model_dim // s.num_heads  # of a head, whose K ln K are rounded up to a multiple of 8

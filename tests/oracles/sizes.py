@@ -20,6 +20,7 @@ from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.nystrom import nystrom_attention
 from oracles.positions import T5_BUCKETS
 from oracles.retention import retention
+from oracles.rwkv import channel_mix, time_mix
 from oracles.ssd import state_space
 from oracles.windows import adaptive_span_attention, gap_of, layer_window, longformer_attention
 
@@ -101,6 +102,8 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
         taylor_attention: 2 * d * d + 2 * d * s.num_heads * s.based.feature_dim,
         # A bias of the decays, and a gain for all heads.
         gated_linear: _maps_of_gates(s) + s.gla.key_dim + d // s.num_heads,
+        time_mix: 4 * d * d + 5 * d,
+        channel_mix: d * d + 2 * d * s.mlp_dim + 2 * d,
         mlp: 2 * d * s.mlp_dim,
         glu: 3 * d * s.mlp_dim,
         gau_quadratic: 3 * d * e + _queries_and_keys(s, 1) + _bias(s, s.max_length),
@@ -202,6 +205,10 @@ def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> fl
         near = sum(abs(t - u) < s.lsh.window for t, u in pairs)
         hashes = length * d * s.lsh.num_buckets // 2
         return 2 * length * 3 * d * d + 2 * s.lsh.num_hashes * (hashes + near * 2 * d)
+    if sublayer is time_mix:
+        return 2 * length * 4 * d * d
+    if sublayer is channel_mix:
+        return 2 * length * (d * d + 2 * d * s.mlp_dim)
     if sublayer is mlp:
         return 2 * length * 2 * d * s.mlp_dim
     if sublayer is glu:

@@ -1,0 +1,43 @@
+"""RWKV-4 pair by pair (Peng et al. 2023, eq. 11–20), both ways: the same weights for tokens after."""
+
+import numpy as np
+
+from oracles.attention import Row
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def shifted(x_LxD: np.ndarray, share_D: np.ndarray, row: Row) -> np.ndarray:
+    """μ x_t + (1 − μ) x_(t−1); zeros before a document."""
+    before = np.zeros_like(x_LxD)
+    for t in range(1, len(x_LxD)):
+        if row.sees(t, t) and row.sees(t, t - 1):
+            before[t] = x_LxD[t - 1]
+    return share_D * x_LxD + (1 - share_D) * before
+
+
+def time_mix(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
+    """(σ(R) ⊙ wkv) W_o."""
+    r, k, v = (
+        shifted(x_LxD, p["convolutions"][name], row) @ p[name]["kernel"] for name in ("receptance", "key", "value")
+    )
+    return (sigmoid(r) * wkv(k, v, p["core"], row)) @ p["output"]["kernel"]
+
+
+def wkv(k: np.ndarray, v: np.ndarray, core: dict, row: Row) -> np.ndarray:
+    rate, out = np.exp(core["log_rate"]), np.zeros_like(v)
+    for t in range(len(k)):
+        seen = [u for u in range(len(k)) if row.sees(t, u)]
+        if seen:
+            logs = np.array([k[u] + (core["bonus"] if u == t else -(abs(t - u) - 1) * rate) for u in seen])
+            weights = np.exp(logs - logs.max(axis=0))
+            out[t] = (weights * v[seen]).sum(axis=0) / weights.sum(axis=0)
+    return out
+
+
+def channel_mix(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
+    """σ(R) ⊙ (relu(K)² W_v)."""
+    r, k = (shifted(x_LxD, p["shift"][name], row) @ p[name]["kernel"] for name in ("receptance", "key"))
+    return sigmoid(r) * (np.maximum(k, 0) ** 2 @ p["value"]["kernel"])
