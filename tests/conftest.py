@@ -1,8 +1,10 @@
 """Settings of all tests; they must stand before the first import of jax."""
 
 import collections
+import importlib.util
 import itertools
 import logging
+import mmap
 import os
 import pathlib
 import time
@@ -15,9 +17,23 @@ _XLA_FLAGS = {
     # Nearly all the time of the tests is compilation, and half of that is LLVM's optimisation of code that runs once.
     "--xla_backend_optimization_level": "0",
     "--xla_llvm_disable_expensive_passes": "true",
+    # Half of the rest, and not in all versions. The demo, the benchmarks and all runs are compiled with them.
+    "--xla_cpu_use_fusion_emitters": "false",
 }
+
+
+def _is_known(flag: str) -> bool:
+    """Whether this version of XLA has a flag; it ends the process on one that it does not know."""
+    spec = importlib.util.find_spec("jaxlib")
+    assert spec and spec.origin
+    for path in pathlib.Path(spec.origin).parent.glob("libjax_common.*"):
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(flag.removeprefix("--").encode()) >= 0
+    return False
+
+
 _given = os.environ.get("XLA_FLAGS", "")
-_flags = [f"{flag}={value}" for flag, value in _XLA_FLAGS.items() if flag not in _given]
+_flags = [f"{flag}={value}" for flag, value in _XLA_FLAGS.items() if flag not in _given and _is_known(flag)]
 os.environ["XLA_FLAGS"] = " ".join([_given, *_flags]).strip()
 
 # One a process and its children, and not the user's own: two that write the same entry would spoil it.
