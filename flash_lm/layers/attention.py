@@ -262,7 +262,7 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
         k, v = (split_heads(maps[name], self.key_heads) for name in ("key", "value"))
         queries = self.query_variants(q) if self.query_variants else [q]
         keys = self.key_variants(k) if self.key_variants else [k]
-        return Projected(self.rotated(_named(self.pair_names, queries, keys), context), v)
+        return Projected(self.rotated(named_pairs(self.pair_names, queries, keys), context), v)
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
         """Joins the heads."""
@@ -292,8 +292,7 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
         self.shared = Dense(dim, z_width, config, rngs=rngs)
         self.output = Dense(expanded, dim, config, rngs=rngs)
         width = (shared,) if self.heads == 1 else (self.heads, shared)
-        scales = _SCALES[config.init](rngs.params(), core.scaled, width, config)
-        self.dense, self.variants = dense, ScaleOffsets(scales)
+        self.dense, self.variants = dense, ScaleOffsets(first_scales(core.scaled, width, config, rngs=rngs))
         self.convolutions = short_convolutions({"value": expanded, "shared": z_width}, config)
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
@@ -303,10 +302,10 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[Pairs]:
         """Queries and keys are scale-offsets of the same Z, or each of its own."""
         gate, v, z = (maps[name] for name in ("gate", "value", "shared"))
-        zs = jnp.split(split_heads(_silu(z), self.heads), self.copies, axis=-1) if self.dense else _silu(z)[:, None]
+        zs = jnp.split(split_heads(silu(z), self.heads), self.copies, axis=-1) if self.dense else silu(z)[:, None]
         variants = self.variants(zs)
-        pairs = _named(self.pair_names, variants[::2], variants[1::2])
-        return Projected(self.rotated(pairs, context), split_heads(_silu(v), self.heads), gate)
+        pairs = named_pairs(self.pair_names, variants[::2], variants[1::2])
+        return Projected(self.rotated(pairs, context), split_heads(silu(v), self.heads), gate)
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
         """Gates with U."""
@@ -314,11 +313,12 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
 
 
 # Both keep their inputs, and not the intermediate results, which are cheaper to recompute than to keep.
-_silu = jax.checkpoint(jax.nn.silu)
+silu = jax.checkpoint(jax.nn.silu)
 gated = jax.checkpoint(lambda gate, x: jax.nn.silu(gate) * x)
 
 
-def _named(names: Sequence[str], queries: Sequence[jax.Array], keys: Sequence[jax.Array]) -> Pairs:
+def named_pairs(names: Sequence[str], queries: Sequence[jax.Array], keys: Sequence[jax.Array]) -> Pairs:
+    """Queries and keys by the names of a core's pairs."""
     return {name: Pair(q, k) for name, q, k in zip(names, queries, keys, strict=True)}
 
 
@@ -338,6 +338,13 @@ _SCALES = {
     ),
     "lecun": lambda key, scaled, width, config: jnp.repeat(_unit_scales(scaled, width, config), 2, axis=0),
 }
+
+
+def first_scales(
+    scaled: Mapping[str, bool], width: tuple[int, ...], config: ModelConfig, *, rngs: nnx.Rngs
+) -> jax.Array:
+    """γ that the queries and keys of a gated attention unit start with, in turn, 2n×K or 2n×H×K for n pairs."""
+    return _SCALES[config.init](rngs.params(), scaled, width, config)
 
 
 def split_heads(x_BxLxD: jax.Array, heads: int) -> jax.Array:

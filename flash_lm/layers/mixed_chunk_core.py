@@ -65,7 +65,8 @@ class MixedChunkCore(PlainCore):
         self.span = len(self.reach) * options.size  # tokens within reach of local attention
         self.local, self.global_ = options.local_attention, options.global_attention
         overlapping = _OVERLAPPING if options.overlapping else None
-        self.undecodable = self.normalizer.undecodable or overlapping
+        divides = self.global_ or function != "softmax"
+        self.undecodable = (self.normalizer.undecodable if divides else None) or overlapping
         self.state_dtype = jnp.dtype(config.state_dtype)
         self.kernels = config.kernels
         self.bias = bias(options.size - min(self.reach) * options.size) if bias and self.local else None
@@ -91,7 +92,8 @@ class MixedChunkCore(PlainCore):
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> ChunkState:
         """An empty chunk and a zero sum; `capacity` is not used."""
-        return init_chunk_state(batch, heads, self.chunk_size, key_width, value_width, self.state_dtype)
+        key_widths = (key_width * self.local, key_width * self.global_)
+        return init_chunk_state(batch, heads, self.chunk_size, key_widths, value_width, self.state_dtype)
 
     def prefill(self, pairs: Pairs, v: jax.Array, context: Context, state: ChunkState) -> tuple[jax.Array, ChunkState]:
         """Starts at any place in a chunk, which may differ by row."""

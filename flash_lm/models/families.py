@@ -22,6 +22,7 @@ from flash_lm.models.parts import (
     LINEAR,
     LOG_SPARSE,
     LSH,
+    MEGA,
     MLP_PART,
     NYSTROM,
     RETENTION,
@@ -253,6 +254,17 @@ register_family(
         _LEARNED | {"mlp_dim": times(19, 6)},
         about="linear attention with the features of 1 + s + s²/2, narrow queries and keys, and a GLU",
         paper="Arora et al. 2024, arXiv:2402.18668",
+    ),
+)
+# Values of 2 D and a gated residual take 8.25 D², which leaves the MLP a width of 2 D, as published.
+register_family(
+    "mega",
+    Family(
+        (MEGA, MLP_PART),
+        {"mlp_dim": times(2)},
+        about="softmax attention inside chunks, whose queries and keys read moving averages, a gated residual, and an "
+        "MLP",
+        paper="Ma et al. 2022, arXiv:2209.10655",
     ),
 )
 register_family(

@@ -19,8 +19,9 @@ from flash_lm.layers.table import gathered
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.models.family import complete, of_layers, served
 from flash_lm.models.heads import Head
-from flash_lm.models.period import Period, constrain_residual, drop, measures_of_all, penalty_of_all, stack
+from flash_lm.models.period import Period, constrain_residual, measures_of_all, penalty_of_all, stack
 from flash_lm.ops.blocked_attention import KEPT
+from flash_lm.ops.dropout import drop
 from flash_lm.ops.positions import rotary_table
 from flash_lm.tables import HEADS
 

@@ -1,5 +1,6 @@
 """The parts of a layer, for the rows of the table of families: how each is built, and which keys it reads."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,6 +24,7 @@ from flash_lm.layers.linformer_core import LinformerCore, LinformerOptions
 from flash_lm.layers.log_sparse import LogSparseAttention, LogSparseOptions
 from flash_lm.layers.longformer import LongformerAttention
 from flash_lm.layers.lsh_core import LSHOptions
+from flash_lm.layers.mega import MegaOptions, MegaUnit
 from flash_lm.layers.mixed_chunk_core import ChunkOptions, MixedChunkCore
 from flash_lm.layers.nystrom_core import NystromCore, NystromOptions
 from flash_lm.layers.positions import relative_bias
@@ -70,6 +72,12 @@ def _gau_quadratic(config: ModelConfig, gau: GAUOptions, quadratic: QuadraticOpt
 def _gau_mixed_chunk(config: ModelConfig, gau: GAUOptions, chunks: ChunkOptions, *, rngs: nnx.Rngs) -> Sublayer:
     bias = relative_bias(gau.relative_bias, gau.shared_dim, config, rngs=rngs)
     return GatedAttentionUnit(MixedChunkCore(gau.attention_function, bias, chunks, config), gau, config, rngs=rngs)
+
+
+def _mega(config: ModelConfig, mega: MegaOptions, chunks: ChunkOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    bias = relative_bias(mega.relative_bias, mega.shared_dim, config, rngs=rngs)
+    own = dataclasses.replace(chunks, local_attention=True, global_attention=False)
+    return MegaUnit(MixedChunkCore(mega.attention_function, bias, own, config), mega, config, rngs=rngs)
 
 
 def _softmax_mixed_chunk(
@@ -246,6 +254,13 @@ def _gau_problems(config: ModelConfig) -> list[str]:
     return found
 
 
+def _mega_problems(config: ModelConfig) -> list[str]:
+    mega = config[MegaOptions]
+    if (config.rotary or mega.relative_bias == "rope") and mega.shared_dim % 2:
+        return [f"rotary positions pair dimensions: model.mega.shared_dim={mega.shared_dim} must be even"]
+    return []
+
+
 def _filter_problems(config: ModelConfig) -> list[str]:
     found = _width_problems(config)
     if not config[AFTOptions].window:
@@ -282,6 +297,14 @@ SOFTMAX = Part(
 )
 GAU_QUADRATIC = Part(_gau_quadratic, (GAUOptions, QuadraticOptions), _GAU_KEYS, **_GAU)
 GAU_MIXED_CHUNK = Part(_gau_mixed_chunk, (GAUOptions, ChunkOptions), _GAU_KEYS, **_GAU)
+MEGA = Part(
+    _mega,
+    (MegaOptions, ChunkOptions),
+    _GAU_KEYS,
+    unread=frozenset({"chunks.local_attention", "chunks.global_attention", "short_convolution"}),
+    defaults={"mega.expanded_dim": times(2), "mega.shared_dim": lambda config: config.model_dim // 8 * 2},
+    problems=_mega_problems,
+)
 SOFTMAX_MIXED_CHUNK = Part(
     _softmax_mixed_chunk, (ChunkOptions, ConvolutionOptions), _HEADS | {"normalizer"}, problems=_head_problems
 )

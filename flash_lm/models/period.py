@@ -16,6 +16,7 @@ from flash_lm.layers.context import Context
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.sublayer import LayerArray, State, Sublayer
 from flash_lm.models.family import FAMILIES
+from flash_lm.ops.dropout import drop
 
 
 class Residual(NamedTuple):
@@ -147,14 +148,6 @@ def _of_each(stacked: Period, method: Callable[[Period], Any]) -> Any:
     """The results for each period, stacked."""
     graph, parameters = nnx.split(stacked)
     return jax.vmap(lambda own: method(nnx.merge(graph, own)))(parameters)
-
-
-def drop(x_BxLxD: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Dropout: zeroes a share `rate` of the entries and scales the others up; the identity without a key."""
-    if key is None or rate == 0:
-        return x_BxLxD
-    kept = jax.random.bernoulli(key, 1 - rate, x_BxLxD.shape)
-    return jnp.where(kept, x_BxLxD / (1 - rate), 0).astype(x_BxLxD.dtype)
 
 
 def constrain_residual(x_BxLxD: jax.Array) -> jax.Array:

@@ -18,7 +18,10 @@ from flash_lm.ops.sight import sight_from_start
 
 
 class ChunkState(NamedTuple):
-    """Decode state of one layer; its size does not depend on position or maximum length."""
+    """Decode state of one layer; its size does not depend on position or maximum length.
+
+    Keys, and the sum with them, have width 0 if their part is off.
+    """
 
     local_key_BxHxCxK: jax.Array
     global_key_BxHxCxK: jax.Array
@@ -51,11 +54,13 @@ class Settings(NamedTuple):
         return jnp.where(earlier_BxL > 0, 1 / self.normalizer.of_sum(earlier_BxL, 0), 0)
 
 
-def init_chunk_state(batch: int, heads: int, chunk_size: int, key_width: int, value_width: int, dtype) -> ChunkState:
-    """The state before the first token."""
-    key = jnp.zeros((batch, heads, chunk_size, key_width), dtype)
-    value = jnp.zeros((batch, heads, chunk_size, value_width), dtype)
-    return ChunkState(key, key, value, jnp.zeros((batch, heads, key_width, value_width), jnp.float32))
+def init_chunk_state(
+    batch: int, heads: int, chunk_size: int, key_widths: tuple[int, int], value_width: int, dtype: jnp.dtype
+) -> ChunkState:
+    """The state before the first token; `key_widths`: of the local and the global part, 0 for one that is off."""
+    in_chunk = lambda width: jnp.zeros((batch, heads, chunk_size, width), dtype)
+    total = jnp.zeros((batch, heads, key_widths[1], value_width), jnp.float32)
+    return ChunkState(in_chunk(key_widths[0]), in_chunk(key_widths[1]), in_chunk(value_width), total)
 
 
 class _Grid:

@@ -45,6 +45,7 @@ SHAPE = {
     "delta.chunk_size": 8,
     "based.feature_dim": 4,
     "ssd.head_width": 16,
+    "mega.ema_dim": 3,
     "ssd.state_dim": 8,
     "max_length": 32,
     "vocab_size": 61,

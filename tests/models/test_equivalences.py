@@ -28,7 +28,7 @@ from models.cases import (
 )
 
 QUADRATIC = ("transformer", "flash_quad")
-RECOMPUTING = ("aft", "performer", "retnet", "mamba2", "gated_deltanet", "gla", "rwkv4")  # even without remat
+RECOMPUTING = ("aft", "performer", "retnet", "mamba2", "gated_deltanet", "gla", "rwkv4", "mega")  # even without remat
 each_way = pytest.mark.parametrize(
     "causal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["causal", "bidirectional"]
 )

@@ -17,6 +17,7 @@ from oracles.linear import favor_attention, linear_attention
 from oracles.linformer import linformer_attention
 from oracles.log_sparse import log_sparse_attention, log_sparse_pairs
 from oracles.lsh import lsh_attention, lsh_pairs
+from oracles.mega import mega
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.nystrom import nystrom_attention
 from oracles.retention import retention
@@ -75,11 +76,15 @@ FAMILIES = {
     "gated_deltanet": Family((gated_delta, glu), "none", False, constant_state=True),
     "gla": Family((gated_linear, glu), "none", False, constant_state=True),
     "based": Family((taylor_attention, glu), "learned", False, constant_state=True),
+    "mega": Family((mega, mlp), "none", False, constant_state=True),
     "rwkv4": Family((time_mix, channel_mix), "none", False, constant_state=True),
     "linformer": Family((linformer_attention, mlp), "learned", False),
     "nystromformer": Family((nystrom_attention, mlp), "learned", False),
     "reformer": Family((lsh_attention, mlp), "learned", False, connects=lsh_pairs),
 }
+
+
+OWN_RESIDUAL = {mega}  # sublayers that get the residual stream and return what replaces it
 
 
 def complete(model: dict) -> SimpleNamespace:
@@ -99,7 +104,7 @@ def complete(model: dict) -> SimpleNamespace:
     mlp_width = 4 * s.model_dim
     if family.sublayers[0] in (aft_conv, lsh_attention):  # 4.5 D, since their keys take no D² parameters
         mlp_width = next(width for width in range(8, 8 * s.model_dim, 8) if 2 * width >= 9 * s.model_dim)
-    if family.sublayers[0] in (retention, gated_delta):
+    if family.sublayers[0] in (retention, gated_delta, mega):
         mlp_width = 2 * s.model_dim
     if family.sublayers[0] is time_mix:
         mlp_width = next(width for width in range(8, 8 * s.model_dim, 8) if 2 * width >= 7 * s.model_dim)
@@ -111,6 +116,8 @@ def complete(model: dict) -> SimpleNamespace:
     defaults = {
         "mlp_dim": glu_width if family.sublayers[1] is glu and family.sublayers[0] is not gated_delta else mlp_width,
         "gau.expanded_dim": 2 * s.model_dim,
+        "mega.expanded_dim": 2 * s.model_dim,
+        "mega.shared_dim": s.model_dim // 4,
         "favor.features": features,
         "cosformer.cos_length": s.max_length,
         "ssd.expanded_dim": 2 * s.model_dim,

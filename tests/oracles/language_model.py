@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from oracles.attention import Row
-from oracles.families import FAMILIES
+from oracles.families import FAMILIES, OWN_RESIDUAL
 from oracles.norms import normalise
 from oracles.positions import absolute
 from oracles.segments import offsets, visibility
@@ -66,11 +66,12 @@ def _features(params: dict, s: SimpleNamespace, inputs_L: np.ndarray, row: Row, 
         for place, of_layer in enumerate(s.layers):
             of_layer.number = period * len(s.layers) + place
             for number, sublayer in enumerate(FAMILIES[of_layer.family].sublayers):
-                normal = normalise(s.norm, x, here[f"norm_sublayer_{i}"], s.norm_epsilon)
-                arguments = normal, {"core": {}} | here[f"sublayer_{i}"], row, of_layer
+                own = sublayer in OWN_RESIDUAL
+                before = x if own else normalise(s.norm, x, here[f"norm_sublayer_{i}"], s.norm_epsilon)
+                arguments = before, {"core": {}} | here[f"sublayer_{i}"], row, of_layer
                 if visit and number == 0:
                     visit(*arguments)
-                x, i = x + sublayer(*arguments), i + 1
+                x, i = sublayer(*arguments) + (0 if own else x), i + 1
     return normalise(s.norm, x, params["norm"], s.norm_epsilon)
 
 

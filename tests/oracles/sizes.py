@@ -16,6 +16,7 @@ from oracles.linear import favor_attention, linear_attention
 from oracles.linformer import linformer_attention
 from oracles.log_sparse import at_offset, log_sparse_attention
 from oracles.lsh import lsh_attention
+from oracles.mega import mega
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
 from oracles.nystrom import nystrom_attention
 from oracles.positions import T5_BUCKETS
@@ -48,7 +49,7 @@ def _convolved(s: SimpleNamespace, sublayer) -> int:
     if sublayer in (gau_quadratic, gau_mixed_chunk):
         parts = 1 if sublayer is gau_quadratic else s.chunks.local_attention + s.chunks.global_attention
         return s.gau.expanded_dim + s.gau.shared_dim * (2 * parts * s.gau.heads if s.gau.query_key == "dense" else 1)
-    if sublayer in (mlp, glu):
+    if sublayer in (mlp, glu, mega):
         return 0
     if sublayer is softmax_attention:
         return d + 2 * d // s.num_heads * s.num_kv_heads
@@ -102,6 +103,12 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
         taylor_attention: 2 * d * d + 2 * d * s.num_heads * s.based.feature_dim,
         # A bias of the decays, and a gain for all heads.
         gated_linear: _maps_of_gates(s) + s.gla.key_dim + d // s.num_heads,
+        # Two scales and offsets, a bias, one number for the token itself, and four for each sum of the averages.
+        mega: _maps_of_mega(s)
+        + 4 * s.mega.shared_dim
+        + _bias_of(s.mega, s.chunks.size * (1 + s.chunks.overlapping))
+        + d
+        + 4 * _sums_of_mega(s),
         time_mix: 4 * d * d + 5 * d,
         channel_mix: d * d + 2 * d * s.mlp_dim + 2 * d,
         mlp: 2 * d * s.mlp_dim,
@@ -116,6 +123,14 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
 
 def _maps_of_delta(s: SimpleNamespace) -> int:
     return s.model_dim * (2 * s.delta.key_dim + 3 * s.delta.value_dim + (1 + s.delta.decay) * s.num_heads)
+
+
+def _maps_of_mega(s: SimpleNamespace) -> int:
+    return s.model_dim * (3 * s.mega.expanded_dim + s.mega.shared_dim + 2 * s.model_dim)
+
+
+def _sums_of_mega(s: SimpleNamespace) -> int:
+    return (1 if s.causal else 2) * s.model_dim * s.mega.ema_dim
 
 
 def _maps_of_gates(s: SimpleNamespace) -> int:
@@ -138,7 +153,11 @@ def _queries_and_keys(s: SimpleNamespace, parts: int) -> int:
 
 
 def _bias(s: SimpleNamespace, reach: int) -> int:
-    return {"none": 0, "toeplitz": 2 * reach - 1, "t5": T5_BUCKETS, "rope": 2 * s.gau.shared_dim}[s.gau.relative_bias]
+    return _bias_of(s.gau, reach)
+
+
+def _bias_of(unit: SimpleNamespace, reach: int) -> int:
+    return {"none": 0, "toeplitz": 2 * reach - 1, "t5": T5_BUCKETS, "rope": 2 * unit.shared_dim}[unit.relative_bias]
 
 
 def flops(s: SimpleNamespace, length: int) -> float:
@@ -205,6 +224,10 @@ def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> fl
         near = sum(abs(t - u) < s.lsh.window for t, u in pairs)
         hashes = length * d * s.lsh.num_buckets // 2
         return 2 * length * 3 * d * d + 2 * s.lsh.num_hashes * (hashes + near * 2 * d)
+    if sublayer is mega:  # pairs inside a chunk; every token enters its channels' sums and reads them
+        inside = sum(abs(chunk(t) - chunk(u)) <= s.chunks.overlapping for t, u in pairs)
+        sums = length * 2 * _sums_of_mega(s)
+        return 2 * (length * _maps_of_mega(s) + inside * (s.mega.shared_dim + s.mega.expanded_dim) + sums)
     if sublayer is time_mix:
         return 2 * length * 4 * d * d
     if sublayer is channel_mix:
