@@ -340,8 +340,9 @@ class MeshConfig:
         (
             ("embedding", ("tensor", "fsdp")),
             ("shared/kernel", ("fsdp", None)),  # one head: splitting it would communicate scores instead of values
-            ("(query|key|value|gate|up)/kernel", ("fsdp", "tensor")),
+            ("(query|key|value|gate|up|receptance|update|candidate)/kernel", ("fsdp", "tensor")),
             ("(output|down)/kernel", ("tensor", "fsdp")),
+            ("skip_map/kernel", ("tensor", None)),  # from what the rule for values cuts, to a number a head
             ("(query|key)_position", (None, "fsdp")),
         ),
         "the first rule whose regex is found in the parameter's path; the spec names the mesh axis of each dimension, "

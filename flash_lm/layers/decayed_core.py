@@ -87,7 +87,9 @@ class DecayedCore(PlainCore):
 def from_either_end(
     mix: Callable[[Any, jax.Array, jax.Array], jax.Array], by: Any, v_BxHxLxE: jax.Array, context: Context
 ) -> jax.Array:
-    """A causal mixing as it is; in a bidirectional model half of the heads read the row from its end.
+    """A causal mixing as it is; in a bidirectional model every second head reads the row from its end.
+
+    Neighbouring heads go different ways, so a mesh that deals out the heads deals out both ways.
 
     Args:
         mix: from inputs, values and runs B×L to B×H×L×E.
@@ -99,11 +101,11 @@ def from_either_end(
     runs_BxL = context.segments.runs_BxL
     if context.causal:
         return mix(by, v_BxHxLxE, runs_BxL)
-    half = v_BxHxLxE.shape[1] // 2
-    by_first, v_first = jax.tree.map(lambda x: x[:, :half], (by, v_BxHxLxE))
-    by_rest, v_rest = jax.tree.map(lambda x: jnp.flip(x[:, half:], axis=2), (by, v_BxHxLxE))
-    after = jnp.flip(mix(by_rest, v_rest, jnp.flip(runs_BxL, axis=1)), axis=2)
-    return jnp.concatenate([mix(by_first, v_first, runs_BxL), after], axis=1)
+    pairs = jax.tree.map(lambda x: x.reshape(len(x), -1, 2, *x.shape[2:]), (by, v_BxHxLxE))
+    by_even, v_even = jax.tree.map(lambda x: x[:, :, 0], pairs)
+    by_odd, v_odd = jax.tree.map(lambda x: jnp.flip(x[:, :, 1], axis=2), pairs)
+    after = jnp.flip(mix(by_odd, v_odd, jnp.flip(runs_BxL, axis=1)), axis=2)
+    return jnp.stack([mix(by_even, v_even, runs_BxL), after], axis=2).reshape(v_BxHxLxE.shape)
 
 
 class TwoWayCore(UndecodableCore):

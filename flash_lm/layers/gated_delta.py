@@ -37,7 +37,7 @@ class DeltaOptions:
 
 
 class DeltaCore(PlainCore):
-    """The gated delta rule (see `ops.delta_rule`); bidirectional: half of the heads read the row from its end."""
+    """The gated delta rule (see `ops.delta_rule`); bidirectional: every second head reads the row from its end."""
 
     def __init__(self, chunk_size: int):
         """A core without parameters."""

@@ -33,7 +33,7 @@ class GLAOptions:
 
 
 class GatedCore(PlainCore):
-    """Sums that decay by channel (see `ops.gated_sums`); bidirectional: half of the heads read the row from its end."""
+    """Sums that decay by channel (see `ops.gated_sums`); bidirectional: every second head reads from the end."""
 
     def __init__(self, chunk_size: int):
         """A core without parameters."""

@@ -54,13 +54,16 @@ class ScaleNorm(nnx.Module):
         return (self.scale[...].astype(jnp.float32) * normal).astype(x_BxLxD.dtype)
 
 
-def normal_heads(x_BxHxLxE: jax.Array, gain_E: jax.Array | None = None, epsilon: float = 1e-6) -> jax.Array:
+HEAD_EPSILON = 1e-6
+
+
+def normal_heads(x_BxHxLxE: jax.Array, gain_E: jax.Array | None = None) -> jax.Array:
     """Each head divided by its root mean square, times a gain if there is one; dtype of x.
 
     What stands in place of a denominator must not depend on ε: the sums of the first tokens may be small.
     """
     x = x_BxHxLxE.astype(jnp.float32)
-    normal = (x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + epsilon)).astype(x_BxHxLxE.dtype)
+    normal = (x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + HEAD_EPSILON)).astype(x_BxHxLxE.dtype)
     return normal if gain_E is None else normal * gain_E.astype(normal.dtype)[None, None, None]
 
 

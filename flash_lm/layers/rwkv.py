@@ -18,16 +18,26 @@ from flash_lm.layers.sublayer import Sublayer
 from flash_lm.ops.convolution import continue_convolution, convolve
 from flash_lm.ops.wkv import Sums, prefill_wkv, wkv
 
+# Of the layer in the middle of the authors' model.
+_TIME_POWERS = {"receptance": (0.25, 0.0), "key": (0.5, 0.0), "value": (0.5, 0.15)}
+_CHANNEL_POWERS = {"receptance": (0.5, 0.0), "key": (0.5, 0.0)}
+
 
 class TokenShift(nnx.Module):
     """μ x_t + (1 − μ) x_(t−1), with a μ a channel for each of several maps; before a document there are zeros."""
 
-    def __init__(self, names: tuple[str, ...], config: ModelConfig):
-        """The first channels start with the token before, the last ones with the token itself."""
-        self.names, self.width = names, config.model_dim
+    def __init__(self, powers: Mapping[str, tuple[float, float]], config: ModelConfig):
+        """The first channels start with the token before, the last ones with the token itself.
+
+        Args:
+            powers: by the names of the maps, p and s of their first μ = (channel / D)^p + s channel / D.
+            config: the model's.
+        """
+        self.names, self.width = tuple(powers), config.model_dim
         self.state_dtype = jnp.dtype(config.state_dtype or config.dtype)
-        share_D = jnp.sqrt(jnp.arange(config.model_dim, dtype=jnp.float32) / config.model_dim)
-        for name in names:
+        place_D = jnp.arange(config.model_dim, dtype=jnp.float32) / config.model_dim
+        for name, (power, slope) in powers.items():
+            share_D = place_D**power + slope * place_D
             setattr(self, name, nnx.Param(share_D.astype(jnp.dtype(config.param_dtype)), **VECTORS))
 
     def __call__(self, arrays: Mapping[str, jax.Array], context: Context) -> dict[str, jax.Array]:
@@ -111,7 +121,7 @@ class TimeMix(AttentionSublayer[jax.Array]):
         self.heads = self.key_heads = 1
         self.key_width = self.value_width = dim
         self.projection_weights = 4 * dim * dim
-        self.convolutions = TokenShift(("receptance", "key", "value"), config)
+        self.convolutions = TokenShift(_TIME_POWERS, config)
         self.receptance = Dense(dim, dim, config, rngs=rngs)
         self.key = Dense(dim, dim, config, rngs=rngs)
         self.value = Dense(dim, dim, config, rngs=rngs)
@@ -137,10 +147,10 @@ class ChannelMix(Sublayer):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """Width config.mlp_dim."""
         dim, width = config.model_dim, config.mlp_dim
-        self.shift = TokenShift(("receptance", "key"), config)
+        self.shift = TokenShift(_CHANNEL_POWERS, config)
         self.receptance = Dense(dim, dim, config, rngs=rngs)
-        self.key = Dense(dim, width, config, rngs=rngs)
-        self.value = Dense(width, dim, config, rngs=rngs)
+        self.up = Dense(dim, width, config, rngs=rngs)
+        self.down = Dense(width, dim, config, rngs=rngs)
         self.weights = dim * dim + 2 * dim * width
 
     def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
@@ -165,5 +175,5 @@ class ChannelMix(Sublayer):
         return 2 * self.weights
 
     def _mixed(self, shifted: Mapping[str, jax.Array]) -> jax.Array:
-        hidden = jnp.square(jax.nn.relu(self.key(shifted["key"])))
-        return jax.nn.sigmoid(self.receptance(shifted["receptance"])) * self.value(hidden)
+        hidden = jnp.square(jax.nn.relu(self.up(shifted["key"])))
+        return jax.nn.sigmoid(self.receptance(shifted["receptance"])) * self.down(hidden)

@@ -27,7 +27,7 @@ class SSDOptions:
 
     expanded_dim: int = key(None, "width of the values and of the gate; open: 2 D", at_least(1))
     chunk_size: int = key(64, "tokens processed at a time", at_least(1))
-    head_width: int = key(64, "P, width of a head's values", at_least(1))
+    head_width: int = key(None, "P, width of a head's values; open: 64, or E if that is less", at_least(1))
     state_dim: int = key(64, "N, width of the queries and keys, which all heads share", at_least(1))
 
 
@@ -85,12 +85,11 @@ class StateSpaceUnit(AttentionSublayer[Any]):
             skip_BxLxH = skip_BxLxH + self.skip_map(value).astype(jnp.float32)
         v_BxHxLxE = split_heads(value, self.heads)
         skip_BxHxLxE = v_BxHxLxE.astype(jnp.float32) * jnp.swapaxes(skip_BxLxH, 1, 2)[..., None]
-        ways = zip(
-            jnp.split(shared, shared.shape[-1] // (2 * self.states), axis=-1),
-            jnp.split(maps["step_size"], maps["step_size"].shape[-1] // self.heads, axis=-1),
-            strict=True,
-        )
-        by = tuple(self._direction(*way) for way in ways)
+        step_size = maps["step_size"]
+        # A head's ways stand together, so a mesh that cuts the heads moves nothing.
+        step_size_BxLxHxW = step_size.reshape(*step_size.shape[:2], self.heads, -1)
+        of_ways = jnp.split(shared, step_size_BxLxHxW.shape[-1], axis=-1)
+        by = tuple(self._direction(x, step_size_BxLxHxW[..., way]) for way, x in enumerate(of_ways))
         beside = Ungated(join_heads(skip_BxHxLxE), maps["gate"])
         return Projected(by[0] if len(by) == 1 else by, v_BxHxLxE, beside)
 

@@ -185,9 +185,11 @@ def _uneven_heads(widths: Mapping[str, int], config: ModelConfig) -> list[str]:
 
 
 def _one_way_problems(config: ModelConfig) -> list[str]:
-    if config.num_heads > 1 or config.causal:
+    if config.num_heads % 2 == 0 or config.causal:
         return []
-    return ["model.num_heads=1 reads the row one way only: a bidirectional model needs two heads or more"]
+    return [
+        f"model.num_heads={config.num_heads} must be even: in a bidirectional model every second head reads backward"
+    ]
 
 
 def _ssd_problems(config: ModelConfig) -> list[str]:
@@ -363,7 +365,11 @@ SSD = Part(
     _ssd,
     (SSDOptions,),
     frozenset({"kernels"}),
-    defaults={"ssd.expanded_dim": times(2), "short_convolution": lambda config: 4 if config.causal else 7},
+    defaults={
+        "ssd.expanded_dim": times(2),
+        "ssd.head_width": lambda config: min(64, config[SSDOptions].expanded_dim),
+        "short_convolution": lambda config: 4 if config.causal else 7,
+    },
     problems=_ssd_problems,
 )
 DELTA = Part(

@@ -112,8 +112,10 @@ MIXERS = [(f, c, w) for f, c, w in UNIQUE if FAMILIES[f].sublayers[w] not in (GL
 def test_inputs_30_times_as_large(family, causal, which):
     """Where the scores are 900 times as large, there are no NaNs, and still the oracle's values."""
     one, x, keep = sublayer(family, causal, which), normal(PACKED.shape[1]) * 30, real(rows_of(family))
-    # A Performer's exponents are some thousand there, and float32 has them to 1e-4.
-    assert_close(one(x)[keep], one.oracle(x)[keep], 1e-4 if family == "performer" else 1e-5)
+    # A Performer's exponents are some thousand there, and float32 has them to 1e-4. A Gated DeltaNet has forgotten all
+    # but the last token, and a norm by head makes as much of a small q·k as of a large one: an input that differs by
+    # 6e-8 of itself moves the oracle by 2e-5 of its largest value.
+    assert_close(one(x)[keep], one.oracle(x)[keep], 1e-4 if family in ("performer", "gated_deltanet") else 1e-5)
     y, grads = sublayer(family, causal, which, "bfloat16").gradients(x)
     assert np.isfinite(y).all()
     assert jax.tree.all(jax.tree.map(lambda g: bool(np.isfinite(g).all()), grads))

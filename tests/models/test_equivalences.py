@@ -112,19 +112,23 @@ def test_full_recomputation(family):
     "family", [name if name == "flash" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
 )
 def test_recomputation_between_products(family):
-    assert_same(case(family, FORM[family], remat="products"), family, FORM[family])
+    # Mamba-2's gates stand before its norm: parameters that differ by 6e-8 of themselves move gradients by 2e-5.
+    rtol = 3e-5 if family == "mamba2" else 1e-5
+    assert_same(case(family, FORM[family], remat="products"), family, FORM[family], rtol)
 
 
 @each_family
 def test_recomputation_recomputes(family):
     """full repeats matrix products in the backward pass; products repeats none of them, but what is between.
 
-    An AFT, a Performer and sums that decay recompute their own even with none.
+    An AFT, a Performer and sums that decay recompute their own even with none, and the delta rule solves its triangular
+    systems again with products, since what a derivative of ours keeps is not the result of a product.
     """
     none, products, full = (
         primitives(case(family, FORM[family], remat=remat)) for remat in ("none", "products", "full")
     )
-    assert full["dot_general"] > none["dot_general"] >= products["dot_general"]
+    assert full["dot_general"] > none["dot_general"]
+    assert (full if family == "gated_deltanet" else none)["dot_general"] >= products["dot_general"]
     assert none["dot_general"] == products["dot_general"] or family.startswith(RECOMPUTING)
     elementwise = [sum(c[name] for name in ("mul", "rsqrt", "logistic", "exp")) for c in (none, products, full)]
     assert elementwise[0] < elementwise[1]

@@ -47,7 +47,7 @@ def test_the_formula_of_a_page_counts_the_parameters(family, size):
     letters |= {"U": 3 * config.model_dim // 4, "T": 3 * config.model_dim // 2, "Q": config.model_dim // 2}
     letters["B"] = letters["T"] // config.num_heads
     letters["Y"] = config.model_dim // config.num_heads
-    letters |= {"N": config.ssd.state_dim, "G": 2 * config.model_dim // config.ssd.head_width}
+    letters |= {"N": config.ssd.state_dim, "G": 2 * config.model_dim // (config.ssd.head_width or 64)}
     letters |= {"Z": config.model_dim // 8 * 2, "I": config.mega.ema_dim}
     letters["A"] = config.based.feature_dim
     letters |= {"M": config.linformer.slots, "P": config.nystrom.kernel_size}

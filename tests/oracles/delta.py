@@ -22,7 +22,7 @@ def recurrence(q, k, v, log_decay, beta, runs) -> np.ndarray:
 
 
 def gated_delta(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
-    """(norm(o) ⊙ silu(x W_g)) W_o (Yang et al. 2024, figure 1); both ways: half of the heads from the row's end."""
+    """(norm(o) ⊙ silu(x W_g)) W_o (Yang et al. 2024, figure 1); both ways: odd heads from the row's end."""
     count, length = settings.num_heads, len(x_LxD)
     q, k, v = (heads(silu(mapped(x_LxD, p, name, row, settings)), count) for name in ("query", "key", "value"))
     beta = (2 if settings.delta.negative_eigenvalues else 1) / (1 + np.exp(-x_LxD @ p["beta"]["kernel"]))
@@ -32,7 +32,7 @@ def gated_delta(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     runs = [1 + min(u for u in range(length) if row.sees(t, u)) if row.sees(t, t) else 0 for t in range(length)]
     outs = []
     for h in range(count):
-        turn = slice(None, None, 1 if settings.causal or h < count // 2 else -1)
+        turn = slice(None, None, 1 if settings.causal or h % 2 == 0 else -1)
         queries, keys = (x[h] / np.sqrt((x[h] ** 2).sum(axis=1, keepdims=True) + 1e-6) for x in (q, k))
         inputs = (queries / math.sqrt(keys.shape[1]), keys, v[h], logs[:, h], beta[:, h], np.array(runs))
         out = recurrence(*(x[turn] for x in inputs))[turn]

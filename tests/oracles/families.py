@@ -121,6 +121,7 @@ def complete(model: dict) -> SimpleNamespace:
         "favor.features": features,
         "cosformer.cos_length": s.max_length,
         "ssd.expanded_dim": 2 * s.model_dim,
+        "ssd.head_width": min(64, 2 * s.model_dim),
         "delta.key_dim": s.num_heads * math.ceil(3 * s.model_dim / 4 / s.num_heads),
         "gla.key_dim": s.num_heads * math.ceil(s.model_dim / 2 / s.num_heads),
         "delta.value_dim": s.num_heads * math.ceil(3 * s.model_dim / 2 / s.num_heads),

@@ -21,7 +21,7 @@ def recurrence(q, k, v, log_decay, runs) -> np.ndarray:
 
 
 def gated_linear(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
-    """(norm(o) ⊙ silu(x W_g)) W_o (Yang et al. 2023, section 4.4); both ways: half of the heads from the row's end."""
+    """(norm(o) ⊙ silu(x W_g)) W_o (Yang et al. 2023, section 4.4); both ways: odd heads from the row's end."""
     count, length = settings.num_heads, len(x_LxD)
     q, k, v = (heads(mapped(x_LxD, p, name, row, settings), count) for name in ("query", "key", "value"))
     gates = x_LxD @ p["decay_down"]["kernel"] @ p["decay_up"]["kernel"] + p["decay_bias"]
@@ -29,7 +29,7 @@ def gated_linear(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     runs = [1 + min(u for u in range(length) if row.sees(t, u)) if row.sees(t, t) else 0 for t in range(length)]
     outs = []
     for h in range(count):
-        turn = slice(None, None, 1 if settings.causal or h < count // 2 else -1)
+        turn = slice(None, None, 1 if settings.causal or h % 2 == 0 else -1)
         inputs = (q[h] / math.sqrt(k[h].shape[1]), k[h], v[h], logs[h], np.array(runs))
         out = recurrence(*(x[turn] for x in inputs))[turn]
         outs.append(out / np.sqrt((out**2).mean(axis=1, keepdims=True) + 1e-6) * p["gain"])

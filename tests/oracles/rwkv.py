@@ -39,5 +39,6 @@ def wkv(k: np.ndarray, v: np.ndarray, core: dict, row: Row) -> np.ndarray:
 
 def channel_mix(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     """σ(R) ⊙ (relu(K)² W_v)."""
-    r, k = (shifted(x_LxD, p["shift"][name], row) @ p[name]["kernel"] for name in ("receptance", "key"))
-    return sigmoid(r) * (np.maximum(k, 0) ** 2 @ p["value"]["kernel"])
+    r = shifted(x_LxD, p["shift"]["receptance"], row) @ p["receptance"]["kernel"]
+    k = shifted(x_LxD, p["shift"]["key"], row) @ p["up"]["kernel"]
+    return sigmoid(r) * (np.maximum(k, 0) ** 2 @ p["down"]["kernel"])

@@ -19,7 +19,7 @@ def state_space(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     skip = p["skip"] if settings.causal else p["skip"] + x @ p["skip_map"]["kernel"]
     out = x * np.repeat(np.broadcast_to(skip, (length, count)), x.shape[1] // count, axis=1)
     ways = 1 if settings.causal else 2
-    raw = np.split(x_LxD @ p["step_size"]["kernel"], ways, axis=1)
+    raw = [(x_LxD @ p["step_size"]["kernel"])[:, way::ways] for way in range(ways)]
     for way, bc in enumerate(np.split(shared, ways, axis=1)):
         b, c = np.split(bc, 2, axis=1)
         steps = softplus(raw[way] + p["step_bias"])
