@@ -147,9 +147,14 @@ def step_time() -> Figures:
         for other in lines(second, family=line["family"], length=line["length"])
     ]
     shares = [line["peak_fraction"] for line in lines(first, family="flash")]
+    today = "step_time_today/steps.jsonl"
+    took = lambda family: one(today, family=family, length=2048)["median_ms"]
+    words = {"retnet": " times", "gla": "", "gated_deltanet": "", "mamba2": " times"}
+    over = [(f"{took(family) / took('linear_transformer'):.2f}{word}", today) for family, word in words.items()]
     return [
         (f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %", first),
         (f"{100 * max(abs(b / a - 1) for a, b in pairs):.0f} %", second),
+        *over,
     ]
 
 
