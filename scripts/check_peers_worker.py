@@ -120,6 +120,18 @@ def linformer(settings: Settings, arrays: Arrays, folder: str | None) -> torch.T
     return module(arrays["x"])
 
 
+def rwkv(settings: Settings, arrays: Arrays, folder: str | None) -> torch.Tensor:
+    """Time mixing, in its form for a CPU."""
+    from transformers.models.rwkv.modeling_rwkv import RwkvConfig, RwkvSelfAttention  # noqa: PLC0415
+
+    module = RwkvSelfAttention(RwkvConfig(hidden_size=arrays["x"].shape[2], num_hidden_layers=1, **settings)).eval()
+    named(module, arrays, **{name: name for name in ("receptance", "key", "value", "output")})
+    module.time_decay.data, module.time_first.data = arrays["core.log_rate"], arrays["core.bonus"]
+    for name in ("receptance", "key", "value"):
+        getattr(module, f"time_mix_{name}").data = arrays[f"convolutions.{name}"][None, None]
+    return module(arrays["x"])[0]
+
+
 def source(folder: str | None, file: str) -> Any:
     """A file of the authors' repository, as a module."""
     assert folder
@@ -159,6 +171,7 @@ PARTS = {
     "LongformerSelfAttention": ("transformers", longformer),
     "NystromformerSelfAttention": ("transformers", nystromformer),
     "LSHSelfAttention": ("transformers", reformer),
+    "RwkvSelfAttention": ("transformers", rwkv),
     "LinformerSelfAttention": ("linformer", linformer),
     "CosformerAttention": (None, cosformer),
     "Flow_Attention": (None, flowformer),
