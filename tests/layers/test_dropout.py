@@ -1,5 +1,7 @@
 """Dropout: its rate, where it acts, and where its randomness comes from."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from models.cases import assert_close, case, model_config, randomised, tokens
 
 from flash_lm.config import parse_model
 from flash_lm.layers.context import Context
-from flash_lm.models.family import complete
+from flash_lm.models.family import FAMILIES, complete
 from flash_lm.models.period import Period
 from flash_lm.ops.dropout import drop
 from flash_lm.ops.segments import whole_row
@@ -83,6 +85,20 @@ def test_each_sublayers_output_is_dropped(family):
         assert_rate(dropped)
         masks.append(dropped)
     assert (masks[0] != masks[1]).mean() == pytest.approx(2 * RATE * (1 - RATE), abs=0.05)
+
+
+def test_mega_drops_what_it_proposes():
+    """x (1 − σ(u)) + σ(u) drop(h): the stream itself is not dropped, though the unit owns its residual."""
+    config = complete(parse_model(model_config("mega", True, dropout=RATE, model_dim=64)))
+    unit = FAMILIES["mega"].sublayers[0](config, rngs=nnx.Rngs(0))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 29, 64)), jnp.float32)
+    segments = whole_row(29)
+    context = Context(positions_BxL=segments.offsets_BxL, segments=segments)
+    rest = x * (1 - jax.nn.sigmoid(unit.project(x, context).gate.update))
+    whole, dropped = unit(x, context) - rest, unit(x, dataclasses.replace(context, dropout_key=KEY)) - rest
+    gone = np.abs(np.asarray(dropped)) < 1e-6
+    assert_rate(gone)
+    np.testing.assert_allclose(dropped[~gone], whole[~gone] / (1 - RATE), rtol=1e-3, atol=1e-5)
 
 
 def test_layers_have_masks_of_their_own():
