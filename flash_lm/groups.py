@@ -133,8 +133,8 @@ class ModelConfig(Group, name="model"):
     )
     state_dtype: str = key(
         None,
-        "dtype of the keys and values that decoding keeps: caches, and chunks of FLASH and MC-TFM; sums and AFT's "
-        "state stay float32; open: model.dtype",
+        "dtype of the keys and values that decoding keeps: caches, and chunks of FLASH, MC-TFM and Mega; and of the "
+        "last inputs of convolutions; sums and AFT's state stay float32; open: model.dtype",
         one_of(*DTYPES),
         before=None,
     )

@@ -36,7 +36,9 @@ class MegaOptions:
     """Options of gated attention behind a moving average."""
 
     expanded_dim: int = key(None, "E, width of the values; open: 2 D", at_least(1))
-    shared_dim: int = key(None, "S, width of the queries and keys; open: D / 4", at_least(1))
+    shared_dim: int = key(
+        None, "S, width of the queries and keys; open: D / 4, rounded down to an even number", at_least(1)
+    )
     ema_dim: int = key(16, "N, sums that the moving average holds for each channel", at_least(1))
     relative_bias: str = key("rope", "none, t5, toeplitz or rope", one_of("none", "t5", "toeplitz", "rope"))
     attention_function: str = key("softmax", "relu2, softmax or laplace", one_of("relu2", "softmax", "laplace"))

@@ -32,7 +32,8 @@ class MixerState:
 class Mixer(nnx.Module):
     """A sublayer with the interface of a language model, but on vectors; `flash_lm.build_mixer` makes one by name.
 
-    Norm, residual and dropout are up to you. It computes in the dtype of its input.
+    Norm, residual and dropout are up to you, unless the sublayer owns its residual (Mega). It computes in the dtype of
+    its input.
     """
 
     def __init__(

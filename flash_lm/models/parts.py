@@ -304,7 +304,7 @@ MEGA = Part(
     (MegaOptions, ChunkOptions),
     _GAU_KEYS,
     unread=frozenset({"chunks.local_attention", "chunks.global_attention", "short_convolution"}),
-    defaults={"mega.expanded_dim": times(2), "mega.shared_dim": lambda config: config.model_dim // 8 * 2},
+    defaults={"mega.expanded_dim": times(2), "mega.shared_dim": lambda config: max(2, config.model_dim // 8 * 2)},
     problems=_mega_problems,
 )
 SOFTMAX_MIXED_CHUNK = Part(

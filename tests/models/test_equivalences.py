@@ -28,7 +28,7 @@ from models.cases import (
 )
 
 QUADRATIC = ("transformer", "flash_quad")
-RECOMPUTING = ("aft", "performer", "retnet", "mamba2", "gated_deltanet", "gla", "rwkv4", "mega")  # even without remat
+RECOMPUTING = ("aft", "performer", "retnet", "mamba2", "gated_deltanet", "gla", "rwkv4")  # even without remat
 each_way = pytest.mark.parametrize(
     "causal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["causal", "bidirectional"]
 )
@@ -127,8 +127,8 @@ def test_recomputation_recomputes(family):
     none, products, full = (
         primitives(case(family, FORM[family], remat=remat)) for remat in ("none", "products", "full")
     )
-    assert full["dot_general"] > none["dot_general"]
-    assert (full if family == "gated_deltanet" else none)["dot_general"] >= products["dot_general"]
+    assert full["dot_general"] > max(none["dot_general"], products["dot_general"])
+    assert none["dot_general"] >= products["dot_general"] or family == "gated_deltanet"
     assert none["dot_general"] == products["dot_general"] or family.startswith(RECOMPUTING)
     elementwise = [sum(c[name] for name in ("mul", "rsqrt", "logistic", "exp")) for c in (none, products, full)]
     assert elementwise[0] < elementwise[1]

@@ -47,6 +47,16 @@ def test_starting_values():
             assert value.std() == pytest.approx(0.02, rel=0.3)
 
 
+def test_megas_averages_start_as_the_authors_do():
+    """δ, α ~ N(0, 0.2), β ~ ±1 in turn + N(0, 0.02), γ, ω ~ N(0, 1)."""
+    found = {name.rpartition("/")[2]: x for name, x in parameters(family="mega").items() if "convolutions" in name}
+    found["into"] = found["into"] - (1 - 2 * (np.arange(found["into"].shape[-1]) % 2))
+    for name, deviation in {"damping": 0.2, "decay": 0.2, "into": 0.02, "out": 1, "own": 1}.items():
+        size = found[name].size
+        assert found[name].std() == pytest.approx(deviation, rel=5 / np.sqrt(2 * size)), name
+        assert abs(found[name].mean()) < 5 * deviation / np.sqrt(size), name
+
+
 @pytest.mark.parametrize(("family", "init"), [("flash", "lecun"), ("mc_tfm", "lecun"), ("mc_tfm", "normal")])
 def test_scores_of_the_linear_part_start_divided_by_the_root_of_their_width(family, init):
     """As those of the quadratic part are by their equation: γ_q γ_k = 1/√K. A GAU has the paper's with `normal`."""
@@ -64,7 +74,7 @@ def test_draws_are_independent_and_repeatable(family):
     one, again, other = (parameters(seed, family=family, causal=FORM[family]) for seed in (0, 0, 1))
     # The scales of `lecun` differ from part to part, convolutions are the identity, and RWKV's channels differ by their
     # place: nobody draws them.
-    made = ("variants", "convolutions", "shift", "core/log_rate", "core/bonus")
+    made = ("variants", "shift", "core/log_rate", "core/bonus", *(() if family == "mega" else ("convolutions",)))
     drawn = {name: value for name, value in one.items() if value.std() > 0 and not any(part in name for part in made)}
     assert len({value.tobytes() for value in drawn.values()}) == len(drawn), "two parameters are the same"
     for name, value in drawn.items():

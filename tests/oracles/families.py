@@ -117,7 +117,7 @@ def complete(model: dict) -> SimpleNamespace:
         "mlp_dim": glu_width if family.sublayers[1] is glu and family.sublayers[0] is not gated_delta else mlp_width,
         "gau.expanded_dim": 2 * s.model_dim,
         "mega.expanded_dim": 2 * s.model_dim,
-        "mega.shared_dim": s.model_dim // 4,
+        "mega.shared_dim": 2 * max(1, s.model_dim // 8),
         "favor.features": features,
         "cosformer.cos_length": s.max_length,
         "ssd.expanded_dim": 2 * s.model_dim,

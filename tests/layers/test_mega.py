@@ -1,0 +1,41 @@
+"""Mega's averages at the ends of their rates: what is forgotten from token to token, all of it or nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from models.cases import model_config
+from oracles.attention import Row, silu
+from oracles.mega import averaged
+from oracles.segments import visibility
+
+from flash_lm.config import parse_model
+from flash_lm.layers.context import of_rows
+from flash_lm.models.family import FAMILIES, complete
+
+LENGTH, WIDTH = 40, 16  # three chunks
+
+
+@pytest.mark.parametrize("decay", [-200.0, 200.0])
+@pytest.mark.parametrize("damping", [-200.0, 200.0])
+def test_ends(damping, decay):
+    """σ is 0 or 1 in float32, and the logarithm of what is kept must not be −∞."""
+    config = complete(parse_model(model_config("mega", True, model_dim=WIDTH)))
+    average = FAMILIES["mega"].sublayers[0](config, rngs=nnx.Rngs(0)).convolutions
+    average.damping[...] = jnp.full_like(average.damping[...], damping)
+    average.decay[...] = jnp.full_like(average.decay[...], decay)
+    x = np.random.default_rng(0).normal(size=(1, LENGTH, WIDTH)).astype(np.float32)
+
+    def run(average, x):
+        return average({"averaged": x}, of_rows(LENGTH, causal=True))["averaged"]
+
+    p = {
+        name: np.asarray(getattr(average, name)[...], np.float64) for name in ("damping", "decay", "into", "out", "own")
+    }
+    exact = x[0].astype(np.float64)
+    row = Row(visibility([1] * LENGTH, True), list(range(LENGTH)))
+    expected = silu(averaged(exact, p, 0, list(range(LENGTH)), row) + p["own"] * exact)
+    np.testing.assert_allclose(run(average, jnp.asarray(x))[0], expected, rtol=1e-5, atol=1e-5)
+    grads = nnx.grad(lambda average, x: run(average, x).sum(), argnums=(0, 1))(average, jnp.asarray(x))
+    assert jax.tree.all(jax.tree.map(lambda g: bool(np.isfinite(g).all()), grads))
