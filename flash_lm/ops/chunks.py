@@ -18,6 +18,11 @@ def to_chunks(x_BxLx: jax.Array, chunk_size: int) -> jax.Array:
     return padded.reshape(x_BxLx.shape[0], -1, chunk_size, *x_BxLx.shape[2:])
 
 
+def run_chunks(runs_BxL: jax.Array, size: int) -> jax.Array:
+    """B×L -> B×G×C, the last chunk filled as if the row's last document, or its padding, went on."""
+    return to_chunks(jnp.pad(runs_BxL, ((0, 0), (0, -runs_BxL.shape[1] % size)), mode="edge"), size)
+
+
 def from_chunks(x_BxGxCx: jax.Array, length: int) -> jax.Array:
     """B×G×C×… -> B×L×…, without the padding of the last chunk."""
     batch, chunks, size = x_BxGxCx.shape[:3]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.chunks import entering_runs, head_chunks, head_rows, sums_before, to_chunks
+from flash_lm.ops.chunks import entering_runs, head_chunks, head_rows, run_chunks, sums_before
 from flash_lm.ops.kernels.chunks import attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
 from flash_lm.ops.log_decay import Running, decayed, running
@@ -126,12 +126,11 @@ class _Chunks(NamedTuple):
     @classmethod
     def of(cls, q, k, v, log_decay, runs_BxL, chunk_size: int) -> "_Chunks":
         """The last chunk is filled with zeros, which count as more of the row's last document."""
-        length = v.shape[2]
-        size = min(chunk_size, length)
+        size = min(chunk_size, v.shape[2])
         alike = log_decay.shape[2] == 1
         if alike:  # one chunk for all, whatever documents there are
             log_decay = jnp.broadcast_to(log_decay, (*log_decay.shape[:2], size))
-        runs = to_chunks(jnp.pad(runs_BxL, ((0, 0), (0, -length % size)), mode="edge"), size)[:, None]
+        runs = run_chunks(runs_BxL, size)[:, None]
         q, k, v, log_decay = (head_chunks(x, size) for x in (q, k, v, log_decay))
         return cls(q, k, v, running(log_decay, None if alike else runs), runs)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.chunks import entering_runs, head_chunks, head_rows
+from flash_lm.ops.chunks import entering_runs, head_chunks, head_rows, run_chunks
 from flash_lm.ops.log_decay import LOWEST
 from flash_lm.ops.products import matmul
 
@@ -86,7 +86,7 @@ def _in_chunks(by: GatedInputs, v, runs_BxL, chunk_size: int, state) -> tuple[ja
     length = v.shape[2]
     size = min(chunk_size, length)
     # What fills the last chunk counts as more of the row's last document: its keys are zeros and nothing decays.
-    runs = head_chunks(jnp.pad(runs_BxL, ((0, 0), (0, -length % size)), mode="edge")[:, None], size)
+    runs = run_chunks(runs_BxL, size)[:, None]
     q, k, log_decay, v_chunks = (head_chunks(x, size) for x in (*by, v))
     sums = _running(log_decay, runs)
     end = sums[..., -1:, :]

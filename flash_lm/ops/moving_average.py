@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.chunks import entering_runs, from_chunks, to_chunks
+from flash_lm.ops.chunks import entering_runs, from_chunks, run_chunks, to_chunks
 from flash_lm.ops.convolution import convolve
 
 
@@ -83,8 +83,7 @@ def _averaged(
 ) -> tuple[jax.Array, jax.Array]:
     """The averages; and the sums that enter each chunk and leave the last, B×(G+1)×D×N; `initial` enters run 1."""
     length, size = x_BxLxD.shape[1], min(chunk_size, x_BxLxD.shape[1])
-    filled = jnp.pad(runs_BxL, ((0, 0), (0, -length % size)), mode="edge")
-    runs, x = to_chunks(filled, size), to_chunks(x_BxLxD.astype(jnp.float32), size)
+    runs, x = run_chunks(runs_BxL, size), to_chunks(x_BxLxD.astype(jnp.float32), size)
     place_C = jnp.arange(size, dtype=jnp.int32)
     rows = lambda x_BxGx: x_BxGx.reshape(-1, *x_BxGx.shape[2:])
     # Taps are in the order of the tokens that they read, the token's own last.
@@ -94,7 +93,8 @@ def _averaged(
     last_BxG = runs[:, :, -1]
     ending = jnp.where(((runs == last_BxG[..., None]) & (runs > 0))[..., None], x, 0)
     ends = _by_channel("bgcd,cdn->bgdn", ending, average.powers(size - 1 - place_C) * average.into[None])
-    goes_on_BxG = entering_runs(last_BxG) == last_BxG
+    entering_BxG = entering_runs(last_BxG)
+    goes_on_BxG = entering_BxG == last_BxG
     kept = jnp.exp(size * average.log_kept)[None]
 
     def next_chunk(sums: jax.Array, chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -105,7 +105,7 @@ def _averaged(
     after, entering = jax.lax.scan(next_chunk, initial_BxDxN, (chunks(ends), chunks(goes_on_BxG)))
     entering = jnp.moveaxis(entering, 0, 1)
     passed = _by_channel("bgdn,cdn->bgcd", entering, average.powers(place_C + 1) * average.out[None])
-    seen = (runs == entering_runs(last_BxG)[..., None]) & (runs > 0)
+    seen = (runs == entering_BxG[..., None]) & (runs > 0)
     out = from_chunks(inside + jnp.where(seen[..., None], passed, 0), length)
     return out, jnp.concatenate([entering, after[:, None]], axis=1)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.chunks import entering_runs, from_chunks, to_chunks
+from flash_lm.ops.chunks import entering_runs, from_chunks, run_chunks, to_chunks
 
 _NOTHING = -1e30  # top of an empty sum; a difference of two such is 0 where that of −∞ is NaN
 
@@ -129,8 +129,7 @@ def _before(
 ) -> Sums:
     """The sums over the tokens before each one, B×L×D; `initial` enters the row's first run."""
     length, size = k.shape[1], min(chunk_size, k.shape[1])
-    filled = jnp.pad(runs_BxL, ((0, 0), (0, -length % size)), mode="edge")
-    runs, k, v = (to_chunks(x, size) for x in (filled, k, v))
+    runs, k, v = run_chunks(runs_BxL, size), to_chunks(k, size), to_chunks(v, size)
     places = lambda x: jnp.moveaxis(x, 2, 0)  # one place of all chunks after another
     log = -rate_D[None, None]
     start = Sums.nothing(k[:, :, 0].shape)
