@@ -30,7 +30,6 @@ from flash_lm.schema import at_least, key, section
 
 # (whether chunks overlap, causal or not) -> the chunks that a query's local attention sees, relative to its own.
 _REACH = {(False, True): (0,), (False, False): (0,), (True, True): (-1, 0), (True, False): (-1, 0, 1)}
-_OVERLAPPING = "model.chunks.overlapping=True is for training and scoring: a decode state holds only the current chunk"
 
 
 @section("model.chunks")
@@ -39,9 +38,7 @@ class ChunkOptions:
 
     size: int = key(128, "C, tokens", at_least(1))
     local_attention: bool = key(True, "attention inside the chunk")
-    overlapping: bool = key(
-        False, "local attention reaches into the neighbouring chunks, too; decoding is not supported", before=False
-    )
+    overlapping: bool = key(False, "local attention reaches into the neighbouring chunks, too", before=False)
     global_attention: bool = key(True, "linear attention over the chunks")
 
     def problems(self) -> list[str]:
@@ -64,9 +61,8 @@ class MixedChunkCore(PlainCore):
         self.reach = _REACH[options.overlapping, config.causal]
         self.span = len(self.reach) * options.size  # tokens within reach of local attention
         self.local, self.global_ = options.local_attention, options.global_attention
-        overlapping = _OVERLAPPING if options.overlapping else None
         divides = self.global_ or function != "softmax"
-        self.undecodable = (self.normalizer.undecodable if divides else None) or overlapping
+        self.undecodable = self.normalizer.undecodable if divides else None
         self.state_dtype = jnp.dtype(config.state_dtype)
         self.kernels = config.kernels
         self.bias = bias(options.size - min(self.reach) * options.size) if bias and self.local else None
@@ -91,9 +87,9 @@ class MixedChunkCore(PlainCore):
         return {name: attend[name](pairs[name], v, context) for name in self.scaled}
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> ChunkState:
-        """An empty chunk and a zero sum; `capacity` is not used."""
-        key_widths = (key_width * self.local, key_width * self.global_)
-        return init_chunk_state(batch, heads, self.chunk_size, key_widths, value_width, self.state_dtype)
+        """Empty chunks and a zero sum; `capacity` is not used."""
+        widths = (key_width * self.local, key_width * self.global_)
+        return init_chunk_state(batch, heads, self.chunk_size, len(self.reach), widths, value_width, self.state_dtype)
 
     def prefill(self, pairs: Pairs, v: jax.Array, context: Context, state: ChunkState) -> tuple[jax.Array, ChunkState]:
         """Starts at any place in a chunk, which may differ by row."""
@@ -133,7 +129,7 @@ class MixedChunkCore(PlainCore):
         return total
 
     def _settings(self) -> Settings:
-        return Settings(self.chunk_size, self.function, self.normalizer, self._biases())
+        return Settings(self.chunk_size, self.reach, self.function, self.normalizer, self._biases())
 
     def _biases(self) -> jax.Array | None:
         """C×R×C, one C×C bias for each chunk of `reach`."""

@@ -181,12 +181,6 @@ def test_normalizers_that_need_the_whole_row_do_not_decode(family, normalizer):
         case(family, True, normalizer=normalizer).init_state()
 
 
-@pytest.mark.parametrize("family", ["flash", "mc_tfm"])
-def test_overlapping_chunks_do_not_decode(family):
-    with pytest.raises(ValueError, match="chunks.overlapping"):
-        case(family, True, **{"chunks.overlapping": True}).init_state()
-
-
 @pytest.mark.parametrize("family", [name for name in CAUSAL if name not in NORMALIZED])
 def test_other_families_ignore_the_normalizer(family):
     case(family, True, normalizer="length").init_state()
@@ -199,12 +193,15 @@ OPTIONS = [
         {"chunks.local_attention": False, "absolute_positions": "learned", "gau.heads": 2, "gau.query_key": "dense"},
     ),
     ("flash", {"chunks.global_attention": False, "gau.relative_bias": "t5", "gau.attention_function": "softmax"}),
+    ("flash", {"chunks.overlapping": True}),
     ("transformer_plus_plus", {"num_heads": 4, "num_kv_heads": 2}),
     ("longformer", {"window.global_tokens": 3}),
 ]
 MORE_OPTIONS = [
     ("mc_tfm", {"normalizer": "7", "chunks.local_attention": False}),
     ("mc_tfm", {"chunks.global_attention": False}),
+    ("mc_tfm", {"chunks.overlapping": True, "normalizer": "7"}),
+    ("flash", {"chunks.overlapping": True, "chunks.global_attention": False, "gau.relative_bias": "rope"}),
     ("flash_quad", {"normalizer": "7", "gau.relative_bias": "rope", "gau.attention_function": "softmax"}),
     ("reformer", {"lsh.num_hashes": 3, "lsh.num_buckets": 2, "lsh.window": 64, "short_convolution": 3}),
     ("log_sparse", {"log_sparse.restart": 7, "log_sparse.convolution": "full"}),
