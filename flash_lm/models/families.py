@@ -26,6 +26,7 @@ from flash_lm.models.parts import (
     MLP_PART,
     NYSTROM,
     RETENTION,
+    SEGMENTS,
     SLOTS,
     SOFTMAX,
     SOFTMAX_MIXED_CHUNK,
@@ -208,6 +209,16 @@ register_family(
         _LEARNED,
         about="softmax attention estimated from means of tokens, and an MLP; bidirectional, one document a row",
         paper="Xiong et al. 2021, arXiv:2102.03902",
+    ),
+)
+# The map of distances is a fifth matrix of D² parameters, which the MLP gives.
+register_family(
+    "transformer_xl",
+    Family(
+        (SEGMENTS, MLP_PART),
+        {"mlp_dim": times(7, 2)},
+        about="softmax attention to the own segment and the one before, relative positions, and an MLP",
+        paper="Dai et al. 2019, arXiv:1901.02860",
     ),
 )
 # Values and gates of 2 D take 4 D² more than the Transformer's, which the MLP gives.

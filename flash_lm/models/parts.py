@@ -36,6 +36,7 @@ from flash_lm.layers.span_core import SpanCore, SpanOptions
 from flash_lm.layers.ssd import SSDOptions, StateSpaceUnit
 from flash_lm.layers.sublayer import Sublayer
 from flash_lm.layers.taylor_core import BasedOptions, TaylorCore
+from flash_lm.layers.transformer_xl import SegmentAttention, XLOptions
 from flash_lm.layers.window_core import WindowOptions
 from flash_lm.models.family import Part
 from flash_lm.ops.linear_attention import elu_plus_one
@@ -121,6 +122,10 @@ def _lsh(config: ModelConfig, lsh: LSHOptions, convolution: ConvolutionOptions, 
     return ReformerAttention(lsh, config, rngs=rngs, convolution=convolution)
 
 
+def _segments(config: ModelConfig, xl: XLOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return SegmentAttention(xl, config, rngs=rngs)
+
+
 def _retention(
     config: ModelConfig,
     retention: RetentionOptions,
@@ -200,6 +205,15 @@ def _ssd_problems(config: ModelConfig) -> list[str]:
 def _width_problems(config: ModelConfig) -> list[str]:
     dim, heads = config.model_dim, config.num_heads
     return [f"model.model_dim={dim} must be a multiple of model.num_heads={heads}"] if dim % heads else []
+
+
+def _segment_problems(config: ModelConfig) -> list[str]:
+    found = _width_problems(config)
+    if config.model_dim % 2:
+        found.append(f"sinusoids of distances need an even width: model.model_dim={config.model_dim} must be even")
+    if config.short_convolution:
+        found.append("model.family=transformer_xl has no short convolutions: set --config.model.short_convolution=0")
+    return found
 
 
 def _head_problems(config: ModelConfig) -> list[str]:
@@ -354,6 +368,12 @@ NYSTROM = Part(
     _HEADS,
     problems=_head_problems,
     serves=_WHOLE_ROWS,
+)
+SEGMENTS = Part(
+    _segments,
+    (XLOptions,),
+    frozenset({"num_heads"}),
+    problems=_segment_problems,
 )
 RETENTION = Part(
     _retention,

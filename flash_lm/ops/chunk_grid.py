@@ -1,4 +1,4 @@
-"""New tokens of rows that stand anywhere in a chunk, shifted to their places in the chunk grid after what a state holds.
+"""New tokens of rows that stand anywhere in a chunk, at their places in the chunk grid, after what a state holds.
 
 A state holds the tokens of the chunk where a row stands, and perhaps of the chunks before it: position p is in slot
 p mod M of M slots. What is in the slots at and after a row's place is outdated and never read.

@@ -32,6 +32,8 @@ def local_attention(
     divisor_BxL: jax.Array,
     bias_CxRxC: jax.Array | None = None,
     reach: tuple[int, ...] = (0,),
+    neighbours: tuple[jax.Array, jax.Array] | None = None,
+    added_NxGxCxM: jax.Array | None = None,
 ) -> jax.Array:
     """f(scale · q kᵀ + b) / N · v over the keys that the query sees in its own chunk, or also in chunks near it.
 
@@ -46,16 +48,22 @@ def local_attention(
         divisor_BxL: N of each query, (B or 1)×L float32, not zero.
         bias_CxRxC: added to the scores: by the query's place in its chunk, the key's chunk in `reach`, its place there.
         reach: the R chunks that a query sees, relative to its own.
+        neighbours: keys and values as other chunks see them; None: the same.
+        added_NxGxCxM: also added to the scores, M = R·C.
 
     Returns:
         N×L×E, dtype of v.
     """
     length, chunk_size = q_NxLxK.shape[1], min(chunk_size, q_NxLxK.shape[1])
     q_NxGxCxK, k_NxGxCxK, v_NxGxCxE = (to_chunks(x, chunk_size) for x in (q_NxLxK, k_NxLxK, v_NxLxE))
-    k_NxGxMxK, v_NxGxMxE = (_with_neighbours(x, reach) for x in (k_NxGxCxK, v_NxGxCxE))
+    of_others = (k_NxGxCxK, v_NxGxCxE) if neighbours is None else (to_chunks(x, chunk_size) for x in neighbours)
+    both = zip((k_NxGxCxK, v_NxGxCxE), of_others, strict=True)
+    k_NxGxMxK, v_NxGxMxE = (_with_neighbours(own, others, reach) for own, others in both)
     scores_NxGxCxM = matmul(q_NxGxCxK, k_NxGxMxK, transpose_b=True) * scale
     if bias_CxRxC is not None:
         scores_NxGxCxM += bias_CxRxC[:chunk_size, :, :chunk_size].reshape(1, 1, chunk_size, -1)
+    if added_NxGxCxM is not None:
+        scores_NxGxCxM += added_NxGxCxM
     seen = Sight(*(to_chunks(x_BxL, chunk_size) for x_BxL in sight.in_chunks(chunk_size, reach)))
     visible_BxGxCxM = seen.visible(jnp.arange(min(reach) * chunk_size, (max(reach) + 1) * chunk_size, dtype=jnp.int32))
     divisor_BxGxC = to_chunks(divisor_BxL, chunk_size)
@@ -67,13 +75,13 @@ def local_attention(
     return from_chunks(out_NxGxCxE.astype(v_NxLxE.dtype), length)
 
 
-def _with_neighbours(x_NxGxCx: jax.Array, reach: tuple[int, ...]) -> jax.Array:
+def _with_neighbours(x_NxGxCx: jax.Array, others_NxGxCx: jax.Array, reach: tuple[int, ...]) -> jax.Array:
     """N×G×(R·C)×…: replaces each chunk by the chunks that `reach` counts from it, with zeros outside the row."""
     if reach == (0,):
         return x_NxGxCx
     chunks, rest = x_NxGxCx.shape[1], [(0, 0)] * (x_NxGxCx.ndim - 2)
-    padded = jnp.pad(x_NxGxCx, [(0, 0), (1, 1), *rest])
-    return jnp.concatenate([padded[:, 1 + n : 1 + n + chunks] for n in reach], axis=2)
+    padded = jnp.pad(others_NxGxCx, [(0, 0), (1, 1), *rest])
+    return jnp.concatenate([padded[:, 1 + n : 1 + n + chunks] if n else x_NxGxCx for n in reach], axis=2)
 
 
 def global_attention(

@@ -81,3 +81,13 @@ def toeplitz(values_xW: jax.Array) -> jax.Array:
     period = jnp.concatenate([above, jnp.zeros((*leading, 1), values_xW.dtype), below], axis=-1)
     repeated = jnp.tile(period, size)[..., : size * width]
     return repeated.reshape(*leading, size, width)[..., :size]
+
+
+def skewed(x_xCxW: jax.Array, width: int) -> jax.Array:
+    """Moves row i by i places to the left, and all rows by C: (…, C, W) -> (…, C, width), W = C + width.
+
+    Scores by distance become scores by place, as in Transformer-XL, by a change of shape alone.
+    """
+    *leading, size, wide = x_xCxW.shape
+    flat = x_xCxW.reshape(*leading, size * wide)[..., size:]
+    return flat.reshape(*leading, size, wide - 1)[..., :width]

@@ -46,6 +46,8 @@ SHAPE = {
     "based.feature_dim": 4,
     "ssd.head_width": 16,
     "mega.ema_dim": 3,
+    "xl.segment": 8,
+    "xl.memory_gradient": True,  # so that derivatives are those of the logits; test_transformer_xl has the default
     "ssd.state_dim": 8,
     "max_length": 32,
     "vocab_size": 61,

@@ -54,10 +54,11 @@ def test_the_formula_of_a_page_counts_the_parameters(family, size):
     width = letters["D"]
     mlp = {"transformer_plus_plus": 8 * width / 3, "mc_tfm": 8 * width / 3, "aft_conv": 9 * width / 2}
     mlp |= {"reformer": mlp["aft_conv"], "retnet": 2 * width, "gated_deltanet": 2 * width}
+    mlp["transformer_xl"] = 7 * width / 2
     mlp |= {"gla": 8 * width / 3, "based": 19 * width / 6, "rwkv4": 7 * width / 2, "mega": 2 * width}
     letters |= {"E": 2 * width, "F": -int(-mlp.get(family, 4 * width) // 8) * 8}
     positions = {"transformer_plus": "0", "transformer_plus_plus": "0", "mc_tfm": "0", "flash": "1", "flash_quad": "1"}
-    positions |= {"longformer": "0", "adaptive_span": "0"}
+    positions |= {"longformer": "0", "adaptive_span": "0", "transformer_xl": "0"}
     positions |= dict.fromkeys(("retnet", "mamba2", "gated_deltanet", "gla", "rwkv4", "mega"), "0")
     whole = f"VD + 2D + {positions.get(family, 'LD')} + 2({formula})"
     assert count(config) == value(whole, letters)

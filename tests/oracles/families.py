@@ -23,6 +23,7 @@ from oracles.nystrom import nystrom_attention
 from oracles.retention import retention
 from oracles.rwkv import channel_mix, time_mix
 from oracles.ssd import state_space
+from oracles.transformer_xl import segment_attention, segment_pairs
 from oracles.windows import adaptive_span_attention, adaptive_span_pairs, longformer_attention, longformer_pairs
 
 
@@ -71,6 +72,7 @@ FAMILIES = {
     "adaptive_span": Family(
         (adaptive_span_attention, mlp), "none", True, constant_state=True, connects=adaptive_span_pairs
     ),
+    "transformer_xl": Family((segment_attention, mlp), "none", False, constant_state=True, connects=segment_pairs),
     "retnet": Family((retention, mlp), "none", True, constant_state=True),
     "mamba2": Family((state_space, state_space), "none", False, constant_state=True),
     "gated_deltanet": Family((gated_delta, glu), "none", False, constant_state=True),
@@ -106,7 +108,7 @@ def complete(model: dict) -> SimpleNamespace:
         mlp_width = next(width for width in range(8, 8 * s.model_dim, 8) if 2 * width >= 9 * s.model_dim)
     if family.sublayers[0] in (retention, gated_delta, mega):
         mlp_width = 2 * s.model_dim
-    if family.sublayers[0] is time_mix:
+    if family.sublayers[0] in (time_mix, segment_attention):
         mlp_width = next(width for width in range(8, 8 * s.model_dim, 8) if 2 * width >= 7 * s.model_dim)
     if family.sublayers[0] is taylor_attention:  # the usual GLU's, and D / 2 for what narrow queries and keys leave
         glu_width = next(width for width in range(8, 8 * s.model_dim, 8) if 6 * width >= 19 * s.model_dim)

@@ -23,6 +23,7 @@ from oracles.positions import T5_BUCKETS
 from oracles.retention import retention
 from oracles.rwkv import channel_mix, time_mix
 from oracles.ssd import state_space
+from oracles.transformer_xl import segment_attention, within_reach
 from oracles.windows import adaptive_span_attention, gap_of, layer_window, longformer_attention
 
 
@@ -49,7 +50,7 @@ def _convolved(s: SimpleNamespace, sublayer) -> int:
     if sublayer in (gau_quadratic, gau_mixed_chunk):
         parts = 1 if sublayer is gau_quadratic else s.chunks.local_attention + s.chunks.global_attention
         return s.gau.expanded_dim + s.gau.shared_dim * (2 * parts * s.gau.heads if s.gau.query_key == "dense" else 1)
-    if sublayer in (mlp, glu, mega):
+    if sublayer in (mlp, glu, mega, segment_attention):
         return 0
     if sublayer is softmax_attention:
         return d + 2 * d // s.num_heads * s.num_kv_heads
@@ -109,6 +110,7 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
         + _bias_of(s.mega, s.chunks.size * (1 + s.chunks.overlapping))
         + d
         + 4 * _sums_of_mega(s),
+        segment_attention: 5 * d * d + 2 * d,
         time_mix: 4 * d * d + 5 * d,
         channel_mix: d * d + 2 * d * s.mlp_dim + 2 * d,
         mlp: 2 * d * s.mlp_dim,
@@ -228,6 +230,9 @@ def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> fl
         inside = sum(abs(chunk(t) - chunk(u)) <= s.chunks.overlapping for t, u in pairs)
         sums = length * 2 * _sums_of_mega(s)
         return 2 * (length * _maps_of_mega(s) + inside * (s.mega.shared_dim + s.mega.expanded_dim) + sums)
+    if sublayer is segment_attention:  # two scores and a value of a pair; each distance is mapped once
+        near = [(t, u) for t, u in pairs if within_reach(s, t, u)]
+        return 2 * (length * 4 * d * d + len(near) * 3 * d + len({t - u for t, u in near}) * d * d)
     if sublayer is time_mix:
         return 2 * length * 4 * d * d
     if sublayer is channel_mix:

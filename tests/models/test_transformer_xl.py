@@ -1,0 +1,125 @@
+"""Transformer-XL: the derivative that ends at the memory, what the memory holds, others' mistakes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from oracles.attention import Row
+from oracles.transformer_xl import segment_attention
+
+from flash_lm import build_model
+from flash_lm.config import parse_model
+from flash_lm.errors import InputError
+from flash_lm.layers.context import of_rows
+from flash_lm.models.family import FAMILIES, complete
+from flash_lm.ops.positions import skewed
+from models.cases import LENGTH, SHAPE, Case, assert_close, case, model_config, randomised, state_bytes, tokens
+
+DIM, SEGMENT = SHAPE["model_dim"], SHAPE["xl.segment"]
+
+
+class Attention:
+    """The sublayer alone, with random parameters."""
+
+    def __init__(self, causal: bool = True, **keys):
+        self.config = complete(parse_model(model_config("transformer_xl", causal, **keys)))
+        self.causal, sublayer = causal, FAMILIES["transformer_xl"].sublayers[0](self.config, rngs=nnx.Rngs(0))
+        self.graph, state = nnx.split(sublayer)
+        self.params = randomised(nnx.to_pure_dict(state))
+        self.state = state
+
+    def __call__(self, params, x_LxD) -> jax.Array:
+        nnx.replace_by_pure_dict(self.state, jax.tree.map(jnp.asarray, params))
+        context = of_rows(len(x_LxD), causal=self.causal)
+        return nnx.merge(self.graph, self.state)(jnp.asarray(x_LxD, jnp.float32)[None], context)[0]
+
+
+def input_of(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(LENGTH, DIM))
+
+
+@pytest.mark.parametrize("through", [False, True], ids=["ends", "goes-through"])
+def test_the_derivative_ends_at_the_memory(through):
+    """Against differences of the oracle whose memory stays where it is, or moves along."""
+    attention, x, weight = Attention(**{"xl.memory_gradient": through}), input_of(0), input_of(1)
+    loss = lambda params, x: (attention(params, x) * jnp.asarray(weight, jnp.float32)).sum()
+    d_params, d_x = jax.grad(loss, argnums=(0, 1))(attention.params, jnp.asarray(x, jnp.float32))
+    params = jax.tree.map(lambda leaf: leaf.astype(np.float64), attention.params)
+    row = Row(lambda t, u: u <= t, list(range(LENGTH)))
+
+    def oracle(params, x_LxD) -> float:
+        settings = case("transformer_xl", True).settings
+        return (segment_attention(x_LxD, params, row, settings, None if through else x) * weight).sum()
+
+    step, direction = 1e-6, input_of(2)
+    slope = (oracle(params, x + step * direction) - oracle(params, x - step * direction)) / (2 * step)
+    np.testing.assert_allclose((np.asarray(d_x) * direction).sum(), slope, rtol=1e-4)
+
+    # The weights of keys and values learn from the memory either way: there x is a constant.
+    rng = np.random.default_rng(3)
+    moves = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), params)
+    at = lambda n: jax.tree.map(lambda leaf, move: leaf + n * step * move, params, moves)
+    slope = (oracle(at(1), x) - oracle(at(-1), x)) / (2 * step)
+    found = sum(jax.tree.leaves(jax.tree.map(lambda d, move: (np.asarray(d) * move).sum(), d_params, moves)))
+    np.testing.assert_allclose(found, slope, rtol=1e-4)
+
+
+def test_a_memory_without_derivative_gives_the_same_outputs():
+    constant, through = (case("transformer_xl", True, **{"xl.memory_gradient": each}) for each in (False, True))
+    np.testing.assert_array_equal(constant.logits(constant.params, tokens()), through.logits(through.params, tokens()))
+
+
+def test_the_first_place_of_the_memory_is_seen():
+    """kimiyoung/transformer-xl's same_length mask in another library hides it (transformers#14832)."""
+    attention, x = Attention(), input_of(0)
+    before, last = attention(attention.params, x), 2 * SEGMENT - 1
+    changed = attention(attention.params, np.where(np.arange(LENGTH)[:, None] == 0, x + 1, x))
+    moved = np.abs(np.asarray(changed - before)).max(axis=-1) > 1e-6
+    np.testing.assert_array_equal(np.flatnonzero(moved), np.arange(last + 1))
+
+
+def test_nothing_stands_above_the_diagonal():
+    """The published shift leaves scores of other queries there, which only a causal mask hides."""
+    scores_CxW = jnp.arange(3)[:, None] * 100 + jnp.arange(9)[None]  # query i, and what it has at the w-th distance
+    np.testing.assert_array_equal(
+        skewed(scores_CxW, 6), [[3, 4, 5, 6, 7, 8], [102, 103, 104, 105, 106, 107], [201, 202, 203, 204, 205, 206]]
+    )
+
+
+def test_rows_within_two_segments_are_attention_to_all(causal=True):
+    """Segments that hold the row, or half of it, see what one segment sees."""
+    wide, half = (case("transformer_xl", causal, **{"xl.segment": size}) for size in (LENGTH, 15))
+    assert_close(half.logits(half.params, tokens()), np.asarray(wide.logits(wide.params, tokens())), 1e-5)
+
+
+def test_bytes_of_the_state():
+    """Keys and values of two segments."""
+    layers, keys = SHAPE["num_layers"], 2 * 2 * SEGMENT * DIM
+    assert state_bytes(case("transformer_xl", True).init_state(1).layers) == 4 * layers * keys
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"short_convolution": 4}, "has no short convolutions"),
+        ({"model_dim": 33, "num_heads": 3}, "model.model_dim=33 must be even"),
+        ({"xl.segment": 0}, "model.xl.segment=0"),
+    ],
+)
+def test_what_cannot_be_built(keys, message):
+    with pytest.raises(InputError, match=message):
+        build_model(model_config("transformer_xl", True, **keys), rngs=nnx.Rngs(0))
+
+
+@pytest.mark.slow
+def test_decoding_in_bfloat16_states():
+    """Half of the bytes, and logits near those of float32."""
+    exact, half = (Case("transformer_xl", True, {"state_dtype": dtype}) for dtype in ("float32", "bfloat16"))
+    assert state_bytes(half.init_state().layers) * 2 == state_bytes(exact.init_state().layers)
+    found = [model.prefill(model.params, tokens()[:, :20], model.init_state())[1] for model in (exact, half)]
+    logits = [
+        np.asarray(model.step(model.params, tokens()[:, 20], state)[0])
+        for model, state in zip((exact, half), found, strict=True)
+    ]
+    assert 0 < np.abs(logits[1] - logits[0]).max() / np.abs(logits[0]).max() < 0.03
