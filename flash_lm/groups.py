@@ -340,7 +340,7 @@ class MeshConfig:
         (
             ("embedding", ("tensor", "fsdp")),
             ("shared/kernel", ("fsdp", None)),  # one head: splitting it would communicate scores instead of values
-            ("(query|key|value|gate|up|receptance|update|candidate)/kernel", ("fsdp", "tensor")),
+            ("(query|key|value|distance|gate|up|receptance|update|candidate)/kernel", ("fsdp", "tensor")),
             ("(output|down)/kernel", ("tensor", "fsdp")),
             ("skip_map/kernel", ("tensor", None)),  # from what the rule for values cuts, to a number a head
             ("(query|key)_position", (None, "fsdp")),
