@@ -49,6 +49,11 @@ class Config:
     train: TrainConfig
     mesh: MeshConfig
 
+    @property
+    def carried_rows(self) -> int | None:
+        """Rows of a batch that carry a state; None: they do not."""
+        return self.data.batch_size if self.train.carry_state else None
+
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""
         found, task = [], TASKS[self.task]
@@ -67,6 +72,10 @@ class Config:
                 for name in dict.fromkeys(self.model.families)
                 if "packed" not in FAMILIES[name].serves
             ]
+        if self.train.carry_state and (not task.causal or task.rows or self.data.pack == "examples"):
+            found.append("train.carry_state=True needs task=causal_lm and a corpus of text, whose documents it reads")
+        if self.train.carry_state and self.data.streaming:
+            found.append("train.carry_state=True needs data.streaming=False: it reads documents in an order of its own")
         if self.data.length > self.model.max_length:
             found.append(
                 f"data.length={self.data.length} is greater than model.max_length={self.model.max_length}: "

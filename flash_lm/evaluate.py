@@ -1,4 +1,4 @@
-"""python -m flash_lm.evaluate --workdir=runs/x[@best] [--split=test] [--lengths=512,1024] [--config.data.path=…]."""
+"""python -m flash_lm.evaluate --workdir=runs/x[@best] [--split=test] [--lengths=512,1024] [--carry]."""
 
 import argparse
 import pathlib
@@ -15,6 +15,9 @@ def flags() -> argparse.ArgumentParser:
     add_run_flags(parser)
     parser.add_argument("--split", default="test", help="train, validation, test or whole (all of it)")
     parser.add_argument("--lengths", default="", help="row lengths, such as 512,1024; default: the run's own")
+    parser.add_argument(
+        "--carry", action="store_true", help="score whole documents, each row with the state of the rows before"
+    )
     parser.add_argument("--out", type=pathlib.Path, help="a JSONL file; default: results.jsonl in the run's folder")
     return parser
 
@@ -31,7 +34,7 @@ def main(argv: list[str]) -> None:
     lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else []
     name, mesh = run_of(arguments)
     with lost_hosts_reported():
-        results = evaluate(name, arguments.split, lengths, mesh_shape=mesh, overrides=overrides)
+        results = evaluate(name, arguments.split, lengths, carry=arguments.carry, mesh_shape=mesh, overrides=overrides)
     if not is_first():
         return
     append_jsonl(arguments.out or name.workdir / "results.jsonl", results)
@@ -44,6 +47,11 @@ def main(argv: list[str]) -> None:
             f"{result['step']}: perplexity {result['perplexity']:.3f} per{masked} token,{word} "
             f"{result['bits_per_byte']:.4f} bits per byte, {accuracy}over {result['tokens']:.0f}{masked} tokens"
         )
+        for span in result.get("by_position", ()):
+            print(
+                f"  positions {span['from']} to {span['to'] - 1}: perplexity {span['perplexity']:.3f}, "
+                f"{span['perplexity_alone']:.3f} in rows by themselves, over {span['tokens']:.0f} tokens"
+            )
 
 
 if __name__ == "__main__":

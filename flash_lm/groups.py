@@ -267,6 +267,12 @@ class TrainConfig(Group, name="train"):
     )
     z_loss: float = key(0.0, "weight of log² Z of the softmax head in the loss; 0 = off", at_least(0), before=0.0)
     accumulate: int = key(1, "microbatches per step", at_least(1))
+    carry_state: bool = key(
+        False,
+        "whole documents in order: a row continues the row at its place in the batch before, with that row's decode "
+        "state and without a gradient into it; data.pack is then for scores of rows by themselves",
+        before=False,
+    )
     on_nonfinite: str = key(
         "stop",
         "stop or skip: what happens at a step whose loss or gradient is not finite",

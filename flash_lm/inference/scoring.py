@@ -5,7 +5,7 @@ import math
 import os
 import pathlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from flash_lm.provenance import provenance
 from flash_lm.run_name import RunName, run_name
 from flash_lm.tables import CORPORA, TASKS
 from flash_lm.training import workdir as run_folder
+from flash_lm.training.carried_evaluation import CarriedEvaluator
 from flash_lm.training.evaluation import Evaluator, perplexity
 from flash_lm.training.experiment import evaluation_rows
 from flash_lm.training.metrics import read_lines
@@ -32,6 +33,7 @@ def evaluate(
     split: str,
     lengths: Sequence[int] = (),
     *,
+    carry: bool = False,
     mesh_shape: tuple[int, ...] = (-1, 1, 1),
     overrides: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
@@ -41,6 +43,7 @@ def evaluate(
         run: the checkpoint's name, such as runs/x or runs/x@best.
         split: train, validation or test; or whole: all of a text, or all of a data set's data.split.
         lengths: row lengths; empty: the length of training.
+        carry: whole documents, whose rows have the state of the rows before; the result also has scores by position.
         mesh_shape: devices along (data, fsdp, tensor); it may differ from that of training.
         overrides: words such as --config.data.path=…, which select a text other than the run's own.
 
@@ -62,13 +65,11 @@ def evaluate(
     lengths = list(lengths) or [data.length]
     for length in lengths:
         trained.model.abstract.check_length(length)
-    model = trained.model.of_rows(packed=data.packed)
-    evaluator = Evaluator(model, corpus.tokenizer, trained.mesh, config.train.loss_chunk, TASKS[config.task])
+    score = _in_whole_documents(trained, corpus, split) if carry else _in_rows(trained, corpus, split)
     results = []
     for length in lengths:
-        rows = evaluation_rows(config, corpus, split, length)
         with jax.set_mesh(trained.mesh):
-            scores = evaluator(trained.params, rows, max(1, data.tokens_per_batch // config.train.accumulate // length))
+            scores = score(length, max(1, data.tokens_per_batch // config.train.accumulate // length))
         if TASKS[config.task].rows is None and isinstance(corpus, TokenizedCorpus):
             scores |= _of_text(scores["nll"], corpus.splits[split])
         results.append(
@@ -97,6 +98,25 @@ def evaluate(
             }
         )
     return results
+
+
+Score = Callable[[int, int], dict[str, Any]]  # of a row's length and the rows of a batch
+
+
+def _in_rows(trained: TrainedModel, corpus: Splits, split: str) -> Score:
+    config, model = trained.config, trained.model.of_rows(packed=trained.config.data.packed)
+    evaluator = Evaluator(model, corpus.tokenizer, trained.mesh, config.train.loss_chunk, TASKS[config.task])
+    return lambda length, rows: evaluator(trained.params, evaluation_rows(config, corpus, split, length), rows)
+
+
+def _in_whole_documents(trained: TrainedModel, corpus: Splits, split: str) -> Score:
+    config = trained.config
+    if TASKS[config.task].rows or not isinstance(corpus, TokenizedCorpus):
+        raise InputError("--carry scores whole documents of text with a causal model: leave it out here")
+    settings = config.train.loss_chunk, TASKS[config.task]
+    evaluator = CarriedEvaluator(trained.model, corpus.tokenizer, trained.mesh, *settings)
+    of = lambda length, rows: evaluator(trained.params, corpus.splits[split], length, rows, by_position=True)
+    return lambda length, rows: of(length, rows) | {"carried": True}
 
 
 def _load_text(trained: TrainedModel, split: str) -> Splits:

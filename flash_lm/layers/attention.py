@@ -119,6 +119,11 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
         return self.core.undecodable
 
     @property
+    def uncarried(self) -> str | None:  # type: ignore[override]
+        """As for the core."""
+        return self.core.uncarried
+
+    @property
     def settles_every(self) -> int | None:  # type: ignore[override]
         """As for the core's state."""
         return self.core.settles_every

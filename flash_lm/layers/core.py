@@ -36,7 +36,7 @@ class Core(Protocol[Mixed]):
         longest: largest number of tokens in a row; None: any.
         longest_key: the key that sets `longest`.
         undecodable: a sentence on why prefill and step are not supported; None: they are.
-        settles_every: as for a `Sublayer`.
+        uncarried, settles_every: as for a `Sublayer`.
     """
 
     @property
@@ -47,6 +47,8 @@ class Core(Protocol[Mixed]):
     def longest_key(self) -> str: ...  # noqa: D102
     @property
     def undecodable(self) -> str | None: ...  # noqa: D102
+    @property
+    def uncarried(self) -> str | None: ...  # noqa: D102
     @property
     def settles_every(self) -> int | None: ...  # noqa: D102
 
@@ -98,6 +100,7 @@ class PlainCore(nnx.Module):
     longest: Any = None
     longest_key: Any = "model.max_length"
     undecodable: Any = None
+    uncarried: Any = None
     settles_every: Any = None
 
     def parts(self, by: Any, v_BxHxLxE: jax.Array, context: Context) -> dict[str, jax.Array]:

@@ -21,6 +21,8 @@ from flash_lm.schema import at_least, key, section
 
 _REDRAW = 0x0FEA  # keeps the features' random numbers separate from those of dropout
 
+_REDRAWN = "model.favor.redraw=True draws new features for each batch, which sums of the batch before do not have"
+
 
 @section("model.favor")
 class FavorOptions:
@@ -47,6 +49,7 @@ class FavorCore(PlainCore):
         """Samples the features, the same for all heads of the layer."""
         self.width = config.model_dim // config.num_heads
         self.features, self.redraw = options.features, options.redraw
+        self.uncarried = _REDRAWN if options.redraw else None
         self.block_size = 1 << (linear.chunk_size.bit_length() - 1)
         self.frequencies = Frequencies(orthogonal_frequencies(rngs.params(), self.features, self.width))
 

@@ -24,6 +24,7 @@ class Sublayer(nnx.Module):
         longest: largest number of tokens in a row; None: any.
         longest_key: the key that sets `longest`.
         undecodable: a sentence on why prefill and step are not supported; None: they are.
+        uncarried: a sentence on why a state cannot be carried from row to row in training; None: it can.
         settles_every: the state must be settled whenever a row's length reaches a multiple of this; None: never.
         rotary_width: width of the queries and keys that rotary positions rotate; None: there are none.
     """
@@ -33,6 +34,7 @@ class Sublayer(nnx.Module):
     longest: int | None = None
     longest_key: str = "model.max_length"
     undecodable: str | None = None
+    uncarried: str | None = None
     settles_every: int | None = None
     rotary_width: int | None = None
 

@@ -132,12 +132,10 @@ class LanguageModel(nnx.Module):
     def _features(self, inputs_BxL, segment_ids, positions, dropout_key, seen: Callable, packed: bool = True):
         """The features, and the results of `watch`."""
         x_BxLxD, context = self.embed(inputs_BxL, segment_ids, positions, dropout_key, packed)
-        if dropout_key is not None:
-            x_BxLxD = drop(x_BxLxD, self.config.dropout, jax.random.fold_in(dropout_key, self.config.num_layers))
+        x_BxLxD = self._dropped(x_BxLxD, dropout_key)
 
         def period(module: Period, x_BxLxD: jax.Array, index: jax.Array):
-            key = None if dropout_key is None else jax.random.fold_in(dropout_key, index)
-            return module(x_BxLxD, dataclasses.replace(context, dropout_key=key), seen)
+            return module(x_BxLxD, _of_period(context, index), seen)
 
         embedded = seen(x_BxLxD)
         x_BxLxD, found = self._scan(period, constrain_residual(x_BxLxD), jnp.arange(self.periods))
@@ -219,6 +217,62 @@ class LanguageModel(nnx.Module):
 
         _, states = self._scan(period, None, jnp.arange(self.periods))
         return DecodeState(jnp.zeros(batch_size, jnp.int32), states, capacity)
+
+    def check_carried(self) -> None:
+        """Checks that a state can be carried from row to row, over texts of any length.
+
+        Raises:
+            InputError: decoding is not supported, the state grows, or positions end.
+        """
+        self.check_decodable()
+        longest, key = self._bound
+        if longest is not None:
+            other = "set --config.model.absolute_positions=none" if key == "model.max_length" else "use another family"
+            raise InputError(
+                f"positions of family {self.config.label} end at {key}={longest}, and a text that is carried from row "
+                f"to row does not: {other}"
+            )
+        for sublayer in self.layers.sublayers:
+            if sublayer.state_grows:
+                raise InputError(
+                    f"the state of family {self.config.label} grows with the text: only a state of constant size can "
+                    f"be carried from row to row"
+                )
+            if sublayer.uncarried:
+                raise InputError(sublayer.uncarried)
+
+    def carry(
+        self,
+        inputs_BxL: jax.Array,
+        state: DecodeState,
+        lengths_B: jax.Array,
+        begins_B: jax.Array,
+        dropout_key: jax.Array | None = None,
+    ) -> tuple[jax.Array, DecodeState]:
+        """The features of rows that continue from a state, as `features` and `prefill` at once, for training.
+
+        Args:
+            inputs_BxL: token ids, padded on the right.
+            state: state before these tokens.
+            lengths_B: tokens in each row, 0 … L.
+            begins_B: which rows begin a document, and forget their state.
+            dropout_key: key for dropout; None: deterministic.
+
+        Returns:
+            B×L×D, meaningless at padding; and the state after the tokens.
+        """
+        state = state.with_rows(begins_B, self.init_state(begins_B.size, state.capacity))
+        positions_BxL = state.positions_B[:, None] + jnp.arange(inputs_BxL.shape[1], dtype=jnp.int32)[None]
+        context = Context(positions_BxL=positions_BxL, lengths_B=lengths_B, dropout_key=dropout_key)
+        x_BxLxD, context = self._embed(inputs_BxL, context)
+        x_BxLxD = self._dropped(x_BxLxD, dropout_key)
+
+        def period(module: Period, x_BxLxD: jax.Array, each):
+            index, states = each
+            return module.carry(x_BxLxD, _of_period(context, index), states)
+
+        x_BxLxD, states = self._scan(period, constrain_residual(x_BxLxD), (jnp.arange(self.periods), state.layers))
+        return self.norm(x_BxLxD), DecodeState(state.positions_B + lengths_B, states, state.capacity)
 
     def prefill(
         self, inputs_BxL: jax.Array, state: DecodeState, lengths_B: jax.Array | None = None
@@ -332,6 +386,11 @@ class LanguageModel(nnx.Module):
         features = jnp.where(beyond_B[:, None, None], jnp.nan, features)
         return features, DecodeState(end_B, states, state.capacity)
 
+    def _dropped(self, x_BxLxD: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
+        if dropout_key is None:
+            return x_BxLxD
+        return drop(x_BxLxD, self.config.dropout, jax.random.fold_in(dropout_key, self.config.num_layers))
+
     def _embed(self, inputs_BxL: jax.Array, context: Context) -> tuple[jax.Array, Context]:
         """Embeds, adds absolute positions, and makes the rotary tables once for all layers."""
         # A token outside the vocabulary gives NaN; clamping it would silently give a wrong answer.
@@ -359,6 +418,12 @@ class LanguageModel(nnx.Module):
             body = jax.checkpoint(body, policy=policy, prevent_cse=unrolled)
         unroll = 1 if self.config.scan_layers else self.periods
         return jax.lax.scan(body, carry, (stacked, per_layer), unroll=unroll)
+
+
+def _of_period(context: Context, index: jax.Array) -> Context:
+    """The context of one period, with its own dropout key."""
+    key = None if context.dropout_key is None else jax.random.fold_in(context.dropout_key, index)
+    return dataclasses.replace(context, dropout_key=key)
 
 
 def _one_by_one(periods: list[Period]) -> Callable:

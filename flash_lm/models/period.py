@@ -61,15 +61,28 @@ class Period(nnx.Module):
         """The parallel form: B×L×D, and the results of `seen` on the output of each layer."""
         found = []
         for i, residual in enumerate(self.residuals()):
-            key = None if context.dropout_key is None else jax.random.fold_in(context.dropout_key, i)
-            if residual.sublayer.owns_residual:
-                y_BxLxD = residual.sublayer(x_BxLxD, dataclasses.replace(context, dropout_key=key))
-            else:
-                y_BxLxD = drop(residual.sublayer(residual.before(x_BxLxD), context), self.dropout, key)
-            x_BxLxD = constrain_residual(residual.after(x_BxLxD, y_BxLxD))
+            x_BxLxD, _ = self._mixed(i, residual, x_BxLxD, context, lambda sublayer, *of: (sublayer(*of), None))
             if i + 1 in self.ends:
                 found.append(seen(x_BxLxD))
         return x_BxLxD, found
+
+    def carry(self, x_BxLxD: jax.Array, context: Context, states: tuple[State, ...]):
+        """As `__call__`, for rows that continue from states: B×L×D, and the states after them."""
+        after = []
+        for i, (residual, state) in enumerate(zip(self.residuals(), states, strict=True)):
+            mix = lambda sublayer, *of, state=state: sublayer.prefill(*of, state)
+            x_BxLxD, state = self._mixed(i, residual, x_BxLxD, context, mix)
+            after.append(state)
+        return x_BxLxD, tuple(after)
+
+    def _mixed(self, i: int, residual: Residual, x_BxLxD: jax.Array, context: Context, mix: Callable):
+        """The stream after the i-th sublayer, of which `mix` gives the output and a state."""
+        key = None if context.dropout_key is None else jax.random.fold_in(context.dropout_key, i)
+        own = residual.sublayer.owns_residual
+        of_mix = dataclasses.replace(context, dropout_key=key) if own else context
+        y_BxLxD, state = mix(residual.sublayer, residual.before(x_BxLxD), of_mix)
+        y_BxLxD = y_BxLxD if own else drop(y_BxLxD, self.dropout, key)
+        return constrain_residual(residual.after(x_BxLxD, y_BxLxD)), state
 
     def init_state(self, batch_size: int, capacity: int) -> tuple[State, ...]:
         """The sublayers' states."""

@@ -2,6 +2,7 @@
 
 import collections
 import math
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -35,9 +36,7 @@ class Evaluator:
         """
         self._mesh = mesh
         self._step = jax.jit(make_evaluation_step(model, loss_chunk, task))
-        self._bytes_per_token = np.zeros(model.config.vocab_size, np.int32)
-        known = tokenizer.bytes_per_token()
-        self._bytes_per_token[: len(known)] = known
+        self._bytes_per_token = bytes_per_token(model, tokenizer)
 
     def __call__(self, params: Params, rows: Rows, batch_size: int, limit: int = 0) -> dict[str, float]:
         """Scores each row once; call it inside `jax.set_mesh`.
@@ -58,14 +57,27 @@ class Evaluator:
             here = jax.device_get(self._step(params, place(batch, sharding, share), self._bytes_per_token))
             # Python floats: a float32 sum over a long split would lose the last tokens.
             sums.update({name: float(x) for name, x in here.items()})
-        of = lambda what, each: sums[what] / sums[each] if sums[each] else math.nan
-        return {
-            "loss": of("nll", "tokens"),
-            "perplexity": perplexity(sums["nll"], sums["tokens"]),
-            **({"accuracy": of("hits", "tokens")} if "hits" in sums else {}),
-            "bits_per_byte": of("nll", "bytes") / math.log(2),
-            **{name: sums[name] for name in ("nll", "tokens", "bytes")},
-        }
+        return scores_of(sums)
+
+
+def bytes_per_token(model: ModelFunction, tokenizer: Tokenizer) -> np.ndarray:
+    """The bytes of text of each word of the model's vocabulary, V int32."""
+    found = np.zeros(model.config.vocab_size, np.int32)
+    known = tokenizer.bytes_per_token()
+    found[: len(known)] = known
+    return found
+
+
+def scores_of(sums: Mapping[str, float]) -> dict[str, float]:
+    """What `Evaluator` returns, from the sums over all targets."""
+    of = lambda what, each: sums[what] / sums[each] if sums[each] else math.nan
+    return {
+        "loss": of("nll", "tokens"),
+        "perplexity": perplexity(sums["nll"], sums["tokens"]),
+        **({"accuracy": of("hits", "tokens")} if "hits" in sums else {}),
+        "bits_per_byte": of("nll", "bytes") / math.log(2),
+        **{name: sums[name] for name in ("nll", "tokens", "bytes")},
+    }
 
 
 def perplexity(nll: float, count: float) -> float:

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from flash_lm.config import Config, parse
 from flash_lm.data.batches import FixedRows, IndexedBatches, Transform
+from flash_lm.data.carried import CarriedBatches
 from flash_lm.data.examples import ExampleCorpus
 from flash_lm.data.packing import Packer, Rows
 from flash_lm.data.share import Share
@@ -63,7 +64,7 @@ class Experiment(Setup):
 
     def training_batches(
         self, share: Share, start_step: int = 0, place: dict[str, Any] | None = None
-    ) -> IndexedBatches | StreamedBatches:
+    ) -> IndexedBatches | StreamedBatches | CarriedBatches:
         """This host's batches, starting at a step.
 
         Args:
@@ -74,6 +75,9 @@ class Experiment(Setup):
         config, corpus = self.config, self.corpus
         settings: dict[str, Any] = {"seed": config.seed, "transform": _of_task(config, corpus)}
         packer, length = _packer(config), config.data.length
+        if config.train.carry_state:
+            text: Any = corpus.splits["train"]
+            return CarriedBatches(text, length, share, seed=config.seed, start_step=start_step)
         if corpus.stream:
             buffer = config.data.shuffle_buffer * _MILLION
             source = (corpus.stream, corpus.tokenizer, packer, length)
@@ -126,7 +130,9 @@ def build_setup(config: Config, mesh: Mesh) -> Setup:
     """Model and optimizer of a complete config on a mesh; computes nothing."""
     model = ModelFunction(config.model, config.seed, packed=config.data.packed)
     optimizer = make_optimizer(config.train, model.traits())
-    abstract = jax.eval_shape(lambda: init_state(model, optimizer))
+    if config.train.carry_state:
+        model.abstract.check_carried()
+    abstract = jax.eval_shape(lambda: init_state(model, optimizer, config.carried_rows))
     shardings = state_shardings(abstract, model.traits().matrix, optimizer, config.mesh, mesh)
     return Setup(config, model, optimizer, mesh, with_shardings(abstract, shardings))
 

@@ -6,6 +6,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -15,10 +16,11 @@ from flash_lm.data.packing import Rows, empty_row
 from flash_lm.errors import InputError, RunError
 from flash_lm.provenance import joined, provenance
 from flash_lm.tables import TASKS
+from flash_lm.training.carried_evaluation import CarriedEvaluator
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.clock import Clock
 from flash_lm.training.evaluation import Evaluator
-from flash_lm.training.experiment import Setup, build_experiment
+from flash_lm.training.experiment import Experiment, Setup, build_experiment
 from flash_lm.training.hosts import StopOfAllHosts, check_same, is_first, lost_hosts_reported, of_all_hosts
 from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin
@@ -26,6 +28,7 @@ from flash_lm.training.opened import opened
 from flash_lm.training.profile import Profile, Span, check_span
 from flash_lm.training.sharding import batch_sharding, check_batch, place
 from flash_lm.training.start import Start, find_start
+from flash_lm.training.state import Params
 from flash_lm.training.step import make_train_step
 
 
@@ -61,6 +64,10 @@ def train(
         experiment = build_experiment(run.config, run.own_corpus())
         corpus, settings = experiment.corpus, experiment.config.train
         check_batch(experiment.mesh, experiment.config.data.batch_size, settings.accumulate)
+        if debug_nonfinite and settings.carry_state:
+            raise InputError(
+                "--debug_nonfinite cannot follow a state that is carried: leave it or train.carry_state out"
+            )
         if profile:
             check_span(profile, settings.steps)
         check_same(
@@ -111,14 +118,7 @@ class _Loop:
         self.origin = Origin(experiment) if debug_nonfinite else None
         self.step = int(self.state.step)
         self.batches = experiment.training_batches(self.share, self.step, start.place)
-        self.evaluator = Evaluator(
-            experiment.model,
-            experiment.corpus.tokenizer,
-            experiment.mesh,
-            self.config.train.loss_chunk,
-            TASKS[self.config.task],
-        )
-        self.validation_rows = validation_rows
+        self.validate = _validation(experiment, validation_rows)
         self.compiled_step, self.sharding = compile_step(experiment), batch_sharding(experiment.mesh)
         self.writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
         self.logged_step, self.logged_seconds = self.step, self.clock.seconds
@@ -235,9 +235,7 @@ class _Loop:
         self.writer.progress(step)
 
     def _evaluate(self) -> dict[str, float]:
-        config = self.config
-        batch_size = config.data.batch_size // config.train.accumulate
-        scores = self.evaluator(self.state.params, self.validation_rows, batch_size, config.train.eval_steps)
+        scores = self.validate(self.state.params)
         self.writer.write(self.step, "validation", scores | {"train_seconds": self.clock.seconds})
         self.writer.say(
             f"step {self.step}: validation loss {scores['loss']:.4f}, perplexity {scores['perplexity']:.2f}"
@@ -260,6 +258,19 @@ class _Loop:
             facts["places"] = [places[group] for group in sorted(places)]
         of_a_model = scores is not None and all(map(math.isfinite, scores.values()))
         self.checkpoints.save(self.step, self.state, facts, scores if of_a_model else None)
+
+
+def _validation(experiment: Experiment, rows: Rows) -> Callable[[Params], dict[str, float]]:
+    """Scores parameters on the validation split, in rows, or in whole documents if training carries a state."""
+    config, corpus = experiment.config, experiment.corpus
+    settings = config.train.loss_chunk, TASKS[config.task]
+    batch_size, limit = config.data.batch_size // config.train.accumulate, config.train.eval_steps
+    if not config.train.carry_state:
+        by_rows = Evaluator(experiment.model, corpus.tokenizer, experiment.mesh, *settings)
+        return lambda params: by_rows(params, rows, batch_size, limit)
+    in_documents = CarriedEvaluator(experiment.model, corpus.tokenizer, experiment.mesh, *settings)
+    text: Any = corpus.splits["validation"]
+    return lambda params: in_documents(params, text, config.data.length, batch_size, limit)
 
 
 def compile_step(setup: Setup) -> Callable:

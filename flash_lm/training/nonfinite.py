@@ -114,7 +114,7 @@ class Origin:
         # M×(B/M) or M×layers×(B/M), and row r of the batch is in microbatch r mod M.
         seen = jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1).reshape(*x.shape[1:-1], -1), seen)
         finite = lambda tree: jax.tree.map(lambda x: jnp.isfinite(x).all(), tree)
-        _, gradients = self._gradients(params, step, batch)
+        _, gradients, _ = self._gradients(params, step, batch)
         return seen | {"params": finite(params), "gradients": finite(gradients)}
 
 

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 CHECKSUMS = "checksums"  # key of the facts
 PARTS = ("state", "facts")  # folders of a checkpoint
 Facts = dict[str, Any]
-Tree = dict[str, Any]  # step, params, opt_state and constants, or some of them
+Tree = dict[str, Any]  # step, params, opt_state, constants and carried, or some of them
 Done = TypeVar("Done")
 
 
@@ -62,7 +62,8 @@ def restore(name: RunName, abstract: TrainState, damaged: dict[int, str] | None 
     """
     _, tree, facts = _restore(name, tree_of(abstract), {} if damaged is None else damaged)
     constants = tree.get("constants", None if abstract.constants else {})
-    return TrainState(tree["step"], tree["params"], tree["opt_state"], constants), facts
+    carried = abstract.carried and abstract.carried.of_tree(tree["carried"])
+    return TrainState(tree["step"], tree["params"], tree["opt_state"], constants, carried), facts
 
 
 def restore_params(name: RunName, params: Params, constants: Params) -> tuple[int, Params, Params | None, Facts]:
@@ -126,8 +127,9 @@ def identity(name: RunName, step: int, params: Params, facts: Facts) -> Facts:
 
 
 def tree_of(state: TrainState) -> Tree:
-    """A state by name, as it is saved: without constants if there are none."""
+    """A state by name, as it is saved: without constants and carried state if there are none."""
     tree = {"step": state.step, "params": state.params, "opt_state": state.opt_state}
+    tree |= {"carried": state.carried.tree()} if state.carried else {}
     return tree | ({"constants": state.constants} if state.constants else {})
 
 
@@ -135,7 +137,7 @@ def checksums(tree: Tree) -> dict[str, str]:
     """Checksums of the parts of a saved state."""
     found = {name: fingerprint(tree[name]) for name in ("params", "constants") if name in tree}
     if "opt_state" in tree:
-        found["rest"] = fingerprint({name: tree[name] for name in ("step", "opt_state")})
+        found["rest"] = fingerprint({name: tree[name] for name in ("step", "opt_state", "carried") if name in tree})
     return found
 
 

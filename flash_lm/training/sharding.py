@@ -4,6 +4,7 @@ A matrix without a rule is sharded over fsdp along its largest divisible dimensi
 """
 
 import bisect
+import dataclasses
 import math
 import re
 from typing import Any
@@ -17,6 +18,7 @@ from flash_lm.config import MESH_AXES, MeshConfig
 from flash_lm.data.share import Share
 from flash_lm.errors import InputError
 from flash_lm.layers.parameter import is_stacked, name_of
+from flash_lm.models.decode_state import DecodeState
 from flash_lm.training.hosts import of_all_hosts
 from flash_lm.training.state import Params, TrainState
 
@@ -116,7 +118,14 @@ def state_shardings(
         optimizer, follow, abstract.opt_state, abstract.params, params, transform_non_params=lambda _: everywhere
     )
     constants = jax.tree.map(lambda _: everywhere, abstract.constants)
-    return TrainState(everywhere, params, opt_state, constants)  # type: ignore[arg-type]
+    carried = abstract.carried and carried_shardings(abstract.carried, mesh)
+    return TrainState(everywhere, params, opt_state, constants, carried)  # type: ignore[arg-type]
+
+
+def carried_shardings(abstract: DecodeState, mesh: Mesh) -> DecodeState:
+    """The shardings of a state that is carried: as the batch, whose rows are the second dimension of a layer's."""
+    of_layers = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec(None, *BATCH)), abstract.layers)
+    return dataclasses.replace(abstract, positions_B=batch_sharding(mesh), layers=of_layers)  # type: ignore[arg-type]
 
 
 def _devices_of_rows(mesh: Mesh | AbstractMesh) -> int:

@@ -11,6 +11,7 @@ from flax import nnx
 
 from flash_lm.config import ModelConfig
 from flash_lm.layers.parameter import Traits, traits
+from flash_lm.models.decode_state import DecodeState
 from flash_lm.models.language_model import LanguageModel
 from flash_lm.models.period import Period
 
@@ -20,15 +21,17 @@ Params = dict[str, Any]  # nested dicts of arrays
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """All that is saved: number of steps done (int32), parameters, optimizer state, and constants.
+    """All that is saved: number of steps done (int32), parameters, optimizer state, constants, and a carried state.
 
-    Constants are random and never trained; the model computes with its own copy of them.
+    Constants are random and never trained; the model computes with its own copy of them. With `train.carry_state`,
+    `carried` is what the model knows of the text before each row of the next batch; otherwise it is None.
     """
 
     step: jax.Array
     params: Params
     opt_state: optax.OptState
     constants: Params = dataclasses.field(default_factory=dict)
+    carried: DecodeState | None = None
 
 
 class ModelFunction:
@@ -100,7 +103,10 @@ class ModelFunction:
         return LanguageModel(self.config, rngs=nnx.Rngs(self.seed))
 
 
-def init_state(model: ModelFunction, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first step."""
+def init_state(
+    model: ModelFunction, optimizer: optax.GradientTransformation, carried_rows: int | None = None
+) -> TrainState:
+    """The state before the first step; `carried_rows`: rows of a batch that carry a state, None: there is none."""
     params = model.init()
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), model.constants)
+    carried = None if carried_rows is None else model.bind(params).init_state(carried_rows)
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), model.constants, carried)

@@ -9,6 +9,7 @@ import optax
 
 from flash_lm.config import TrainConfig
 from flash_lm.data.tasks import NEXT_TOKEN, Task
+from flash_lm.models.decode_state import DecodeState
 from flash_lm.models.heads import Losses
 from flash_lm.models.language_model import LanguageModel
 from flash_lm.training.optimizer import learning_rate
@@ -17,6 +18,7 @@ from flash_lm.training.state import ModelFunction, Params, TrainState
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
+Carried = DecodeState | None
 
 
 def make_train_step(
@@ -31,6 +33,7 @@ def make_train_step(
     All randomness is fold_in(seed, step), so a resumed run has the same random numbers as an uninterrupted one. A step
     with a non-finite loss, gradient or update changes neither the parameters nor the optimizer's state: Adam's bias
     correction counts the gradients in its moments. Only the schedule advances: the learning rate is that of the step.
+    A state that is carried from row to row is then forgotten: the next rows begin as documents do.
 
     Args:
         model: model to train.
@@ -47,7 +50,7 @@ def make_train_step(
     rate, gradients_of = learning_rate(config), make_gradients(model, config, seed, task)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        (total, penalties), gradients = gradients_of(state.params, state.step, batch)
+        (total, penalties), gradients, carried = gradients_of(state.params, state.step, batch, state.carried)
         tokens = jnp.maximum(batch["loss_mask_BxL"].sum(), 1)
         gradients = jax.tree.map(lambda g, p: (g / tokens).astype(p.dtype), gradients, state.params)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
@@ -60,46 +63,59 @@ def make_train_step(
             **model.bind(state.params).measures(),
         }
         params: Any = optax.apply_updates(state.params, updates)
-        metrics["finite"] = finite = _all_finite((metrics["loss"], metrics["grad_norm"], params, opt_state))
+        metrics["finite"] = finite = _all_finite((metrics["loss"], metrics["grad_norm"], params, opt_state, carried))
 
         if_finite = lambda new, old: jnp.where(finite, new, old)
         params, opt_state = jax.tree.map(if_finite, (params, opt_state), (state.params, state.opt_state))
         opt_state = optax.tree.set(opt_state, _of_schedule, count=state.step + 1)
-        return TrainState(state.step + 1, params, opt_state, state.constants), metrics
+        if carried is not None:
+            every_B = jnp.ones(carried.positions_B.shape, bool)
+            empty = model.bind(state.params).init_state(every_B.size, carried.capacity)
+            carried = carried.with_rows(every_B & ~finite, empty)
+        return TrainState(state.step + 1, params, opt_state, state.constants, carried), metrics
 
     return step
 
 
 def make_gradients(
     model: ModelFunction, config: TrainConfig, seed: int, task: Task = NEXT_TOKEN
-) -> Callable[[Params, jax.Array, Batch], tuple[Losses, Params]]:
-    """A function (params, step, batch) -> the loss and the penalties in it, and the gradient.
+) -> Callable[..., tuple[Losses, Params, Carried]]:
+    """A function (params, step, batch, carried=None) -> the loss and the penalties in it, the gradient, and `carried`.
 
-    All are sums over the batch's targets, in nats.
+    The first two are sums over the batch's targets, in nats. `carried` is the state before each row, or after it; no
+    gradient flows through it. None: no row continues another.
     """
 
-    def loss_sum(params: Params, batch: Batch, key: jax.Array) -> Losses:
-        bound, predictions = _predictions(model, params, batch, config.loss_chunk, key)
+    def loss_sum(params: Params, batch: Batch, key: jax.Array, carried: Carried) -> tuple[jax.Array, Any]:
+        bound, predictions, carried = _predictions(model, params, batch, config.loss_chunk, key, carried)
         total, penalties = task.loss(bound.head(), *predictions, config.z_loss)
         if (penalty := bound.penalty()) is not None:
             penalties = penalties | {"penalty": penalty * batch["loss_mask_BxL"].sum()}
             total += penalties["penalty"]
-        return total, penalties
+        return total, (penalties, carried)
 
-    summed = jax.value_and_grad(loss_sum, has_aux=True)
+    def summed(params: Params, batch: Batch, key: jax.Array, carried: Carried) -> tuple[Any, Carried]:
+        (total, (penalties, carried)), gradient = jax.value_and_grad(loss_sum, has_aux=True)(
+            params, batch, key, carried
+        )
+        return ((total, penalties), gradient), carried
 
-    def gradients_of(params: Params, step: jax.Array, batch: Batch) -> tuple[Losses, Params]:
+    def gradients_of(
+        params: Params, step: jax.Array, batch: Batch, carried: Carried = None
+    ) -> tuple[Losses, Params, Carried]:
         if config.accumulate == 1:
-            return summed(params, batch, _key(seed, step))
+            found, carried = summed(params, batch, _key(seed, step), carried)
+            return *found, carried
 
         def add(total, part):
-            here = summed(params, *part)
-            return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, here), None
+            here, after = summed(params, *part)
+            return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, here), after
 
-        parts = microbatches(batch, config.accumulate, seed, step)
+        parts = (*microbatches(batch, config.accumulate, seed, step), carried and carried.cut(config.accumulate))
         first = jax.tree.map(lambda x: x[0], parts)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), jax.eval_shape(lambda: summed(params, *first)))
-        return jax.lax.scan(add, zeros, parts)[0]
+        shapes, _ = jax.eval_shape(lambda: summed(params, *first))
+        found, after = jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes), parts)
+        return *found, after and after.put_together()
 
     return gradients_of
 
@@ -131,24 +147,56 @@ def make_evaluation_step(
     def step(params: Params, batch: Batch, bytes_per_token_V: jax.Array) -> dict[str, jax.Array]:
         mask_BxL = batch["loss_mask_BxL"]
         bytes_BxL = bytes_per_token_V[batch["targets_BxL"]].astype(jnp.float32) * mask_BxL
-        bound, predictions = _predictions(model, params, batch, loss_chunk, None)
+        bound, predictions, _ = _predictions(model, params, batch, loss_chunk, None, None)
         return task.scores(bound.head(), *predictions) | {"tokens": mask_BxL.sum(), "bytes": bytes_BxL.sum()}
 
     return step
 
 
+def make_carried_evaluation_step(
+    model: ModelFunction, loss_chunk: int, task: Task = NEXT_TOKEN
+) -> Callable[[Params, Batch, jax.Array, DecodeState], tuple[dict[str, jax.Array], DecodeState]]:
+    """Sums over each row of a batch whose rows continue those of the batch before.
+
+    Returns:
+        A function (params, batch, bytes_per_token_V, carried) -> the task's scores, tokens and bytes of each row, and
+        the position where it begins, B each; and the state after the rows.
+    """
+
+    def step(params: Params, batch: Batch, bytes_per_token_V: jax.Array, carried: DecodeState):
+        bound, predictions, after = _predictions(model, params, batch, loss_chunk, None, carried)
+        *arrays, _, _ = predictions
+        chunk = max(1, loss_chunk // len(batch["inputs_BxL"]))
+        of_row = lambda *row: task.scores(bound.head(), *(x[None] for x in row), chunk, 1)
+        mask_BxL = batch["loss_mask_BxL"]
+        bytes_BxL = bytes_per_token_V[batch["targets_BxL"]].astype(jnp.float32) * mask_BxL
+        counts = {"tokens": mask_BxL, "bytes": bytes_BxL}
+        sums = jax.vmap(of_row)(*arrays) | {name: x.sum(axis=1) for name, x in counts.items()}
+        assert after is not None
+        return sums | {"start": batch["positions_BxL"][:, 0]}, after
+
+    return step
+
+
 def _predictions(
-    model: ModelFunction, params: Params, batch: Batch, loss_chunk: int, key: jax.Array | None
-) -> tuple[LanguageModel, tuple[jax.Array, jax.Array, jax.Array, int, int]]:
-    """The model, and the arguments of its head's methods."""
-    bound = model.bind(params)
-    positions_BxL = batch["positions_BxL"] if model.packed else None  # otherwise all rows have the same positions
-    features_BxLxD = bound.features(
-        batch["inputs_BxL"], batch["segment_ids_BxL"], positions_BxL, dropout_key=key, packed=model.packed
-    )
+    model: ModelFunction, params: Params, batch: Batch, loss_chunk: int, key: jax.Array | None, carried: Carried
+) -> tuple[LanguageModel, tuple[jax.Array, jax.Array, jax.Array, int, int], Carried]:
+    """The model, the arguments of its head's methods, and the state after the rows."""
+    bound, segment_ids_BxL, positions_BxL = model.bind(params), batch["segment_ids_BxL"], batch["positions_BxL"]
+    if carried is None:
+        shared = None if not model.packed else positions_BxL  # without documents all rows have the same positions
+        features_BxLxD = bound.features(
+            batch["inputs_BxL"], segment_ids_BxL, shared, dropout_key=key, packed=model.packed
+        )
+    else:
+        real_BxL = segment_ids_BxL > 0
+        begins_B = real_BxL[:, 0] & (positions_BxL[:, 0] == 0)
+        features_BxLxD, carried = bound.carry(
+            batch["inputs_BxL"], carried, real_BxL.sum(axis=1, dtype=jnp.int32), begins_B, key
+        )
     parts = batch_parts(features_BxLxD.shape[0])
     targets_BxL, weights_BxL = batch["targets_BxL"], batch["loss_mask_BxL"]
-    return bound, (features_BxLxD, targets_BxL, weights_BxL, loss_chunk, parts)
+    return bound, (features_BxLxD, targets_BxL, weights_BxL, loss_chunk, parts), carried
 
 
 def _of_schedule(path: tuple, value: Any) -> bool:

@@ -117,8 +117,8 @@ def test_a_penalty_is_in_the_gradient_and_beside_the_loss(accumulate):
     plain, _ = function("free")
     params, data = model.init(), batch()
     tokens = data["loss_mask_BxL"].sum()
-    (total, penalties), found = make_gradients(model, config, seed=0)(params, jnp.int32(0), data)
-    (alone, none), expected = make_gradients(plain, config, seed=0)(params, jnp.int32(0), data)
+    (total, penalties), found, _ = make_gradients(model, config, seed=0)(params, jnp.int32(0), data)
+    (alone, none), expected, _ = make_gradients(plain, config, seed=0)(params, jnp.int32(0), data)
     of_gains = PULL * np.square(gains(params)).sum()
     assert not none and penalties.keys() == {"penalty"}
     np.testing.assert_allclose(total - alone, tokens * of_gains, rtol=1e-5)
@@ -136,7 +136,7 @@ def test_a_step_ends_where_the_parameter_may_be(optimizer):
     chain = make_optimizer(config, model.traits())
     state = init_state(model, chain)
     after, _ = make_train_step(model, chain, config, seed=0)(state, batch())
-    _, gradients = make_gradients(model, config, seed=0)(state.params, jnp.int32(0), batch())
+    _, gradients, _ = make_gradients(model, config, seed=0)(state.params, jnp.int32(0), batch())
     upwards = gains(gradients) < 0
     assert upwards.any() and not upwards.all()
     np.testing.assert_allclose(gains(after.params)[upwards], 1.0, rtol=1e-6)

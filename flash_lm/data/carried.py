@@ -1,0 +1,125 @@
+"""Whole documents in streams, for a state that is carried from row to row.
+
+A batch has as many streams as rows. A stream reads its documents one after another, row by row; each begins a row of
+its own, and its last row ends in padding. So a row either begins a document, at position 0, or goes on from the row at
+the same place in the batch before.
+"""
+
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from flash_lm.data.batches import Batch, stack
+from flash_lm.data.packing import Row, empty_row
+from flash_lm.data.share import Share
+from flash_lm.data.tokenized_text import TokenizedText
+
+_ORDER = 0x0D0C  # keeps the order of documents separate from other random numbers
+
+
+class CarriedBatches:
+    """Endless batches, of all documents once an epoch, in a new order each epoch.
+
+    A document goes to the stream that is free first. Which stream reads what is computed without reading any text, so
+    the step alone is enough to resume, and hosts need not talk.
+    """
+
+    def __init__(self, store: TokenizedText, length: int, share: Share, *, seed: int, start_step: int = 0):
+        """Starts at a given step.
+
+        Args:
+            store: the tokens of the training split.
+            length: L.
+            share: this host's share of each batch.
+            seed: the order of an epoch is drawn from (seed, epoch).
+            start_step: step of the first batch.
+        """
+        documents = _Documents(store, length)
+
+        def endless() -> Iterator[int]:
+            for epoch in itertools.count():
+                draw = np.random.default_rng(np.random.SeedSequence((seed, epoch, _ORDER)))
+                yield from draw.permutation(len(documents)).tolist()
+
+        self._batches = _batches(documents, endless(), share, start_step)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Returns itself."""
+        return self
+
+    def __next__(self) -> Batch:
+        """This host's rows of the next batch, a dict of arrays of L columns."""
+        return next(self._batches)
+
+    def state(self) -> None:
+        """None: the step is all the state there is."""
+
+
+def carried_once(store: TokenizedText, length: int, share: Share, limit: int = 0) -> Iterator[Batch]:
+    """Every document once, in order; streams that have no more documents get padding.
+
+    Args:
+        store: the tokens of a split.
+        length: L.
+        share: this host's share of each batch.
+        limit: number of batches; 0 = all.
+
+    Yields:
+        This host's rows of each batch, as dicts of arrays of L columns.
+    """
+    documents = _Documents(store, length)
+    batches = _batches(documents, range(len(documents)), share, 0)
+    return itertools.islice(batches, limit) if limit else batches
+
+
+class _Documents:
+    """The documents of a split, in rows."""
+
+    def __init__(self, store: TokenizedText, length: int):
+        self._tokens, self._starts, self.length = store.tokens, store.starts, length
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def rows(self, document: int) -> int:
+        """Rows of a document: every token but begin-of-text is a target once."""
+        predictions = int(self._starts[document + 1] - self._starts[document]) - 1
+        return -(-predictions // self.length)
+
+    def row(self, document: int, number: int) -> Row:
+        """A row of a document."""
+        place = number * self.length
+        first = int(self._starts[document]) + place
+        window = np.asarray(self._tokens[first : min(first + self.length + 1, self._starts[document + 1])], np.int32)
+        arrays, count = empty_row(self.length), len(window) - 1
+        arrays["inputs_BxL"][:count] = window[:-1]
+        arrays["targets_BxL"][:count] = window[1:]
+        arrays["loss_mask_BxL"][:count] = 1
+        arrays["segment_ids_BxL"][:count] = 1
+        arrays["positions_BxL"][:count] = place + np.arange(count)
+        return arrays
+
+
+def _batches(documents: _Documents, order: Iterable[int], share: Share, start: int) -> Iterator[Batch]:
+    """Batches from number `start` on, until all documents of the order are read."""
+    coming = iter(order)
+    # When each stream is free, and which stream that is: the first is at the top, the lower number if there are two.
+    free = [(0, stream) for stream in range(share.batch_size)]
+    reading: dict[int, tuple[int, int]] = {}  # stream -> document, and the batch that it began in
+    padding = empty_row(documents.length)
+    row = lambda document, begin, batch: documents.row(document, batch - begin)
+    for batch in itertools.count(start):
+        while free and free[0][0] <= batch:
+            begin, stream = free[0]
+            document = next(coming, None)
+            if document is None:
+                heapq.heappop(free)
+                reading.pop(stream, None)
+                continue
+            reading[stream] = document, begin
+            heapq.heapreplace(free, (begin + documents.rows(document), stream))
+        if not reading:
+            return
+        yield stack([row(*reading[stream], batch) if stream in reading else padding for stream in share.rows])

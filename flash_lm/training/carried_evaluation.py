@@ -1,0 +1,106 @@
+"""Perplexity of whole documents: each row is scored with the state of the rows before it."""
+
+import collections
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from flash_lm.data.carried import carried_once
+from flash_lm.data.tasks import NEXT_TOKEN, Task
+from flash_lm.data.tokenized_text import TokenizedText
+from flash_lm.data.tokenizers import Tokenizer
+from flash_lm.training.evaluation import bytes_per_token, perplexity, scores_of
+from flash_lm.training.hosts import fetched
+from flash_lm.training.sharding import batch_sharding, carried_shardings, place, rows_that_divide, share_of
+from flash_lm.training.state import ModelFunction, Params
+from flash_lm.training.step import make_carried_evaluation_step
+
+Sums = collections.Counter[str]
+
+
+class CarriedEvaluator:
+    """Evaluates whole documents with the parameters of a model."""
+
+    def __init__(
+        self, model: ModelFunction, tokenizer: Tokenizer, mesh: Mesh, loss_chunk: int, task: Task = NEXT_TOKEN
+    ):
+        """As `Evaluator`.
+
+        Raises:
+            InputError: the model's state cannot be carried.
+        """
+        model.abstract.check_carried()
+        self._model, self._mesh = model, mesh
+        self._step = jax.jit(make_carried_evaluation_step(model, loss_chunk, task))
+        self._bytes_per_token = bytes_per_token(model, tokenizer)
+
+    def __call__(
+        self,
+        params: Params,
+        text: TokenizedText,
+        length: int,
+        batch_size: int,
+        limit: int = 0,
+        by_position: bool = False,
+    ) -> dict[str, Any]:
+        """Scores each document once, from its beginning; call it inside `jax.set_mesh`.
+
+        Args:
+            params: the model's parameters.
+            text: the tokens of a split.
+            length: L, tokens a row.
+            batch_size: documents at a time; rounded up to a multiple of the devices.
+            limit: number of batches; 0 = all.
+            by_position: score each row also by itself, without the rows before, and return both by position.
+
+        Returns:
+            As `Evaluator`. With `by_position` also "by_position", for positions `from` to `to` (not included): number
+            of tokens, `perplexity`, and `perplexity_alone`, of rows by themselves.
+        """
+        sharding = batch_sharding(self._mesh)
+        share = share_of(sharding, rows_that_divide(batch_size, self._mesh))
+        empty = lambda params: self._model.bind(params).init_state(share.batch_size)
+        shardings = carried_shardings(jax.eval_shape(empty, params), self._mesh)
+        nothing = carried = jax.jit(empty, out_shardings=shardings)(params)
+
+        def score(batch: Any, carried: Any) -> tuple[dict[str, np.ndarray], Any]:
+            found, after = self._step(params, place(batch, sharding, share), self._bytes_per_token, carried)
+            return {name: fetched(x).astype(float) for name, x in found.items()}, after
+
+        sums, places = collections.Counter(), collections.defaultdict(collections.Counter)
+        for batch in carried_once(text, length, share, limit):
+            here, carried = score(batch, carried)
+            starts = here.pop("start")
+            sums.update({name: float(x.sum()) for name, x in here.items()})
+            if by_position:
+                positions_BxL = batch["positions_BxL"]
+                alone, _ = score(batch | {"positions_BxL": positions_BxL - positions_BxL[:, :1]}, nothing)
+                for start, tokens, nll, nll_alone in zip(
+                    starts, here["tokens"], here["nll"], alone["nll"], strict=True
+                ):
+                    places[int(start)].update(tokens=tokens, nll=nll, nll_alone=nll_alone)
+        return scores_of(sums) | ({"by_position": _by_position(places, length)} if by_position else {})
+
+
+def _by_position(places: dict[int, Sums], length: int) -> list[dict[str, float]]:
+    """Sums by the positions where rows begin, in spans that double: the first row, the second, two rows, four."""
+    found, begin = [], 0
+    while begin <= max(places, default=-1):
+        end = max(2 * begin, length)
+        sums: Sums = collections.Counter()
+        for start, here in places.items():
+            if begin <= start < end:
+                sums.update(here)
+        found.append(
+            {
+                "from": begin,
+                "to": end,
+                "tokens": sums["tokens"],
+                "perplexity": perplexity(sums["nll"], sums["tokens"]),
+                "perplexity_alone": perplexity(sums["nll_alone"], sums["tokens"]),
+            }
+        )
+        begin = end
+    return found
