@@ -3,7 +3,7 @@
 import argparse
 import pathlib
 
-from flash_lm.command import run, whole_numbers
+from flash_lm.command import positive, run, whole_numbers
 from flash_lm.jsonl import append_jsonl
 from flash_lm.run_flags import add_run_flags, run_of
 from flash_lm.tables import TASKS
@@ -18,6 +18,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument(
         "--carry", action="store_true", help="score whole documents, each row with the state of the rows before"
     )
+    parser.add_argument("--first", type=positive, help="with --carry: tokens of each document to score; default: all")
     parser.add_argument("--out", type=pathlib.Path, help="a JSONL file; default: results.jsonl in the run's folder")
     return parser
 
@@ -34,7 +35,15 @@ def main(argv: list[str]) -> None:
     lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else []
     name, mesh = run_of(arguments)
     with lost_hosts_reported():
-        results = evaluate(name, arguments.split, lengths, carry=arguments.carry, mesh_shape=mesh, overrides=overrides)
+        results = evaluate(
+            name,
+            arguments.split,
+            lengths,
+            carry=arguments.carry,
+            first=arguments.first,
+            mesh_shape=mesh,
+            overrides=overrides,
+        )
     if not is_first():
         return
     append_jsonl(arguments.out or name.workdir / "results.jsonl", results)

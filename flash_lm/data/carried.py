@@ -57,7 +57,9 @@ class CarriedBatches:
         """None: the step is all the state there is."""
 
 
-def carried_once(store: TokenizedText, length: int, share: Share, limit: int = 0) -> Iterator[Batch]:
+def carried_once(
+    store: TokenizedText, length: int, share: Share, limit: int = 0, first: int | None = None
+) -> Iterator[Batch]:
     """Every document once, in order; streams that have no more documents get padding.
 
     Args:
@@ -65,11 +67,12 @@ def carried_once(store: TokenizedText, length: int, share: Share, limit: int = 0
         length: L.
         share: this host's share of each batch.
         limit: number of batches; 0 = all.
+        first: tokens at the beginning of each document that are read, in whole rows; None: all.
 
     Yields:
         This host's rows of each batch, as dicts of arrays of L columns.
     """
-    documents = _Documents(store, length)
+    documents = _Documents(store, length, first)
     batches = _batches(documents, range(len(documents)), share, 0)
     return itertools.islice(batches, limit) if limit else batches
 
@@ -77,7 +80,8 @@ def carried_once(store: TokenizedText, length: int, share: Share, limit: int = 0
 class _Documents:
     """The documents of a split, in rows."""
 
-    def __init__(self, store: TokenizedText, length: int):
+    def __init__(self, store: TokenizedText, length: int, first: int | None = None):
+        self._first = first
         self._tokens, self._starts, self.length = store.tokens, store.starts, length
 
     def __len__(self) -> int:
@@ -86,7 +90,7 @@ class _Documents:
     def rows(self, document: int) -> int:
         """Rows of a document: every token but begin-of-text is a target once."""
         predictions = int(self._starts[document + 1] - self._starts[document]) - 1
-        return -(-predictions // self.length)
+        return -(-min(predictions, self._first or predictions) // self.length)
 
     def row(self, document: int, number: int) -> Row:
         """A row of a document."""

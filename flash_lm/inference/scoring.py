@@ -34,6 +34,7 @@ def evaluate(
     lengths: Sequence[int] = (),
     *,
     carry: bool = False,
+    first: int | None = None,
     mesh_shape: tuple[int, ...] = (-1, 1, 1),
     overrides: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
@@ -44,6 +45,7 @@ def evaluate(
         split: train, validation or test; or whole: all of a text, or all of a data set's data.split.
         lengths: row lengths; empty: the length of training.
         carry: whole documents, whose rows have the state of the rows before; the result also has scores by position.
+        first: with `carry`, tokens at the beginning of each document that are scored, in whole rows; None: all.
         mesh_shape: devices along (data, fsdp, tensor); it may differ from that of training.
         overrides: words such as --config.data.path=…, which select a text other than the run's own.
 
@@ -56,6 +58,8 @@ def evaluate(
     Raises:
         InputError: there is no such run, checkpoint or split, or a length exceeds the model's positions.
     """
+    if first is not None and not carry:
+        raise InputError("--first counts tokens of whole documents: add --carry")
     if split not in (*SPLITS, WHOLE):
         raise InputError(f"no split {split}: --split is one of {', '.join((*SPLITS, WHOLE))}")
     name = run_name(run)
@@ -65,12 +69,12 @@ def evaluate(
     lengths = list(lengths) or [data.length]
     for length in lengths:
         trained.model.abstract.check_length(length)
-    score = _in_whole_documents(trained, corpus, split) if carry else _in_rows(trained, corpus, split)
+    score = _in_whole_documents(trained, corpus, split, first) if carry else _in_rows(trained, corpus, split)
     results = []
     for length in lengths:
         with jax.set_mesh(trained.mesh):
             scores = score(length, max(1, data.tokens_per_batch // config.train.accumulate // length))
-        if TASKS[config.task].rows is None and isinstance(corpus, TokenizedCorpus):
+        if TASKS[config.task].rows is None and isinstance(corpus, TokenizedCorpus) and not first:
             scores |= _of_text(scores["nll"], corpus.splits[split])
         results.append(
             {
@@ -109,14 +113,15 @@ def _in_rows(trained: TrainedModel, corpus: Splits, split: str) -> Score:
     return lambda length, rows: evaluator(trained.params, evaluation_rows(config, corpus, split, length), rows)
 
 
-def _in_whole_documents(trained: TrainedModel, corpus: Splits, split: str) -> Score:
+def _in_whole_documents(trained: TrainedModel, corpus: Splits, split: str, first: int | None) -> Score:
     config = trained.config
     if TASKS[config.task].rows or not isinstance(corpus, TokenizedCorpus):
         raise InputError("--carry scores whole documents of text with a causal model: leave it out here")
     settings = config.train.loss_chunk, TASKS[config.task]
     evaluator = CarriedEvaluator(trained.model, corpus.tokenizer, trained.mesh, *settings)
-    of = lambda length, rows: evaluator(trained.params, corpus.splits[split], length, rows, by_position=True)
-    return lambda length, rows: of(length, rows) | {"carried": True}
+    text, marks = corpus.splits[split], {"carried": True} | ({"first": first} if first else {})
+    of = lambda length, rows: evaluator(trained.params, text, length, rows, first=first, by_position=True)
+    return lambda length, rows: of(length, rows) | marks
 
 
 def _load_text(trained: TrainedModel, split: str) -> Splits:

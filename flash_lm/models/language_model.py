@@ -227,7 +227,8 @@ class LanguageModel(nnx.Module):
         self.check_decodable()
         longest, key = self._bound
         if longest is not None:
-            other = "set --config.model.absolute_positions=none" if key == "model.max_length" else "use another family"
+            own = any(sublayer.longest is not None for sublayer in self.layers.sublayers)
+            other = "use another family" if own else "set --config.model.absolute_positions=none"
             raise InputError(
                 f"positions of family {self.config.label} end at {key}={longest}, and a text that is carried from row "
                 f"to row does not: {other}"

@@ -43,6 +43,7 @@ class CarriedEvaluator:
         length: int,
         batch_size: int,
         limit: int = 0,
+        first: int | None = None,
         by_position: bool = False,
     ) -> dict[str, Any]:
         """Scores each document once, from its beginning; call it inside `jax.set_mesh`.
@@ -53,6 +54,7 @@ class CarriedEvaluator:
             length: L, tokens a row.
             batch_size: documents at a time; rounded up to a multiple of the devices.
             limit: number of batches; 0 = all.
+            first: tokens at the beginning of each document that are scored, in whole rows; None: all.
             by_position: score each row also by itself, without the rows before, and return both by position.
 
         Returns:
@@ -70,7 +72,7 @@ class CarriedEvaluator:
             return {name: fetched(x).astype(float) for name, x in found.items()}, after
 
         sums, places = collections.Counter(), collections.defaultdict(collections.Counter)
-        for batch in carried_once(text, length, share, limit):
+        for batch in carried_once(text, length, share, limit, first):
             here, carried = score(batch, carried)
             starts = here.pop("start")
             sums.update({name: float(x.sum()) for name, x in here.items()})

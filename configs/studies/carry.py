@@ -1,0 +1,43 @@
+"""What a state that is carried from row to row is worth: families trained with it and without, scored by position.
+
+    python -m flash_lm.sweep --config=configs/studies/carry.py --split=validation --workdir=runs/carry \
+        --config.data.corpus=hf --config.data.path=$DATA/books
+    for run in runs/carry/*/; do \
+        python -m flash_lm.evaluate --workdir=$run --split=test --carry --first=32768 --out=results/carry/positions.jsonl; done
+    python scripts/plot_positions.py results/carry/positions.jsonl --out=results/carry
+
+Set before the first run: the perplexity of the first 32768 tokens of the test split's books. Training with a carried
+state helps a family if its perplexity at positions from 8192 on, with the state, is at least 2 % below that of the
+model trained on rows by themselves and scored in rows by themselves; and a family uses a long state without being
+trained for it if the second model, scored with the state, is at least 2 % below itself without. Seeds: one, so
+neither is a verdict. The learning rate is that of configs/quickstart.py, not tuned. Both arms see as many tokens in
+rows of the same length; rows by themselves are drawn from all books, and eight streams read a few books each.
+"""
+
+from ml_collections import ConfigDict
+
+from flash_lm.configs import quickstart
+
+WITHOUT_TABLES = {"model.absolute_positions": "none"}
+FAMILIES = {
+    "flash": {},
+    "aft_conv": WITHOUT_TABLES,
+    "linear_transformer": WITHOUT_TABLES | {"model.rotary": True},
+    "transformer_xl": {},
+}
+
+
+def get_config() -> ConfigDict:
+    config = quickstart.get_config()
+    config.model.max_length = 256
+    config.data.vocab_size = 4096
+    config.train.update(steps=750, warmup_steps=75, eval_every=250, eval_steps=20, checkpoint_every=250)
+    return config
+
+
+def get_runs(config: ConfigDict) -> dict[str, dict]:
+    return {
+        f"{family}_{name}": {"model.family": family, "train.carry_state": carry, **changes}
+        for family, changes in FAMILIES.items()
+        for name, carry in (("rows", False), ("carried", True))
+    }

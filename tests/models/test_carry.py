@@ -1,0 +1,137 @@
+"""A state that is carried from row to row: rows that continue are the whole row, forward and backward."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from oracles import families as oracle_families
+
+from flash_lm import build_model
+from flash_lm.errors import InputError
+from models.cases import (
+    BATCH,
+    LENGTH,
+    assert_close,
+    assert_trees_close,
+    case,
+    model_config,
+    targets,
+    tokens,
+)
+
+RTOL = 1e-5
+# Positions in tables end, and are refused.
+TABLES = {"aft_full", "aft_local", "cosformer"}
+CARRIED = [name for name, row in oracle_families.FAMILIES.items() if row.constant_state and name not in TABLES]
+LENGTHS = np.array([[13, 8], [16, 5]])  # of two rows in a batch of two, padded to 16
+
+
+def carried_case(family: str):
+    learned = oracle_families.FAMILIES[family].absolute == "learned"
+    return case(family, True, **({"absolute_positions": "none", "rotary": True} if learned else {}))
+
+
+def loss(logits, targets_, weights) -> jax.Array:
+    return (weights * optax.softmax_cross_entropy_with_integer_labels(logits, targets_)).sum()
+
+
+def in_rows(x: np.ndarray) -> list[np.ndarray]:
+    """What two batches of rows of 16 hold of it, then garbage."""
+    starts, found = np.zeros(BATCH, int), []
+    for lengths in LENGTHS:
+        row = np.random.default_rng(5).integers(61, size=(BATCH, 16))
+        for b in range(BATCH):
+            row[b, : lengths[b]] = x[b, starts[b] : starts[b] + lengths[b]]
+        found.append(row)
+        starts = starts + lengths
+    return found
+
+
+@pytest.mark.parametrize("family", CARRIED)
+def test_rows_that_continue_are_the_whole_row(family):
+    """Logits, loss, and its gradient where it also flows through the state, from any place in a chunk."""
+    model, ends = carried_case(family), LENGTHS.sum(axis=0)
+    whole_weights = (np.arange(LENGTH)[None] < ends[:, None]).astype(np.float32)
+
+    def whole(params):
+        logits = model.model(params)(tokens())
+        return loss(logits, targets(), whole_weights), logits
+
+    def carried(params):
+        bound, total, found = model.model(params), 0.0, []
+        state, begins = bound.init_state(BATCH), jnp.ones(BATCH, bool)
+        for inputs, wanted, lengths in zip(in_rows(tokens()), in_rows(targets()), LENGTHS, strict=True):
+            features, state = bound.carry(inputs, state, jnp.asarray(lengths), begins)
+            logits, begins = bound.logits(features), jnp.zeros(BATCH, bool)
+            total += loss(logits, wanted, (np.arange(16)[None] < lengths[:, None]).astype(np.float32))
+            found.append(logits)
+        return total, (found, state.positions_B)
+
+    (expected, logits), expected_grads = jax.jit(jax.value_and_grad(whole, has_aux=True))(model.params)
+    (total, (rows, positions)), grads = jax.jit(jax.value_and_grad(carried, has_aux=True))(model.params)
+    np.testing.assert_array_equal(positions, ends)
+    for b in range(BATCH):
+        joined = np.concatenate([row[b, : lengths[b]] for row, lengths in zip(rows, LENGTHS, strict=True)])
+        assert_close(joined, np.asarray(logits)[b, : ends[b]], RTOL)
+    np.testing.assert_allclose(total, expected, rtol=RTOL)
+    assert_trees_close(jax.tree.map(np.asarray, grads), jax.tree.map(np.asarray, expected_grads), 2e-5)
+
+
+@pytest.mark.parametrize("family", ["flash", "performer", "transformer_xl"])
+def test_a_row_that_begins_forgets(family):
+    """Up to rounding, whatever was before; the row beside it goes on."""
+    model = carried_case(family)
+    carry = jax.jit(lambda params, *args: model.model(params).carry(*args))
+    lengths = jnp.full(BATCH, 16)
+    _, before = carry(model.params, tokens()[:, :16], model.init_state(), lengths, jnp.ones(BATCH, bool))
+    both = [carry(model.params, tokens()[:, 13:], before, lengths, np.array(begins)) for begins in ([0, 1], [1, 1])]
+    fresh, _ = carry(model.params, tokens()[:, 13:], model.init_state(), lengths, jnp.ones(BATCH, bool))
+    assert_close(both[0][0][1], fresh[1], 1e-6)
+    assert_close(both[1][0], fresh, 1e-6)
+    assert np.abs(both[0][0][0] - fresh[0]).max() > 1e-3
+    np.testing.assert_array_equal(both[0][1].positions_B, [32, 16])
+
+
+@pytest.mark.parametrize("family", ["flash", "mega"])
+def test_dropout_is_that_of_the_parallel_form(family):
+    """From an empty state, with the same key."""
+    model, key = case(family, True, dropout=0.3), jax.random.key(3)
+    expected = jax.jit(lambda params: model.model(params).features(tokens(), dropout_key=key))(model.params)
+
+    def carried(params):
+        bound = model.model(params)
+        begins = jnp.ones(BATCH, bool)
+        return bound.carry(tokens(), bound.init_state(BATCH), jnp.full(BATCH, LENGTH), begins, key)[0]
+
+    assert_close(np.asarray(jax.jit(carried)(model.params)), np.asarray(expected), RTOL)
+
+
+def test_states_are_cut_as_microbatches_are():
+    state = case("flash", True).init_state(6)
+    state = jax.tree.map(lambda x: jnp.arange(x.size, dtype=x.dtype).reshape(x.shape), state)
+    parts = state.cut(2)
+    np.testing.assert_array_equal(parts.positions_B, [[0, 2, 4], [1, 3, 5]])
+    leaf, cut = jax.tree.leaves(state.layers)[0], jax.tree.leaves(parts.layers)[0]
+    np.testing.assert_array_equal(cut[1], leaf[:, 1::2])
+    jax.tree.map(np.testing.assert_array_equal, parts.put_together(), state)
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "message"),
+    [
+        ("transformer_plus_plus", {}, "grows with the text"),
+        ("reformer", {"absolute_positions": "none"}, "grows with the text"),
+        ("linear_transformer", {}, "end at model.max_length=32.*absolute_positions=none"),
+        ("aft_local", {"absolute_positions": "none"}, "end at model.max_length=32.*another family"),
+        ("cosformer", {"absolute_positions": "none"}, "end at model.cosformer.cos_length=32"),
+        ("performer", {"absolute_positions": "none", "favor.redraw": True}, "model.favor.redraw=True"),
+        ("flash", {"causal": False}, "causal"),
+    ],
+)
+def test_what_cannot_be_carried_is_refused_in_words(family, keys, message):
+    config = model_config(family, **{"causal": True, **keys})
+    model = nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
+    with pytest.raises(InputError, match=message):
+        model.check_carried()
