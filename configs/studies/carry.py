@@ -2,8 +2,8 @@
 
     python -m flash_lm.sweep --config=configs/studies/carry.py --split=validation --workdir=runs/carry \
         --config.data.corpus=hf --config.data.path=$DATA/books
-    for run in runs/carry/*/; do \
-        python -m flash_lm.evaluate --workdir=$run --split=test --carry --first=32768 --out=results/carry/positions.jsonl; done
+    for run in runs/carry/*_rows runs/carry/*_carried; do python -m flash_lm.evaluate --workdir=$run --split=test \
+        --carry --first=32768 --out=results/carry/positions.jsonl; done
     python scripts/plot_positions.py results/carry/positions.jsonl --out=results/carry
 
 Set before the first run: the perplexity of the first 32768 tokens of the test split's books. Training with a carried
