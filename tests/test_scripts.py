@@ -15,7 +15,7 @@ from small import as_overrides, load_script, small_config, write_corpus
 
 from flash_lm.analysis.rounds import COUNTED
 from flash_lm.errors import InputError, RunError
-from flash_lm.jsonl import read_jsonl
+from flash_lm.jsonl import read_jsonl, write_jsonl
 from flash_lm.ops.kernels import attention, programs
 from flash_lm.training.loop import train
 
@@ -182,6 +182,28 @@ def test_attention_maps_of_a_run(tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_perplexity_by_position(tmp_path, capsys):
+    """A column for each span, both figures in its cell; a curve for each run."""
+    script, file = load_script("plot_positions"), tmp_path / "positions.jsonl"
+    names = ("from", "to", "tokens", "perplexity", "perplexity_alone")
+    first, second = (dict(zip(names, found, strict=True)) for found in ((0, 256, 9, 200, 200), (256, 512, 9, 150, 190)))
+    lines = [
+        {"run": "a", "family": "flash", "by_position": [first, second]},
+        {"run": "b", "family": "aft_conv", "by_position": [first]},
+        {"run": "c", "family": "flash"},
+    ]
+    write_jsonl(file, lines)
+    script.main([str(file), f"--out={tmp_path / 'out'}"])
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert table.strip() == capsys.readouterr().out.strip()
+    assert "150.0 (190.0)" in table and "256–511" in table and "| c " not in table
+    assert (tmp_path / "out" / "positions.png").stat().st_size > 1000
+    for name, message in (("none.jsonl", "no file"), ("other.jsonl", "--carry")):
+        (tmp_path / "other.jsonl").write_text('{"run": "c"}\n')
+        with pytest.raises(InputError, match=message):
+            script.main([str(tmp_path / name), f"--out={tmp_path / 'out'}"])
+
+
 def test_decoding_by_context(tmp_path, monkeypatch, capsys):
     """Beside the cached Transformer++ stands the one that recomputes; what does not fit has no time."""
     script, out = load_script("benchmark_decode"), tmp_path / "out"

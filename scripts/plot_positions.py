@@ -1,0 +1,37 @@
+"""Perplexity by position in the document: a table and a plot of what `evaluate --carry` has written.
+
+python -m flash_lm.evaluate --workdir=runs/x --carry --first=32768 --out=runs/positions.jsonl   # for each run
+python scripts/plot_positions.py runs/positions.jsonl --out=runs/positions
+"""
+
+import argparse
+import pathlib
+
+from flash_lm.analysis.by_position import plot_by_position, position_table
+from flash_lm.analysis.figure import can_draw
+from flash_lm.command import run
+from flash_lm.errors import InputError
+from flash_lm.jsonl import read_jsonl
+
+
+def main(argv: list[str]) -> None:
+    """Writes table.md and positions.png, and prints the table."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("file", type=pathlib.Path, help="result lines of evaluate --carry")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the files")
+    arguments = parser.parse_args(argv)
+    if not arguments.file.exists():
+        raise InputError(f"no file {arguments.file}: write one with python -m flash_lm.evaluate --carry --out=…")
+    lines = [line for line in read_jsonl(arguments.file) if "by_position" in line]
+    if not lines:
+        raise InputError(f"{arguments.file} has no scores by position: evaluate runs with --carry")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    text = position_table(lines)
+    (arguments.out / "table.md").write_text(f"{text}\n")
+    if can_draw():
+        plot_by_position(lines, arguments.out / "positions.png")
+    print(text)
+
+
+if __name__ == "__main__":
+    run(main)
