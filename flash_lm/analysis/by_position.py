@@ -9,7 +9,7 @@ from flash_lm.jsonl import Line
 
 
 def position_table(lines: Sequence[Line]) -> str:
-    """One row a run, one column a span of positions: perplexity with the rows before, and that of rows by themselves."""
+    """One row a run, one column a span of positions: perplexity with the rows before, and in rows by themselves."""
     rows, columns = [], dict[str, tuple[str, str]]({"run": ("run", "{}")})
     for line in lines:
         row: Line = {"run": line["run"]}
