@@ -6,6 +6,7 @@ of the tokens that they read.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,11 @@ from flash_lm.ops.products import matmul
 _SMALLEST_BLOCK = 32  # tokens
 
 
-def reach(taps: int, causal: bool) -> tuple[int, int]:
+def reach(taps: Any, causal: bool) -> tuple[Any, Any]:
     """How many tokens before and after its own a filter reads; an even centred filter reads one more before.
 
     Args:
-        taps: W.
+        taps: W, which may be traced.
         causal: the last tap is that of the token itself; otherwise the filter is centred.
     """
     return (taps - 1, 0) if causal else (taps // 2, (taps - 1) // 2)

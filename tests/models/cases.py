@@ -46,6 +46,8 @@ SHAPE = {
     "based.feature_dim": 4,
     "ssd.head_width": 16,
     "mega.ema_dim": 3,
+    "conformer.kernel": 5,
+    "lite.kernels": (3, 6),
     "ssd.state_dim": 8,
     "max_length": 32,
     "vocab_size": 61,
