@@ -38,7 +38,9 @@ def test_kernels_differ_by_layer(causal):
         np.testing.assert_array_equal(found, np.arange(first, last + 1))
 
 
-@pytest.mark.parametrize("options", [{"lite.convolution": "light"}, {}], ids=["light", "dynamic"])
+@pytest.mark.parametrize(
+    "options", [{"lite.convolution": "light"}, pytest.param({}, marks=pytest.mark.slow)], ids=["light", "dynamic"]
+)
 @ways
 def test_options_equal_the_oracle(causal, options):
     """Three heads of four convolve."""
@@ -116,6 +118,7 @@ def test_keys_that_do_not_go_together(family, keys, message):
         Case(family, True, keys)
 
 
+@pytest.mark.slow
 def test_one_tap_is_enough():
     """No input is held, and the convolution is a product by channel."""
     model = case("conformer", True, **{"conformer.kernel": 1})

@@ -36,12 +36,12 @@ def expected(x, weights, ids: np.ndarray, causal: bool) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 31, 40])
+@pytest.mark.parametrize("count", [1, 6, 40])
 @both_ways
 def test_values(causal, count):
     """In one block and in several, whatever the padding holds, and with more taps than tokens of a document."""
     x, weights, keep = draw(2, LENGTH, H * E), draw(2, LENGTH, H, count), (IDS > 0)[..., None]
-    for length in (1, 20, 32, LENGTH):
+    for length in (1, 20, LENGTH):
         inputs = np.where(keep, x, GARBAGE).astype(np.float32)[:, :length]
         found = np.asarray(run(inputs, weights[:, :length], RUNS[:, :length], causal=causal))
         exact = expected(x[:, :length], weights[:, :length], IDS[:, :length], causal)
