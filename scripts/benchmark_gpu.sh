@@ -23,7 +23,7 @@ MAIN="transformer_plus_plus transformer_plus_plus+quadratic.implementation=cudnn
 XLA="flash_quad+kernels=xla flash+kernels=xla linear_transformer+kernels=xla"
 REST="transformer transformer_plus mc_tfm linear_transformer performer cosformer flowformer"
 REST="$REST aft_full aft_local aft_simple aft_conv longformer adaptive_span log_sparse reformer retnet mamba2 gated_deltanet"
-REST="$REST gla based rwkv4 mega transformer_xl"
+REST="$REST gla based rwkv4 mega transformer_xl conformer lite_transformer"
 PLAIN="flash+remat=full transformer_plus_plus+quadratic.implementation=plain+remat=full"
 step step_time --size=base --dtype=bfloat16 --tokens_per_step=65536 --lengths="8192 512 2048 4096 1024 16384" \
     --families="$MAIN $XLA $REST $PLAIN" --config.model.remat=none --rounds=1 --seconds=$((SECONDS < 390 ? 400 - SECONDS : 10)) \

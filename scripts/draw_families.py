@@ -62,7 +62,7 @@ _CELL, _GAP, _TEXT = 7, 40, 16
 
 
 def kinds(family: str, causal: bool) -> dict[str, np.ndarray]:
-    """Pairs of tokens, L×L of bool, by how they are connected in a family's first sublayer."""
+    """Pairs of tokens, L×L of bool, by how they are connected in a family's mixer."""
     config: Any = base.get_config().model
     config.update_from_flattened_dict({**_SHAPE, "family": family, "causal": causal})
     graph, params, others = nnx.split(build_model(config, rngs=nnx.Rngs(0)), nnx.Param, ...)
@@ -72,7 +72,7 @@ def kinds(family: str, causal: bool) -> dict[str, np.ndarray]:
         keys = iter(jax.random.split(key, len(jax.tree.leaves(params))))
         drawn = jax.tree.map(lambda x: x + _SPREAD * jax.random.normal(next(keys), x.shape), params)
         maps = attention_weights(nnx.merge(graph, drawn, others), jnp.arange(_LENGTH)[None])
-        first = [one for one in maps if (one.layer, one.sublayer) == (0, 0)]
+        first = [one for one in maps if (one.layer, one.sublayer) == (0, FAMILIES[family].mixer)]
         parts[:] = [one.part for one in first]
         return [one.weights_BxHxLxL[0] for one in first]
 

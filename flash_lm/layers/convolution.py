@@ -32,12 +32,12 @@ Arrays = Mapping[str, jax.Array]
 
 
 class ShortConvolutions(nnx.Module):
-    """A filter for each of several arrays, of `config.short_convolution` taps."""
+    """A filter for each of several arrays."""
 
     def __init__(self, filters: Mapping[str, nnx.Param], config: ModelConfig, activation: str):
-        """Takes the filters by the names of the arrays: W×D, one a channel, or W×D×E."""
+        """Takes the filters by the names of the arrays: W×D, one a channel, or W×D×E, with the same W."""
         self.names, self.activation = tuple(filters), activation
-        self.count = config.short_convolution
+        (self.count,) = {taps.shape[0] for taps in filters.values()}
         self.weights_of_a_tap = sum(math.prod(taps.shape[1:]) for taps in filters.values())
         self.state_dtype = jnp.dtype(config.state_dtype or config.dtype)
         for name, taps in filters.items():
@@ -67,15 +67,20 @@ class ShortConvolutions(nnx.Module):
 
     def flops_per_token(self, length: int, causal: bool) -> float:
         """The taps that read a token of the row."""
-        sides = [(side, min(side, length)) for side in reach(self.count, causal)]
-        outside = sum(near * side - near * (near - 1) / 2 for side, near in sides)  # of the first or last tokens
-        return 2 * self.weights_of_a_tap * (self.count - outside / length)
+        return 2 * self.weights_of_a_tap * taps_inside(self.count, length, causal)
 
     def _taps(self, name: str) -> jax.Array:
         return getattr(self, name)[...]
 
     def _activated(self, x_BxLxD: jax.Array) -> jax.Array:
         return _ACTIVATIONS[self.activation](x_BxLxD)
+
+
+def taps_inside(taps: int, length: int, causal: bool) -> float:
+    """How many of a token's taps read a token of its row, on average over a row of `length` tokens."""
+    sides = [(side, min(side, length)) for side in reach(taps, causal)]
+    outside = sum(near * side - near * (near - 1) / 2 for side, near in sides)  # of the first or last tokens
+    return taps - outside / length
 
 
 def short_convolutions(
@@ -88,14 +93,14 @@ def short_convolutions(
     """
     if not config.short_convolution:
         return None
-    own, _ = reach(config.short_convolution, bool(config.causal))
-
-    def identity(width: int) -> nnx.Param:
-        zeros_WxD = jnp.zeros((config.short_convolution, width), jnp.dtype(config.param_dtype))
-        return nnx.Param(zeros_WxD.at[own].set(1), **VECTORS)
-
-    filters = {name: identity(width) for name, width in widths.items()}
+    filters = {name: identity_filter(config.short_convolution, width, config) for name, width in widths.items()}
     return ShortConvolutions(filters, config, options.activation if options else "none")
+
+
+def identity_filter(taps: int, width: int, config: ModelConfig) -> nnx.Param:
+    """A filter a channel that passes each token on and nothing else, W×D."""
+    own, _ = reach(taps, bool(config.causal))
+    return nnx.Param(jnp.zeros((taps, width), jnp.dtype(config.param_dtype)).at[own].set(1), **VECTORS)
 
 
 def full_convolutions(names: Sequence[str], config: ModelConfig, *, rngs: nnx.Rngs) -> ShortConvolutions:

@@ -11,6 +11,8 @@ from flash_lm.models.parts import (
     AFT_LOCAL,
     AFT_SIMPLE,
     CHANNEL_MIX,
+    CLOSING_HALF_STEP,
+    CONVOLUTION_MODULE,
     COSINE,
     DELTA,
     FAVOR,
@@ -19,8 +21,10 @@ from flash_lm.models.parts import (
     GAU_QUADRATIC,
     GLA,
     GLU_PART,
+    HALF_STEP,
     LINEAR,
     LOG_SPARSE,
+    LONG_SHORT,
     LSH,
     MEGA,
     MLP_PART,
@@ -284,5 +288,27 @@ register_family(
         (TIME_MIX, CHANNEL_MIX),
         about="a mean of values whose weights decay by channel, and a gated MLP; both read the token before, too",
         paper="Peng et al. 2023, arXiv:2305.13048",
+    ),
+)
+# Two feed-forwards of 1.25 D, which with 3 D² of the convolution module have the 8 D² of the Transformer's.
+register_family(
+    "conformer",
+    Family(
+        (HALF_STEP, SOFTMAX, CONVOLUTION_MODULE, CLOSING_HALF_STEP),
+        _ROTARY,
+        about="softmax attention and a convolution by channel, between two feed-forwards with half of the residual",
+        paper="Gulati et al. 2020, arXiv:2005.08100",
+        mixer=1,
+    ),
+)
+# Half of the channels attend and half convolve, which takes 1.75 D² and leaves the MLP more than 8 D².
+register_family(
+    "lite_transformer",
+    Family(
+        (LONG_SHORT, MLP_PART),
+        _LEARNED | {"mlp_dim": times(41, 8)},
+        about="softmax attention in half of the heads and convolutions whose taps differ by token in the others, and "
+        "an MLP",
+        paper="Wu et al. 2020, arXiv:2004.11886",
     ),
 )

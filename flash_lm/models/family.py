@@ -62,12 +62,14 @@ class Family:
         defaults: defaults of open keys, if they differ from those of the parts.
         about: one line on what a layer is, for tables of families.
         paper: authors, year and arXiv:NUMBER.
+        mixer: which of the parts, from 0, mixes the tokens in a model of the user's own (`build_mixer`).
     """
 
     sublayers: tuple[Part, ...]
     defaults: Mapping[str, Default] = dataclasses.field(default_factory=dict)
     about: str = ""
     paper: str = ""
+    mixer: int = 0
 
     @property
     def serves(self) -> frozenset[str]:

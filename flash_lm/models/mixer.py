@@ -17,7 +17,7 @@ _NOT_OF_A_MIXER = {"vocab_size": 2, "absolute_positions": "none"}
 
 
 def build_mixer(family: str, *, rngs: nnx.Rngs, **keys: Any) -> Mixer:
-    """Builds the first sublayer of a family's layer, which mixes the tokens.
+    """Builds the sublayer of a family's layer that mixes the tokens, the first of them if there are two.
 
         mixer = flash_lm.build_mixer("flash", model_dim=64, chunks={"size": 32}, rngs=nnx.Rngs(0))
 
@@ -37,7 +37,8 @@ def build_mixer(family: str, *, rngs: nnx.Rngs, **keys: Any) -> Mixer:
             raise InputError(f"{name} is a section of keys: give a dict, such as {name}={{{_example(values[name])}}}")
         values[name] = {**values[name], **value} if is_section else value
     config = complete(parse_model(ConfigDict(values)))
-    sublayer = FAMILIES[family].sublayers[0](config, rngs=rngs)
+    row = FAMILIES[family]
+    sublayer = row.sublayers[row.mixer](config, rngs=rngs)
     return Mixer(
         sublayer,
         causal=config.causal,

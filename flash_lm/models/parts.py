@@ -11,6 +11,7 @@ from flash_lm.config import ModelConfig
 from flash_lm.layers.adaptive_span import AdaptiveSpanAttention
 from flash_lm.layers.aft import AFTCore, AFTOptions, AttentionFreeUnit, ConvCore, FactorisedCore
 from flash_lm.layers.attention import GatedAttentionUnit, GAUOptions, MultiHeadAttention
+from flash_lm.layers.conformer import ClosingHalfStep, ConformerOptions, ConvolutionModule, HalfStep
 from flash_lm.layers.convolution import ConvolutionOptions
 from flash_lm.layers.core import CoreOfPairs
 from flash_lm.layers.cosformer_core import CosformerCore, CosformerOptions
@@ -22,6 +23,7 @@ from flash_lm.layers.gated_linear import GatedLinearAttention, GLAOptions
 from flash_lm.layers.linear_core import LinearCore, LinearOptions
 from flash_lm.layers.linformer_core import LinformerCore, LinformerOptions
 from flash_lm.layers.log_sparse import LogSparseAttention, LogSparseOptions
+from flash_lm.layers.long_short import LiteOptions, LongShortAttention
 from flash_lm.layers.longformer import LongformerAttention
 from flash_lm.layers.lsh_core import LSHOptions
 from flash_lm.layers.mega import MegaOptions, MegaUnit
@@ -160,6 +162,24 @@ def _taylor(
 ) -> Sublayer:
     core = TaylorCore(linear, config)
     return MultiHeadAttention(core, config, rngs=rngs, key_width=based.feature_dim, convolution=convolution)
+
+
+def _convolution_module(config: ModelConfig, conformer: ConformerOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return ConvolutionModule(conformer, config, rngs=rngs)
+
+
+def _long_short(config: ModelConfig, lite: LiteOptions, quadratic: QuadraticOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return LongShortAttention(lite, quadratic, config, rngs=rngs)
+
+
+def _long_short_problems(config: ModelConfig) -> list[str]:
+    found, lite, heads = _head_problems(config), config[LiteOptions], config.num_heads
+    if not 0 < lite.attending(heads) < heads:
+        found.append(
+            f"model.lite.attention_share={lite.attention_share} of model.num_heads={heads} must leave a head or more "
+            "to the attention and to the convolution"
+        )
+    return found
 
 
 def _taylor_problems(config: ModelConfig) -> list[str]:
@@ -415,6 +435,11 @@ TAYLOR = Part(
 TIME_MIX = Part(_time_mix, (LinearOptions,), unread=frozenset({"short_convolution"}))
 # A third matrix of D² parameters leaves 7 D² of a layer's 12 to the other two.
 CHANNEL_MIX = Part(ChannelMix, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": times(7, 2)})
+_HALF: dict[str, Any] = {"keys": frozenset({"mlp_dim"}), "defaults": {"mlp_dim": times(5, 4)}}
+HALF_STEP = Part(HalfStep, **_HALF)
+CONVOLUTION_MODULE = Part(_convolution_module, (ConformerOptions,))
+CLOSING_HALF_STEP = Part(ClosingHalfStep, **_HALF)
+LONG_SHORT = Part(_long_short, (LiteOptions, QuadraticOptions), _HEADS, problems=_long_short_problems)
 AFT_FULL = Part(_aft_full, (AFTOptions, ConvolutionOptions), unread=frozenset({"aft.window"}))
 AFT_LOCAL = Part(_aft_local, (AFTOptions, ConvolutionOptions))
 AFT_SIMPLE = Part(_aft_simple, (ConvolutionOptions,))

@@ -101,6 +101,20 @@ def test_mega_drops_what_it_proposes():
     np.testing.assert_allclose(dropped[~gone], whole[~gone] / (1 - RATE), rtol=1e-3, atol=1e-5)
 
 
+def test_a_closing_half_step_drops_what_it_adds():
+    """norm(x + drop(h)), where the norm is taken as it is: the stream itself is not dropped."""
+    config = complete(parse_model(model_config("conformer", True, dropout=RATE, model_dim=64)))
+    unit = FAMILIES["conformer"].sublayers[-1](config, rngs=nnx.Rngs(0))
+    unit.closing_norm = lambda x: x
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 29, 64)), jnp.float32)
+    segments = whole_row(29)
+    context = Context(positions_BxL=segments.offsets_BxL, segments=segments)
+    whole, dropped = unit(x, context) - x, unit(x, dataclasses.replace(context, dropout_key=KEY)) - x
+    gone = np.abs(np.asarray(dropped)) < 1e-6
+    assert_rate(gone)
+    np.testing.assert_allclose(dropped[~gone], whole[~gone] / (1 - RATE), rtol=1e-3, atol=1e-5)
+
+
 def test_layers_have_masks_of_their_own():
     """Two layers of the same parameters: were their masks the same, the model's would be one mask applied twice."""
     model = case("transformer_plus", True, dropout=RATE, num_layers=2)

@@ -104,7 +104,9 @@ def rounding(family: str, x_xLxD: np.ndarray, y_xLxD: np.ndarray) -> float:
 
 
 # Each sublayer of the table once in each direction: (family, causal, place in the pattern).
-UNIQUE = {(FAMILIES[f].sublayers[w], c): (f, c, w) for f, c in CASES for w in (0, 1)}.values()
+UNIQUE = {
+    (FAMILIES[f].sublayers[w], c): (f, c, w) for f, c in CASES for w in range(len(FAMILIES[f].sublayers))
+}.values()
 MIXERS = [(f, c, w) for f, c, w in UNIQUE if FAMILIES[f].sublayers[w] not in (GLU, MLP)]
 
 

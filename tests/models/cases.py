@@ -48,6 +48,8 @@ SHAPE = {
     "mega.ema_dim": 3,
     "xl.segment": 8,
     "xl.memory_gradient": True,  # so that derivatives are those of the logits; test_transformer_xl has the default
+    "conformer.kernel": 5,
+    "lite.kernels": (3, 6),
     "ssd.state_dim": 8,
     "max_length": 32,
     "vocab_size": 61,

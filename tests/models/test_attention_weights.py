@@ -24,12 +24,14 @@ def maps(family: str, causal: bool | None = None, segment_ids=None, **overrides)
     return model, [dataclasses.replace(one, weights_BxHxLxL=x) for one, x in zip(found, made, strict=True)]
 
 
-def first_sublayer(model, segment_ids=None):
-    """The first sublayer, what goes into it, and its context."""
+def first_mixer(model, segment_ids=None):
+    """The mixer of the first layer, what goes into it, and its context."""
     bound = model.model(model.params)
     x, context = bound.embed(jnp.asarray(tokens()), segment_ids)
-    residual = bound.periods_apart()[0].residuals()[0]
-    return residual.sublayer, residual.before(x), context
+    *before, mixer = bound.periods_apart()[0].residuals()[: FAMILIES[model.family].mixer + 1]
+    for residual in before:
+        x = residual.after(x, residual.sublayer(residual.before(x), context))
+    return mixer.sublayer, mixer.before(x), context
 
 
 @pytest.mark.parametrize("family", CAUSAL)
@@ -49,15 +51,15 @@ def test_nothing_that_is_not_seen_has_weight(family):
 @pytest.mark.parametrize("family", [name for name in FAMILIES if not name.startswith(("aft", "rwkv"))])
 def test_weights_times_values_are_the_output(family):
     model, found = maps(family)
-    sublayer, x, context = first_sublayer(model)
+    sublayer, x, context = first_mixer(model)
     pairs, v, _ = sublayer.project(x, context)
-    whole = sum(one.weights_BxHxLxL for one in found if (one.layer, one.sublayer) == (0, 0))
+    whole = sum(one.weights_BxHxLxL for one in found if (one.layer, one.sublayer) == (0, FAMILIES[family].mixer))
     assert_close(jnp.einsum("bhtu,bhue->bhte", whole, v), sublayer.core(pairs, v, context), 1e-5)
 
 
 def test_softmax_weights_by_definition():
     model, found = maps("transformer")
-    sublayer, x, context = first_sublayer(model)
+    sublayer, x, context = first_mixer(model)
     q, k = sublayer.project(x, context).by["attention"]
     scores = np.einsum("bhtd,bhud->bhtu", *(np.asarray(one, np.float64) for one in (q, k))) / np.sqrt(q.shape[-1])
     scores = np.where(np.tri(LENGTH, dtype=bool), scores, -np.inf)
@@ -92,7 +94,7 @@ def test_of_aft(family):
     assert ("exp(w)" in by_part) == (family != "aft_simple")
     if family == "aft_simple":
         return
-    core, distance = first_sublayer(model)[0].core, np.arange(LENGTH)[:, None] - np.arange(LENGTH)[None]
+    core, distance = first_mixer(model)[0].core, np.arange(LENGTH)[:, None] - np.arange(LENGTH)[None]
     if family == "aft_conv":
         taps = np.asarray(core.taps[...], np.float64)
         normal = (taps - taps.mean(1, keepdims=True)) / np.sqrt(taps.var(1, keepdims=True) + _STD_EPS)

@@ -106,10 +106,11 @@ def test_flops_are_those_that_xla_counts(family, monkeypatch):
     # Of the two forms the one that has no product where there is no w.
     monkeypatch.setattr(aft, "fits", lambda k, v, bias: jnp.zeros((), bool))
     # An AFT, convolutions and a bias do more than others element by element.
-    width = 1024 if family.startswith("aft") or family in ("log_sparse", "adaptive_span") else 256
+    width = 1024 if family.startswith("aft") or family in ("log_sparse", "adaptive_span", "conformer") else 256
     shape = {"num_layers": 1, "model_dim": width, "num_heads": 2, "gau.shared_dim": 128, "chunks.size": 128}
     shape |= {"aft.window": 512, "aft.bias_dim": 64, "window.size": 512, "window.dilations": (1,), "span.limit": 512}
     shape |= {"linformer.slots": 128, "nystrom.landmarks": 64, "nystrom.kernel_size": 33}
+    shape |= {"conformer.kernel": 31, "lite.kernels": (31,)}
     if family == "retnet":  # the first and last chunk's sums, which nothing reads, count less in narrow heads
         shape |= {"model_dim": 512, "num_heads": 16, "linear.chunk_size": 64}
     plain = {"quadratic.implementation": "plain", "scan_layers": False, "max_length": 512}

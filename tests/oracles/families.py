@@ -8,6 +8,7 @@ from typing import NamedTuple
 from oracles.aft import aft_conv, aft_full, aft_local, aft_simple
 from oracles.attention import gau_quadratic, softmax_attention
 from oracles.based import taylor_attention
+from oracles.conformer import closing_half_step, convolution_module, half_step
 from oracles.cosformer import cosine_attention
 from oracles.delta import gated_delta
 from oracles.feed_forward import glu, mlp
@@ -16,6 +17,7 @@ from oracles.gated_linear import gated_linear
 from oracles.linear import favor_attention, linear_attention
 from oracles.linformer import linformer_attention
 from oracles.log_sparse import log_sparse_attention, log_sparse_pairs
+from oracles.long_short import long_short_attention
 from oracles.lsh import lsh_attention, lsh_pairs
 from oracles.mega import mega
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
@@ -80,13 +82,15 @@ FAMILIES = {
     "based": Family((taylor_attention, glu), "learned", False, constant_state=True),
     "mega": Family((mega, mlp), "none", False, constant_state=True),
     "rwkv4": Family((time_mix, channel_mix), "none", False, constant_state=True),
+    "conformer": Family((half_step, softmax_attention, convolution_module, closing_half_step), "none", True),
+    "lite_transformer": Family((long_short_attention, mlp), "learned", False),
     "linformer": Family((linformer_attention, mlp), "learned", False),
     "nystromformer": Family((nystrom_attention, mlp), "learned", False),
     "reformer": Family((lsh_attention, mlp), "learned", False, connects=lsh_pairs),
 }
 
 
-OWN_RESIDUAL = {mega}  # sublayers that get the residual stream and return what replaces it
+OWN_RESIDUAL = {mega, closing_half_step}  # sublayers that get the residual stream and return what replaces it
 
 
 def complete(model: dict) -> SimpleNamespace:
@@ -110,6 +114,10 @@ def complete(model: dict) -> SimpleNamespace:
         mlp_width = 2 * s.model_dim
     if family.sublayers[0] in (time_mix, segment_attention):
         mlp_width = next(width for width in range(8, 8 * s.model_dim, 8) if 2 * width >= 7 * s.model_dim)
+    if family.sublayers[0] is half_step:  # two of them
+        mlp_width = next(width for width in range(8, 8 * s.model_dim, 8) if 4 * width >= 5 * s.model_dim)
+    if family.sublayers[0] is long_short_attention:
+        mlp_width = next(width for width in range(8, 8 * s.model_dim, 8) if 8 * width >= 41 * s.model_dim)
     if family.sublayers[0] is taylor_attention:  # the usual GLU's, and D / 2 for what narrow queries and keys leave
         glu_width = next(width for width in range(8, 8 * s.model_dim, 8) if 6 * width >= 19 * s.model_dim)
     width = s.model_dim // s.num_heads  # of a head, whose K ln K are rounded up to a multiple of 8

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from oracles.aft import aft_conv, aft_full, aft_local, aft_simple
 from oracles.attention import gau_quadratic, softmax_attention
 from oracles.based import taylor_attention
+from oracles.conformer import closing_half_step, convolution_module, half_step
 from oracles.cosformer import cosine_attention
 from oracles.delta import gated_delta
 from oracles.families import FAMILIES
@@ -15,6 +16,7 @@ from oracles.gated_linear import gated_linear
 from oracles.linear import favor_attention, linear_attention
 from oracles.linformer import linformer_attention
 from oracles.log_sparse import at_offset, log_sparse_attention
+from oracles.long_short import attending, layer_kernel, long_short_attention, most_taps
 from oracles.lsh import lsh_attention
 from oracles.mega import mega
 from oracles.mixed_chunks import gau_mixed_chunk, softmax_mixed_chunk
@@ -31,9 +33,13 @@ def parameters(s: SimpleNamespace) -> int:
     """Of the whole model."""
     embeddings = s.vocab_size * s.model_dim * (1 if s.tie_embeddings else 2)
     positions = {"learned": s.max_length * s.model_dim, "scaled_sinusoid": 1}.get(s.absolute_positions, 0)
-    norm = {"layer": 2 * s.model_dim, "rms": s.model_dim, "scale": 1}[s.norm]
+    norm = _norm(s)
     period = sum(norm + _sublayer(of_layer, sublayer) for of_layer, sublayer in _sublayers(s))
     return embeddings + positions + s.num_layers // len(s.layers) * period + norm
+
+
+def _norm(s: SimpleNamespace) -> int:
+    return {"layer": 2 * s.model_dim, "rms": s.model_dim, "scale": 1}[s.norm]
 
 
 def _sublayers(s: SimpleNamespace) -> list:
@@ -50,7 +56,17 @@ def _convolved(s: SimpleNamespace, sublayer) -> int:
     if sublayer in (gau_quadratic, gau_mixed_chunk):
         parts = 1 if sublayer is gau_quadratic else s.chunks.local_attention + s.chunks.global_attention
         return s.gau.expanded_dim + s.gau.shared_dim * (2 * parts * s.gau.heads if s.gau.query_key == "dense" else 1)
-    if sublayer in (mlp, glu, mega, segment_attention):
+    nothing = (
+        mlp,
+        glu,
+        mega,
+        segment_attention,
+        half_step,
+        closing_half_step,
+        convolution_module,
+        long_short_attention,
+    )
+    if sublayer in nothing:
         return 0
     if sublayer is softmax_attention:
         return d + 2 * d // s.num_heads * s.num_kv_heads
@@ -113,6 +129,11 @@ def _without_convolutions(s: SimpleNamespace, sublayer) -> int:
         segment_attention: 5 * d * d + 2 * d,
         time_mix: 4 * d * d + 5 * d,
         channel_mix: d * d + 2 * d * s.mlp_dim + 2 * d,
+        half_step: 2 * d * s.mlp_dim,
+        # The model counts one of its two norms.
+        closing_half_step: 2 * d * s.mlp_dim + _norm(s),
+        convolution_module: 3 * d * d + s.conformer.kernel * d + _norm(s),
+        long_short_attention: _maps_of_long_short(s) + most_taps(s) * _scores_of_a_tap(s),
         mlp: 2 * d * s.mlp_dim,
         glu: 3 * d * s.mlp_dim,
         gau_quadratic: 3 * d * e + _queries_and_keys(s, 1) + _bias(s, s.max_length),
@@ -138,6 +159,26 @@ def _sums_of_mega(s: SimpleNamespace) -> int:
 def _maps_of_gates(s: SimpleNamespace) -> int:
     d, keys = s.model_dim, s.gla.key_dim
     return d * (2 * keys + 3 * d) + s.gla.gate_rank * (d + keys)
+
+
+def _short_width(s: SimpleNamespace) -> int:
+    return s.model_dim - attending(s) * s.model_dim // s.num_heads
+
+
+def _maps_of_long_short(s: SimpleNamespace) -> int:
+    short = _short_width(s)
+    return 4 * (s.model_dim - short) ** 2 + 3 * short**2
+
+
+def _scores_of_a_tap(s: SimpleNamespace) -> int:
+    """A number for each head, or a map to one."""
+    return (s.num_heads - attending(s)) * (_short_width(s) if s.lite.convolution == "dynamic" else 1)
+
+
+def _taps_read(s: SimpleNamespace, taps: int, length: int) -> int:
+    """How many taps of a row's tokens read one of its tokens."""
+    own = taps - 1 if s.causal else taps // 2
+    return sum(0 <= t + i - own < length for t in range(length) for i in range(taps))
 
 
 def _maps_of_states(s: SimpleNamespace) -> int:
@@ -173,9 +214,7 @@ def flops(s: SimpleNamespace, length: int) -> float:
 
 
 def _sublayer_flops(s: SimpleNamespace, sublayer, length: int) -> float:
-    taps, channels = s.short_convolution, _convolved(s, sublayer)
-    own = taps - 1 if s.causal else taps // 2
-    read = sum(0 <= t + i - own < length for t in range(length) for i in range(taps))
+    read, channels = _taps_read(s, s.short_convolution, length), _convolved(s, sublayer)
     return _flops_without_convolutions(s, sublayer, length) + 2 * read * channels
 
 
@@ -237,6 +276,14 @@ def _flops_without_convolutions(s: SimpleNamespace, sublayer, length: int) -> fl
         return 2 * length * 4 * d * d
     if sublayer is channel_mix:
         return 2 * length * (d * d + 2 * d * s.mlp_dim)
+    if sublayer in (half_step, closing_half_step):
+        return 2 * length * 2 * d * s.mlp_dim
+    if sublayer is convolution_module:
+        return 2 * length * 3 * d * d + 2 * _taps_read(s, s.conformer.kernel, length) * d
+    if sublayer is long_short_attention:  # with the layer's own taps only
+        short, taps = _short_width(s), layer_kernel(s, s.number)
+        maps = _maps_of_long_short(s) + taps * _scores_of_a_tap(s) * (s.lite.convolution == "dynamic")
+        return 2 * (length * maps + len(pairs) * 2 * (d - short) + _taps_read(s, taps, length) * short)
     if sublayer is mlp:
         return 2 * length * 2 * d * s.mlp_dim
     if sublayer is glu:

@@ -167,7 +167,7 @@ def test_short_convolutions(task):
     assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(filters))
 
 
-_IN_TWO = "shared|beta|step_size|skip_map"  # over fsdp alone, or tensor
+_IN_TWO = "shared|beta|step_size|skip_map|taps"  # over fsdp alone, or tensor
 
 
 def assert_matrices_are_cut(tree) -> None:
