@@ -32,6 +32,7 @@ _SHAPE = {
     "num_heads": 2,
     "gau.shared_dim": 8,
     "chunks.size": 6,
+    "xl.segment": 6,
     "ssd.head_width": 8,
     "ssd.chunk_size": 6,
     "linear.chunk_size": 8,
