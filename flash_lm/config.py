@@ -74,6 +74,8 @@ class Config:
             ]
         if self.train.carry_state and (not task.causal or task.rows or self.data.pack == "examples"):
             found.append("train.carry_state=True needs task=causal_lm and a corpus of text, whose documents it reads")
+        if self.train.carry_state and self.model.kernels == "pallas":
+            found.append("train.carry_state=True has no Pallas kernels: leave model.kernels=auto")
         if self.train.carry_state and self.data.streaming:
             found.append("train.carry_state=True needs data.streaming=False: it reads documents in an order of its own")
         if self.data.length > self.model.max_length:

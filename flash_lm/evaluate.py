@@ -18,8 +18,10 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument(
         "--carry", action="store_true", help="score whole documents, each row with the state of the rows before"
     )
-    parser.add_argument("--first", type=positive, help="with --carry: tokens of each document to score; default: all")
-    parser.add_argument("--out", type=pathlib.Path, help="a JSONL file; default: results.jsonl in the run's folder")
+    parser.add_argument("--first", type=positive, help="with --carry: tokens of each document to score, in whole rows")
+    parser.add_argument(
+        "--out", type=pathlib.Path, help="a JSONL file; default: in the run's folder results.jsonl, or carried.jsonl"
+    )
     return parser
 
 
@@ -46,7 +48,8 @@ def main(argv: list[str]) -> None:
         )
     if not is_first():
         return
-    append_jsonl(arguments.out or name.workdir / "results.jsonl", results)
+    # In a file of their own: what reads results compares rows by themselves.
+    append_jsonl(arguments.out or name.workdir / ("carried.jsonl" if arguments.carry else "results.jsonl"), results)
     for result in results:
         word = f" {result['word_perplexity']:.1f} per word," if "word_perplexity" in result else ""
         accuracy = f"accuracy {result['accuracy']:.2%} " if "accuracy" in result else ""

@@ -181,7 +181,6 @@ def test_attention_maps_of_a_run(tmp_path, capsys):
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
 def test_perplexity_by_position(tmp_path, capsys):
     """A column for each span, both figures in its cell; a curve for each run."""
     script, file = load_script("plot_positions"), tmp_path / "positions.jsonl"
@@ -204,6 +203,7 @@ def test_perplexity_by_position(tmp_path, capsys):
             script.main([str(tmp_path / name), f"--out={tmp_path / 'out'}"])
 
 
+@pytest.mark.slow
 def test_decoding_by_context(tmp_path, monkeypatch, capsys):
     """Beside the cached Transformer++ stands the one that recomputes; what does not fit has no time."""
     script, out = load_script("benchmark_decode"), tmp_path / "out"

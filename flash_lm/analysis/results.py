@@ -31,7 +31,7 @@ def _label(name: RunName, depth: int) -> str:
 def newest_results(runs: Sequence[Run], split: str) -> list[Line]:
     """The last result on a split of each checkpoint that has one; `run` is the run's label.
 
-    Prefers results on the run's own corpus, of rows by themselves that have the training length.
+    Prefers results on the run's own corpus, with rows of the training length.
     """
     found = []
     for label, name in labels(runs).items():
@@ -39,7 +39,6 @@ def newest_results(runs: Sequence[Run], split: str) -> list[Line]:
         lines = [line for line in read_jsonl(path) if line["split"] == split] if path.exists() else []
         lines = _of_checkpoint(lines, name)
         lines = [line for line in lines if line.get("own_corpus", True)] or lines
-        lines = [line for line in lines if not line.get("carried")] or lines
         as_trained = [line for line in lines if line.get("trained_length", -1) == line.get("length")]
         found.extend(line | {"run": label} for line in (as_trained or lines)[-1:])
     return found

@@ -25,7 +25,9 @@ class XLOptions:
     """Options of segments with a memory."""
 
     segment: int = key(128, "C, tokens of a segment, and of the memory, which is the segment before", at_least(1))
-    memory_gradient: bool = key(False, "whether the derivative goes through the memory into the tokens before")
+    memory_gradient: bool = key(
+        False, "whether the derivative goes through the memory into the tokens before; bidirectional: always"
+    )
 
 
 class SegmentCore(PlainCore):
@@ -73,8 +75,8 @@ class SegmentCore(PlainCore):
 class SegmentAttention(AttentionSublayer[SegmentInputs]):
     """Multi-head attention over the segment and its memory.
 
-    The memory is of the sublayer's own input, one segment before. Unless `xl.memory_gradient`, its derivative ends at
-    the weights of keys and values, as it does between batches in the authors' code.
+    The memory is of the sublayer's own input, one segment before. Unless `xl.memory_gradient` or bidirectional, its
+    derivative ends at the weights of keys and values, as it does between batches in the authors' code.
     """
 
     def __init__(self, options: XLOptions, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -82,7 +84,7 @@ class SegmentAttention(AttentionSublayer[SegmentInputs]):
         dim, self.heads = config.model_dim, config.num_heads
         self.core, self.rotary, self.key_heads = SegmentCore(options, config), False, self.heads
         self.key_width = self.value_width = dim // self.heads
-        self.memory_gradient = options.memory_gradient
+        self.memory_gradient = options.memory_gradient or not config.causal
         self.projection_weights = 4 * dim * dim
         self.query, self.key, self.value = (Dense(dim, dim, config, rngs=rngs) for _ in range(3))
         self.distance = Dense(dim, dim, config, rngs=rngs)

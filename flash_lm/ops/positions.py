@@ -84,7 +84,7 @@ def toeplitz(values_xW: jax.Array) -> jax.Array:
 
 
 def skewed(x_xCxW: jax.Array, width: int) -> jax.Array:
-    """Moves row i by i places to the left, and all rows by C: (…, C, W) -> (…, C, width), W = C + width.
+    """Moves row i by C − i places to the left: (…, C, W) -> (…, C, width), W = C + width.
 
     Scores by distance become scores by place, as in Transformer-XL, by a change of shape alone.
     """

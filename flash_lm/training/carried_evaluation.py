@@ -1,6 +1,8 @@
 """Perplexity of whole documents: each row is scored with the state of the rows before it."""
 
 import collections
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ from flash_lm.data.carried import carried_once
 from flash_lm.data.tasks import NEXT_TOKEN, Task
 from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.data.tokenizers import Tokenizer
+from flash_lm.models.decode_state import DecodeState
 from flash_lm.training.evaluation import bytes_per_token, perplexity, scores_of
 from flash_lm.training.hosts import fetched
 from flash_lm.training.sharding import batch_sharding, carried_shardings, place, rows_that_divide, share_of
@@ -34,6 +37,7 @@ class CarriedEvaluator:
         model.abstract.check_carried()
         self._model, self._mesh = model, mesh
         self._step = jax.jit(make_carried_evaluation_step(model, loss_chunk, task))
+        self._empty = functools.cache(self._make_empty)
         self._bytes_per_token = bytes_per_token(model, tokenizer)
 
     def __call__(
@@ -63,9 +67,7 @@ class CarriedEvaluator:
         """
         sharding = batch_sharding(self._mesh)
         share = share_of(sharding, rows_that_divide(batch_size, self._mesh))
-        empty = lambda params: self._model.bind(params).init_state(share.batch_size)
-        shardings = carried_shardings(jax.eval_shape(empty, params), self._mesh)
-        nothing = carried = jax.jit(empty, out_shardings=shardings)(params)
+        nothing = carried = self._empty(share.batch_size)(params)
 
         def score(batch: Any, carried: Any) -> tuple[dict[str, np.ndarray], Any]:
             found, after = self._step(params, place(batch, sharding, share), self._bytes_per_token, carried)
@@ -84,6 +86,12 @@ class CarriedEvaluator:
                 ):
                     places[int(start)].update(tokens=tokens, nll=nll, nll_alone=nll_alone)
         return scores_of(sums) | ({"by_position": _by_position(places, length)} if by_position else {})
+
+    def _make_empty(self, rows: int) -> Callable[[Params], DecodeState]:
+        """A compiled function that makes the state before the first token."""
+        empty = lambda params: self._model.bind(params).init_state(rows)
+        params = jax.eval_shape(self._model.init)
+        return jax.jit(empty, out_shardings=carried_shardings(jax.eval_shape(empty, params), self._mesh))
 
 
 def _by_position(places: dict[int, Sums], length: int) -> list[dict[str, float]]:

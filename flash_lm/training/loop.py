@@ -218,7 +218,8 @@ class _Loop:
     def _log(self, step: int, metrics: dict[str, jax.Array], batch: dict[str, jax.Array]) -> None:
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         if not values.pop("finite"):
-            origin = "use --debug_nonfinite to find the layer where it begins"
+            carries = self.config.train.carry_state
+            origin = "its state is forgotten" if carries else "use --debug_nonfinite to find the layer where it begins"
             if self.origin is not None:  # the step has not changed the parameters
                 origin = self.origin.find(self.state.params, step - 1, batch)
             self.writer.say(self.nonfinite.meet(step, values, origin))
@@ -260,7 +261,7 @@ class _Loop:
         self.checkpoints.save(self.step, self.state, facts, scores if of_a_model else None)
 
 
-def _validation(experiment: Experiment, rows: Rows) -> Callable[[Params], dict[str, float]]:
+def _validation(experiment: Experiment, rows: Rows) -> Callable[[Params], dict[str, Any]]:
     """Scores parameters on the validation split, in rows, or in whole documents if training carries a state."""
     config, corpus = experiment.config, experiment.corpus
     settings = config.train.loss_chunk, TASKS[config.task]
@@ -270,7 +271,7 @@ def _validation(experiment: Experiment, rows: Rows) -> Callable[[Params], dict[s
         return lambda params: by_rows(params, rows, batch_size, limit)
     in_documents = CarriedEvaluator(experiment.model, corpus.tokenizer, experiment.mesh, *settings)
     text: Any = corpus.splits["validation"]
-    return lambda params: in_documents(params, text, config.data.length, batch_size, limit)
+    return lambda params: in_documents(params, text, config.data.length, batch_size, limit) | {"carried": True}
 
 
 def compile_step(setup: Setup) -> Callable:

@@ -106,7 +106,13 @@ class ModelFunction:
 def init_state(
     model: ModelFunction, optimizer: optax.GradientTransformation, carried_rows: int | None = None
 ) -> TrainState:
-    """The state before the first step; `carried_rows`: rows of a batch that carry a state, None: there is none."""
+    """The state before the first step; `carried_rows`: rows of a batch that carry a state, None: there is none.
+
+    Raises:
+        InputError: the model's state cannot be carried.
+    """
+    if carried_rows is not None:
+        model.abstract.check_carried()
     params = model.init()
     carried = None if carried_rows is None else model.bind(params).init_state(carried_rows)
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), model.constants, carried)

@@ -69,9 +69,8 @@ def make_train_step(
         params, opt_state = jax.tree.map(if_finite, (params, opt_state), (state.params, state.opt_state))
         opt_state = optax.tree.set(opt_state, _of_schedule, count=state.step + 1)
         if carried is not None:
-            every_B = jnp.ones(carried.positions_B.shape, bool)
-            empty = model.bind(state.params).init_state(every_B.size, carried.capacity)
-            carried = carried.with_rows(every_B & ~finite, empty)
+            empty = model.bind(state.params).init_state(carried.positions_B.size, carried.capacity)
+            carried = jax.tree.map(if_finite, carried, empty)
         return TrainState(state.step + 1, params, opt_state, state.constants, carried), metrics
 
     return step

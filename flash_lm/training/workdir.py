@@ -243,6 +243,8 @@ def _is_free(key: str, config: Any) -> bool:
     # Microbatches have no random numbers of their own, so their number changes only the order of a sum.
     model = config.get("model", {})
     draws = model.get("dropout") or model.get("favor", {}).get("redraw")
+    if key == "model.state_dtype" and config.get("train", {}).get("carry_state"):
+        return False  # the checkpoint has a state
     return key.startswith(FREE) or (key == "train.accumulate" and not draws)
 
 

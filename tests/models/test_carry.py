@@ -79,6 +79,23 @@ def test_rows_that_continue_are_the_whole_row(family):
     assert_trees_close(jax.tree.map(np.asarray, grads), jax.tree.map(np.asarray, expected_grads), 2e-5)
 
 
+def test_a_memory_without_derivative_in_rows_that_continue():
+    """From an empty state the gradients of Transformer-XL's default are those of the parallel form."""
+    model, weights = case("transformer_xl", True, **{"xl.memory_gradient": False}), np.ones((BATCH, LENGTH), np.float32)
+
+    def carried(params):
+        bound = model.model(params)
+        lengths, begins = jnp.full(BATCH, LENGTH), jnp.ones(BATCH, bool)
+        features, _ = bound.carry(tokens(), bound.init_state(BATCH), lengths, begins)
+        return loss(bound.logits(features), targets(), weights)
+
+    expected, through = model.run(None)[2], case("transformer_xl", True).run(None)[2]
+    found = jax.tree.map(np.asarray, jax.jit(jax.grad(carried))(model.params))
+    assert_trees_close(found, expected, RTOL)
+    differs = jax.tree.map(lambda a, b: np.abs(a - b).max() > 1e-3 * np.abs(b).max(), expected, through)
+    assert all(jax.tree.leaves(differs["layers"]["sublayer_0"]["key"])), "the memory has no part in this"
+
+
 @pytest.mark.parametrize("family", ["flash", "performer", "transformer_xl"])
 def test_a_row_that_begins_forgets(family):
     """Up to rounding, whatever was before; the row beside it goes on."""

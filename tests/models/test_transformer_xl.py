@@ -39,14 +39,17 @@ def input_of(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(LENGTH, DIM))
 
 
-@pytest.mark.parametrize("through", [False, True], ids=["ends", "goes-through"])
-def test_the_derivative_ends_at_the_memory(through):
-    """Against differences of the oracle whose memory stays where it is, or moves along."""
-    attention, x, weight = Attention(**{"xl.memory_gradient": through}), input_of(0), input_of(1)
+@pytest.mark.parametrize(
+    ("gradient", "causal"), [(False, True), (True, True), (False, False)], ids=["ends", "goes-through", "bidirectional"]
+)
+def test_the_derivative_ends_at_the_memory(gradient, causal):
+    """Against differences of the oracle whose memory stays where it is, or moves along, as it does both ways."""
+    attention, x, weight = Attention(causal, **{"xl.memory_gradient": gradient}), input_of(0), input_of(1)
+    through = gradient or not causal
     loss = lambda params, x: (attention(params, x) * jnp.asarray(weight, jnp.float32)).sum()
     d_params, d_x = jax.grad(loss, argnums=(0, 1))(attention.params, jnp.asarray(x, jnp.float32))
     params = jax.tree.map(lambda leaf: leaf.astype(np.float64), attention.params)
-    row = Row(lambda t, u: u <= t, list(range(LENGTH)))
+    row = Row(lambda t, u: u <= t or not causal, list(range(LENGTH)))
 
     def oracle(params, x_LxD) -> float:
         settings = case("transformer_xl", True).settings

@@ -15,8 +15,10 @@ from flash_lm.data.share import whole_batch
 from flash_lm.data.token_cache import OwnCorpus, load_tokenized
 from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.errors import InputError
+from flash_lm.evaluate import main as evaluate_command
 from flash_lm.inference.scoring import evaluate
 from flash_lm.inference.trained_model import load_model
+from flash_lm.jsonl import read_jsonl
 from flash_lm.models.family import complete
 from flash_lm.training.experiment import build_setup
 from flash_lm.training.loop import train
@@ -156,6 +158,24 @@ def test_a_resumed_run_is_the_same_to_the_bit(config, finished, tmp_path, stop):
     assert losses(tmp_path / "run") == losses(finished)
 
 
+def test_a_resumed_run_keeps_the_dtype_of_its_state(config, finished):
+    """Of other runs it may change: there it is of decoding only."""
+    other = config.copy_and_resolve_references()
+    other.model.state_dtype = "bfloat16"
+    with pytest.raises(InputError, match="another config .*model.state_dtype"):
+        train(other, finished)
+
+
+def test_scores_of_whole_documents_have_a_file_of_their_own(finished):
+    """What reads results.jsonl compares rows by themselves."""
+    evaluate_command([f"--workdir={finished}", "--split=validation", "--carry"])
+    assert not (finished / "results.jsonl").exists()
+    assert [line["carried"] for line in read_jsonl(finished / "carried.jsonl")] == [True]
+    assert {
+        line.get("carried") for line in read_jsonl(finished / "metrics.jsonl") if line["split"] == "validation"
+    } == {True}
+
+
 def test_scores_by_position(finished):
     """Spans that double cover each token once; the first row has nothing before it."""
     (result,) = evaluate(finished, "validation", carry=True)
@@ -192,6 +212,7 @@ def test_scores_are_those_of_whole_documents(finished):
         ({"task": "masked_lm"}, "needs task=causal_lm"),
         ({"data.corpus": "copy", "data.pack": "examples", "data.path": None}, "a corpus of text"),
         ({"data.streaming": True}, "needs data.streaming=False"),
+        ({"model.kernels": "pallas"}, "leave model.kernels=auto"),
         ({"model.family": "transformer"}, "end at model.max_length=32"),
         ({"model.family": "transformer_plus_plus"}, "grows with the text"),
     ],
