@@ -11,11 +11,11 @@ from flash_lm.analysis.by_position import plot_by_position, position_table
 from flash_lm.analysis.figure import can_draw
 from flash_lm.command import run
 from flash_lm.errors import InputError
-from flash_lm.jsonl import read_jsonl
+from flash_lm.jsonl import read_jsonl, write_jsonl
 
 
 def main(argv: list[str]) -> None:
-    """Writes table.md and positions.png, and prints the table."""
+    """Writes spans.jsonl (a line for each run and span), table.md and positions.png, and prints the table."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("file", type=pathlib.Path, help="result lines of evaluate --carry")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the files")
@@ -26,6 +26,8 @@ def main(argv: list[str]) -> None:
     if not lines:
         raise InputError(f"{arguments.file} has no scores by position: evaluate runs with --carry")
     arguments.out.mkdir(parents=True, exist_ok=True)
+    spans = [{"run": line["run"], "family": line["family"], **span} for line in lines for span in line["by_position"]]
+    write_jsonl(arguments.out / "spans.jsonl", spans)
     text = position_table(lines)
     (arguments.out / "table.md").write_text(f"{text}\n")
     if can_draw():

@@ -195,6 +195,7 @@ def test_perplexity_by_position(tmp_path, capsys):
     script.main([str(file), f"--out={tmp_path / 'out'}"])
     table = (tmp_path / "out" / "table.md").read_text()
     assert table.strip() == capsys.readouterr().out.strip()
+    assert [line["run"] for line in read_jsonl(tmp_path / "out" / "spans.jsonl")] == ["a", "a", "b"]
     assert "150.0 (190.0)" in table and "256–511" in table and "| c " not in table
     assert (tmp_path / "out" / "positions.png").stat().st_size > 1000
     for name, message in (("none.jsonl", "no file"), ("other.jsonl", "--carry")):
