@@ -33,17 +33,20 @@ class XLOptions:
 class SegmentCore(PlainCore):
     """softmax over the query's segment and the memory; causal, or with the segments on both sides.
 
-    The values as later segments see them stand behind the values, in the last dimension.
+    Attributes:
+        apart: whether the values as later segments see them, which have another derivative, stand behind the values, in
+            the last dimension; otherwise they are the values.
     """
 
     def __init__(self, options: XLOptions, config: ModelConfig):
         """A core without parameters."""
         self.segment, self.state_dtype = options.segment, jnp.dtype(config.state_dtype)
+        self.apart = bool(config.causal) and not options.memory_gradient
 
     def __call__(self, by: SegmentInputs, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
         reach = ops.BACK if context.causal else ops.AROUND
-        return ops.attend_segments(by, _split(v), context.sight(), segment=self.segment, reach=reach)
+        return ops.attend_segments(by, self._values(v), context.sight(), segment=self.segment, reach=reach)
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> Ring:
         """Two segments without tokens; `capacity` is not used."""
@@ -53,12 +56,12 @@ class SegmentCore(PlainCore):
         """Starts at any place in a segment, which may differ by row."""
         assert context.lengths_B is not None
         start_B = context.positions_BxL[:, 0]
-        return ops.prefill_segments(by, _split(v), state, start_B, context.lengths_B, segment=self.segment)
+        return ops.prefill_segments(by, self._values(v), state, start_B, context.lengths_B, segment=self.segment)
 
     def step(self, by: SegmentInputs, v: jax.Array, context: Context, state: Ring) -> tuple[jax.Array, Ring]:
         """One token a row."""
         position_B, real_B = context.positions_BxL[:, 0], context.real()[:, 0]
-        return ops.step_segments(by, _split(v).own, state, position_B, real_B, segment=self.segment)
+        return ops.step_segments(by, self._values(v).own, state, position_B, real_B, segment=self.segment)
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
         """Two scores and a weighted value for each visible pair, and the map of the distances."""
@@ -71,6 +74,9 @@ class SegmentCore(PlainCore):
         of_distances = distances * heads * key_width * heads * value_width
         return 2 * (heads * pairs * (2 * key_width + value_width) + of_distances) / length
 
+    def _values(self, v: jax.Array) -> Values:
+        return Values(*jnp.split(v, 2, axis=-1)) if self.apart else Values(v, v)
+
 
 class SegmentAttention(AttentionSublayer[SegmentInputs]):
     """Multi-head attention over the segment and its memory.
@@ -79,12 +85,13 @@ class SegmentAttention(AttentionSublayer[SegmentInputs]):
     derivative ends at the weights of keys and values, as it does between batches in the authors' code.
     """
 
+    core: SegmentCore  # type: ignore[assignment]
+
     def __init__(self, options: XLOptions, config: ModelConfig, *, rngs: nnx.Rngs):
         """H heads of width D / H."""
         dim, self.heads = config.model_dim, config.num_heads
         self.core, self.rotary, self.key_heads = SegmentCore(options, config), False, self.heads
         self.key_width = self.value_width = dim // self.heads
-        self.memory_gradient = options.memory_gradient or not config.causal
         self.projection_weights = 4 * dim * dim
         self.query, self.key, self.value = (Dense(dim, dim, config, rngs=rngs) for _ in range(3))
         self.distance = Dense(dim, dim, config, rngs=rngs)
@@ -96,7 +103,7 @@ class SegmentAttention(AttentionSublayer[SegmentInputs]):
         """Queries, keys and values; and keys and values as memory."""
         key, value = self.key(x_BxLxD), self.value(x_BxLxD)
         memory_key, memory_value = key, value
-        if not self.memory_gradient:  # computed once all the same: the compiler merges equal products
+        if self.core.apart:  # computed once all the same: the compiler merges equal products
             memory = jax.lax.stop_gradient(x_BxLxD)
             memory_key, memory_value = self.key(memory), self.value(memory)
         of_memory = {"memory_key": memory_key, "memory_value": memory_value}
@@ -111,12 +118,8 @@ class SegmentAttention(AttentionSublayer[SegmentInputs]):
         kernel = gathered(self.distance.kernel[...]).astype(q.dtype)
         kernel_DxHxK = kernel.reshape(len(kernel), self.heads, self.key_width)
         by = SegmentInputs(q + u, q + w, k, memory_k, kernel_DxHxK)
-        return Projected(by, jnp.concatenate([v, memory_v], axis=-1))
+        return Projected(by, jnp.concatenate([v, memory_v], axis=-1) if self.core.apart else v)
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate: None) -> jax.Array:
         """Joins the heads."""
         return self.output(join_heads(mixed_BxHxLxE))
-
-
-def _split(v_BxHxLx2E: jax.Array) -> Values:
-    return Values(*jnp.split(v_BxHxLx2E, 2, axis=-1))
