@@ -116,8 +116,8 @@ def test_inputs_30_times_as_large(family, causal, which):
     one, x, keep = sublayer(family, causal, which), normal(PACKED.shape[1]) * 30, real(rows_of(family))
     # A Performer's exponents are some thousand there, and float32 has them to 1e-4. A Gated DeltaNet has forgotten all
     # but the last token, and a norm by head makes as much of a small q·k as of a large one: an input that differs by
-    # 6e-8 of itself moves the oracle by 2e-5 of its largest value. In a Transformer-XL that looks both ways two keys have
-    # nearly the same score there: so small a difference moves the oracle by 4e-5.
+    # 6e-8 of itself moves the oracle by 2e-5 of its largest value. In a Transformer-XL that looks both ways two keys
+    # have nearly the same score there: so small a difference moves the oracle by 4e-5.
     ill = family in ("performer", "gated_deltanet") or (family == "transformer_xl" and not causal)
     assert_close(one(x)[keep], one.oracle(x)[keep], 1e-4 if ill else 1e-5)
     y, grads = sublayer(family, causal, which, "bfloat16").gradients(x)
