@@ -25,8 +25,11 @@ def position_table(lines: Sequence[Line]) -> str:
 def plot_by_position(lines: Sequence[Line], path: pathlib.Path) -> None:
     """Axes for each family: a curve a run with the rows before, and a pale one for its rows by themselves."""
     families = list(dict.fromkeys(line["family"] for line in lines))
-    with drawing(path, 1, len(families), (4.2, 3.4), sharey=True) as (_, grid):
-        for axes, family in zip(grid.flat, families, strict=True):
+    columns = min(len(families), 2)
+    with drawing(path, -(-len(families) // columns), columns, (4.6, 3.4), sharex=True, sharey=True) as (_, grid):
+        for axes in grid.flat[len(families) :]:
+            axes.set_axis_off()
+        for axes, family in zip(grid.flat, families, strict=False):
             for i, line in enumerate(line for line in lines if line["family"] == family):
                 spans = line["by_position"]
                 middles = [(span["from"] + span["to"]) / 2 for span in spans]
@@ -38,7 +41,8 @@ def plot_by_position(lines: Sequence[Line], path: pathlib.Path) -> None:
             axes.set_title(family)
             axes.set_xlabel("position in the document, tokens")
             axes.legend(fontsize=7)
-        grid[0, 0].set_ylabel("perplexity")
+            axes.set_ylabel("perplexity")
+            axes.label_outer()
         grid[0, 0].set_yscale("log")
         for axis in (grid[0, 0].yaxis.set_major_formatter, grid[0, 0].yaxis.set_minor_formatter):
             axis("{x:g}")
