@@ -24,6 +24,10 @@ class DecodeState:
     layers: Any
     capacity: int = dataclasses.field(metadata={"static": True})
 
+    def next_positions(self, length: int) -> jax.Array:
+        """The positions of the next tokens of each row, B×L."""
+        return self.positions_B[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
+
     def tree(self) -> dict[str, Any]:
         """The arrays as plain containers, for a checkpoint."""
         return {"positions": self.positions_B, "layers": self.layers}

@@ -99,7 +99,7 @@ class LanguageModel(ParallelModel):
             B×L×D, meaningless at padding; and the state after the tokens.
         """
         state = state.with_rows(begins_B, self.init_state(begins_B.size, state.capacity))
-        positions_BxL = state.positions_B[:, None] + jnp.arange(inputs_BxL.shape[1], dtype=jnp.int32)[None]
+        positions_BxL = state.next_positions(inputs_BxL.shape[1])
         context = Context(positions_BxL=positions_BxL, lengths_B=lengths_B, dropout_key=dropout_key)
         x_BxLxD, context = self._embed(inputs_BxL, context)
         x_BxLxD = self._dropped(x_BxLxD, dropout_key)
@@ -179,7 +179,7 @@ class LanguageModel(ParallelModel):
         self.layers = nnx.merge(graph, jax.tree.map(lambda *xs: jnp.stack(xs), *states))
 
     def _prefill(self, inputs_BxL: jax.Array, state: DecodeState, lengths_B: jax.Array):
-        positions_BxL = state.positions_B[:, None] + jnp.arange(inputs_BxL.shape[1], dtype=jnp.int32)[None]
+        positions_BxL = state.next_positions(inputs_BxL.shape[1])
         return self._decode("prefill", inputs_BxL, positions_BxL, lengths_B, state, self._scan)
 
     def _step(self, tokens_B: jax.Array, state: DecodeState, through: Callable):
