@@ -57,22 +57,28 @@ class Config:
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""
         found, task = [], TASKS[self.task]
-        if self.model.causal != task.causal:
+        if self.model.causal != task.causal and not task.labels:
             kind = "causal" if task.causal else "bidirectional"
             found.append(
                 f"task={self.task} needs a {kind} model, not model.causal={self.model.causal}: leave model.causal open"
             )
-        if self.data.pack == "examples" and not task.of_examples:
+        has_labels = CORPORA[self.data.corpus].labelled(self.data)
+        if self.data.pack == "examples" and not task.of_examples and not has_labels:
             found.append(
                 f"task={self.task} needs a corpus of text: data.corpus={self.data.corpus} needs task=causal_lm"
             )
-        if self.data.packed:
+        if task.labels and not has_labels:
+            found.append(
+                f"task={self.task} needs labels, and data.corpus={self.data.corpus} has none: use one with "
+                f"labels, such as hf with data.label_column"
+            )
+        if self.data.packed and not task.labels:
             found += [
                 f"model.family={name} cannot separate the documents of a row: data.pack={self.data.pack} must be stream"
                 for name in dict.fromkeys(self.model.families)
                 if "packed" not in FAMILIES[name].serves
             ]
-        if self.train.carry_state and (not task.causal or task.rows or self.data.pack == "examples"):
+        if self.train.carry_state and (not task.causal or task.labels or task.rows or self.data.pack == "examples"):
             found.append("train.carry_state=True needs task=causal_lm and a corpus of text, whose documents it reads")
         if self.train.carry_state and self.model.kernels == "pallas":
             found.append("train.carry_state=True has no Pallas kernels: leave model.kernels=auto")

@@ -20,7 +20,16 @@ def flags() -> argparse.ArgumentParser:
     )
     parser.add_argument("--first", type=positive, help="with --carry: tokens of each document to score, in whole rows")
     parser.add_argument(
-        "--out", type=pathlib.Path, help="a JSONL file; default: in the run's folder results.jsonl, or carried.jsonl"
+        "--slices",
+        help="score slices by themselves: recall (what the row itself must have said) or parts (of made data)",
+    )
+    parser.add_argument(
+        "--rare", type=int, help="with --slices=recall: how often at most a rare pair of tokens stands in training"
+    )
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        help="a JSONL file; default: in the run's folder results.jsonl, or carried.jsonl or slices.jsonl",
     )
     return parser
 
@@ -43,20 +52,34 @@ def main(argv: list[str]) -> None:
             lengths,
             carry=arguments.carry,
             first=arguments.first,
+            slices=arguments.slices,
+            rare=arguments.rare,
             mesh_shape=mesh,
             overrides=overrides,
         )
     if not is_first():
         return
     # In a file of their own: what reads results compares rows by themselves.
-    append_jsonl(arguments.out or name.workdir / ("carried.jsonl" if arguments.carry else "results.jsonl"), results)
+    file = "carried.jsonl" if arguments.carry else "slices.jsonl" if arguments.slices else "results.jsonl"
+    append_jsonl(arguments.out or name.workdir / file, results)
     for result in results:
+        part = f", {result['slice']}" if "slice" in result else ""
+        what = (
+            f"{result['family']} on {result['corpus']} {result['split']}{part} at length {result['length']}, step "
+            f"{result['step']}"
+        )
+        if "majority" in result:
+            print(
+                f"{what}: accuracy {result['accuracy']:.2%} (95 %: {result['accuracy_low']:.2%} to "
+                f"{result['accuracy_high']:.2%}), loss {result['loss']:.3f}, over {result['tokens']:.0f} rows; the "
+                f"most frequent label is {result['majority']:.2%} of them"
+            )
+            continue
         word = f" {result['word_perplexity']:.1f} per word," if "word_perplexity" in result else ""
         accuracy = f"accuracy {result['accuracy']:.2%} " if "accuracy" in result else ""
         masked = " masked" if TASKS[result["task"]].answers == "fill_in" else ""
         print(
-            f"{result['family']} on {result['corpus']} {result['split']} at length {result['length']}, step "
-            f"{result['step']}: perplexity {result['perplexity']:.3f} per{masked} token,{word} "
+            f"{what}: perplexity {result['perplexity']:.3f} per{masked} token,{word} "
             f"{result['bits_per_byte']:.4f} bits per byte, {accuracy}over {result['tokens']:.0f}{masked} tokens"
         )
         for span in result.get("by_position", ()):

@@ -182,6 +182,9 @@ class DataConfig(Group, name="data"):
         before="train",
     )
     text_column: str = key("text", "hf: the column that has the text", before="text")
+    label_column: str = key(
+        None, "hf: the column that has a label for each text, for task=classify; open: none", before=None
+    )
     streaming: bool = key(False, "hf: read while training, without saving the training split on disk", before=False)
     shuffle_buffer: int = key(
         None,
@@ -283,6 +286,12 @@ class TrainConfig(Group, name="train"):
     log_every: int = key(10, "steps", at_least(1))
     eval_every: int = key(100, "steps; 0 = only at the end", at_least(0))
     eval_steps: int = key(0, "batches per evaluation during training; 0 = the whole split", at_least(0))
+    stop_accuracy: float = key(
+        None,
+        "ends training when the accuracy on the validation split is this or more; open: train.steps alone ends it",
+        lambda x: None if 0 < x <= 1 else "more than 0 and at most 1",
+        before=None,
+    )
     checkpoint_every: int = key(100, "steps; 0 = only at the end", at_least(0))
     keep: int = key(2, "number of newest checkpoints to keep, besides the best", at_least(1))
     best_metric: str = key(

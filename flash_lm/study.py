@@ -153,10 +153,13 @@ def raise_failures(failures: Mapping[str, str]) -> None:
 
 
 def is_done(folder: pathlib.Path, split: str, steps: int, lengths: Sequence[int]) -> bool:
-    """Whether the run in a folder has been evaluated on a split at all these lengths after its last step."""
+    """Whether the run in a folder has been evaluated on a split at all these lengths after its last step.
+
+    A run that reached train.stop_accuracy has no later step.
+    """
     file = folder / "results.jsonl"
     lines = read_jsonl(file) if file.exists() else []
-    done = [line for line in lines if line["split"] == split and line["step"] == steps]
+    done = [line for line in lines if line["split"] == split and (line["step"] == steps or "reached" in line)]
     return set(lengths) <= {line["length"] for line in done if line.get("own_corpus", True)}
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from flash_lm.config import DataConfig
+from flash_lm.schema import key, section
 from flash_lm.tables import CORPORA
 
 
@@ -18,6 +19,7 @@ class CorpusKind:
         examples: whether each row is an example with its own tokens; otherwise it is text, to be tokenised and packed.
         answers: what generate and serve can do with a causal model of this corpus; None: nothing.
         reads_path: whether the corpus reads data.path.
+        labelled: given `config.data`, whether its examples or documents have labels.
         ends_in_values: whether the last 256 words of its vocabulary are the values of a byte.
         sections: its sections of keys in `config.data`.
         problems: sentences on what is wrong with a config that uses it.
@@ -27,6 +29,7 @@ class CorpusKind:
     examples: bool = False
     answers: Literal["text", "couplets", "images"] | None = "text"
     reads_path: bool = True
+    labelled: Callable[[DataConfig], bool] = lambda config: False
     ends_in_values: bool = False
     sections: tuple[type, ...] = ()
     problems: Callable[[DataConfig], list[str]] = lambda config: []
@@ -35,6 +38,13 @@ class CorpusKind:
 def register_corpus(name: str, row: CorpusKind) -> None:
     """Adds a row to the table of corpora, for `data.corpus`."""
     CORPORA.register(name, row)
+
+
+@section("data.images")
+class ImageOptions:
+    """Options of data.corpus=images."""
+
+    gray: bool = key(False, "one value a pixel, its luma, instead of its channels; not of idx files, which have one")
 
 
 def _stdlib(config: DataConfig) -> Any:
@@ -55,22 +65,16 @@ def _hugging_face(config: DataConfig) -> Any:
     return hugging_face(config)
 
 
-def _copying(config: DataConfig, own: Any) -> Any:
-    from flash_lm.data.copying import copying  # noqa: PLC0415
-
-    return copying()
-
-
 def _couplets(config: DataConfig, own: Any) -> Any:
     from flash_lm.data.couplets import couplets  # noqa: PLC0415
 
     return couplets(config, own.tokenizer if own else None)
 
 
-def _images(config: DataConfig, own: Any) -> Any:
+def _images(config: DataConfig, own: Any, options: ImageOptions) -> Any:
     from flash_lm.data.images import images  # noqa: PLC0415
 
-    return images(config)
+    return images(config, options)
 
 
 def _needs_path(what: str) -> Callable[[DataConfig], list[str]]:
@@ -78,6 +82,13 @@ def _needs_path(what: str) -> Callable[[DataConfig], list[str]]:
         return [] if config.path else [f"data.corpus={config.corpus} needs data.path ({what}): set --config.data.path"]
 
     return problems
+
+
+def _of_hugging_face(config: DataConfig) -> list[str]:
+    found = _needs_one_place(config)
+    if config.label_column and config.streaming:
+        found.append("data.label_column needs data.streaming=False: labels are read at the start")
+    return found
 
 
 def _needs_one_place(config: DataConfig) -> list[str]:
@@ -91,9 +102,19 @@ def _needs_one_place(config: DataConfig) -> list[str]:
 
 register_corpus("stdlib", CorpusKind(_stdlib, reads_path=False))
 register_corpus("text", CorpusKind(_text_files, problems=_needs_path("a file, a folder or a glob")))
-register_corpus("hf", CorpusKind(_hugging_face, problems=_needs_one_place))
-register_corpus("copy", CorpusKind(_copying, examples=True, answers=None, reads_path=False))
+register_corpus(
+    "hf", CorpusKind(_hugging_face, problems=_of_hugging_face, labelled=lambda config: config.label_column is not None)
+)
 register_corpus("couplets", CorpusKind(_couplets, examples=True, answers="couplets", problems=_needs_path("a folder")))
 register_corpus(
-    "images", CorpusKind(_images, examples=True, answers="images", ends_in_values=True, problems=_needs_one_place)
+    "images",
+    CorpusKind(
+        _images,
+        examples=True,
+        answers="images",
+        labelled=lambda config: True,
+        ends_in_values=True,
+        sections=(ImageOptions,),
+        problems=_needs_one_place,
+    ),
 )

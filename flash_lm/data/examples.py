@@ -10,24 +10,30 @@ from flash_lm.data.packing import Row, empty_row
 from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
 
+NO_TARGET = -1
+
 
 class Example(NamedTuple):
     """One example.
 
     Attributes:
-        ids: its tokens, (n,) int32, starting with begin-of-text.
+        ids: its tokens, (n,) int32; where each is predicted from those before it, they start with begin-of-text.
         given: how many of the first tokens are never a target.
+        targets: what is predicted at each token, (n,) int32, NO_TARGET: nothing; None: the token after it.
+        label: number of the example's label, for tasks that predict it; None: the corpus has no labels.
     """
 
     ids: np.ndarray
-    given: int
+    given: int = 1
+    targets: np.ndarray | None = None
+    label: int | None = None
 
 
 class Examples(Protocol):
     """One split of examples.
 
     Attributes:
-        longest: number of tokens that a row needs for the longest example.
+        longest: number of tokens that a row needs for the longest example, to predict each from those before.
     """
 
     @property
@@ -52,12 +58,14 @@ class ExampleCorpus:
         fingerprint: hash of the content.
         tokenizer: the corpus's own tokenizer.
         splits: splits by name.
+        labels: names of the labels; empty: there are none.
     """
 
     name: str
     fingerprint: str
     tokenizer: Tokenizer
     splits: Mapping[str, Examples]
+    labels: tuple[str, ...] = ()
     stream: None = None
 
 
@@ -84,12 +92,22 @@ class ExampleRows:
 
     def __getitem__(self, row: int) -> Row:
         """The row with this number."""
-        ids, given = self._examples.example(row, self._length)
-        count = len(ids) - 1
-        arrays = empty_row(self._length)
-        arrays["inputs_BxL"][:count] = ids[:-1]
-        arrays["targets_BxL"][:count] = ids[1:]
-        arrays["loss_mask_BxL"][given - 1 : count] = 1
-        arrays["segment_ids_BxL"][:count] = 1
-        arrays["positions_BxL"][:count] = np.arange(count)
+        example = self._examples.example(row, self._length)
+        if example.targets is None:
+            inputs, targets = example.ids[:-1], example.ids[1:]
+            asked = np.arange(len(targets)) >= example.given - 1
+        else:
+            inputs, targets, asked = example.ids, np.maximum(example.targets, 0), example.targets != NO_TARGET
+        arrays = row_of(inputs, self._length)
+        arrays["targets_BxL"][: len(targets)] = targets
+        arrays["loss_mask_BxL"][: len(asked)] = asked
         return arrays
+
+
+def row_of(ids: np.ndarray, length: int) -> Row:
+    """A row of tokens, one document, without targets."""
+    arrays = empty_row(length)
+    arrays["inputs_BxL"][: len(ids)] = ids
+    arrays["segment_ids_BxL"][: len(ids)] = 1
+    arrays["positions_BxL"][: len(ids)] = np.arange(len(ids))
+    return arrays

@@ -17,6 +17,7 @@ from flash_lm.data.tokenizers import (
     SPECIALS,
     ByteTokenizer,
     CharacterTokenizer,
+    NumberTokenizer,
     SentencePieceTokenizer,
     byte_piece,
 )
@@ -32,6 +33,8 @@ def to_hugging_face(tokenizer: OurTokenizer) -> Tokenizer | str:
     """The same tokenizer in that format, or a sentence on why this is not possible."""
     if isinstance(tokenizer, HuggingFaceTokenizer):
         return Tokenizer.from_str(tokenizer.tokenizer_json())
+    if isinstance(tokenizer, NumberTokenizer):
+        return "its tokens are numbers of made data, not text"
     if isinstance(tokenizer, ByteTokenizer):
         found = _of_bytes()
     elif isinstance(tokenizer, CharacterTokenizer):

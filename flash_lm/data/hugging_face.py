@@ -7,7 +7,7 @@ import itertools
 import os
 import pathlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ Dataset = Any  # a datasets.Dataset, or a datasets.IterableDataset, which has no
 
 _HELD_OUT, _MOST_HELD_OUT = 0.05, 5000  # share, and largest number, of the documents in a held-out split
 _STREAM_SHARE, _STREAM_HELD_OUT = 100, 500  # for a stream: one document in this many, and the largest number
+_LABEL_TYPES = {"bool", "string", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
 _BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json", ".gz": "json"}
 
 
@@ -56,6 +57,29 @@ class DatasetCorpus:
         """
         for text in _texts(self._config, self._given["train"] if split == WHOLE else self._splits[split]):
             yield from cut(text)
+
+    def labels(self, split: str) -> list[str]:
+        """The name of each document's label.
+
+        Raises:
+            InputError: a document has none.
+        """
+        rows = self._given["train"] if split == WHOLE else self._splits[split]
+        texts, values = _texts(self._config, rows), rows[self._config.label_column]
+        kept = [value for text, value in zip(texts, values, strict=True) if text.strip()]
+        if missing := sum(value is None or value == -1 for value in kept):
+            raise InputError(
+                f"{missing} documents of the {split} split have no label in column {self._config.label_column}: leave "
+                "them out, or choose another --config.data.split"
+            )
+        name = _names_of(rows, self._config.label_column)
+        return [name(value) for value in kept]
+
+    def label_names(self) -> tuple[str, ...]:
+        """The names of all labels of the training split, in the order of their values."""
+        rows, column = self._given["train"], self._config.label_column
+        name = _names_of(rows, column)
+        return tuple(name(value) for value in sorted(x for x in set(rows[column]) if x is not None and x != -1))
 
     @functools.cached_property
     def _splits(self) -> dict[str, Dataset]:
@@ -146,7 +170,11 @@ def hugging_face(config: DataConfig) -> DatasetCorpus | StreamedCorpus:
         splits |= {name: found[name] for name in SPLITS[1:] if name in found and name != config.split}
         for name, rows in splits.items():
             _check_column(config, name, rows)
-        splits = {name: rows.select_columns([config.text_column]) for name, rows in splits.items()}
+        if config.label_column:
+            for name, rows in splits.items():
+                _check_labels(config, name, rows)
+        columns = [config.text_column, *([config.label_column] if config.label_column else [])]
+        splits = {name: rows.select_columns(columns) for name, rows in splits.items()}
     identity = [_content(config, builder), config.split, config.text_column, config.streaming]
     fingerprint = hashlib.sha256(repr(identity).encode()).hexdigest()
     return (StreamedCorpus if config.streaming else DatasetCorpus)(config, fingerprint, splits)
@@ -237,3 +265,17 @@ def _check_column(config: DataConfig, split: str, rows: Dataset) -> None:
         )
     if not any(text.strip() for text in _texts(config, rows)):
         raise InputError(f"the {split} split has no text in column {config.text_column}: choose another")
+
+
+def _check_labels(config: DataConfig, split: str, rows: Dataset) -> None:
+    kinds = [name for name, feature in rows.features.items() if getattr(feature, "dtype", "") in _LABEL_TYPES]
+    if config.label_column not in kinds:
+        raise InputError(
+            f"no column {config.label_column} of labels (whole numbers, text or truth values) in the {split} split of "
+            f"the data set: --config.data.label_column is one of {', '.join(kinds)}"
+        )
+
+
+def _names_of(rows: Dataset, column: str) -> Callable[[Any], str]:
+    """The name of a label's value: a data set may give numbers names."""
+    return getattr(rows.features[column], "int2str", str)

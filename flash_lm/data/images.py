@@ -1,24 +1,27 @@
 """Images as rows of pixels, one byte a token, from MNIST's idx files or from a data set of the hub.
 
 A row is <s> and all pixels from the first line to the last (a pixel's channels follow each other); each value is
-predicted from those before it. A missing validation split is held out at the end of the training split.
+predicted from those before it, or all of them together predict the image's label. Images may also be files in a folder,
+train/LABEL/NAME.png. A missing validation split is held out at the end of the training split.
 """
 
 import gzip
 import hashlib
 import pathlib
 import zlib
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from flash_lm.config import DataConfig
+from flash_lm.data.corpora import ImageOptions
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.examples import Example, ExampleCorpus
 from flash_lm.data.tokenizers import SPECIALS, ByteTokenizer
 from flash_lm.errors import InputError
 
-_FILES = {"train": "train-images-idx3-ubyte", "test": "t10k-images-idx3-ubyte"}
-_MAGIC = (0, 0, 8, 3)  # bytes, in three dimensions
+_FILES = {"train": "train-{}-ubyte", "test": "t10k-{}-ubyte"}
+_IMAGES, _LABELS = "images-idx3", "labels-idx1"  # bytes in three dimensions, and in one
 _HELD_OUT = 12  # the validation split gets one image in this many of the training split
 
 
@@ -27,11 +30,12 @@ class Images:
 
     Attributes:
         pixels: N×…, uint8: images, lines, columns, and channels if there are any.
+        labels: N int32; None: there are none.
     """
 
-    def __init__(self, pixels: np.ndarray):
+    def __init__(self, pixels: np.ndarray, labels: np.ndarray | None = None):
         """Uses the images as they are."""
-        self.pixels = pixels
+        self.pixels, self.labels = pixels, labels
         self.longest = pixels[0].size
 
     def __len__(self) -> int:
@@ -42,36 +46,62 @@ class Images:
         """An image; the row's length does not matter."""
         del length
         values = self.pixels[number].reshape(-1).astype(np.int32)
-        return Example(np.concatenate([[ByteTokenizer.begin], values + len(SPECIALS)]).astype(np.int32), given=1)
+        ids = np.concatenate([[ByteTokenizer.begin], values + len(SPECIALS)]).astype(np.int32)
+        return Example(ids, label=None if self.labels is None else int(self.labels[number]))
 
 
-def images(config: DataConfig) -> ExampleCorpus:
+class _Found(NamedTuple):
+    """What a place has: pixels and labels by split, and the labels' names, which may be missing."""
+
+    name: str
+    pixels: dict[str, np.ndarray]
+    labels: dict[str, np.ndarray]
+    names: tuple[str, ...] = ()
+
+
+def images(config: DataConfig, options: ImageOptions) -> ExampleCorpus:
     """The images in the folder `data.path`, or of `data.name` on the hub.
 
     Raises:
         InputError: no such files or data set, or files of another kind.
     """
-    found, name = _of_hub(config) if config.name else _of_files(config.path)
-    if len(found["train"]) < _HELD_OUT:
-        raise InputError(f"{name} has {len(found['train'])} images to train on: give {_HELD_OUT} or more")
-    if "validation" not in found:
-        kept = len(found["train"]) - len(found["train"]) // _HELD_OUT
-        found["train"], found["validation"] = found["train"][:kept], found["train"][kept:]
-    if empty := [split for split in SPLITS if not len(found[split])]:
-        raise InputError(f"{name} has no image for {', '.join(empty)}: give one or more")
-    digest = hashlib.sha256()
+    found = _of_hub(config, options) if config.name else _of_folder(config, options)
+    pixels, labels = found.pixels, found.labels
+    if len(pixels["train"]) < _HELD_OUT:
+        raise InputError(f"{found.name} has {len(pixels['train'])} images to train on: give {_HELD_OUT} or more")
+    if "validation" not in pixels:
+        kept = len(pixels["train"]) - len(pixels["train"]) // _HELD_OUT
+        for arrays in (pixels, labels) if labels else (pixels,):
+            arrays["train"], arrays["validation"] = arrays["train"][:kept], arrays["train"][kept:]
+    if empty := [split for split in SPLITS if not len(pixels[split])]:
+        raise InputError(f"{found.name} has no image for {', '.join(empty)}: give one or more")
+    digest = hashlib.sha256()  # of the pixels alone, as in runs that are older than labels
     for split in SPLITS:
-        digest.update(f"{split} {found[split].shape}".encode())
-        digest.update(found[split].tobytes())
-    splits = {split: Images(found[split]) for split in SPLITS}
-    return ExampleCorpus(name, digest.hexdigest(), ByteTokenizer(), splits)
+        digest.update(f"{split} {pixels[split].shape}".encode())
+        digest.update(pixels[split].tobytes())
+    splits = {split: Images(pixels[split], labels.get(split)) for split in SPLITS}
+    return ExampleCorpus(found.name, digest.hexdigest(), ByteTokenizer(), splits, found.names)
 
 
-def _of_files(path: str) -> tuple[dict[str, np.ndarray], str]:
-    folder = pathlib.Path(path).expanduser()
-    found = {split: _read_idx(folder, name) for split, name in _FILES.items()}
-    _check_one_size(str(folder), {images.shape[1:] for images in found.values()})
-    return found, folder.name
+def _of_folder(config: DataConfig, options: ImageOptions) -> _Found:
+    folder = pathlib.Path(config.path).expanduser()
+    if (folder / "train").is_dir():
+        return _of_data_set(f"data.path={config.path}", folder.name, options, "imagefolder", data_dir=str(folder))
+    pixels, labels = {}, {}
+    for split, name in _FILES.items():
+        pixels[split] = _read_idx(folder, name.format(_IMAGES), dimensions=3)
+        if any((folder / f"{name.format(_LABELS)}{suffix}").exists() for suffix in ("", ".gz")):
+            labels[split] = _read_idx(folder, name.format(_LABELS), dimensions=1).astype(np.int32)
+            if len(labels[split]) != len(pixels[split]):
+                raise InputError(
+                    f"{folder} has {len(pixels[split])} images and {len(labels[split])} labels for {split}: download "
+                    "them again"
+                )
+    _check_one_size(str(folder), {images.shape[1:] for images in pixels.values()})
+    if labels.keys() != pixels.keys():
+        return _Found(folder.name, pixels, {})
+    count = 1 + max(int(values.max(initial=0)) for values in labels.values())
+    return _Found(folder.name, pixels, labels, tuple(map(str, range(count))))
 
 
 def _check_one_size(where: str, shapes: set[tuple[int, ...]]) -> None:
@@ -80,8 +110,9 @@ def _check_one_size(where: str, shapes: set[tuple[int, ...]]) -> None:
         raise InputError(f"the images of {where} have {listed} values: all must have the same size")
 
 
-def _read_idx(folder: pathlib.Path, name: str) -> np.ndarray:
-    """Reads N×lines×columns from an idx file, which may be compressed."""
+def _read_idx(folder: pathlib.Path, name: str, dimensions: int) -> np.ndarray:
+    """Reads an array of bytes from an idx file, which may be compressed."""
+    header = 4 + 4 * dimensions
     for file, opened in ((folder / f"{name}.gz", gzip.open), (folder / name, open)):
         if not file.exists():
             continue
@@ -90,30 +121,42 @@ def _read_idx(folder: pathlib.Path, name: str) -> np.ndarray:
                 data: bytes = stream.read()  # type: ignore[assignment]
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"cannot read {file}: {error}") from None
-        sizes = np.frombuffer(data[4:16].ljust(12, b"\0"), ">i4")
-        if tuple(data[:4]) != _MAGIC or len(data) != 16 + sizes.prod(dtype=np.int64):
-            raise InputError(f"{file} is not an idx file of images, or is damaged: download it again")
-        return np.frombuffer(data, np.uint8, offset=16).reshape(sizes)
+        sizes = np.frombuffer(data[4:header].ljust(header - 4, b"\0"), ">i4")
+        if tuple(data[:4]) != (0, 0, 8, dimensions) or len(data) != header + sizes.prod(dtype=np.int64):
+            what = "images" if dimensions > 1 else "labels"
+            raise InputError(f"{file} is not an idx file of {what}, or is damaged: download it again")
+        return np.frombuffer(data, np.uint8, offset=header).reshape(sizes)
     raise InputError(f"{folder} has no {name} or {name}.gz: give the folder of MNIST's idx files in --config.data.path")
 
 
-def _of_hub(config: DataConfig) -> tuple[dict[str, np.ndarray], str]:
-    """From a column `image` or `img`, as MNIST and CIFAR-10 have there."""
+def _of_hub(config: DataConfig, options: ImageOptions) -> _Found:
+    name = config.name.replace("/", "--")
+    return _of_data_set(f"data.name={config.name}", name, options, config.name, config.config)
+
+
+def _of_data_set(what: str, name: str, options: ImageOptions, *place: Any, **more: Any) -> _Found:
+    """From a column `image` or `img`, and perhaps `label`, as MNIST and CIFAR-10 have on the hub."""
     import datasets  # noqa: PLC0415 (slow to import)
 
-    name = config.name
     try:
-        found = datasets.load_dataset(name, config.config)
+        found = datasets.load_dataset(*place, **more)
     except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"cannot load data.name={name}: {str(error).splitlines()[0]}") from None
+        raise InputError(f"cannot load {what}: {str(error).splitlines()[0]}") from None
     columns = set.intersection(*(set(split.column_names) for split in found.values()))
     column = next((x for x in ("image", "img") if x in columns), None)
     if column is None or not {"train", "test"} <= set(found):
         raise InputError(
-            f"data.name={name} needs splits train and test with a column image or img, and has "
+            f"{what} needs splits train and test with a column image or img, and has "
             f"{', '.join(map(str, found))} with {', '.join(sorted(columns)) or 'no column in common'}"
         )
+    there = {split: found[split] for split in SPLITS if split in found}
     # Loaded images are PIL images, which NumPy reads as arrays.
-    arrays = {x: [np.asarray(row, np.uint8) for row in found[x][column]] for x in SPLITS if x in found}
-    _check_one_size(f"data.name={name}", {row.shape for rows in arrays.values() for row in rows})
-    return {x: np.stack(rows) for x, rows in arrays.items()}, name.replace("/", "--")
+    read = lambda image: np.asarray(image.convert("L") if options.gray else image, np.uint8)
+    arrays = {split: [read(image) for image in rows[column]] for split, rows in there.items()}
+    _check_one_size(what, {row.shape for rows in arrays.values() for row in rows})
+    pixels = {split: np.stack(rows) for split, rows in arrays.items()}
+    names = getattr(found["train"].features.get("label"), "names", None)
+    if "label" not in columns or names is None:
+        return _Found(name, pixels, {})
+    labels = {split: np.array(rows["label"], np.int32) for split, rows in there.items()}
+    return _Found(name, pixels, labels, tuple(names))

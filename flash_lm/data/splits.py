@@ -2,8 +2,9 @@
 
 from flash_lm.config import DataConfig
 from flash_lm.data.examples import ExampleCorpus, ExampleRows
+from flash_lm.data.labelled import with_labels
 from flash_lm.data.packing import PACKERS
-from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus, load_tokenized
+from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus, load_corpus, load_tokenized
 from flash_lm.tables import CORPORA
 
 Splits = TokenizedCorpus | ExampleCorpus
@@ -26,4 +27,5 @@ def load_splits(config: DataConfig, own: OwnCorpus | None = None, *, whole: bool
     kind = CORPORA[config.corpus]
     if kind.examples:
         return kind.load(config, own, *(config[section] for section in kind.sections))
-    return load_tokenized(config, own, whole=whole)
+    corpus = load_tokenized(config, own, whole=whole)
+    return with_labels(corpus, load_corpus(config)) if config.label_column else corpus

@@ -26,14 +26,16 @@ class Task:
     """A row.
 
     Attributes:
-        causal: whether a token sees only tokens up to itself.
+        causal: whether a token sees only tokens up to itself, where `model.causal` is open.
         answers: what generate and serve do with its models: continue a prompt, or fill in masks; None: nothing.
         head: the row of the table of heads that is used when `model.head` is open.
         rows: from the tokenizer, `config.data` and each section, makes a function of a packed row and numbers that seed
             it; the function returns a row with the task's inputs, targets and weights (`loss_mask_BxL`). None: rows
             stay as they are, and each token is predicted from those before it.
         vocabulary: number of words that a model needs, given the tokenizer.
-        of_examples: whether its rows may be examples.
+        of_examples: whether its rows may be examples; those of a corpus with labels always may, for pretraining.
+        labels: whether a row's only target is its label, a number below that of the corpus's labels. Such a model may
+            be causal or not, as `model.causal` says.
         loss: sum over the targets, from a head and what its `loss` takes; and the penalties in that sum, by name.
         scores: sums over the targets, from the same arguments; nll and perhaps hits.
         share: share of the tokens that are targets, given each section; for benchmarks, which have no tokenizer.
@@ -46,6 +48,7 @@ class Task:
     rows: Callable[..., Any] | None = None
     vocabulary: Callable[[Any], int] = _of_tokenizer
     of_examples: bool = True
+    labels: bool = False
     loss: Callable[..., Any] = _loss
     scores: Callable[..., Any] = _scores
     share: Callable[..., float] = lambda *sections: 1.0
@@ -87,3 +90,4 @@ MASKED = Task(
 )
 register_task("causal_lm", NEXT_TOKEN)
 register_task("masked_lm", MASKED)
+register_task("classify", Task(causal=False, answers=None, head="classes", labels=True))

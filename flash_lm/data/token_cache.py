@@ -51,6 +51,7 @@ class TokenizedCorpus:
         tokenizer: trained on the corpus, or given.
         splits: splits by name; for a streamed corpus, all but the training split.
         stream: the documents of a streamed training split.
+        labels: names of the documents' labels; empty: there are none.
     """
 
     name: str
@@ -58,6 +59,7 @@ class TokenizedCorpus:
     tokenizer: Tokenizer
     splits: dict[str, TokenizedText]
     stream: DocumentStream | None
+    labels: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

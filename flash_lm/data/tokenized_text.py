@@ -19,6 +19,7 @@ class TokenizedText:
         words: number of words, separated by white space.
         lines: number of lines; a document's last line needs no line end.
         bytes: number of bytes of text.
+        labels: number of each document's label, int32; None: there are none.
     """
 
     tokens: np.ndarray
@@ -26,6 +27,7 @@ class TokenizedText:
     words: int
     lines: int
     bytes: int
+    labels: np.ndarray | None = None
 
 
 def encode(
@@ -67,4 +69,4 @@ def encode_in_memory(pieces: list[Piece], tokenizer: Tokenizer) -> TokenizedText
     """The tokens of some documents, in memory."""
     parts: list[np.ndarray] = []
     starts, counts = encode([pieces], tokenizer, parts.append)
-    return TokenizedText(np.concatenate(parts), starts, **counts)
+    return TokenizedText(np.concatenate(parts), starts, counts["words"], counts["lines"], counts["bytes"])

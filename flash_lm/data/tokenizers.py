@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, characters, and SentencePiece trained on the corpus or given.
+"""Tokenizers: bytes, characters, numbers, and SentencePiece trained on the corpus or given.
 
 Bytes, and SentencePiece models trained here, restore any text exactly.
 """
@@ -164,12 +164,46 @@ class CharacterTokenizer:
         return self._characters.encode()
 
 
-Tokenizer = ByteTokenizer | SentencePieceTokenizer | CharacterTokenizer | HuggingFaceTokenizer
+class NumberTokenizer:
+    """Numbers below a bound, for made data; their text is the decimal number and a blank."""
+
+    kind = "numbers"
+    begin = end = 0  # made data has no documents
+
+    def __init__(self, vocab_size: int):
+        """Knows 0 … vocab_size − 1."""
+        self.vocab_size = self.mask = vocab_size
+        self.fingerprint = f"numbers {vocab_size}"
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The numbers of each text, which white space separates; 0 for other words."""
+        known = lambda word: word.isdecimal() and int(word) < self.vocab_size
+        return [np.array([int(x) if known(x) else 0 for x in text.split()], np.int32) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text; ids that are no numbers are left out."""
+        return b"".join(self.token_bytes(int(i)) for i in ids).decode()
+
+    def token_bytes(self, i: int) -> bytes:
+        """The bytes of text that an id stands for."""
+        return f"{i} ".encode() if 0 <= i < self.vocab_size else b""
+
+    def bytes_per_token(self) -> np.ndarray:
+        """Bytes of text that each id stands for, (V,) int32."""
+        return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], np.int32)
+
+    def model_bytes(self) -> bytes:
+        """What `load_tokenizer` needs besides the kind."""
+        return str(self.vocab_size).encode()
+
+
+Tokenizer = ByteTokenizer | SentencePieceTokenizer | CharacterTokenizer | NumberTokenizer | HuggingFaceTokenizer
 # kind -> from `model_bytes`
 _KINDS = {
     "bytes": lambda model: ByteTokenizer(),
     "sentencepiece": SentencePieceTokenizer,
     "characters": lambda model: CharacterTokenizer(model.decode()),
+    "numbers": lambda model: NumberTokenizer(int(model)),
     "hf": HuggingFaceTokenizer,
 }
 

@@ -74,6 +74,7 @@ def export(trained: TrainedModel, out: pathlib.Path, license_: str, form: str = 
         write_json(partial / "config.json", kind.settings(trained) | {"flash_lm": _made(trained)})
         if kind.ours:
             save_tokenizer(trained.tokenizer, partial / "tokenizer")
+            run_folder.write_labels(partial, trained.labels)
         if isinstance(theirs, str):
             messages.append(f"there is no tokenizer.json: {theirs}")
         else:

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from flash_lm.config import Config
+from flash_lm.data.batches import stack
+from flash_lm.data.examples import row_of
 from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.fill_in import FilledIn, Filler
@@ -57,7 +59,7 @@ class LoadedModel:
     def __init__(self, trained: TrainedModel):
         """Compiles nothing before the first call."""
         self._trained = trained
-        self._logits = jax.jit(lambda params, ids_BxL: trained.model.bind(params)(ids_BxL))
+        self._logits = jax.jit(lambda params, *rows_BxL: trained.model.bind(params)(*rows_BxL))
 
     def __repr__(self) -> str:
         """One line with the run, step, family, size and task."""
@@ -109,6 +111,22 @@ class LoadedModel:
         prompts = [text] if isinstance(text, str) else list(text)
         rows = self._generator.generate(prompts, max_tokens, Sampling(**sampling), seed)  # type: ignore[arg-type]
         return rows[0].text if isinstance(text, str) else [row.text for row in rows]
+
+    def classify(self, texts: Sequence[str]) -> list[dict[str, float]]:
+        """The probability of each label, for each text; what does not fit into a row of training is cut off.
+
+        Raises:
+            InputError: the model does not predict labels, or a text is empty or unknown to the tokenizer.
+        """
+        labels, length = self._trained.labels, self._trained.config.data.length
+        if not labels:
+            raise InputError(f"{self._trained.name} predicts words, not labels: train it with --config.task=classify")
+        encode, end = self._trained.encode, self._trained.tokenizer.end
+        rows = [row_of(np.append(encode(text, "text"), end)[:length], length) for text in texts]
+        batch = stack(rows)
+        logits_Bx1xC = self._logits(self._trained.params, batch["inputs_BxL"], batch["segment_ids_BxL"])
+        probs_BxC = jax.nn.softmax(logits_Bx1xC[:, 0]).tolist()
+        return [dict(zip(labels, row, strict=True)) for row in probs_BxC]
 
     def fill_in(self, text: str, candidates: int = 5) -> FilledIn:
         """The candidates for each [MASK] of a text; raises as `inference.fill_in.Filler` does."""

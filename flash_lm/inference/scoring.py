@@ -1,5 +1,6 @@
 """Scores a run's checkpoint on a split of its own corpus, or of another text."""
 
+import itertools
 import logging
 import math
 import os
@@ -9,8 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from flash_lm.data.corpus import SPLITS, WHOLE
+from flash_lm.data.packing import Rows
+from flash_lm.data.slices import SLICES, Slice
 from flash_lm.data.splits import Splits, load_splits
 from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus
 from flash_lm.data.tokenized_text import TokenizedText
@@ -35,6 +39,8 @@ def evaluate(
     *,
     carry: bool = False,
     first: int | None = None,
+    slices: str | None = None,
+    rare: int | None = None,
     mesh_shape: tuple[int, ...] = (-1, 1, 1),
     overrides: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
@@ -46,20 +52,28 @@ def evaluate(
         lengths: row lengths; empty: the length of training.
         carry: whole documents, whose rows have the state of the rows before; the result also has scores by position.
         first: with `carry`, tokens at the beginning of each document that are scored, in whole rows; None: all.
+        slices: a key of `SLICES`: slices of the split that get a result each, with their name in `slice`; None: one
+            result for the whole split.
+        rare: with slices=recall, see `recall_slices`.
         mesh_shape: devices along (data, fsdp, tensor); it may differ from that of training.
         overrides: words such as --config.data.path=…, which select a text other than the run's own.
 
     Returns:
-        One flat result per length: what was evaluated, how it was trained, its scores, and their provenance (seed,
-        hash of the config; device, versions and commit of the scoring, and of the training as trained_…). The value
-        of `checkpoint` is newest, best or step; `own_corpus` says whether the text is the run's own corpus. Scores of
-        a masked model cover only the masked tokens; only a causal model of text has a perplexity per word.
+        One flat result per length (and slice): what was evaluated, how it was trained, its scores, and their
+        provenance (seed, hash of the config; device, versions and commit of the scoring, and of the training as
+        trained_…). The value of `checkpoint` is newest, best or step; `own_corpus` says whether the text is the run's
+        own corpus. Scores of a masked model cover only the masked tokens; only a causal model of text has a perplexity
+        per word; a model of labels has an interval of its accuracy, and `majority`.
 
     Raises:
         InputError: there is no such run, checkpoint or split, or a length exceeds the model's positions.
     """
     if first is not None and not carry:
         raise InputError("--first counts tokens of whole documents: add --carry")
+    if slices not in (None, *SLICES) or (slices and carry) or (rare is not None and slices != "recall"):
+        raise InputError(
+            f"--slices is one of {', '.join(SLICES)}, without --carry, and --rare belongs to --slices=recall"
+        )
     if split not in (*SPLITS, WHOLE):
         raise InputError(f"no split {split}: --split is one of {', '.join((*SPLITS, WHOLE))}")
     name = run_name(run)
@@ -69,12 +83,18 @@ def evaluate(
     lengths = list(lengths) or [data.length]
     for length in lengths:
         trained.model.abstract.check_length(length)
+    task = TASKS[config.task]
+    if slices == "recall" and (task.rows or task.labels):
+        raise InputError("--slices=recall is of models that predict the next token")
     score = _in_whole_documents(trained, corpus, split, first) if carry else _in_rows(trained, corpus, split)
+    chosen = SLICES[slices](corpus, split, rare) if slices else {None: None}
     results = []
-    for length in lengths:
+    for length, (part, choose) in itertools.product(lengths, chosen.items()):
         with jax.set_mesh(trained.mesh):
-            scores = score(length, max(1, data.tokens_per_batch // config.train.accumulate // length))
-        if TASKS[config.task].rows is None and isinstance(corpus, TokenizedCorpus) and not first:
+            scores = score(length, max(1, data.tokens_per_batch // config.train.accumulate // length), choose)
+        if slices:
+            scores |= {"slices": slices, "slice": part}
+        elif not task.rows and not task.labels and isinstance(corpus, TokenizedCorpus) and not first:
             scores |= _of_text(scores["nll"], corpus.splits[split])
         results.append(
             {
@@ -95,6 +115,7 @@ def evaluate(
                 "train_seconds": trained.facts["train_seconds"],
                 **_speed(name.workdir / "metrics.jsonl"),
                 **scores,
+                **({"reached": True} if trained.facts.get("reached") else {}),
                 "seed": config.seed,
                 "config_hash": run_folder.hash_of_config(name.workdir),
                 **provenance(jax.devices()[0].device_kind),
@@ -104,24 +125,38 @@ def evaluate(
     return results
 
 
-Score = Callable[[int, int], dict[str, Any]]  # of a row's length and the rows of a batch
+Score = Callable[[int, int, Slice | None], dict[str, Any]]  # of a row's length, the rows of a batch, and a slice
 
 
 def _in_rows(trained: TrainedModel, corpus: Splits, split: str) -> Score:
     config, model = trained.config, trained.model.of_rows(packed=trained.config.data.packed)
     evaluator = Evaluator(model, corpus.tokenizer, trained.mesh, config.train.loss_chunk, TASKS[config.task])
-    return lambda length, rows: evaluator(trained.params, evaluation_rows(config, corpus, split, length), rows)
+
+    def score(length: int, batch_size: int, choose: Slice | None) -> dict[str, Any]:
+        rows = evaluation_rows(config, corpus, split, length)
+        rows = choose(rows) if choose else rows
+        scores = evaluator(trained.params, rows, batch_size)
+        return scores | ({"majority": _majority(rows)} if TASKS[config.task].labels else {})
+
+    return score
+
+
+def _majority(rows: Rows) -> float:
+    """Share of the most frequent label: the accuracy of the best answer that is always the same."""
+    counts = np.bincount([rows[i]["targets_BxL"][0] for i in range(len(rows))])
+    return float(counts.max() / len(rows))
 
 
 def _in_whole_documents(trained: TrainedModel, corpus: Splits, split: str, first: int | None) -> Score:
     config = trained.config
-    if TASKS[config.task].rows or not isinstance(corpus, TokenizedCorpus):
+    task = TASKS[config.task]
+    if task.rows or task.labels or not isinstance(corpus, TokenizedCorpus):
         raise InputError("--carry scores whole documents of text with a causal model: leave it out here")
-    settings = config.train.loss_chunk, TASKS[config.task]
+    settings = config.train.loss_chunk, task
     evaluator = CarriedEvaluator(trained.model, corpus.tokenizer, trained.mesh, *settings)
     text, marks = corpus.splits[split], {"carried": True} | ({"first": first} if first else {})
     of = lambda length, rows: evaluator(trained.params, text, length, rows, first=first, by_position=True)
-    return lambda length, rows: of(length, rows) | marks
+    return lambda length, rows, choose: of(length, rows) | marks
 
 
 def _load_text(trained: TrainedModel, split: str) -> Splits:
@@ -138,6 +173,11 @@ def _load_text(trained: TrainedModel, split: str) -> Splits:
     whole = split == WHOLE and not examples
     own = OwnCorpus(trained.tokenizer, known if own_text else None)
     corpus = load_splits(data, own, whole=whole)
+    if TASKS[trained.config.task].labels and corpus.labels != trained.labels:
+        raise InputError(
+            f"corpus {corpus.name} has the labels {', '.join(corpus.labels) or '(none)'}, and {trained.name} was "
+            f"trained on {', '.join(trained.labels)}"
+        )
     if split not in corpus.splits:
         names = [*corpus.splits, *([] if examples else [WHOLE])]
         raise InputError(f"no split {split}: --split is one of {', '.join(names)}")

@@ -23,7 +23,7 @@ from flash_lm.training.state import ModelFunction, Params
 from flash_lm.training.weights import read_weights
 
 # Keys of `config.data` that select the text.
-OF_A_TEXT = ("corpus", "path", "name", "config", "split", "text_column", "streaming")
+OF_A_TEXT = ("corpus", "path", "name", "config", "split", "text_column", "label_column", "streaming")
 # Keys that change how it is read and computed, but no score beyond rounding.
 _HARMLESS = ("data.cache_dir", "data.tokens_per_batch", "model.kernels", "model.quadratic.implementation")
 _HARMLESS += ("model.state_dtype", "model.remat", "model.scan_layers", "train.loss_chunk")
@@ -65,6 +65,11 @@ class TrainedModel:
     def name(self) -> str:
         """The name of the run's folder, for messages."""
         return self.run.workdir.name
+
+    @functools.cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the labels that it predicts; empty if it predicts words."""
+        return run_folder.read_labels(self.run.workdir)
 
     @property
     def imported_from(self) -> str | None:

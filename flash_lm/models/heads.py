@@ -60,6 +60,8 @@ class HeadKind:
         parameters: given the model's config and rngs, the head's own parameters by their names in the model.
         sections: its sections of keys in `config.model`.
         of_values: whether it predicts the 256 values of a byte, which are the last words of the vocabulary.
+        pool: for a head that describes a row by one vector: from the config, features B×L×D and which tokens are not
+            padding, B×L, makes B×D. None: the head predicts at each token.
     """
 
     bind: Callable[[Any], Head]
@@ -67,6 +69,7 @@ class HeadKind:
     parameters: Callable[[ModelConfig, nnx.Rngs], Mapping[str, nnx.Module | nnx.Param]] = lambda config, rngs: {}
     sections: tuple[type, ...] = ()
     of_values: bool = False
+    pool: Callable[[ModelConfig, jax.Array, jax.Array], jax.Array] | None = None
 
 
 def register_head(name: str, row: HeadKind) -> None:

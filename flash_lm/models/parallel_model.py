@@ -65,13 +65,14 @@ class ParallelModel(nnx.Module):
             dropout_key: key for dropout; None: deterministic.
 
         Returns:
-            B×L×V float32.
+            B×L×V float32; with a head that describes a row by one vector, B×1×(its outputs).
 
         Raises:
             ValueError: rows are longer than the family's positions allow; or, outside jit, a row has several documents,
                 which the family cannot separate. Inside jit its logits are NaN.
         """
-        return self.logits(self.features(inputs_BxL, segment_ids, positions, dropout_key))
+        features_BxLxD = self.features(inputs_BxL, segment_ids, positions, dropout_key)
+        return self.logits(self.pooled(features_BxLxD, segment_ids))
 
     def features(
         self,
@@ -140,6 +141,14 @@ class ParallelModel(nnx.Module):
         layers = jax.tree.map(lambda *xs: jnp.stack(xs, axis=1).reshape(-1, *xs[0].shape[1:]), *found)
         x_BxLxD = self.norm(x_BxLxD)
         return x_BxLxD, {"embedding": embedded, "layers": layers, "norm": seen(x_BxLxD)}
+
+    def pooled(self, features_BxLxD: jax.Array, segment_ids: jax.Array | None = None) -> jax.Array:
+        """What the head takes: the features as they are, or one vector a row, B×1×D."""
+        pool = HEADS[self.config.head].pool
+        if pool is None:
+            return features_BxLxD
+        real_BxL = jnp.ones(features_BxLxD.shape[:2], bool) if segment_ids is None else segment_ids > 0
+        return pool(self.config, features_BxLxD, real_BxL)[:, None]
 
     def logits(self, features_BxLxD: jax.Array) -> jax.Array:
         """B×L×V float32."""

@@ -11,7 +11,7 @@ from flash_lm.config import Config, parse
 from flash_lm.layers.quadratic_core import QuadraticOptions
 from flash_lm.models.family import complete_config
 from flash_lm.models.flops import training_flops
-from flash_lm.tables import TASKS
+from flash_lm.tables import HEADS, TASKS
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.state import ModelFunction, init_state
 from flash_lm.training.step import make_train_step
@@ -85,16 +85,17 @@ class BareStep:
         data = self.config.data
         shape = (data.batch_size, data.length)
         tokens_key, mask_key = jax.random.split(jax.random.key(self.config.seed))
-        tokens_BxL = jax.random.randint(tokens_key, shape, 0, self.config.model.vocab_size)
-        task = TASKS[self.config.task]
+        model, task = self.config.model, TASKS[self.config.task]
+        tokens_BxL = jax.random.randint(tokens_key, shape, 0, model.vocab_size)
         share = task.share(*(data[section] for section in task.sections))
+        targets_BxL = jnp.roll(tokens_BxL, -1, axis=1) if task.causal else tokens_BxL
         chosen_BxL = jax.random.uniform(mask_key, shape) < share
         # cuDNN would get them as an L×L array.
         alone = self.config.model[QuadraticOptions].implementation == "cudnn"
         return {
             "segment_ids_BxL": None if alone else jnp.ones(shape, jnp.int32),
             "inputs_BxL": tokens_BxL,
-            "targets_BxL": jnp.roll(tokens_BxL, -1, axis=1) if task.causal else tokens_BxL,
+            "targets_BxL": targets_BxL % HEADS[model.head].outputs(model) if task.labels else targets_BxL,
             "loss_mask_BxL": chosen_BxL.astype(jnp.float32),
             "positions_BxL": jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32)[None], shape),
         }

@@ -17,6 +17,7 @@ from flash_lm.training.state import ModelFunction, Params
 from flash_lm.training.step import make_evaluation_step
 
 _LARGEST_EXPONENT = 709  # exp overflows above it
+_NORMAL_95 = 1.959964  # standard deviations of a normal distribution that hold 95 % of it
 
 
 class Evaluator:
@@ -36,7 +37,7 @@ class Evaluator:
         """
         self._mesh = mesh
         self._step = jax.jit(make_evaluation_step(model, loss_chunk, task))
-        self._bytes_per_token = bytes_per_token(model, tokenizer)
+        self._bytes_per_token, self._labels = bytes_per_token(model, tokenizer), task.labels
 
     def __call__(self, params: Params, rows: Rows, batch_size: int, limit: int = 0) -> dict[str, float]:
         """Scores each row once; call it inside `jax.set_mesh`.
@@ -49,7 +50,8 @@ class Evaluator:
 
         Returns:
             loss (nats a token), perplexity (a token), accuracy (share of the targets that are the likeliest token; not
-            for images), bits_per_byte; and nll (nats), tokens and bytes, the sums over all targets.
+            for images), bits_per_byte; and nll (nats), tokens and bytes, the sums over all targets. If targets are
+            labels, "tokens" counts them, accuracy has its interval, and there are no bytes.
         """
         sharding, sums = batch_sharding(self._mesh), collections.Counter()
         share = share_of(sharding, rows_that_divide(batch_size, self._mesh))
@@ -57,7 +59,7 @@ class Evaluator:
             here = jax.device_get(self._step(params, place(batch, sharding, share), self._bytes_per_token))
             # Python floats: a float32 sum over a long split would lose the last tokens.
             sums.update({name: float(x) for name, x in here.items()})
-        return scores_of(sums)
+        return scores_of_labels(sums) if self._labels else scores_of(sums)
 
 
 def bytes_per_token(model: ModelFunction, tokenizer: Tokenizer) -> np.ndarray:
@@ -78,6 +80,23 @@ def scores_of(sums: Mapping[str, float]) -> dict[str, float]:
         "bits_per_byte": of("nll", "bytes") / math.log(2),
         **{name: sums[name] for name in ("nll", "tokens", "bytes")},
     }
+
+
+def scores_of_labels(sums: Mapping[str, float]) -> dict[str, float]:
+    """As `scores_of`, without bytes, and with accuracy_low and accuracy_high: its 95 % interval (Wilson)."""
+    scores = {name: x for name, x in scores_of(sums).items() if name not in ("bits_per_byte", "bytes")}
+    low, high = wilson(sums["hits"], sums["tokens"])
+    return scores | {"accuracy_low": low, "accuracy_high": high}
+
+
+def wilson(hits: float, count: float) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson 1927); (0, 1) if count is 0."""
+    if not count:
+        return 0.0, 1.0
+    share, z2 = hits / count, _NORMAL_95**2 / count
+    middle = (share + z2 / 2) / (1 + z2)
+    half = _NORMAL_95 / (1 + z2) * math.sqrt(share * (1 - share) / count + z2 / (4 * count))
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def perplexity(nll: float, count: float) -> float:

@@ -1,6 +1,7 @@
 """What a config defines: corpus, model, optimizer, mesh, and the shapes and shardings of the train state."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,10 +9,11 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from flash_lm.config import Config, parse
+from flash_lm.config import Config, ModelConfig, parse
 from flash_lm.data.batches import FixedRows, IndexedBatches, Transform
 from flash_lm.data.carried import CarriedBatches
 from flash_lm.data.examples import ExampleCorpus
+from flash_lm.data.labelled import LabelledRows
 from flash_lm.data.packing import Packer, Rows
 from flash_lm.data.share import Share
 from flash_lm.data.splits import ROWS, Splits, load_splits
@@ -19,6 +21,7 @@ from flash_lm.data.streaming import StreamedBatches
 from flash_lm.data.token_cache import OwnCorpus
 from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
+from flash_lm.models.classifier import ClassOptions
 from flash_lm.models.family import complete
 from flash_lm.ops.logistics import VALUES
 from flash_lm.tables import CORPORA, HEADS, TASKS
@@ -98,7 +101,7 @@ def evaluation_rows(config: Config, corpus: Splits, split: str, length: int) -> 
 
 
 def _packer(config: Config) -> Packer:
-    return ROWS[config.data.pack]
+    return LabelledRows if TASKS[config.task].labels else ROWS[config.data.pack]
 
 
 def _of_task(config: Config, corpus: Splits) -> Transform | None:
@@ -124,6 +127,25 @@ def vocabulary(config: Config, tokenizer: Tokenizer) -> int:
             f"{config.data.corpus} and model.vocab_size={vocab_size}: use data.corpus=images with vocab_size open"
         )
     return vocab_size
+
+
+def with_classes(config: Config, model: ModelConfig, labels: Sequence[str]) -> ModelConfig:
+    """The config of the model with the number of its labels: as set, or as many as there are.
+
+    Raises:
+        InputError: there are no labels, the set number is too small, or the head has no labels.
+    """
+    if not TASKS[config.task].labels:
+        return model
+    if not labels:
+        raise InputError(f"task={config.task} needs labels, and the corpus {config.data.corpus} at its place has none")
+    count = model[ClassOptions].count or len(labels)
+    if count < len(labels) or HEADS[model.head].pool is None:
+        raise InputError(
+            f"task={config.task} has {len(labels)} labels, but got model.head={model.head} and model.classes.count="
+            f"{count}: leave both open"
+        )
+    return model.put("classes.count", count)
 
 
 def build_setup(config: Config, mesh: Mesh) -> Setup:
@@ -152,7 +174,10 @@ def build_experiment(config: ConfigDict, own: OwnCorpus | None = None) -> Experi
     corpus = load_splits(parsed.data, own)
     vocab_size = vocabulary(parsed, corpus.tokenizer)
     if isinstance(corpus, ExampleCorpus):
-        for split in corpus.splits.values():
-            ROWS[parsed.data.pack](split, parsed.data.length, corpus.tokenizer.begin)  # raises if they do not fit
-    parsed = dataclasses.replace(parsed, model=dataclasses.replace(model_config, vocab_size=vocab_size))
+        for split in ("train", "validation"):  # a test may have longer rows, see `evaluate --lengths`
+            _packer(parsed)(
+                corpus.splits[split], parsed.data.length, corpus.tokenizer.begin
+            )  # raises if they do not fit
+    model_config = with_classes(parsed, dataclasses.replace(model_config, vocab_size=vocab_size), corpus.labels)
+    parsed = dataclasses.replace(parsed, model=model_config)
     return Experiment(**vars(build_setup(parsed, mesh)), corpus=corpus)

@@ -40,7 +40,7 @@ def train(
     debug_nonfinite: bool = False,
     asked_at: float | None = None,
 ) -> None:
-    """Trains until config.train.steps, from the newest checkpoint in `workdir` if there is one.
+    """Trains until config.train.steps or config.train.stop_accuracy, from the newest checkpoint in `workdir` if any.
 
     A new run starts with a copy of the checkpoint config.train.branch_from, or with the parameters of
     config.train.init_from, if one of them is set.
@@ -88,7 +88,11 @@ def train(
             if is_first():
                 print(f"{workdir}: all {settings.steps} steps are done")
             return
-        run.begin(corpus.tokenizer)
+        if start.facts.get("reached") and settings.stop_accuracy:
+            if is_first():
+                print(f"{workdir}: train.stop_accuracy={settings.stop_accuracy} was reached at step {start.state.step}")
+            return
+        run.begin(corpus.tokenizer, corpus.labels if TASKS[experiment.config.task].labels else ())
         loop = _Loop(start, validation, run.workdir, checkpoints or start_saving(), asked_at, debug_nonfinite)
         loop.run(should_stop, Profile(run.workdir / "profile", profile))
 
@@ -124,6 +128,7 @@ class _Loop:
         self.logged_step, self.logged_seconds = self.step, self.clock.seconds
         self.asked_at: float | None = asked_at  # None: the first step has been reported
         self.first_step_s: float | None = None  # of this process, until it is logged
+        self.reached = False  # train.stop_accuracy
         self.pending: tuple | None = None  # number, metrics and batch of the last step, not read yet
 
     def run(self, should_stop: Callable[[], bool], profile: Profile) -> None:
@@ -135,7 +140,7 @@ class _Loop:
                 self.checkpoints.wait()
             self.clock.start()
             stopping = False
-            while self.step < config.steps and not stopping:
+            while self.step < config.steps and not stopping and not self.reached:
                 if profile.is_due(self.step):
                     with self._paused():
                         profile.start()
@@ -152,8 +157,10 @@ class _Loop:
                 if evaluates or saves or stopping:
                     with self._paused():
                         scores = self._evaluate() if evaluates else None
-                        if saves or stopping:
+                        if saves or stopping or self.reached:
                             self._save(scores)
+            if self.reached:
+                self.writer.say(f"step {self.step}: train.stop_accuracy={config.stop_accuracy} is reached")
             if stopping and not last:
                 self.checkpoints.wait()
                 self.writer.say(f"stopped and saved at step {self.step}: run the same command to continue")
@@ -241,6 +248,8 @@ class _Loop:
         self.writer.say(
             f"step {self.step}: validation loss {scores['loss']:.4f}, perplexity {scores['perplexity']:.2f}"
         )
+        goal = self.config.train.stop_accuracy
+        self.reached = goal is not None and scores.get("accuracy", 0.0) >= goal
         return scores
 
     def _save(self, scores: dict[str, float] | None) -> None:
@@ -252,6 +261,8 @@ class _Loop:
             "skipped_steps": self.nonfinite.skipped,
             "code": self.code,
         }
+        if self.reached:
+            facts["reached"] = True
         if "parent" in self.start.facts:
             facts["parent"] = self.start.facts["parent"]
         if self.experiment.corpus.stream:

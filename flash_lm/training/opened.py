@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flash_lm.config import parse
@@ -38,7 +38,7 @@ class OpenRun:
         init_from = self.config.train.get("init_from")
         return own or (OwnCorpus(tokenizer_of(init_from, self.config)) if init_from else None)
 
-    def begin(self, tokenizer: Tokenizer) -> None:
+    def begin(self, tokenizer: Tokenizer, labels: Sequence[str] = ()) -> None:
         """Writes the files that a run has before its first step, and records what this resume changes.
 
         Raises:
@@ -46,7 +46,7 @@ class OpenRun:
         """
         if self.newest is None:
             run_folder.check_nothing_lost(self.workdir)
-        run_folder.write(self.workdir, self.config, tokenizer)
+        run_folder.write(self.workdir, self.config, tokenizer, labels)
 
 
 @contextlib.contextmanager

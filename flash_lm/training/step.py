@@ -193,8 +193,10 @@ def _predictions(
         features_BxLxD, carried = bound.carry(
             batch["inputs_BxL"], carried, real_BxL.sum(axis=1, dtype=jnp.int32), begins_B, key
         )
+    features_BxLxD = bound.pooled(features_BxLxD, segment_ids_BxL)
+    # A row that is one vector has one target, its first.
+    targets_BxL, weights_BxL = (batch[name][:, : features_BxLxD.shape[1]] for name in ("targets_BxL", "loss_mask_BxL"))
     parts = batch_parts(features_BxLxD.shape[0])
-    targets_BxL, weights_BxL = batch["targets_BxL"], batch["loss_mask_BxL"]
     return bound, (features_BxLxD, targets_BxL, weights_BxL, loss_chunk, parts), carried
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run: config.json and tokenizer/, written once, and changes.jsonl.
+"""The folder of a run: config.json, tokenizer/ and perhaps labels.json, written once, and changes.jsonl.
 
 Changes made by a resumed run are lines of changes.jsonl; config.json stays as the run began.
 """
@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from flax.traverse_util import flatten_dict
@@ -26,9 +27,9 @@ from flash_lm.training.exported import is_export
 from flash_lm.training.hosts import is_first, of_all_hosts
 from flash_lm.training.metrics import read_lines
 
-_CONFIG, _CHANGES, _TOKENIZER = "config.json", "changes.jsonl", "tokenizer"
+_CONFIG, _CHANGES, _TOKENIZER, _LABELS = "config.json", "changes.jsonl", "tokenizer", "labels.json"
 _PARTIAL = f"{_CONFIG}.partial"
-_BEFORE_CONFIG = (lock.NAME, _PARTIAL)  # what a run may leave if it is killed right after its start
+_BEFORE_CONFIG = (lock.NAME, _PARTIAL, _LABELS)  # what a run may leave if it is killed right after its start
 
 # Keys that may change when a run is resumed: for the model they change rounding, or nothing.
 FREE = (
@@ -132,14 +133,34 @@ def own_tokenizer(workdir: pathlib.Path) -> Tokenizer | None:
     return load_tokenizer(workdir / _TOKENIZER) if (workdir / _TOKENIZER).exists() else None
 
 
-def write(workdir: pathlib.Path, config: Any, tokenizer: Tokenizer) -> None:
-    """Writes config and tokenizer if they are not there yet, and records what this resume changes."""
+def write_labels(folder: pathlib.Path, labels: Sequence[str]) -> None:
+    """Writes the names of a corpus's labels, if it has any, for `read_labels`."""
+    if labels:
+        (folder / _LABELS).write_text(json.dumps(labels, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_labels(folder: pathlib.Path) -> tuple[str, ...]:
+    """The names of the labels that a run predicts; empty if it predicts words.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    path = folder / _LABELS
+    try:
+        return tuple(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else ()
+    except (OSError, ValueError):
+        raise _damaged(path) from None
+
+
+def write(workdir: pathlib.Path, config: Any, tokenizer: Tokenizer, labels: Sequence[str] = ()) -> None:
+    """Writes config, tokenizer and labels if they are not there yet, and records what this resume changes."""
     of_all_hosts(None)  # all hosts have looked
     if is_first():
         if (workdir / _CONFIG).exists():
             if changes := {key: now for key, (_, now) in _compared(workdir, config)[1].items()}:
                 append_jsonl(workdir / _CHANGES, [changes])
         else:
+            write_labels(workdir, labels)
             (workdir / _PARTIAL).write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
             os.replace(workdir / _PARTIAL, workdir / _CONFIG)
         if not (workdir / _TOKENIZER).exists():

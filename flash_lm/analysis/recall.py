@@ -1,0 +1,86 @@
+"""Recall against state: what the runs of a study of associative recall say together."""
+
+import pathlib
+import statistics
+
+from flash_lm.analysis.figure import drawing, style
+from flash_lm.analysis.table import markdown_table
+from flash_lm.jsonl import Line
+
+
+def best(lines: list[Line]) -> Line:
+    """The run with the best accuracy on the validation split; the first of equals. Failed runs are the worst."""
+    return max(lines, key=lambda line: line.get("validation_accuracy", -1.0))
+
+
+def summary(runs: list[Line], times: list[Line]) -> list[Line]:
+    """One line a model and width: accuracy over the seeds at its best rate, its state, and its time for a token."""
+    ms = {(line["model"], line["width"]): line["ms_a_token"] for line in times}
+    found = []
+    for model, width in dict.fromkeys((line["model"], line["width"]) for line in runs):
+        here = [line for line in runs if (line["model"], line["width"]) == (model, width)]
+        rate = best([line for line in here if line["seed"] == 0])["rate"]
+        chosen = [line for line in here if line["rate"] == rate and "accuracy" in line]
+        if not chosen:
+            continue
+        accuracies = [line["accuracy"] for line in chosen]
+        parts = {part: statistics.median(line["by_part"][part] for line in chosen) for part in chosen[0]["by_part"]}
+        found.append(
+            {
+                "model": model,
+                "width": width,
+                "rate": rate,
+                "seeds": len(chosen),
+                "accuracy": statistics.median(accuracies),
+                "lowest": min(accuracies),
+                "highest": max(accuracies),
+                "by_part": parts,
+                "step": statistics.median(line["step"] for line in chosen),
+                "state_bytes": chosen[0]["state_bytes"],
+                "parameters": chosen[0]["parameters"],
+                **({"ms_a_token": ms[model, width]} if (model, width) in ms else {}),
+            }
+        )
+    return found
+
+
+def recall_table(lines: list[Line]) -> str:
+    """Markdown, the best first."""
+    rows = [line | line["by_part"] for line in sorted(lines, key=lambda line: -line["accuracy"])]
+    columns = {
+        "model": ("model", "{}"),
+        "width": ("width", "{}"),
+        "accuracy": ("accuracy", "{:.1%}"),
+        "lowest": ("lowest", "{:.1%}"),
+        "highest": ("highest", "{:.1%}"),
+        **{part: (part, "{:.1%}") for part in lines[0]["by_part"]},
+        "seeds": ("seeds", "{}"),
+        "rate": ("rate", "{:g}"),
+        "steps": ("step", "{:,.0f}"),
+        "state, bytes": ("state_bytes", "{:,}"),
+        "ms a token": ("ms_a_token", "{:.2f}"),
+        "parameters": ("parameters", "{:,}"),
+    }
+    return markdown_table(rows, columns)
+
+
+def plot_recall(lines: list[Line], path: pathlib.Path) -> None:
+    """Accuracy against bytes of state and against milliseconds a token; one curve a model, over its widths."""
+    axes_of = (("state_bytes", "bytes of decode state of a row"), ("ms_a_token", "milliseconds a token, 16 rows"))
+    names = list(dict.fromkeys(line["model"] for line in lines))
+    with drawing(path, 1, len(axes_of), (7, 6), sharey=True) as (_, grid):
+        for axes, (key, label) in zip(grid.flat, axes_of, strict=True):
+            for i, name in enumerate(names):
+                points = sorted(
+                    (line for line in lines if line["model"] == name and key in line), key=lambda x: x["width"]
+                )
+                x, y = [line[key] for line in points], [100 * line["accuracy"] for line in points]
+                spread = [
+                    [y - 100 * p["lowest"] for y, p in zip(y, points, strict=True)],
+                    [100 * p["highest"] - y for y, p in zip(y, points, strict=True)],
+                ]
+                axes.errorbar(x, y, yerr=spread, label=name, markersize=5, capsize=2, **style(i))
+            axes.set_xscale("log")
+            axes.set(xlabel=label)
+        grid.flat[0].set(ylabel="recalled values, % (median, lowest and highest of the seeds)", ylim=(-2, 102))
+        grid.flat[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5))

@@ -1,0 +1,128 @@
+"""Slices of a split: rows, or targets of rows, that are scored by themselves."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from flash_lm.data.packing import Row, Rows
+from flash_lm.data.splits import Splits
+from flash_lm.data.token_cache import TokenizedCorpus
+from flash_lm.data.tokenized_text import TokenizedText
+from flash_lm.errors import InputError
+
+Slice = Callable[[Rows], Rows]  # of all rows of a split
+_PUBLISHED_RARE, _PUBLISHED_TOKENS = 1250, 10**10
+
+
+class SomeTargets:
+    """Rows whose targets count where a mask says so."""
+
+    def __init__(self, rows: Rows, mask: Callable[[Row], np.ndarray]):
+        """`mask`: of a row, (L,) bool."""
+        self._rows, self._mask = rows, mask
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self._rows)
+
+    def __getitem__(self, row: int) -> Row:
+        """The row with this number."""
+        arrays = self._rows[row]
+        return arrays | {"loss_mask_BxL": arrays["loss_mask_BxL"] * self._mask(arrays).astype(np.float32)}
+
+
+class SomeRows:
+    """Some rows of a split."""
+
+    def __init__(self, rows: Rows, numbers: range):
+        """`numbers`: which."""
+        self._rows, self._numbers = rows, numbers
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self._numbers)
+
+    def __getitem__(self, row: int) -> Row:
+        """The row with this number among them."""
+        return self._rows[self._numbers[row]]
+
+
+class Recalled:
+    """Which targets end a pair of tokens that already stood in the row and is rare in training.
+
+    "Zoology" (Arora et al. 2023, section 3): what a model can only know from the row itself. A pair is rare if the
+    training split has it at most `rare` times.
+    """
+
+    def __init__(self, train: TokenizedText, rare: int):
+        """Counts the pairs of the training split."""
+        tokens = np.asarray(train.tokens, np.int64)
+        self._words = int(tokens.max()) + 1
+        pairs, counts = np.unique(tokens[:-1] * self._words + tokens[1:], return_counts=True)
+        self._frequent = pairs[counts > rare]
+
+    def __call__(self, row: Row) -> np.ndarray:
+        """(L,) bool."""
+        inputs, targets = row["inputs_BxL"].astype(np.int64), row["targets_BxL"].astype(np.int64)
+        pairs = inputs * self._words + targets
+        # Words that training does not have make no frequent pair, and no pair of theirs may look like one.
+        frequent = (targets < self._words) & _is_in(pairs, self._frequent)
+        first = np.zeros(len(inputs), bool)
+        in_document = np.stack([row["segment_ids_BxL"], inputs, targets])
+        first[np.unique(in_document, axis=1, return_index=True)[1]] = True
+        return ~first & ~frequent
+
+
+def _is_in(values: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Which values are among sorted ones; `np.isin` would sort them again for every row."""
+    places = np.searchsorted(known, values)
+    return (places < len(known)) & (known[np.minimum(places, len(known) - 1)] == values) if len(known) else values < 0
+
+
+def recall_slices(corpus: Splits, split: str, rare: int | None) -> Mapping[str, Slice]:
+    """The slices `recall`, see `Recalled`, and `rest`.
+
+    Args:
+        corpus: a corpus of text with its training split.
+        split: not used.
+        rare: the largest number of times that a rare pair stands in training; None: as published in proportion, 1250 in
+            10 billion tokens, and at least 1.
+
+    Raises:
+        InputError: the corpus is not text, or its training split is a stream.
+    """
+    if not isinstance(corpus, TokenizedCorpus) or "train" not in corpus.splits:
+        raise InputError(
+            "--slices=recall counts pairs of tokens in the training split: it needs a corpus of text on disk"
+        )
+    train = corpus.splits["train"]
+    recalled = Recalled(train, rare_pairs(train) if rare is None else rare)
+    return {
+        "recall": lambda rows: SomeTargets(rows, recalled),
+        "rest": lambda rows: SomeTargets(rows, lambda row: ~recalled(row)),
+    }
+
+
+def rare_pairs(train: TokenizedText) -> int:
+    """The published bound in proportion to the training split."""
+    return max(1, round(_PUBLISHED_RARE / _PUBLISHED_TOKENS * len(train.tokens)))
+
+
+def part_slices(corpus: Splits, split: str, rare: int | None) -> Mapping[str, Slice]:
+    """The parts of a made corpus, such as rows of one length and number of pairs.
+
+    Raises:
+        InputError: the corpus has no parts.
+    """
+    del rare
+    made: Any = corpus.splits[split]
+    if not hasattr(made, "parts"):
+        raise InputError(f"--slices=parts needs a corpus that has parts, such as mqar, and {corpus.name} has none")
+    return {name: (lambda rows, numbers=numbers: SomeRows(rows, numbers)) for name, numbers in made.parts().items()}
+
+
+SLICES: dict[str, Callable[[Splits, str, int | None], Mapping[str, Slice]]] = {
+    "recall": recall_slices,
+    "parts": part_slices,
+}

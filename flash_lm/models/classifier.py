@@ -1,0 +1,108 @@
+"""The head of classification: one vector a row, and a logit for each label."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from flash_lm.config import ModelConfig
+from flash_lm.layers.dense import Dense
+from flash_lm.layers.parameter import VECTORS
+from flash_lm.models.heads import HeadKind, Losses, register_head
+from flash_lm.schema import at_least, key, one_of, section
+
+
+def _mean(features_BxLxD: jax.Array, real_BxL: jax.Array) -> jax.Array:
+    """Mean over the tokens that are not padding, summed in float32."""
+    weights_BxLx1 = real_BxL[..., None].astype(jnp.float32)
+    sums_BxD = (features_BxLxD.astype(jnp.float32) * weights_BxLx1).sum(axis=1)
+    return (sums_BxD / jnp.maximum(weights_BxLx1.sum(axis=1), 1)).astype(features_BxLxD.dtype)
+
+
+def _first(features_BxLxD: jax.Array, real_BxL: jax.Array) -> jax.Array:
+    del real_BxL
+    return features_BxLxD[:, 0]
+
+
+def _last(features_BxLxD: jax.Array, real_BxL: jax.Array) -> jax.Array:
+    last_Bx1x1 = jnp.maximum(real_BxL.sum(axis=1, dtype=jnp.int32) - 1, 0)[:, None, None]
+    return jnp.take_along_axis(features_BxLxD, last_Bx1x1, axis=1)[:, 0]
+
+
+POOLS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {"mean": _mean, "first": _first, "last": _last}
+
+
+@section("model.classes")
+class ClassOptions:
+    """Options of model.head=classes."""
+
+    count: int = key(None, "labels; open: as many as the corpus has", at_least(2))
+    pool: str = key(
+        "mean",
+        "mean, first or last: which tokens' features describe a row; a causal model sees the whole row only in last, "
+        "and in a part of mean",
+        one_of(*POOLS),
+    )
+
+
+class Classifier(nnx.Module):
+    """A linear map with an offset, from D to the labels."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        """Initialises the map as config.init says; the offset is zero."""
+        count = config[ClassOptions].count
+        self.map = Dense(config.model_dim, count, config, rngs=rngs)
+        self.bias = nnx.Param(jnp.zeros(count, jnp.dtype(config.param_dtype)), **VECTORS)
+
+
+class ClassHead(NamedTuple):
+    """softmax(features · kernel + bias), over labels; features are one vector a row, so L is 1."""
+
+    kernel_DxC: jax.Array
+    bias_C: jax.Array
+
+    def logits(self, features_xD: jax.Array) -> jax.Array:
+        """…×C float32."""
+        kernel_DxC = self.kernel_DxC.astype(features_xD.dtype)
+        found_xC = jnp.matmul(features_xD, kernel_DxC, preferred_element_type=jnp.float32)
+        return found_xC + jnp.broadcast_to(self.bias_C.astype(jnp.float32), found_xC.shape)
+
+    def loss(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int, z_loss: float = 0.0) -> Losses:
+        """See `Head`; there is no large array to cut into chunks or parts, and no z-loss."""
+        del chunk, parts, z_loss
+        return _nll(self.logits(features_BxLxD), targets_BxL, weights_BxL), {}
+
+    def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int) -> dict[str, jax.Array]:
+        """See `Head`."""
+        del chunk, parts
+        logits_BxLxC = self.logits(features_BxLxD)
+        hit_BxL = logits_BxLxC.argmax(axis=-1) == targets_BxL
+        hits = jnp.where(hit_BxL, weights_BxL, 0).sum()
+        return {"nll": _nll(logits_BxLxC, targets_BxL, weights_BxL), "hits": hits}
+
+
+def _nll(logits_BxLxC: jax.Array, targets_BxL: jax.Array, weights_BxL: jax.Array) -> jax.Array:
+    nll_BxL = optax.softmax_cross_entropy_with_integer_labels(logits_BxLxC, targets_BxL)
+    return jnp.where(weights_BxL > 0, nll_BxL * weights_BxL, 0).sum()
+
+
+def _pool(config: ModelConfig, features_BxLxD: jax.Array, real_BxL: jax.Array) -> jax.Array:
+    return POOLS[config[ClassOptions].pool](features_BxLxD, real_BxL)
+
+
+def _count(config: ModelConfig) -> int:
+    return config[ClassOptions].count
+
+
+def _classifier(config: ModelConfig, rngs: nnx.Rngs) -> Mapping[str, nnx.Module]:
+    return {"classifier": Classifier(config, rngs=rngs)}
+
+
+def _bind(model: Any) -> ClassHead:
+    return ClassHead(model.classifier.map.kernel[...], model.classifier.bias[...])
+
+
+register_head("classes", HeadKind(_bind, _count, _classifier, (ClassOptions,), pool=_pool))

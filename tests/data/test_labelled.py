@@ -1,0 +1,120 @@
+"""Texts with labels: rows, names of labels, and errors of bad columns."""
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from flash_lm.config import parse
+from flash_lm.configs.base import get_config
+from flash_lm.data.labelled import LabelledRows
+from flash_lm.data.splits import load_splits
+from flash_lm.errors import InputError
+
+SPLITS = {
+    "train": (["good film", " ", "bad", "a good one, at length", "so bad"], ["yes", "no", "no", "yes", "no"]),
+    "validation": (["bad film"], ["no"]),
+    "test": (["good", "worse"], ["yes", "no"]),
+}
+
+
+def write(folder, splits=SPLITS, name="label"):
+    folder.mkdir(exist_ok=True)
+    for split, (texts, labels) in splits.items():
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts, name: labels}), folder / f"{split}.parquet")
+    return folder
+
+
+def load(folder, cache, **data):
+    config = get_config()
+    config.task = "classify"
+    config.data.update(corpus="hf", path=str(folder), tokenizer="bytes", cache_dir=str(cache), length=16)
+    config.data.update(**{"label_column": "label", "tokens_per_batch": 16, **data})
+    return load_splits(parse(config).data)
+
+
+def test_a_row_is_the_beginning_of_a_text_and_its_label(tmp_path):
+    corpus = load(write(tmp_path / "data"), tmp_path / "cache")
+    assert corpus.labels == ("no", "yes")
+    rows = LabelledRows(corpus.splits["train"], 16, corpus.tokenizer.begin)
+    texts = [corpus.tokenizer.decode(rows[i]["inputs_BxL"]) for i in range(len(rows))]
+    assert texts == ["good film", "bad", "a good one, at "[:15], "so bad"]  # white space alone is no document
+    assert [corpus.labels[rows[i]["targets_BxL"][0]] for i in range(len(rows))] == ["yes", "no", "yes", "no"]
+    assert [rows[i]["loss_mask_BxL"].tolist() for i in range(2)] == [[1] + [0] * 15] * 2
+    assert (rows[1]["segment_ids_BxL"] > 0).sum() == 5  # with begin- and end-of-text
+
+
+def test_numbers_and_truth_values_are_labels_in_order(tmp_path):
+    numbers = {split: (texts, [10 if x == "yes" else 2 for x in labels]) for split, (texts, labels) in SPLITS.items()}
+    assert load(write(tmp_path / "a", numbers), tmp_path / "cache").labels == ("2", "10")
+    truths = {split: (texts, [x == "yes" for x in labels]) for split, (texts, labels) in SPLITS.items()}
+    corpus = load(write(tmp_path / "b", truths), tmp_path / "cache")
+    assert corpus.labels == ("False", "True") and corpus.splits["test"].labels.tolist() == [1, 0]
+
+
+def test_held_out_splits_keep_their_labels(tmp_path):
+    texts = [f"text {i} {'even' if i % 2 == 0 else 'odd'}" for i in range(80)]
+    labels = [text.split()[-1] for text in texts]
+    corpus = load(
+        write(tmp_path / "data", {"train": (texts, labels)}), tmp_path / "cache", length=32, tokens_per_batch=32
+    )
+    for split in ("train", "validation", "test"):
+        rows = LabelledRows(corpus.splits[split], 32, corpus.tokenizer.begin)
+        assert len(rows) > 0
+        for i in range(len(rows)):
+            assert corpus.tokenizer.decode(rows[i]["inputs_BxL"]).endswith(corpus.labels[rows[i]["targets_BxL"][0]])
+
+
+@pytest.mark.parametrize(
+    ("splits", "data", "expected"),
+    [
+        (SPLITS, {"label_column": "mark"}, "no column mark of labels .* is one of text, label"),
+        (
+            SPLITS | {"test": (["x"], ["maybe"])},
+            {},
+            "the test split of corpus data has the label maybe, which the train",
+        ),
+        (
+            SPLITS | {"test": (["x"], [None])},
+            {},
+            "no column label of labels|1 documents of the test split have no label",
+        ),
+        ({"train": (["a b"] * 9, [0.5] * 9)}, {}, "no column label of labels"),
+    ],
+)
+def test_what_is_wrong_with_labels(tmp_path, splits, data, expected):
+    with pytest.raises(InputError, match=expected):
+        load(write(tmp_path / "data", splits), tmp_path / "cache", **data)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"data.corpus": "stdlib"}, "task=classify needs labels, and data.corpus=stdlib has none"),
+        ({"data.corpus": "hf", "data.path": "x"}, "task=classify needs labels, and data.corpus=hf has none"),
+        (
+            {"data.corpus": "hf", "data.path": "x", "data.label_column": "label", "data.streaming": True},
+            "data.label_column needs data.streaming=False",
+        ),
+        ({"data.corpus": "copy", "data.pack": "examples"}, "task=classify needs labels, and data.corpus=copy has none"),
+    ],
+)
+def test_what_cannot_be_classified(keys, expected):
+    config = get_config()
+    config.task = "classify"
+    config.update_from_flattened_dict(keys)
+    with pytest.raises(InputError, match=expected):
+        parse(config)
+
+
+def test_labels_that_are_not_asked_for_do_not_matter(tmp_path):
+    """So that a model can first be trained on the same text, with the same tokens."""
+    folder, cache = write(tmp_path / "data"), tmp_path / "cache"
+    labelled, plain = load(folder, cache), load_splits(parse(_plain(folder, cache)).data)
+    assert labelled.fingerprint == plain.fingerprint and plain.labels == ()
+    assert labelled.splits["train"].tokens.tolist() == plain.splits["train"].tokens.tolist()
+
+
+def _plain(folder, cache):
+    config = get_config()
+    config.data.update(corpus="hf", path=str(folder), tokenizer="bytes", cache_dir=str(cache), length=16)
+    return config

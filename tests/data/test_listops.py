@@ -1,0 +1,111 @@
+"""ListOps: values against another evaluator, the shape of trees, and the published facts of the rule."""
+
+import collections
+import re
+
+import numpy as np
+import pytest
+
+from flash_lm.config import parse
+from flash_lm.configs.base import get_config
+from flash_lm.data.corpus import SPLITS
+from flash_lm.data.labelled import LabelledRows
+from flash_lm.data.listops import SYMBOLS
+from flash_lm.data.splits import load_splits
+from flash_lm.errors import InputError
+
+
+def corpus_of(length=256, **options):
+    config = get_config()
+    config.task = "classify"
+    config.data.update(corpus="listops", pack="examples", length=length, tokens_per_batch=length)
+    config.data.listops.update(**{"longer_than": 20, "shorter_than": 200, "train": 300, "test": 300, **options})
+    return load_splits(parse(config).data)
+
+
+def value_of(text: str) -> int:
+    """By rewriting: the innermost operation is replaced by its value until one digit is left."""
+    reckon = {
+        "MIN": lambda xs: sorted(xs)[0],
+        "MAX": lambda xs: sorted(xs)[-1],
+        "MED": lambda xs: int(np.median(xs)),
+        "SM": lambda xs: int(np.sum(xs) % 10),
+    }
+    while "[" in text:
+        text = re.sub(
+            r"\[(MIN|MAX|MED|SM)((?: \d)+) \]", lambda m: str(reckon[m[1]](list(map(int, m[2].split())))), text
+        )
+    return int(text)
+
+
+def test_values_are_those_of_another_evaluator():
+    trees = corpus_of().splits["train"]
+    for number in range(300):
+        symbols, value = trees.tree(number)
+        assert value == value_of(" ".join(symbols))
+
+
+def test_trees_keep_to_the_bounds():
+    trees = corpus_of(depth=4, arguments=5).splits["train"]
+    counts = collections.Counter()
+    for number in range(300):
+        symbols, _ = trees.tree(number)
+        assert 20 < len(symbols) < 200 and set(symbols) <= set(SYMBOLS)
+        open_nodes = []
+        for symbol in symbols:
+            if symbol == "]":
+                counts[open_nodes.pop()] += 1
+                continue
+            if open_nodes:
+                open_nodes[-1] += 1
+            if symbol.startswith("["):
+                open_nodes.append(0)
+            assert len(open_nodes) < 4  # the fourth level has digits alone
+        assert not open_nodes
+    assert set(counts) == {2, 3, 4, 5}
+    assert len(SYMBOLS) == 15
+
+
+def test_a_row_has_the_tree_and_its_value():
+    corpus = corpus_of()
+    rows = LabelledRows(corpus.splits["test"], 256, corpus.tokenizer.begin)
+    row, (symbols, value) = rows[5], corpus.splits["test"].tree(5)
+    count = len(symbols) + 1
+    assert row["inputs_BxL"][0] == corpus.tokenizer.begin and (row["segment_ids_BxL"] > 0).sum() == count
+    letters = dict(zip(SYMBOLS, "0123456789nxms]", strict=True))
+    assert corpus.tokenizer.decode(row["inputs_BxL"][1:count]) == "".join(letters[x] for x in symbols)
+    assert np.flatnonzero(row["loss_mask_BxL"]).tolist() == [0] and corpus.labels[row["targets_BxL"][0]] == str(value)
+
+
+def test_rows_differ_and_come_again():
+    texts = [" ".join(corpus_of().splits[split].tree(i)[0]) for split in SPLITS for i in range(30)]
+    assert len(set(texts)) == len(texts)
+    assert " ".join(corpus_of().splits["test"].tree(4)[0]) == texts[64]
+
+
+@pytest.mark.slow
+def test_the_published_rule_has_the_known_facts():
+    """500 to 2000 symbols: the most frequent value is that of 17.4 % of trees, and half have less than 992 symbols."""
+    trees = corpus_of(2048, longer_than=500, shorter_than=2000, train=2000).splits["train"]
+    found = [trees.tree(number) for number in range(2000)]
+    values = np.bincount([value for _, value in found])
+    assert values.argmax() in (0, 9) and abs(values.max() / 2000 - 0.174) < 0.03
+    assert abs(np.median([len(symbols) for symbols, _ in found]) - 992) < 40
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"longer_than": 100, "shorter_than": 102}, "no tree has more than data.listops.longer_than=100 and fewer"),
+        ({"longer_than": 100, "depth": 2, "arguments": 3}, "a tree has up to 5"),
+    ],
+)
+def test_what_cannot_be_made(options, expected):
+    with pytest.raises(InputError, match=expected):
+        corpus_of(**options)
+
+
+def test_rows_too_short():
+    corpus = corpus_of()
+    with pytest.raises(InputError, match="rows of 199 tokens are too short for the examples, which have 200"):
+        LabelledRows(corpus.splits["test"], 199, 0)

@@ -1,0 +1,81 @@
+"""The head of classification: what a row's vector is, and that padding and its neighbours do not change it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from flash_lm import build_model
+from flash_lm.models.classifier import POOLS, ClassHead
+from models.cases import assert_close, model_config
+
+CLASSES = 3
+
+
+def model_of(pool="mean", family="transformer_plus_plus", causal=False):
+    keys = {"head": "classes", "classes.count": CLASSES, "classes.pool": pool}
+    return build_model(model_config(family, causal, **keys), rngs=nnx.Rngs(0))
+
+
+def test_pools_against_loops():
+    draw = np.random.default_rng(0)
+    features = draw.normal(size=(3, 5, 4)).astype(np.float32)
+    counts = [5, 2, 1]
+    real = np.arange(5)[None] < np.array(counts)[:, None]
+    for name, expected in {
+        "mean": [features[b, :n].astype(np.float64).mean(axis=0) for b, n in enumerate(counts)],
+        "first": features[:, 0],
+        "last": [features[b, n - 1] for b, n in enumerate(counts)],
+    }.items():
+        np.testing.assert_allclose(POOLS[name](jnp.array(features), jnp.array(real)), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_logits_are_of_the_row_and_padding_is_invisible(pool):
+    model, inputs = model_of(pool), jnp.int32([[1, 5, 6, 7, 0, 0], [1, 9, 8, 7, 6, 5]])
+    segments = jnp.int32([[1, 1, 1, 1, 0, 0], [1] * 6])
+    found = model(inputs, segments)
+    assert found.shape == (2, 1, CLASSES) and found.dtype == jnp.float32
+    other = model(inputs.at[0, 4:].set(11), segments)
+    assert_close(other, found, 1e-6)
+    alone = model(inputs[:1, :4])
+    assert_close(alone[0], found[0], 1e-5)
+    features = np.asarray(model.pooled(model.features(inputs, segments), segments), np.float64)
+    expected = features @ np.asarray(model.classifier.map.kernel[...], np.float64)
+    assert_close(found, expected + np.asarray(model.classifier.bias[...]), 1e-5)
+
+
+def test_a_causal_model_sees_the_whole_row_in_its_last_token():
+    """The last token of the first row changes the logits; with pool=first it would not."""
+    inputs = jnp.int32([[1, 5, 6, 7]])
+    for pool, changes in (("last", True), ("first", False), ("mean", True)):
+        model = model_of(pool, causal=True)
+        moved = np.abs(np.asarray(model(inputs.at[0, 3].set(9)) - model(inputs))).max()
+        assert (moved > 1e-6) == changes
+
+
+def test_loss_and_hits_against_a_loop():
+    draw = np.random.default_rng(1)
+    kernel, bias = draw.normal(size=(4, CLASSES)), draw.normal(size=CLASSES)
+    features, targets, weights = (
+        draw.normal(size=(5, 1, 4)),
+        np.array([[0], [1], [2], [1], [7]]),
+        np.array([1, 1, 1, 1, 0]),
+    )
+    head = ClassHead(jnp.float32(kernel), jnp.float32(bias))
+    arguments = jnp.float32(features), jnp.int32(targets), jnp.float32(weights[:, None]), 1, 1
+    nll = hits = 0.0
+    for x, (target,), weight in zip(features[:, 0], targets, weights, strict=True):
+        if weight:
+            logits = x @ kernel + bias
+            nll += np.log(np.exp(logits).sum()) - logits[target]
+            hits += logits.argmax() == target
+    assert float(head.loss(*arguments)[0]) == pytest.approx(nll, rel=1e-5)
+    scores = head.scores(*arguments)
+    assert float(scores["nll"]) == pytest.approx(nll, rel=1e-5) and float(scores["hits"]) == hits
+
+
+def test_a_model_of_labels_has_no_table_of_output_words():
+    paths = {jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(nnx.state(model_of(), nnx.Param))}
+    assert not any("output_embedding" in path for path in paths) and sum("classifier" in path for path in paths) == 2

@@ -1,0 +1,109 @@
+"""Training on labels: it learns, ends where it should, is scored, and starts from a model of the same text."""
+
+import json
+
+import numpy as np
+import pytest
+from data.test_labelled import write
+from small import command, finish, small_config
+
+import flash_lm
+from flash_lm.errors import InputError
+from flash_lm.inference.exporting import export
+from flash_lm.inference.scoring import evaluate
+from flash_lm.inference.trained_model import load_model
+from flash_lm.jsonl import read_jsonl
+from flash_lm.study import changed, is_done
+from flash_lm.training.evaluation import wilson
+from flash_lm.training.loop import train
+from training.runs import losses
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory, usual_promotion):
+    """Texts of twelve letters, whose label says whether an x is among them."""
+    folder, draw = tmp_path_factory.mktemp("texts"), np.random.default_rng(0)
+
+    def split(count):
+        texts = ["".join(draw.choice(list("abcd"), 12)) for _ in range(count)]
+        labels = [bool(draw.integers(2)) for _ in texts]
+        texts = [text[:5] + ("x" if label else "a") + text[6:] for text, label in zip(texts, labels, strict=True)]
+        return texts, ["with" if label else "without" for label in labels]
+
+    write(folder / "data", {"train": split(400), "validation": split(40), "test": split(40)})
+    config = small_config(str(folder / "data"), folder / "cache")
+    config.task = "classify"
+    config.data.update(corpus="hf", label_column="label", length=16)
+    config.model.dropout = 0.0
+    config.train.update(steps=120, warmup_steps=10, eval_every=20, checkpoint_every=0, stop_accuracy=0.99)
+    return config
+
+
+@pytest.fixture(scope="module")
+def run(config, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("runs") / "run"
+    train(config, workdir)
+    return workdir
+
+
+def test_it_learns_and_ends_where_it_should(config, run, capsys):
+    validation = [line for line in read_jsonl(run / "metrics.jsonl") if line["split"] == "validation"]
+    assert validation[-1]["accuracy"] >= 0.99 and all(line["accuracy"] < 0.99 for line in validation[:-1])
+    assert validation[-1]["step"] < 120 and "bits_per_byte" not in validation[-1]
+    assert json.loads((run / "labels.json").read_text()) == ["with", "without"]
+    before = losses(run)
+    train(config, run)  # again: there is nothing to do
+    assert f"train.stop_accuracy=0.99 was reached at step {validation[-1]['step']}" in capsys.readouterr().out
+    assert losses(run) == before
+
+
+def test_its_score_has_an_interval_and_the_most_frequent_label(run):
+    (result,) = evaluate(run, "test")
+    assert result["tokens"] == 40 and result["accuracy"] > 0.9 and result["reached"]
+    assert (result["accuracy_low"], result["accuracy_high"]) == wilson(result["accuracy"] * 40, 40)
+    labels = [load for load in np.bincount([_label(run, i) for i in range(40)])]
+    assert result["majority"] == max(labels) / 40
+    assert "bits_per_byte" not in result and "word_perplexity" not in result
+    flash_lm.jsonl.append_jsonl(run / "results.jsonl", [result])
+    assert is_done(run, "test", 120, [16])
+
+
+def _label(run, number):
+    from flash_lm.data.labelled import LabelledRows  # noqa: PLC0415
+    from flash_lm.data.splits import load_splits  # noqa: PLC0415
+
+    config = load_model(run).config
+    return int(LabelledRows(load_splits(config.data).splits["test"], 16, 1)[number]["targets_BxL"][0])
+
+
+def test_the_command_says_so(run):
+    out, _ = finish(command("flash_lm.evaluate", f"--workdir={run}", f"--out={run}/other.jsonl"))
+    assert "at length 16" in out and "over 40 rows; the most frequent label is" in out and "(95 %: " in out
+
+
+@pytest.mark.slow
+def test_an_export_knows_its_labels(run, tmp_path):
+    export(load_model(run), tmp_path / "export", "apache-2.0")
+    there, here = (flash_lm.load(x).classify(["abcdaxbcdabc", "abcdaabcdabc"]) for x in (tmp_path / "export", run))
+    assert [max(row, key=row.get) for row in here] == ["with", "without"] and here == there
+    assert all(sum(row.values()) == pytest.approx(1, abs=1e-5) for row in here)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["masked_lm", "causal_lm"])
+def test_it_starts_from_a_model_of_the_same_text(config, tmp_path, task):
+    keys = {"task": task, "train.steps": 4, "train.warmup_steps": 1, "train.stop_accuracy": None}
+    train(changed(config, keys), tmp_path / "parent")
+    causal = {"model.causal": True, "model.classes.pool": "last"} if task == "causal_lm" else {}
+    child = {"train.init_from": str(tmp_path / "parent"), "train.steps": 2, "train.warmup_steps": 1}
+    train(changed(config, child | causal), tmp_path / "child")
+    parent, first = (flash_lm.load(x).params for x in (tmp_path / "parent", f"{tmp_path / 'child'}@0"))
+    assert "classifier" in first and "classifier" not in parent
+    np.testing.assert_array_equal(first["embedding"], parent["embedding"])
+
+
+def test_a_model_of_labels_does_not_write(run):
+    with pytest.raises(InputError, match="classify"):
+        flash_lm.load(run).generate("abc")
