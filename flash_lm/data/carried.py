@@ -8,10 +8,12 @@ the same place in the batch before.
 import heapq
 import itertools
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import numpy as np
 
 from flash_lm.data.batches import Batch, stack
+from flash_lm.data.examples import ExampleRows, Examples
 from flash_lm.data.packing import Row, empty_row
 from flash_lm.data.share import Share
 from flash_lm.data.tokenized_text import TokenizedText
@@ -36,7 +38,7 @@ class CarriedBatches:
             seed: the order of an epoch is drawn from (seed, epoch).
             start_step: step of the first batch.
         """
-        documents = _Documents(store, length)
+        documents = _Texts(store, length)
 
         def endless() -> Iterator[int]:
             for epoch in itertools.count():
@@ -58,27 +60,44 @@ class CarriedBatches:
 
 
 def carried_once(
-    store: TokenizedText, length: int, share: Share, limit: int = 0, first: int | None = None
+    split: TokenizedText | Examples, length: int, share: Share, limit: int = 0, first: int | None = None
 ) -> Iterator[Batch]:
     """Every document once, in order; streams that have no more documents get padding.
 
     Args:
-        store: the tokens of a split.
+        split: the tokens of a split, or examples that are documents of a row or more.
         length: L.
         share: this host's share of each batch.
         limit: number of batches; 0 = all.
-        first: tokens at the beginning of each document that are read, in whole rows; None: all.
+        first: tokens at the beginning of each document of text that are read, in whole rows; None: all.
 
     Yields:
         This host's rows of each batch, as dicts of arrays of L columns.
     """
-    documents = _Documents(store, length, first)
+    is_text = isinstance(split, TokenizedText)
+    documents = _Texts(split, length, first) if is_text else _LongExamples(split, length)
     batches = _batches(documents, range(len(documents)), share, 0)
     return itertools.islice(batches, limit) if limit else batches
 
 
-class _Documents:
-    """The documents of a split, in rows."""
+class _Documents(Protocol):
+    """The documents of a split, in rows of `length` tokens."""
+
+    length: int
+
+    def __len__(self) -> int: ...
+
+    def rows(self, document: int) -> int:
+        """Number of rows of a document."""
+        ...
+
+    def row(self, document: int, number: int) -> Row:
+        """A row of a document."""
+        ...
+
+
+class _Texts:
+    """Documents of text."""
 
     def __init__(self, store: TokenizedText, length: int, first: int | None = None):
         self._first = first
@@ -88,7 +107,7 @@ class _Documents:
         return len(self._starts) - 1
 
     def rows(self, document: int) -> int:
-        """Rows of a document: every token but begin-of-text is a target once."""
+        """Every token but begin-of-text is a target once."""
         predictions = int(self._starts[document + 1] - self._starts[document]) - 1
         return -(-min(predictions, self._first or predictions) // self.length)
 
@@ -104,6 +123,30 @@ class _Documents:
         arrays["segment_ids_BxL"][:count] = 1
         arrays["positions_BxL"][:count] = place + np.arange(count)
         return arrays
+
+
+class _LongExamples:
+    """Examples of one size, each longer than a row perhaps."""
+
+    def __init__(self, examples: Examples, length: int):
+        self._whole = ExampleRows(examples, examples.longest, begin=0)
+        self._tokens, self.length = examples.longest, length
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    def rows(self, document: int) -> int:
+        """The same for all."""
+        del document
+        return -(-self._tokens // self.length)
+
+    def row(self, document: int, number: int) -> Row:
+        """A part of the row that the example would fill."""
+        here = slice(number * self.length, (number + 1) * self.length)
+        found = empty_row(self.length)
+        for name, array in self._whole[document].items():
+            found[name][: len(array[here])] = array[here]
+        return found
 
 
 def _batches(documents: _Documents, order: Iterable[int], share: Share, start: int) -> Iterator[Batch]:

@@ -1,10 +1,13 @@
 """The table's rows of made corpora: examples that a rule draws, as many as are asked for."""
 
+import string
 from typing import Any
 
 from flash_lm.config import DataConfig
 from flash_lm.data.corpora import CorpusKind, register_corpus
 from flash_lm.schema import above, at_least, key, section
+
+LETTERS = string.ascii_letters
 
 
 def _parts(parts: tuple) -> str | None:
@@ -47,6 +50,29 @@ class MQAROptions:
         if most < self.words // 2:
             return []
         return [f"data.mqar.words={self.words} has too few keys for {most} pairs: set it to {2 * most + 2} or more"]
+
+
+@section("data.bigrams")
+class BigramOptions:
+    """Options of data.corpus=bigrams."""
+
+    symbols: int = key(16, "S", lambda x: None if 2 <= x <= len(LETTERS) else f"2 to {len(LETTERS)}")
+    concentration: float = key(0.1, "of the Dirichlet distribution; small: each symbol has few successors", above(0))
+
+
+@section("data.needle")
+class NeedleOptions:
+    """Options of data.corpus=needle."""
+
+    needles: int = key(4, "names with a code each, one of which is asked for", lambda x: _between(x, 1, 64))
+    digits: int = key(4, "of a code, which are predicted", lambda x: _between(x, 1, 9))
+    length: int = key(
+        None, "tokens of a text, to be read in rows that carry their state; open: it fills a row", at_least(1)
+    )
+
+
+def _between(x: int, low: int, high: int) -> str | None:
+    return None if low <= x <= high else f"{low} to {high}"
 
 
 @section("data.listops")
@@ -94,6 +120,18 @@ def _listops(config: DataConfig, own: Any, options: ListOpsOptions) -> Any:
     return listops(options)
 
 
+def _bigrams(config: DataConfig, own: Any, options: BigramOptions) -> Any:
+    from flash_lm.data.bigrams import bigrams  # noqa: PLC0415
+
+    return bigrams(options)
+
+
+def _needle(config: DataConfig, own: Any, options: NeedleOptions) -> Any:
+    from flash_lm.data.needle import needle  # noqa: PLC0415
+
+    return needle(config, options)
+
+
 def _made(load: Any, *sections: type, labelled: bool = False) -> CorpusKind:
     has_labels = lambda config: labelled
     return CorpusKind(load, examples=True, answers=None, reads_path=False, labelled=has_labels, sections=sections)
@@ -101,4 +139,6 @@ def _made(load: Any, *sections: type, labelled: bool = False) -> CorpusKind:
 
 register_corpus("copy", _made(_copying))
 register_corpus("mqar", _made(_mqar, MQAROptions))
+register_corpus("bigrams", _made(_bigrams, BigramOptions))
+register_corpus("needle", CorpusKind(_needle, examples=True, answers=None, sections=(NeedleOptions,)))
 register_corpus("listops", _made(_listops, ListOpsOptions, labelled=True))

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from flash_lm.data.corpus import SPLITS, WHOLE
 from flash_lm.data.packing import Rows
@@ -150,8 +151,8 @@ def _majority(rows: Rows) -> float:
 def _in_whole_documents(trained: TrainedModel, corpus: Splits, split: str, first: int | None) -> Score:
     config = trained.config
     task = TASKS[config.task]
-    if task.rows or task.labels or not isinstance(corpus, TokenizedCorpus):
-        raise InputError("--carry scores whole documents of text with a causal model: leave it out here")
+    if task.rows or task.labels:
+        raise InputError("--carry scores whole documents with a model that predicts the next token: leave it out here")
     settings = config.train.loss_chunk, task
     evaluator = CarriedEvaluator(trained.model, corpus.tokenizer, trained.mesh, *settings)
     text, marks = corpus.splits[split], {"carried": True} | ({"first": first} if first else {})
@@ -166,9 +167,9 @@ def _load_text(trained: TrainedModel, split: str) -> Splits:
         InputError: it cannot be loaded, has no such split, or has a tokenizer of its own.
     """
     data = trained.config.data
-    raw: Any = run_folder.read_config(trained.run.workdir)
+    raw = flatten_dict(run_folder.read_config(trained.run.workdir).data.to_dict(), sep=".")
     known = trained.facts["corpus"]  # None for an imported model
-    own_text = known is not None and all(getattr(data, key) == raw.data[key] for key in OF_A_TEXT)
+    own_text = known is not None and all(data.get(key) == raw[key] for key in OF_A_TEXT)
     examples = CORPORA[data.corpus].examples
     whole = split == WHOLE and not examples
     own = OwnCorpus(trained.tokenizer, known if own_text else None)

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from flash_lm.data.carried import carried_once
+from flash_lm.data.examples import Examples
 from flash_lm.data.tasks import NEXT_TOKEN, Task
 from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.data.tokenizers import Tokenizer
@@ -43,7 +44,7 @@ class CarriedEvaluator:
     def __call__(
         self,
         params: Params,
-        text: TokenizedText,
+        split: TokenizedText | Examples,
         length: int,
         batch_size: int,
         limit: int = 0,
@@ -54,7 +55,7 @@ class CarriedEvaluator:
 
         Args:
             params: the model's parameters.
-            text: the tokens of a split.
+            split: the tokens of a split, or examples that are documents of a row or more.
             length: L, tokens a row.
             batch_size: documents at a time; rounded up to a multiple of the devices.
             limit: number of batches; 0 = all.
@@ -74,7 +75,7 @@ class CarriedEvaluator:
             return {name: fetched(x).astype(float) for name, x in found.items()}, after
 
         sums, places = collections.Counter(), collections.defaultdict(collections.Counter)
-        for batch in carried_once(text, length, share, limit, first):
+        for batch in carried_once(split, length, share, limit, first):
             here, carried = score(batch, carried)
             starts = here.pop("start")
             sums.update({name: float(x.sum()) for name, x in here.items()})
@@ -103,14 +104,15 @@ def _by_position(places: dict[int, Sums], length: int) -> list[dict[str, float]]
         for start, here in places.items():
             if begin <= start < end:
                 sums.update(here)
-        found.append(
-            {
-                "from": begin,
-                "to": end,
-                "tokens": sums["tokens"],
-                "perplexity": perplexity(sums["nll"], sums["tokens"]),
-                "perplexity_alone": perplexity(sums["nll_alone"], sums["tokens"]),
-            }
-        )
+        if sums["tokens"]:  # an example may ask only for its end
+            found.append(
+                {
+                    "from": begin,
+                    "to": end,
+                    "tokens": sums["tokens"],
+                    "perplexity": perplexity(sums["nll"], sums["tokens"]),
+                    "perplexity_alone": perplexity(sums["nll_alone"], sums["tokens"]),
+                }
+            )
         begin = end
     return found

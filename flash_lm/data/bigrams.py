@@ -1,0 +1,78 @@
+"""In-context bigrams: each row has its own rule for what follows what ("The Evolution of Statistical Induction Heads",
+Edelman et al. 2024, arXiv:2402.11004, section 2).
+
+A row draws, for each of S symbols, the probabilities of the next symbol from a symmetric Dirichlet distribution, and then
+a Markov chain with them, whose first symbol is uniform. Nothing is shared between rows, so a model can only count what
+followed the same symbol earlier in the row. With a small concentration each symbol has nearly one successor: the task
+of induction heads. `best_log_probs` is the best that any model can do.
+
+The n-th row of a split is a pure function of split and n, made when it is read. No two splits share random numbers.
+"""
+
+import hashlib
+
+import numpy as np
+
+from flash_lm.data.corpus import SPLITS
+from flash_lm.data.examples import Example, ExampleCorpus
+from flash_lm.data.made_corpora import LETTERS, BigramOptions
+from flash_lm.data.tokenizers import CharacterTokenizer
+
+_COUNTS = {"train": 1 << 20, "validation": 1 << 9, "test": 1 << 11}
+_DRAWS = 0xB16  # keeps its rows separate from other random numbers
+
+
+class Bigrams:
+    """A split of the task."""
+
+    longest = 1  # it fills any row
+
+    def __init__(self, split: str, options: BigramOptions, tokenizer: CharacterTokenizer):
+        """Samples each row on access."""
+        self._split, self._options, self._tokenizer = split, options, tokenizer
+        self._symbols = np.arange(options.symbols, dtype=np.int32) + tokenizer.unknown + 1
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return _COUNTS[self._split]
+
+    def example(self, number: int, length: int) -> Example:
+        """Begin-of-text and as many symbols as there are tokens in a row."""
+        return Example(np.append(self._tokenizer.begin, self._symbols[self.chain(number, length)]).astype(np.int32))
+
+    def chain(self, number: int, length: int) -> np.ndarray:
+        """The numbers of a row's symbols, 0 … S − 1."""
+        key = (_DRAWS, SPLITS.index(self._split), number)
+        draw = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+        count = self._options.symbols
+        rule = draw.dirichlet(np.full(count, self._options.concentration), count)
+        # Rounding may leave the last sum below one.
+        bounds, places = np.minimum(rule.cumsum(axis=1), 1.0), draw.random(length)
+        bounds[:, -1] = 1.0
+        chain = np.empty(length, np.int64)
+        chain[0] = int(places[0] * count)
+        for i in range(1, length):
+            chain[i] = np.searchsorted(bounds[chain[i - 1]], places[i], side="right")
+        return chain
+
+
+def best_log_probs(chain: np.ndarray, options: BigramOptions) -> np.ndarray:
+    """Log-probability of each symbol given those before it, in nats, for a reader who knows how rows are drawn.
+
+    After a symbol i that j followed n_ij times: (n_ij + α) / (n_i + S α), α the concentration; the first: 1 / S.
+    """
+    count, alpha = options.symbols, options.concentration
+    seen = np.zeros((count, count))
+    found = [-np.log(count)]
+    for before, after in zip(chain[:-1], chain[1:], strict=True):
+        found.append(np.log((seen[before, after] + alpha) / (seen[before].sum() + count * alpha)))
+        seen[before, after] += 1
+    return np.array(found)
+
+
+def bigrams(options: BigramOptions) -> ExampleCorpus:
+    """All splits of the task."""
+    tokenizer = CharacterTokenizer(LETTERS[: options.symbols])
+    fingerprint = hashlib.sha256(f"bigrams {options} {_COUNTS}".encode()).hexdigest()
+    splits = {split: Bigrams(split, options, tokenizer) for split in SPLITS}
+    return ExampleCorpus("bigrams", fingerprint, tokenizer, splits)

@@ -1,0 +1,135 @@
+"""In-context bigrams and needles: rows against their definition, and what the best reader of bigrams can know."""
+
+import collections
+import re
+
+import numpy as np
+import pytest
+from small import write_corpus
+
+from flash_lm.config import parse
+from flash_lm.configs.base import get_config
+from flash_lm.data.bigrams import best_log_probs
+from flash_lm.data.carried import carried_once
+from flash_lm.data.corpus import SPLITS
+from flash_lm.data.made_corpora import BigramOptions
+from flash_lm.data.share import whole_batch
+from flash_lm.data.splits import ROWS, load_splits
+from flash_lm.errors import InputError
+
+
+def load(corpus, row, **options):
+    config = get_config()
+    config.model.max_length = 1024
+    config.data.update(corpus=corpus, pack="examples", length=row, tokens_per_batch=row)
+    config.data[corpus].update({key: x for key, x in options.items() if key != "path"})
+    config.data.path = options.get("path")
+    return load_splits(parse(config).data)
+
+
+def row_of(corpus, split, number, length):
+    return ROWS["examples"](corpus.splits[split], length, corpus.tokenizer.begin)[number]
+
+
+def test_a_row_of_bigrams_is_a_chain_and_all_of_it_counts():
+    corpus = load("bigrams", 40, symbols=5)
+    row = row_of(corpus, "train", 3, 40)
+    assert row["inputs_BxL"][0] == corpus.tokenizer.begin and row["loss_mask_BxL"].tolist() == [1] * 40
+    text = corpus.tokenizer.decode(row["targets_BxL"])
+    assert text == "".join("abcde"[i] for i in corpus.splits["train"].chain(3, 40))
+    assert row["inputs_BxL"][1:].tolist() == row["targets_BxL"][:-1].tolist()
+    other = load("bigrams", 40, concentration=1.0)
+    found = [row_of(other, split, i, 40)["targets_BxL"].tobytes() for split in SPLITS for i in range(20)]
+    assert len(set(found)) == len(found)
+
+
+def test_a_small_concentration_gives_each_symbol_one_successor():
+    def successors(concentration):
+        chain = load("bigrams", 400, symbols=6, concentration=concentration).splits["train"].chain(0, 400)
+        counts = collections.defaultdict(collections.Counter)
+        for before, after in zip(chain[:-1], chain[1:], strict=True):
+            counts[before][after] += 1
+        return np.mean([max(c.values()) / c.total() for c in counts.values()])
+
+    assert successors(1e-3) > 0.98 and successors(100.0) < 0.35
+
+
+def test_the_best_reader_is_calibrated():
+    """If rows are drawn as it believes, its expected score is its own entropy: the mean of both over many rows agree.
+
+    The belief after each symbol is computed here from the counts, by another loop.
+    """
+    options = BigramOptions(symbols=4, concentration=0.5)
+    rows = load("bigrams", 32, symbols=4, concentration=0.5).splits["train"]
+    scores, entropies = [], []
+    for number in range(400):
+        chain = rows.chain(number, 32)
+        scores.append(-best_log_probs(chain, options).mean())
+        entropy = [np.log(4)]
+        for t in range(1, 32):
+            after = chain[1:t][chain[: t - 1] == chain[t - 1]]
+            belief = (np.bincount(after, minlength=4) + 0.5) / (len(after) + 2.0)
+            entropy.append(-(belief * np.log(belief)).sum())
+        entropies.append(np.mean(entropy))
+    gap = np.array(scores) - np.array(entropies)
+    assert abs(gap.mean()) < 4 * gap.std() / np.sqrt(len(gap)) < 0.2
+
+
+@pytest.fixture(scope="module")
+def haystack(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("hay"), documents=12, lines=200)
+
+
+FACT = rb"\nThe code of ([a-z]{6}) is (\d{4})"
+
+
+@pytest.mark.parametrize("length", [256, 700])
+def test_the_answer_is_in_the_haystack(haystack, length):
+    corpus = load("needle", length, path=haystack)
+    depths = collections.Counter()
+    for number in range(40):
+        row = row_of(corpus, "train", number, length)
+        assert (row["segment_ids_BxL"] == 1).all()  # the row is full
+        ids = np.append(row["inputs_BxL"], row["targets_BxL"][-1])
+        text = (ids[1:] - 4).astype(np.uint8).tobytes()
+        *facts, asked = re.finditer(FACT, text)
+        assert len({fact[1] for fact in facts}) == 4 and asked.end() == len(text)
+        answers = [fact for fact in facts if fact[1] == asked[1]]
+        assert [fact[2] for fact in answers] == [asked[2]]
+        assert np.flatnonzero(row["loss_mask_BxL"]).tolist() == list(range(length - 4, length))
+        # Where it stands without the needles before it: in tenth number mod 10 of the text.
+        before = sum(len(fact[0]) + 2 for fact in facts if fact.start() < answers[0].start())
+        size = length - sum(len(fact[0]) + 2 for fact in facts) - len(asked[0])
+        place = (answers[0].start() - before) / max(size, 1)
+        assert abs(place - (number % 10 + 0.5) / 10) < 0.25
+        depths[number % 10] += 1
+    assert len(depths) == 10
+
+
+def test_needles_by_depth(haystack):
+    parts = load("needle", 256, path=haystack).splits["test"].parts()
+    assert len(parts) == 10 and sorted(i for rows in parts.values() for i in rows) == list(range(1000))
+    assert list(parts)[3] == "depth 30 to 40 %"
+
+
+def test_a_long_text_in_rows_that_carry_is_the_same_text(haystack):
+    whole = row_of(load("needle", 600, path=haystack, length=600), "test", 0, 600)
+    examples = load("needle", 256, path=haystack, length=600).splits["test"]
+    batches = [batch for batch, _ in zip(carried_once(examples, 256, whole_batch(1)), range(3), strict=False)]
+    for name, expected in whole.items():
+        found = np.concatenate([batch[name][0] for batch in batches])
+        assert found[:600].tolist() == expected.tolist(), name
+        assert not found[600:].any()
+
+
+@pytest.mark.parametrize(
+    ("corpus", "options", "expected"),
+    [
+        ("bigrams", {"symbols": 60}, "data.bigrams.symbols=60 must be 2 to 52"),
+        ("needle", {"digits": 0}, "data.needle.digits=0 must be 1 to 9"),
+        ("needle", {"length": 20}, "data.needle.length=20 is too short: needles and question have 143 tokens"),
+    ],
+)
+def test_what_cannot_be_made(haystack, corpus, options, expected):
+    with pytest.raises(InputError, match=expected):
+        load(corpus, 256, path=haystack if corpus == "needle" else None, **options)
