@@ -1,15 +1,16 @@
-"""In-context bigrams: each row has its own rule for what follows what ("The Evolution of Statistical Induction Heads",
-Edelman et al. 2024, arXiv:2402.11004, section 2).
+"""In-context bigrams: each row has its own rule for what follows what.
 
-A row draws, for each of S symbols, the probabilities of the next symbol from a symmetric Dirichlet distribution, and then
-a Markov chain with them, whose first symbol is uniform. Nothing is shared between rows, so a model can only count what
-followed the same symbol earlier in the row. With a small concentration each symbol has nearly one successor: the task
-of induction heads. `best_log_probs` is the best that any model can do.
+From "The Evolution of Statistical Induction Heads" (Edelman et al. 2024, arXiv:2402.11004, section 2). A row draws, for
+each of S symbols, the probabilities of the next one from a symmetric Dirichlet distribution, and then a Markov chain
+with them, whose first symbol is uniform. Nothing is shared between rows, so a model can only count what followed the
+same symbol earlier in the row. With a small concentration each symbol has nearly one successor: the task of induction
+heads. `best_log_probs` is the best that any model can do.
 
 The n-th row of a split is a pure function of split and n, made when it is read. No two splits share random numbers.
 """
 
 import hashlib
+import itertools
 
 import numpy as np
 
@@ -64,7 +65,7 @@ def best_log_probs(chain: np.ndarray, options: BigramOptions) -> np.ndarray:
     count, alpha = options.symbols, options.concentration
     seen = np.zeros((count, count))
     found = [-np.log(count)]
-    for before, after in zip(chain[:-1], chain[1:], strict=True):
+    for before, after in itertools.pairwise(chain):
         found.append(np.log((seen[before, after] + alpha) / (seen[before].sum() + count * alpha)))
         seen[before, after] += 1
     return np.array(found)

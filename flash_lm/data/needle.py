@@ -3,8 +3,9 @@
     … text … The code of kudapo is 4821. … text … The code of renomi is 0375. … text … The code of kudapo is 4821
 
 Only the last digits are predicted. A row has several needles with different names, so the name matters. The text is the
-corpus's own, of the same split, from a random place; after its end it begins again. A row is as long as `data.needle.length` says, or as its place: so
-a model is asked at lengths beyond those of its training, in longer rows or with a state that is carried.
+corpus's own, of the same split, from a random place; after its end it begins again. A row has `data.needle.length`
+tokens, or as many as fit: so a model is asked at lengths beyond those of its training, in longer rows or with a state
+that is carried.
 
 The n-th row of a split is a pure function of the text, split and n, made when it is read. The needle that is asked for
 is in tenth n mod 10 of the text.
@@ -72,7 +73,7 @@ class Needles:
         return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
     def _parts(self, draw: np.random.Generator) -> list[np.ndarray]:
-        """The needles, and the question about the first of them with its answer; all have the same size in every row."""
+        """The needles, and the question about the first of them with its answer; of the same sizes in every row."""
         count, digits = self._options.needles, self._options.digits
         # The first syllables differ, so all names do.
         first = draw.choice(len(_SYLLABLES), count, replace=False)

@@ -1,6 +1,7 @@
 """In-context bigrams and needles: rows against their definition, and what the best reader of bigrams can know."""
 
 import collections
+import itertools
 import re
 
 import numpy as np
@@ -47,7 +48,7 @@ def test_a_small_concentration_gives_each_symbol_one_successor():
     def successors(concentration):
         chain = load("bigrams", 400, symbols=6, concentration=concentration).splits["train"].chain(0, 400)
         counts = collections.defaultdict(collections.Counter)
-        for before, after in zip(chain[:-1], chain[1:], strict=True):
+        for before, after in itertools.pairwise(chain):
             counts[before][after] += 1
         return np.mean([max(c.values()) / c.total() for c in counts.values()])
 
