@@ -77,16 +77,32 @@ def _ticks(values: list[float]) -> list[float]:
     return [x for x in steps if first <= x <= 1.2 * max(values)]
 
 
+# Of a name beside its point, in points of length: level with it first, so that it is clear which one is meant.
+_PLACES = [
+    *((7, -3, "left"), (-7, -3, "right")),
+    *((5, 4, "left"), (5, -11, "left"), (-5, 4, "right"), (-5, -11, "right")),
+    *((0, 7, "center"), (0, -14, "center")),
+    *((-12, -26, "right"), (12, -26, "left"), (-12, 20, "right"), (12, 20, "left")),
+]
+_LEADER = {"arrowstyle": "-", "color": "0.5", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
+_NEAR = 15  # points: a name that is further above or below its point has a line to it
+
+
 def _name_points(axes, points: list[tuple[float, float, str]], names: set[str]) -> None:
     """Writes the points' names beside them, each where it covers no other name and no point, if possible."""
-    from matplotlib.transforms import Bbox  # noqa: PLC0415 (an extra, and slow to import)
+    from matplotlib.text import Text  # noqa: PLC0415 (an extra, and slow to import)
+    from matplotlib.transforms import Bbox  # noqa: PLC0415
 
     at = axes.transData.transform([(x, y) for x, y, _ in points])
     taken = [Bbox.from_extents(x - 3, y - 3, x + 3, y + 3) for x, y in at]
     for x, y, name in [point for point in points if point[2] in names]:
-        for dx, dy, side in ((5, 4, "left"), (5, -11, "left"), (-5, 4, "right"), (-5, -11, "right")):
-            text = axes.annotate(name, (x, y), (dx, dy), textcoords="offset points", fontsize=8, ha=side)
-            box = text.get_window_extent()
+        for dx, dy, side in _PLACES:
+            line = _LEADER if abs(dy) > _NEAR else None
+            text = axes.annotate(
+                name, (x, y), (dx, dy), textcoords="offset points", fontsize=8, ha=side, arrowprops=line
+            )
+            text.get_window_extent()  # moves the text to its place
+            box = Text.get_window_extent(text)  # without the line
             if not any(box.overlaps(other) for other in taken):
                 break
             text.remove()
