@@ -72,6 +72,8 @@ class Config:
                 f"task={self.task} needs labels, and data.corpus={self.data.corpus} has none: use one with "
                 f"labels, such as hf with data.label_column"
             )
+        if task.labels and self.train.best_metric != "loss":
+            found.append(f"task={self.task} has no {self.train.best_metric}: set --config.train.best_metric=loss")
         if self.data.packed and not task.labels:
             found += [
                 f"model.family={name} cannot separate the documents of a row: data.pack={self.data.pack} must be stream"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from flash_lm.analysis.curves import plot_curves
 from flash_lm.analysis.results import Run, labels, newest_results, validation_curve
-from flash_lm.analysis.table import RUNS, markdown_table
+from flash_lm.analysis.table import LABELLED, RUNS, markdown_table
 from flash_lm.jsonl import Line, write_jsonl
 
 Group = tuple[str, str, int]  # text, task, length
@@ -32,15 +32,16 @@ def write_comparison(runs: Sequence[Run], split: str, out: pathlib.Path) -> str 
     if not results:
         return None
     group = _groups(results)
-    results.sort(key=lambda line: (group(line), line["bits_per_byte"]))
+    results.sort(key=lambda line: (group(line), _rank(line)))
     names = labels(runs)
     for line in results:
         if (step := _solved_at(names[line["run"]].workdir, line)) is not None:
             line["solved_at"] = step
     solved = {f"{SOLVED:.0%} from step": ("solved_at", "{:,}")} if any("solved_at" in x for x in results) else {}
     groups = {key: list(lines) for key, lines in itertools.groupby(results, group)}
+    columns = lambda lines: (LABELLED if _of_labels(lines[0]) else RUNS) | solved
     text = "\n\n".join(
-        f"{_title(key)}, {split} split\n\n{markdown_table(lines, {**RUNS, **solved})}" for key, lines in groups.items()
+        f"{_title(key)}, {split} split\n\n{markdown_table(lines, columns(lines))}" for key, lines in groups.items()
     )
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
@@ -102,9 +103,18 @@ def _title(group: Group) -> str:
     return f"{text}, {task}, rows of {length} tokens"
 
 
+def _rank(result: Line) -> float:
+    """Smaller is better."""
+    return -result["accuracy"] if _of_labels(result) else result["bits_per_byte"]
+
+
+def _of_labels(result: Line) -> bool:
+    return "majority" in result
+
+
 def _on_examples(result: Line) -> bool:
-    """Whether the result is on examples and has their accuracy; the accuracy on text is not shown."""
-    return result.get("pack") == "examples" and "accuracy" in result
+    """Whether the result is on labels or examples and has their accuracy; the accuracy on text is not shown."""
+    return _of_labels(result) or (result.get("pack") == "examples" and "accuracy" in result)
 
 
 def _solved_at(workdir: pathlib.Path, result: Line) -> int | None:

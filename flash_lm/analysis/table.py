@@ -18,6 +18,14 @@ RUNS: Columns = {
     "tokens/s": ("train_tokens_per_second", "{:,.0f}"),
     "training s": ("train_seconds", "{:.0f}"),
 }
+# Of models that predict a label for a row.
+LABELLED: Columns = {
+    **{heading: RUNS[heading] for heading in ("run", "family", "parameters", "steps", "accuracy")},
+    "95 % from": ("accuracy_low", "{:.1%}"),
+    "to": ("accuracy_high", "{:.1%}"),
+    "most frequent label": ("majority", "{:.1%}"),
+    **{heading: RUNS[heading] for heading in ("ms a step", "tokens/s", "training s")},
+}
 
 
 def pivot(lines: list[Line], row: str, column: str, value: str, form: str, factor: float = 1) -> str:

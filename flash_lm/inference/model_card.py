@@ -46,7 +46,7 @@ def model_card(trained: TrainedModel, name: str, license_: str, library: Library
     example = _example(trained)
     measured = [
         EvalResult(
-            task_type="text-generation" if TASKS[config.task].causal else "fill-mask",
+            task_type=_task_type(trained),
             dataset_type=line["corpus"],
             dataset_name=f"{line['corpus']}, {line['split']}",
             metric_type=key,
@@ -126,4 +126,13 @@ def _example(trained: TrainedModel) -> tuple[str, str] | None:
     if TASKS[trained.config.task].answers == "fill_in":
         return "fill-mask", 'fill_in("one [MASK]")'
     of_text = CORPORA[trained.config.data.corpus].answers == "text"
+    if of_text and trained.labels:
+        return "text-classification", 'classify(["Once upon"])'
     return ("text-generation", 'generate("Once upon")') if of_text and TASKS[trained.config.task].answers else None
+
+
+def _task_type(trained: TrainedModel) -> str:
+    """The hub's name for what was scored."""
+    if trained.labels:
+        return "text-classification"
+    return "text-generation" if TASKS[trained.config.task].causal else "fill-mask"

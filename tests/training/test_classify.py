@@ -1,6 +1,7 @@
 """Training on labels: it learns, ends where it should, is scored, and starts from a model of the same text."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -8,11 +9,12 @@ from data.test_labelled import write
 from small import command, finish, small_config
 
 import flash_lm
+from flash_lm.analysis.comparison import write_comparison
 from flash_lm.errors import InputError
 from flash_lm.inference.exporting import export
 from flash_lm.inference.scoring import evaluate
 from flash_lm.inference.trained_model import load_model
-from flash_lm.jsonl import read_jsonl
+from flash_lm.jsonl import append_jsonl, read_jsonl
 from flash_lm.study import changed, is_done
 from flash_lm.training.evaluation import wilson
 from flash_lm.training.loop import train
@@ -63,11 +65,22 @@ def test_its_score_has_an_interval_and_the_most_frequent_label(run):
     (result,) = evaluate(run, "test")
     assert result["tokens"] == 40 and result["accuracy"] > 0.9 and result["reached"]
     assert (result["accuracy_low"], result["accuracy_high"]) == wilson(result["accuracy"] * 40, 40)
-    labels = [load for load in np.bincount([_label(run, i) for i in range(40)])]
-    assert result["majority"] == max(labels) / 40
+    labels = np.bincount([_label(run, i) for i in range(40)])
+    assert result["majority"] == labels.max() / 40
     assert "bits_per_byte" not in result and "word_perplexity" not in result
-    flash_lm.jsonl.append_jsonl(run / "results.jsonl", [result])
+    append_jsonl(run / "results.jsonl", [result])
     assert is_done(run, "test", 120, [16])
+
+
+def test_its_table_has_the_most_frequent_label_and_ranks_by_accuracy(run, tmp_path):
+    worse = tmp_path / "worse"
+    shutil.copytree(run, worse, ignore=shutil.ignore_patterns("checkpoints", "results.jsonl"))
+    (line,) = evaluate(run, "test")
+    append_jsonl(run / "results.jsonl", [line])
+    append_jsonl(worse / "results.jsonl", [line | {"accuracy": 0.5, "loss": 0.0}])
+    text = write_comparison([worse, run], "test", tmp_path / "out")
+    assert text and "most frequent label" in text and text.index("| run ") < text.index("| worse ")
+    assert (tmp_path / "out" / "accuracy.png").exists()
 
 
 def _label(run, number):

@@ -1,0 +1,48 @@
+"""What the stand-ins of Long Range Arena share: a small model, and the runs of a study of them."""
+
+from ml_collections import ConfigDict
+
+from flash_lm.configs import base
+
+# Those of the published table that are families here (its local attention is a Longformer without global tokens), and
+# FLASH's and Mega.
+FAMILIES = (
+    "transformer",
+    "longformer",
+    "linear_transformer",
+    "performer",
+    "linformer",
+    "reformer",
+    "flash",
+    "flash_quad",
+    "mega",
+)
+
+
+def small_model(length: int, rows: int) -> ConfigDict:
+    """A model of 64 channels and two layers with chunks and windows of 32, on batches of so many rows."""
+    config = base.get_config()
+    config.task = "classify"
+    config.model.update(family="transformer", num_layers=2, model_dim=64, num_heads=4, max_length=length, init="lecun")
+    config.model.update(
+        gau={"shared_dim": 32}, chunks={"size": 32}, window={"size": 32}, linear={"chunk_size": 32}, scan_layers=False
+    )
+    config.data.tokens_per_batch = rows * length
+    config.train.update(learning_rate=1e-3, weight_decay=0.1, eval_every=250, checkpoint_every=0)
+    return config
+
+
+def runs(folder: str, masked: float) -> dict[str, dict]:
+    """For each family a run from scratch, and one that first learns to fill in its own rows.
+
+    Args:
+        folder: the workdir of the sweep, where the second finds the parameters of the first.
+        masked: share of the tokens that are masked in the first stage (Amos et al. 2024, arXiv:2310.02980, section 3).
+    """
+    found = {}
+    for family in FAMILIES:
+        own = {"model.family": family}
+        found[f"{family}_scratch"] = own
+        found[f"{family}_masked"] = own | {"task": "masked_lm", "data.masking.rate": masked}
+        found[f"{family}_pretrained"] = own | {"train.init_from": f"{folder}/{family}_masked"}
+    return found

@@ -1,0 +1,23 @@
+"""IMDb's reviews as bytes in rows of 1024, for two cores. Its figures are not those of Long Range Arena.
+
+    python -m flash_lm.train --config=configs/lra/text_short.py --config.data.path=$DATA/imdb
+    python -m flash_lm.sweep --config=configs/lra/text_short.py --config.data.path=$DATA/imdb --split=test \
+        --workdir=runs/text_short
+
+The sweep trains each family from scratch, and on filling in its own rows and then on labels.
+"""
+
+from ml_collections import ConfigDict
+
+from flash_lm.configs.lra import _study
+
+
+def get_config() -> ConfigDict:
+    config = _study.small_model(length=1024, rows=16)
+    config.data.update(corpus="hf", path="imdb", label_column="label", tokenizer="bytes")
+    config.train.update(steps=1000, eval_steps=50)
+    return config
+
+
+def get_runs(config: ConfigDict) -> dict[str, dict]:
+    return _study.runs("runs/text_short", masked=0.15)
