@@ -39,7 +39,7 @@ def write_comparison(runs: Sequence[Run], split: str, out: pathlib.Path) -> str 
             line["solved_at"] = step
     solved = {f"{SOLVED:.0%} from step": ("solved_at", "{:,}")} if any("solved_at" in x for x in results) else {}
     groups = {key: list(lines) for key, lines in itertools.groupby(results, group)}
-    columns = lambda lines: (LABELLED if _of_labels(lines[0]) else RUNS) | solved
+    columns = lambda lines: {**(LABELLED if _of_labels(lines[0]) else RUNS), **solved}
     text = "\n\n".join(
         f"{_title(key)}, {split} split\n\n{markdown_table(lines, columns(lines))}" for key, lines in groups.items()
     )

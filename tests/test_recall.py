@@ -1,0 +1,102 @@
+"""The study of recall: which runs it makes, that it goes on where it stopped, and what its table and picture say."""
+
+import pytest
+
+from flash_lm.analysis.recall import best, plot_recall, recall_table, summary
+from flash_lm.configs.recall import mqar
+from flash_lm.jsonl import read_jsonl
+from flash_lm.models.facts import facts
+from flash_lm.recall_study import models_of, recall_study, time_decoding
+from flash_lm.study import changed
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+
+def small():
+    parts = ((16, 2, 64), (16, 4, 64))
+    keys = {"words": 32, "train": parts, "validation": ((16, 2, 8),), "test": ((16, 2, 8), (16, 4, 24))}
+    config = changed(mqar.get_config(), {f"data.mqar.{key}": x for key, x in keys.items()})
+    config.model.update(max_length=16, num_layers=1, num_heads=1)
+    config.data.tokens_per_batch = 8 * 16
+    config.train.update(steps=2, warmup_steps=1, eval_every=0)
+    return config
+
+
+def run_line(model, rate, seed, accuracy, validation, **more):
+    line = {"model": model, "width": 8, "rate": rate, "seed": seed, "accuracy": accuracy, "step": 10 * seed}
+    own = {"validation_accuracy": validation, "by_part": {"2 pairs": accuracy}, "state_bytes": 64, "parameters": 9}
+    return line | own | more
+
+
+def test_a_study_goes_on_where_it_stopped(tmp_path):
+    models = models_of(small(), ("aft_simple", "linear_transformer+short_convolution=2"), (8,))
+    file, runs, asked = tmp_path / "runs.jsonl", tmp_path / "runs", []
+
+    def stop_in_the_third_run() -> bool:
+        asked.append(None)
+        return len(read_jsonl(file)) == 2 if file.exists() else False
+
+    with pytest.raises(KeyboardInterrupt):
+        recall_study(models, (1e-3, 1e-2), (1,), runs, file, stop_in_the_third_run)
+    before = read_jsonl(file)
+    assert [(line["model"], line["rate"], line["seed"]) for line in before] == [
+        ("aft_simple", 1e-3, 0),
+        ("aft_simple", 1e-2, 0),
+    ]
+    lines = recall_study(models, (1e-3, 1e-2), (1,), runs, file, lambda: False)
+    assert read_jsonl(file) == lines and lines[:2] == before and len(lines) == 6
+    chosen = lines[2]
+    assert chosen["seed"] == 1 and chosen["rate"] == best(before)["rate"]
+    assert list(runs.iterdir()) == []  # a line has all that is reported
+    for line in lines:
+        parts, targets = line["by_part"], {"2 pairs in 16 tokens": 16, "4 pairs in 16 tokens": 96}
+        assert line["accuracy"] == pytest.approx(sum(parts[x] * n for x, n in targets.items()) / 112)
+        assert line["targets"] == 112 and line["step"] == 2
+    (conv,) = {line["state_bytes"] for line in lines if line["model"].startswith("linear")}
+    config = changed(small(), {"model.model_dim": 8, "model.short_convolution": 2})
+    config.model.vocab_size = 32
+    assert conv == facts("linear_transformer", config.model, (16,), ()).state_bytes[16]
+
+
+@pytest.mark.slow
+def test_times_are_of_each_model():
+    lines = time_decoding(models_of(small(), ("aft_simple",), (8, 16)), rounds=1)
+    assert [(line["model"], line["width"], line["context"]) for line in lines] == [
+        ("aft_simple", 8, 16),
+        ("aft_simple", 16, 16),
+    ]
+    assert all(line["ms_a_token"] > 0 for line in lines)
+
+
+def test_the_summary_is_of_the_best_rate(tmp_path):
+    runs = [
+        run_line("a", 1e-3, 0, 0.9, 0.2),
+        run_line("a", 1e-2, 0, 0.5, 0.6),  # the best in validation counts, not in the test
+        run_line("a", 1e-2, 1, 0.7, 0.9),
+        run_line("a", 1e-2, 2, 0.6, 0.1),
+        {"model": "b", "width": 8, "rate": 1e-3, "seed": 0, "failed": "not finite"},
+        run_line("c", 1e-3, 0, 0.8, 0.8),
+    ]
+    lines = summary(runs, [{"model": "a", "width": 8, "ms_a_token": 1.5}])
+    assert [line["model"] for line in lines] == ["a", "c"]
+    first = lines[0]
+    assert (first["rate"], first["seeds"], first["accuracy"], first["lowest"], first["highest"]) == (
+        1e-2,
+        3,
+        0.6,
+        0.5,
+        0.7,
+    )
+    assert first["ms_a_token"] == 1.5 and "ms_a_token" not in lines[1]
+    table = recall_table(lines)
+    assert table.index("| c ") < table.index("| a ") and "80.0%" in table
+    plot_recall(lines, tmp_path / "recall.png")
+    assert (tmp_path / "recall.png").stat().st_size > 10_000
+
+
+def test_the_presets_models_can_be_built():
+    names = {model.name for model in models_of(mqar.get_config(), mqar.MODELS, mqar.WIDTHS)}
+    assert len(names) == 16 and sum("short_convolution" in name for name in names) == 5
+    for model in models_of(mqar.get_config(), mqar.MODELS, (32,)):
+        found = facts(model.family, model.config.model, (128,), ())
+        assert found.state_bytes[128] > 0
