@@ -4,12 +4,20 @@
     python scripts/recall.py --config=configs/recall/mqar.py --runs=runs/mqar --out=results/recall/mqar
 
 Not the published setting, which is configs/recall/mqar_published.py: rows, words and models are smaller, each step has
-new rows, and models keep their own positions and feed-forwards. Filler is the word 0, as in the published figure, so
-100 % can be reached. Chunks and windows have 16 tokens, far below a row.
+new rows, and models keep their own positions and feed-forwards. As there, each layer has a short convolution of three
+taps (Mamba-2 and Gated DeltaNet have their own); five families are also trained without. Filler is the word 0, as in
+the published figure, so 100 % can be reached. Chunks and windows have 16 tokens, far below a row.
 
-Set before the first run. Each model is trained at three rates with seed 0; the rate with the best accuracy on the
-validation split gets seeds 1 and 2; what is reported is the test split. A run ends at 99 %. Softmax must reach 99 % at
-width 128, and AFT-simple must stay below 20 % at width 32, or the reason is found. Claims: `results/claims.toml`.
+Set before the study, after trials of softmax alone on the validation split: without a convolution it recalled 8 % after
+1000 steps at width 128 and 4 % at 32; with one it recalled 99 % after 450 steps at width 32. Each model is trained at
+three rates with seed 0; the rate with the best accuracy on the validation split gets seeds 1 and 2; what is reported is
+the test split, which also has rows of 16 tokens, as long as a window. A run ends at 99 %, or after 600 steps.
+
+Softmax with a convolution must reach 99 % at both widths, and AFT-simple must stay below 20 % at width 32, or the reason
+is found. At each width, for every seed: (1) recall grows with the state: among models with a convolution the rank
+correlation of state bytes and accuracy is at least 0.7; (2) local attention with a short convolution is enough below the
+window: Longformer with one recalls 95 % in rows of 16 tokens, and without it less; (3) a hybrid with one softmax layer
+in four is at most one point below softmax, both with convolutions.
 """
 
 from ml_collections import ConfigDict
@@ -19,25 +27,16 @@ from flash_lm.configs import base
 RATES = (1e-3, 3e-3, 1e-2)
 WIDTHS = (32, 128)
 MORE_SEEDS = (1, 2)
+_TAPS = "+short_convolution=3"
 _IN_TURN = ("linear_transformer",) * 3 + ("transformer_plus_plus",)
-HYBRID = f"linear_transformer+num_layers=4+pattern={','.join(_IN_TURN)}"
 # A family, and keys of config.model that differ from `get_config`.
+WITHOUT = ("transformer_plus_plus", "flash", "longformer", "aft_simple", "linear_transformer")
 MODELS = (
-    "transformer_plus_plus",
-    "flash_quad",
-    "flash",
-    "mc_tfm",
-    "longformer",
-    "aft_simple",
-    "linear_transformer",
-    "based",
+    *(f"{family}{_TAPS}" for family in (*WITHOUT, "flash_quad", "mc_tfm", "based")),
     "gated_deltanet",
     "mamba2",
-    HYBRID,
-    *(
-        f"{family}+short_convolution=3"
-        for family in ("flash", "mc_tfm", "longformer", "aft_simple", "linear_transformer")
-    ),
+    f"linear_transformer{_TAPS}+num_layers=4+pattern={','.join(_IN_TURN)}",
+    *WITHOUT,
 )
 
 
@@ -55,11 +54,11 @@ def get_config() -> ConfigDict:
         words=2048,
         train=parts,
         validation=tuple((length, pairs, 64) for length, pairs, _ in parts),
-        test=tuple((length, pairs, 256) for length, pairs, _ in parts),
+        test=((16, 4, 256), *((length, pairs, 256) for length, pairs, _ in parts)),
         random_filler=False,
     )
     config.train.update(
-        steps=1500,
+        steps=600,
         schedule="cosine",
         weight_decay=0.1,
         eval_every=50,
