@@ -8,16 +8,17 @@ new rows, and models keep their own positions and feed-forwards. As there, each 
 taps (Mamba-2 and Gated DeltaNet have their own); five families are also trained without. Filler is the word 0, as in
 the published figure, so 100 % can be reached. Chunks and windows have 16 tokens, far below a row.
 
-Set before the study, after trials of softmax alone on the validation split: without a convolution it recalled 8 % after
-1000 steps at width 128 and 4 % at 32; with one it recalled 99 % after 450 steps at width 32. Each model is trained at
-three rates with seed 0; the rate with the best accuracy on the validation split gets seeds 1 and 2; what is reported is
-the test split, which also has rows of 16 tokens, as long as a window. A run ends at 99 %, or after 600 steps.
+Set before the study, after trials of softmax alone on the validation split: without a convolution it recalled 8 %
+after 1000 steps at width 128 and 4 % at 32; with one it recalled 99 % after 450 steps at width 32. Each model is
+trained at three rates with seed 0; the rate with the best accuracy on the validation split gets seeds 1 and 2; what is
+reported is the test split, which also has rows of 16 tokens, as long as a window. A run ends at 99 %, or after 600
+steps.
 
-Softmax with a convolution must reach 99 % at both widths, and AFT-simple must stay below 20 % at width 32, or the reason
-is found. At each width, for every seed: (1) recall grows with the state: among models with a convolution the rank
-correlation of state bytes and accuracy is at least 0.7; (2) local attention with a short convolution is enough below the
-window: Longformer with one recalls 95 % in rows of 16 tokens, and without it less; (3) a hybrid with one softmax layer
-in four is at most one point below softmax, both with convolutions.
+Softmax with a convolution must reach 99 % at both widths, and AFT-simple must stay below 20 % at width 32, or the
+reason is found. At each width, for every seed: (1) recall grows with the state: among models with a convolution the
+rank correlation of state bytes and accuracy is at least 0.7; (2) local attention with a short convolution is enough
+below the window: Longformer with one recalls 95 % in rows of 16 tokens, and without it less; (3) a hybrid with one
+softmax layer in four is at most one point below softmax, both with convolutions.
 """
 
 from ml_collections import ConfigDict

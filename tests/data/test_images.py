@@ -3,11 +3,13 @@
 import gzip
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from flash_lm.config import parse
 from flash_lm.configs.base import get_config
 from flash_lm.data.corpus import SPLITS
+from flash_lm.data.labelled import LabelledRows
 from flash_lm.data.splits import ROWS, load_splits
 from flash_lm.errors import InputError
 
@@ -34,7 +36,8 @@ def write(folder, compressed=True):
 
 def load(**data):
     config = get_config()
-    config.data.update(corpus="images", pack="examples", length=16, **data)
+    config.data.update(corpus="images", pack="examples", length=16)
+    config.data.update_from_flattened_dict(data)
     return load_splits(parse(config).data)
 
 
@@ -94,3 +97,51 @@ def test_a_data_set_of_the_hub(monkeypatch):
 def test_a_folder_and_a_name_are_too_many():
     with pytest.raises(InputError, match="data.corpus=images needs either data.name"):
         load()
+
+
+def write_labels(folder, counts=(24, 4)):
+    write(folder)
+    for name, count in zip(("train", "t10k"), counts, strict=True):
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(idx((np.arange(count) % 3).astype(np.uint8)))
+    return folder
+
+
+def test_labels_of_idx_files(tmp_path):
+    """They do not change the fingerprint: older runs on these images knew none."""
+    plain = load(path=str(write(tmp_path)))
+    corpus = load(path=str(write_labels(tmp_path)))
+    assert plain.labels == () and corpus.labels == ("0", "1", "2") and corpus.fingerprint == plain.fingerprint
+    rows = LabelledRows(corpus.splits["test"], 16, corpus.tokenizer.begin)
+    assert [int(rows[i]["targets_BxL"][0]) for i in range(4)] == [0, 1, 2, 0]
+    assert (rows[1]["inputs_BxL"][1:] - 4).tolist() == pixels(4, 1)[1].reshape(-1).tolist()
+    assert corpus.splits["validation"].labels.tolist() == [1, 2]  # 22 and 23 modulo 3
+    with pytest.raises(InputError, match="rows of 15 tokens are too short for the examples, which have 16"):
+        LabelledRows(corpus.splits["test"], 15, 0)
+
+
+def test_more_images_than_labels(tmp_path):
+    with pytest.raises(InputError, match="has 24 images and 23 labels for train"):
+        load(path=str(write_labels(tmp_path, (23, 4))))
+
+
+@pytest.mark.parametrize("gray", [True, False])
+def test_a_folder_of_pictures(tmp_path, gray):
+    """train/LABEL/NAME.png, as CIFAR-10 comes in some copies."""
+    for split, count in (("train", 12), ("test", 2)):
+        for label in ("cat", "dog"):
+            (tmp_path / split / label).mkdir(parents=True)
+            for i in range(count):
+                picture = PIL.Image.fromarray(pixels(1, i + 100 * (label == "dog"), (2, 2, 3))[0])
+                picture.save(tmp_path / split / label / f"{i:02}.png")
+    corpus = load(path=str(tmp_path), **{"images.gray": True} if gray else {})
+    assert corpus.labels == ("cat", "dog")
+    assert {split: len(corpus.splits[split]) for split in SPLITS} == {"train": 22, "validation": 2, "test": 4}
+    test = corpus.splits["test"]
+    assert sorted(test.labels.tolist()) == [0, 0, 1, 1]
+    found = test.pixels[test.labels == 1][1]
+    colours = pixels(1, 101, (2, 2, 3))[0]
+    if not gray:
+        assert found.tolist() == colours.tolist()
+        return
+    luma = colours @ np.array([299, 587, 114]) / 1000  # ITU-R 601
+    assert found.shape == (2, 2) and np.abs(found - luma).max() <= 1
