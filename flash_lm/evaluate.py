@@ -73,6 +73,7 @@ def main(argv: list[str]) -> None:
                 f"{what}: accuracy {result['accuracy']:.2%} (95 %: {result['accuracy_low']:.2%} to "
                 f"{result['accuracy_high']:.2%}), loss {result['loss']:.3f}, over {result['tokens']:.0f} rows; the "
                 f"most frequent label is {result['majority']:.2%} of them"
+                + (f", and {result['cut']:.1%} are cut at their end" if result["cut"] else "")
             )
             continue
         word = f" {result['word_perplexity']:.1f} per word," if "word_perplexity" in result else ""

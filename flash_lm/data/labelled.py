@@ -60,6 +60,11 @@ class LabelledText:
         return Example(ids, label=int(self._labels[number]))
 
 
+def cut_share(split: Any, length: int) -> float:
+    """The share of a split's documents that do not fit into rows of `length` tokens; examples always do."""
+    return float(np.mean(np.diff(split.starts) > length)) if isinstance(split, TokenizedText) else 0.0
+
+
 class LabelledRows:
     """One example a row, followed by padding; the row's first target is its label, and it has no other."""
 

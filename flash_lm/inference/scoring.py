@@ -14,6 +14,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from flash_lm.data.corpus import SPLITS, WHOLE
+from flash_lm.data.labelled import cut_share
 from flash_lm.data.packing import Rows
 from flash_lm.data.slices import SLICES, Slice
 from flash_lm.data.splits import Splits, load_splits
@@ -64,7 +65,8 @@ def evaluate(
         provenance (seed, hash of the config; device, versions and commit of the scoring, and of the training as
         trained_…). The value of `checkpoint` is newest, best or step; `own_corpus` says whether the text is the run's
         own corpus. Scores of a masked model cover only the masked tokens; only a causal model of text has a perplexity
-        per word; a model of labels has an interval of its accuracy, and `majority`.
+        per word; a model of labels has an interval of its accuracy, `majority`, and `cut`: the share of texts that do
+        not fit into a row.
 
     Raises:
         InputError: there is no such run, checkpoint or split, or a length exceeds the model's positions.
@@ -116,7 +118,7 @@ def evaluate(
                 "train_seconds": trained.facts["train_seconds"],
                 **_speed(name.workdir / "metrics.jsonl"),
                 **scores,
-                **({"reached": True} if trained.facts.get("reached") else {}),
+                **{key: trained.facts[key] for key in ("reached",) if key in trained.facts},
                 "seed": config.seed,
                 "config_hash": run_folder.hash_of_config(name.workdir),
                 **provenance(jax.devices()[0].device_kind),
@@ -137,7 +139,9 @@ def _in_rows(trained: TrainedModel, corpus: Splits, split: str) -> Score:
         rows = evaluation_rows(config, corpus, split, length)
         rows = choose(rows) if choose else rows
         scores = evaluator(trained.params, rows, batch_size)
-        return scores | ({"majority": _majority(rows)} if TASKS[config.task].labels else {})
+        if TASKS[config.task].labels:
+            scores |= {"majority": _majority(rows), "cut": cut_share(corpus.splits[split], length)}
+        return scores
 
     return score
 
@@ -153,6 +157,8 @@ def _in_whole_documents(trained: TrainedModel, corpus: Splits, split: str, first
     task = TASKS[config.task]
     if task.rows or task.labels:
         raise InputError("--carry scores whole documents with a model that predicts the next token: leave it out here")
+    if first and not isinstance(corpus, TokenizedCorpus):
+        raise InputError("--first is of documents of text, and examples are scored as a whole: leave it out here")
     settings = config.train.loss_chunk, task
     evaluator = CarriedEvaluator(trained.model, corpus.tokenizer, trained.mesh, *settings)
     text, marks = corpus.splits[split], {"carried": True} | ({"first": first} if first else {})

@@ -1,6 +1,7 @@
 """What a config defines: corpus, model, optimizer, mesh, and the shapes and shardings of the train state."""
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from flash_lm.config import Config, ModelConfig, parse
 from flash_lm.data.batches import FixedRows, IndexedBatches, Transform
 from flash_lm.data.carried import CarriedBatches
 from flash_lm.data.examples import ExampleCorpus
-from flash_lm.data.labelled import LabelledRows
+from flash_lm.data.labelled import LabelledRows, cut_share
 from flash_lm.data.packing import Packer, Rows
 from flash_lm.data.share import Share
 from flash_lm.data.splits import ROWS, Splits, load_splits
@@ -30,6 +31,7 @@ from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.sharding import batch_sharding, check_documents, make_mesh, share_of, state_shardings
 from flash_lm.training.state import ModelFunction, Params, TrainState, init_state
 
+_log = logging.getLogger(__name__)
 _MILLION = 10**6
 
 
@@ -178,6 +180,8 @@ def build_experiment(config: ConfigDict, own: OwnCorpus | None = None) -> Experi
             _packer(parsed)(
                 corpus.splits[split], parsed.data.length, corpus.tokenizer.begin
             )  # raises if they do not fit
+    if TASKS[parsed.task].labels and (share := cut_share(corpus.splits["train"], parsed.data.length)):
+        _log.info("%.1f %% of the training texts are cut to %d tokens", 100 * share, parsed.data.length)
     model_config = with_classes(parsed, dataclasses.replace(model_config, vocab_size=vocab_size), corpus.labels)
     parsed = dataclasses.replace(parsed, model=model_config)
     return Experiment(**vars(build_setup(parsed, mesh)), corpus=corpus)

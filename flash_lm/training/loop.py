@@ -88,7 +88,7 @@ def train(
             if is_first():
                 print(f"{workdir}: all {settings.steps} steps are done")
             return
-        if start.facts.get("reached") and settings.stop_accuracy:
+        if settings.stop_accuracy and start.facts.get("reached", 0.0) >= settings.stop_accuracy:
             if is_first():
                 print(f"{workdir}: train.stop_accuracy={settings.stop_accuracy} was reached at step {start.state.step}")
             return
@@ -128,7 +128,7 @@ class _Loop:
         self.logged_step, self.logged_seconds = self.step, self.clock.seconds
         self.asked_at: float | None = asked_at  # None: the first step has been reported
         self.first_step_s: float | None = None  # of this process, until it is logged
-        self.reached = False  # train.stop_accuracy
+        self.reached: float | None = None  # the accuracy that ended training, see train.stop_accuracy
         self.pending: tuple | None = None  # number, metrics and batch of the last step, not read yet
 
     def run(self, should_stop: Callable[[], bool], profile: Profile) -> None:
@@ -140,7 +140,7 @@ class _Loop:
                 self.checkpoints.wait()
             self.clock.start()
             stopping = False
-            while self.step < config.steps and not stopping and not self.reached:
+            while self.step < config.steps and not stopping and self.reached is None:
                 if profile.is_due(self.step):
                     with self._paused():
                         profile.start()
@@ -157,9 +157,9 @@ class _Loop:
                 if evaluates or saves or stopping:
                     with self._paused():
                         scores = self._evaluate() if evaluates else None
-                        if saves or stopping or self.reached:
+                        if saves or stopping or self.reached is not None:
                             self._save(scores)
-            if self.reached:
+            if self.reached is not None:
                 self.writer.say(f"step {self.step}: train.stop_accuracy={config.stop_accuracy} is reached")
             if stopping and not last:
                 self.checkpoints.wait()
@@ -248,8 +248,8 @@ class _Loop:
         self.writer.say(
             f"step {self.step}: validation loss {scores['loss']:.4f}, perplexity {scores['perplexity']:.2f}"
         )
-        goal = self.config.train.stop_accuracy
-        self.reached = goal is not None and scores.get("accuracy", 0.0) >= goal
+        goal, accuracy = self.config.train.stop_accuracy, scores.get("accuracy", 0.0)
+        self.reached = accuracy if goal and accuracy >= goal else None
         return scores
 
     def _save(self, scores: dict[str, float] | None) -> None:
@@ -261,8 +261,8 @@ class _Loop:
             "skipped_steps": self.nonfinite.skipped,
             "code": self.code,
         }
-        if self.reached:
-            facts["reached"] = True
+        if self.reached is not None:
+            facts["reached"] = self.reached
         if "parent" in self.start.facts:
             facts["parent"] = self.start.facts["parent"]
         if self.experiment.corpus.stream:

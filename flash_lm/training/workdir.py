@@ -46,6 +46,7 @@ FREE = (
     "train.best_metric",
     "train.log_every",
     "train.eval_",
+    "train.stop_accuracy",
     "train.checkpoint_every",
     "train.keep",
 )

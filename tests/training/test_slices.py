@@ -1,0 +1,94 @@
+"""Scores of slices add up to the score of the whole, and a needle may lie further back than a row reaches."""
+
+import numpy as np
+import pytest
+from small import command, finish, small_config, write_corpus
+
+from flash_lm.errors import InputError
+from flash_lm.inference.scoring import evaluate
+from flash_lm.jsonl import read_jsonl
+from flash_lm.training.loop import train
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, usual_promotion):
+    """Of a model of text."""
+    folder = tmp_path_factory.mktemp("text")
+    config = small_config(write_corpus(folder / "text"), folder / "cache", "linear_transformer")
+    config.train.update(steps=2, warmup_steps=1, eval_every=0, eval_steps=1, checkpoint_every=0)
+    train(config, folder / "run")
+    return folder / "run"
+
+
+def mean(lines, key="loss"):
+    return np.average([line[key] for line in lines], weights=[line["tokens"] for line in lines])
+
+
+def test_recall_and_rest_are_the_whole(run):
+    (whole,), slices = evaluate(run, "validation"), evaluate(run, "validation", slices="recall", rare=100)
+    assert [line["slice"] for line in slices] == ["recall", "rest"]
+    assert sum(line["tokens"] for line in slices) == whole["tokens"] and min(line["tokens"] for line in slices) > 0
+    assert mean(slices) == pytest.approx(whole["loss"], rel=1e-5)
+    assert mean(slices, "accuracy") == pytest.approx(whole["accuracy"], rel=1e-6)
+    fewer = evaluate(run, "validation", slices="recall", rare=1)
+    assert fewer[0]["tokens"] < slices[0]["tokens"]
+
+
+def test_the_command_writes_a_line_for_each_slice(run):
+    out, _ = finish(command("flash_lm.evaluate", f"--workdir={run}", "--split=validation", "--slices=recall"))
+    assert "validation, recall at length 32" in out and "validation, rest at length 32" in out
+    assert [line["slice"] for line in read_jsonl(run / "slices.jsonl")] == ["recall", "rest"]
+    assert not (run / "results.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"slices": "other"}, "--slices is one of recall, parts"),
+        ({"slices": "recall", "carry": True}, "without --carry"),
+        ({"rare": 3}, "--rare belongs to --slices=recall"),
+        ({"slices": "parts"}, "--slices=parts needs a corpus that has parts"),
+    ],
+)
+def test_what_cannot_be_sliced(run, options, expected):
+    with pytest.raises(InputError, match=expected):
+        evaluate(run, "validation", **options)
+
+
+@pytest.fixture(scope="module")
+def needles(tmp_path_factory, usual_promotion):
+    """Of a model whose positions do not end, on rows of 192 bytes."""
+    folder = tmp_path_factory.mktemp("needles")
+    config = small_config(write_corpus(folder / "text"), folder / "cache", "linear_transformer")
+    config.model.update(absolute_positions="none", rotary=True, max_length=192)
+    config.data.update(corpus="needle", pack="examples", length=192, tokens_per_batch=8 * 192)
+    config.train.update(steps=2, warmup_steps=1, eval_every=0, eval_steps=1, checkpoint_every=0)
+    train(config, folder / "run")
+    return folder / "run"
+
+
+@pytest.mark.slow
+def test_parts_are_the_whole(needles):
+    (whole,), parts = evaluate(needles, "validation"), evaluate(needles, "validation", slices="parts")
+    assert len(parts) == 10 and {line["tokens"] for line in parts} == {80}
+    assert mean(parts) == pytest.approx(whole["loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_needle_beyond_the_row(needles):
+    """A text as long as a row has the same score with and without a carried state; a longer one is asked for, too."""
+    (row,) = evaluate(needles, "validation")
+    length = "--config.data.needle.length={}".format
+    (same,) = evaluate(needles, "validation", carry=True, overrides=[length(192)])
+    assert same["loss"] == pytest.approx(row["loss"], rel=1e-4) and same["tokens"] == row["tokens"] == 800
+    (long,) = evaluate(needles, "validation", carry=True, overrides=[length(500)])
+    assert long["tokens"] == 800 and not long["own_corpus"]
+    (span,) = long["by_position"]
+    assert (span["from"], span["to"], span["tokens"]) == (384, 768, 800)
+    # The same in one row of 500 tokens: positions do not end.
+    (whole,) = evaluate(needles, "validation", [500])
+    assert long["loss"] == pytest.approx(whole["loss"], rel=1e-4)
+    with pytest.raises(InputError, match="--first is of documents of text"):
+        evaluate(needles, "validation", carry=True, first=192)
