@@ -14,8 +14,9 @@ from typing import Any
 
 from flash_lm.analysis.claims import Claim, read_claim
 from flash_lm.analysis.evidence import Evidence
-from flash_lm.analysis.rules import ALIKE, ARITHMETIC, WORDS, Measured, Verdict
+from flash_lm.analysis.rules import ALIKE
 from flash_lm.analysis.study_results import collect, gather, merged
+from flash_lm.analysis.verdicts import ARITHMETIC, WORDS, Verdict
 from flash_lm.command import run
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, read_jsonl, write_jsonl
@@ -52,7 +53,7 @@ def read_evidence(results: pathlib.Path) -> Evidence:
     table, claims = read_table()
     read = lambda path: read_jsonl(path) if path.exists() else []
     studies = {study: gather(read(results / "claims" / study / RUNS)) for study in table["studies"]}
-    files = {path for claim in claims for rule in claim.rules if isinstance(rule, Measured) for path in rule.files}
+    files = {path for claim in claims for rule in claim.rules for path in getattr(rule, "files", ())}
     files |= {part["times"] for row in table["claims"] for part in row["rules"] if "times" in part}
     return Evidence(studies, {path: read(results / path) for path in sorted(files)})
 

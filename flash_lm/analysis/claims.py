@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flash_lm.analysis.evidence import Evidence, MissingError
-from flash_lm.analysis.rules import CONTRADICTED, NOT_RUN, RULES, UNDECIDED, Rule, Verdict
+from flash_lm.analysis.rules import RULES, Rule
+from flash_lm.analysis.verdicts import CONTRADICTED, NOT_RUN, UNDECIDED, Verdict
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from flash_lm.analysis.evidence import Evidence, MissingError, Run
+from flash_lm.analysis.recall_rules import RecallGrows, Recalls
+from flash_lm.analysis.verdicts import ARITHMETIC, NOT_TESTABLE, UNDECIDED, Verdict, decided
 from flash_lm.jsonl import Line
 
-REPRODUCED, CONTRADICTED, UNDECIDED = (f"{word} at small scale" for word in ("reproduced", "contradicted", "undecided"))
-ARITHMETIC, NOT_TESTABLE, NOT_RUN = "by arithmetic", "not testable here", "not run"
-WORDS = (REPRODUCED, UNDECIDED, CONTRADICTED, ARITHMETIC, NOT_TESTABLE, NOT_RUN)
 ALIKE = 1.02  # perplexities within this factor of each other are alike
 SAME_TIME = 1.03  # and so are training times
 # the relation that a ratio must satisfy -> its bounds, as a function of the margin
@@ -24,15 +23,6 @@ RELATIONS = {
     "no worse": lambda margin: (0.0, margin),
     "alike": lambda margin: (1 / margin, margin),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """The result for a claim: a word of WORDS (None: not judged), the figure, and the reasons not to decide."""
-
-    word: str | None
-    figure: str
-    reasons: tuple[str, ...] = ()
 
 
 class Rule(Protocol):
@@ -73,7 +63,7 @@ class Ratio:
         pairs = evidence.of_same_seeds(self.study, self.first, self.second)
         ratios, reasons = _ratios(pairs, self.length, self.metric)
         low, high = RELATIONS[self.relation](self.margin)
-        word = UNDECIDED if reasons else _decided([low < ratio < high for ratio in ratios])
+        word = UNDECIDED if reasons else decided([low < ratio < high for ratio in ratios])
         if not self.judged:
             word, reasons = None, ()
         return Verdict(word, f"{self._what} {_spread(ratios)} that of {self.second}", reasons)
@@ -104,7 +94,7 @@ class Growth:
         runs = evidence.of_same_seeds(self.study, *self.of, *self.than)
         of, reasons = _ratios([(after, before) for before, after, _, _ in runs], None, "perplexity")
         than, _ = _ratios([(after, before) for _, _, before, after in runs], None, "perplexity")
-        word = UNDECIDED if reasons else _decided([a > self.margin * b for a, b in zip(of, than, strict=True)])
+        word = UNDECIDED if reasons else decided([a > self.margin * b for a, b in zip(of, than, strict=True)])
         figures = (f"{self._pair(pair)} {_spread(x)}" for pair, x in ((self.of, of), (self.than, than)))
         return Verdict(word, "; ".join(figures), reasons)
 
@@ -155,7 +145,7 @@ class EqualTime:
                 ends = " and ".join(f"{x:.0f}" for x in seconds)
                 return Verdict(UNDECIDED, figure, (f"the schedules end after {ends} s", *reasons))
         low, high = RELATIONS[self.relation](self.margin)
-        word = UNDECIDED if reasons else _decided([low < ratio < high for ratio in ratios])
+        word = UNDECIDED if reasons else decided([low < ratio < high for ratio in ratios])
         return Verdict(word, f"{figure} after the same time", reasons)
 
 
@@ -194,7 +184,7 @@ class Measured:
         asked = f" of {self.least:,g}" if self.least and self.second else ""
         figures = ", ".join(f"{x:,.{_digits(x)}f}{asked}" for x in found)
         runs = f"{len(found)} runs" if len(found) > 1 else "one run"
-        word = _decided([self.least <= x <= self.most for x in found]) if self.judged else None
+        word = decided([self.least <= x <= self.most for x in found]) if self.judged else None
         return Verdict(word, f"{self.what} {figures} ({runs})")
 
     def _of(self, evidence: Evidence, path: str) -> float:
@@ -244,6 +234,8 @@ RULES = {
     "growth": Growth,
     "equal time": EqualTime,
     "measured": Measured,
+    "recall grows": RecallGrows,
+    "recalls": Recalls,
     "arithmetic": Arithmetic,
     "untestable": Untestable,
 }
@@ -268,15 +260,6 @@ def _ratios(pairs: Sequence[tuple[Run, ...]], length: int | None, metric: str) -
             reasons["not scored on the same text"] = None
         ratios.append(a[metric] / b[metric])
     return ratios, tuple(filter(None, reasons))
-
-
-def _decided(held: Sequence[bool]) -> str:
-    """The word for what held with each seed or run. A single one has no spread, so it decides nothing."""
-    if len(held) < 2:
-        return UNDECIDED
-    if all(held):
-        return REPRODUCED
-    return UNDECIDED if any(held) else CONTRADICTED
 
 
 def _spread(ratios: Sequence[float]) -> str:

@@ -6,20 +6,9 @@ import pytest
 
 from flash_lm.analysis.claims import Claim, read_claim
 from flash_lm.analysis.evidence import Evidence, Run
-from flash_lm.analysis.rules import (
-    ARITHMETIC,
-    CONTRADICTED,
-    NOT_RUN,
-    NOT_TESTABLE,
-    REPRODUCED,
-    UNDECIDED,
-    Arithmetic,
-    EqualTime,
-    Growth,
-    Measured,
-    Ratio,
-    Untestable,
-)
+from flash_lm.analysis.recall_rules import RecallGrows, Recalls, rank_correlation
+from flash_lm.analysis.rules import Arithmetic, EqualTime, Growth, Measured, Ratio, Untestable
+from flash_lm.analysis.verdicts import ARITHMETIC, CONTRADICTED, NOT_RUN, NOT_TESTABLE, REPRODUCED, UNDECIDED
 
 
 def line(perplexity: float, **more) -> dict:
@@ -210,3 +199,56 @@ def test_a_row_of_the_table():
     row["rules"][0]["relation"] = "alike"
     claim = read_claim(row, ["make it"])
     assert claim.rules == [Ratio("x", "a", "b", "alike")] and (claim.withdrawn, claim.note) == ("", "")
+
+
+def recalls(
+    model: str, accuracies: list[float], state: int = 1, rate: float = 0.1, validation: float = 0.5
+) -> list[dict]:
+    """Lines of a study of recall, a seed each."""
+    about = {"model": model, "width": 8, "rate": rate, "state_bytes": state, "validation_accuracy": validation}
+    return [about | {"seed": i, "accuracy": x, "by_part": {"near": x / 2}} for i, x in enumerate(accuracies)]
+
+
+RECALLED = [
+    *recalls("a", [0.2, 0.3], state=10),
+    *recalls("a", [0.9], state=10, rate=0.2, validation=0.4),  # a rate that was not chosen
+    *recalls("b", [0.5, 0.2], state=20),
+    *recalls("c", [0.9, 0.9, 0.9], state=20),
+    {"model": "a", "width": 8, "rate": 0.3, "seed": 0, "failed": "not finite"},
+]
+
+
+def test_recall_that_grows_with_the_state():
+    found = Evidence({}, {"runs": RECALLED})
+    verdict = RecallGrows(["runs"], 8, ["a", "b", "c"], 0.8).judge(found)
+    # Ranks of the states: 0, 1.5, 1.5; of the accuracies: 0, 1, 2 with seed 0, and 1, 0, 2 with seed 1.
+    assert verdict.word == UNDECIDED and verdict.figure == "rank correlation at width 8 0.87, 0.00"
+    assert RecallGrows(["runs"], 8, ["a", "c"], 0.8).judge(found).word == REPRODUCED
+    assert Claim("x", "y", [RecallGrows(["runs"], 8, ["a", "d"], 0.8)], []).verdict(found).word == NOT_RUN
+
+
+def test_rank_correlation_against_a_formula():
+    """Without equal values: 1 − 6 Σ d² / (n (n² − 1))."""
+    one, other = [3.0, 1.0, 4.0, 1.5, 5.0], [2.0, 7.0, 1.0, 8.0, 2.5]
+    ranks = [[sorted(x).index(v) for v in x] for x in (one, other)]
+    expected = 1 - 6 * sum((a - b) ** 2 for a, b in zip(*ranks, strict=True)) / (5 * 24)
+    assert rank_correlation(one, other) == pytest.approx(expected)
+    assert rank_correlation([1, 1, 1], [1, 2, 3]) == 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "word", "figure"),
+    [
+        ({"first": "c", "least": 0.9}, REPRODUCED, "accuracy of c at width 8 90.0 %, 90.0 %, 90.0 %"),
+        ({"first": "b", "least": 0.3}, UNDECIDED, "accuracy of b at width 8 50.0 %, 20.0 %"),
+        ({"first": "b", "least": 0.3, "part": "near"}, CONTRADICTED, "accuracy of b in near at width 8 25.0 %, 10.0 %"),
+        (
+            {"first": "a", "second": "c", "least": -0.7},
+            REPRODUCED,
+            "accuracy of a minus that of c at width 8 -70.0 points, -60.0 points",
+        ),
+    ],
+)
+def test_recall_of_a_model(rule, word, figure):
+    verdict = Recalls(["runs"], 8, **rule).judge(Evidence({}, {"runs": RECALLED}))
+    assert (verdict.word, verdict.figure) == (word, figure)

@@ -1,0 +1,121 @@
+"""Rules on the runs of a study of recall, seed by seed, each model at its best rate on the validation split."""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+
+from flash_lm.analysis.evidence import Evidence, MissingError
+from flash_lm.analysis.recall import best
+from flash_lm.analysis.verdicts import Verdict, decided
+from flash_lm.jsonl import Line
+
+
+@dataclasses.dataclass(frozen=True)
+class RecallGrows:
+    """Models with larger states recall more: the rank correlation of state bytes and accuracy."""
+
+    files: Sequence[str]
+    width: int
+    models: Sequence[str]
+    least: float
+
+    @property
+    def text(self) -> str:
+        """With the bound."""
+        return f"rank correlation of bytes of state and accuracy, width {self.width}, at least {self.least:g}"
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """Uses the seeds that all models have."""
+        runs = [_by_seed(evidence, self.files, model, self.width) for model in self.models]
+        found = []
+        for seed in _common(runs):
+            lines = [seeds[seed] for seeds in runs]
+            found.append(rank_correlation([x["state_bytes"] for x in lines], [x["accuracy"] for x in lines]))
+        figure = f"rank correlation at width {self.width} {_listed(found, '.2f')}"
+        return Verdict(decided([x >= self.least for x in found]), figure)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recalls:
+    """The accuracy of a model, or its difference to another's.
+
+    Attributes:
+        files: the one file of runs.
+        width: of the models.
+        first: a model.
+        second: another one, whose accuracy is subtracted; None: nothing is.
+        part: of the test split; None: all of it.
+        least: smallest accepted value.
+    """
+
+    files: Sequence[str]
+    width: int
+    first: str
+    least: float
+    second: str | None = None
+    part: str | None = None
+
+    @property
+    def text(self) -> str:
+        """With the bound."""
+        return f"{self._what}, width {self.width}, at least {_points(self.least, self.second)}"
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """Uses the seeds that both models have."""
+        names = [self.first, *([self.second] if self.second else [])]
+        runs = [_by_seed(evidence, self.files, name, self.width) for name in names]
+        found = []
+        for seed in _common(runs):
+            value, *other = (self._accuracy(seeds[seed]) for seeds in runs)
+            found.append(value - sum(other))
+        listed = ", ".join(_points(x, self.second) for x in found)
+        return Verdict(decided([x >= self.least for x in found]), f"{self._what} at width {self.width} {listed}")
+
+    def _accuracy(self, line: Line) -> float:
+        return line["accuracy"] if self.part is None else line["by_part"][self.part]
+
+    @property
+    def _what(self) -> str:
+        minus = f" minus that of {self.second}" if self.second else ""
+        return f"accuracy of {self.first}{minus}{f' in {self.part}' if self.part else ''}"
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    """Spearman's: the correlation of ranks, where equal values share the mean of theirs; 0 if all are equal."""
+    ranks = [_ranks(one), _ranks(other)]
+    if any(len(set(x)) == 1 for x in ranks):
+        return 0.0
+    return statistics.correlation(*ranks)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    return [sum(x < value for x in values) + (sum(x == value for x in values) - 1) / 2 for value in values]
+
+
+def _by_seed(evidence: Evidence, files: Sequence[str], model: str, width: int) -> dict[int, Line]:
+    """A model's runs at its best rate.
+
+    Raises:
+        MissingError: there are none.
+    """
+    (path,) = files
+    lines = [x for x in evidence.files.get(path, ()) if (x["model"], x["width"]) == (model, width)]
+    if not lines:
+        raise MissingError(f"{path} has no run of {model} at width {width}")
+    rate = best([x for x in lines if x["seed"] == 0])["rate"]
+    return {x["seed"]: x for x in lines if x["rate"] == rate and "accuracy" in x}
+
+
+def _common(runs: Sequence[dict[int, Line]]) -> list[int]:
+    seeds = sorted(set.intersection(*(set(x) for x in runs)))
+    if not seeds:
+        raise MissingError("no seed of all models has finished")
+    return seeds
+
+
+def _listed(values: Sequence[float], form: str) -> str:
+    return ", ".join(format(x, form) for x in values)
+
+
+def _points(value: float, difference: object) -> str:
+    return f"{100 * value:.1f} points" if difference else f"{100 * value:.1f} %"
