@@ -67,6 +67,10 @@ class Config:
             found.append(
                 f"task={self.task} needs a corpus of text: data.corpus={self.data.corpus} needs task=causal_lm"
             )
+        if task.labels != (HEADS[self.model.head].pool is not None):
+            found.append(f"task={self.task} does not go with model.head={self.model.head}: leave model.head open")
+        if self.train.stop_accuracy and HEADS[self.model.head].of_values:
+            found.append(f"model.head={self.model.head} has no accuracy: leave train.stop_accuracy open")
         if task.labels and not has_labels:
             found.append(
                 f"task={self.task} needs labels, and data.corpus={self.data.corpus} has none: use one with "

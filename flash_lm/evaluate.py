@@ -1,6 +1,7 @@
 """python -m flash_lm.evaluate --workdir=runs/x[@best] [--split=test] [--lengths=512,1024] [--carry]."""
 
 import argparse
+import math
 import pathlib
 
 from flash_lm.command import positive, run, whole_numbers
@@ -24,7 +25,7 @@ def flags() -> argparse.ArgumentParser:
         help="score slices by themselves: recall (what the row itself must have said) or parts (of made data)",
     )
     parser.add_argument(
-        "--rare", type=int, help="with --slices=recall: how often at most a rare pair of tokens stands in training"
+        "--rare", type=positive, help="with --slices=recall: how often at most a rare pair of tokens stands in training"
     )
     parser.add_argument(
         "--out",
@@ -82,6 +83,11 @@ def main(argv: list[str]) -> None:
         print(
             f"{what}: perplexity {result['perplexity']:.3f} per{masked} token,{word} "
             f"{result['bits_per_byte']:.4f} bits per byte, {accuracy}over {result['tokens']:.0f}{masked} tokens"
+            + (
+                f"; the best reader's perplexity is {math.exp(result['best_loss']):.3f}"
+                if "best_loss" in result
+                else ""
+            )
         )
         for span in result.get("by_position", ()):
             print(

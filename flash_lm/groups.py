@@ -90,8 +90,8 @@ class ModelConfig(Group, name="model"):
     tie_embeddings: bool = key(True, "one table for input and output embeddings")
     head: str = key(
         None,
-        "a row of the table of heads: softmax, or logistics (a mixture over the values of a byte, for images); open: "
-        "from the task",
+        "a row of the table of heads: softmax, logistics (a mixture over the values of a byte, for images), or classes "
+        "(a label for a row); open: from the task",
         HEADS.rule,
         before="softmax",
     )

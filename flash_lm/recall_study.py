@@ -14,14 +14,15 @@ from flash_lm.analysis.results import validation_curve
 from flash_lm.analysis.rounds import Cell, take_turns
 from flash_lm.command import variant
 from flash_lm.config import parse
-from flash_lm.errors import RunError
+from flash_lm.errors import InputError, RunError
 from flash_lm.inference.bare_decoding import BareDecoding
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import Line, append_jsonl, read_jsonl
 from flash_lm.models.facts import facts
-from flash_lm.provenance import provenance
+from flash_lm.provenance import config_hash, provenance
 from flash_lm.study import changed
 from flash_lm.training.loop import train
+from flash_lm.training.workdir import without_places
 
 _TOKENS, _ROWS = 8, 16  # of a turn of decoding
 
@@ -37,6 +38,10 @@ class Model(NamedTuple):
     def at(self, rate: float, seed: int) -> dict[str, Any]:
         """What identifies a run in the file of runs."""
         return {"model": self.name, "width": self.width, "rate": rate, "seed": seed}
+
+    def of_run(self, rate: float, seed: int) -> Any:
+        """The config of a run."""
+        return changed(self.config, {"train.learning_rate": rate, "seed": seed})
 
 
 def models_of(config: ConfigDict, names: Sequence[str], widths: Sequence[int]) -> list[Model]:
@@ -63,7 +68,7 @@ def one_run(model: Model, rate: float, seed: int, runs: pathlib.Path, should_sto
         RunError: the loss became non-finite.
         KeyboardInterrupt: it was asked to stop; the run can go on.
     """
-    config = changed(model.config, {"train.learning_rate": rate, "seed": seed})
+    config = model.of_run(rate, seed)
     folder = runs / f"{model.name}_{model.width}_{rate:g}_{seed}"
     train(config, folder, should_stop)
     if should_stop():
@@ -76,7 +81,7 @@ def one_run(model: Model, rate: float, seed: int, runs: pathlib.Path, should_sto
     targets = sum(part["tokens"] for part in parts)
     return {
         **model.at(rate, seed),
-        "validation_accuracy": max(line["accuracy"] for line in curve),
+        "validation_accuracy": curve[-1]["accuracy"],  # of the parameters that are tested
         "accuracy": sum(part["accuracy"] * part["tokens"] for part in parts) / targets,
         "by_part": {part["slice"]: part["accuracy"] for part in parts},
         "targets": targets,
@@ -111,19 +116,24 @@ def recall_study(
         All lines of the file.
 
     Raises:
+        InputError: the file has runs of another config.
         KeyboardInterrupt: it was asked to stop.
     """
     lines = read_jsonl(file) if file.exists() else []
 
     def add(model: Model, rate: float, seed: int) -> None:
-        at = model.at(rate, seed)
-        if any(at.items() <= line.items() for line in lines):
-            return
+        at, config = model.at(rate, seed), model.of_run(rate, seed)
+        known = config_hash(without_places(config))
+        for line in lines:
+            if at.items() <= line.items():
+                if line["config_hash"] != known:
+                    raise InputError(f"{file} has a run of {model.name} with another config: write to another folder")
+                return
         print(", ".join(f"{key} {value}" for key, value in at.items()), flush=True)
         try:
             line = one_run(model, rate, seed, runs, should_stop)
         except RunError as error:
-            line = at | {"failed": str(error)}
+            line = at | {"failed": str(error), "config_hash": known}
         append_jsonl(file, [line])
         lines.append(line)
 

@@ -127,7 +127,7 @@ def run_study(
             break
         folder, here = workdir / name, changed(config, changes)
         asked = list(lengths) or [parse(here).data.length]
-        if is_done(folder, split, here.train.steps, asked):
+        if is_done(folder, split, here.train.steps, asked, here.train.stop_accuracy):
             print(f"run {number} of {len(runs)}, {name}: already done", flush=True)
             continue
         print(f"run {number} of {len(runs)}, {name}", flush=True)
@@ -152,15 +152,19 @@ def raise_failures(failures: Mapping[str, str]) -> None:
         raise RunError("\n".join(f"{name} failed: {failure}" for name, failure in failures.items()))
 
 
-def is_done(folder: pathlib.Path, split: str, steps: int, lengths: Sequence[int]) -> bool:
+def is_done(folder: pathlib.Path, split: str, steps: int, lengths: Sequence[int], goal: float | None = None) -> bool:
     """Whether the run in a folder has been evaluated on a split at all these lengths after its last step.
 
-    A run that reached train.stop_accuracy has no later step.
+    A run that reached train.stop_accuracy (`goal`) has no later step.
     """
     file = folder / "results.jsonl"
     lines = read_jsonl(file) if file.exists() else []
-    done = [line for line in lines if line["split"] == split and (line["step"] == steps or "reached" in line)]
+    done = [line for line in lines if line["split"] == split and (line["step"] == steps or _reached(line, goal))]
     return set(lengths) <= {line["length"] for line in done if line.get("own_corpus", True)}
+
+
+def _reached(line: Mapping[str, Any], goal: float | None) -> bool:
+    return goal is not None and line.get("reached", 0.0) >= goal
 
 
 def _value(config: Any, key: str) -> Any:

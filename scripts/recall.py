@@ -40,7 +40,8 @@ def main(argv: list[str]) -> None:
         except KeyboardInterrupt:
             print("stopped: run the same command again to continue")
             return
-    if not (out / "times.jsonl").exists():
+    times = read_jsonl(out / "times.jsonl") if (out / "times.jsonl").exists() else []
+    if [(line["model"], line["width"]) for line in times] != [(model.name, model.width) for model in models]:
         write_jsonl(out / "times.jsonl", time_decoding(models, arguments.rounds))
     lines = summary(read_jsonl(out / "runs.jsonl"), read_jsonl(out / "times.jsonl"))
     write_jsonl(out / "summary.jsonl", lines)

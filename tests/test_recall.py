@@ -78,7 +78,8 @@ def test_the_summary_is_of_the_best_rate(tmp_path):
         run_line("c", 1e-3, 0, 0.8, 0.8),
     ]
     lines = summary(runs, [{"model": "a", "width": 8, "ms_a_token": 1.5}])
-    assert [line["model"] for line in lines] == ["a", "c"]
+    assert [line["model"] for line in lines] == ["a", "b", "c"]
+    assert [line["failed"] for line in lines] == [0, 1, 0] and "accuracy" not in lines[1]
     first = lines[0]
     assert (first["rate"], first["seeds"], first["accuracy"], first["lowest"], first["highest"]) == (
         1e-2,
@@ -87,7 +88,7 @@ def test_the_summary_is_of_the_best_rate(tmp_path):
         0.5,
         0.7,
     )
-    assert first["ms_a_token"] == 1.5 and "ms_a_token" not in lines[1]
+    assert first["ms_a_token"] == 1.5 and "ms_a_token" not in lines[2]
     table = recall_table(lines)
     assert table.index("| c ") < table.index("| a ") and "80.0%" in table
     plot_recall(lines, tmp_path / "recall.png")

@@ -32,11 +32,10 @@ def small_model(length: int, rows: int) -> ConfigDict:
     return config
 
 
-def runs(folder: str, masked: float) -> dict[str, dict]:
+def runs(masked: float) -> dict[str, dict]:
     """For each family a run from scratch, and one that first learns to fill in its own rows.
 
     Args:
-        folder: the workdir of the sweep, where the second finds the parameters of the first.
         masked: share of the tokens that are masked in the first stage (Amos et al. 2024, arXiv:2310.02980, section 3).
     """
     found = {}
@@ -44,5 +43,5 @@ def runs(folder: str, masked: float) -> dict[str, dict]:
         own = {"model.family": family}
         found[f"{family}_scratch"] = own
         found[f"{family}_masked"] = own | {"task": "masked_lm", "data.masking.rate": masked}
-        found[f"{family}_pretrained"] = own | {"train.init_from": f"{folder}/{family}_masked"}
+        found[f"{family}_pretrained"] = own | {"train.init_from": f"{{workdir}}/{family}_masked"}
     return found

@@ -1,8 +1,7 @@
 """MNIST as rows of 784 pixels, for two cores. Its figures are not those of Long Range Arena, which has CIFAR-10.
 
     python -m flash_lm.train --config=configs/lra/image_short.py --config.data.path=$DATA/mnist
-    python -m flash_lm.sweep --config=configs/lra/image_short.py --config.data.path=$DATA/mnist --split=test \
-        --workdir=runs/image_short
+    python -m flash_lm.sweep --config=configs/lra/image_short.py --config.data.path=$DATA/mnist --split=test
 
 The sweep trains each family from scratch, and on filling in its own rows and then on labels.
 """
@@ -15,9 +14,9 @@ from flash_lm.configs.lra import _study
 def get_config() -> ConfigDict:
     config = _study.small_model(length=785, rows=16)
     config.data.update(corpus="images", pack="examples", path="mnist")
-    config.train.update(steps=1000, eval_steps=50)
+    config.train.steps = 1000
     return config
 
 
 def get_runs(config: ConfigDict) -> dict[str, dict]:
-    return _study.runs("runs/image_short", masked=0.5)
+    return _study.runs(masked=0.5)

@@ -1,7 +1,7 @@
 """ListOps of 50 to 200 symbols, for two cores. Its figures are not those of Long Range Arena.
 
     python -m flash_lm.train --config=configs/lra/listops_short.py --config.model.family=flash
-    python -m flash_lm.sweep --config=configs/lra/listops_short.py --split=test --workdir=runs/listops_short
+    python -m flash_lm.sweep --config=configs/lra/listops_short.py --split=test
 
 The sweep trains each family from scratch, and on filling in its own rows and then on labels. The rule is that of the
 published task (`data/listops.py`).
@@ -21,4 +21,4 @@ def get_config() -> ConfigDict:
 
 
 def get_runs(config: ConfigDict) -> dict[str, dict]:
-    return _study.runs("runs/listops_short", masked=0.1)
+    return _study.runs(masked=0.1)

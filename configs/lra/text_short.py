@@ -1,8 +1,7 @@
 """IMDb's reviews as bytes in rows of 1024, for two cores. Its figures are not those of Long Range Arena.
 
     python -m flash_lm.train --config=configs/lra/text_short.py --config.data.path=$DATA/imdb
-    python -m flash_lm.sweep --config=configs/lra/text_short.py --config.data.path=$DATA/imdb --split=test \
-        --workdir=runs/text_short
+    python -m flash_lm.sweep --config=configs/lra/text_short.py --config.data.path=$DATA/imdb --split=test
 
 The sweep trains each family from scratch, and on filling in its own rows and then on labels.
 """
@@ -15,9 +14,9 @@ from flash_lm.configs.lra import _study
 def get_config() -> ConfigDict:
     config = _study.small_model(length=1024, rows=16)
     config.data.update(corpus="hf", path="imdb", label_column="label", tokenizer="bytes")
-    config.train.update(steps=1000, eval_steps=50)
+    config.train.steps = 1000
     return config
 
 
 def get_runs(config: ConfigDict) -> dict[str, dict]:
-    return _study.runs("runs/text_short", masked=0.15)
+    return _study.runs(masked=0.15)

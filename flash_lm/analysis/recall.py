@@ -14,14 +14,19 @@ def best(lines: list[Line]) -> Line:
 
 
 def summary(runs: list[Line], times: list[Line]) -> list[Line]:
-    """One line a model and width: accuracy over the seeds at its best rate, its state, and its time for a token."""
+    """One line a model and width: accuracy over the seeds at its best rate, its state, and its time for a token.
+
+    Seeds whose loss did not stay finite are counted, and have no accuracy.
+    """
     ms = {(line["model"], line["width"]): line["ms_a_token"] for line in times}
     found = []
     for model, width in dict.fromkeys((line["model"], line["width"]) for line in runs):
         here = [line for line in runs if (line["model"], line["width"]) == (model, width)]
         rate = best([line for line in here if line["seed"] == 0])["rate"]
         chosen = [line for line in here if line["rate"] == rate and "accuracy" in line]
+        failed = sum(line["rate"] == rate and "failed" in line for line in here)
         if not chosen:
+            found.append({"model": model, "width": width, "rate": rate, "seeds": 0, "failed": failed})
             continue
         accuracies = [line["accuracy"] for line in chosen]
         parts = {part: statistics.median(line["by_part"][part] for line in chosen) for part in chosen[0]["by_part"]}
@@ -31,6 +36,7 @@ def summary(runs: list[Line], times: list[Line]) -> list[Line]:
                 "width": width,
                 "rate": rate,
                 "seeds": len(chosen),
+                "failed": failed,
                 "accuracy": statistics.median(accuracies),
                 "lowest": min(accuracies),
                 "highest": max(accuracies),
@@ -45,16 +51,18 @@ def summary(runs: list[Line], times: list[Line]) -> list[Line]:
 
 
 def recall_table(lines: list[Line]) -> str:
-    """Markdown, the best first."""
-    rows = [line | line["by_part"] for line in sorted(lines, key=lambda line: -line["accuracy"])]
+    """Markdown, the best first; `failed` counts seeds whose loss did not stay finite."""
+    rows = [line | line.get("by_part", {}) for line in sorted(lines, key=lambda line: -line.get("accuracy", -1))]
+    parts = dict.fromkeys(part for line in lines for part in line.get("by_part", {}))
     columns = {
         "model": ("model", "{}"),
         "width": ("width", "{}"),
         "accuracy": ("accuracy", "{:.1%}"),
         "lowest": ("lowest", "{:.1%}"),
         "highest": ("highest", "{:.1%}"),
-        **{part: (part, "{:.1%}") for part in lines[0]["by_part"]},
+        **{part: (part, "{:.1%}") for part in parts},
         "seeds": ("seeds", "{}"),
+        "failed": ("failed", "{}"),
         "rate": ("rate", "{:g}"),
         "steps": ("step", "{:,.0f}"),
         "state, bytes": ("state_bytes", "{:,}"),
@@ -74,11 +82,10 @@ def plot_recall(lines: list[Line], path: pathlib.Path) -> None:
                 points = sorted(
                     (line for line in lines if line["model"] == name and key in line), key=lambda x: x["width"]
                 )
-                x, y = [line[key] for line in points], [100 * line["accuracy"] for line in points]
-                spread = [
-                    [y - 100 * p["lowest"] for y, p in zip(y, points, strict=True)],
-                    [100 * p["highest"] - y for y, p in zip(y, points, strict=True)],
-                ]
+                percent = lambda what, points=points: [100 * line[what] for line in points]
+                low, y, high = (percent(what) for what in ("lowest", "accuracy", "highest"))
+                spread = [[b - a for a, b in zip(*ends, strict=True)] for ends in ((low, y), (y, high))]
+                x = [line[key] for line in points]
                 axes.errorbar(x, y, yerr=spread, label=name, markersize=5, capsize=2, **style(i))
             axes.set_xscale("log")
             axes.set(xlabel=label)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from flash_lm.analysis.evidence import Evidence, MissingError
 from flash_lm.analysis.recall import best
-from flash_lm.analysis.verdicts import Verdict, decided
+from flash_lm.analysis.verdicts import UNDECIDED, Verdict, decided
 from flash_lm.jsonl import Line
 
 
@@ -26,13 +26,13 @@ class RecallGrows:
 
     def judge(self, evidence: Evidence) -> Verdict:
         """Uses the seeds that all models have."""
-        runs = [_by_seed(evidence, self.files, model, self.width) for model in self.models]
+        runs, reasons = _by_seed(evidence, self.files, self.models, self.width)
         found = []
         for seed in _common(runs):
             lines = [seeds[seed] for seeds in runs]
             found.append(rank_correlation([x["state_bytes"] for x in lines], [x["accuracy"] for x in lines]))
-        figure = f"rank correlation at width {self.width} {_listed(found, '.2f')}"
-        return Verdict(decided([x >= self.least for x in found]), figure)
+        figure = f"rank correlation at width {self.width} {', '.join(f'{x:.2f}' for x in found)}"
+        return Verdict(UNDECIDED if reasons else decided([x >= self.least for x in found]), figure, reasons)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,30 +46,35 @@ class Recalls:
         second: another one, whose accuracy is subtracted; None: nothing is.
         part: of the test split; None: all of it.
         least: smallest accepted value.
+        most: largest accepted value.
     """
 
     files: Sequence[str]
     width: int
     first: str
-    least: float
+    least: float = -1.0
+    most: float = 1.0
     second: str | None = None
     part: str | None = None
 
     @property
     def text(self) -> str:
-        """With the bound."""
-        return f"{self._what}, width {self.width}, at least {_points(self.least, self.second)}"
+        """With the bounds."""
+        bounds = {"at least": self.least, "at most": self.most}
+        said = " and ".join(f"{name} {_points(x, self.second)}" for name, x in bounds.items() if abs(x) < 1)
+        return f"{self._what}, width {self.width}, {said}"
 
     def judge(self, evidence: Evidence) -> Verdict:
         """Uses the seeds that both models have."""
         names = [self.first, *([self.second] if self.second else [])]
-        runs = [_by_seed(evidence, self.files, name, self.width) for name in names]
+        runs, reasons = _by_seed(evidence, self.files, names, self.width)
         found = []
         for seed in _common(runs):
             value, *other = (self._accuracy(seeds[seed]) for seeds in runs)
             found.append(value - sum(other))
         listed = ", ".join(_points(x, self.second) for x in found)
-        return Verdict(decided([x >= self.least for x in found]), f"{self._what} at width {self.width} {listed}")
+        word = UNDECIDED if reasons else decided([self.least <= x <= self.most for x in found])
+        return Verdict(word, f"{self._what} at width {self.width} {listed}", reasons)
 
     def _accuracy(self, line: Line) -> float:
         return line["accuracy"] if self.part is None else line["by_part"][self.part]
@@ -92,18 +97,25 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return [sum(x < value for x in values) + (sum(x == value for x in values) - 1) / 2 for value in values]
 
 
-def _by_seed(evidence: Evidence, files: Sequence[str], model: str, width: int) -> dict[int, Line]:
-    """A model's runs at its best rate.
+def _by_seed(
+    evidence: Evidence, files: Sequence[str], models: Sequence[str], width: int
+) -> tuple[list[dict[int, Line]], tuple[str, ...]]:
+    """Each model's runs at its best rate by seed, and the reasons, if any, why they decide nothing.
 
     Raises:
-        MissingError: there are none.
+        MissingError: a model has no run.
     """
     (path,) = files
-    lines = [x for x in evidence.files.get(path, ()) if (x["model"], x["width"]) == (model, width)]
-    if not lines:
-        raise MissingError(f"{path} has no run of {model} at width {width}")
-    rate = best([x for x in lines if x["seed"] == 0])["rate"]
-    return {x["seed"]: x for x in lines if x["rate"] == rate and "accuracy" in x}
+    runs, reasons = [], []
+    for model in models:
+        lines = [x for x in evidence.files.get(path, ()) if (x["model"], x["width"]) == (model, width)]
+        if not lines:
+            raise MissingError(f"{path} has no run of {model} at width {width}")
+        rate = best([x for x in lines if x["seed"] == 0])["rate"]
+        chosen = [x for x in lines if x["rate"] == rate]
+        reasons += [f"seed {x['seed']} of {model} failed" for x in chosen if "failed" in x]
+        runs.append({x["seed"]: x for x in chosen if "failed" not in x})
+    return runs, tuple(reasons)
 
 
 def _common(runs: Sequence[dict[int, Line]]) -> list[int]:
@@ -111,10 +123,6 @@ def _common(runs: Sequence[dict[int, Line]]) -> list[int]:
     if not seeds:
         raise MissingError("no seed of all models has finished")
     return seeds
-
-
-def _listed(values: Sequence[float], form: str) -> str:
-    return ", ".join(format(x, form) for x in values)
 
 
 def _points(value: float, difference: object) -> str:

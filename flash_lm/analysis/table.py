@@ -24,6 +24,7 @@ LABELLED: Columns = {
     "95 % from": ("accuracy_low", "{:.1%}"),
     "to": ("accuracy_high", "{:.1%}"),
     "most frequent label": ("majority", "{:.1%}"),
+    "cut": ("cut", "{:.0%}"),
     **{heading: RUNS[heading] for heading in ("ms a step", "tokens/s", "training s")},
 }
 

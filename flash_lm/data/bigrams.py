@@ -26,10 +26,9 @@ _DRAWS = 0xB16  # keeps its rows separate from other random numbers
 class Bigrams:
     """A split of the task."""
 
-    longest = 1  # it fills any row
-
     def __init__(self, split: str, options: BigramOptions, tokenizer: CharacterTokenizer):
         """Samples each row on access."""
+        self.longest, self.size = options.length or 1, options.length
         self._split, self._options, self._tokenizer = split, options, tokenizer
         self._symbols = np.arange(options.symbols, dtype=np.int32) + tokenizer.unknown + 1
 
@@ -38,11 +37,12 @@ class Bigrams:
         return _COUNTS[self._split]
 
     def example(self, number: int, length: int) -> Example:
-        """Begin-of-text and as many symbols as there are tokens in a row."""
+        """Begin-of-text and `data.bigrams.length` symbols, or as many as there are tokens in a row."""
         return Example(np.append(self._tokenizer.begin, self._symbols[self.chain(number, length)]).astype(np.int32))
 
     def chain(self, number: int, length: int) -> np.ndarray:
-        """The numbers of a row's symbols, 0 … S − 1."""
+        """The numbers of a row's symbols, 0 … S − 1; the row's length counts if `data.bigrams.length` is open."""
+        length = self.size or length
         key = (_DRAWS, SPLITS.index(self._split), number)
         draw = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
         count = self._options.symbols
@@ -55,6 +55,10 @@ class Bigrams:
         for i in range(1, length):
             chain[i] = np.searchsorted(bounds[chain[i - 1]], places[i], side="right")
         return chain
+
+    def best_nll(self, number: int, length: int) -> float:
+        """The loss of a row, in nats, of the best reader."""
+        return -float(best_log_probs(self.chain(number, length), self._options).sum())
 
 
 def best_log_probs(chain: np.ndarray, options: BigramOptions) -> np.ndarray:

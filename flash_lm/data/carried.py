@@ -8,7 +8,7 @@ the same place in the batch before.
 import heapq
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -65,7 +65,7 @@ def carried_once(
     """Every document once, in order; streams that have no more documents get padding.
 
     Args:
-        split: the tokens of a split, or examples that are documents of a row or more.
+        split: the tokens of a split, or examples that all have a `size`.
         length: L.
         share: this host's share of each batch.
         limit: number of batches; 0 = all.
@@ -128,9 +128,9 @@ class _Texts:
 class _LongExamples:
     """Examples of one size, each longer than a row perhaps."""
 
-    def __init__(self, examples: Examples, length: int):
-        self._whole = ExampleRows(examples, examples.longest, begin=0)
-        self._tokens, self.length = examples.longest, length
+    def __init__(self, examples: Any, length: int):
+        self._whole = ExampleRows(examples, examples.size, begin=0)
+        self._tokens, self.length = examples.size, length
 
     def __len__(self) -> int:
         return len(self._whole)

@@ -86,6 +86,8 @@ def _needs_path(what: str) -> Callable[[DataConfig], list[str]]:
 
 def _of_hugging_face(config: DataConfig) -> list[str]:
     found = _needs_one_place(config)
+    if config.label_column == config.text_column:
+        found.append(f"data.label_column and data.text_column are both {config.text_column}: name two columns")
     if config.label_column and config.streaming:
         found.append("data.label_column needs data.streaming=False: labels are read at the start")
     return found

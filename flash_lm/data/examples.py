@@ -34,6 +34,10 @@ class Examples(Protocol):
 
     Attributes:
         longest: number of tokens that a row needs for the longest example, to predict each from those before.
+
+    An attribute `size` says how many tokens all of them have, where a key sets it: they may then be longer than a row,
+    to be read with a carried state. `parts` names the rows that belong together. `best_nll` is the smallest loss of a
+    row that a model can have, nats. All three may be missing.
     """
 
     @property

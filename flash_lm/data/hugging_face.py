@@ -22,7 +22,12 @@ Dataset = Any  # a datasets.Dataset, or a datasets.IterableDataset, which has no
 
 _HELD_OUT, _MOST_HELD_OUT = 0.05, 5000  # share, and largest number, of the documents in a held-out split
 _STREAM_SHARE, _STREAM_HELD_OUT = 100, 500  # for a stream: one document in this many, and the largest number
-_LABEL_TYPES = {"bool", "string", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
+_LABEL_TYPES = {
+    "bool",
+    "string",
+    "large_string",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+}
 _BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json", ".gz": "json"}
 
 
@@ -67,7 +72,7 @@ class DatasetCorpus:
         rows = self._given["train"] if split == WHOLE else self._splits[split]
         texts, values = _texts(self._config, rows), rows[self._config.label_column]
         kept = [value for text, value in zip(texts, values, strict=True) if text.strip()]
-        if missing := sum(value is None or value == -1 for value in kept):
+        if missing := sum(_is_missing(rows, self._config.label_column, value) for value in kept):
             raise InputError(
                 f"{missing} documents of the {split} split have no label in column {self._config.label_column}: leave "
                 "them out, or choose another --config.data.split"
@@ -78,8 +83,8 @@ class DatasetCorpus:
     def label_names(self) -> tuple[str, ...]:
         """The names of all labels of the training split, in the order of their values."""
         rows, column = self._given["train"], self._config.label_column
-        name = _names_of(rows, column)
-        return tuple(name(value) for value in sorted(x for x in set(rows[column]) if x is not None and x != -1))
+        name, values = _names_of(rows, column), set(rows[column])
+        return tuple(name(x) for x in sorted(x for x in values if not _is_missing(rows, column, x)))
 
     @functools.cached_property
     def _splits(self) -> dict[str, Dataset]:
@@ -274,6 +279,11 @@ def _check_labels(config: DataConfig, split: str, rows: Dataset) -> None:
             f"no column {config.label_column} of labels (whole numbers, text or truth values) in the {split} split of "
             f"the data set: --config.data.label_column is one of {', '.join(kinds)}"
         )
+
+
+def _is_missing(rows: Dataset, column: str, value: Any) -> bool:
+    """Whether a row has no label; where numbers have names, −1 means that."""
+    return value is None or (value == -1 and hasattr(rows.features[column], "int2str"))
 
 
 def _names_of(rows: Dataset, column: str) -> Callable[[Any], str]:

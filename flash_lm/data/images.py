@@ -51,12 +51,16 @@ class Images:
 
 
 class _Found(NamedTuple):
-    """What a place has: pixels and labels by split, and the labels' names, which may be missing."""
+    """What a place has: pixels and labels by split, and the labels' names, which may be missing.
+
+    `sorted`: its images come label by label.
+    """
 
     name: str
     pixels: dict[str, np.ndarray]
     labels: dict[str, np.ndarray]
     names: tuple[str, ...] = ()
+    sorted: bool = False
 
 
 def images(config: DataConfig, options: ImageOptions) -> ExampleCorpus:
@@ -70,9 +74,9 @@ def images(config: DataConfig, options: ImageOptions) -> ExampleCorpus:
     if len(pixels["train"]) < _HELD_OUT:
         raise InputError(f"{found.name} has {len(pixels['train'])} images to train on: give {_HELD_OUT} or more")
     if "validation" not in pixels:
-        kept = len(pixels["train"]) - len(pixels["train"]) // _HELD_OUT
+        held = _held_out(len(pixels["train"]), found.sorted)
         for arrays in (pixels, labels) if labels else (pixels,):
-            arrays["train"], arrays["validation"] = arrays["train"][:kept], arrays["train"][kept:]
+            arrays["train"], arrays["validation"] = arrays["train"][~held], arrays["train"][held]
     if empty := [split for split in SPLITS if not len(pixels[split])]:
         raise InputError(f"{found.name} has no image for {', '.join(empty)}: give one or more")
     digest = hashlib.sha256()  # of the pixels alone, as in runs that are older than labels
@@ -83,10 +87,18 @@ def images(config: DataConfig, options: ImageOptions) -> ExampleCorpus:
     return ExampleCorpus(found.name, digest.hexdigest(), ByteTokenizer(), splits, found.names)
 
 
+def _held_out(count: int, spread: bool) -> np.ndarray:
+    """Which training images are for validation, (count,) bool: the last ones, or some that are spread evenly."""
+    held, size = np.zeros(count, bool), count // _HELD_OUT
+    held[np.linspace(0, count - 1, size).astype(np.int64) if spread else np.arange(count - size, count)] = True
+    return held
+
+
 def _of_folder(config: DataConfig, options: ImageOptions) -> _Found:
     folder = pathlib.Path(config.path).expanduser()
     if (folder / "train").is_dir():
-        return _of_data_set(f"data.path={config.path}", folder.name, options, "imagefolder", data_dir=str(folder))
+        found = _of_data_set(f"data.path={config.path}", folder.name, options, "imagefolder", data_dir=str(folder))
+        return found._replace(sorted=True)
     pixels, labels = {}, {}
     for split, name in _FILES.items():
         pixels[split] = _read_idx(folder, name.format(_IMAGES), dimensions=3)
@@ -150,13 +162,24 @@ def _of_data_set(what: str, name: str, options: ImageOptions, *place: Any, **mor
             f"{', '.join(map(str, found))} with {', '.join(sorted(columns)) or 'no column in common'}"
         )
     there = {split: found[split] for split in SPLITS if split in found}
-    # Loaded images are PIL images, which NumPy reads as arrays.
-    read = lambda image: np.asarray(image.convert("L") if options.gray else image, np.uint8)
-    arrays = {split: [read(image) for image in rows[column]] for split, rows in there.items()}
+    try:
+        arrays = {split: [_pixels(image, options) for image in rows[column]] for split, rows in there.items()}
+    except (OSError, ValueError) as error:
+        raise InputError(f"{what} has an image that cannot be read: {error}") from None
     _check_one_size(what, {row.shape for rows in arrays.values() for row in rows})
     pixels = {split: np.stack(rows) for split, rows in arrays.items()}
     names = getattr(found["train"].features.get("label"), "names", None)
     if "label" not in columns or names is None:
         return _Found(name, pixels, {})
     labels = {split: np.array(rows["label"], np.int32) for split, rows in there.items()}
+    if without := [split for split, values in labels.items() if (values < 0).any()]:
+        raise InputError(f"{what} has images without a label in {', '.join(without)}: leave them out")
     return _Found(name, pixels, labels, tuple(names))
+
+
+def _pixels(image: Any, options: ImageOptions) -> np.ndarray:
+    """The values of a loaded (PIL) image: its luma, or its channels. Some data sets have arrays instead."""
+    if not hasattr(image, "mode"):
+        return np.asarray(image, np.uint8)
+    kept = image.mode == "L" or (image.mode == "RGB" and not options.gray)
+    return np.asarray(image if kept else image.convert("L" if options.gray else "RGB"), np.uint8)

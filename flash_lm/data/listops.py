@@ -21,6 +21,7 @@ from flash_lm.data.corpus import SPLITS
 from flash_lm.data.examples import Example, ExampleCorpus
 from flash_lm.data.made_corpora import ListOpsOptions
 from flash_lm.data.tokenizers import CharacterTokenizer
+from flash_lm.errors import InputError
 
 OPERATIONS: dict[str, Callable[[Sequence[int]], int]] = {
     "[MIN": min,
@@ -30,6 +31,7 @@ OPERATIONS: dict[str, Callable[[Sequence[int]], int]] = {
 }
 _NAMES = tuple(OPERATIONS)
 _OPERATIONS, _FEWEST = 0.25, 2  # probability of an operation, and the fewest arguments that it has
+_MOST_TRIES = 20_000  # of the published kind one in twelve is kept
 SYMBOLS = (*map(str, range(10)), *_NAMES, "]")
 # A character a symbol, for the tokenizer.
 _CHARACTERS = dict(zip(SYMBOLS, "0123456789nxms]", strict=True))
@@ -59,11 +61,16 @@ class ListOps:
         # NumPy takes several times as long for single numbers. Of Python's generator only this method is the same in
         # all versions.
         draw = random.Random(f"listops {self._split} {number}").random
-        while True:
+        for _ in range(_MOST_TRIES):
             symbols: list[str] = []
             value = _grow(symbols, 1, draw, self._options)
             if value is not None and len(symbols) > self._options.longer_than:
                 return symbols, value
+        options = self._options
+        raise InputError(
+            f"of {_MOST_TRIES} trees none had more than data.listops.longer_than={options.longer_than} and fewer than "
+            f"data.listops.shorter_than={options.shorter_than} symbols: change them, or raise data.listops.depth"
+        )
 
 
 def _grow(symbols: list[str], depth: int, draw: Callable[[], float], options: ListOpsOptions) -> int | None:
@@ -88,9 +95,14 @@ def _below(bound: int, draw: Callable[[], float]) -> int:
 
 
 def listops(options: ListOpsOptions) -> ExampleCorpus:
-    """All splits of the task."""
+    """All splits of the task.
+
+    Raises:
+        InputError: hardly any tree has the wanted size.
+    """
     tokenizer = CharacterTokenizer("".join(_CHARACTERS.values()))
     fingerprint = hashlib.sha256(f"listops {options}".encode()).hexdigest()
     rows = {"train": options.train, "validation": options.test, "test": options.test}
     splits = {split: ListOps(split, rows[split], options, tokenizer) for split in SPLITS}
+    splits["train"].tree(0)  # raises here, and not in training, if no tree is kept
     return ExampleCorpus("listops", fingerprint, tokenizer, splits, labels=tuple(map(str, range(10))))

@@ -8,6 +8,7 @@ from flash_lm.data.corpora import CorpusKind, register_corpus
 from flash_lm.schema import above, at_least, key, section
 
 LETTERS = string.ascii_letters
+_LENGTH = "tokens of an example, to be read in rows that carry their state; open: it fills a row"
 
 
 def _parts(parts: tuple) -> str | None:
@@ -58,6 +59,7 @@ class BigramOptions:
 
     symbols: int = key(16, "S", lambda x: None if 2 <= x <= len(LETTERS) else f"2 to {len(LETTERS)}")
     concentration: float = key(0.1, "of the Dirichlet distribution; small: each symbol has few successors", above(0))
+    length: int = key(None, _LENGTH, at_least(1))
 
 
 @section("data.needle")
@@ -66,9 +68,7 @@ class NeedleOptions:
 
     needles: int = key(4, "names with a code each, one of which is asked for", lambda x: _between(x, 1, 64))
     digits: int = key(4, "of a code, which are predicted", lambda x: _between(x, 1, 9))
-    length: int = key(
-        None, "tokens of a text, to be read in rows that carry their state; open: it fills a row", at_least(1)
-    )
+    length: int = key(None, _LENGTH, at_least(1))
 
 
 def _between(x: int, low: int, high: int) -> str | None:

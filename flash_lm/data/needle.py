@@ -38,7 +38,7 @@ class Needles:
         self._split, self._text, self._options = split, text, options
         # Begin-of-text is read, and the last digit is not.
         self.smallest = sum(len(part) for part in self._parts(self._draw(0)))
-        self.longest = options.length or self.smallest
+        self.longest, self.size = options.length or self.smallest, options.length
 
     def __len__(self) -> int:
         """The number of rows."""

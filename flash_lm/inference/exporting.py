@@ -19,6 +19,7 @@ from flash_lm.provenance import provenance
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.exported import WEIGHTS, is_export, new_folder, of_trained, write_json, write_weights
 from flash_lm.training.hosts import fetched, is_first, of_all_hosts
+from flash_lm.training.labels import write_labels
 from flash_lm.training.state import Params
 
 
@@ -74,7 +75,7 @@ def export(trained: TrainedModel, out: pathlib.Path, license_: str, form: str = 
         write_json(partial / "config.json", kind.settings(trained) | {"flash_lm": _made(trained)})
         if kind.ours:
             save_tokenizer(trained.tokenizer, partial / "tokenizer")
-            run_folder.write_labels(partial, trained.labels)
+            write_labels(partial, trained.labels)
         if isinstance(theirs, str):
             messages.append(f"there is no tokenizer.json: {theirs}")
         else:

@@ -22,10 +22,13 @@ from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.trained_model import TrainedModel, load_model
 from flash_lm.models.attention_weights import AttentionMap, attention_weights
 from flash_lm.run_name import RunName
+from flash_lm.tables import CORPORA
 from flash_lm.training.evaluation import perplexity
 from flash_lm.training.hosts import fetched
 from flash_lm.training.sharding import batch_sharding, rows_that_divide
 from flash_lm.training.state import Params
+
+_TEXTS = 32  # that are classified at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,17 +119,20 @@ class LoadedModel:
         """The probability of each label, for each text; what does not fit into a row of training is cut off.
 
         Raises:
-            InputError: the model does not predict labels, or a text is empty or unknown to the tokenizer.
+            InputError: the model does not predict labels of texts, or a text is empty or unknown to the tokenizer.
         """
-        labels, length = self._trained.labels, self._trained.config.data.length
-        if not labels:
-            raise InputError(f"{self._trained.name} predicts words, not labels: train it with --config.task=classify")
-        encode, end = self._trained.encode, self._trained.tokenizer.end
-        rows = [row_of(np.append(encode(text, "text"), end)[:length], length) for text in texts]
-        batch = stack(rows)
-        logits_Bx1xC = self._logits(self._trained.params, batch["inputs_BxL"], batch["segment_ids_BxL"])
-        probs_BxC = jax.nn.softmax(logits_Bx1xC[:, 0]).tolist()
-        return [dict(zip(labels, row, strict=True)) for row in probs_BxC]
+        trained, length = self._trained, self.config.data.length
+        if not trained.labels or CORPORA[self.config.data.corpus].answers != "text":
+            raise InputError(f"{trained.name} does not predict labels of texts: train it with --config.task=classify")
+        if isinstance(texts, str):
+            raise InputError("classify takes a list of texts: put the text into one")
+        ids = [np.append(trained.encode(text, "text"), trained.tokenizer.end)[:length] for text in texts]
+        found = []
+        for i in range(0, len(ids), _TEXTS):
+            batch = stack([row_of(row, length) for row in ids[i : i + _TEXTS]])
+            logits_Bx1xC = self._rows(batch["inputs_BxL"], batch["segment_ids_BxL"])
+            found += jax.nn.softmax(jnp.asarray(logits_Bx1xC[:, 0, : len(trained.labels)])).tolist()
+        return [dict(zip(trained.labels, row, strict=True)) for row in found]
 
     def fill_in(self, text: str, candidates: int = 5) -> FilledIn:
         """The candidates for each [MASK] of a text; raises as `inference.fill_in.Filler` does."""
@@ -160,18 +166,23 @@ class LoadedModel:
             array = np.asarray(ids)
         except ValueError:
             raise InputError("the rows of ids have different lengths: give L or B×L") from None
-        ids_BxL, mesh = np.atleast_2d(array), self._trained.mesh
+        ids_BxL = np.atleast_2d(array)
         if not array.size or array.ndim > 2 or not np.issubdtype(array.dtype, np.integer):
             raise InputError(f"ids of shape {array.shape}, {array.dtype}: give whole numbers, L or B×L, at least one")
         if ids_BxL.min() < 0 or ids_BxL.max() >= self.config.model.vocab_size:
             raise InputError(
                 f"ids from {ids_BxL.min()} to {ids_BxL.max()}: the vocabulary has {self.config.model.vocab_size}"
             )
-        rows = len(ids_BxL)
-        with jax.set_mesh(mesh):
-            padded = np.resize(ids_BxL, (rows_that_divide(rows, mesh), ids_BxL.shape[1])).astype(np.int32)
-            logits = fetched(self._logits(self.params, jax.device_put(padded, batch_sharding(mesh))))[:rows]
+        logits = self._rows(ids_BxL)
         return logits[0] if array.ndim == 1 else logits
+
+    def _rows(self, *arrays_BxL: np.ndarray) -> np.ndarray:
+        """The logits of rows, given their tokens and perhaps segments; several devices may compute some rows twice."""
+        rows, mesh = len(arrays_BxL[0]), self._trained.mesh
+        with jax.set_mesh(mesh):
+            size = (rows_that_divide(rows, mesh), arrays_BxL[0].shape[1])
+            place = lambda x_BxL: jax.device_put(np.resize(x_BxL, size).astype(np.int32), batch_sharding(mesh))
+            return fetched(self._logits(self.params, *map(place, arrays_BxL)))[:rows]
 
     def attention(self, text: str, tokens: int = 256) -> list[AttentionMap]:
         """The weight of each token's value in each other token's output, in every layer.

@@ -89,6 +89,8 @@ def evaluate(
     task = TASKS[config.task]
     if slices == "recall" and (task.rows or task.labels):
         raise InputError("--slices=recall is of models that predict the next token")
+    if slices == "recall" and corpus.fingerprint != trained.facts["corpus"]:
+        raise InputError("--slices=recall counts pairs in the text of training: score a split of the run's own corpus")
     score = _in_whole_documents(trained, corpus, split, first) if carry else _in_rows(trained, corpus, split)
     chosen = SLICES[slices](corpus, split, rare) if slices else {None: None}
     results = []
@@ -97,6 +99,8 @@ def evaluate(
             scores = score(length, max(1, data.tokens_per_batch // config.train.accumulate // length), choose)
         if slices:
             scores |= {"slices": slices, "slice": part}
+            if not scores["tokens"]:
+                raise InputError(f"the slice {part} of the {split} split has no target: change --rare or --split")
         elif not task.rows and not task.labels and isinstance(corpus, TokenizedCorpus) and not first:
             scores |= _of_text(scores["nll"], corpus.splits[split])
         results.append(
@@ -139,6 +143,9 @@ def _in_rows(trained: TrainedModel, corpus: Splits, split: str) -> Score:
         rows = evaluation_rows(config, corpus, split, length)
         rows = choose(rows) if choose else rows
         scores = evaluator(trained.params, rows, batch_size)
+        if choose is None and hasattr(corpus.splits[split], "best_nll"):
+            made: Any = corpus.splits[split]
+            scores["best_loss"] = sum(made.best_nll(i, length) for i in range(len(rows))) / scores["tokens"]
         if TASKS[config.task].labels:
             scores |= {"majority": _majority(rows), "cut": cut_share(corpus.splits[split], length)}
         return scores
@@ -157,8 +164,14 @@ def _in_whole_documents(trained: TrainedModel, corpus: Splits, split: str, first
     task = TASKS[config.task]
     if task.rows or task.labels:
         raise InputError("--carry scores whole documents with a model that predicts the next token: leave it out here")
-    if first and not isinstance(corpus, TokenizedCorpus):
-        raise InputError("--first is of documents of text, and examples are scored as a whole: leave it out here")
+    if not isinstance(corpus, TokenizedCorpus):
+        if first:
+            raise InputError("--first is of documents of text, and examples are scored as a whole: leave it out here")
+        if getattr(corpus.splits[split], "size", None) is None:
+            raise InputError(
+                f"--carry scores documents, and the examples of {corpus.name} have no length of their own: set "
+                f"--config.data.needle.length or data.bigrams.length, or leave --carry out"
+            )
     settings = config.train.loss_chunk, task
     evaluator = CarriedEvaluator(trained.model, corpus.tokenizer, trained.mesh, *settings)
     text, marks = corpus.splits[split], {"carried": True} | ({"first": first} if first else {})

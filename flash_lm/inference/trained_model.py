@@ -18,12 +18,14 @@ from flash_lm.inference.held_params import HeldParams
 from flash_lm.run_name import RunName, run_name
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.exported import about
+from flash_lm.training.labels import read_labels
 from flash_lm.training.saved import Facts
 from flash_lm.training.state import ModelFunction, Params
 from flash_lm.training.weights import read_weights
 
 # Keys of `config.data` that select the text.
-OF_A_TEXT = ("corpus", "path", "name", "config", "split", "text_column", "label_column", "streaming", "needle.length")
+OF_A_TEXT = ("corpus", "path", "name", "config", "split", "text_column", "label_column", "streaming")
+OF_A_TEXT += ("bigrams.length", "needle.length")
 # Keys that change how it is read and computed, but no score beyond rounding.
 _HARMLESS = ("data.cache_dir", "data.tokens_per_batch", "model.kernels", "model.quadratic.implementation")
 _HARMLESS += ("model.state_dtype", "model.remat", "model.scan_layers", "train.loss_chunk")
@@ -69,7 +71,7 @@ class TrainedModel:
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
         """The names of the labels that it predicts; empty if it predicts words."""
-        return run_folder.read_labels(self.run.workdir)
+        return read_labels(self.run.workdir)
 
     @property
     def imported_from(self) -> str | None:

@@ -9,6 +9,7 @@ import optax
 from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.errors import InputError
 from flash_lm.layers.dense import Dense
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.models.heads import HeadKind, Losses, register_head
@@ -34,6 +35,8 @@ def _last(features_BxLxD: jax.Array, real_BxL: jax.Array) -> jax.Array:
 
 POOLS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {"mean": _mean, "first": _first, "last": _last}
 
+CLASSIFIER = "classifier"  # its parameters' name in a model
+
 
 @section("model.classes")
 class ClassOptions:
@@ -53,7 +56,7 @@ class Classifier(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """Initialises the map as config.init says; the offset is zero."""
-        count = config[ClassOptions].count
+        count = _count(config)
         self.map = Dense(config.model_dim, count, config, rngs=rngs)
         self.bias = nnx.Param(jnp.zeros(count, jnp.dtype(config.param_dtype)), **VECTORS)
 
@@ -94,11 +97,14 @@ def _pool(config: ModelConfig, features_BxLxD: jax.Array, real_BxL: jax.Array) -
 
 
 def _count(config: ModelConfig) -> int:
-    return config[ClassOptions].count
+    count = config[ClassOptions].count
+    if count is None:
+        raise InputError("model.classes.count is open: set it, or train on a corpus with labels, which defines it")
+    return count
 
 
 def _classifier(config: ModelConfig, rngs: nnx.Rngs) -> Mapping[str, nnx.Module]:
-    return {"classifier": Classifier(config, rngs=rngs)}
+    return {CLASSIFIER: Classifier(config, rngs=rngs)}
 
 
 def _bind(model: Any) -> ClassHead:

@@ -185,8 +185,10 @@ def _problems(config: ModelConfig) -> list[str]:
     """Sentences on what no family supports."""
     needed = _form(config.causal)
     task = "causal_lm" if needed == "bidirectional" else "masked_lm"
+    either = HEADS[config.head].pool is not None  # labels are predicted by causal models, too
+    advice = "--config.model.causal=true" if either else f"--config.task={task}"
     found = [
-        f"model.family={name} has no {needed} form: use --config.task={task}, or another family"
+        f"model.family={name} has no {needed} form: use {advice}, or another family"
         for name in dict.fromkeys(config.families)
         if needed not in FAMILIES[name].serves
     ]

@@ -55,7 +55,7 @@ class CarriedEvaluator:
 
         Args:
             params: the model's parameters.
-            split: the tokens of a split, or examples that are documents of a row or more.
+            split: the tokens of a split, or examples that all have a `size`.
             length: L, tokens a row.
             batch_size: documents at a time; rounded up to a multiple of the devices.
             limit: number of batches; 0 = all.

@@ -135,18 +135,15 @@ def with_classes(config: Config, model: ModelConfig, labels: Sequence[str]) -> M
     """The config of the model with the number of its labels: as set, or as many as there are.
 
     Raises:
-        InputError: there are no labels, the set number is too small, or the head has no labels.
+        InputError: there are no labels, or the set number is too small.
     """
     if not TASKS[config.task].labels:
         return model
     if not labels:
         raise InputError(f"task={config.task} needs labels, and the corpus {config.data.corpus} at its place has none")
     count = model[ClassOptions].count or len(labels)
-    if count < len(labels) or HEADS[model.head].pool is None:
-        raise InputError(
-            f"task={config.task} has {len(labels)} labels, but got model.head={model.head} and model.classes.count="
-            f"{count}: leave both open"
-        )
+    if count < len(labels):
+        raise InputError(f"the corpus has {len(labels)} labels, but got model.classes.count={count}: leave it open")
     return model.put("classes.count", count)
 
 

@@ -11,12 +11,14 @@ from flash_lm.config import Config, parse
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.layers.parameter import is_stacked, name_of
+from flash_lm.models.classifier import CLASSIFIER
 from flash_lm.models.family import complete
 from flash_lm.run_name import run_name
 from flash_lm.tables import CORPORA, TASKS
 from flash_lm.training import saved
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.experiment import Experiment, vocabulary
+from flash_lm.training.labels import read_labels
 from flash_lm.training.state import TrainState
 from flash_lm.training.weights import read_weights
 
@@ -106,6 +108,8 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
             f"with the same tokenizer"
         )
     there = {name_of(path): x for path, x in jax.tree_util.tree_leaves_with_path(theirs.params)}
+    if read_labels(name.workdir) != experiment.corpus.labels:  # an output means another label
+        there = {key: x for key, x in there.items() if not key.startswith(CLASSIFIER)}
     taken, new, wrong = [], [], {}
 
     def first(path: Any, own: jax.Array, has_positions: bool) -> jax.Array:

@@ -88,9 +88,10 @@ def train(
             if is_first():
                 print(f"{workdir}: all {settings.steps} steps are done")
             return
-        if settings.stop_accuracy and start.facts.get("reached", 0.0) >= settings.stop_accuracy:
+        goal = settings.stop_accuracy
+        if goal and run.newest is not None and start.facts.get("reached", 0.0) >= goal:
             if is_first():
-                print(f"{workdir}: train.stop_accuracy={settings.stop_accuracy} was reached at step {start.state.step}")
+                print(f"{workdir}: train.stop_accuracy={goal} was reached at step {start.state.step}")
             return
         run.begin(corpus.tokenizer, corpus.labels if TASKS[experiment.config.task].labels else ())
         loop = _Loop(start, validation, run.workdir, checkpoints or start_saving(), asked_at, debug_nonfinite)

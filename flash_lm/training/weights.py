@@ -11,8 +11,8 @@ from flash_lm.config import Config, parse
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer
 from flash_lm.models.family import complete
 from flash_lm.run_name import RunName
-from flash_lm.training import workdir as run_folder
 from flash_lm.training.experiment import vocabulary, with_classes
+from flash_lm.training.labels import read_labels
 from flash_lm.training.saved import Facts, check_tokenizer, restore_params
 from flash_lm.training.sharding import make_mesh, param_shardings
 from flash_lm.training.state import ModelFunction, Params
@@ -54,7 +54,7 @@ def read_weights(name: RunName, raw: Any, saved_dtype: str) -> Weights:
     """
     config, tokenizer = parse(raw), load_tokenizer(name.workdir / "tokenizer")
     model_config = complete(dataclasses.replace(config.model, vocab_size=vocabulary(config, tokenizer)))
-    model_config = with_classes(config, model_config, run_folder.read_labels(name.workdir))
+    model_config = with_classes(config, model_config, read_labels(name.workdir))
     config = dataclasses.replace(config, model=model_config)
     model, mesh = ModelFunction(model_config, config.seed), make_mesh(config.mesh)
     everywhere, dtype = NamedSharding(mesh, PartitionSpec()), jnp.dtype(saved_dtype)

@@ -22,14 +22,15 @@ from flash_lm.moved import places
 from flash_lm.plugins import import_plugins
 from flash_lm.provenance import config_hash
 from flash_lm.schema import SECTIONS
+from flash_lm.training import labels as labels_file
 from flash_lm.training import lock
 from flash_lm.training.exported import is_export
 from flash_lm.training.hosts import is_first, of_all_hosts
 from flash_lm.training.metrics import read_lines
 
-_CONFIG, _CHANGES, _TOKENIZER, _LABELS = "config.json", "changes.jsonl", "tokenizer", "labels.json"
+_CONFIG, _CHANGES, _TOKENIZER = "config.json", "changes.jsonl", "tokenizer"
 _PARTIAL = f"{_CONFIG}.partial"
-_BEFORE_CONFIG = (lock.NAME, _PARTIAL, _LABELS)  # what a run may leave if it is killed right after its start
+_BEFORE_CONFIG = (lock.NAME, _PARTIAL, labels_file.NAME)  # what a run may leave if it is killed right after its start
 
 # Keys that may change when a run is resumed: for the model they change rounding, or nothing.
 FREE = (
@@ -134,25 +135,6 @@ def own_tokenizer(workdir: pathlib.Path) -> Tokenizer | None:
     return load_tokenizer(workdir / _TOKENIZER) if (workdir / _TOKENIZER).exists() else None
 
 
-def write_labels(folder: pathlib.Path, labels: Sequence[str]) -> None:
-    """Writes the names of a corpus's labels, if it has any, for `read_labels`."""
-    if labels:
-        (folder / _LABELS).write_text(json.dumps(labels, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def read_labels(folder: pathlib.Path) -> tuple[str, ...]:
-    """The names of the labels that a run predicts; empty if it predicts words.
-
-    Raises:
-        InputError: the file is damaged.
-    """
-    path = folder / _LABELS
-    try:
-        return tuple(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else ()
-    except (OSError, ValueError):
-        raise _damaged(path) from None
-
-
 def write(workdir: pathlib.Path, config: Any, tokenizer: Tokenizer, labels: Sequence[str] = ()) -> None:
     """Writes config, tokenizer and labels if they are not there yet, and records what this resume changes."""
     of_all_hosts(None)  # all hosts have looked
@@ -161,7 +143,7 @@ def write(workdir: pathlib.Path, config: Any, tokenizer: Tokenizer, labels: Sequ
             if changes := {key: now for key, (_, now) in _compared(workdir, config)[1].items()}:
                 append_jsonl(workdir / _CHANGES, [changes])
         else:
-            write_labels(workdir, labels)
+            labels_file.write_labels(workdir, labels)
             (workdir / _PARTIAL).write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
             os.replace(workdir / _PARTIAL, workdir / _CONFIG)
         if not (workdir / _TOKENIZER).exists():

@@ -138,6 +138,8 @@ def test_a_folder_of_pictures(tmp_path, gray):
     assert {split: len(corpus.splits[split]) for split in SPLITS} == {"train": 22, "validation": 2, "test": 4}
     test = corpus.splits["test"]
     assert sorted(test.labels.tolist()) == [0, 0, 1, 1]
+    # Files come label by label, and each label must be in the validation split.
+    assert sorted(corpus.splits["validation"].labels.tolist()) == [0, 1]
     found = test.pixels[test.labels == 1][1]
     colours = pixels(1, 101, (2, 2, 3))[0]
     if not gray:
@@ -145,3 +147,11 @@ def test_a_folder_of_pictures(tmp_path, gray):
         return
     luma = colours @ np.array([299, 587, 114]) / 1000  # ITU-R 601
     assert found.shape == (2, 2) and np.abs(found - luma).max() <= 1
+
+
+def test_a_picture_that_cannot_be_read(tmp_path):
+    for split in ("train", "test"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        (tmp_path / split / "cat" / "a.png").write_bytes(b"no picture")
+    with pytest.raises(InputError, match="has an image that cannot be read|cannot load data.path"):
+        load(path=str(tmp_path))

@@ -1,8 +1,10 @@
 """Texts with labels: rows, names of labels, and errors of bad columns."""
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
+from small import write_corpus
 
 from flash_lm.config import parse
 from flash_lm.configs.base import get_config
@@ -51,6 +53,26 @@ def test_numbers_and_truth_values_are_labels_in_order(tmp_path):
     assert corpus.labels == ("False", "True") and corpus.splits["test"].labels.tolist() == [1, 0]
 
 
+def test_plus_and_minus_one_are_labels(tmp_path):
+    """Only where numbers have names does −1 mean that there is none."""
+    signs = {split: (texts, [1 if x == "yes" else -1 for x in labels]) for split, (texts, labels) in SPLITS.items()}
+    assert load(write(tmp_path / "data", signs), tmp_path / "cache").labels == ("-1", "1")
+    named = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    for split, (texts, labels) in SPLITS.items():
+        values = [-1 if split == "test" else int(x == "yes") for x in labels]
+        rows = datasets.Dataset.from_dict({"text": texts, "label": values}, named)
+        rows.to_parquet(tmp_path / "data" / f"{split}.parquet")
+    with pytest.raises(InputError, match="2 documents of the test split have no label"):
+        load(tmp_path / "data", tmp_path / "cache")
+
+
+def test_another_text_has_no_labels(tmp_path):
+    """A model of words may be scored on it, though its run names a column of labels."""
+    config = _plain(tmp_path, tmp_path / "cache")
+    config.data.update(corpus="text", path=write_corpus(tmp_path / "text"), label_column="label")
+    assert load_splits(parse(config).data).labels == ()
+
+
 def test_held_out_splits_keep_their_labels(tmp_path):
     texts = [f"text {i} {'even' if i % 2 == 0 else 'odd'}" for i in range(80)]
     labels = [text.split()[-1] for text in texts]
@@ -74,9 +96,9 @@ def test_held_out_splits_keep_their_labels(tmp_path):
             "the test split of corpus data has the label maybe, which the train",
         ),
         (
-            SPLITS | {"test": (["x"], [None])},
+            SPLITS | {"test": (["x", "y"], ["yes", None])},
             {},
-            "no column label of labels|1 documents of the test split have no label",
+            "1 documents of the test split have no label in column",
         ),
         ({"train": (["a b"] * 9, [0.5] * 9)}, {}, "no column label of labels"),
     ],

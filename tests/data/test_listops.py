@@ -17,7 +17,7 @@ from flash_lm.errors import InputError
 
 def corpus_of(length=256, **options):
     config = get_config()
-    config.task = "classify"
+    config.task, config.model.max_length = "classify", length
     config.data.update(corpus="listops", pack="examples", length=length, tokens_per_batch=length)
     config.data.listops.update(**{"longer_than": 20, "shorter_than": 200, "train": 300, "test": 300, **options})
     return load_splits(parse(config).data)
@@ -98,6 +98,7 @@ def test_the_published_rule_has_the_known_facts():
     [
         ({"longer_than": 100, "shorter_than": 102}, "no tree has more than data.listops.longer_than=100 and fewer"),
         ({"longer_than": 100, "depth": 2, "arguments": 3}, "a tree has up to 5"),
+        ({"longer_than": 500, "shorter_than": 2000, "depth": 4}, "of 20000 trees none had more than .*longer_than=500"),
     ],
 )
 def test_what_cannot_be_made(options, expected):

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from data.test_images import write_labels
 from data.test_labelled import write
 from small import command, finish, small_config
 
@@ -17,6 +18,7 @@ from flash_lm.inference.trained_model import load_model
 from flash_lm.jsonl import append_jsonl, read_jsonl
 from flash_lm.study import changed, is_done
 from flash_lm.training.evaluation import wilson
+from flash_lm.training.experiment import build_experiment
 from flash_lm.training.loop import train
 from training.runs import losses
 
@@ -69,7 +71,8 @@ def test_its_score_has_an_interval_and_the_most_frequent_label(run):
     assert result["majority"] == labels.max() / 40
     assert "bits_per_byte" not in result and "word_perplexity" not in result
     append_jsonl(run / "results.jsonl", [result])
-    assert is_done(run, "test", 120, [16])
+    assert is_done(run, "test", 120, [16], goal=0.99)
+    assert not is_done(run, "test", 120, [16]) and not is_done(run, "test", 120, [16], goal=1.1)
 
 
 def test_texts_that_do_not_fit_are_said_to_be_cut(run):
@@ -105,6 +108,9 @@ def test_the_command_says_so(run):
 @pytest.mark.slow
 def test_an_export_knows_its_labels(run, tmp_path):
     export(load_model(run), tmp_path / "export", "apache-2.0")
+    assert flash_lm.load(run).classify([]) == []
+    with pytest.raises(InputError, match="takes a list of texts"):
+        flash_lm.load(run).classify("abc")
     there, here = (flash_lm.load(x).classify(["abcdaxbcdabc", "abcdaabcdabc"]) for x in (tmp_path / "export", run))
     assert [max(row, key=row.get) for row in here] == ["with", "without"] and here == there
     assert all(sum(row.values()) == pytest.approx(1, abs=1e-5) for row in here)
@@ -121,6 +127,62 @@ def test_it_starts_from_a_model_of_the_same_text(config, tmp_path, task):
     parent, first = (flash_lm.load(x).params for x in (tmp_path / "parent", f"{tmp_path / 'child'}@0"))
     assert "classifier" in first and "classifier" not in parent
     np.testing.assert_array_equal(first["embedding"], parent["embedding"])
+
+
+@pytest.mark.slow
+def test_a_branch_of_a_run_that_reached_its_goal_goes_on(config, run, tmp_path):
+    step = load_model(run).step
+    keys = {"train.branch_from": str(run), "train.steps": step + 20, "train.warmup_steps": 1}
+    train(changed(config, keys), tmp_path / "branch")
+    (line,) = evaluate(tmp_path / "branch", "test")
+    assert line["step"] > step
+
+
+@pytest.mark.slow
+def test_a_classifier_of_other_labels_gives_all_but_its_head(config, run, tmp_path):
+    folder = write(tmp_path / "data", {"train": (["ab", "cd"] * 20, ["x", "y"] * 20)})
+    keys = {"data.path": str(folder), "train.init_from": str(run), "train.steps": 2, "train.warmup_steps": 1}
+    train(changed(config, keys | {"train.stop_accuracy": None}), tmp_path / "other")
+    parent, first = (flash_lm.load(x).params for x in (run, f"{tmp_path / 'other'}@0"))
+    np.testing.assert_array_equal(first["embedding"], parent["embedding"])
+    assert not np.array_equal(first["classifier"]["map"]["kernel"], parent["classifier"]["map"]["kernel"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("corpus", ["listops", "images"])
+def test_examples_with_labels_are_masked_too(tmp_path, corpus):
+    """For pretraining on their own rows."""
+    config = small_config(str(write_labels(tmp_path)), tmp_path / "cache")
+    config.task = "masked_lm"
+    config.data.update(corpus=corpus, pack="examples", length=32)
+    config.data.masking.rate = 0.5
+    config.data.listops.update(longer_than=8, shorter_than=32, train=64, test=16)
+    config.train.update(steps=2, warmup_steps=1, eval_every=0, eval_steps=1, checkpoint_every=0)
+    train(config, tmp_path / "masked")
+    (line,) = evaluate(tmp_path / "masked", "test")
+    assert np.isfinite(line["loss"]) and line["tokens"] > 8
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"model.head": "softmax"}, "task=classify does not go with model.head=softmax"),
+        ({"task": "causal_lm", "model.head": "classes"}, "task=causal_lm does not go with model.head=classes"),
+        ({"train.best_metric": "bits_per_byte"}, "task=classify has no bits_per_byte"),
+        ({"data.label_column": "text"}, "data.label_column and data.text_column are both text"),
+    ],
+)
+def test_what_does_not_go_together(config, keys, expected):
+    with pytest.raises(InputError, match=expected):
+        build_experiment(changed(config, keys))
+
+
+def test_more_labels_than_outputs(config, tmp_path):
+    folder = write(
+        tmp_path, {split: (["ab", "cd", "ef"], ["x", "y", "z"]) for split in ("train", "validation", "test")}
+    )
+    with pytest.raises(InputError, match="the corpus has 3 labels, but got model.classes.count=2: leave it open"):
+        build_experiment(changed(config, {"data.path": str(folder), "model.classes.count": 2}))
 
 
 def test_a_model_of_labels_does_not_write(run):

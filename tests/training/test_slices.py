@@ -32,15 +32,25 @@ def test_recall_and_rest_are_the_whole(run):
     assert sum(line["tokens"] for line in slices) == whole["tokens"] and min(line["tokens"] for line in slices) > 0
     assert mean(slices) == pytest.approx(whole["loss"], rel=1e-5)
     assert mean(slices, "accuracy") == pytest.approx(whole["accuracy"], rel=1e-6)
-    fewer = evaluate(run, "validation", slices="recall", rare=1)
-    assert fewer[0]["tokens"] < slices[0]["tokens"]
+    fewer = evaluate(run, "validation", slices="recall", rare=60)
+    assert 0 < fewer[0]["tokens"] < slices[0]["tokens"]
+    with pytest.raises(InputError, match="the slice recall of the validation split has no target: change --rare"):
+        evaluate(run, "validation", slices="recall", rare=1)
 
 
 def test_the_command_writes_a_line_for_each_slice(run):
-    out, _ = finish(command("flash_lm.evaluate", f"--workdir={run}", "--split=validation", "--slices=recall"))
+    out, _ = finish(
+        command("flash_lm.evaluate", f"--workdir={run}", "--split=validation", "--slices=recall", "--rare=100")
+    )
     assert "validation, recall at length 32" in out and "validation, rest at length 32" in out
     assert [line["slice"] for line in read_jsonl(run / "slices.jsonl")] == ["recall", "rest"]
     assert not (run / "results.jsonl").exists()
+
+
+def test_pairs_are_counted_in_the_text_of_training(run, tmp_path):
+    other = write_corpus(tmp_path / "other", seed=1)
+    with pytest.raises(InputError, match="score a split of the run's own corpus"):
+        evaluate(run, "validation", slices="recall", overrides=[f"--config.data.path={other}"])
 
 
 @pytest.mark.parametrize(
@@ -67,6 +77,27 @@ def needles(tmp_path_factory, usual_promotion):
     config.train.update(steps=2, warmup_steps=1, eval_every=0, eval_steps=1, checkpoint_every=0)
     train(config, folder / "run")
     return folder / "run"
+
+
+def test_examples_that_fill_a_row_have_no_length_of_their_own(needles):
+    with pytest.raises(InputError, match="have no length of their own: set --config.data.needle.length"):
+        evaluate(needles, "validation", carry=True)
+
+
+@pytest.mark.slow
+def test_the_best_reader_of_bigrams_is_beside_the_score(tmp_path):
+    config = small_config(None, tmp_path, "linear_transformer")
+    config.model.update(absolute_positions="none", rotary=True)
+    config.data.update(corpus="bigrams", pack="examples", length=32)
+    config.data.bigrams.symbols = 4
+    config.train.update(steps=2, warmup_steps=1, eval_every=0, eval_steps=1, checkpoint_every=0)
+    train(config, tmp_path / "run")
+    (line,) = evaluate(tmp_path / "run", "validation")
+    assert 0.3 < line["best_loss"] < line["loss"]
+    (long,) = evaluate(tmp_path / "run", "validation", carry=True, overrides=["--config.data.bigrams.length=80"])
+    assert long["tokens"] == 512 * 80
+    out, _ = finish(command("flash_lm.evaluate", f"--workdir={tmp_path / 'run'}", "--split=validation"))
+    assert "the best reader's perplexity is" in out
 
 
 @pytest.mark.slow
