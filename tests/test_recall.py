@@ -97,7 +97,7 @@ def test_the_summary_is_of_the_best_rate(tmp_path):
 
 def test_the_presets_models_can_be_built():
     names = {model.name for model in models_of(mqar.get_config(), mqar.MODELS, mqar.WIDTHS)}
-    assert len(names) == 16 and sum("short_convolution" in name for name in names) == 9
+    assert len(names) == 18 and sum("short_convolution" in name for name in names) == 11
     for model in models_of(mqar.get_config(), mqar.MODELS, (32,)):
         found = facts(model.family, model.config.model, (128,), ())
         assert found.state_bytes[128] > 0
