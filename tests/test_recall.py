@@ -4,6 +4,7 @@ import pytest
 
 from flash_lm.analysis.recall import best, plot_recall, recall_table, summary
 from flash_lm.configs.recall import mqar
+from flash_lm.errors import InputError
 from flash_lm.jsonl import read_jsonl
 from flash_lm.models.facts import facts
 from flash_lm.recall_study import models_of, recall_study, time_decoding
@@ -29,33 +30,27 @@ def run_line(model, rate, seed, accuracy, validation, **more):
 
 
 def test_a_study_goes_on_where_it_stopped(tmp_path):
-    models = models_of(small(), ("aft_simple", "linear_transformer+short_convolution=2"), (8,))
-    file, runs, asked = tmp_path / "runs.jsonl", tmp_path / "runs", []
-
-    def stop_in_the_third_run() -> bool:
-        asked.append(None)
-        return len(read_jsonl(file)) == 2 if file.exists() else False
-
+    models = models_of(small(), ("linear_transformer+short_convolution=2",), (8,))
+    file, runs = tmp_path / "runs.jsonl", tmp_path / "runs"
     with pytest.raises(KeyboardInterrupt):
-        recall_study(models, (1e-3, 1e-2), (1,), runs, file, stop_in_the_third_run)
+        recall_study(models, (1e-3, 1e-2), (1,), runs, file, lambda: file.exists())  # in the second run
     before = read_jsonl(file)
-    assert [(line["model"], line["rate"], line["seed"]) for line in before] == [
-        ("aft_simple", 1e-3, 0),
-        ("aft_simple", 1e-2, 0),
-    ]
+    assert [(line["rate"], line["seed"]) for line in before] == [(1e-3, 0)]
     lines = recall_study(models, (1e-3, 1e-2), (1,), runs, file, lambda: False)
-    assert read_jsonl(file) == lines and lines[:2] == before and len(lines) == 6
-    chosen = lines[2]
-    assert chosen["seed"] == 1 and chosen["rate"] == best(before)["rate"]
+    assert read_jsonl(file) == lines and lines[:1] == before
+    rate = best(lines[:2])["rate"]
+    assert [(line["rate"], line["seed"]) for line in lines] == [(1e-3, 0), (1e-2, 0), (rate, 1)]
     assert list(runs.iterdir()) == []  # a line has all that is reported
     for line in lines:
         parts, targets = line["by_part"], {"2 pairs in 16 tokens": 16, "4 pairs in 16 tokens": 96}
         assert line["accuracy"] == pytest.approx(sum(parts[x] * n for x, n in targets.items()) / 112)
         assert line["targets"] == 112 and line["step"] == 2
-    (conv,) = {line["state_bytes"] for line in lines if line["model"].startswith("linear")}
-    config = changed(small(), {"model.model_dim": 8, "model.short_convolution": 2})
-    config.model.vocab_size = 32
-    assert conv == facts("linear_transformer", config.model, (16,), ()).state_bytes[16]
+    config = changed(small(), {"model.model_dim": 8, "model.short_convolution": 2, "model.vocab_size": 32})
+    expected = facts("linear_transformer", config.model, (16,), ()).state_bytes[16]
+    assert {line["state_bytes"] for line in lines} == {expected}
+    other = models_of(changed(small(), {"train.clip": 0.5}), ("linear_transformer+short_convolution=2",), (8,))
+    with pytest.raises(InputError, match="has a run of linear_transformer.* with another config"):
+        recall_study(other, (1e-3,), (), runs, file, lambda: False)
 
 
 @pytest.mark.slow
@@ -95,6 +90,7 @@ def test_the_summary_is_of_the_best_rate(tmp_path):
     assert (tmp_path / "recall.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_the_presets_models_can_be_built():
     names = {model.name for model in models_of(mqar.get_config(), mqar.MODELS, mqar.WIDTHS)}
     assert len(names) == 18 and sum("short_convolution" in name for name in names) == 11

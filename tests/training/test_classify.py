@@ -99,6 +99,7 @@ def _label(run, number):
     return int(LabelledRows(load_splits(config.data).splits["test"], 16, 1)[number]["targets_BxL"][0])
 
 
+@pytest.mark.slow
 def test_the_command_says_so(run):
     out, _ = finish(command("flash_lm.evaluate", f"--workdir={run}", f"--out={run}/other.jsonl"))
     assert "cut at their end" not in out  # 14 tokens fit

@@ -38,6 +38,7 @@ def test_recall_and_rest_are_the_whole(run):
         evaluate(run, "validation", slices="recall", rare=1)
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_line_for_each_slice(run):
     out, _ = finish(
         command("flash_lm.evaluate", f"--workdir={run}", "--split=validation", "--slices=recall", "--rare=100")
@@ -79,6 +80,7 @@ def needles(tmp_path_factory, usual_promotion):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_examples_that_fill_a_row_have_no_length_of_their_own(needles):
     with pytest.raises(InputError, match="have no length of their own: set --config.data.needle.length"):
         evaluate(needles, "validation", carry=True)
