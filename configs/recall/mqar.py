@@ -9,10 +9,10 @@ taps (Mamba-2 and Gated DeltaNet have their own); five families are also trained
 the published figure, so 100 % can be reached. Chunks and windows have 16 tokens, far below a row.
 
 Set before the study, after trials of softmax alone on the validation split: without a convolution it recalled 8 %
-after 1000 steps at width 128 and 4 % at 32; with one it recalled 99 % after 450 steps at width 32. Each model is
-trained at three rates with seed 0; the rate with the best accuracy on the validation split gets seeds 1 and 2; what is
-reported is the test split, which also has rows of 16 tokens, as long as a window. A run ends at 99 %, or after 600
-steps.
+after 1000 steps at width 128 and 4 % at 32; with one it recalled 99 % after 450 steps at width 32, but 1 % after 600
+steps at a rate of 1e-3, so rates begin above it. Each model is trained at three rates with seed 0; the rate with the
+best accuracy on the validation split gets seeds 1 and 2; what is reported is the test split, which also has rows of 16
+tokens, as long as a window. A run ends at 99 %, or after 600 steps.
 
 Softmax with a convolution must reach 99 % at both widths, and AFT-simple must stay below 20 % at width 32, or the
 reason is found. At each width, for every seed: (1) recall grows with the state: among models with a convolution the
@@ -29,7 +29,7 @@ from ml_collections import ConfigDict
 
 from flash_lm.configs import base
 
-RATES = (1e-3, 3e-3, 1e-2)
+RATES = (3e-3, 1e-2, 3e-2)
 WIDTHS = (32, 128)
 MORE_SEEDS = (1, 2)
 _TAPS = "+short_convolution=3"
