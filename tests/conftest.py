@@ -76,7 +76,7 @@ _FEW_FAMILIES = {
     "test_rows_that_are_no_multiple_of_the_chunk": {"retnet"},
     "test_a_prompt_in_pieces_goes_on_from_the_last_inputs": {"mamba2"},
     "test_constant_states_have_no_longest_text": {"flash", "aft_local", "gated_deltanet"},
-    "test_rows_that_continue_are_the_whole_row": {"flash", "linear_transformer", "transformer_xl"},
+    "test_rows_that_continue_are_the_whole_row": {"flash"},
     "test_a_round_trip": {"flash", "performer"},
     "test_a_picture_is_current": {"aft_simple"},
     "test_draws_are_independent_and_repeatable": {"transformer_plus_plus", "flash"},

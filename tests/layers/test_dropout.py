@@ -87,6 +87,7 @@ def test_each_sublayers_output_is_dropped(family):
     assert (masks[0] != masks[1]).mean() == pytest.approx(2 * RATE * (1 - RATE), abs=0.05)
 
 
+@pytest.mark.slow
 def test_mega_drops_what_it_proposes():
     """x (1 − σ(u)) + σ(u) drop(h): the stream itself is not dropped, though the unit owns its residual."""
     config = complete(parse_model(model_config("mega", True, dropout=RATE, model_dim=64)))

@@ -17,6 +17,7 @@ from flash_lm.models.family import FAMILIES, complete
 LENGTH, WIDTH = 40, 16  # three chunks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decay", [-200.0, 200.0])
 @pytest.mark.parametrize("damping", [-200.0, 200.0])
 def test_ends(damping, decay):

@@ -112,6 +112,7 @@ def test_losses_are_those_of_whole_documents():
         assert loss == pytest.approx(total / count, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_microbatches_keep_their_rows():
     one, four = Run(learning_rate=1e-2).go(batches()), Run(learning_rate=1e-2, accumulate=4).go(batches())
     np.testing.assert_allclose(four.losses, one.losses, rtol=1e-5)
@@ -122,7 +123,8 @@ def test_microbatches_keep_their_rows():
     "shape",
     [(2, 2, 2), pytest.param((8, 1, 1), marks=pytest.mark.slow), pytest.param((1, 8, 1), marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("name", ["flash", pytest.param("transformer_xl", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["flash", "transformer_xl"])
 def test_the_state_is_cut_as_the_batch_is(name, shape):
     one, eight = Run(name).go(batches()), Run(name, shape, devices=8).go(batches())
     np.testing.assert_allclose(eight.losses, one.losses, rtol=1e-5)
