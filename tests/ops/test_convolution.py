@@ -87,7 +87,8 @@ def test_from_a_state_at_any_split(full):
     np.testing.assert_array_equal(last, x[:, -3:])
 
 
-@pytest.mark.parametrize("full", [pytest.param(False, marks=pytest.mark.slow), True], ids=["depthwise", "full"])
+@pytest.mark.slow
+@pytest.mark.parametrize("full", [False, True], ids=["depthwise", "full"])
 def test_sums_of_bfloat16_are_float32(full):
     """One rounding at the end: sixty-four terms of 1 + 1/64 would stick at a multiple of their size."""
     x = jnp.full((1, 64, D), 1 + 2.0**-6, jnp.bfloat16)

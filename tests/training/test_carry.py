@@ -134,6 +134,7 @@ def test_the_state_is_cut_as_the_batch_is(name, shape):
         assert leaf.sharding.shard_shape(leaf.shape)[1] == B // rows
 
 
+@pytest.mark.slow
 def test_a_step_that_is_skipped_forgets():
     """Else one number that is not finite would stay in the state for ever."""
     run = Run(learning_rate=1e-2).go(batches(2))
