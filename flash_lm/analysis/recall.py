@@ -13,6 +13,13 @@ def best(lines: list[Line]) -> Line:
     return max(lines, key=lambda line: line.get("validation_accuracy", -1.0))
 
 
+def at_best_rate(runs: list[Line], model: str, width: int) -> list[Line]:
+    """A model's runs, failed ones included, at the rate that was best with seed 0; empty if it has none."""
+    here = [line for line in runs if (line["model"], line["width"]) == (model, width)]
+    rate = best([line for line in here if line["seed"] == 0])["rate"] if here else None
+    return [line for line in here if line["rate"] == rate]
+
+
 def summary(runs: list[Line], times: list[Line]) -> list[Line]:
     """One line a model and width: accuracy over the seeds at its best rate, its state, and its time for a token.
 
@@ -21,10 +28,9 @@ def summary(runs: list[Line], times: list[Line]) -> list[Line]:
     ms = {(line["model"], line["width"]): line["ms_a_token"] for line in times}
     found = []
     for model, width in dict.fromkeys((line["model"], line["width"]) for line in runs):
-        here = [line for line in runs if (line["model"], line["width"]) == (model, width)]
-        rate = best([line for line in here if line["seed"] == 0])["rate"]
-        chosen = [line for line in here if line["rate"] == rate and "accuracy" in line]
-        failed = sum(line["rate"] == rate and "failed" in line for line in here)
+        here = at_best_rate(runs, model, width)
+        chosen, rate = [line for line in here if "failed" not in line], here[0]["rate"]
+        failed = len(here) - len(chosen)
         if not chosen:
             found.append({"model": model, "width": width, "rate": rate, "seeds": 0, "failed": failed})
             continue

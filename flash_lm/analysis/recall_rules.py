@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 
 from flash_lm.analysis.evidence import Evidence, MissingError
-from flash_lm.analysis.recall import best
+from flash_lm.analysis.recall import at_best_rate
 from flash_lm.analysis.verdicts import UNDECIDED, Verdict, decided
 from flash_lm.jsonl import Line
 
@@ -108,11 +108,9 @@ def _by_seed(
     (path,) = files
     runs, reasons = [], []
     for model in models:
-        lines = [x for x in evidence.files.get(path, ()) if (x["model"], x["width"]) == (model, width)]
-        if not lines:
+        chosen = at_best_rate([*evidence.files.get(path, ())], model, width)
+        if not chosen:
             raise MissingError(f"{path} has no run of {model} at width {width}")
-        rate = best([x for x in lines if x["seed"] == 0])["rate"]
-        chosen = [x for x in lines if x["rate"] == rate]
         reasons += [f"seed {x['seed']} of {model} failed" for x in chosen if "failed" in x]
         runs.append({x["seed"]: x for x in chosen if "failed" not in x})
     return runs, tuple(reasons)

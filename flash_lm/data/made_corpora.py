@@ -8,6 +8,13 @@ from flash_lm.data.corpora import CorpusKind, register_corpus
 from flash_lm.schema import above, at_least, key, section
 
 LETTERS = string.ascii_letters
+_SCORED = (
+    (64, 4, 1000),
+    (64, 8, 1000),
+    (64, 16, 1000),
+    (128, 32, 1000),
+    (256, 64, 1000),
+)  # of MQAR, as published, up to 256 tokens
 _LENGTH = "tokens of an example, to be read in rows that carry their state; open: it fills a row"
 
 
@@ -31,12 +38,12 @@ class MQAROptions:
         _parts,
     )
     validation: tuple = key(
-        ((64, 4, 1000), (64, 8, 1000), (64, 16, 1000), (128, 32, 1000), (256, 64, 1000)),
+        _SCORED,
         "the same of the validation split",
         _parts,
     )
     test: tuple = key(
-        ((64, 4, 1000), (64, 8, 1000), (64, 16, 1000), (128, 32, 1000), (256, 64, 1000)),
+        _SCORED,
         "the same of the test split",
         _parts,
     )

@@ -71,14 +71,7 @@ def evaluate(
     Raises:
         InputError: there is no such run, checkpoint or split, or a length exceeds the model's positions.
     """
-    if first is not None and not carry:
-        raise InputError("--first counts tokens of whole documents: add --carry")
-    if slices not in (None, *SLICES) or (slices and carry) or (rare is not None and slices != "recall"):
-        raise InputError(
-            f"--slices is one of {', '.join(SLICES)}, without --carry, and --rare belongs to --slices=recall"
-        )
-    if split not in (*SPLITS, WHOLE):
-        raise InputError(f"no split {split}: --split is one of {', '.join((*SPLITS, WHOLE))}")
+    _check_asked(split, carry, first, slices, rare)
     name = run_name(run)
     trained = load_model(name, mesh_shape=mesh_shape, overrides=overrides)
     config, data = trained.config, trained.config.data
@@ -130,6 +123,18 @@ def evaluate(
             }
         )
     return results
+
+
+def _check_asked(split: str, carry: bool, first: int | None, slices: str | None, rare: int | None) -> None:
+    """Checks that the arguments of `evaluate` go together, before a model is loaded."""
+    if first is not None and not carry:
+        raise InputError("--first counts tokens of whole documents: add --carry")
+    if slices not in (None, *SLICES) or (slices and carry) or (rare is not None and slices != "recall"):
+        raise InputError(
+            f"--slices is one of {', '.join(SLICES)}, without --carry, and --rare belongs to --slices=recall"
+        )
+    if split not in (*SPLITS, WHOLE):
+        raise InputError(f"no split {split}: --split is one of {', '.join((*SPLITS, WHOLE))}")
 
 
 Score = Callable[[int, int, Slice | None], dict[str, Any]]  # of a row's length, the rows of a batch, and a slice

@@ -174,9 +174,8 @@ def build_experiment(config: ConfigDict, own: OwnCorpus | None = None) -> Experi
     vocab_size = vocabulary(parsed, corpus.tokenizer)
     if isinstance(corpus, ExampleCorpus):
         for split in ("train", "validation"):  # a test may have longer rows, see `evaluate --lengths`
-            _packer(parsed)(
-                corpus.splits[split], parsed.data.length, corpus.tokenizer.begin
-            )  # raises if they do not fit
+            rows_of = _packer(parsed)
+            rows_of(corpus.splits[split], parsed.data.length, corpus.tokenizer.begin)  # raises if they do not fit
     if TASKS[parsed.task].labels and (share := cut_share(corpus.splits["train"], parsed.data.length)):
         _log.info("%.1f %% of the training texts are cut to %d tokens", 100 * share, parsed.data.length)
     model_config = with_classes(parsed, dataclasses.replace(model_config, vocab_size=vocab_size), corpus.labels)
