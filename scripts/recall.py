@@ -6,6 +6,9 @@ Each model is trained at each rate with the first seed; the rate with the best a
 other seeds. Every run is scored on the test split, by parts, and its line is added to OUT/runs.jsonl before the next
 run begins; run again, it goes on where it stopped. At the end each model's decode step is timed, models taking turns.
 OUT gets table.md and recall.png (accuracy against the bytes of the decode state, and against its time for a token).
+
+Small models leave most of a machine idle. With --part=1/2 and --part=2/2 two processes, on a core each, train half of
+the models each, into the same OUT; the same command without --part then makes times, table and picture.
 """
 
 import argparse
@@ -27,6 +30,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--config", required=True, help="a file of configs/recall/ that has MODELS, WIDTHS and RATES")
     parser.add_argument("--runs", required=True, type=pathlib.Path, help="folder for runs in progress")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
+    parser.add_argument("--part", type=_part, default=(1, 1), help="I/N: only train each N-th model, from the I-th on")
     parser.add_argument("--rounds", type=positive, default=ROUNDS, help="turns of each model, when decoding is timed")
     arguments = parser.parse_args(argv)
     module, out = load_module(arguments.config), arguments.out
@@ -34,12 +38,17 @@ def main(argv: list[str]) -> None:
         raise InputError(f"{arguments.config} names no models: give a file like configs/recall/mqar.py")
     out.mkdir(parents=True, exist_ok=True)
     models = models_of(module.get_config(), module.MODELS, module.WIDTHS)
+    first, parts = arguments.part
     with stop_on_signal() as should_stop:
         try:
-            recall_study(models, module.RATES, module.MORE_SEEDS, arguments.runs, out / "runs.jsonl", should_stop)
+            own = models[first - 1 :: parts]
+            recall_study(own, module.RATES, module.MORE_SEEDS, arguments.runs, out / "runs.jsonl", should_stop)
         except KeyboardInterrupt:
             print("stopped: run the same command again to continue")
             return
+    if parts > 1:
+        print(f"part {first} of {parts} is trained: when all are, run the same command without --part")
+        return
     times = read_jsonl(out / "times.jsonl") if (out / "times.jsonl").exists() else []
     if [(line["model"], line["width"]) for line in times] != [(model.name, model.width) for model in models]:
         write_jsonl(out / "times.jsonl", time_decoding(models, arguments.rounds))
@@ -50,6 +59,13 @@ def main(argv: list[str]) -> None:
     if can_draw():
         plot_recall(lines, out / "recall.png")
     print(text)
+
+
+def _part(text: str) -> tuple[int, int]:
+    first, _, parts = text.partition("/")
+    if not (first.isdigit() and parts.isdigit() and 1 <= int(first) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no part: give one like 1/2")
+    return int(first), int(parts)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Cross entropy over a large vocabulary, a slice of the tokens at a time.
 
 Logits exist for one slice only. Under differentiation the forward pass also computes the gradients, since it has the
-slice's softmax: three products instead of the four of a recomputing backward pass, and no B×L×V array.
+slice's softmax: three products instead of the four of a recomputing backward pass, and no B×L×V array. The tokens that
+count are moved to the front of their rows first, and slices end with them: a masked batch has few.
 """
 
 import functools
@@ -9,6 +10,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from flash_lm.ops.compact import compacted
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
@@ -38,8 +41,8 @@ def cross_entropy(
     Returns:
         The sum in nats, z-loss included, and the z-loss alone, which has no gradient; float32 scalars.
     """
-    scanned = _scan(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss)
-    return scanned.total, scanned.z
+    found = _sum(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss)
+    return found.total, found.z
 
 
 def cross_entropy_and_hits(
@@ -51,14 +54,14 @@ def cross_entropy_and_hits(
     parts: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
     """The sum without a z-loss, not differentiable, and the weighted number of targets with the largest logit."""
-    scanned = _scan(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts)
-    return scanned.total, scanned.hits
+    found = _sum(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts)
+    return found.total, found.hits
 
 
 def _forward(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss):
     arguments = features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss
-    scanned = _scan(*arguments, with_gradients=True)
-    return (scanned.total, scanned.z), scanned.gradients
+    found = _sum(*arguments, with_gradients=True)
+    return (found.total, found.z), found.gradients
 
 
 def _backward(chunk, parts, z_loss, gradients, cotangents):
@@ -66,7 +69,7 @@ def _backward(chunk, parts, z_loss, gradients, cotangents):
     return d_features_BxLxD, d_table_VxD, None, None
 
 
-class _Scanned(NamedTuple):
+class _Sums(NamedTuple):
     total: jax.Array
     z: jax.Array
     hits: jax.Array  # zero if gradients are computed
@@ -76,13 +79,14 @@ class _Scanned(NamedTuple):
 cross_entropy.defvjp(_forward, _backward)
 
 
-def _scan(
+def _sum(
     features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk: int, parts: int, z_loss=0.0, with_gradients=False
-) -> _Scanned:
+) -> _Sums:
     batch, length, width = features_BxLxD.shape
     # Slices run along L, so that a batch sharded over devices stays in place.
     size = min(max(chunk * parts // batch, 1), length)
     table = table_VxD.astype(features_BxLxD.dtype)
+    counts = compacted(weights_BxL > 0, length)
 
     def slices(x_BxLx: jax.Array) -> jax.Array:
         """B×L×… -> G×P×N×…; one dimension of tokens, since XLA's CPU backend is slow at products that sum over two."""
@@ -90,12 +94,15 @@ def _scan(
         split = jnp.moveaxis(padded.reshape(batch, -1, size, *x_BxLx.shape[2:]), 1, 0)
         return split.reshape(split.shape[0], parts, -1, *x_BxLx.shape[2:])
 
+    def in_front(x_BxL: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(x_BxL, counts.order_BxN, axis=1)
+
     def product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.einsum(subscripts, a, b, preferred_element_type=jnp.float32)
 
-    def body(carry, part):
-        total_P, z_P, hits_P, d_table_PxVxD = carry
-        x_PxNxD, targets_PxN, weights_PxN = part
+    def body(place, carry):
+        total_P, z_P, hits_P, d_table_PxVxD, d_features_GxPxNxD = carry
+        x_PxNxD, targets_PxN, weights_PxN = (jax.lax.dynamic_index_in_dim(x, place, keepdims=False) for x in sliced)
         logits_PxNxV = product("pnd,vd->pnv", x_PxNxD, table)
         top_PxNx1 = logits_PxNxV.max(axis=-1, keepdims=True)
         exponentials_PxNxV = jnp.exp(logits_PxNxV - top_PxNx1)
@@ -109,7 +116,7 @@ def _scan(
             total_P += here_P
         if not with_gradients:
             is_hit_PxN = (logits_PxNxV.argmax(axis=-1) == targets_PxN).astype(jnp.float32)
-            return (total_P, z_P, hits_P + (is_hit_PxN * weights_PxN).sum(axis=1), d_table_PxVxD), None
+            return total_P, z_P, hits_P + (is_hit_PxN * weights_PxN).sum(axis=1), None, None
         is_target_PxNxV = jnp.arange(table.shape[0], dtype=jnp.int32)[None, None] == targets_PxN[..., None]
         probabilities_PxNxV = exponentials_PxNxV / denominator_PxNx1
         if z_loss:
@@ -117,16 +124,22 @@ def _scan(
         d_logits_PxNxV = probabilities_PxNxV - is_target_PxNxV.astype(jnp.float32)
         d_logits_PxNxV = (d_logits_PxNxV * weights_PxN[..., None]).astype(table.dtype)
         d_table_PxVxD += product("pnv,pnd->pvd", d_logits_PxNxV, x_PxNxD)
-        carry = total_P, z_P, hits_P, d_table_PxVxD
-        return carry, product("pnv,vd->pnd", d_logits_PxNxV, table).astype(x_PxNxD.dtype)
+        d_x_PxNxD = product("pnv,vd->pnd", d_logits_PxNxV, table).astype(x_PxNxD.dtype)
+        d_features_GxPxNxD = jax.lax.dynamic_update_index_in_dim(d_features_GxPxNxD, d_x_PxNxD, place, axis=0)
+        return total_P, z_P, hits_P, d_table_PxVxD, d_features_GxPxNxD
 
-    sliced = tuple(slices(x) for x in (features_BxLxD, targets_BxL, weights_BxL.astype(jnp.float32)))
+    ahead_BxLxD = counts.take(features_BxLxD[:, None])[:, 0]
+    sliced = tuple(slices(x) for x in (ahead_BxLxD, in_front(targets_BxL), in_front(weights_BxL.astype(jnp.float32))))
     d_table = jnp.zeros((parts, *table_VxD.shape), jnp.float32) if with_gradients else None
-    start = (*(jnp.zeros(parts, jnp.float32) for _ in range(3)), d_table)
-    (*sums, d_table_PxVxD), d_features_GxPxNxD = jax.lax.scan(body, start, sliced)
+    d_features = jnp.zeros_like(sliced[0]) if with_gradients else None
+    start = (*(jnp.zeros(parts, jnp.float32) for _ in range(3)), d_table, d_features)
+    most = counts.before_BxM[:, -1].max()
+    *sums, d_table_PxVxD, d_features_GxPxNxD = jax.lax.fori_loop(0, -(-most // size), body, start)
     total, z, hits = (sum_P.sum() for sum_P in sums)
     if d_features_GxPxNxD is None or d_table_PxVxD is None:
-        return _Scanned(total, z, hits, None)
-    d_features_BxGxCxD = jnp.moveaxis(d_features_GxPxNxD.reshape(-1, batch, size, width), 0, 1)
-    d_features_BxLxD = d_features_BxGxCxD.reshape(batch, -1, width)[:, :length]
-    return _Scanned(total, z, hits, (d_features_BxLxD, d_table_PxVxD.sum(axis=0).astype(table_VxD.dtype)))
+        return _Sums(total, z, hits, None)
+    d_ahead_BxGxCxD = jnp.moveaxis(d_features_GxPxNxD.reshape(-1, batch, size, width), 0, 1)
+    d_ahead_BxLxD = d_ahead_BxGxCxD.reshape(batch, -1, width)[:, :length]
+    d_features_BxLxD = counts.put_back(d_ahead_BxLxD[:, None])[:, 0]
+    d_features_BxLxD = jnp.where(weights_BxL[..., None] > 0, d_features_BxLxD, 0)
+    return _Sums(total, z, hits, (d_features_BxLxD, d_table_PxVxD.sum(axis=0).astype(table_VxD.dtype)))
