@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 SHUFFLE_BUFFER = 64  # millions of characters
+STEPS = 300
 
 
 def _modules(names: tuple) -> str | None:
@@ -95,6 +96,12 @@ class Config:
                 f"data.length={self.data.length} is greater than model.max_length={self.model.max_length}: "
                 f"set --config.model.max_length={self.data.length} or shorten the rows"
             )
+        needed = _steps(self.train.tokens, self.data.tokens_per_batch)
+        if self.train.tokens and self.train.steps != needed:
+            found.append(
+                f"train.tokens={self.train.tokens} are {needed} steps, and train.steps={self.train.steps}: leave one "
+                f"open, with --config.train.steps= or --config.train.tokens="
+            )
         if self.data.batch_size and self.data.batch_size % self.train.accumulate:
             found.append(
                 f"the batch of {self.data.batch_size} rows (data.tokens_per_batch / data.length) cannot be split into "
@@ -146,9 +153,16 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
         data["shuffle_buffer"] = SHUFFLE_BUFFER
     if model.get("normalizer") is None and model.get("causal") is False:
         model["normalizer"] = str(data["length"])
+    if train.get("steps") is None:
+        train["steps"] = _steps(train.get("tokens"), data.get("tokens_per_batch"))
     if train.get("warmup_steps") is None and isinstance(train.get("steps"), int):
         train["warmup_steps"] = train["steps"] // 10
     return values
+
+
+def _steps(tokens: Any, a_step: Any) -> int:
+    counts = type(tokens) is int and type(a_step) is int and a_step > 0
+    return -(-tokens // a_step) if counts else STEPS
 
 
 def upgrade(values: dict[str, Any]) -> dict[str, Any]:

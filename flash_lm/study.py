@@ -74,6 +74,12 @@ def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:
     return runs, [f"{name} is left out: {problem}" for name, problem in impossible.items()]
 
 
+def in_workdir(runs: Runs, workdir: pathlib.Path) -> Runs:
+    """The runs of a sweep in a folder; one may name another: {workdir}/NAME."""
+    place = lambda value: value.replace("{workdir}", str(workdir)) if isinstance(value, str) else value
+    return {name: {key: place(value) for key, value in changes.items()} for name, changes in runs.items()}
+
+
 def check_runs(config: ConfigDict, runs: Runs) -> None:
     """Checks the config of every run.
 
@@ -126,8 +132,9 @@ def run_study(
         if should_stop():
             break
         folder, here = workdir / name, changed(config, changes)
-        asked = list(lengths) or [parse(here).data.length]
-        if is_done(folder, split, here.train.steps, asked, here.train.stop_accuracy):
+        parsed = parse(here)
+        asked = list(lengths) or [parsed.data.length]
+        if is_done(folder, split, parsed.train.steps, asked, parsed.train.stop_accuracy):
             print(f"run {number} of {len(runs)}, {name}: already done", flush=True)
             continue
         print(f"run {number} of {len(runs)}, {name}", flush=True)

@@ -3,7 +3,6 @@
 import argparse
 import logging
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
 from flash_lm.command import load_config, load_module, run, whole_numbers
@@ -34,7 +33,7 @@ def main(argv: list[str]) -> None:
     """
     arguments, overrides = flags().parse_known_args(argv)
     from flash_lm.analysis.comparison import write_comparison
-    from flash_lm.study import check_runs, grid_runs, raise_failures, run_study
+    from flash_lm.study import check_runs, grid_runs, in_workdir, raise_failures, run_study
     from flash_lm.training.interrupt import stop_on_signal
 
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # else every run would log the keys that its family ignores
@@ -53,19 +52,13 @@ def main(argv: list[str]) -> None:
     workdir = arguments.workdir or pathlib.Path("runs") / f"{pathlib.Path(file).stem}_sweep"
     if (workdir / "config.json").exists():
         raise InputError(f"{workdir} contains a single run: choose another --workdir")
-    runs = {name: _in_workdir(changes, workdir) for name, changes in runs.items()}
+    runs = in_workdir(runs, workdir)
     set_cache(arguments)
     with stop_on_signal() as should_stop:
         failures = run_study(config, runs, workdir, arguments.split, should_stop, lengths)
     text = write_comparison([workdir / name for name in runs], arguments.split, workdir)
     print(f"\n{text or 'no run has finished yet: run the same command again to continue'}")
     raise_failures(failures)
-
-
-def _in_workdir(changes: Mapping[str, Any], workdir: pathlib.Path) -> dict[str, Any]:
-    """The keys of a run, which may name another run of the sweep: {workdir}/NAME."""
-    place = lambda value: value.replace("{workdir}", str(workdir)) if isinstance(value, str) else value
-    return {key: place(value) for key, value in changes.items()}
 
 
 if __name__ == "__main__":

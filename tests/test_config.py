@@ -45,6 +45,9 @@ def test_every_config_file_is_valid(path):
         ("--config.mesh.shape=2 -1 1", "mesh", "shape", (2, -1, 1)),
         ("--config.data.cache_dir=a=b", "data", "cache_dir", "a=b"),
         ("--config.train.steps=30", "train", "warmup_steps", 3),
+        ("--config.train.tokens=4097", "train", "steps", 3),
+        ("--config.train.tokens=4096", "train", "warmup_steps", 0),
+        ("--config.train.tokens=", "train", "steps", 300),
         ("--config.train.steps=9", "train", "warmup_steps", 0),
     ],
 )
@@ -152,9 +155,15 @@ def test_all_impossible_values_are_reported_at_once():
         ("data", {"length": 1024}, "greater than model.max_length=512"),
         ("data", {"corpus": "text"}, "needs data.path"),
         ("train", {"accumulate": 3}, "cannot be split into"),
+        (
+            "train",
+            {"steps": 9, "tokens": 4096},
+            "are 2 steps, and train.steps=9: leave one open, with --config.train.steps= ",
+        ),
+        ("train", {"tokens": 0}, "train.tokens=0 must be 1 or more"),
         ("train", {"warmup_steps": 300}, "less than train.steps=300: lower it, or leave it open with .*=$"),
         ("train", {"decay_steps": 271}, "at most the 270 steps after the warm-up"),
-        ("train", {"decay_steps": 9, "schedule": "constant"}, "needs train.schedule=linear or cosine, not constant"),
+        ("train", {"decay_steps": 9, "schedule": "constant"}, "of linear, cosine, sqrt, not constant"),
     ],
 )
 def test_keys_that_do_not_go_together(group, values, expected):

@@ -4,12 +4,14 @@ import json
 import pathlib
 import shlex
 
+import numpy as np
 import pytest
 from small import as_overrides, load_script, small_config, write_corpus
 
 from flash_lm import study, sweep
 from flash_lm.command import apply_overrides, load_config, load_module
 from flash_lm.configs import flash_base, quickstart
+from flash_lm.configs.studies import decays
 from flash_lm.errors import InputError, RunError
 from flash_lm.jsonl import append_jsonl, read_jsonl
 from flash_lm.study import check_runs, grid_runs, run_study
@@ -70,7 +72,26 @@ def test_a_wrong_key_or_value_ends_the_sweep(grid, message):
         grid_runs(one_device(quickstart.get_config()), grid)
 
 
-@pytest.mark.parametrize("path", ABLATIONS, ids=lambda path: path.stem)
+@pytest.mark.slow
+def test_decays_branch_off_one_run(tmp_path, monkeypatch):
+    """Each is the run of its own schedule from the beginning, up to rounding: a constant rate compiles otherwise."""
+    monkeypatch.setattr(decays, "BUDGETS", (10, 20))
+    config = small_config(write_corpus(tmp_path / "corpus"), tmp_path)
+    schedule = {"train.schedule": "constant", "train.warmup_steps": 2, "train.learning_rate": 0.01}
+    config = study.changed(config, schedule | {"train.log_every": 1})
+    runs = study.in_workdir(decays.get_runs(config), tmp_path)
+    run_study(config, runs, tmp_path, "test", lambda: False)
+    lines = lambda folder: read_jsonl(folder / "metrics.jsonl")
+    rates = {name: [x["learning_rate"] for x in lines(tmp_path / name) if x["split"] == "train"] for name in runs}
+    assert np.allclose(rates["sqrt_10"], [0.01, 0.01 * (1 - np.sqrt(0.5))])
+    assert np.allclose(rates["linear_20"], [0.01, 0.0075, 0.005, 0.0025])
+    whole = {key: x for key, x in runs["sqrt_20"].items() if key != "train.branch_from"}
+    study.train(study.changed(config, whole), tmp_path / "whole")
+    losses = lambda name: [x["loss"] for x in lines(tmp_path / name) if x["split"] == "train"]
+    assert len(losses("sqrt_20")) == 4 and np.allclose(losses("sqrt_20"), losses("whole")[-4:], rtol=1e-6)
+
+
+@pytest.mark.parametrize("path", [*ABLATIONS, pathlib.Path(decays.__file__)], ids=lambda path: path.stem)
 def test_ablations_are_valid(path):
     module = load_module(str(path))
     config = one_device(module.get_config())

@@ -1,4 +1,4 @@
-"""Learning-rate schedule, clipping and optimizer, from optax.
+"""Clipping and optimizer, from optax.
 
 Parameters of stacked layers have the layer as their first dimension. Per-parameter statistics (norm, root mean square)
 are computed for each layer separately, so stacking changes nothing.
@@ -18,34 +18,10 @@ from flash_lm.config import TrainConfig
 from flash_lm.errors import InputError
 from flash_lm.layers.parameter import Traits, is_stacked, name_of
 from flash_lm.tables import OPTIMIZERS
+from flash_lm.training.schedule import learning_rate
 
-_STEP_DECAY = 0.1  # factor of the learning rate at each boundary
 _ADAFACTOR_DECAY = 0.8  # β₂ of step t is 1 − t^−0.8 (Shazeer and Stern 2018, section 7.2)
 _ADAFACTOR_EPS = 1e-30  # ε₁ there
-
-
-def learning_rate(config: TrainConfig) -> optax.Schedule:
-    """Linear warm-up from zero to the peak, then config.schedule over the remaining steps.
-
-    With decay_steps the rate stays at the peak until that many steps are left (warm-up, stable, decay).
-    """
-    warmup, peak, end = config.warmup_steps, config.learning_rate, config.end_learning_rate
-    left = max(config.steps - warmup, 1)
-    decay = config.decay_steps or left
-    drops = {boundary - warmup: _STEP_DECAY for boundary in config.boundaries}
-    decays = {
-        "linear": lambda: optax.linear_schedule(peak, end, decay),
-        "cosine": lambda: optax.cosine_decay_schedule(peak, decay, alpha=end / peak),
-        "step": lambda: optax.piecewise_constant_schedule(peak, drops),
-        "constant": lambda: optax.constant_schedule(peak),
-    }
-    parts, ends = [decays[config.schedule]()], []
-    if decay < left:
-        parts, ends = [optax.constant_schedule(peak), *parts], [warmup + left - decay]
-    if warmup:
-        # The first step is number 0; a rate of zero would waste it.
-        parts, ends = [optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1)), *parts], [warmup, *ends]
-    return optax.join_schedules(parts, ends) if ends else parts[0]
 
 
 def _adamw(config: TrainConfig, matrix: Any) -> list[optax.GradientTransformation]:

@@ -12,7 +12,7 @@ from flash_lm.data.tasks import NEXT_TOKEN, Task
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.models.heads import Losses
 from flash_lm.models.language_model import LanguageModel
-from flash_lm.training.optimizer import learning_rate
+from flash_lm.training.schedule import learning_rate
 from flash_lm.training.sharding import batch_parts
 from flash_lm.training.state import ModelFunction, Params, TrainState
 

@@ -55,6 +55,7 @@ FREE = (
 _OF_A_BRANCH = (
     "train.branch_from",
     "train.steps",
+    "train.tokens",
     "train.learning_rate",
     "train.end_learning_rate",
     "train.warmup_steps",

@@ -13,7 +13,8 @@ from flash_lm.config import TrainConfig, parse
 from flash_lm.configs.base import get_config
 from flash_lm.layers.parameter import VECTORS, Traits, traits
 from flash_lm.models.family import complete
-from flash_lm.training.optimizer import OPTIMIZERS, learning_rate, make_optimizer
+from flash_lm.training.optimizer import OPTIMIZERS, make_optimizer
+from flash_lm.training.schedule import learning_rate
 from flash_lm.training.state import ModelFunction
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -235,6 +236,11 @@ def test_adafactor_keeps_only_rows_and_columns():
             [0.5, 1, 1, 1, 1, 1, 0.9, 0.8, 0.7, 0.6],
         ),
         ({"schedule": "cosine", "decay_steps": 4}, [1] * 6 + [0.5 * (1 + np.cos(np.pi * i / 4)) for i in range(4)]),
+        ({"schedule": "sqrt"}, [1 - np.sqrt(i / 10) for i in range(10)]),
+        (
+            {"schedule": "sqrt", "decay_steps": 4, "warmup_steps": 2, "end_learning_rate": 0.2},
+            [0.5, 1, 1, 1, 1, 1, *(0.2 + 0.8 * (1 - np.sqrt(i / 4)) for i in range(4))],
+        ),
         ({"schedule": "cosine"}, [0.5 * (1 + np.cos(np.pi * i / 10)) for i in range(10)]),
     ],
     ids=lambda x: x["schedule"] if isinstance(x, dict) else "",

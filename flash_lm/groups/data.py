@@ -1,0 +1,77 @@
+"""The keys of `config.data` that every corpus shares."""
+
+import dataclasses
+
+from flash_lm.schema import Group, at_least, key, one_of
+from flash_lm.tables import CORPORA
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig(Group, name="data"):
+    """`config.data`."""
+
+    corpus: str = key("stdlib", "a row of the table of corpora", CORPORA.rule)
+    path: str = key(
+        None,
+        "text: a file, a glob or a folder of .txt files; hf: a folder, file or glob of parquet, arrow or json; "
+        "couplets and images: a folder",
+    )
+    name: str = key(None, "hf and images: a data set on the hub, instead of a path", before=None)
+    config: str = key(None, "hf: one of the configs of that data set; open: its only one", before=None)
+    split: str = key(
+        "train",
+        "hf: the split to train on; validation and test are the data set's own, or else held out of this one",
+        before="train",
+    )
+    text_column: str = key("text", "hf: the column that has the text", before="text")
+    label_column: str = key(
+        None, "hf: the column that has a label for each text, for task=classify; open: none", before=None
+    )
+    streaming: bool = key(False, "hf: read while training, without saving the training split on disk", before=False)
+    shuffle_buffer: int = key(
+        None,
+        "of a stream: millions of characters whose documents are shuffled together; 0: no shuffling; open: 64",
+        at_least(0),
+        before=0,
+    )
+    tokenizer: str = key(
+        "sentencepiece",
+        "bytes, sentencepiece, or hf (Hugging Face's `tokenizers`: the one of train.init_from or tokenizer_path)",
+        one_of("bytes", "sentencepiece", "hf"),
+    )
+    tokenizer_path: str = key(
+        None, "a SentencePiece model, or a folder with a tokenizer.json; open: trained on the corpus"
+    )
+    # SentencePiece needs its 256 bytes and the special tokens.
+    vocab_size: int = key(8192, "size of the SentencePiece vocabulary to train", at_least(300))
+    length: int = key(None, "L, tokens per row; open: model.max_length", at_least(1))
+    tokens_per_batch: int = key(2048, "B x L", at_least(1))
+    pack: str = key(
+        "stream",
+        "stream (documents joined and cut), documents (isolated segments), examples (one per row)",
+        one_of("stream", "documents", "examples"),
+    )
+    cache_dir: str = key("~/.cache/flash_lm", "tokenised corpora")
+
+    @property
+    def packed(self) -> bool:
+        """Whether a row may hold several documents that do not see each other."""
+        return self.pack == "documents"
+
+    @property
+    def batch_size(self) -> int:
+        """Rows per batch, over all devices."""
+        return self.tokens_per_batch // self.length
+
+    def problems(self) -> list[str]:
+        """Sentences on keys that do not go together."""
+        found = []
+        if self.tokens_per_batch % self.length:
+            found.append(
+                f"data.tokens_per_batch={self.tokens_per_batch} must be a multiple of data.length={self.length}"
+            )
+        kind = CORPORA[self.corpus]
+        if kind.examples != (self.pack == "examples"):
+            needed = "examples" if kind.examples else "stream or documents"
+            found.append(f"data.corpus={self.corpus} needs data.pack={needed}, not {self.pack}")
+        return found + kind.problems(self)

@@ -1,0 +1,44 @@
+"""The learning rate of each step: a warm-up, perhaps a constant rate, and a decay."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from flash_lm.config import TrainConfig
+
+_STEP_DECAY = 0.1  # factor of the learning rate at each boundary
+
+
+def learning_rate(config: TrainConfig) -> optax.Schedule:
+    """Linear warm-up from zero to the peak, then config.schedule over the remaining steps.
+
+    With decay_steps the rate stays at the peak until that many steps are left (warm-up, stable, decay).
+    """
+    warmup, peak, end = config.warmup_steps, config.learning_rate, config.end_learning_rate
+    left = max(config.steps - warmup, 1)
+    decay = config.decay_steps or left
+    drops = {boundary - warmup: _STEP_DECAY for boundary in config.boundaries}
+    decays = {
+        "linear": lambda: optax.linear_schedule(peak, end, decay),
+        "cosine": lambda: optax.cosine_decay_schedule(peak, decay, alpha=end / peak),
+        "sqrt": lambda: _sqrt_decay(peak, end, decay),
+        "step": lambda: optax.piecewise_constant_schedule(peak, drops),
+        "constant": lambda: optax.constant_schedule(peak),
+    }
+    parts, ends = [decays[config.schedule]()], []
+    if decay < left:
+        parts, ends = [optax.constant_schedule(peak), *parts], [warmup + left - decay]
+    if warmup:
+        # The first step is number 0; a rate of zero would waste it.
+        parts, ends = [optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1)), *parts], [warmup, *ends]
+    return optax.join_schedules(parts, ends) if ends else parts[0]
+
+
+def _sqrt_decay(peak: float, end: float, steps: int) -> optax.Schedule:
+    """1 − √ of the decay that is done (Hägele et al. 2024, arXiv:2405.18392, section 3)."""
+
+    def rate(step: jax.typing.ArrayLike) -> jax.Array:
+        done = jnp.clip(jnp.asarray(step, jnp.float32) / steps, 0, 1)
+        return end + (peak - end) * (1 - jnp.sqrt(done))
+
+    return rate
