@@ -26,6 +26,7 @@ from flash_lm.tables import CORPORA, TASKS
 _log = logging.getLogger(__name__)
 _CONFIGS = pathlib.Path(__file__).parent / "configs"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FACTORS = {"k": 10**3, "M": 10**6, "G": 10**9}
 _NO_NAME = {errno.ENAMETOOLONG, errno.ELOOP}
 
 
@@ -191,6 +192,18 @@ def positive(word: str) -> int:
     if not (word.isdecimal() and int(word)):
         raise argparse.ArgumentTypeError(f"{word} must be a positive whole number")
     return int(word)
+
+
+def count(word: str) -> int:
+    """A type for argparse: a positive number, which may end in k, M or G, such as 1.5M."""
+    digits, factor = (word[:-1], _FACTORS[word[-1]]) if word[-1:] in _FACTORS else (word, 1)
+    try:
+        number = round(float(digits.replace("_", "")) * factor)
+    except (ValueError, OverflowError):
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a positive number such as 200000, 200k or 1.5M")
+    return number
 
 
 def words_of(text: str) -> list[str]:

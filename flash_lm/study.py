@@ -55,7 +55,7 @@ def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:
             alone = copy.deepcopy(config)
             problem = override(alone, f"--config.{key}={value}") if value else "an empty value"
             problems += [f"--grid={words}: {problem}"] if problem else []
-            axis[value] = None if problem else _value(alone, key)
+            axis[value] = None if problem else value_of(alone, key)
     if problems:
         raise InputError.of(problems)
     runs, impossible = {}, {}
@@ -174,7 +174,12 @@ def _reached(line: Mapping[str, Any], goal: float | None) -> bool:
     return goal is not None and line.get("reached", 0.0) >= goal
 
 
-def _value(config: Any, key: str) -> Any:
+def value_of(config: Any, key: str) -> Any:
+    """The value of a key such as model.chunks.size.
+
+    Raises:
+        KeyError: there is no such key.
+    """
     for part in key.split("."):
         config = config[part]
     return config

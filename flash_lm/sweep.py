@@ -3,11 +3,14 @@
 import argparse
 import logging
 import pathlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from flash_lm.command import load_config, load_module, run, whole_numbers
+from flash_lm.command import count, load_config, load_module, run, whole_numbers
 from flash_lm.errors import InputError
 from flash_lm.run_flags import CONFIG_HELP, add_cache_flag, set_cache
+
+Runs = Mapping[str, Mapping[str, Any]]  # what differs in each run, by name
 
 
 def flags() -> argparse.ArgumentParser:
@@ -20,6 +23,8 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument(
         "--workdir", type=pathlib.Path, help="folder for the runs; default: runs/<name of the file>_sweep"
     )
+    parser.add_argument("--tune", metavar="KEY", help="find the best value of a key, such as train.learning_rate")
+    parser.add_argument("--budget", type=count, metavar="TOKENS", help="of the longest runs of --tune, such as 2M")
     parser.add_argument("--split", default="validation", choices=("validation", "test"), help="the split to score")
     parser.add_argument("--lengths", default="", help="row lengths to score, such as 512,1024; default: as trained")
     add_cache_flag(parser)
@@ -30,35 +35,79 @@ def main(argv: list[str]) -> None:
     """Trains and evaluates every combination of a grid, or every run of a file in configs/ablations/.
 
     Run the same command again to continue where it stopped. At the end it writes table.md and curves.png to the folder.
+    With --tune it finds the best value of a key for each of these runs instead, and writes table.md and tuning.png.
     """
     arguments, overrides = flags().parse_known_args(argv)
-    from flash_lm.analysis.comparison import write_comparison
-    from flash_lm.study import check_runs, grid_runs, in_workdir, raise_failures, run_study
+    from flash_lm.study import in_workdir
     from flash_lm.training.interrupt import stop_on_signal
 
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # else every run would log the keys that its family ignores
-    lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else []
-    config, file = load_config(arguments.config, overrides), arguments.runs or arguments.config
+    if bool(arguments.tune) != bool(arguments.budget):
+        raise InputError("--tune and --budget go together: --tune=train.learning_rate --budget=2M")
+    if arguments.tune and (arguments.split != "validation" or arguments.lengths):
+        raise InputError(
+            "--tune compares runs on the validation split as they are trained: leave --split and --lengths"
+        )
+    config = load_config(arguments.config, overrides)
+    runs = _runs(arguments, config)
+    workdir = arguments.workdir or _workdir(arguments)
+    if (workdir / "config.json").exists():
+        raise InputError(f"{workdir} contains a single run: choose another --workdir")
+    set_cache(arguments)
+    with stop_on_signal() as should_stop:
+        (_tune if arguments.tune else _score)(arguments, config, in_workdir(runs, workdir), workdir, should_stop)
+
+
+def _runs(arguments: argparse.Namespace, config: Any) -> Runs:
+    """The runs of the grid or of the file, or with --tune alone the config itself."""
+    from flash_lm.study import check_runs, grid_runs
+
     if arguments.grid:
         runs, impossible = grid_runs(config, arguments.grid)
         for sentence in impossible:
             print(sentence)
-    else:
-        module: Any = load_module(file)
-        if not hasattr(module, "get_runs"):
-            raise InputError(f"{file} defines no runs: give --grid, or --runs with a file in configs/ablations/")
-        runs = module.get_runs(config)
-        check_runs(config, runs)
-    workdir = arguments.workdir or pathlib.Path("runs") / f"{pathlib.Path(file).stem}_sweep"
-    if (workdir / "config.json").exists():
-        raise InputError(f"{workdir} contains a single run: choose another --workdir")
-    runs = in_workdir(runs, workdir)
-    set_cache(arguments)
-    with stop_on_signal() as should_stop:
-        failures = run_study(config, runs, workdir, arguments.split, should_stop, lengths)
+        return runs
+    file = arguments.runs or arguments.config
+    if arguments.tune and not arguments.runs:
+        return {str(config.model.family): {}}
+    module: Any = load_module(file)
+    if not hasattr(module, "get_runs"):
+        raise InputError(f"{file} defines no runs: give --grid, or --runs with a file in configs/ablations/")
+    runs = module.get_runs(config)
+    check_runs(config, runs)
+    return runs
+
+
+def _workdir(arguments: argparse.Namespace) -> pathlib.Path:
+    kind = "tuning" if arguments.tune else "sweep"
+    return pathlib.Path("runs") / f"{pathlib.Path(arguments.runs or arguments.config).stem}_{kind}"
+
+
+def _score(
+    arguments: argparse.Namespace, config: Any, runs: Runs, workdir: pathlib.Path, should_stop: Callable[[], bool]
+) -> None:
+    from flash_lm.analysis.comparison import write_comparison
+    from flash_lm.study import raise_failures, run_study
+
+    lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else []
+    failures = run_study(config, runs, workdir, arguments.split, should_stop, lengths)
     text = write_comparison([workdir / name for name in runs], arguments.split, workdir)
     print(f"\n{text or 'no run has finished yet: run the same command again to continue'}")
     raise_failures(failures)
+
+
+def _tune(
+    arguments: argparse.Namespace, config: Any, runs: Runs, workdir: pathlib.Path, should_stop: Callable[[], bool]
+) -> None:
+    from flash_lm.analysis.tuning import write_tuning
+    from flash_lm.tuning import tune
+
+    try:
+        lines = tune(config, runs, arguments.tune, arguments.budget, workdir, should_stop)
+    except KeyboardInterrupt:
+        print("stopped: run the same command again to continue")
+        return
+    print(f"\n{write_tuning(lines, workdir)}")
 
 
 if __name__ == "__main__":

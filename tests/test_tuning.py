@@ -1,0 +1,141 @@
+"""Tuning by successive halving on planted losses, whose best value is known; and one search that trains."""
+
+import json
+import math
+
+import pytest
+from small import as_overrides, small_config, write_corpus
+
+from flash_lm import sweep, tuning
+from flash_lm.analysis.tuning import write_tuning
+from flash_lm.command import count
+from flash_lm.config import parse
+from flash_lm.configs import quickstart
+from flash_lm.errors import InputError
+from flash_lm.jsonl import append_jsonl, read_jsonl
+from flash_lm.study import changed
+from flash_lm.tuning import best_values, tune
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+BUDGET = 400_000
+
+
+def config_at(rate):
+    config = quickstart.get_config()
+    return changed(config, {"train.learning_rate": rate, "data.tokens_per_batch": 4096})  # rows for eight devices
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    """Runs whose loss is a parabola in the logarithm of the rate; the best rate falls as tokens grow."""
+    best, diverges, made = {}, {}, []
+
+    def run_study(config, runs, workdir, split, should_stop):
+        failures = {}
+        for name, changes in runs.items():
+            family, rate, tokens = changes["model.family"], changes["train.learning_rate"], changes["train.tokens"]
+            steps = parse(changed(config, changes)).train.steps
+            if (workdir / name / "results.jsonl").exists():
+                continue
+            made.append(name)
+            if rate > diverges.get(family, math.inf):
+                failures[name] = "loss nan"
+                continue
+            loss = 3 + math.log2(rate / best[family] * (tokens / BUDGET) ** 0.25) ** 2 / 100
+            append_jsonl(workdir / name / "results.jsonl", [{"split": split, "loss": loss, "step": steps, "seed": 0}])
+        return failures
+
+    monkeypatch.setattr(tuning, "run_study", run_study)
+    return best, diverges, made
+
+
+@pytest.mark.parametrize("true", [1e-4, 7e-4, 3e-3, 1e-2, 0.2])
+def test_the_planted_rate_is_found(planted, tmp_path, true):
+    """To the nearest of the values, which are a factor of two apart; the grid grows as far as it must."""
+    planted[0]["flash"] = true
+    lines = tune(config_at(3e-3), {"f": {"model.family": "flash"}}, "train.learning_rate", BUDGET, tmp_path, bool)
+    (best,) = best_values(lines)
+    assert abs(math.log2(best["value"] / true)) <= 0.51
+    assert best["bracketed"] and best["tokens"] == BUDGET
+    assert best["grown"] == (not 0.74e-3 < best["value"] < 12.1e-3)
+    in_rounds = [sum(line["round"] == number for line in lines) for number in (1, 2, 3)]
+    assert in_rounds[0] >= 5 and 3 <= in_rounds[2] <= in_rounds[1] + 2
+    losses = {line["value"]: line["loss"] for line in lines if line["round"] == 3}
+    assert losses[best["value"]] == min(losses.values())
+
+
+def test_values_that_diverge_lose(planted, tmp_path):
+    best, diverges, _ = planted
+    best["flash"], diverges["flash"] = 1e-2, 4e-3
+    lines = tune(config_at(3e-3), {"f": {"model.family": "flash"}}, "train.learning_rate", BUDGET, tmp_path, bool)
+    (found,) = best_values(lines)
+    assert found["value"] == 3e-3 and found["bracketed"]
+    text = write_tuning(lines, tmp_path)
+    assert "not finite" in text and (tmp_path / "tuning.png").stat().st_size > 10_000
+
+
+def test_a_search_goes_on_where_it_stopped(planted, tmp_path):
+    best, _, made = planted
+    best.update(flash=2e-3, gla=6e-3)
+    models = {name: {"model.family": name} for name in best}
+    asked = iter([False] * 3 + [True])
+    with pytest.raises(KeyboardInterrupt):
+        tune(config_at(3e-3), models, "train.learning_rate", BUDGET, tmp_path, lambda: next(asked))
+    lines = tune(config_at(3e-3), models, "train.learning_rate", BUDGET, tmp_path, bool)
+    assert len(made) == len(set(made)) == len(lines) == len(read_jsonl(tmp_path / "tuning.jsonl"))
+    text = write_tuning(lines, tmp_path)
+    assert text in (tmp_path / "table.md").read_text() and "|     0.0015 |" in text and "|      0.006 |" in text
+    assert [line["model"] for line in read_jsonl(tmp_path / "best.jsonl")] == ["flash", "gla"]
+
+
+def test_a_grid_that_may_not_grow_further_says_so(planted, tmp_path):
+    planted[0]["flash"] = 1e3
+    lines = tune(config_at(3e-3), {"f": {"model.family": "flash"}}, "train.learning_rate", BUDGET, tmp_path, bool)
+    (best,) = best_values(lines)
+    assert not best["bracketed"] and best["grown"]
+    assert "no best value: the grid ends here" in write_tuning(lines, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tune=train.learning_rte", "--budget=2M"], "train.learning_rte: there is no such key"),
+        (["--tune=train.steps", "--budget=2M"], "is not a number above 0"),
+        (["--tune=train.end_learning_rate", "--budget=2M"], "and 0.0 is not a number above 0"),
+        (["--tune=train.learning_rate", "--budget=1000"], "needs 10 steps, so give at least 163840"),
+        (["--tune=train.learning_rate"], "--tune and --budget go together"),
+        (["--tune=train.learning_rate", "--budget=2M", "--split=test"], "leave --split and --lengths"),
+        (["--tune=train.learning_rate", "--budget=2M", "--grid=model.family=flsh"], "flsh"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_and_writes_nothing(tmp_path, words, message):
+    own = ["--config.data.tokens_per_batch=4096"]
+    with pytest.raises(InputError, match=message):
+        sweep.main(["--config=configs/quickstart.py", f"--workdir={tmp_path / 'out'}", *words, *own])
+    assert not (tmp_path / "out").exists()
+
+
+def test_counts_may_have_a_factor():
+    assert [count(word) for word in ("200", "200k", "1.5M", "2_000", "1e6", "3G")] == [
+        200, 200_000, 1_500_000, 2000, 10**6, 3 * 10**9,
+    ]  # fmt: skip
+    for word in ("", "k", "0", "-1", "0.1", "many", "inf"):
+        with pytest.raises(sweep.argparse.ArgumentTypeError, match="is not a positive number"):
+            count(word)
+
+
+@pytest.mark.slow
+def test_a_search_trains_its_runs(tmp_path, capsys):
+    config = small_config(write_corpus(tmp_path / "corpus"), tmp_path)
+    words = ["--tune=train.learning_rate", "--budget=10240", "--grid=model.family=transformer,linear_transformer"]
+    own = as_overrides(config)
+    sweep.main(["--config=configs/quickstart.py", f"--workdir={tmp_path / 'out'}", *words, *own])
+    lines = read_jsonl(tmp_path / "out" / "tuning.jsonl")
+    for line in lines:
+        (result,) = read_jsonl(tmp_path / "out" / line["run"] / "results.jsonl")
+        assert line["loss"] == result["loss"] and line["step"] == line["tokens"] / 256
+        saved = json.loads((tmp_path / "out" / line["run"] / "config.json").read_text())
+        assert saved["train"]["learning_rate"] == line["value"]
+    assert "family=linear_transformer" in capsys.readouterr().out
+    assert (tmp_path / "out" / "tuning.png").exists()
