@@ -91,6 +91,8 @@ class Config:
             found.append("train.carry_state=True has no Pallas kernels: leave model.kernels=auto")
         if self.train.carry_state and self.data.streaming:
             found.append("train.carry_state=True needs data.streaming=False: it reads documents in an order of its own")
+        if self.train.carry_state and self.data.mixture:
+            found.append("train.carry_state=True reads whole documents in an order of its own: leave data.mixture out")
         if self.data.length > self.model.max_length:
             found.append(
                 f"data.length={self.data.length} is greater than model.max_length={self.model.max_length}: "

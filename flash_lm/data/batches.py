@@ -10,6 +10,7 @@ from flash_lm.data.packing import Row, Rows
 from flash_lm.data.share import Share
 
 Batch = dict[str, np.ndarray]
+Mixture = Sequence[tuple[range, float]]
 Transform = Callable[..., Row]  # of a row and the numbers that determine the result
 
 _PREFETCH = 4  # batches that a thread prepares ahead of the device
@@ -17,7 +18,7 @@ _ENDLESS = 1 << 50  # steps; small enough that grain's float division, rows / ro
 
 
 class IndexedBatches:
-    """Endless batches of rows, indexed by step, in a new order each epoch.
+    """Endless batches of rows, indexed by step, in a new order each epoch; perhaps of several parts in fixed shares.
 
     Rows are numbered over all epochs, and step i has rows i·B … (i+1)·B − 1: no row is skipped or repeated at the end
     of an epoch, and the step alone is enough to resume. Each host reads its share of the rows, so that together the
@@ -32,6 +33,7 @@ class IndexedBatches:
         seed: int,
         start_step: int,
         transform: Transform | None = None,
+        mixture: Mixture = (),
     ):
         """Starts at a given step.
 
@@ -41,14 +43,24 @@ class IndexedBatches:
             seed: seed of the order.
             start_step: step of the first batch.
             transform: makes the final row, given seed, epoch and the row's number.
+            mixture: numbers of the rows of each part, and its share of all rows; every part has its own order and
+                epochs. Empty: the rows have no parts.
         """
 
-        def make(i: int, number: int) -> Row:
-            row = rows[number]
-            return transform(row, seed, i // len(rows), number) if transform else row
+        def order(part: range, seed: int) -> grain.MapDataset:
+            def make(i: int, number: int) -> Row:
+                row = rows[number]
+                return transform(row, seed, i // len(part), number) if transform else row
 
-        order = grain.MapDataset.range(len(rows)).seed(seed).shuffle().repeat().map_with_index(make)
-        mine = _Shared(order, share).batch(len(share.rows), batch_fn=stack)
+            return grain.MapDataset.range(part.start, part.stop).seed(seed).shuffle().repeat().map_with_index(make)
+
+        if mixture:
+            parts = [order(part, seed + number) for number, (part, _) in enumerate(mixture)]
+            # Not drawn at random: of the first n rows each part has its share, to within one row or so.
+            of_all = grain.MapDataset.mix(parts, weights=[share for _, share in mixture])
+        else:
+            of_all = order(range(len(rows)), seed)
+        mine = _Shared(of_all, share).batch(len(share.rows), batch_fn=stack)
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCH)
         self._batches = iter(mine[start_step:].to_iter_dataset(options))
 
@@ -70,6 +82,12 @@ class FixedRows:
     def __init__(self, rows: Rows, transform: Transform):
         """Makes each row on access."""
         self._rows, self._transform = rows, transform
+
+    @property
+    def ranges(self) -> list[range]:
+        """Of a mixture: numbers of the rows of each part."""
+        rows: Any = self._rows
+        return rows.ranges
 
     def __len__(self) -> int:
         """The number of rows."""

@@ -18,6 +18,7 @@ class CorpusKind:
             a function of `config.data`, what a run knows of its corpus and each section; returns an ExampleCorpus.
         examples: whether each row is an example with its own tokens; otherwise it is text, to be tokenised and packed.
         answers: what generate and serve can do with a causal model of this corpus; None: nothing.
+        mixes: whether data.mixture may name several places of it.
         reads_path: whether the corpus reads data.path.
         labelled: given `config.data`, whether its examples or documents have labels.
         ends_in_values: whether the last 256 words of its vocabulary are the values of a byte.
@@ -28,6 +29,7 @@ class CorpusKind:
     load: Callable[..., Any]
     examples: bool = False
     answers: Literal["text", "couplets", "images"] | None = "text"
+    mixes: bool = False
     reads_path: bool = True
     labelled: Callable[[DataConfig], bool] = lambda config: False
     ends_in_values: bool = False
@@ -103,9 +105,12 @@ def _needs_one_place(config: DataConfig) -> list[str]:
 
 
 register_corpus("stdlib", CorpusKind(_stdlib, reads_path=False))
-register_corpus("text", CorpusKind(_text_files, problems=_needs_path("a file, a folder or a glob")))
+register_corpus("text", CorpusKind(_text_files, mixes=True, problems=_needs_path("a file, a folder or a glob")))
 register_corpus(
-    "hf", CorpusKind(_hugging_face, problems=_of_hugging_face, labelled=lambda config: config.label_column is not None)
+    "hf",
+    CorpusKind(
+        _hugging_face, mixes=True, problems=_of_hugging_face, labelled=lambda config: config.label_column is not None
+    ),
 )
 register_corpus("couplets", CorpusKind(_couplets, examples=True, answers="couplets", problems=_needs_path("a folder")))
 register_corpus(

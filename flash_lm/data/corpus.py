@@ -10,10 +10,16 @@ WHOLE = "whole"  # an extra split: all documents; for a data set, those of data.
 
 
 class Piece(NamedTuple):
-    """A part of a document's text, at most about a megabyte, cut at the end of a line if possible."""
+    """A part of a document's text, at most about a megabyte, cut at the end of a line if possible.
+
+    text: the text.
+    begins_document: whether it is the first of its document.
+    part: number of the corpus in a mixture.
+    """
 
     text: str
     begins_document: bool
+    part: int = 0
 
 
 class DocumentStream(Protocol):

@@ -63,6 +63,8 @@ class ExampleCorpus:
         tokenizer: the corpus's own tokenizer.
         splits: splits by name.
         labels: names of the labels; empty: there are none.
+        stream: None, since it is not read during training.
+        parts: empty, since it is no mixture.
     """
 
     name: str
@@ -71,6 +73,7 @@ class ExampleCorpus:
     splits: Mapping[str, Examples]
     labels: tuple[str, ...] = ()
     stream: None = None
+    parts: tuple[()] = ()
 
 
 class ExampleRows:

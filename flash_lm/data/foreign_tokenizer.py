@@ -12,6 +12,11 @@ from tokenizers import Tokenizer
 
 from flash_lm.errors import InputError
 
+# Usual names of begin- and end-of-text.
+_USUAL = {
+    "bos": ("<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "[CLS]"),
+    "eos": ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]"),
+}
 SPACE = "▁"  # U+2581, SentencePiece's sign for a space, which others have adopted
 
 
@@ -99,19 +104,25 @@ def read_tokenizer(path: pathlib.Path) -> HuggingFaceTokenizer:
 
     Args:
         path: a tokenizer.json or its folder; tokenizer_config.json or config.json beside it names the special tokens.
+            Without these files they are the special tokens of a usual name, such as </s>.
 
     Raises:
-        InputError: it cannot be read, or no file names the end-of-text token.
+        InputError: it cannot be read, or there is no end-of-text token.
     """
     folder = path if path.is_dir() else path.parent
     file = path / "tokenizer.json" if path.is_dir() else path
     names = (folder / "tokenizer_config.json", folder / "config.json")
     words, ids = (read_json(name) if name.exists() else {} for name in names)
-    begin, end = (_special(words, ids, name) for name in ("bos", "eos"))
+    begin, end = (_special(words, ids, name) for name in _USUAL)
+    content = read_json(file)
+    if end is None and not words and not ids:
+        begin, end = (_usual(content, names) for names in _USUAL.values())
     if end is None:
-        raise InputError(f"{folder} names no eos_token in tokenizer_config.json: flash_lm needs an end-of-text token")
+        raise InputError(
+            f"{folder} has no end-of-text token: name it as eos_token in a tokenizer_config.json beside tokenizer.json"
+        )
     # Some use the same token for begin- and end-of-text.
-    return HuggingFaceTokenizer.of(read_json(file), end if begin is None else begin, end)
+    return HuggingFaceTokenizer.of(content, end if begin is None else begin, end)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -129,6 +140,12 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InputError(f"{path} is not a JSON object: download the model again")
     return found
+
+
+def _usual(tokenizer: dict[str, Any], names: Sequence[str]) -> str | None:
+    """The first of these names that is a special token."""
+    special = {x.get("content") for x in tokenizer.get("added_tokens", []) if x.get("special")}
+    return next((name for name in names if name in special), None)
 
 
 def _special(words: Any, ids: Any, name: str) -> str | int | None:

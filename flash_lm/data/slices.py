@@ -110,15 +110,18 @@ def rare_pairs(train: TokenizedText) -> int:
 
 
 def part_slices(corpus: Splits, split: str, rare: int | None) -> Mapping[str, Slice]:
-    """The parts of a made corpus, such as rows of one length and number of pairs.
+    """The parts of a made corpus, such as rows of one length and number of pairs, or the texts of a mixture.
 
     Raises:
         InputError: the corpus has no parts.
     """
     del rare
+    if corpus.parts:
+        part = lambda number: lambda rows: SomeRows(rows, rows.ranges[number])
+        return {name: part(number) for number, name in enumerate(corpus.parts)}
     made: Any = corpus.splits[split]
     if not hasattr(made, "parts"):
-        raise InputError(f"--slices=parts needs a corpus that has parts, such as mqar, and {corpus.name} has none")
+        raise InputError(f"--slices=parts needs a corpus of parts, such as mqar or a mixture: {corpus.name} has none")
     return {name: (lambda rows, numbers=numbers: SomeRows(rows, numbers)) for name, numbers in made.parts().items()}
 
 

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from flash_lm.config import DataConfig
 from flash_lm.data.corpus import SPLITS, WHOLE, Corpus, DocumentStream, Piece
 from flash_lm.data.foreign_tokenizer import read_tokenizer
+from flash_lm.data.mixture import MixedCorpus, configs_of_parts
 from flash_lm.data.tokenized_text import TokenizedText, encode
 from flash_lm.data.tokenizers import (
     ByteTokenizer,
@@ -52,6 +53,7 @@ class TokenizedCorpus:
         splits: splits by name; for a streamed corpus, all but the training split.
         stream: the documents of a streamed training split.
         labels: names of the documents' labels; empty: there are none.
+        parts: names of the parts of a mixture; empty: it is none.
     """
 
     name: str
@@ -60,6 +62,7 @@ class TokenizedCorpus:
     splits: dict[str, TokenizedText]
     stream: DocumentStream | None
     labels: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +91,7 @@ def load_tokenized(config: DataConfig, own: OwnCorpus | None = None, *, whole: b
         InputError: the corpus or the tokenizer cannot be loaded, or a split has no text.
     """
     cache = pathlib.Path(os.path.expanduser(config.cache_dir))
-    kept = _kept(cache, own) if own and not config.streaming and not whole else None
+    kept = _kept(config, cache, own) if own and not config.streaming and not whole else None
     try:
         corpus = load_corpus(config)
     except InputError as error:
@@ -114,15 +117,18 @@ def load_tokenized(config: DataConfig, own: OwnCorpus | None = None, *, whole: b
             )
 
     splits = _cached(folder, make, lambda folder: _read_splits(folder, names, _dtype(tokenizer)))
-    return TokenizedCorpus(corpus.name, corpus.fingerprint, tokenizer, splits, corpus.stream)
+    parts = tuple(configs_of_parts(config))
+    return TokenizedCorpus(corpus.name, corpus.fingerprint, tokenizer, splits, corpus.stream, parts=parts)
 
 
 def load_corpus(config: DataConfig) -> Corpus:
-    """The corpus of text that `config.data` names.
+    """The corpus of text that `config.data` names, or the mixture of several.
 
     Raises:
         InputError: it cannot be loaded, or it has no text.
     """
+    if config.mixture:
+        return MixedCorpus({name: load_corpus(part) for name, part in configs_of_parts(config).items()})
     kind = CORPORA[config.corpus]
     return kind.load(config, *(config[section] for section in kind.sections))
 
@@ -131,7 +137,7 @@ def _key(fingerprint: str, tokenizer: Tokenizer) -> str:
     return hashlib.sha256(f"{_FORMAT} {fingerprint} {tokenizer.fingerprint}".encode()).hexdigest()[:16]
 
 
-def _kept(cache: pathlib.Path, own: OwnCorpus) -> TokenizedCorpus | None:
+def _kept(config: DataConfig, cache: pathlib.Path, own: OwnCorpus) -> TokenizedCorpus | None:
     """The tokens of a run's corpus, if they are in the cache and complete; the corpus itself may be gone."""
     if own.fingerprint is None:
         return None
@@ -140,7 +146,8 @@ def _kept(cache: pathlib.Path, own: OwnCorpus) -> TokenizedCorpus | None:
         with contextlib.suppress(*_DAMAGED):
             splits = _read_splits(folder, SPLITS, _dtype(own.tokenizer))
             name = folder.name.removesuffix(f"-{key}")
-            return TokenizedCorpus(name, own.fingerprint, own.tokenizer, splits, None)
+            parts = tuple(configs_of_parts(config))
+            return TokenizedCorpus(name, own.fingerprint, own.tokenizer, splits, None, parts=parts)
     return None
 
 
@@ -199,13 +206,16 @@ def _training_lines(corpus: Corpus) -> Iterator[str]:
         yield from (line[i : i + _LONGEST_LINE] for i in range(0, len(line), _LONGEST_LINE))
 
 
-def _tokenize(corpus: Corpus, split: str, tokenizer: Tokenizer, folder: pathlib.Path) -> dict[str, int]:
-    """Streams a split through the tokenizer into two files; returns the numbers of words, lines and bytes."""
+def _tokenize(corpus: Corpus, split: str, tokenizer: Tokenizer, folder: pathlib.Path) -> dict[str, Any]:
+    """Streams a split through the tokenizer into two files; returns its counts as in TokenizedText."""
     dtype = _dtype(tokenizer)
     with open(folder / f"{split}.tokens", "wb") as file:
         starts, counts = encode(_batches(corpus, split), tokenizer, lambda ids: file.write(ids.astype(dtype).tobytes()))
-    if len(starts) == 1:
-        raise InputError(f"corpus {corpus.name} is too small: its {split} split has no text; give more or longer files")
+    named = list(corpus.parts) if isinstance(corpus, MixedCorpus) else [corpus.name]
+    documents = counts.get("part_documents", [len(starts) - 1])
+    empty = [name for name, count in itertools.zip_longest(named, documents) if not count]
+    if empty:
+        raise InputError(f"corpus {empty[0]} is too small: its {split} split has no text; give more or longer files")
     np.save(folder / f"{split}.starts.npy", starts)
     return counts
 

@@ -1,7 +1,9 @@
 """Text as tokens: each document is begin-of-text, its tokens, end-of-text."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +22,7 @@ class TokenizedText:
         lines: number of lines; a document's last line needs no line end.
         bytes: number of bytes of text.
         labels: number of each document's label, int32; None: there are none.
+        part_documents: number of documents of each part of a mixture; empty: it is none.
     """
 
     tokens: np.ndarray
@@ -28,11 +31,12 @@ class TokenizedText:
     lines: int
     bytes: int
     labels: np.ndarray | None = None
+    part_documents: Sequence[int] = ()
 
 
 def encode(
     batches: Iterable[list[Piece]], tokenizer: Tokenizer, write: Callable[[np.ndarray], object]
-) -> tuple[np.ndarray, dict[str, int]]:
+) -> tuple[np.ndarray, dict[str, Any]]:
     """Streams text through a tokenizer.
 
     Args:
@@ -41,9 +45,10 @@ def encode(
         write: receives the tokens, (n,) int32, part by part.
 
     Returns:
-        Starts, as in TokenizedText, and the numbers of words, lines and bytes by name.
+        Starts, and by name words, lines, bytes and perhaps part_documents, all as in TokenizedText.
     """
-    written, starts, counts, in_line = 0, [], {"words": 0, "lines": 0, "bytes": 0}, False
+    written, starts, in_line = 0, [], False
+    counts, documents = {"words": 0, "lines": 0, "bytes": 0}, Counter()
     for batch in batches:
         for piece, ids in zip(batch, tokenizer.encode([piece.text for piece in batch]), strict=True):
             if piece.begins_document:
@@ -51,6 +56,7 @@ def encode(
                 in_line = False
                 specials = [tokenizer.end, tokenizer.begin] if starts else [tokenizer.begin]
                 starts.append(written + len(specials) - 1)
+                documents[piece.part] += 1
                 ids = np.concatenate([np.array(specials, np.int32), ids])
             write(ids)
             written += len(ids)
@@ -62,7 +68,9 @@ def encode(
     if starts:
         write(np.array([tokenizer.end], np.int32))
         written += 1
-    return np.array([*starts, written], np.int64), counts
+    last = max(documents, default=0)
+    parts = {"part_documents": [documents[part] for part in range(last + 1)]} if last else {}
+    return np.array([*starts, written], np.int64), counts | parts
 
 
 def encode_in_memory(pieces: list[Piece], tokenizer: Tokenizer) -> TokenizedText:

@@ -1,9 +1,20 @@
 """The keys of `config.data` that every corpus shares."""
 
 import dataclasses
+import math
+from typing import Any
 
 from flash_lm.schema import Group, at_least, key, one_of
 from flash_lm.tables import CORPORA
+
+
+def _places(pairs: tuple) -> str | None:
+    def is_pair(pair: Any) -> bool:
+        good = isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str) and pair[0] != ""
+        return good and type(pair[1]) in (int, float) and 0 < pair[1] < math.inf
+
+    good = not pairs or (len(pairs) > 1 and all(map(is_pair, pairs)) and len({x for x, _ in pairs}) == len(pairs))
+    return None if good else "pairs of different places and positive shares, such as (('books/', 0.7), ('wiki/', 0.3))"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -15,6 +26,13 @@ class DataConfig(Group, name="data"):
         None,
         "text: a file, a glob or a folder of .txt files; hf: a folder, file or glob of parquet, arrow or json; "
         "couplets and images: a folder",
+    )
+    mixture: tuple = key(
+        (),
+        "text and hf: several places with the share of rows from each, in place of data.path, such as "
+        "(('books/', 0.7), ('wiki/', 0.3)); shares may be any positive numbers",
+        _places,
+        before=(),
     )
     name: str = key(None, "hf and images: a data set on the hub, instead of a path", before=None)
     config: str = key(None, "hf: one of the configs of that data set; open: its only one", before=None)
@@ -74,4 +92,17 @@ class DataConfig(Group, name="data"):
         if kind.examples != (self.pack == "examples"):
             needed = "examples" if kind.examples else "stream or documents"
             found.append(f"data.corpus={self.corpus} needs data.pack={needed}, not {self.pack}")
-        return found + kind.problems(self)
+        return found + (self._problems_of_mixture() if self.mixture else kind.problems(self))
+
+    def _problems_of_mixture(self) -> list[str]:
+        if not CORPORA[self.corpus].mixes:
+            kinds = " or ".join(name for name, row in CORPORA.items() if row.mixes)
+            return [f"data.mixture needs data.corpus={kinds}, not {self.corpus}"]
+        found = []
+        if self.path or self.name:
+            found.append("data.mixture names the places of the text: leave data.path and data.name open")
+        if self.streaming:
+            found.append("data.mixture needs data.streaming=False: its texts are read at the start")
+        if self.label_column:
+            found.append("data.mixture has no labels: leave data.label_column open")
+        return found

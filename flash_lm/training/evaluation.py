@@ -53,13 +53,18 @@ class Evaluator:
             for images), bits_per_byte; and nll (nats), tokens and bytes, the sums over all targets. If targets are
             labels, "tokens" counts them, accuracy has its interval, and there are no bytes.
         """
+        sums = self.sums(params, rows, batch_size, limit)
+        return scores_of_labels(sums) if self._labels else scores_of(sums)
+
+    def sums(self, params: Params, rows: Rows, batch_size: int, limit: int = 0) -> collections.Counter[str]:
+        """What scores are made of, see `make_evaluation_step`, for the same arguments."""
         sharding, sums = batch_sharding(self._mesh), collections.Counter()
         share = share_of(sharding, rows_that_divide(batch_size, self._mesh))
         for batch in evaluation_batches(rows, share, limit):
             here = jax.device_get(self._step(params, place(batch, sharding, share), self._bytes_per_token))
             # Python floats: a float32 sum over a long split would lose the last tokens.
             sums.update({name: float(x) for name, x in here.items()})
-        return scores_of_labels(sums) if self._labels else scores_of(sums)
+        return sums
 
 
 def bytes_per_token(model: ModelFunction, tokenizer: Tokenizer) -> np.ndarray:

@@ -15,6 +15,7 @@ from flash_lm.data.batches import FixedRows, IndexedBatches, Transform
 from flash_lm.data.carried import CarriedBatches
 from flash_lm.data.examples import ExampleCorpus
 from flash_lm.data.labelled import LabelledRows, cut_share
+from flash_lm.data.mixture import MixedRows, parts_of
 from flash_lm.data.packing import Packer, Rows
 from flash_lm.data.share import Share
 from flash_lm.data.splits import ROWS, Splits, load_splits
@@ -87,8 +88,9 @@ class Experiment(Setup):
             buffer = config.data.shuffle_buffer * _MILLION
             source = (corpus.stream, corpus.tokenizer, packer, length)
             return StreamedBatches(*source, share, buffer=buffer, place=place, **settings)
-        rows = packer(corpus.splits["train"], length, corpus.tokenizer.begin)
-        return IndexedBatches(rows, share, start_step=start_step, **settings)
+        rows = _rows(config, corpus, "train", length)
+        mixture = list(zip(rows.ranges, (x for _, x in config.data.mixture), strict=True)) if corpus.parts else ()
+        return IndexedBatches(rows, share, start_step=start_step, mixture=mixture, **settings)
 
     def with_constants(self, constants: Params) -> "Experiment":
         """The same experiment with other constants of the model, such as those of a checkpoint."""
@@ -97,9 +99,18 @@ class Experiment(Setup):
 
 def evaluation_rows(config: Config, corpus: Splits, split: str, length: int) -> Rows:
     """The packed rows of a split, of `length` tokens, as the task makes them; its random choices are fixed."""
-    rows = _packer(config)(corpus.splits[split], length, corpus.tokenizer.begin)
+    rows = _rows(config, corpus, split, length)
     transform = _of_task(config, corpus)
     return FixedRows(rows, transform) if transform else rows
+
+
+def _rows(config: Config, corpus: Splits, split: str, length: int) -> Any:
+    """The packed rows of a split; of a mixture those of each part, since no row has text of two."""
+    packer, begin = _packer(config), corpus.tokenizer.begin
+    text: Any = corpus.splits[split]
+    if corpus.parts:
+        return MixedRows([packer(part, length, begin) for part in parts_of(text)])
+    return packer(text, length, begin)
 
 
 def _packer(config: Config) -> Packer:

@@ -1,11 +1,12 @@
 """The training loop: start or resume, step, log, evaluate, save."""
 
+import collections
 import contextlib
 import math
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,13 +14,14 @@ from ml_collections import ConfigDict
 
 from flash_lm.data.batches import Batch
 from flash_lm.data.packing import Rows, empty_row
+from flash_lm.data.slices import SomeRows
 from flash_lm.errors import InputError, RunError
 from flash_lm.provenance import joined, provenance
 from flash_lm.tables import TASKS
 from flash_lm.training.carried_evaluation import CarriedEvaluator
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.clock import Clock
-from flash_lm.training.evaluation import Evaluator
+from flash_lm.training.evaluation import Evaluator, scores_of
 from flash_lm.training.experiment import Experiment, Setup, build_experiment
 from flash_lm.training.hosts import StopOfAllHosts, check_same, is_first, lost_hosts_reported, of_all_hosts
 from flash_lm.training.metrics import MetricsWriter
@@ -280,10 +282,22 @@ def _validation(experiment: Experiment, rows: Rows) -> Callable[[Params], dict[s
     batch_size, limit = config.data.batch_size // config.train.accumulate, config.train.eval_steps
     if not config.train.carry_state:
         by_rows = Evaluator(experiment.model, corpus.tokenizer, experiment.mesh, *settings)
+        if corpus.parts:
+            return lambda params: _of_parts(by_rows, params, corpus.parts, rows, batch_size, limit)
         return lambda params: by_rows(params, rows, batch_size, limit)
     in_documents = CarriedEvaluator(experiment.model, corpus.tokenizer, experiment.mesh, *settings)
     text: Any = corpus.splits["validation"]
     return lambda params: in_documents(params, text, config.data.length, batch_size, limit) | {"carried": True}
+
+
+def _of_parts(
+    by_rows: Evaluator, params: Params, names: Sequence[str], rows: Any, batch_size: int, limit: int
+) -> dict[str, float]:
+    """The scores of a mixture's text, and the loss of each of its parts."""
+    parts = {name: SomeRows(rows, part) for name, part in zip(names, rows.ranges, strict=True)}
+    sums = {name: by_rows.sums(params, part, batch_size, limit) for name, part in parts.items()}
+    losses = {f"loss/{name}": scores_of(found)["loss"] for name, found in sums.items()}
+    return scores_of(sum(sums.values(), collections.Counter())) | losses
 
 
 def compile_step(setup: Setup) -> Callable:

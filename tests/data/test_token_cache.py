@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+import tokenizers
 from small import ROOT, small_config, write_corpus
 
 from flash_lm.config import parse
@@ -199,6 +200,26 @@ def test_a_given_tokenizer_is_used_and_a_missing_one_reported(config, tmp_path):
     settings.data.tokenizer_path = str(tmp_path / "missing.model")
     with pytest.raises(InputError, match=r"cannot read data.tokenizer_path=.*missing.model"):
         load_tokenized(parse(settings).data)
+
+
+def test_a_tokenizer_of_hugging_face_is_one_file(config, tmp_path):
+    """As its library saves one: the ids are the library's, between the special tokens of usual names."""
+    theirs = tokenizers.Tokenizer(tokenizers.models.BPE())
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    theirs.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    special = ["<|endoftext|>", "<s>"]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
+    theirs.train_from_iterator(["the cat sat on the mat"] * 9, trainer)
+    theirs.save(str(tmp_path / "mine.json"))
+    settings = small_config(config.path, tmp_path / "cache")
+    settings.data.update(tokenizer="hf", tokenizer_path=str(tmp_path / "mine.json"))
+    corpus = load_tokenized(parse(settings).data)
+    store = corpus.splits["test"]
+    first = store.tokens[store.starts[0] : store.starts[1]].tolist()
+    text = corpus.tokenizer.decode(first)
+    ids = [theirs.token_to_id("<s>"), *theirs.encode(text).ids, theirs.token_to_id("<|endoftext|>")]
+    assert first == ids
 
 
 def test_a_tokenizer_is_trained_on_text_without_line_ends(tmp_path):

@@ -284,10 +284,10 @@ def test_pieces_of_text(llama, tmp_path):
         ("{}", {}, "not a tokenizer"),
         ("no", {}, "not a JSON object"),
         ("[]", {}, "not a JSON object"),
-        (None, {"eos_token": {"x": 1}}, "names no eos_token"),
-        (None, {"eos_token": 1.5}, "names no eos_token"),
+        (None, {"eos_token": {"x": 1}}, "has no end-of-text token"),
+        (None, {"eos_token": 1.5}, "has no end-of-text token"),
         (None, {"eos_token": "</s>"}, "end-of-text '</s>'"),
-        (None, {}, "names no eos_token"),
+        (None, {}, "has no end-of-text token"),
     ],
 )
 def test_other_tokenizers_are_refused(text, words, told, tmp_path):

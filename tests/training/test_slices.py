@@ -60,7 +60,7 @@ def test_pairs_are_counted_in_the_text_of_training(run, tmp_path):
         ({"slices": "other"}, "--slices is one of recall, parts"),
         ({"slices": "recall", "carry": True}, "without --carry"),
         ({"rare": 3}, "--rare belongs to --slices=recall"),
-        ({"slices": "parts"}, "--slices=parts needs a corpus that has parts"),
+        ({"slices": "parts"}, "--slices=parts needs a corpus of parts"),
     ],
 )
 def test_what_cannot_be_sliced(run, options, expected):
