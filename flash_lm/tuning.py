@@ -1,8 +1,8 @@
 """Finds the best value of a key, such as the learning rate, for each of several models: successive halving.
 
 Values are powers of two times the config's own. The first round trains five of them on a quarter of the tokens, the
-next the better half on half of the tokens, and the last the better half of these on all. In each round the best value
-is trained beside both of its neighbours, so a grid that ends at its best value grows.
+next the best three on half of the tokens, and the last the best two on all. In each round the best value is trained
+beside both of its neighbours, so a grid that ends at its best value grows.
 """
 
 import math
@@ -62,8 +62,8 @@ def tune(
                 write_jsonl(workdir / "tuning.jsonl", lines)
                 best = min(losses, key=lambda place: (losses[place], abs(place)))
                 places = [x for x in (best - 1, best + 1) if x not in losses and abs(x) <= _FARTHEST]
-            half = math.ceil(len(losses) / 2)
-            places = sorted(sorted(losses, key=lambda place: losses[place])[:half])
+            kept = math.ceil((2 * _FIRST + 1) / 2**number)
+            places = sorted(sorted(losses, key=lambda place: losses[place])[:kept])
     return lines
 
 
