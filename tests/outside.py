@@ -36,11 +36,11 @@ def power_attention(config, powers, linear, *, rngs):
     return MultiHeadAttention(LinearCore(features, linear, config), config, rngs=rngs)
 
 
-def mixed_signs(config, matrix, options):
+def mixed_signs(config, traits, options):
     mix = lambda g: options.share * jnp.sign(g) + (1 - options.share) * g
     return [
         optax.stateless(lambda updates, params: jax.tree.map(mix, updates)),
-        optax.add_decayed_weights(config.weight_decay, mask=matrix),
+        optax.add_decayed_weights(config.weight_decay, mask=traits.matrix),
     ]
 
 

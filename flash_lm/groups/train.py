@@ -50,10 +50,15 @@ class TrainConfig(Group, name="train"):
         before=None,
     )
     boundaries: tuple = key((), "step: the steps at which the rate drops to a tenth", _boundaries, before=())
-    b1: float = key(0.9, "of adamw, radam, lion, lamb", fraction)
-    b2: float = key(0.999, "of adamw, radam, lion, lamb", fraction)
+    b1: float = key(
+        0.9,
+        "of adamw, radam, lion, lamb and of muon's Adam; of schedule_free_adamw the share of the average in the point "
+        "where gradients are taken",
+        fraction,
+    )
+    b2: float = key(0.999, "of all but adafactor", fraction)
     # Gradients of AFT's position bias start at 1e-7; with a larger eps it would not learn.
-    eps: float = key(1e-8, "of adamw, radam, lamb", above(0))
+    eps: float = key(1e-8, "of adamw, radam, lamb, schedule_free_adamw and of muon's Adam", above(0))
     weight_decay: float = key(0.01, "for matrices; not for gains, offsets and biases", at_least(0))
     clip: float = key(1.0, "largest norm of the gradient; 0 = off", at_least(0))
     clip_mode: str = key(

@@ -25,12 +25,15 @@ class Traits:
 
     Attributes:
         matrix: whether it is a matrix.
+        hidden: whether it is a matrix of a layer that maps features to features: no embedding, and no table of
+            positions.
         rate: factor of the learning rate.
         project: function applied after each step; False: none.
         positions: whether it has one vector for each position.
     """
 
     matrix: Any
+    hidden: Any
     rate: Any
     project: Any
     positions: Any
@@ -45,7 +48,10 @@ def traits(parameters: nnx.State) -> Traits:
     def said(name: str, default: Any) -> Callable[[tuple, nnx.Variable], Any]:
         return lambda path, variable: variable.get_metadata().get(name, default)
 
-    rules = (matrix, said("rate", 1.0), said("project", False), said("positions", False))
+    def hidden(path: tuple, variable: nnx.Variable) -> bool:
+        return matrix(path, variable) and is_stacked(path) and not variable.get_metadata().get("positions", False)
+
+    rules = (matrix, hidden, said("rate", 1.0), said("project", False), said("positions", False))
     return Traits(*(_tree(parameters, say) for say in rules))
 
 

@@ -28,6 +28,7 @@ from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin
 from flash_lm.training.opened import opened
 from flash_lm.training.profile import Profile, Span, check_span
+from flash_lm.training.schedule_free import gradient_point
 from flash_lm.training.sharding import batch_sharding, check_batch, place
 from flash_lm.training.start import Start, find_start
 from flash_lm.training.state import Params
@@ -231,7 +232,7 @@ class _Loop:
             carries = self.config.train.carry_state
             origin = "its state is forgotten" if carries else "use --debug_nonfinite to find the layer where it begins"
             if self.origin is not None:  # the step has not changed the parameters
-                origin = self.origin.find(self.state.params, step - 1, batch)
+                origin = self.origin.find(gradient_point(self.state.opt_state, self.state.params), step - 1, batch)
             self.writer.say(self.nonfinite.meet(step, values, origin))
         elif step % self.config.train.log_every == 0:
             seconds = self.clock.seconds

@@ -18,36 +18,50 @@ from flash_lm.config import TrainConfig
 from flash_lm.errors import InputError
 from flash_lm.layers.parameter import Traits, is_stacked, name_of
 from flash_lm.tables import OPTIMIZERS
+from flash_lm.training.muon import scale_by_muon
 from flash_lm.training.schedule import learning_rate
+from flash_lm.training.schedule_free import schedule_free
 
 _ADAFACTOR_DECAY = 0.8  # β₂ of step t is 1 − t^−0.8 (Shazeer and Stern 2018, section 7.2)
 _ADAFACTOR_EPS = 1e-30  # ε₁ there
 
 
-def _adamw(config: TrainConfig, matrix: Any) -> list[optax.GradientTransformation]:
-    return [optax.scale_by_adam(config.b1, config.b2, config.eps), _weight_decay(config, matrix)]
+def _adamw(config: TrainConfig, traits: Traits) -> list[optax.GradientTransformation]:
+    return [optax.scale_by_adam(config.b1, config.b2, config.eps), _weight_decay(config, traits)]
 
 
-def _radam(config: TrainConfig, matrix: Any) -> list[optax.GradientTransformation]:
-    return [optax.scale_by_radam(config.b1, config.b2, config.eps), _weight_decay(config, matrix)]
+def _radam(config: TrainConfig, traits: Traits) -> list[optax.GradientTransformation]:
+    return [optax.scale_by_radam(config.b1, config.b2, config.eps), _weight_decay(config, traits)]
 
 
-def _lion(config: TrainConfig, matrix: Any) -> list[optax.GradientTransformation]:
-    return [optax.scale_by_lion(config.b1, config.b2), _weight_decay(config, matrix)]
+def _lion(config: TrainConfig, traits: Traits) -> list[optax.GradientTransformation]:
+    return [optax.scale_by_lion(config.b1, config.b2), _weight_decay(config, traits)]
 
 
-def _adafactor(config: TrainConfig, matrix: Any) -> list[optax.GradientTransformation]:
+def _adafactor(config: TrainConfig, traits: Traits) -> list[optax.GradientTransformation]:
     """Without momentum, and with updates relative to the parameter's size; b1, b2 and eps are not used."""
     return [
         optax.scale_by_factored_rms(decay_rate=_ADAFACTOR_DECAY, epsilon=_ADAFACTOR_EPS),
         _by_parameter(optax.clip_by_block_rms(1.0)),
         _by_parameter(optax.scale_by_param_block_rms()),
-        _weight_decay(config, matrix),
+        _weight_decay(config, traits),
     ]
 
 
-def _lamb(config: TrainConfig, matrix: Any) -> list[optax.GradientTransformation]:
-    return [*_adamw(config, matrix), _by_parameter(optax.scale_by_trust_ratio())]
+def _lamb(config: TrainConfig, traits: Traits) -> list[optax.GradientTransformation]:
+    return [*_adamw(config, traits), _by_parameter(optax.scale_by_trust_ratio())]
+
+
+def _muon(config: TrainConfig, traits: Traits) -> list[optax.GradientTransformation]:
+    """Muon for the matrices between features, Adam for all else."""
+    rules: Any = {True: scale_by_muon(), False: optax.scale_by_adam(config.b1, config.b2, config.eps)}
+    return [optax.partition(rules, traits.hidden), _weight_decay(config, traits)]
+
+
+def _schedule_free(config: TrainConfig, traits: Traits) -> list[optax.GradientTransformation]:
+    """AdamW without a first moment, whose place an average takes."""
+    rms = optax.scale_by_rms(config.b2, config.eps, eps_in_sqrt=False, bias_correction=True)
+    return [rms, _weight_decay(config, traits)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +69,15 @@ class Optimizer:
     """A row of the table of optimizers.
 
     Attributes:
-        build: from `config.train`, which parameters are matrices (a tree of booleans) and each section, makes the
-            transformation of gradients into updates, without clipping and learning rate.
+        build: from `config.train`, the parameters' traits and each section, makes the transformation of gradients into
+            updates, without clipping and learning rate.
+        averages: whether it trains the average of the parameters that the updates move, see `schedule_free`.
         sections: its sections of keys.
     """
 
     build: Callable[..., list[optax.GradientTransformation]]
     sections: tuple[type, ...] = ()
+    averages: bool = False
 
 
 def register_optimizer(name: str, row: Optimizer) -> None:
@@ -74,6 +90,8 @@ register_optimizer("radam", Optimizer(_radam))
 register_optimizer("lion", Optimizer(_lion))
 register_optimizer("adafactor", Optimizer(_adafactor))
 register_optimizer("lamb", Optimizer(_lamb))
+register_optimizer("muon", Optimizer(_muon))
+register_optimizer("schedule_free_adamw", Optimizer(_schedule_free, averages=True))
 
 
 def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransformation:
@@ -84,7 +102,7 @@ def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransfo
         traits: the parameters' traits.
     """
     row: Optimizer = OPTIMIZERS[config.optimizer]
-    rules = row.build(config, traits.matrix, *(config[kind] for kind in row.sections))
+    rules = row.build(config, traits, *(config[kind] for kind in row.sections))
     rule = optax.chain(*rules, optax.scale_by_learning_rate(learning_rate(config)))
     clip = optax.clip_by_global_norm(config.clip)
     clips = {"global": clip, "parameter": _by_parameter(clip)}
@@ -94,15 +112,24 @@ def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransfo
     # Not 0, because adding it to a parameter of -0 would change it.
     still = lambda x, is_frozen, value: jnp.full_like(x, value) if is_frozen else x
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        updates = jax.tree.map(partial(still, value=0), updates, frozen)  # so that the global norm does not count them
-        updates, state = whole.update(updates, state, params)
+    def moves(gradients: Any, state: Any, params: Any, moved: Any) -> tuple[Any, Any]:
+        """The updates of `moved`, given gradients at `params`."""
+        # Zeros, so that the global norm does not count them.
+        updates, state = whole.update(jax.tree.map(partial(still, value=0), gradients, frozen), state, params)
         updates = jax.tree.map(lambda x, rate: x if rate == 1 else x * rate, updates, traits.rate)
-        updates = jax.tree_util.tree_map_with_path(_projected, updates, params, traits.project)
+        return jax.tree_util.tree_map_with_path(_projected, updates, moved, traits.project), state
+
+    # None of this is a link of the chain, which would add to the state: older checkpoints do not have it.
+    average = schedule_free(whole.init, moves, learning_rate(config), config.b1) if row.averages else None
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        if average is None:
+            updates, state = moves(updates, state, params, params)
+        else:
+            updates, state = average.update(updates, state, params)
         return jax.tree.map(partial(still, value=-0.0), updates, frozen), state
 
-    # Not a link of the chain, which would add to the state: older checkpoints do not have it.
-    return optax.GradientTransformation(whole.init, update)
+    return optax.GradientTransformation((average or whole).init, update)
 
 
 def frozen_parameters(regexes: tuple[str, ...], parameters: Any) -> Any:
@@ -128,8 +155,8 @@ def _projected(path: Any, update: jax.Array, param: jax.Array, project: Any) -> 
     return (jax.vmap(project) if is_stacked(path) else project)(param + update) - param
 
 
-def _weight_decay(config: TrainConfig, matrix: Any) -> optax.GradientTransformation:
-    return optax.add_decayed_weights(config.weight_decay, mask=matrix)
+def _weight_decay(config: TrainConfig, traits: Traits) -> optax.GradientTransformation:
+    return optax.add_decayed_weights(config.weight_decay, mask=traits.matrix)
 
 
 def _by_parameter(transform: optax.GradientTransformation) -> optax.GradientTransformation:

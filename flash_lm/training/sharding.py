@@ -114,8 +114,15 @@ def state_shardings(
     everywhere = NamedSharding(mesh, PartitionSpec())
     # A factored moment has one dimension less than its parameter, and is small.
     follow = lambda moment, param, sharding: sharding if moment.shape == param.shape else everywhere
+    is_none = lambda moment: isinstance(moment, optax.MaskedNode)  # another rule's parameter
     opt_state = optax.tree_map_params(
-        optimizer, follow, abstract.opt_state, abstract.params, params, transform_non_params=lambda _: everywhere
+        optimizer,
+        lambda moment, *of_param: moment if is_none(moment) else follow(moment, *of_param),
+        abstract.opt_state,
+        abstract.params,
+        params,
+        transform_non_params=lambda _: everywhere,
+        is_leaf=is_none,
     )
     constants = jax.tree.map(lambda _: everywhere, abstract.constants)
     carried = abstract.carried and carried_shardings(abstract.carried, mesh)

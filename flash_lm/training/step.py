@@ -13,6 +13,7 @@ from flash_lm.models.decode_state import DecodeState
 from flash_lm.models.heads import Losses
 from flash_lm.models.language_model import LanguageModel
 from flash_lm.training.schedule import learning_rate
+from flash_lm.training.schedule_free import gradient_point, of_schedule
 from flash_lm.training.sharding import batch_parts
 from flash_lm.training.state import ModelFunction, Params, TrainState
 
@@ -50,7 +51,8 @@ def make_train_step(
     rate, gradients_of = learning_rate(config), make_gradients(model, config, seed, task)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        (total, penalties), gradients, carried = gradients_of(state.params, state.step, batch, state.carried)
+        at = gradient_point(state.opt_state, state.params)
+        (total, penalties), gradients, carried = gradients_of(at, state.step, batch, state.carried)
         tokens = jnp.maximum(batch["loss_mask_BxL"].sum(), 1)
         gradients = jax.tree.map(lambda g, p: (g / tokens).astype(p.dtype), gradients, state.params)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
@@ -67,7 +69,7 @@ def make_train_step(
 
         if_finite = lambda new, old: jnp.where(finite, new, old)
         params, opt_state = jax.tree.map(if_finite, (params, opt_state), (state.params, state.opt_state))
-        opt_state = optax.tree.set(opt_state, _of_schedule, count=state.step + 1)
+        opt_state = optax.tree.set(opt_state, of_schedule, count=state.step + 1)
         if carried is not None:
             empty = model.bind(state.params).init_state(carried.positions_B.size, carried.capacity)
             carried = jax.tree.map(if_finite, carried, empty)
@@ -198,11 +200,6 @@ def _predictions(
     targets_BxL, weights_BxL = (batch[name][:, : features_BxLxD.shape[1]] for name in ("targets_BxL", "loss_mask_BxL"))
     parts = batch_parts(features_BxLxD.shape[0])
     return bound, (features_BxLxD, targets_BxL, weights_BxL, loss_chunk, parts), carried
-
-
-def _of_schedule(path: tuple, value: Any) -> bool:
-    del value
-    return getattr(path[-1], "tuple_name", None) == optax.ScaleByScheduleState.__name__
 
 
 def _all_finite(tree: Any) -> jax.Array:

@@ -149,8 +149,10 @@ def test_no_optimizer_moves_what_is_frozen(config, name):
     draw = lambda *shape: jnp.asarray(random.standard_normal(shape), jnp.float32)
     params, grads = ({"a": draw(4, 4).at[0, 0].set(-0.0), "b": draw(4, 4)} for _ in range(2))
     like = lambda value: dict.fromkeys(params, value)
-    traits = Traits(like(True), like(1.0), like(False), like(False))
-    alone = Traits(*({"b": x["b"]} for x in (traits.matrix, traits.rate, traits.project, traits.positions)))
+    traits = Traits(like(True), like(True), like(1.0), like(False), like(False))
+    alone = Traits(
+        *({"b": x["b"]} for x in (traits.matrix, traits.hidden, traits.rate, traits.project, traits.positions))
+    )
     free = changed(settings, {"train.freeze": ()})
     found, expected = params, {"b": params["b"]}
     both, one = make_optimizer(parse(settings).train, traits), make_optimizer(parse(free).train, alone)

@@ -6,15 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 from flax import nnx
 
 from flash_lm.config import TrainConfig, parse
 from flash_lm.configs.base import get_config
-from flash_lm.layers.parameter import VECTORS, Traits, traits
+from flash_lm.layers.parameter import VECTORS, Traits, name_of, traits
 from flash_lm.models.family import complete
+from flash_lm.training.muon import scale_by_muon
 from flash_lm.training.optimizer import OPTIMIZERS, make_optimizer
 from flash_lm.training.schedule import learning_rate
+from flash_lm.training.schedule_free import gradient_point
 from flash_lm.training.state import ModelFunction
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -63,7 +66,8 @@ RATES = {"embedding": 1.0, "layers/kernel": 1.0, "layers/scale": 1.0}
 def told(rates: dict) -> Traits:
     """That all but the scales are matrices."""
     matrix, no = {name: "scale" not in name for name in rates}, dict.fromkeys(rates, False)
-    return Traits(nested(matrix), nested(rates), nested(no), nested(no))
+    hidden = {name: "kernel" in name for name in rates}
+    return Traits(nested(matrix), nested(hidden), nested(rates), nested(no), nested(no))
 
 
 def run_ours(config: TrainConfig, rates: dict = RATES) -> dict:
@@ -121,12 +125,37 @@ def adafactor(g, memory, t, c, p):
     return max(1e-3, np.sqrt((p**2).mean())) * u
 
 
-RULES = {"adamw": adamw, "radam": radam, "lion": lion, "adafactor": adafactor, "lamb": adamw}
+def muon(g, memory, t, c, p):
+    """Jordan et al. 2024, with Nesterov momentum; the size of an update is that of Liu et al. 2025."""
+    m = memory["m"] = 0.95 * memory.get("m", 0) + 0.05 * g
+    x = 0.95 * m / (1 - 0.95 ** (t + 1)) + 0.05 * g / (1 - 0.95**t)
+    tall = x.shape[0] > x.shape[1]
+    x = (x.T if tall else x) / np.sqrt((x**2).sum())
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return 0.2 * np.sqrt(max(g.shape)) * (x.T if tall else x)
+
+
+def rms(g, memory, t, c, p):
+    v = memory["v"] = c.b2 * memory.get("v", 0) + (1 - c.b2) * g**2
+    return g / (np.sqrt(v / (1 - c.b2**t)) + c.eps)
+
+
+RULES = {
+    "muon": adamw,
+    "schedule_free_adamw": rms,
+    "adamw": adamw,
+    "radam": radam,
+    "lion": lion,
+    "adafactor": adafactor,
+    "lamb": adamw,
+}
 
 
 def run_oracle(config: TrainConfig, rates: dict = RATES) -> dict:
-    rule, params = RULES[config.optimizer], by_layer(parameters())
-    memories = {name: {} for name in params}
+    params = by_layer(parameters())
+    memories, moved = {name: {} for name in params}, dict(params)
     for step in range(STEPS):
         grads = by_layer(gradients(step))
         if config.clip:
@@ -136,12 +165,20 @@ def run_oracle(config: TrainConfig, rates: dict = RATES) -> dict:
                 norm = whole if config.clip_mode == "global" else norms[name]
                 grads[name] = grads[name] * min(1, config.clip / norm)
         for name, p in params.items():
+            rule = muon if config.optimizer == "muon" and name[0] == "layers/kernel" else RULES[config.optimizer]
+            if averages := config.optimizer == "schedule_free_adamw":
+                p = (1 - config.b1) * moved[name] + config.b1 * p
             direction = rule(grads[name], memories[name], step + 1, config, p)
             if not name[0].endswith("scale"):
                 direction = direction + config.weight_decay * p
             if config.optimizer == "lamb":  # You et al. 2020, algorithm 2, φ the identity
                 direction *= np.sqrt((p**2).sum()) / np.sqrt((direction**2).sum())
-            params[name] = p - config.learning_rate * rates[name[0]] * direction
+            step_size = config.learning_rate * rates[name[0]]
+            if averages:  # Defazio et al. 2024, equations 8 to 10, with equal weights
+                moved[name] = moved[name] - step_size * direction
+                params[name] = params[name] + (moved[name] - params[name]) / (step + 1)
+            else:
+                params[name] = p - step_size * direction
     return params
 
 
@@ -221,6 +258,103 @@ def test_adafactor_keeps_only_rows_and_columns():
     state = make_optimizer(settings(optimizer="adafactor"), told(RATES)).init(params)
     kept = sum(x.size for x in jax.tree.leaves(state))
     assert kept < 0.03 * sum(x.size for x in jax.tree.leaves(params))
+
+
+def test_a_stacked_matrix_is_its_layers():
+    """Muon's update of stacked layers is, to the bit, that of fewer layers in an optimizer of their own.
+
+    A single one has no loop over layers, and is compiled otherwise.
+    """
+    draw = np.random.default_rng(0)
+    params, gradients = (jnp.float32(draw.normal(size=(6, 20, 30))) for _ in range(2))
+    told = Traits(*({"layers": {"kernel": x}} for x in (True, True, 1.0, False, False)))
+    optimizer = make_optimizer(settings(optimizer="muon"), told)
+    update = jax.jit(optimizer.update)
+
+    def updated(here):
+        tree = {"layers": {"kernel": params[here]}}
+        return update({"layers": {"kernel": gradients[here]}}, optimizer.init(tree), tree)[0]["layers"]["kernel"]
+
+    whole = updated(slice(None))
+    for here in (slice(2), slice(2, 4), slice(1, 4), slice(5)):
+        assert np.array_equal(whole[here], updated(here))
+    for i in range(len(params)):
+        assert np.allclose(whole[i], updated(slice(i, i + 1))[0], rtol=0, atol=3e-6 * np.abs(whole[i]).max())
+
+
+def test_muon_is_optax_own():
+    draw = np.random.default_rng(0)
+    params = {"a": jnp.float32(draw.normal(size=(20, 30))), "b": jnp.float32(draw.normal(size=(30, 10)))}
+    ours, theirs = (
+        scale_by_muon(),
+        optax.contrib.scale_by_muon(
+            weight_dimension_numbers=dict.fromkeys(params, optax.contrib.MuonDimensionNumbers())
+        ),
+    )
+    state, their_state = ours.init(params), theirs.init(params)
+    for _ in range(3):
+        gradients = jax.tree.map(lambda x: jnp.float32(draw.normal(size=x.shape)), params)
+        found, state = ours.update(gradients, state)
+        expected, their_state = theirs.update(gradients, their_state)
+        for name, x in found.items():
+            assert np.allclose(x, expected[name] * 0.2 * max(x.shape) ** 0.5, atol=1e-5)
+
+
+def test_an_orthogonal_gradient_keeps_its_direction():
+    """All singular values are alike then, whatever the polynomial makes of them."""
+    config = settings(optimizer="muon", weight_decay=0.0)
+    q, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(16, 16)))
+    tree = lambda x: {"layers": {"kernel": jnp.float32(x)[None]}}
+    told = Traits(*({"layers": {"kernel": x}} for x in (True, True, 1.0, False, False)))
+    optimizer = make_optimizer(config, told)
+    update, _ = optimizer.update(tree(7 * q), optimizer.init(tree(q)), tree(q))
+    update = np.asarray(update["layers"]["kernel"][0], np.float64)
+    size = -np.trace(update @ q.T) / 16
+    assert np.allclose(update, -size * q, atol=1e-6) and 0.5 < size / (config.learning_rate * 0.2 * 4) < 1.5
+
+
+def test_hidden_matrices_are_those_between_features():
+    for family in ("flash", "transformer", "aft_full"):
+        config = get_config()
+        config.model.update(family=family, vocab_size=32, max_length=8, model_dim=8, num_layers=2)
+        model = ModelFunction(complete(parse(config).model), seed=0)
+        names = {name_of(path) for path, yes in jax.tree_util.tree_leaves_with_path(model.traits().hidden) if yes}
+        assert names and all(name.startswith("layers/") and name.endswith("kernel") for name in names)
+
+
+def test_schedule_free_is_optax_own():
+    """Whose parameters are the points of the gradients, and whose average is made for evaluation."""
+    config = settings(optimizer="schedule_free_adamw", b1=0.9)
+    theirs = optax.contrib.schedule_free_adamw(0.05, b1=0.9, b2=0.95, eps=1e-6, weight_decay=0.1)
+    target = jnp.asarray(np.random.default_rng(0).normal(size=(6, 5)), jnp.float32)
+    slope = jax.grad(lambda p: (jnp.abs(p["a"] - target) ** 1.5).sum())
+    params = {"a": jnp.zeros((6, 5))}
+    ours = make_optimizer(config, Traits(*({"a": x} for x in (True, False, 1.0, False, False))))
+    x, state, y, their_state = params, ours.init(params), params, theirs.init(params)
+    for _ in range(20):
+        assert np.allclose(gradient_point(state, x)["a"], y["a"], atol=1e-6)
+        updates, state = ours.update(slope(gradient_point(state, x)), state, x)
+        x = optax.apply_updates(x, updates)
+        updates, their_state = theirs.update(slope(y), their_state, y)
+        y = optax.apply_updates(y, updates)
+        assert np.allclose(x["a"], optax.contrib.schedule_free_eval_params(their_state, y)["a"], atol=1e-5)
+    assert np.abs(x["a"] - y["a"]).max() > 1e-3
+
+
+def test_a_warm_up_counts_less_in_the_average():
+    """The weight of a step is its squared rate."""
+    config = settings(optimizer="schedule_free_adamw", warmup_steps=4, b1=0.9, weight_decay=0.0, learning_rate=0.4)
+    params = {"a": jnp.zeros(3)}
+    optimizer = make_optimizer(config, Traits(*({"a": x} for x in (False, False, 1.0, False, False))))
+    state, moved, points = optimizer.init(params), 0.0, []
+    for step in range(6):
+        updates, state = optimizer.update({"a": jnp.ones(3)}, state, params)
+        params = optax.apply_updates(params, updates)
+        rate = 0.4 * min(step + 1, 4) / 4
+        moved -= rate
+        points.append((rate**2, moved))
+    expected = sum(w * z for w, z in points) / sum(w for w, _ in points)
+    assert np.allclose(params["a"], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,64 @@
+"""Muon: momentum, made orthogonal (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
+
+Each layer's matrix by itself, one after another, so that stacked layers have the updates of separate ones, to the bit.
+What `optax.contrib.scale_by_muon` does to a batch of matrices differs from what it does to one matrix in its rounding,
+which the polynomial makes larger.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+_MOMENTUM = 0.95
+_POLYNOMIAL = (3.4445, -4.7750, 2.0315)
+_STEPS = 5
+_RMS = 0.2  # of an update before the learning rate, about that of Adam's
+
+
+class MuonState(NamedTuple):
+    """Number of steps, and the average of the gradients."""
+
+    count: jax.Array
+    average: Any
+
+
+def scale_by_muon() -> optax.GradientTransformation:
+    """Turns gradients of matrices, perhaps with dimensions of layers before them, into updates without a rate.
+
+    The momentum is Nesterov's. Updates have the size of Adam's, so that one learning rate suits both (Liu et al. 2025,
+    arXiv:2502.16982, section 2.2).
+    """
+
+    def init(params: Any) -> MuonState:
+        return MuonState(jnp.zeros((), jnp.int32), optax.tree.zeros_like(params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MuonState]:
+        del params
+        count = state.count + 1
+        average = optax.tree.update_moment(updates, state.average, _MOMENTUM, 1)
+        ahead = optax.tree.bias_correction(average, _MOMENTUM, count + 1)
+        here = optax.tree.bias_correction(updates, _MOMENTUM, count)
+        nesterov = jax.tree.map(lambda a, g: _MOMENTUM * a + (1 - _MOMENTUM) * g, ahead, here)
+        return jax.tree.map(_of_layers, nesterov), MuonState(count, average)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _of_layers(x_xIxO: jax.Array) -> jax.Array:
+    rows, columns = x_xIxO.shape[-2:]
+    x_NxIxO = x_xIxO.reshape(-1, rows, columns)
+    return jax.lax.map(_orthogonal, x_NxIxO).reshape(x_xIxO.shape) * _RMS * max(rows, columns) ** 0.5
+
+
+def _orthogonal(x_IxO: jax.Array) -> jax.Array:
+    """Near U Vᵀ of the singular value decomposition U S Vᵀ, by a polynomial of odd powers."""
+    a, b, c = _POLYNOMIAL
+    tall = x_IxO.shape[0] > x_IxO.shape[1]
+    x = x_IxO.T if tall else x_IxO  # the smaller product
+    x /= jnp.sqrt(jnp.square(x).sum()) + 1e-8
+    for _ in range(_STEPS):
+        square = x @ x.T
+        x = a * x + (b * square + c * square @ square) @ x
+    return x.T if tall else x
