@@ -1,4 +1,4 @@
-"""Names of checkpoints: RUN, RUN@newest, RUN@best or RUN@STEP."""
+"""Names of checkpoints: RUN, RUN@newest, RUN@best or RUN@STEP, each perhaps with @ema."""
 
 import os
 import pathlib
@@ -7,6 +7,7 @@ from typing import NamedTuple
 from flash_lm.errors import InputError
 
 NEWEST, BEST = "newest", "best"
+_EMA = "@ema"
 
 
 class RunName(NamedTuple):
@@ -15,14 +16,21 @@ class RunName(NamedTuple):
     Attributes:
         workdir: the run's folder.
         which: newest, best, or the number of a step.
+        ema: whether the average of the parameters is meant, see `train.ema`, and not the last parameters.
     """
 
     workdir: pathlib.Path
     which: str | int
+    ema: bool = False
 
     def __str__(self) -> str:
         """The name as a user writes it."""
-        return str(self.workdir) if self.which == NEWEST else f"{self.workdir}@{self.which}"
+        return f"{self.workdir}{self.suffix}"
+
+    @property
+    def suffix(self) -> str:
+        """What follows the folder."""
+        return ("" if self.which == NEWEST else f"@{self.which}") + _EMA * self.ema
 
 
 def run_name(name: "str | os.PathLike[str] | RunName") -> RunName:
@@ -34,9 +42,13 @@ def run_name(name: "str | os.PathLike[str] | RunName") -> RunName:
     if isinstance(name, RunName):
         return name
     text = os.fspath(name)
+    if text.endswith(_EMA) and not pathlib.Path(text).is_dir():
+        return run_name(text.removesuffix(_EMA))._replace(ema=True)
     folder, at, which = text.rpartition("@")
     if not at or pathlib.Path(text).is_dir():
         return RunName(pathlib.Path(text), NEWEST)
     if not folder or not (which in (NEWEST, BEST) or (which.isascii() and which.isdecimal())):
-        raise InputError(f"{text} must be RUN, RUN@{NEWEST}, RUN@{BEST} or RUN@STEP, such as runs/x@300")
+        raise InputError(
+            f"{text} must be RUN, RUN@{NEWEST}, RUN@{BEST} or RUN@STEP, such as runs/x@300, perhaps with {_EMA}"
+        )
     return RunName(pathlib.Path(folder), int(which) if which.isdecimal() else which)

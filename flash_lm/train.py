@@ -6,7 +6,7 @@ import pathlib
 from flash_lm.command import load_config, run
 from flash_lm.errors import InputError
 from flash_lm.run_flags import CONFIG_HELP, add_begin_flags, begin
-from flash_lm.run_name import NEWEST, run_name
+from flash_lm.run_name import run_name
 
 
 def flags() -> argparse.ArgumentParser:
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
     if arguments.workdir is None and pathlib.Path(arguments.config).is_dir():
         raise InputError(f"--config={arguments.config} is a folder: set the new run's folder with --workdir")
     workdir = run_name(arguments.workdir or f"runs/{pathlib.Path(arguments.config).stem}")
-    if workdir.which != NEWEST:
+    if workdir.suffix:
         raise InputError(f"--workdir={workdir} names a checkpoint: use --config.train.branch_from={workdir}")
     with stop_on_signal() as should_stop:
         train(config, workdir.workdir, should_stop, profile, arguments.debug_nonfinite, start_of_process())

@@ -19,9 +19,10 @@ from flash_lm.run_name import run_name
         (pathlib.Path("runs/x@best"), "runs/x", "best"),
     ],
 )
-def test_a_name_says_run_and_checkpoint(word, folder, which):
-    name = run_name(word)
-    assert name == (pathlib.Path(folder), which) and run_name(name) == run_name(str(name)) == name
+@pytest.mark.parametrize("ema", [False, True])
+def test_a_name_says_run_and_checkpoint(word, folder, which, ema):
+    name = run_name(f"{word}@ema" if ema else word)
+    assert name == (pathlib.Path(folder), which, ema) and run_name(name) == run_name(str(name)) == name
 
 
 @pytest.mark.parametrize("word", ["runs/x@bets", "runs/x@", "@best", "runs/x@-3", "runs/x@³"])
@@ -32,5 +33,5 @@ def test_another_word_after_the_at_sign_is_refused(word):
 
 def test_a_folder_with_an_at_sign_in_its_name_is_that_folder(tmp_path):
     (tmp_path / "x@best").mkdir()
-    assert run_name(tmp_path / "x@best") == (tmp_path / "x@best", "newest")
-    assert run_name(f"{tmp_path}/x@best@7") == (tmp_path / "x@best", 7)
+    assert run_name(tmp_path / "x@best") == (tmp_path / "x@best", "newest", False)
+    assert run_name(f"{tmp_path}/x@best@7") == (tmp_path / "x@best", 7, False)

@@ -11,7 +11,7 @@ from small import as_overrides, load_script, small_config, write_corpus
 from flash_lm import study, sweep
 from flash_lm.command import apply_overrides, load_config, load_module
 from flash_lm.configs import flash_base, quickstart
-from flash_lm.configs.studies import decays
+from flash_lm.configs.studies import decays, optimizers
 from flash_lm.errors import InputError, RunError
 from flash_lm.jsonl import append_jsonl, read_jsonl
 from flash_lm.study import check_runs, grid_runs, run_study
@@ -91,7 +91,7 @@ def test_decays_branch_off_one_run(tmp_path, monkeypatch):
     assert len(losses("sqrt_20")) == 4 and np.allclose(losses("sqrt_20"), losses("whole")[-4:], rtol=1e-6)
 
 
-@pytest.mark.parametrize("path", [*ABLATIONS, pathlib.Path(decays.__file__)], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*ABLATIONS, *map(pathlib.Path, (decays.__file__, optimizers.__file__))], ids=lambda path: path.stem)
 def test_ablations_are_valid(path):
     module = load_module(str(path))
     config = one_device(module.get_config())

@@ -25,7 +25,7 @@ def labels(runs: Sequence[Run]) -> dict[str, RunName]:
 
 def _label(name: RunName, depth: int) -> str:
     folder = "/".join(name.workdir.absolute().parts[-depth:])
-    return folder if name.which == NEWEST else f"{folder}@{name.which}"
+    return folder + name.suffix
 
 
 def newest_results(runs: Sequence[Run], split: str) -> list[Line]:
@@ -45,6 +45,7 @@ def newest_results(runs: Sequence[Run], split: str) -> list[Line]:
 
 
 def _of_checkpoint(lines: list[Line], name: RunName) -> list[Line]:
+    lines = [line for line in lines if line.get("ema", False) == name.ema]
     if name.which == BEST:
         return [line for line in lines if line.get("checkpoint") == BEST]
     step = name.which

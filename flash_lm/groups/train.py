@@ -68,6 +68,13 @@ class TrainConfig(Group, name="train"):
         before="global",
     )
     z_loss: float = key(0.0, "weight of log² Z of the softmax head in the loss; 0 = off", at_least(0), before=0.0)
+    ema: float = key(
+        0.0,
+        "decay of an average of the parameters that is kept, evaluated and saved beside them; at most (1 + step) / "
+        "(10 + step) in a step; 0 = off",
+        fraction,
+        before=0.0,
+    )
     accumulate: int = key(1, "microbatches per step", at_least(1))
     carry_state: bool = key(
         False,

@@ -54,7 +54,7 @@ class BareStep:
         self.parameters = model.parameter_count()
         tokens = config.data.batch_size * config.data.length
         self.model_flops = training_flops(model.abstract, tokens, config.data.length)
-        self._init = lambda: init_state(model, optimizer, config.carried_rows)
+        self._init = lambda: init_state(model, optimizer, config.carried_rows, config.train.ema > 0)
         step = make_train_step(model, optimizer, config.train, config.seed, TASKS[config.task])
         step = jax.jit(step, donate_argnums=0)
         start = time.perf_counter()

@@ -162,7 +162,7 @@ def build_setup(config: Config, mesh: Mesh) -> Setup:
     """Model and optimizer of a complete config on a mesh; computes nothing."""
     model = ModelFunction(config.model, config.seed, packed=config.data.packed)
     optimizer = make_optimizer(config.train, model.traits())
-    abstract = jax.eval_shape(lambda: init_state(model, optimizer, config.carried_rows))
+    abstract = jax.eval_shape(lambda: init_state(model, optimizer, config.carried_rows, config.train.ema > 0))
     shardings = state_shardings(abstract, model.traits().matrix, optimizer, config.mesh, mesh)
     return Setup(config, model, optimizer, mesh, with_shardings(abstract, shardings))
 

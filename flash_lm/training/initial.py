@@ -137,7 +137,8 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
     if jax.tree.map(jnp.shape, theirs.model.constants) == jax.tree.map(jnp.shape, constants):
         put = lambda x, own: jax.device_put(jnp.asarray(x, own.dtype), own.sharding)
         constants = jax.tree.map(put, theirs.model.constants, constants)
-    state = dataclasses.replace(drawn, params=params, constants=constants)
+    ema = None if drawn.ema is None else jax.tree.map(jnp.copy, params)
+    state = dataclasses.replace(drawn, params=params, constants=constants, ema=ema)
     return Initial(state, saved.identity(name, theirs.step, theirs.params, theirs.facts), message)
 
 

@@ -248,6 +248,9 @@ class _Loop:
 
     def _evaluate(self) -> dict[str, float]:
         scores = self.validate(self.state.params)
+        if self.state.ema is not None:
+            averaged = self.validate(self.state.ema)
+            scores |= {f"ema_{name}": averaged[name] for name in ("loss", "perplexity", "accuracy") if name in averaged}
         self.writer.write(self.step, "validation", scores | {"train_seconds": self.clock.seconds})
         self.writer.say(
             f"step {self.step}: validation loss {scores['loss']:.4f}, perplexity {scores['perplexity']:.2f}"

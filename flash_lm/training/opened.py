@@ -9,6 +9,7 @@ from typing import Any
 from flash_lm.config import parse
 from flash_lm.data.token_cache import OwnCorpus
 from flash_lm.data.tokenizers import Tokenizer
+from flash_lm.errors import InputError
 from flash_lm.run_name import RunName, run_name
 from flash_lm.training import saved
 from flash_lm.training import workdir as run_folder
@@ -71,6 +72,10 @@ def _look(workdir: pathlib.Path, config: Any) -> OpenRun:
     if init_from and newest is None:
         config = like_parent(config, init_from)
     config = run_folder.check_config(workdir, config)
+    if parent and parent.ema:
+        raise InputError(
+            f"train.branch_from={parent} is an average: leave @ema out, or use train.init_from"
+        )
     if parent:
         config = run_folder.check_branch(parent.workdir, config)
     return OpenRun(workdir, config, newest, parent)

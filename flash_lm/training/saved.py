@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 CHECKSUMS = "checksums"  # key of the facts
 PARTS = ("state", "facts")  # folders of a checkpoint
 Facts = dict[str, Any]
-Tree = dict[str, Any]  # step, params, opt_state, constants and carried, or some of them
+Tree = dict[str, Any]  # step, params, opt_state, constants, carried and ema, or some of them
 Done = TypeVar("Done")
 
 
@@ -63,28 +63,32 @@ def restore(name: RunName, abstract: TrainState, damaged: dict[int, str] | None 
     _, tree, facts = _restore(name, tree_of(abstract), {} if damaged is None else damaged)
     constants = tree.get("constants", None if abstract.constants else {})
     carried = abstract.carried and abstract.carried.of_tree(tree["carried"])
-    return TrainState(tree["step"], tree["params"], tree["opt_state"], constants, carried), facts
+    return TrainState(tree["step"], tree["params"], tree["opt_state"], constants, carried, tree.get("ema")), facts
 
 
 def restore_params(name: RunName, params: Params, constants: Params) -> tuple[int, Params, Params | None, Facts]:
     """Step, parameters, constants (None: not saved) and facts of a checkpoint, without the optimizer's state.
 
     Args:
-        name: name of the checkpoint or of an exported model.
+        name: name of the checkpoint or of an exported model; with `ema`, the average of the parameters is read.
         params: shapes, saved dtypes and shardings.
         constants: the same for the constants (random and not trained); empty: there are none.
 
     Raises as `restore` does.
     """
     if is_export(name.workdir):
-        if name.which != NEWEST:
-            raise InputError(f"{name.workdir} is an exported model, which has one state: leave @{name.which} out")
+        if name.suffix:
+            raise InputError(f"{name.workdir} is an exported model, which has one state: leave {name.suffix} out")
         read = _on_all_hosts(partial(read_trained, name.workdir, params, constants))
         if isinstance(read, str):
             raise InputError(f"{name.workdir} is damaged ({read}): export the run again")
         return read
-    step, tree, facts = _restore(name, {"params": params} | ({"constants": constants} if constants else {}), {})
-    return step, tree["params"], tree.get("constants", None if constants else {}), facts
+    config: Any = run_folder.read_config(name.workdir)
+    if name.ema and not config.train.ema:
+        raise InputError(f"{name.workdir} keeps no average of its parameters (train.ema is off): leave @ema out")
+    part = "ema" if name.ema else "params"
+    step, tree, facts = _restore(name, {part: params} | ({"constants": constants} if constants else {}), {})
+    return step, tree[part], tree.get("constants", None if constants else {}), facts
 
 
 def own_corpus(workdir: pathlib.Path, config: Any) -> OwnCorpus | None:
@@ -127,15 +131,16 @@ def identity(name: RunName, step: int, params: Params, facts: Facts) -> Facts:
 
 
 def tree_of(state: TrainState) -> Tree:
-    """A state by name, as it is saved: without constants and carried state if there are none."""
+    """A state by name, as it is saved: without constants, carried state and average if there are none."""
     tree = {"step": state.step, "params": state.params, "opt_state": state.opt_state}
     tree |= {"carried": state.carried.tree()} if state.carried else {}
+    tree |= {"ema": state.ema} if state.ema is not None else {}
     return tree | ({"constants": state.constants} if state.constants else {})
 
 
 def checksums(tree: Tree) -> dict[str, str]:
     """Checksums of the parts of a saved state."""
-    found = {name: fingerprint(tree[name]) for name in ("params", "constants") if name in tree}
+    found = {name: fingerprint(tree[name]) for name in ("params", "constants", "ema") if name in tree}
     if "opt_state" in tree:
         found["rest"] = fingerprint({name: tree[name] for name in ("step", "opt_state", "carried") if name in tree})
     return found

@@ -126,7 +126,8 @@ def state_shardings(
     )
     constants = jax.tree.map(lambda _: everywhere, abstract.constants)
     carried = abstract.carried and carried_shardings(abstract.carried, mesh)
-    return TrainState(everywhere, params, opt_state, constants, carried)  # type: ignore[arg-type]
+    ema = None if abstract.ema is None else params
+    return TrainState(everywhere, params, opt_state, constants, carried, ema)  # type: ignore[arg-type]
 
 
 def carried_shardings(abstract: DecodeState, mesh: Mesh) -> DecodeState:

@@ -101,6 +101,6 @@ def new_state(setup: Setup) -> TrainState:
     shardings = jax.tree.map(lambda x: x.sharding, setup.abstract)
 
     def init() -> TrainState:
-        return init_state(setup.model, setup.optimizer, setup.config.carried_rows)
+        return init_state(setup.model, setup.optimizer, setup.config.carried_rows, setup.config.train.ema > 0)
 
     return jax.jit(init, out_shardings=shardings)()

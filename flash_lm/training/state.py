@@ -21,10 +21,11 @@ Params = dict[str, Any]  # nested dicts of arrays
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """All that is saved: number of steps done (int32), parameters, optimizer state, constants, and a carried state.
+    """All that is saved: number of steps done (int32), parameters, optimizer state, constants, and what follows.
 
     Constants are random and never trained; the model computes with its own copy of them. With `train.carry_state`,
-    `carried` is what the model knows of the text before each row of the next batch; otherwise it is None.
+    `carried` is what the model knows of the text before each row of the next batch; otherwise it is None. With
+    `train.ema`, `ema` is the average of the parameters; otherwise it is None.
     """
 
     step: jax.Array
@@ -32,6 +33,7 @@ class TrainState:
     opt_state: optax.OptState
     constants: Params = dataclasses.field(default_factory=dict)
     carried: DecodeState | None = None
+    ema: Params | None = None
 
 
 class ModelFunction:
@@ -104,9 +106,15 @@ class ModelFunction:
 
 
 def init_state(
-    model: ModelFunction, optimizer: optax.GradientTransformation, carried_rows: int | None = None
+    model: ModelFunction, optimizer: optax.GradientTransformation, carried_rows: int | None = None, ema: bool = False
 ) -> TrainState:
-    """The state before the first step; `carried_rows`: rows of a batch that carry a state, None: there is none.
+    """The state before the first step.
+
+    Args:
+        model: the model.
+        optimizer: its optimizer.
+        carried_rows: rows of a batch that carry a state; None: there is none.
+        ema: whether the state has an average of the parameters.
 
     Raises:
         InputError: the model's state cannot be carried.
@@ -115,4 +123,5 @@ def init_state(
         model.abstract.check_carried()
     params = model.init()
     carried = None if carried_rows is None else model.bind(params).init_state(carried_rows)
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), model.constants, carried)
+    average = jax.tree.map(jnp.copy, params) if ema else None
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), model.constants, carried, average)

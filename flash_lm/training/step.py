@@ -73,7 +73,10 @@ def make_train_step(
         if carried is not None:
             empty = model.bind(state.params).init_state(carried.positions_B.size, carried.capacity)
             carried = jax.tree.map(if_finite, carried, empty)
-        return TrainState(state.step + 1, params, opt_state, state.constants, carried), metrics
+        ema = state.ema
+        if ema is not None:
+            ema = jax.tree.map(if_finite, _averaged(ema, params, config.ema, state.step), ema)
+        return TrainState(state.step + 1, params, opt_state, state.constants, carried, ema), metrics
 
     return step
 
@@ -200,6 +203,12 @@ def _predictions(
     targets_BxL, weights_BxL = (batch[name][:, : features_BxLxD.shape[1]] for name in ("targets_BxL", "loss_mask_BxL"))
     parts = batch_parts(features_BxLxD.shape[0])
     return bound, (features_BxLxD, targets_BxL, weights_BxL, loss_chunk, parts), carried
+
+
+def _averaged(ema: Params, params: Params, decay: float, step: jax.Array) -> Params:
+    """The exponential moving average after a step; the first ones count more, or it would be of random parameters."""
+    decay_now = jnp.minimum(decay, (1 + step) / (10 + step))
+    return jax.tree.map(lambda a, p: a + ((1 - decay_now) * (p - a)).astype(a.dtype), ema, params)
 
 
 def _all_finite(tree: Any) -> jax.Array:

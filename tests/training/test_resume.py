@@ -304,3 +304,17 @@ def test_another_tokenizer_in_the_folder_is_found(finished, tmp_path):
     token_cache.save_tokenizer(token_cache.train_sentencepiece(lines, 320), run / "tokenizer")
     with pytest.raises(InputError, match="holds another tokenizer .* than the one that it was trained with"):
         load_model(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["muon", "schedule_free_adamw"])
+def test_optimizers_with_states_of_their_own_resume_to_the_bit(config, tmp_path, optimizer):
+    """Also with microbatches; and what is saved is what was evaluated."""
+    config = changed(config, {"train.optimizer": optimizer, "data.tokens_per_batch": 512, "train.accumulate": 2})
+    train(config, tmp_path / "whole")
+    train(config, tmp_path / "run", should_stop=stop_after(5))
+    train(config, tmp_path / "run")
+    found, whole = losses(tmp_path / "run"), losses(tmp_path / "whole")
+    assert found == whole
+    (result,) = evaluate(tmp_path / "run", "validation")
+    assert np.isclose(result["loss"], whole[max(step for step, _ in whole), "validation"], rtol=1e-6)

@@ -240,3 +240,19 @@ def test_spans_are_not_decayed():
     marks = [x for path, x in jax.tree.leaves_with_path(traits.matrix) if "share" in str(path)]
     assert marks
     assert not any(marks)
+
+
+def test_a_step_that_is_left_out_does_not_move_the_average():
+    model, config = parts()
+    config = dataclasses.replace(config, ema=0.5, on_nonfinite="skip")
+    optimizer = make_optimizer(config, model.traits())
+    state = init_state(model, optimizer, ema=True)
+    step = jax.jit(make_train_step(model, optimizer, config, seed=0))
+    state, _ = step(state, batch())
+    before = jax.device_get(state.ema)
+    broken = batch() | {"loss_mask_BxL": np.full((B, L), np.nan, np.float32)}
+    state, metrics = step(state, broken)
+    assert not metrics["finite"]
+    assert all(map(np.array_equal, jax.tree.leaves(before), jax.tree.leaves(state.ema)))
+    state, metrics = step(state, batch())
+    assert metrics["finite"] and not np.array_equal(jax.tree.leaves(before)[0], jax.tree.leaves(state.ema)[0])
