@@ -11,7 +11,7 @@ from small import as_overrides, load_script, small_config, write_corpus
 from flash_lm import study, sweep
 from flash_lm.command import apply_overrides, load_config, load_module
 from flash_lm.configs import flash_base, quickstart
-from flash_lm.configs.studies import decays, optimizers
+from flash_lm.configs.studies import decays, optimizers, stability
 from flash_lm.errors import InputError, RunError
 from flash_lm.jsonl import append_jsonl, read_jsonl
 from flash_lm.study import check_runs, grid_runs, run_study
@@ -20,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 ROOT = pathlib.Path(__file__).parent.parent
 ABLATIONS = sorted((ROOT / "configs" / "ablations").glob("*.py"))
+OTHERS = [pathlib.Path(module.__file__) for module in (decays, optimizers, stability)]
 TABLES = sorted((ROOT / "configs" / "tables").glob("[!_]*.py"))
 
 
@@ -91,7 +92,7 @@ def test_decays_branch_off_one_run(tmp_path, monkeypatch):
     assert len(losses("sqrt_20")) == 4 and np.allclose(losses("sqrt_20"), losses("whole")[-4:], rtol=1e-6)
 
 
-@pytest.mark.parametrize("path", [*ABLATIONS, *map(pathlib.Path, (decays.__file__, optimizers.__file__))], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*ABLATIONS, *OTHERS], ids=lambda path: path.stem)
 def test_ablations_are_valid(path):
     module = load_module(str(path))
     config = one_device(module.get_config())

@@ -66,6 +66,11 @@ class ModelConfig(Group, name="model"):
     absolute_positions: str = key(
         None, "open: from the family", one_of("none", "learned", "sinusoid", "scaled_sinusoid")
     )
+    query_key_norm: bool = key(
+        False,
+        "RMS norm of each head's queries and keys, with a gain, before rotary positions (softmax over all pairs)",
+        before=False,
+    )
     rotary: bool = key(None, "rotary position embedding of queries and keys; open: from the family")
     rotary_base: float = key(
         10_000.0, "base of the rotary angles, position · base^(-2i / width)", above(1), before=10_000.0

@@ -90,6 +90,9 @@ class TrainConfig(Group, name="train"):
     )
     loss_chunk: int = key(1024, "tokens whose logits exist at the same time on a device", at_least(1))
     log_every: int = key(10, "steps", at_least(1))
+    log_groups: bool = key(
+        False, "log the gradient's norm for each group of parameters, such as layers/sublayer_0", before=False
+    )
     eval_every: int = key(100, "steps; 0 = only at the end", at_least(0))
     eval_steps: int = key(0, "batches per evaluation during training; 0 = the whole split", at_least(0))
     stop_accuracy: float = key(

@@ -12,6 +12,7 @@ from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, ShortConvolutions, short_convolutions
 from flash_lm.layers.core import Core, CoreOfPairs, Pair, Pairs
 from flash_lm.layers.dense import KERNEL_INITS, Dense
+from flash_lm.layers.norms import RMSNorm
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.sublayer import State, Sublayer
 from flash_lm.ops.positions import rotate
@@ -220,7 +221,8 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
 
     Several heads of queries may share one of keys and values ("GQA", Ainslie et al. 2023, section 2.2), which the cache
     then holds once. If a core needs several pairs, each is a scale-offset of the heads' queries and keys, so the size
-    stays that of the Transformer (MC-TFM).
+    stays that of the Transformer (MC-TFM). Queries and keys may have an RMS norm each, so that scores cannot grow with
+    them ("Scaling Vision Transformers to 22 Billion Parameters", Dehghani et al. 2023, section 2; a layer norm there).
     """
 
     def __init__(
@@ -232,6 +234,7 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
         key_heads: int | None = None,
         key_width: int | None = None,
         scale_offsets: bool = False,
+        query_key_norm: bool = False,
         convolution: ConvolutionOptions | None = None,
     ):
         """H heads of width D / H, `key_width` for queries and keys; the core must support fewer heads of keys."""
@@ -256,6 +259,8 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
             return ScaleOffsets(_unit_scales(core.scaled, width, config)) if scale_offsets else None
 
         self.query_variants, self.key_variants = variants(), variants()
+        norm = lambda: RMSNorm(config, self.key_width) if query_key_norm else None
+        self.query_norm, self.key_norm = norm(), norm()
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
         """Queries, keys and values."""
@@ -265,6 +270,8 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
         """Heads of queries, keys and values."""
         q = split_heads(maps["query"], self.heads)
         k, v = (split_heads(maps[name], self.key_heads) for name in ("key", "value"))
+        if self.query_norm and self.key_norm:
+            q, k = self.query_norm(q), self.key_norm(k)
         queries = self.query_variants(q) if self.query_variants else [q]
         keys = self.key_variants(k) if self.key_variants else [k]
         return Projected(self.rotated(named_pairs(self.pair_names, queries, keys), context), v)

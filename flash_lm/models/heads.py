@@ -13,7 +13,7 @@ from flax import nnx
 
 from flash_lm.config import ModelConfig
 from flash_lm.layers.dense import EMBEDDING_INITS, Dense
-from flash_lm.ops.cross_entropy import cross_entropy, cross_entropy_and_hits
+from flash_lm.ops.cross_entropy import cross_entropy, cross_entropy_and_hits, soft_capped
 from flash_lm.ops.logistics import VALUES, mixture_log_probs
 from flash_lm.schema import at_least, key, section
 from flash_lm.tables import HEADS
@@ -77,6 +77,13 @@ def register_head(name: str, row: HeadKind) -> None:
     HEADS.register(name, row)
 
 
+@section("model.softmax")
+class SoftmaxOptions:
+    """Options of model.head=softmax."""
+
+    cap: float = key(0.0, "logits are cap · tanh(logits / cap); 0 = off", at_least(0), before=0.0)
+
+
 @section("model.logistics")
 class LogisticsOptions:
     """Options of model.head=logistics."""
@@ -85,24 +92,27 @@ class LogisticsOptions:
 
 
 class SoftmaxHead(NamedTuple):
-    """softmax(features · tableᵀ)."""
+    """softmax(features · tableᵀ), whose logits may be kept within ± cap ("Gemma 2", arXiv:2408.00118, section 2)."""
 
     table_VxD: jax.Array
+    cap: float = 0.0
 
     def logits(self, features_xD: jax.Array) -> jax.Array:
         """…×V float32."""
         table_VxD = self.table_VxD.astype(features_xD.dtype)
-        return jnp.einsum("...d,vd->...v", features_xD, table_VxD, preferred_element_type=jnp.float32)
+        logits_xV = jnp.einsum("...d,vd->...v", features_xD, table_VxD, preferred_element_type=jnp.float32)
+        return soft_capped(logits_xV, self.cap)
 
     def loss(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int, z_loss: float = 0.0) -> Losses:
         """See `Head`."""
-        arguments = features_BxLxD, self.table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss
+        arguments = features_BxLxD, self.table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss, self.cap
         found: tuple[jax.Array, jax.Array] = cross_entropy(*arguments)
         return found[0], {"z_loss": found[1]} if z_loss else {}
 
     def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int) -> dict[str, jax.Array]:
         """See `Head`."""
-        found = cross_entropy_and_hits(features_BxLxD, self.table_VxD, targets_BxL, weights_BxL, chunk, parts)
+        arguments = features_BxLxD, self.table_VxD, targets_BxL, weights_BxL, chunk, parts, self.cap
+        found = cross_entropy_and_hits(*arguments)
         return dict(zip(("nll", "hits"), found, strict=True))
 
 
@@ -153,7 +163,8 @@ def _output_embedding(config: ModelConfig, rngs: nnx.Rngs) -> dict[str, nnx.Para
 
 
 def _softmax(model: Any) -> SoftmaxHead:
-    return SoftmaxHead((model.embedding if model.config.tie_embeddings else model.output_embedding)[...])
+    table = model.embedding if model.config.tie_embeddings else model.output_embedding
+    return SoftmaxHead(table[...], model.config[SoftmaxOptions].cap)
 
 
 def _numbers(config: ModelConfig) -> int:
@@ -168,5 +179,5 @@ def _logistics(model: Any) -> LogisticsHead:
     return LogisticsHead(model.mixture.kernel[...], model.config.vocab_size)
 
 
-register_head("softmax", HeadKind(_softmax, parameters=_output_embedding))
+register_head("softmax", HeadKind(_softmax, parameters=_output_embedding, sections=(SoftmaxOptions,)))
 register_head("logistics", HeadKind(_logistics, _numbers, _mixture, (LogisticsOptions,), of_values=True))

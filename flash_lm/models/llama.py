@@ -51,6 +51,8 @@ _SHAPE = {
     "absolute_positions": "none",
     "rotary": True,
     "short_convolution": 0,
+    "query_key_norm": False,
+    "softmax.cap": 0.0,
 }
 # Their settings for our model, if config.json has them.
 _THEIR_SHAPE = {

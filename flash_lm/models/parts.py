@@ -64,7 +64,8 @@ def _softmax(
     config: ModelConfig, quadratic: QuadraticOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
 ) -> Sublayer:
     core = QuadraticCore("softmax", None, quadratic, config)
-    return MultiHeadAttention(core, config, rngs=rngs, key_heads=config.num_kv_heads, convolution=convolution)
+    own: dict[str, Any] = {"key_heads": config.num_kv_heads, "query_key_norm": config.query_key_norm}
+    return MultiHeadAttention(core, config, rngs=rngs, convolution=convolution, **own)
 
 
 def _gau_quadratic(config: ModelConfig, gau: GAUOptions, quadratic: QuadraticOptions, *, rngs: nnx.Rngs) -> Sublayer:
@@ -327,7 +328,7 @@ GLU_PART = Part(GLU, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": times(8, 
 SOFTMAX = Part(
     _softmax,
     (QuadraticOptions, ConvolutionOptions),
-    _HEADS | {"num_kv_heads"},
+    _HEADS | {"num_kv_heads", "query_key_norm"},
     defaults={"num_kv_heads": lambda config: config.num_heads},
     problems=_softmax_problems,
 )

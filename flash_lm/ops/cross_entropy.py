@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flash_lm.ops.compact import compacted
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
 def cross_entropy(
     features_BxLxD: jax.Array,
     table_VxD: jax.Array,
@@ -23,6 +23,7 @@ def cross_entropy(
     chunk: int,
     parts: int = 1,
     z_loss: float = 0.0,
+    cap: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
     """Weighted sum over tokens of −log softmax(features · tableᵀ)[target], and the z-loss in it.
 
@@ -37,11 +38,12 @@ def cross_entropy(
         parts: number of parts of the batch, such as its devices; B is a multiple of it. Each part sums its own gradient
             of the table, so that devices exchange it once rather than for every slice.
         z_loss: z.
+        cap: logits are cap · tanh(logits / cap); 0: as they are.
 
     Returns:
         The sum in nats, z-loss included, and the z-loss alone, which has no gradient; float32 scalars.
     """
-    found = _sum(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss)
+    found = _sum(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss, cap)
     return found.total, found.z
 
 
@@ -52,19 +54,25 @@ def cross_entropy_and_hits(
     weights_BxL: jax.Array,
     chunk: int,
     parts: int = 1,
+    cap: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
     """The sum without a z-loss, not differentiable, and the weighted number of targets with the largest logit."""
-    found = _sum(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts)
+    found = _sum(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, cap=cap)
     return found.total, found.hits
 
 
-def _forward(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss):
-    arguments = features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss
+def soft_capped(x: jax.Array, cap: float) -> jax.Array:
+    """Cap · tanh(x / cap); x if cap is 0."""
+    return cap * jnp.tanh(x / cap) if cap else x
+
+
+def _forward(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss, cap):
+    arguments = features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss, cap
     found = _sum(*arguments, with_gradients=True)
     return (found.total, found.z), found.gradients
 
 
-def _backward(chunk, parts, z_loss, gradients, cotangents):
+def _backward(chunk, parts, z_loss, cap, gradients, cotangents):
     d_features_BxLxD, d_table_VxD = (g * cotangents[0].astype(g.dtype) for g in gradients)
     return d_features_BxLxD, d_table_VxD, None, None
 
@@ -80,7 +88,15 @@ cross_entropy.defvjp(_forward, _backward)
 
 
 def _sum(
-    features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk: int, parts: int, z_loss=0.0, with_gradients=False
+    features_BxLxD,
+    table_VxD,
+    targets_BxL,
+    weights_BxL,
+    chunk: int,
+    parts: int,
+    z_loss: float = 0.0,
+    cap: float = 0.0,
+    with_gradients: bool = False,
 ) -> _Sums:
     batch, length, width = features_BxLxD.shape
     # Slices run along L, so that a batch sharded over devices stays in place.
@@ -103,7 +119,7 @@ def _sum(
     def body(place, carry):
         total_P, z_P, hits_P, d_table_PxVxD, d_features_GxPxNxD = carry
         x_PxNxD, targets_PxN, weights_PxN = (jax.lax.dynamic_index_in_dim(x, place, keepdims=False) for x in sliced)
-        logits_PxNxV = product("pnd,vd->pnv", x_PxNxD, table)
+        logits_PxNxV = soft_capped(product("pnd,vd->pnv", x_PxNxD, table), cap)
         top_PxNx1 = logits_PxNxV.max(axis=-1, keepdims=True)
         exponentials_PxNxV = jnp.exp(logits_PxNxV - top_PxNx1)
         denominator_PxNx1 = exponentials_PxNxV.sum(axis=-1, keepdims=True)
@@ -122,6 +138,8 @@ def _sum(
         if z_loss:
             probabilities_PxNxV *= 1 + 2 * z_loss * log_z_PxN[..., None]
         d_logits_PxNxV = probabilities_PxNxV - is_target_PxNxV.astype(jnp.float32)
+        if cap:
+            d_logits_PxNxV *= 1 - jnp.square(logits_PxNxV / cap)
         d_logits_PxNxV = (d_logits_PxNxV * weights_PxN[..., None]).astype(table.dtype)
         d_table_PxVxD += product("pnv,pnd->pvd", d_logits_PxNxV, x_PxNxD)
         d_x_PxNxD = product("pnv,vd->pnd", d_logits_PxNxV, table).astype(x_PxNxD.dtype)

@@ -30,6 +30,7 @@ from flash_lm.training.opened import opened
 from flash_lm.training.profile import Profile, Span, check_span
 from flash_lm.training.schedule_free import gradient_point
 from flash_lm.training.sharding import batch_sharding, check_batch, place
+from flash_lm.training.spikes import Spikes
 from flash_lm.training.start import Start, find_start
 from flash_lm.training.state import Params
 from flash_lm.training.step import make_train_step
@@ -123,6 +124,7 @@ class _Loop:
         self.code = joined(facts.get("code", {}), provenance(jax.devices()[0].device_kind))
         self.state, self.clock, self.start = start.state, Clock(facts.get("train_seconds", 0.0)), start
         self.nonfinite = NonfiniteSteps(experiment, facts.get("skipped_steps", 0))
+        self.spikes = Spikes(facts.get("loss_spikes", 0), facts.get("recent_losses", ()))
         self.origin = Origin(experiment) if debug_nonfinite else None
         self.step = int(self.state.step)
         self.batches = experiment.training_batches(self.share, self.step, start.place)
@@ -234,11 +236,14 @@ class _Loop:
             if self.origin is not None:  # the step has not changed the parameters
                 origin = self.origin.find(gradient_point(self.state.opt_state, self.state.params), step - 1, batch)
             self.writer.say(self.nonfinite.meet(step, values, origin))
-        elif step % self.config.train.log_every == 0:
+            return
+        self.spikes.meet(values["loss"])
+        if step % self.config.train.log_every == 0:
             seconds = self.clock.seconds
             a_step = (seconds - self.logged_seconds) / (step - self.logged_step)
             self.logged_step, self.logged_seconds = step, seconds
             values |= {"train_seconds": seconds, "step_ms": 1000 * a_step, "skipped_steps": self.nonfinite.skipped}
+            values["loss_spikes"] = self.spikes.count
             values["tokens_per_second"] = self.config.data.batch_size * self.config.data.length / a_step
             if self.first_step_s is not None:
                 values["first_step_s"], self.first_step_s = self.first_step_s, None
@@ -266,6 +271,8 @@ class _Loop:
             "tokenizer": self.experiment.corpus.tokenizer.fingerprint,
             "train_seconds": self.clock.seconds,
             "skipped_steps": self.nonfinite.skipped,
+            "loss_spikes": self.spikes.count,
+            "recent_losses": self.spikes.recent,
             "code": self.code,
         }
         if self.reached is not None:

@@ -73,9 +73,7 @@ def _look(workdir: pathlib.Path, config: Any) -> OpenRun:
         config = like_parent(config, init_from)
     config = run_folder.check_config(workdir, config)
     if parent and parent.ema:
-        raise InputError(
-            f"train.branch_from={parent} is an average: leave @ema out, or use train.init_from"
-        )
+        raise InputError(f"train.branch_from={parent} is an average: leave @ema out, or use train.init_from")
     if parent:
         config = run_folder.check_branch(parent.workdir, config)
     return OpenRun(workdir, config, newest, parent)

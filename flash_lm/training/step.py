@@ -9,6 +9,7 @@ import optax
 
 from flash_lm.config import TrainConfig
 from flash_lm.data.tasks import NEXT_TOKEN, Task
+from flash_lm.layers.parameter import is_stacked, name_of
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.models.heads import Losses
 from flash_lm.models.language_model import LanguageModel
@@ -44,9 +45,9 @@ def make_train_step(
         task: the task, which defines the loss.
 
     Returns:
-        A function (state, batch) -> (state, metrics); metrics are loss (nats a target), penalties (by name;
-        not included in loss), grad_norm, learning_rate, tokens (targets in the batch), measures of the parameters
-        before the update, and whether the step was finite.
+        A function (state, batch) -> (state, metrics); metrics are loss (nats a target), penalties (by name; not
+        included in loss), grad_norm (perhaps also by group), learning_rate, tokens (targets in the batch), measures of
+        the parameters before the update, and whether the step was finite.
     """
     rate, gradients_of = learning_rate(config), make_gradients(model, config, seed, task)
 
@@ -60,6 +61,7 @@ def make_train_step(
             "loss": (total - sum(penalties.values())) / tokens,
             **{name: penalty / tokens for name, penalty in penalties.items()},
             "grad_norm": optax.tree.norm(gradients),
+            **(_norms_by_group(gradients) if config.log_groups else {}),
             "learning_rate": jnp.asarray(rate(state.step), jnp.float32),
             "tokens": tokens,
             **model.bind(state.params).measures(),
@@ -203,6 +205,15 @@ def _predictions(
     targets_BxL, weights_BxL = (batch[name][:, : features_BxLxD.shape[1]] for name in ("targets_BxL", "loss_mask_BxL"))
     parts = batch_parts(features_BxLxD.shape[0])
     return bound, (features_BxLxD, targets_BxL, weights_BxL, loss_chunk, parts), carried
+
+
+def _norms_by_group(gradients: Params) -> Metrics:
+    """The norm of each sublayer's gradient, over all layers, and of what is around the layers."""
+    squares: dict[str, Any] = {}
+    for path, x in jax.tree_util.tree_leaves_with_path(gradients):
+        name = "/".join(name_of(path).split("/")[: 2 if is_stacked(path) else 1])
+        squares[name] = squares.get(name, 0) + jnp.square(x.astype(jnp.float32)).sum()
+    return {f"grad_norm/{name}": jnp.sqrt(square) for name, square in squares.items()}
 
 
 def _averaged(ema: Params, params: Params, decay: float, step: jax.Array) -> Params:

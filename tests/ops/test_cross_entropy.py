@@ -70,6 +70,36 @@ def test_z_loss_equals_the_loop(parts):
         assert np.allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("z_loss", [0.0, 0.3])
+def test_capped_logits_equal_the_formula(z_loss):
+    """Value and gradients, in float64, of cross entropy and z-loss of cap · tanh(logits / cap)."""
+    features, table, targets, weights = inputs()
+    cap, h = 2.5, 1e-6
+
+    def expected(features, table):
+        logits = cap * np.tanh(features @ table.T / cap)
+        log_z = np.log(np.exp(logits).sum(axis=-1))
+        nll = log_z - np.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        return (weights * (nll + z_loss * log_z**2)).sum()
+
+    arguments = (jnp.float32(features), jnp.float32(table), jnp.int32(targets), jnp.float32(weights))
+    whole = lambda f, t: cross_entropy(f, t, *arguments[2:], 4, 2, z_loss, cap)[0]
+    value, found = jax.value_and_grad(whole, argnums=(0, 1))(*arguments[:2])
+    assert np.isclose(value, expected(features, table), rtol=1e-5)
+    for which, gradient in enumerate(found):
+        for place in np.ndindex(gradient.shape):
+            moved = [[features, table], [features, table]]
+            for sign, pair in zip((h, -h), moved, strict=True):
+                pair[which] = pair[which].copy()
+                pair[which][place] += sign
+            slope = (expected(*moved[0]) - expected(*moved[1])) / (2 * h)
+            assert np.isclose(gradient[place], slope, rtol=1e-3, atol=1e-4)
+    total, hits = cross_entropy_and_hits(*arguments, 4, 2, cap)
+    if not z_loss:
+        assert np.isclose(total, value, rtol=1e-6)
+    assert hits == cross_entropy_and_hits(*arguments, 4, 2)[1]
+
+
 @pytest.mark.parametrize("parts", [1, 2])
 def test_hits_are_the_targets_of_the_largest_logit(parts):
     features, table, targets, weights = inputs()

@@ -1,0 +1,108 @@
+"""What keeps scores and logits small: norms of queries and keys, and a soft cap of the logits."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from flash_lm import build_mixer, build_model
+from flash_lm.config import parse_model
+from flash_lm.models.family import complete, unread
+from flash_lm.models.heads import SoftmaxOptions
+from flash_lm.models.llama import differing
+from models.cases import model_config
+
+B, L, D, H = 2, 7, 32, 2
+
+
+def built(**keys):
+    return build_model(model_config("transformer_plus_plus", True, num_layers=1, **keys), rngs=nnx.Rngs(0))
+
+
+def rotated(x_LxK, base=10_000.0):
+    """Halves of a vector as pairs, as in Llama."""
+    length, width = x_LxK.shape
+    angles = np.arange(length)[:, None] * base ** (-np.arange(0, width, 2) / width)
+    a, b = np.split(x_LxK, 2, axis=1)
+    return np.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], axis=1)
+
+
+def test_normal_queries_and_keys_are_those_of_the_formula():
+    mixer = build_mixer("transformer_plus_plus", model_dim=D, num_heads=H, query_key_norm=True, rngs=nnx.Rngs(0))
+    attention, draw, width = mixer.sublayer, np.random.default_rng(0), D // H
+    gains = draw.uniform(0.5, 2, size=(2, width))
+    attention.query_norm.scale[...], attention.key_norm.scale[...] = jnp.float32(gains)
+    weights = {name: 10 * draw.normal(size=(D, D)) for name in ("query", "key", "value", "output")}
+    for name, kernel in weights.items():
+        getattr(attention, name).kernel[...] = jnp.float32(kernel)
+    x = draw.normal(size=(B, L, D))
+    expected = np.zeros_like(x)
+    for b in range(B):
+        q, k, v = (np.split(x[b] @ weights[name], H, axis=1) for name in ("query", "key", "value"))
+        joined = []
+        for i in range(H):
+            normal = [y / np.sqrt((y**2).mean(axis=1, keepdims=True) + 1e-6) for y in (q[i], k[i])]
+            q_i, k_i = (rotated(y * gain) for y, gain in zip(normal, gains, strict=True))
+            scores = q_i @ k_i.T / np.sqrt(width)
+            scores[np.triu_indices(L, 1)] = -np.inf
+            p = np.exp(scores - scores.max(axis=1, keepdims=True))
+            joined.append(p / p.sum(axis=1, keepdims=True) @ v[i])
+        expected[b] = np.concatenate(joined, axis=1) @ weights["output"]
+    np.testing.assert_allclose(mixer(jnp.float32(x)), expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+
+
+def test_steps_normalise_as_whole_rows_do():
+    model = built(query_key_norm=True)
+    tokens = jnp.asarray(np.random.default_rng(0).integers(4, 30, size=(B, L)), jnp.int32)
+    expected, state = np.asarray(model(tokens)), model.init_state(B)
+    _, state = model.prefill(tokens[:, :3], state)
+    for t in range(3, L):
+        logits, state = model.step(tokens[:, t], state)
+        np.testing.assert_allclose(logits, expected[:, t], rtol=1e-3, atol=1e-4)
+
+
+def test_large_weights_leave_the_scores_as_they_are():
+    """Ten times the queries' weights change nothing, and without the norm they do."""
+    tokens = jnp.asarray(np.random.default_rng(0).integers(4, 30, size=(B, L)), jnp.int32)
+
+    def change(model):
+        before = np.asarray(model(tokens))
+        kernel = model.layers.sublayer_0.query.kernel
+        kernel[...] = 10 * kernel[...]
+        return np.abs(np.asarray(model(tokens)) - before).max()
+
+    assert change(built(query_key_norm=True)) < 1e-4 < 1e-2 < change(built())
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_logits_stay_within_the_cap_everywhere(tie):
+    """In whole rows, steps, loss and scores; the loss is that of the logits."""
+    model = built(**{"softmax.cap": 1.5, "tie_embeddings": tie})
+    table = model.embedding if tie else model.output_embedding
+    table[...] = 5 * table[...]
+    tokens = jnp.asarray(np.random.default_rng(0).integers(4, 30, size=(B, L)), jnp.int32)
+    logits, features = np.asarray(model(tokens), np.float64), model.features(tokens)
+    raw = np.asarray(model.head()._replace(cap=0.0).logits(features), np.float64)
+    assert np.abs(raw).max() > 3
+    np.testing.assert_allclose(logits, 1.5 * np.tanh(raw / 1.5), rtol=1e-4, atol=1e-5)
+    state = model.init_state(B)
+    for t in range(3):
+        step, state = model.step(tokens[:, t], state)
+        np.testing.assert_allclose(step, logits[:, t], rtol=1e-3, atol=1e-4)
+    targets = jnp.roll(tokens, -1, axis=1)
+    log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    expected = -np.take_along_axis(log_p, np.asarray(targets)[..., None], axis=-1).sum()
+    weights = jnp.ones((B, L))
+    assert float(model.head().loss(features, targets, weights, 1024, 1)[0]) == pytest.approx(expected, rel=1e-4)
+    assert float(model.head().scores(features, targets, weights, 1024, 1)["nll"]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_neither_is_a_llama():
+    for keys, name in (({"query_key_norm": True}, "query_key_norm"), ({"softmax.cap": 30.0}, "softmax.cap")):
+        config = complete(parse_model(model_config("transformer_plus_plus", True, **keys)))
+        assert name in differing(config)
+    assert complete(parse_model(model_config("transformer_plus_plus", True)))[SoftmaxOptions].cap == 0
+
+
+def test_other_families_do_not_read_the_norm():
+    assert "model.query_key_norm" in unread(["flash"]) and "model.query_key_norm" not in unread(["transformer"])

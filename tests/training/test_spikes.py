@@ -1,0 +1,59 @@
+"""What counts as a spike of the loss, and that a resumed run counts on; norms of the gradient by group."""
+
+import numpy as np
+import pytest
+from small import small_config, write_corpus
+
+from flash_lm.jsonl import read_jsonl
+from flash_lm.study import changed
+from flash_lm.training.loop import train
+from flash_lm.training.spikes import Spikes
+from training.runs import stop_after
+
+
+def test_a_loss_far_above_the_recent_ones_is_a_spike():
+    draw = np.random.default_rng(0)
+    losses = 5 * np.exp(-np.arange(300) / 100) + 0.05 * draw.normal(size=300)
+    spikes = Spikes()
+    assert not any(spikes.meet(x) for x in losses[:200])
+    assert spikes.meet(losses[200] + 2) and spikes.count == 1
+    assert not spikes.meet(losses[201]), "the next is compared with the spike, too"
+
+
+def test_the_bound_is_six_standard_deviations():
+    before = [1.0, 2.0] * 32
+    assert not Spikes(recent=before).meet(1.5 + 6 * 0.5)
+    assert Spikes(recent=before).meet(1.5 + 6 * 0.5 + 1e-6)
+    assert not Spikes(recent=before[:15]).meet(100.0)
+
+
+def test_a_count_goes_on():
+    draw = np.random.default_rng(0)
+    losses = [*draw.normal(size=90), 30.0, *draw.normal(size=90), 60.0]
+    whole = Spikes()
+    for x in losses:
+        whole.meet(x)
+    first = Spikes()
+    for x in losses[:50]:
+        first.meet(x)
+    second = Spikes(first.count, first.recent)
+    for x in losses[50:]:
+        second.meet(x)
+    assert (whole.count, whole.recent) == (second.count, second.recent) and whole.count == 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("usual_promotion")
+def test_runs_log_spikes_and_norms_by_group(tmp_path):
+    config = small_config(write_corpus(tmp_path / "corpus"), tmp_path / "cache")
+    config = changed(config, {"train.log_groups": True, "train.steps": 30, "train.learning_rate": 1e-3})
+    train(config, tmp_path / "whole")
+    train(config, tmp_path / "run", should_stop=stop_after(20))
+    train(config, tmp_path / "run")
+    of_run = lambda name: [x for x in read_jsonl(tmp_path / name / "metrics.jsonl") if x["split"] == "train"]
+    lines = [of_run("whole"), of_run("run")]
+    for whole, run in zip(*lines, strict=True):
+        groups = {name: x for name, x in whole.items() if name.startswith("grad_norm/")}
+        assert {"grad_norm/embedding", "grad_norm/layers/sublayer_0", "grad_norm/layers/sublayer_1"} <= groups.keys()
+        assert np.isclose(sum(x**2 for x in groups.values()), whole["grad_norm"] ** 2, rtol=1e-4)
+        assert whole["loss_spikes"] == run["loss_spikes"] == 0
