@@ -7,6 +7,7 @@ import logging
 import mmap
 import os
 import pathlib
+import shutil
 import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -159,6 +160,20 @@ def _the_log_as_it_was():
     before = _LOG.level
     yield
     _LOG.setLevel(before)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, for tests of pages."""
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 (few tests need it)
+
+    if not (path := shutil.which("chromium") or shutil.which("google-chrome")):
+        pytest.skip("there is no chromium: install it to test the page")
+    options = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=options)
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -141,7 +141,7 @@ def test_plugins_are_names(undone):
     [
         ("model.rotary", {}, "section model.rotary: this is already a key"),
         ("model.sections", {}, "this is already a key"),
-        ("modle.mine", {}, r"name a group \(model, data, train\) and a section of it"),
+        ("modle.mine", {}, r"name a group \(data, model, train\) and a section of it"),
         ("mine", {}, "name a group"),
         ("model.a.b", {}, "name a group"),
         ("model.mine", {"__annotations__": {"reach": int}, "reach": 3}, r"declare reach with key\(default, unit"),

@@ -3,27 +3,14 @@
 import os
 import pathlib
 import re
-import shutil
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from inference.service.serving import CHARACTERS, gauge, service, until
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 PHONE = {"width": 360, "height": 740}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if not BROWSER:
-        pytest.skip("there is no chromium: install it to test the page")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=OPTIONS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
