@@ -76,6 +76,7 @@ def test_a_home_that_cannot_be_written_is_reported(train, tmp_path):
     assert "compiled programs are not cached: /dev/null/.cache/flash_lm/compiled: Not a directory" in said
 
 
+@pytest.mark.slow
 def test_the_first_step_is_logged_once(train, tmp_path):
     """From the start of the process on, so that imports are in it."""
     begun = time.monotonic()

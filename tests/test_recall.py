@@ -29,6 +29,7 @@ def run_line(model, rate, seed, accuracy, validation, **more):
     return line | own | more
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_where_it_stopped(tmp_path):
     models = models_of(small(), ("linear_transformer+short_convolution=2",), (8,))
     file, runs = tmp_path / "runs.jsonl", tmp_path / "runs"

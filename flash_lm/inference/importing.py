@@ -43,7 +43,7 @@ def import_hf(model: str | os.PathLike[str], out: str | os.PathLike[str]) -> pat
         raise InputError(f"{out} already exists: give a new folder")
     settings = read_json(folder / "config.json")
     raw: Any = default_config()
-    raw.model.update(llama.model_keys(settings))
+    raw.model.update_from_flattened_dict(llama.model_keys(settings))
     tokenizer = _tokenizer(folder)
     length = min(raw.model.max_length, _LONGEST_ROW)
     raw.data.update(tokenizer=tokenizer.kind, length=length, tokens_per_batch=length)

@@ -109,6 +109,7 @@ def test_a_mixture_is_the_text_of_its_parts(config):
         assert len(found) == start
 
 
+@pytest.mark.slow
 def test_batches_of_text_have_the_shares(config):
     experiment = build_experiment(config)
     batches = experiment.training_batches(whole_batch(8))
@@ -179,6 +180,7 @@ def test_a_part_without_text_is_named(config, tmp_path):
         load_splits(parse(changed(config, {"data.mixture": missing})).data)
 
 
+@pytest.mark.slow
 def test_places_with_the_same_name_keep_their_places(config, tmp_path):
     other = write_corpus(tmp_path / "more" / "a")
     mixture = ((str(tmp_path / "a"), 1), (str(tmp_path / "more" / "a"), 1))

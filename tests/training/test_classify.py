@@ -63,6 +63,7 @@ def test_it_learns_and_ends_where_it_should(config, run, capsys):
     assert losses(run) == before
 
 
+@pytest.mark.slow
 def test_its_score_has_an_interval_and_the_most_frequent_label(run):
     (result,) = evaluate(run, "test")
     assert result["tokens"] == 40 and result["accuracy"] > 0.9 and result["reached"] >= 0.99

@@ -170,6 +170,7 @@ def test_no_optimizer_moves_what_is_frozen(config, name):
     assert not np.array_equal(found["b"], params["b"])
 
 
+@pytest.mark.slow
 def test_a_begun_run_can_be_branched(config, parent, tmp_path):
     train(changed(config, {"train.init_from": str(parent)}), tmp_path / "begun")
     branch = {"train.branch_from": str(tmp_path / "begun"), "train.steps": 3}

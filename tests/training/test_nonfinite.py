@@ -108,6 +108,7 @@ def test_it_is_skipped_and_counted(config, poisoned, tmp_path):
         assert np.array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_non_finite_update_is_not_applied(config, tmp_path):
     """Loss and gradient are, but a word that does not occur has moments of 0, and 0 / 0 is NaN."""
     config = config.copy_and_resolve_references()

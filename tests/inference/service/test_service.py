@@ -118,6 +118,7 @@ def test_no_request_waits_for_a_compiler():
     assert [function._cache_size() for function in compiled] == before
 
 
+@pytest.mark.slow
 def test_second_lines_are_those_of_the_command(couplets):
     writer = CoupletWriter(random_model("couplets"))
     for first, seed in (("春", 0), ("東山水", 5)):

@@ -126,6 +126,7 @@ def test_weights_that_decay(chunk, length):
     )
 
 
+@pytest.mark.slow
 def test_bands_of_queries_whose_weights_decay(monkeypatch):
     monkeypatch.setattr(attention, "_BAND", 32)
     jax.clear_caches()
