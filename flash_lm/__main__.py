@@ -13,6 +13,7 @@ COMMANDS = {
     "import_model": "convert a Llama from Hugging Face's format",
     "generate": "continue a prompt, or fill in masks",
     "sweep": "train and score the runs of a grid or a study",
+    "track": "replay runs' metrics into trackio or wandb",
     "serve": "serve a checkpoint: a web page and a JSON API",
 }
 

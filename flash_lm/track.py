@@ -1,0 +1,67 @@
+"""python -m flash_lm.track runs/x runs/y --to=trackio [--project=flash_lm]."""
+
+import argparse
+import importlib
+import itertools
+from typing import Any
+
+from flash_lm.analysis.results import labels
+from flash_lm.command import run
+from flash_lm.config import filled
+from flash_lm.errors import InputError
+from flash_lm.run_name import RunName, run_name
+from flash_lm.training import workdir as run_folder
+from flash_lm.training.metrics import read_lines
+
+TRACKERS = ("trackio", "wandb")  # both have init, log and finish
+
+
+def flags() -> argparse.ArgumentParser:
+    """Returns the command's argument parser."""
+    parser = argparse.ArgumentParser(prog="python -m flash_lm.track", description=main.__doc__)
+    parser.add_argument("workdirs", nargs="+", metavar="RUN", help="folders of runs")
+    parser.add_argument("--to", required=True, choices=TRACKERS, help="the tracker's package, which must be installed")
+    parser.add_argument("--project", default="flash_lm", help="the project there")
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    """Replays the metrics of runs into a tracker: each run with its config, its steps and its splits."""
+    arguments = flags().parse_args(argv)
+    names = labels([_folder(word) for word in arguments.workdirs])
+    metrics = {label: read_lines(name.workdir / "metrics.jsonl") for label, name in names.items()}
+    if without := [str(names[label]) for label, lines in metrics.items() if not lines]:
+        raise InputError(f"{', '.join(without)}: no run with metrics.jsonl is there; name the folders of runs")
+    try:
+        tracker = importlib.import_module(arguments.to)
+    except ImportError:
+        raise InputError(f"--to={arguments.to} needs the package: pip install {arguments.to}") from None
+    for label, lines in metrics.items():
+        config = filled(run_folder.read_config(names[label].workdir).to_dict())
+        _replay(tracker, arguments.project, label, config, lines)
+        print(f"{names[label]}: {len(lines)} lines to project {arguments.project} of {arguments.to}, as {label}")
+
+
+def _folder(word: str) -> RunName:
+    name = run_name(word)
+    if name.suffix:
+        raise InputError(f"{word} names a checkpoint, and the metrics are of the whole run: leave {name.suffix} out")
+    return name
+
+
+def _replay(tracker: Any, project: str, label: str, config: dict[str, Any], lines: list[dict[str, Any]]) -> None:
+    """Logs the lines, those of one step together; a metric's name begins with its split."""
+    tracker.init(project=project, name=label, config=config)
+    for step, of_step in itertools.groupby(lines, lambda line: line["step"]):
+        values = {
+            f"{line['split']}/{key}": value
+            for line in of_step
+            for key, value in line.items()
+            if key not in ("step", "split")
+        }
+        tracker.log(values, step=step)
+    tracker.finish()
+
+
+if __name__ == "__main__":
+    run(main, flags)

@@ -1,0 +1,81 @@
+"""Metrics replayed into a tracker; a recorder stands for the tracker's package."""
+
+import sys
+import types
+
+import pytest
+
+from flash_lm import track
+from flash_lm.configs import quickstart
+from flash_lm.errors import InputError
+from flash_lm.jsonl import write_jsonl
+
+
+class Recorder(types.ModuleType):
+    """Has the three functions that trackers share, and refuses steps that go back, as wandb does."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.runs = []
+
+    def init(self, *, project, name, config):
+        self.runs.append({"project": project, "name": name, "config": config, "steps": {}, "open": True})
+
+    def log(self, values, *, step):
+        run = self.runs[-1]
+        assert run["open"] and step > max(run["steps"], default=-1)
+        run["steps"][step] = values
+
+    def finish(self):
+        self.runs[-1]["open"] = False
+
+
+@pytest.fixture
+def tracker(monkeypatch):
+    recorder = Recorder("trackio")
+    monkeypatch.setitem(sys.modules, "trackio", recorder)
+    return recorder
+
+
+@pytest.fixture
+def runs(tmp_path):
+    found = []
+    for i, name in enumerate(("a", "b")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(quickstart.get_config().to_json())
+        lines = [{"step": n, "split": "train", "loss": i + n} for n in (10, 20)]
+        lines.append({"step": 20, "split": "validation", "loss": 9.0, "perplexity": 8.0})
+        write_jsonl(folder / "metrics.jsonl", lines)
+        found.append(str(folder))
+    return found
+
+
+def test_every_line_arrives(tracker, runs, capsys):
+    track.main([*runs, "--to=trackio", "--project=mine"])
+    a, b = tracker.runs
+    assert (a["project"], a["name"], b["name"]) == ("mine", "a", "b") and not a["open"] and not b["open"]
+    assert a["config"]["train"]["steps"] == 240 and a["config"]["train"]["warmup_steps"] == 24
+    last = {"train/loss": 20, "validation/loss": 9.0, "validation/perplexity": 8.0}
+    assert a["steps"] == {10: {"train/loss": 10}, 20: last}
+    assert b["steps"][10] == {"train/loss": 11}
+    assert "3 lines to project mine of trackio, as b" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{run}", "{run}/nowhere"], "nowhere: no run with metrics.jsonl is there"),
+        (["{run}@best"], "leave @best out"),
+    ],
+)
+def test_what_is_no_run_is_refused_before_anything_is_sent(tracker, runs, words, message):
+    with pytest.raises(InputError, match=message):
+        track.main([*(word.format(run=runs[0]) for word in words), "--to=trackio"])
+    assert not tracker.runs
+
+
+def test_a_tracker_that_is_not_installed_is_named(runs, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(InputError, match="pip install wandb"):
+        track.main([*runs, "--to=wandb"])
