@@ -5,13 +5,9 @@ import importlib
 import itertools
 from typing import Any
 
-from flash_lm.analysis.results import labels
 from flash_lm.command import run
-from flash_lm.config import filled
 from flash_lm.errors import InputError
 from flash_lm.run_name import RunName, run_name
-from flash_lm.training import workdir as run_folder
-from flash_lm.training.metrics import read_lines
 
 TRACKERS = ("trackio", "wandb")  # both have init, log and finish
 
@@ -28,6 +24,11 @@ def flags() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> None:
     """Replays the metrics of runs into a tracker: each run with its config, its steps and its splits."""
     arguments = flags().parse_args(argv)
+    from flash_lm.analysis.results import labels
+    from flash_lm.config import filled
+    from flash_lm.training import workdir as run_folder
+    from flash_lm.training.metrics import read_lines
+
     names = labels([_folder(word) for word in arguments.workdirs])
     metrics = {label: read_lines(name.workdir / "metrics.jsonl") for label, name in names.items()}
     if without := [str(names[label]) for label, lines in metrics.items() if not lines]:

@@ -2,7 +2,8 @@
 
     python scripts/scaling.py plan --config=quickstart --families="flash transformer_plus_plus" \
         --budgets="1e13 3e13 1e14" --out=scaling_runs.py --config.model.vocab_size=8192
-    python -m flash_lm.sweep --config=scaling_runs.py --split=test --workdir=runs/scaling
+    python -m flash_lm.sweep --config=quickstart --runs=scaling_runs.py --split=test --workdir=runs/scaling \
+        --config.model.vocab_size=8192
     python scripts/scaling.py fit runs/scaling/*/results.jsonl --out=runs/scaling
 
 A plan has, for each budget in FLOPs, all sizes with 4 to 100 tokens a parameter, by each family's own FLOPs. A fit is
