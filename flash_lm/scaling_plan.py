@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flash_lm.models.facts import facts
+from flash_lm.models.flops import FORWARD_AND_BACKWARD
 
 _WIDTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 _HEAD = 32  # width of a head, and of a layer's share of the width: a model of 128 has 4 heads and 4 layers
 _FROM, _TO = 4.0, 100.0  # tokens a parameter
-_TRAINING = 3  # FLOPs of a step by those of its forward pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ def plan(config: Any, families: Sequence[str], budgets: Iterable[float]) -> list
             sized.update_from_flattened_dict(shape)
             about = facts(family, sized.model, (), (length,))
             for budget in budgets:
-                tokens = round(budget / (_TRAINING * about.flops[length]))
+                tokens = round(budget / (FORWARD_AND_BACKWARD * about.flops[length]))
                 if not _FROM <= tokens / about.parameters <= _TO:
                     continue
                 changes = shape | {"train.steps": None, "train.tokens": tokens}

@@ -58,7 +58,7 @@ class DataConfig(Group, name="data"):
         one_of("bytes", "sentencepiece", "hf"),
     )
     tokenizer_path: str = key(
-        None, "a SentencePiece model, or a folder with a tokenizer.json; open: trained on the corpus"
+        None, "a SentencePiece model, or a tokenizer.json or its folder; open: trained on the corpus"
     )
     # SentencePiece needs its 256 bytes and the special tokens.
     vocab_size: int = key(8192, "size of the SentencePiece vocabulary to train", at_least(300))

@@ -63,11 +63,10 @@ def evaluate(
     Returns:
         One flat result per length (and slice): what was evaluated, how it was trained, its scores, and their
         provenance (seed, hash of the config; device, versions and commit of the scoring, and of the training as
-        trained_…). The value of `checkpoint` is newest, best or step; `ema`
-        is true if it is the average of the parameters; `own_corpus` says whether the text is the run's
-        own corpus. Scores of a masked model cover only the masked tokens; only a causal model of text has a perplexity
-        per word; a model of labels has an interval of its accuracy, `majority`, and `cut`: the share of texts that do
-        not fit into a row.
+        trained_…). The value of `checkpoint` is newest, best or step; `ema` is true if it is the average of the
+        parameters; `own_corpus` says whether the text is the run's own corpus. Scores of a masked model cover only the
+        masked tokens; only a causal model of text has a perplexity per word; a model of labels has an interval of its
+        accuracy, `majority`, and `cut`: the share of texts that do not fit into a row.
 
     Raises:
         InputError: there is no such run, checkpoint or split, or a length exceeds the model's positions.

@@ -6,7 +6,7 @@ XLA's cost analysis counts a scanned layer once and recomputation twice, so it i
 from flash_lm.models.language_model import LanguageModel
 
 # Each of a product's two gradients is a product, too (PaLM, appendix B, counts in the same way).
-_FORWARD_AND_BACKWARD = 3
+FORWARD_AND_BACKWARD = 3
 
 
 def training_flops(model: LanguageModel, tokens: int, length: int) -> float:
@@ -17,4 +17,4 @@ def training_flops(model: LanguageModel, tokens: int, length: int) -> float:
         tokens: tokens in the step.
         length: length of a row.
     """
-    return _FORWARD_AND_BACKWARD * tokens * model.flops_per_token(length)
+    return FORWARD_AND_BACKWARD * tokens * model.flops_per_token(length)

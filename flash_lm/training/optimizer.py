@@ -103,7 +103,8 @@ def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransfo
     """
     row: Optimizer = OPTIMIZERS[config.optimizer]
     rules = row.build(config, traits, *(config[kind] for kind in row.sections))
-    rule = optax.chain(*rules, optax.scale_by_learning_rate(learning_rate(config)))
+    rate = learning_rate(config)
+    rule = optax.chain(*rules, optax.scale_by_learning_rate(rate))
     clip = optax.clip_by_global_norm(config.clip)
     clips = {"global": clip, "parameter": _by_parameter(clip)}
     whole = optax.chain(clips[config.clip_mode], rule) if config.clip else rule
@@ -116,11 +117,11 @@ def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransfo
         """The updates of `moved`, given gradients at `params`."""
         # Zeros, so that the global norm does not count them.
         updates, state = whole.update(jax.tree.map(partial(still, value=0), gradients, frozen), state, params)
-        updates = jax.tree.map(lambda x, rate: x if rate == 1 else x * rate, updates, traits.rate)
+        updates = jax.tree.map(lambda x, own: x if own == 1 else x * own, updates, traits.rate)
         return jax.tree_util.tree_map_with_path(_projected, updates, moved, traits.project), state
 
     # None of this is a link of the chain, which would add to the state: older checkpoints do not have it.
-    average = schedule_free(whole.init, moves, learning_rate(config), config.b1) if row.averages else None
+    average = schedule_free(whole.init, moves, rate, config.b1) if row.averages else None
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if average is None:
