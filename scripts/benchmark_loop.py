@@ -20,8 +20,9 @@ from flash_lm.command import load_config, run
 from flash_lm.config import parse
 from flash_lm.data.token_cache import load_tokenized
 from flash_lm.jsonl import append_jsonl, read_jsonl
+from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.experiment import build_experiment
-from flash_lm.training.loop import compile_step, train
+from flash_lm.training.loop import train
 from flash_lm.training.sharding import batch_sharding, place
 from flash_lm.training.start import new_state
 
@@ -38,7 +39,7 @@ def bare_step_ms(config: ConfigDict) -> float:
     """Median over intervals with the same number of steps as the loop's log intervals."""
     experiment = build_experiment(config)
     with jax.set_mesh(experiment.mesh):
-        step, state = compile_step(experiment), new_state(experiment)
+        step, state = CompiledStep(experiment), new_state(experiment)
         share = experiment.share()
         batch = place(next(experiment.training_batches(share)), batch_sharding(experiment.mesh), share)
         every, times = experiment.config.train.log_every, []

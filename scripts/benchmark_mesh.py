@@ -16,8 +16,8 @@ from flash_lm.analysis.collectives import collectives
 from flash_lm.command import load_config, mesh_shapes, run
 from flash_lm.jsonl import append_jsonl
 from flash_lm.provenance import provenance
+from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.experiment import build_experiment
-from flash_lm.training.loop import compile_step
 from flash_lm.training.sharding import batch_sharding, check_batch, place
 from flash_lm.training.start import new_state
 
@@ -28,7 +28,7 @@ def measure(config: ConfigDict, steps: int) -> dict:
     settings = experiment.config
     check_batch(experiment.mesh, settings.data.batch_size, settings.train.accumulate)
     with jax.set_mesh(experiment.mesh):
-        step, state = compile_step(experiment), new_state(experiment)
+        step, state = CompiledStep(experiment), new_state(experiment)
         held = {
             f"{name}_bytes_a_device": sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
             for name, tree in (("parameter", state.params), ("optimizer", state.opt_state))
@@ -38,7 +38,7 @@ def measure(config: ConfigDict, steps: int) -> dict:
         for _ in range(steps):
             state, metrics = step(state, place(next(batches), batch_sharding(experiment.mesh), share))
             losses.append(float(metrics["loss"]))
-    traffic = collectives(step.as_text())
+    traffic = collectives(step.program.as_text())
     return {
         "family": settings.model.label,
         "task": settings.task,
@@ -48,7 +48,7 @@ def measure(config: ConfigDict, steps: int) -> dict:
         "length": settings.data.length,
         "parameters": experiment.model.parameter_count(),
         **held,
-        "temporary_bytes_a_device": step.memory_analysis().temp_size_in_bytes,
+        "temporary_bytes_a_device": step.program.memory_analysis().temp_size_in_bytes,
         "collectives_a_step": sum(x.count for x in traffic.values()),
         "collective_bytes_a_step": sum(x.bytes for x in traffic.values()),
         **{f"{kind}_{key}": value for kind, x in traffic.items() for key, value in x._asdict().items()},

@@ -22,8 +22,8 @@ from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.models.family import complete_config
 from flash_lm.provenance import provenance
 from flash_lm.training.checkpoint import Checkpoints
+from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.experiment import Setup, build_setup
-from flash_lm.training.loop import compile_step
 from flash_lm.training.sharding import batch_sharding, check_batch, make_mesh
 from flash_lm.training.start import new_state
 
@@ -33,7 +33,7 @@ def measure(setup: Setup, rounds: int, workdir: pathlib.Path) -> Line:
     data, every = setup.config.data, setup.config.train.checkpoint_every
     times = []
     with jax.set_mesh(setup.mesh), Checkpoints(workdir) as checkpoints:
-        step, state = compile_step(setup), new_state(setup)
+        step, state = CompiledStep(setup), new_state(setup)
         shape = (data.batch_size, data.length)
         zeros = {name: jax.numpy.zeros(shape, x.dtype) for name, x in empty_row(data.length).items()}
         batch = jax.device_put(zeros, batch_sharding(setup.mesh))

@@ -24,8 +24,8 @@ from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.models.family import complete_config
 from flash_lm.provenance import provenance
+from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.experiment import Setup, build_setup
-from flash_lm.training.loop import compile_step
 from flash_lm.training.sharding import check_batch, make_mesh
 
 SIZES = gau_mhsa.SIZES["paper"]
@@ -50,8 +50,8 @@ def measure(setup: Setup) -> Line:
     """The compiled step's own analysis."""
     start = time.perf_counter()
     with jax.set_mesh(setup.mesh):
-        step = compile_step(setup)
-    traffic, memory = collectives(step.as_text()), step.memory_analysis()
+        step = CompiledStep(setup)
+    traffic, memory = collectives(step.program.as_text()), step.program.memory_analysis()
     leaves = jax.tree.leaves(setup.abstract)
     state = sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in leaves)
     return {

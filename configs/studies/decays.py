@@ -3,7 +3,7 @@
     python -m flash_lm.sweep --config=configs/studies/decays.py --split=test --workdir=runs/decays
 
 Each decay is the last fifth of its budget, by 1 − √ as Hägele et al. 2024 (arXiv:2405.18392) recommend, and at the
-largest budget also linear. A branch ends as the run of its schedule from the beginning does, at a fifth of the price.
+largest budget also linear. A branch is the run of its schedule from the beginning, to the bit, at a fifth of the price.
 """
 
 from ml_collections import ConfigDict

@@ -14,7 +14,7 @@ from flash_lm.models.flops import training_flops
 from flash_lm.tables import HEADS, TASKS
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.state import ModelFunction, init_state
-from flash_lm.training.step import make_train_step
+from flash_lm.training.step import make_scheduled_step
 
 
 def step_config(
@@ -55,7 +55,7 @@ class BareStep:
         tokens = config.data.batch_size * config.data.length
         self.model_flops = training_flops(model.abstract, tokens, config.data.length)
         self._init = lambda: init_state(model, optimizer, config.carried_rows, config.train.ema > 0)
-        step = make_train_step(model, optimizer, config.train, config.seed, TASKS[config.task])
+        step = make_scheduled_step(model, optimizer, config.train, config.seed, TASKS[config.task])
         step = jax.jit(step, donate_argnums=0)
         start = time.perf_counter()
         traced = step.trace(jax.eval_shape(self._init), jax.eval_shape(self._batch))

@@ -42,7 +42,7 @@ class Setup:
 
     config: Config
     model: ModelFunction
-    optimizer: optax.GradientTransformation
+    optimizer: optax.GradientTransformationExtraArgs
     mesh: Mesh
     abstract: TrainState
 

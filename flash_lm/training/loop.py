@@ -13,7 +13,7 @@ import jax
 from ml_collections import ConfigDict
 
 from flash_lm.data.batches import Batch
-from flash_lm.data.packing import Rows, empty_row
+from flash_lm.data.packing import Rows
 from flash_lm.data.slices import SomeRows
 from flash_lm.errors import InputError, RunError
 from flash_lm.provenance import joined, provenance
@@ -21,8 +21,9 @@ from flash_lm.tables import TASKS
 from flash_lm.training.carried_evaluation import CarriedEvaluator
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.clock import Clock
+from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.evaluation import Evaluator, scores_of
-from flash_lm.training.experiment import Experiment, Setup, build_experiment
+from flash_lm.training.experiment import Experiment, build_experiment
 from flash_lm.training.hosts import StopOfAllHosts, check_same, is_first, lost_hosts_reported, of_all_hosts
 from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin
@@ -33,7 +34,6 @@ from flash_lm.training.sharding import batch_sharding, check_batch, place
 from flash_lm.training.spikes import Spikes
 from flash_lm.training.start import Start, find_start
 from flash_lm.training.state import Params
-from flash_lm.training.step import make_train_step
 
 
 def train(
@@ -129,7 +129,7 @@ class _Loop:
         self.step = int(self.state.step)
         self.batches = experiment.training_batches(self.share, self.step, start.place)
         self.validate = _validation(experiment, validation_rows)
-        self.compiled_step, self.sharding = compile_step(experiment), batch_sharding(experiment.mesh)
+        self.compiled_step, self.sharding = CompiledStep(experiment), batch_sharding(experiment.mesh)
         self.writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
         self.logged_step, self.logged_seconds = self.step, self.clock.seconds
         self.asked_at: float | None = asked_at  # None: the first step has been reported
@@ -309,19 +309,6 @@ def _of_parts(
     sums = {name: by_rows.sums(params, part, batch_size, limit) for name, part in parts.items()}
     losses = {f"loss/{name}": scores_of(found)["loss"] for name, found in sums.items()}
     return scores_of(sum(sums.values(), collections.Counter())) | losses
-
-
-def compile_step(setup: Setup) -> Callable:
-    """The train step, compiled for a setup's shapes and shardings; the state is donated."""
-    config = setup.config
-    step = make_train_step(setup.model, setup.optimizer, config.train, config.seed, TASKS[config.task])
-    sharding = batch_sharding(setup.mesh)
-    shape = (config.data.batch_size, config.data.length)
-    row = empty_row(config.data.length)
-    batch = {name: jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding) for name, x in row.items()}
-    state_shardings = jax.tree.map(lambda x: x.sharding, setup.abstract)
-    jitted = jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, None))
-    return jitted.lower(setup.abstract, batch).compile()
 
 
 def _due(step: int, every: int) -> bool:

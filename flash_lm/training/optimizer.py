@@ -19,7 +19,6 @@ from flash_lm.errors import InputError
 from flash_lm.layers.parameter import Traits, is_stacked, name_of
 from flash_lm.tables import OPTIMIZERS
 from flash_lm.training.muon import scale_by_muon
-from flash_lm.training.schedule import learning_rate
 from flash_lm.training.schedule_free import schedule_free
 
 _ADAFACTOR_DECAY = 0.8  # β₂ of step t is 1 − t^−0.8 (Shazeer and Stern 2018, section 7.2)
@@ -94,8 +93,11 @@ register_optimizer("muon", Optimizer(_muon))
 register_optimizer("schedule_free_adamw", Optimizer(_schedule_free, averages=True))
 
 
-def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransformation:
+def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransformationExtraArgs:
     """Clipping, then the optimizer config.optimizer; decoupled weight decay for matrices only.
+
+    Its `update` also takes `learning_rate`, that of the step (see `training.schedule`): an input, so that runs that
+    differ in their schedules share one compiled program.
 
     Args:
         config: training config.
@@ -103,8 +105,7 @@ def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransfo
     """
     row: Optimizer = OPTIMIZERS[config.optimizer]
     rules = row.build(config, traits, *(config[kind] for kind in row.sections))
-    rate = learning_rate(config)
-    rule = optax.chain(*rules, optax.scale_by_learning_rate(rate))
+    rule = optax.chain(*rules, _scale_by_learning_rate())
     clip = optax.clip_by_global_norm(config.clip)
     clips = {"global": clip, "parameter": _by_parameter(clip)}
     whole = optax.chain(clips[config.clip_mode], rule) if config.clip else rule
@@ -113,24 +114,39 @@ def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransfo
     # Not 0, because adding it to a parameter of -0 would change it.
     still = lambda x, is_frozen, value: jnp.full_like(x, value) if is_frozen else x
 
-    def moves(gradients: Any, state: Any, params: Any, moved: Any) -> tuple[Any, Any]:
+    def moves(gradients: Any, state: Any, params: Any, moved: Any, rate: jax.Array) -> tuple[Any, Any]:
         """The updates of `moved`, given gradients at `params`."""
         # Zeros, so that the global norm does not count them.
-        updates, state = whole.update(jax.tree.map(partial(still, value=0), gradients, frozen), state, params)
+        gradients = jax.tree.map(partial(still, value=0), gradients, frozen)
+        updates, state = whole.update(gradients, state, params, learning_rate=rate)
         updates = jax.tree.map(lambda x, own: x if own == 1 else x * own, updates, traits.rate)
         return jax.tree_util.tree_map_with_path(_projected, updates, moved, traits.project), state
 
     # None of this is a link of the chain, which would add to the state: older checkpoints do not have it.
-    average = schedule_free(whole.init, moves, rate, config.b1) if row.averages else None
+    average = schedule_free(whole.init, moves, config.b1) if row.averages else None
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: Any, state: Any, params: Any = None, **inputs: Any) -> tuple[Any, Any]:
         if average is None:
-            updates, state = moves(updates, state, params, params)
+            updates, state = moves(updates, state, params, params, inputs["learning_rate"])
         else:
-            updates, state = average.update(updates, state, params)
+            updates, state = average.update(updates, state, params, **inputs)
         return jax.tree.map(partial(still, value=-0.0), updates, frozen), state
 
-    return optax.GradientTransformation((average or whole).init, update)
+    return optax.GradientTransformationExtraArgs((average or whole).init, update)
+
+
+def _scale_by_learning_rate() -> optax.GradientTransformationExtraArgs:
+    """The step against the update's direction. Its state is that of optax's own schedules, which checkpoints have."""
+
+    def init(params: Any) -> Any:
+        del params
+        return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
+
+    def update(updates: Any, state: Any, params: Any = None, **inputs: Any) -> tuple[Any, Any]:
+        del params
+        return jax.tree.map(lambda x: jnp.asarray(-inputs["learning_rate"], x.dtype) * x, updates), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def frozen_parameters(regexes: tuple[str, ...], parameters: Any) -> Any:

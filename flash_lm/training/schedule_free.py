@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-Moves = Callable[[Any, Any, Any, Any], tuple[Any, Any]]  # of gradients, state, where they are taken, and what is moved
+# Of gradients, state, where they are taken, what is moved, and the learning rate.
+Moves = Callable[[Any, Any, Any, Any, jax.Array], tuple[Any, Any]]
 
 
 class ScheduleFreeState(NamedTuple):
@@ -30,16 +31,12 @@ class ScheduleFreeState(NamedTuple):
     sum_of_squares: jax.Array
 
 
-def schedule_free(
-    init: Callable[[Any], Any], moves: Moves, rate: optax.Schedule, share: float
-) -> optax.GradientTransformation:
-    """Averages what an optimizer moves.
+def schedule_free(init: Callable[[Any], Any], moves: Moves, share: float) -> optax.GradientTransformationExtraArgs:
+    """Averages what an optimizer moves. Weights are the squares of the largest rate so far: a warm-up counts less.
 
     Args:
         init: makes the optimizer's state.
-        moves: the optimizer, with its learning rate and without momentum.
-        rate: the learning rate of each step. The weights are the squares of the largest so far, so that a warm-up
-            counts less.
+        moves: the optimizer, without momentum.
         share: β.
     """
 
@@ -47,17 +44,17 @@ def schedule_free(
         z = jax.tree.map(jnp.copy, params)  # not the parameters themselves, whose memory the step takes over
         return ScheduleFreeState(init(params), z, jnp.float32(share), jnp.zeros(()), jnp.zeros(()))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ScheduleFreeState]:
-        step = optax.tree.get(state.moving, "count", filtering=of_schedule)
-        updates, moving = moves(updates, state.moving, gradient_point(state, params), state.z)
+    def update(updates: Any, state: Any, params: Any = None, **inputs: Any) -> tuple[Any, ScheduleFreeState]:
+        learning_rate = inputs["learning_rate"]
+        updates, moving = moves(updates, state.moving, gradient_point(state, params), state.z, learning_rate)
         z = optax.apply_updates(state.z, updates)
-        largest = jnp.maximum(state.largest_rate, rate(step))
+        largest = jnp.maximum(state.largest_rate, learning_rate)
         total = state.sum_of_squares + largest**2
         c = jnp.where(total > 0, largest**2 / total, 0)
         averaged = jax.tree.map(lambda x, z: (c * (z - x)).astype(x.dtype), params, z)
         return averaged, ScheduleFreeState(moving, z, state.share, largest, total)
 
-    return optax.GradientTransformation(start, update)
+    return optax.GradientTransformationExtraArgs(start, update)
 
 
 def gradient_point(opt_state: Any, params: Any) -> Any:
@@ -66,9 +63,3 @@ def gradient_point(opt_state: Any, params: Any) -> Any:
         return params
     share = opt_state.share
     return jax.tree.map(lambda x, z: (share * x + (1 - share) * z).astype(x.dtype), params, opt_state.z)
-
-
-def of_schedule(path: tuple, value: Any) -> bool:
-    """For `optax.tree`: whether a field counts the steps of the learning rate's schedule."""
-    del value
-    return getattr(path[-1], "tuple_name", None) == optax.ScaleByScheduleState.__name__

@@ -13,8 +13,8 @@ from flash_lm.layers.parameter import is_stacked, name_of
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.models.heads import Losses
 from flash_lm.models.language_model import LanguageModel
-from flash_lm.training.schedule import learning_rate
-from flash_lm.training.schedule_free import gradient_point, of_schedule
+from flash_lm.training.schedule import learning_rate as schedule
+from flash_lm.training.schedule_free import gradient_point
 from flash_lm.training.sharding import batch_parts
 from flash_lm.training.state import ModelFunction, Params, TrainState
 
@@ -25,44 +25,45 @@ Carried = DecodeState | None
 
 def make_train_step(
     model: ModelFunction,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     config: TrainConfig,
     seed: int,
     task: Task = NEXT_TOKEN,
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, Metrics]]:
     """One update: the mean loss over the batch's targets, its gradient, clipping, the optimizer.
 
     All randomness is fold_in(seed, step), so a resumed run has the same random numbers as an uninterrupted one. A step
     with a non-finite loss, gradient or update changes neither the parameters nor the optimizer's state: Adam's bias
-    correction counts the gradients in its moments. Only the schedule advances: the learning rate is that of the step.
+    correction counts the gradients in its moments. Only the step advances, and the learning rate with it.
     A state that is carried from row to row is then forgotten: the next rows begin as documents do.
 
     Args:
         model: model to train.
         optimizer: from `make_optimizer`.
-        config: number of microbatches, tokens in a slice of the loss, learning rate.
+        config: number of microbatches, tokens in a slice of the loss.
         seed: seed of dropout.
         task: the task, which defines the loss.
 
     Returns:
-        A function (state, batch) -> (state, metrics); metrics are loss (nats a target), penalties (by name; not
-        included in loss), grad_norm (perhaps also by group), learning_rate, tokens (targets in the batch), measures of
-        the parameters before the update, and whether the step was finite.
+        A function (state, batch, learning_rate) -> (state, metrics); metrics are loss (nats a target), penalties (by
+        name; not included in loss), grad_norm (perhaps also by group), learning_rate, tokens (targets in the batch),
+        measures of the parameters before the update, and whether the step was finite. The learning rate is a float32
+        scalar, see `training.schedule`.
     """
-    rate, gradients_of = learning_rate(config), make_gradients(model, config, seed, task)
+    gradients_of = make_gradients(model, config, seed, task)
 
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def step(state: TrainState, batch: Batch, learning_rate: jax.Array) -> tuple[TrainState, Metrics]:
         at = gradient_point(state.opt_state, state.params)
         (total, penalties), gradients, carried = gradients_of(at, state.step, batch, state.carried)
         tokens = jnp.maximum(batch["loss_mask_BxL"].sum(), 1)
         gradients = jax.tree.map(lambda g, p: (g / tokens).astype(p.dtype), gradients, state.params)
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, learning_rate=learning_rate)
         metrics = {
             "loss": (total - sum(penalties.values())) / tokens,
             **{name: penalty / tokens for name, penalty in penalties.items()},
             "grad_norm": optax.tree.norm(gradients),
             **(_norms_by_group(gradients) if config.log_groups else {}),
-            "learning_rate": jnp.asarray(rate(state.step), jnp.float32),
+            "learning_rate": jnp.asarray(learning_rate, jnp.float32),
             "tokens": tokens,
             **model.bind(state.params).measures(),
         }
@@ -71,7 +72,6 @@ def make_train_step(
 
         if_finite = lambda new, old: jnp.where(finite, new, old)
         params, opt_state = jax.tree.map(if_finite, (params, opt_state), (state.params, state.opt_state))
-        opt_state = optax.tree.set(opt_state, of_schedule, count=state.step + 1)
         if carried is not None:
             empty = model.bind(state.params).init_state(carried.positions_B.size, carried.capacity)
             carried = jax.tree.map(if_finite, carried, empty)
@@ -81,6 +81,18 @@ def make_train_step(
         return TrainState(state.step + 1, params, opt_state, state.constants, carried, ema), metrics
 
     return step
+
+
+def make_scheduled_step(
+    model: ModelFunction,
+    optimizer: optax.GradientTransformationExtraArgs,
+    config: TrainConfig,
+    seed: int,
+    task: Task = NEXT_TOKEN,
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """`make_train_step` with the config's own schedule in it: a function (state, batch) -> (state, metrics)."""
+    step, rate = make_train_step(model, optimizer, config, seed, task), schedule(config)
+    return lambda state, batch: step(state, batch, jnp.float32(rate(state.step)))
 
 
 def make_gradients(

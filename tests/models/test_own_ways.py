@@ -14,7 +14,7 @@ from flash_lm.layers.sublayer import Sublayer
 from flash_lm.models.family import FAMILIES, Family, Part, complete, register_family
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.state import ModelFunction, init_state
-from flash_lm.training.step import make_gradients, make_train_step
+from flash_lm.training.step import make_gradients, make_scheduled_step
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 VOCAB, B, L, LAYERS, PULL = 16, 4, 8, 3, 0.25
@@ -124,7 +124,7 @@ def test_a_penalty_is_in_the_gradient_and_beside_the_loss(accumulate):
     np.testing.assert_allclose(total - alone, tokens * of_gains, rtol=1e-5)
     np.testing.assert_allclose(gains(found) - gains(expected), 2 * PULL * tokens * gains(params), rtol=1e-4)
     optimizer = make_optimizer(config, model.traits())
-    _, metrics = make_train_step(model, optimizer, config, seed=0)(init_state(model, optimizer), data)
+    _, metrics = make_scheduled_step(model, optimizer, config, seed=0)(init_state(model, optimizer), data)
     np.testing.assert_allclose(metrics["penalty"], of_gains, rtol=1e-5)
     np.testing.assert_allclose(metrics["loss"], alone / tokens, rtol=1e-5)
 
@@ -135,7 +135,7 @@ def test_a_step_ends_where_the_parameter_may_be(optimizer):
     model, config = function("free", learning_rate=0.2, optimizer=optimizer)
     chain = make_optimizer(config, model.traits())
     state = init_state(model, chain)
-    after, _ = make_train_step(model, chain, config, seed=0)(state, batch())
+    after, _ = make_scheduled_step(model, chain, config, seed=0)(state, batch())
     _, gradients, _ = make_gradients(model, config, seed=0)(state.params, jnp.int32(0), batch())
     upwards = gains(gradients) < 0
     assert upwards.any() and not upwards.all()

@@ -12,7 +12,7 @@ from flash_lm.configs.base import get_config
 from flash_lm.models.family import complete
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.state import ModelFunction, init_state
-from flash_lm.training.step import make_train_step
+from flash_lm.training.step import make_scheduled_step
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -28,7 +28,7 @@ def loss_after_training(window: int) -> float:
     settings = dataclasses.replace(parsed.train, steps=STEPS, warmup_steps=10, clip=0.1)
     model = ModelFunction(complete(parsed.model), seed=0)
     optimizer = make_optimizer(settings, model.traits())
-    step = jax.jit(make_train_step(model, optimizer, settings, seed=0))
+    step = jax.jit(make_scheduled_step(model, optimizer, settings, seed=0))
     state, draw = init_state(model, optimizer), np.random.default_rng(0)
     place = jnp.broadcast_to(jnp.arange(L, dtype=jnp.int32), (B, L))
     losses = []

@@ -24,7 +24,7 @@ from flash_lm.training.experiment import build_setup
 from flash_lm.training.loop import train
 from flash_lm.training.sharding import batch_sharding, make_mesh, place
 from flash_lm.training.state import init_state
-from flash_lm.training.step import make_train_step
+from flash_lm.training.step import make_scheduled_step
 from training.runs import losses, stop_after
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -71,7 +71,7 @@ class Run:
         with jax.set_mesh(mesh):
             self.state = jax.jit(init, out_shardings=shardings)()
             self.step = jax.jit(
-                make_train_step(setup.model, setup.optimizer, parsed.train, seed=0), out_shardings=(shardings, None)
+                make_scheduled_step(setup.model, setup.optimizer, parsed.train, seed=0), out_shardings=(shardings, None)
             )
         self.params = jax.device_get(self.state.params)
         self.losses = []

@@ -158,8 +158,8 @@ def test_no_optimizer_moves_what_is_frozen(config, name):
     both, one = make_optimizer(parse(settings).train, traits), make_optimizer(parse(free).train, alone)
     states = both.init(found), one.init(expected)
     for _ in range(3):
-        updates, state = both.update(grads, states[0], found)
-        others, other = one.update({"b": grads["b"]}, states[1], expected)
+        updates, state = both.update(grads, states[0], found, learning_rate=0.01)
+        others, other = one.update({"b": grads["b"]}, states[1], expected, learning_rate=0.01)
         found, expected, states = (
             optax.apply_updates(found, updates),
             optax.apply_updates(expected, others),

@@ -167,10 +167,10 @@ def test_another_tokenizer_or_corpus_is_refused(config, finished, tmp_path):
 
 
 def test_a_non_finite_loss_ends_the_run_and_is_not_saved(config, tmp_path, monkeypatch):
-    compile_step = loop.compile_step
+    CompiledStep = loop.CompiledStep
 
     def poisoned(experiment):
-        step = compile_step(experiment)
+        step = CompiledStep(experiment)
 
         def run(state, batch):
             here = int(state.step)
@@ -179,7 +179,7 @@ def test_a_non_finite_loss_ends_the_run_and_is_not_saved(config, tmp_path, monke
 
         return run
 
-    monkeypatch.setattr(loop, "compile_step", poisoned)
+    monkeypatch.setattr(loop, "CompiledStep", poisoned)
     with pytest.raises(RunError, match="step 6 .* loss nan"):
         train(config, tmp_path)
     assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == 3

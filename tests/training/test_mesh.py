@@ -23,7 +23,7 @@ from flash_lm.training.optimizer import OPTIMIZERS, make_optimizer
 from flash_lm.training.saved import restore
 from flash_lm.training.sharding import batch_sharding, make_mesh, param_shardings, place, state_shardings
 from flash_lm.training.state import ModelFunction, init_state
-from flash_lm.training.step import make_train_step
+from flash_lm.training.step import make_scheduled_step
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -95,7 +95,7 @@ class Run:
         abstract = jax.eval_shape(lambda: init_state(self.model, self.optimizer))
         self.shardings = state_shardings(abstract, self.model.traits().matrix, self.optimizer, parsed.mesh, self.mesh)
         self.abstract = with_shardings(abstract, self.shardings)
-        self._step = make_train_step(self.model, self.optimizer, parsed.train, seed=0)
+        self._step = make_scheduled_step(self.model, self.optimizer, parsed.train, seed=0)
         self.losses = []
 
     def start(self):

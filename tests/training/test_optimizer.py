@@ -1,6 +1,7 @@
 """Optimizers, schedules and clipping against their papers' update rules in float64 NumPy, layer by layer."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -73,10 +74,10 @@ def told(rates: dict) -> Traits:
 def run_ours(config: TrainConfig, rates: dict = RATES) -> dict:
     optimizer = make_optimizer(config, told(rates))
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), nested(parameters()))
-    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    state, update, rate = optimizer.init(params), jax.jit(optimizer.update), learning_rate(config)
     for step in range(STEPS):
         grads = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), nested(gradients(step)))
-        updates, state = update(grads, state, params)
+        updates, state = update(grads, state, params, learning_rate=rate(step))
         params = optax.apply_updates(params, updates)
     return by_layer({"embedding": params["embedding"]} | {f"layers/{k}": x for k, x in params["layers"].items()})
 
@@ -238,7 +239,7 @@ def test_the_first_gradients_of_afts_position_bias_move_it(family):
     model = ModelFunction(complete(parse(config).model), seed=0)
     optimizer, params = make_optimizer(settings, model.traits()), model.init()
     gradients = jax.tree.map(lambda x: jnp.full_like(x, 1e-7), params)
-    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+    updates, _ = optimizer.update(gradients, optimizer.init(params), params, learning_rate=settings.learning_rate)
     core = updates["layers"]["sublayer_0"]["core"]
     for name in ("query_position", "key_position"):
         assert np.abs(core[name]).min() > 0.9 * config.model.aft.bias_rate * settings.learning_rate
@@ -269,7 +270,7 @@ def test_a_stacked_matrix_is_its_layers():
     params, gradients = (jnp.float32(draw.normal(size=(6, 20, 30))) for _ in range(2))
     told = Traits(*({"layers": {"kernel": x}} for x in (True, True, 1.0, False, False)))
     optimizer = make_optimizer(settings(optimizer="muon"), told)
-    update = jax.jit(optimizer.update)
+    update = jax.jit(partial(optimizer.update, learning_rate=0.1))
 
     def updated(here):
         tree = {"layers": {"kernel": params[here]}}
@@ -307,7 +308,7 @@ def test_an_orthogonal_gradient_keeps_its_direction():
     tree = lambda x: {"layers": {"kernel": jnp.float32(x)[None]}}
     told = Traits(*({"layers": {"kernel": x}} for x in (True, True, 1.0, False, False)))
     optimizer = make_optimizer(config, told)
-    update, _ = optimizer.update(tree(7 * q), optimizer.init(tree(q)), tree(q))
+    update, _ = optimizer.update(tree(7 * q), optimizer.init(tree(q)), tree(q), learning_rate=config.learning_rate)
     update = np.asarray(update["layers"]["kernel"][0], np.float64)
     size = -np.trace(update @ q.T) / 16
     assert np.allclose(update, -size * q, atol=1e-6) and 0.5 < size / (config.learning_rate * 0.2 * 4) < 1.5
@@ -333,7 +334,7 @@ def test_schedule_free_is_optax_own():
     x, state, y, their_state = params, ours.init(params), params, theirs.init(params)
     for _ in range(20):
         assert np.allclose(gradient_point(state, x)["a"], y["a"], atol=1e-6)
-        updates, state = ours.update(slope(gradient_point(state, x)), state, x)
+        updates, state = ours.update(slope(gradient_point(state, x)), state, x, learning_rate=config.learning_rate)
         x = optax.apply_updates(x, updates)
         updates, their_state = theirs.update(slope(y), their_state, y)
         y = optax.apply_updates(y, updates)
@@ -348,9 +349,9 @@ def test_a_warm_up_counts_less_in_the_average():
     optimizer = make_optimizer(config, Traits(*({"a": x} for x in (False, False, 1.0, False, False))))
     state, moved, points = optimizer.init(params), 0.0, []
     for step in range(6):
-        updates, state = optimizer.update({"a": jnp.ones(3)}, state, params)
-        params = optax.apply_updates(params, updates)
         rate = 0.4 * min(step + 1, 4) / 4
+        updates, state = optimizer.update({"a": jnp.ones(3)}, state, params, learning_rate=jnp.float32(rate))
+        params = optax.apply_updates(params, updates)
         moved -= rate
         points.append((rate**2, moved))
     expected = sum(w * z for w, z in points) / sum(w for w, _ in points)

@@ -17,7 +17,7 @@ from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.schedule import learning_rate
 from flash_lm.training.sharding import make_mesh
 from flash_lm.training.state import ModelFunction, TrainState, init_state
-from flash_lm.training.step import make_evaluation_step, make_train_step
+from flash_lm.training.step import make_evaluation_step, make_scheduled_step, make_train_step
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -69,7 +69,7 @@ def one_step(train_keys=(), steps=1, **model_keys):
     optimizer = make_optimizer(config, model.traits())
     params = first_parameters(**model_keys)
     state = TrainState(jnp.zeros((), jnp.int32), params, jax.jit(optimizer.init)(params))
-    step = jax.jit(make_train_step(model, optimizer, config, seed=0))
+    step = jax.jit(make_scheduled_step(model, optimizer, config, seed=0))
     for _ in range(steps):
         state, metrics = step(state, batch())
     return state, metrics
@@ -94,7 +94,7 @@ def test_bidirectional_rows_of_one_document_are_read_once(pack, passes):
     config = parse(raw)
     config = dataclasses.replace(config, model=complete(config.model))
     setup = build_setup(config, make_mesh(config.mesh, jax.devices()[:1]))
-    step = make_train_step(setup.model, setup.optimizer, config.train, seed=0)
+    step = make_scheduled_step(setup.model, setup.optimizer, config.train, seed=0)
     program = str(jax.make_jaxpr(step)(jax.eval_shape(lambda: init_state(setup.model, setup.optimizer)), batch()))
     assert ("rev[" in program) == (passes == 3)
 
@@ -168,6 +168,20 @@ def test_schedules(schedule, expected):
     rate = learning_rate(config)
     assert np.allclose([rate(i) for i in range(7)], expected)
     assert np.allclose(rate(10), 1.0 if schedule == "constant" else 0.1)
+
+
+def test_runs_of_other_rates_and_budgets_have_the_same_program():
+    """A search of rates, or a study of budgets, compiles one step."""
+
+    def program(**train_keys):
+        model, config = parts()
+        config = dataclasses.replace(config, **train_keys)
+        optimizer = make_optimizer(config, model.traits())
+        state = jax.eval_shape(lambda: init_state(model, optimizer))
+        return jax.jit(make_train_step(model, optimizer, config, seed=0)).lower(state, batch(), 0.1).as_text()
+
+    assert program() == program(learning_rate=0.3, steps=77, warmup_steps=5, schedule="cosine", decay_steps=9)
+    assert program() != program(weight_decay=0.3)
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters():
@@ -247,7 +261,7 @@ def test_a_step_that_is_left_out_does_not_move_the_average():
     config = dataclasses.replace(config, ema=0.5, on_nonfinite="skip")
     optimizer = make_optimizer(config, model.traits())
     state = init_state(model, optimizer, ema=True)
-    step = jax.jit(make_train_step(model, optimizer, config, seed=0))
+    step = jax.jit(make_scheduled_step(model, optimizer, config, seed=0))
     state, _ = step(state, batch())
     before = jax.device_get(state.ema)
     broken = batch() | {"loss_mask_BxL": np.full((B, L), np.nan, np.float32)}
