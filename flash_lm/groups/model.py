@@ -68,7 +68,7 @@ class ModelConfig(Group, name="model"):
     )
     query_key_norm: bool = key(
         False,
-        "RMS norm of each head's queries and keys, with a gain, before rotary positions (softmax over all pairs)",
+        "RMS norm of each head's queries and keys, with a gain, before rotary positions and feature maps",
         before=False,
     )
     rotary: bool = key(None, "rotary position embedding of queries and keys; open: from the family")

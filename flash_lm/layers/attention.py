@@ -234,7 +234,6 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
         key_heads: int | None = None,
         key_width: int | None = None,
         scale_offsets: bool = False,
-        query_key_norm: bool = False,
         convolution: ConvolutionOptions | None = None,
     ):
         """H heads of width D / H, `key_width` for queries and keys; the core must support fewer heads of keys."""
@@ -259,8 +258,7 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
             return ScaleOffsets(_unit_scales(core.scaled, width, config)) if scale_offsets else None
 
         self.query_variants, self.key_variants = variants(), variants()
-        norm = lambda: RMSNorm(config, self.key_width) if query_key_norm else None
-        self.query_norm, self.key_norm = norm(), norm()
+        self.query_norm, self.key_norm = query_key_norms(config, self.key_width)
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
         """Queries, keys and values."""
@@ -270,8 +268,7 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
         """Heads of queries, keys and values."""
         q = split_heads(maps["query"], self.heads)
         k, v = (split_heads(maps[name], self.key_heads) for name in ("key", "value"))
-        if self.query_norm and self.key_norm:
-            q, k = self.query_norm(q), self.key_norm(k)
+        q, k = normalised(q, self.query_norm), normalised(k, self.key_norm)
         queries = self.query_variants(q) if self.query_variants else [q]
         keys = self.key_variants(k) if self.key_variants else [k]
         return Projected(self.rotated(named_pairs(self.pair_names, queries, keys), context), v)
@@ -327,6 +324,17 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
 # Both keep their inputs, and not the intermediate results, which are cheaper to recompute than to keep.
 silu = jax.checkpoint(jax.nn.silu)
 gated = jax.checkpoint(lambda gate, x: jax.nn.silu(gate) * x)
+
+
+def query_key_norms(config: ModelConfig, width: int) -> tuple[RMSNorm | None, RMSNorm | None]:
+    """The norms of a head's queries and keys, with model.query_key_norm."""
+    norm = lambda: RMSNorm(config, width) if config.query_key_norm else None
+    return norm(), norm()
+
+
+def normalised(x_BxHxLxK: jax.Array, norm: RMSNorm | None) -> jax.Array:
+    """Queries or keys with their norm, if there is one."""
+    return x_BxHxLxK if norm is None else norm(x_BxHxLxK)
 
 
 def named_pairs(names: Sequence[str], queries: Sequence[jax.Array], keys: Sequence[jax.Array]) -> Pairs:

@@ -8,7 +8,14 @@ import numpy as np
 from flax import nnx
 
 from flash_lm.config import ModelConfig
-from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
+from flash_lm.layers.attention import (
+    AttentionSublayer,
+    Projected,
+    join_heads,
+    normalised,
+    query_key_norms,
+    split_heads,
+)
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
 from flash_lm.layers.core import Pair
@@ -45,6 +52,9 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
             self.names += ("global_query", "global_key", "global_value")
         for name in self.names:
             setattr(self, name, Dense(dim, dim, config, rngs=rngs))
+        self.query_norm, self.key_norm = query_key_norms(config, self.key_width)
+        if options.global_tokens:
+            self.global_query_norm, self.global_key_norm = query_key_norms(config, self.key_width)
         self.output = Dense(dim, dim, config, rngs=rngs)
         self.convolutions = short_convolutions(dict.fromkeys(self.names, dim), config, convolution)
         self.projection_weights = (len(self.names) + 1) * dim * dim
@@ -66,10 +76,11 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[WindowInputs]:
         """Their heads."""
         q, k, v, *of_global = (split_heads(x, self.heads) for x in maps.values())
-        pairs = {"window": Pair(q, k)}
+        pairs = {"window": Pair(normalised(q, self.query_norm), normalised(k, self.key_norm))}
         if of_global:
             own_q, own_k, own_v = of_global
-            pairs["own"], v = Pair(own_q, own_k), jnp.concatenate([v, own_v], axis=-1)
+            pairs["own"] = Pair(normalised(own_q, self.global_query_norm), normalised(own_k, self.global_key_norm))
+            v = jnp.concatenate([v, own_v], axis=-1)
         pairs = self.rotated(pairs, context)
         return Projected(WindowInputs(pairs["window"], pairs.get("own"), self.window[...], self.stage[...]), v)
 

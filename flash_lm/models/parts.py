@@ -64,8 +64,7 @@ def _softmax(
     config: ModelConfig, quadratic: QuadraticOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
 ) -> Sublayer:
     core = QuadraticCore("softmax", None, quadratic, config)
-    own: dict[str, Any] = {"key_heads": config.num_kv_heads, "query_key_norm": config.query_key_norm}
-    return MultiHeadAttention(core, config, rngs=rngs, convolution=convolution, **own)
+    return MultiHeadAttention(core, config, rngs=rngs, key_heads=config.num_kv_heads, convolution=convolution)
 
 
 def _gau_quadratic(config: ModelConfig, gau: GAUOptions, quadratic: QuadraticOptions, *, rngs: nnx.Rngs) -> Sublayer:
@@ -318,6 +317,7 @@ def _heads_of(numerator: int, denominator: int) -> Callable[[ModelConfig], int]:
 
 
 _HEADS = frozenset({"num_heads", "rotary", "rotary_base"})
+_MULTI_HEAD = _HEADS | {"query_key_norm"}
 _WHOLE_ROWS = frozenset({"bidirectional"})
 _GAU: dict[str, Any] = {"problems": _gau_problems, "defaults": {"gau.expanded_dim": times(2)}}
 _GAU_KEYS = frozenset({"rotary", "rotary_base", "normalizer", "kernels"})
@@ -328,7 +328,7 @@ GLU_PART = Part(GLU, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": times(8, 
 SOFTMAX = Part(
     _softmax,
     (QuadraticOptions, ConvolutionOptions),
-    _HEADS | {"num_kv_heads", "query_key_norm"},
+    _MULTI_HEAD | {"num_kv_heads"},
     defaults={"num_kv_heads": lambda config: config.num_heads},
     problems=_softmax_problems,
 )
@@ -343,27 +343,27 @@ MEGA = Part(
     problems=_mega_problems,
 )
 SOFTMAX_MIXED_CHUNK = Part(
-    _softmax_mixed_chunk, (ChunkOptions, ConvolutionOptions), _HEADS | {"normalizer"}, problems=_head_problems
+    _softmax_mixed_chunk, (ChunkOptions, ConvolutionOptions), _MULTI_HEAD | {"normalizer"}, problems=_head_problems
 )
 LINEAR = Part(
     _heads_over(functools.partial(LinearCore, elu_plus_one)),
     (LinearOptions, ConvolutionOptions),
-    _HEADS | {"kernels"},
+    _MULTI_HEAD | {"kernels"},
     problems=_head_problems,
 )
 FAVOR = Part(
     _heads_over(FavorCore, draws=True),
     (FavorOptions, LinearOptions, ConvolutionOptions),
-    _HEADS,
+    _MULTI_HEAD,
     defaults={"favor.features": default_features},
     problems=_head_problems,
 )
-WINDOW = Part(_window, (WindowOptions, ConvolutionOptions), _HEADS, problems=_window_problems)
-SPAN = Part(_span, (SpanOptions, ConvolutionOptions), _HEADS, problems=_span_problems)
+WINDOW = Part(_window, (WindowOptions, ConvolutionOptions), _MULTI_HEAD, problems=_window_problems)
+SPAN = Part(_span, (SpanOptions, ConvolutionOptions), _MULTI_HEAD, problems=_span_problems)
 LOG_SPARSE = Part(
     _log_sparse,
     (LogSparseOptions,),
-    _HEADS,
+    _MULTI_HEAD,
     defaults={"short_convolution": 3},
     problems=_log_sparse_problems,
 )
@@ -371,22 +371,24 @@ LSH = Part(_lsh, (LSHOptions, ConvolutionOptions), frozenset({"num_heads"}), pro
 COSINE = Part(
     _heads_over(CosformerCore),
     (CosformerOptions, LinearOptions, ConvolutionOptions),
-    _HEADS | {"kernels"},
+    _MULTI_HEAD | {"kernels"},
     defaults={"cosformer.cos_length": lambda config: config.max_length},
     problems=_head_problems,
 )
-FLOW = Part(_heads_over(FlowCore), (FlowOptions, LinearOptions, ConvolutionOptions), _HEADS, problems=_head_problems)
+FLOW = Part(
+    _heads_over(FlowCore), (FlowOptions, LinearOptions, ConvolutionOptions), _MULTI_HEAD, problems=_head_problems
+)
 SLOTS = Part(
     _heads_over(LinformerCore, draws=True),
     (LinformerOptions, ConvolutionOptions),
-    _HEADS,
+    _MULTI_HEAD,
     problems=_head_problems,
     serves=_WHOLE_ROWS,
 )
 NYSTROM = Part(
     _heads_over(NystromCore, draws=True),
     (NystromOptions, ConvolutionOptions),
-    _HEADS,
+    _MULTI_HEAD,
     problems=_head_problems,
     serves=_WHOLE_ROWS,
 )
@@ -430,7 +432,7 @@ GLA = Part(
 TAYLOR = Part(
     _taylor,
     (BasedOptions, LinearOptions, ConvolutionOptions),
-    _HEADS | {"kernels"},
+    _MULTI_HEAD | {"kernels"},
     problems=_taylor_problems,
 )
 TIME_MIX = Part(_time_mix, (LinearOptions,), unread=frozenset({"short_convolution"}))
@@ -440,7 +442,7 @@ _HALF: dict[str, Any] = {"keys": frozenset({"mlp_dim"}), "defaults": {"mlp_dim":
 HALF_STEP = Part(HalfStep, **_HALF)
 CONVOLUTION_MODULE = Part(_convolution_module, (ConformerOptions,))
 CLOSING_HALF_STEP = Part(ClosingHalfStep, **_HALF)
-LONG_SHORT = Part(_long_short, (LiteOptions, QuadraticOptions), _HEADS, problems=_long_short_problems)
+LONG_SHORT = Part(_long_short, (LiteOptions, QuadraticOptions), _MULTI_HEAD, problems=_long_short_problems)
 AFT_FULL = Part(_aft_full, (AFTOptions, ConvolutionOptions), unread=frozenset({"aft.window"}))
 AFT_LOCAL = Part(_aft_local, (AFTOptions, ConvolutionOptions))
 AFT_SIMPLE = Part(_aft_simple, (ConvolutionOptions,))

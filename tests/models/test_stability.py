@@ -1,5 +1,6 @@
 """What keeps scores and logits small: norms of queries and keys, and a soft cap of the logits."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,10 +8,11 @@ from flax import nnx
 
 from flash_lm import build_mixer, build_model
 from flash_lm.config import parse_model
-from flash_lm.models.family import complete, unread
+from flash_lm.models.family import FAMILIES, complete, unread
 from flash_lm.models.heads import SoftmaxOptions
 from flash_lm.models.llama import differing
-from models.cases import model_config
+from models.cases import FORM, assert_close, case, model_config, rows_of
+from models.cases import tokens as some_tokens
 
 B, L, D, H = 2, 7, 32, 2
 
@@ -49,6 +51,33 @@ def test_normal_queries_and_keys_are_those_of_the_formula():
             joined.append(p / p.sum(axis=1, keepdims=True) @ v[i])
         expected[b] = np.concatenate(joined, axis=1) @ weights["output"]
     np.testing.assert_allclose(mixer(jnp.float32(x)), expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+
+
+NORMED = [name for name, row in FAMILIES.items() if "model.query_key_norm" in row.reads()]
+DAILY = ("longformer", "mc_tfm", "linear_transformer")  # projections of its own, variants of a norm, features of it
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[] if name in DAILY else pytest.mark.slow) for name in NORMED]
+)
+def test_each_family_of_heads_is_its_oracle_with_the_norm(family):
+    own = case(family, FORM[family], query_key_norm=True)
+    assert any("query_norm" in jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(own.params))
+    logits = own.logits(own.params, some_tokens(), rows_of(family))
+    here = rows_of(family) > 0
+    assert_close(np.asarray(logits)[here], own.oracle(rows_of(family))[here], 2e-4, family)
+
+
+def test_global_tokens_have_norms_of_their_own():
+    keys = {"window.global_tokens": 2, "query_key_norm": True}
+    own = case("longformer", False, **keys)
+    logits = np.asarray(own.logits(own.params, some_tokens(), rows_of("longformer")))
+    here = rows_of("longformer") > 0
+    assert_close(logits[here], own.oracle(rows_of("longformer"))[here], 2e-4)
+    other = jax.tree_util.tree_map_with_path(
+        lambda path, x: 2 * x if "global_key_norm" in jax.tree_util.keystr(path) else x, own.params
+    )
+    assert not np.allclose(logits[here], own.oracle(rows_of("longformer"), params=other)[here], atol=1e-2)
 
 
 def test_steps_normalise_as_whole_rows_do():

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from oracles.norms import normalise
+
 
 def convolve(x_LxD: np.ndarray, taps: np.ndarray, sees, causal: bool) -> np.ndarray:
     """`taps`: W×D, a filter a channel; or W×D×E. A token's own tap is the last if causal, else the middle one."""
@@ -16,7 +18,20 @@ def convolve(x_LxD: np.ndarray, taps: np.ndarray, sees, causal: bool) -> np.ndar
 
 
 def mapped(x_LxD: np.ndarray, p: dict, name: str, row, settings) -> np.ndarray:
-    """x W of this name, convolved if the parameters have a filter for it, and then perhaps activated."""
+    """x W of this name, convolved if the parameters have a filter for it, perhaps activated, and perhaps normalised."""
+    return by_head(_convolved(x_LxD, p, name, row, settings), p, name, settings)
+
+
+def by_head(y_LxM: np.ndarray, p: dict, name: str, settings) -> np.ndarray:
+    """Each head's vector with the RMS norm of this name, if the parameters have its gain."""
+    if f"{name}_norm" not in p:
+        return y_LxM
+    gain = p[f"{name}_norm"]
+    vectors = y_LxM.reshape(-1, len(gain["scale"]))
+    return normalise("rms", vectors, gain, settings.norm_epsilon).reshape(y_LxM.shape)
+
+
+def _convolved(x_LxD: np.ndarray, p: dict, name: str, row, settings) -> np.ndarray:
     y_LxM = x_LxD @ p[name]["kernel"]
     if name not in p.get("convolutions", {}):
         return y_LxM

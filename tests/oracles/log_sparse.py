@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from oracles.attention import Row, attend, heads, pairs_where, rotated
-from oracles.convolution import convolve, mapped
+from oracles.convolution import by_head, convolve, mapped
 
 
 def at_offset(settings: SimpleNamespace, t: int, u: int) -> bool:
@@ -39,7 +39,9 @@ def log_sparse_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.n
     def of_heads(name: str) -> list[np.ndarray]:
         full = settings.log_sparse.convolution == "full" and name != "value"
         y = convolve(x_LxD, p["convolutions"][name], row.sees, settings.causal) if full else None
-        return heads(mapped(x_LxD, p, name, row, settings) if y is None else y, settings.num_heads)
+        return heads(
+            mapped(x_LxD, p, name, row, settings) if y is None else by_head(y, p, name, settings), settings.num_heads
+        )
 
     outs = [
         attend(
