@@ -172,6 +172,11 @@ def upgrade(values: dict[str, Any]) -> dict[str, Any]:
     return schema.upgrade(move(values), Config)
 
 
+def telling(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a flat config that tell its run from others: it stays as it is when a later version adds keys."""
+    return schema.without_newer(flat, Config)
+
+
 def plugins_of(values: dict[str, Any]) -> tuple[str, ...]:
     """The modules that a config names; names of the wrong type are left out."""
     names = values.get("plugins")

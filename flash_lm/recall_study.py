@@ -19,10 +19,10 @@ from flash_lm.inference.bare_decoding import BareDecoding
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import Line, append_jsonl, read_jsonl
 from flash_lm.models.facts import facts
-from flash_lm.provenance import config_hash, provenance
+from flash_lm.provenance import provenance
 from flash_lm.study import changed
 from flash_lm.training.loop import train
-from flash_lm.training.workdir import without_places
+from flash_lm.training.workdir import run_hash
 
 _TOKENS, _ROWS = 8, 16  # of a turn of decoding
 
@@ -123,7 +123,7 @@ def recall_study(
 
     def add(model: Model, rate: float, seed: int) -> None:
         at, config = model.at(rate, seed), model.of_run(rate, seed)
-        known = config_hash(without_places(config))
+        known = run_hash(config.to_dict())
         for line in lines:
             if at.items() <= line.items():
                 if line["config_hash"] != known:

@@ -12,6 +12,7 @@ declares the key --config.model.gau.heads; the part reads it from `config.model[
 import dataclasses
 import difflib
 import importlib
+import json
 import math
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -219,6 +220,27 @@ def _upgraded_section(values: dict[str, Any], cls: Any) -> dict[str, Any]:
     """The values of a section; a section newer than the run had no effect there, so it gets the defaults."""
     found = {f.name: f.metadata.get("before", f.default) if values else f.default for f in dataclasses.fields(cls)}
     return found | values
+
+
+def without_newer(flat: Mapping[str, Any], cls: type) -> dict[str, Any]:
+    """The keys of a config that tell what a run does, whatever keys are added later.
+
+    Args:
+        flat: values by full name; tuples may be lists.
+        cls: the class of the whole config.
+
+    Returns:
+        `flat` without newer keys at the value that matches what runs before them did, and without sections that have
+        nothing but defaults.
+    """
+    same = lambda name, value: name not in flat or json.dumps(flat[name]) == json.dumps(value)
+    of_all = {one.name: one for one in keys(cls)}
+    idle = {name for name, one in of_all.items() if "before" in one.about and same(name, one.about["before"])}
+    for kind in SECTIONS.values():
+        names = names_of(kind)
+        if all(same(name, of_all[name].default) for name in names):
+            idle |= names
+    return {name: value for name, value in flat.items() if name not in idle}
 
 
 def build(cls: type, values: dict[str, Any], prefix: str, problems: list[str]) -> Any:

@@ -1,17 +1,19 @@
 """The schema, its rules, and the overrides of the command line."""
 
 import dataclasses
+import json
 import pathlib
 import subprocess
 import sys
 
 import pytest
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 from oracles import families
 from oracles.sizes import parameters
 
 from flash_lm.command import apply_overrides, load_config, load_module, mesh_shapes, whole_numbers
-from flash_lm.config import parse, parse_model, upgrade
+from flash_lm.config import parse, parse_model, telling, upgrade
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.models.family import FAMILIES, complete, complete_config
@@ -314,6 +316,18 @@ def test_a_flat_config_of_an_older_version_is_todays():
     assert new["model"]["quadratic"] == {"implementation": "plain"} and new["model"]["favor"]["redraw"] is True
     assert new["model"]["logistics"] == {"mixtures": 4} and new["data"]["masking"] == {"rate": 0.3}
     assert not flat.keys() & new["model"].keys() and "mask_rate" not in new["data"]
+
+
+def test_keys_of_a_later_version_do_not_change_what_a_run_is():
+    """Newer keys that change nothing, and sections at their defaults, may be there or not; all else tells it."""
+    flat = flatten_dict(get_config().to_dict(), sep=".")
+    older = {name: x for name, x in flat.items() if name not in ("model.query_key_norm", "train.ema", "train.z_loss")}
+    older = {name: x for name, x in older.items() if not name.startswith(("data.mqar.", "model.xl."))}
+    assert len(older) < len(flat) - 10
+    assert telling(older) == telling(flat)
+    assert telling(json.loads(json.dumps(flat))).keys() == telling(flat).keys()  # which makes lists of tuples
+    for name, value in (("model.query_key_norm", True), ("data.mqar.words", 99), ("train.steps", 7), ("seed", 1)):
+        assert telling(flat | {name: value}) != telling(flat)
 
 
 @pytest.mark.parametrize(

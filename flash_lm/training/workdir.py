@@ -7,13 +7,13 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
-from flash_lm.config import filled, plugins_of, unread_keys, upgrade
+from flash_lm.config import filled, plugins_of, telling, unread_keys, upgrade
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.jsonl import append_jsonl, read_jsonl
@@ -187,13 +187,13 @@ def fingerprint(workdir: pathlib.Path) -> str | None:
 
 
 def hash_of_config(workdir: pathlib.Path) -> str:
-    """Hash of config.json as written, except for where the corpus and its cache are on that machine."""
-    return config_hash(without_places(ConfigDict(_of_run(json.loads((workdir / _CONFIG).read_text())))))
+    """`run_hash` of config.json as written."""
+    return run_hash(_of_run(json.loads((workdir / _CONFIG).read_text())))
 
 
-def without_places(config: Any) -> dict[str, Any]:
-    """The config, flat, without where the corpus and its cache are on this machine."""
-    return {key: value for key, value in _flat(config.to_dict()).items() if key not in _PLACES}
+def run_hash(config: Mapping[str, Any]) -> str:
+    """Hash of a config as nested dicts, without where the corpus and its cache are; keys of later versions keep it."""
+    return config_hash({key: value for key, value in telling(_flat(config)).items() if key not in _PLACES})
 
 
 def read_config(workdir: pathlib.Path) -> Any:
@@ -280,7 +280,7 @@ def _listed(changes: dict[str, tuple[Any, Any]]) -> str:
     return "; ".join(f"{key}={there} there, {here} here" for key, (there, here) in changes.items())
 
 
-def _flat(tree: dict[str, Any]) -> dict[str, Any]:
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     return flatten_dict(tree, sep=".")
 
 
