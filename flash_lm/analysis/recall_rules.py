@@ -103,14 +103,18 @@ def _by_seed(
     """Each model's runs at its best rate by seed, and the reasons, if any, why they decide nothing.
 
     Raises:
-        MissingError: a model has no run.
+        MissingError: a model lacks a rate or a seed that others have: the study goes on, and its best rate may change.
     """
     (path,) = files
-    runs, reasons = [], []
+    lines, runs, reasons = [*evidence.files.get(path, ())], [], []
+    rates, seeds = ({line[key] for line in lines} for key in ("rate", "seed"))
     for model in models:
-        chosen = at_best_rate([*evidence.files.get(path, ())], model, width)
+        chosen = at_best_rate(lines, model, width)
         if not chosen:
             raise MissingError(f"{path} has no run of {model} at width {width}")
+        tried = {x["rate"] for x in lines if (x["model"], x["width"]) == (model, width)}
+        if (tried, {x["seed"] for x in chosen}) != (rates, seeds):
+            raise MissingError(f"{path} lacks rates or seeds of {model} at width {width}")
         reasons += [f"seed {x['seed']} of {model} failed" for x in chosen if "failed" in x]
         runs.append({x["seed"]: x for x in chosen if "failed" not in x})
     return runs, tuple(reasons)
