@@ -37,11 +37,10 @@ def log_sparse_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.n
     """Concat(head_h) W_o, with queries and keys by depthwise or full convolutions."""
 
     def of_heads(name: str) -> list[np.ndarray]:
-        full = settings.log_sparse.convolution == "full" and name != "value"
-        y = convolve(x_LxD, p["convolutions"][name], row.sees, settings.causal) if full else None
-        return heads(
-            mapped(x_LxD, p, name, row, settings) if y is None else by_head(y, p, name, settings), settings.num_heads
-        )
+        if settings.log_sparse.convolution != "full" or name == "value":
+            return heads(mapped(x_LxD, p, name, row, settings), settings.num_heads)
+        y = convolve(x_LxD, p["convolutions"][name], row.sees, settings.causal)
+        return heads(by_head(y, p, name, settings), settings.num_heads)
 
     outs = [
         attend(
