@@ -22,7 +22,8 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=positive, help="with --carry: tokens of each document to score, in whole rows")
     parser.add_argument(
         "--slices",
-        help="score slices by themselves: recall (what the row itself must have said) or parts (made data, mixtures)",
+        help="score slices by themselves: recall (what the row itself must have said), positions (how much of the row "
+        "stands before) or parts (made data, mixtures)",
     )
     parser.add_argument(
         "--rare", type=positive, help="with --slices=recall: how often at most a rare pair of tokens stands in training"

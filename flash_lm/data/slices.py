@@ -1,5 +1,6 @@
 """Slices of a split: rows, or targets of rows, that are scored by themselves."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.errors import InputError
 
 Slice = Callable[[Rows], Rows]  # of all rows of a split
+SlicesOf = Callable[[int], Mapping[str, Slice]]  # by name, for rows of a length
+_FIRST_POSITIONS = 64  # of a row: the first slice of them
 _PUBLISHED_RARE, _PUBLISHED_TOKENS = 1250, 10**10
 
 
@@ -80,7 +83,7 @@ def _is_in(values: np.ndarray, known: np.ndarray) -> np.ndarray:
     return (places < len(known)) & (known[np.minimum(places, len(known) - 1)] == values) if len(known) else values < 0
 
 
-def recall_slices(corpus: Splits, split: str, rare: int | None) -> Mapping[str, Slice]:
+def recall_slices(corpus: Splits, split: str, rare: int | None) -> SlicesOf:
     """The slices `recall`, see `Recalled`, and `rest`.
 
     Args:
@@ -98,10 +101,11 @@ def recall_slices(corpus: Splits, split: str, rare: int | None) -> Mapping[str, 
         )
     train = corpus.splits["train"]
     recalled = Recalled(train, rare_pairs(train) if rare is None else rare)
-    return {
+    found = {
         "recall": lambda rows: SomeTargets(rows, recalled),
         "rest": lambda rows: SomeTargets(rows, lambda row: ~recalled(row)),
     }
+    return lambda length: found
 
 
 def rare_pairs(train: TokenizedText) -> int:
@@ -109,7 +113,24 @@ def rare_pairs(train: TokenizedText) -> int:
     return max(1, round(_PUBLISHED_RARE / _PUBLISHED_TOKENS * len(train.tokens)))
 
 
-def part_slices(corpus: Splits, split: str, rare: int | None) -> Mapping[str, Slice]:
+def position_slices(corpus: Splits, split: str, rare: int | None) -> SlicesOf:
+    """Targets by the number of tokens of their document that the row has before them: 0–63, 64–127, 128–255, …."""
+    del corpus, split, rare
+    at = lambda low, high: lambda row: (low <= row["positions_BxL"]) & (row["positions_BxL"] < high)
+
+    def of(length: int) -> Mapping[str, Slice]:
+        ends = [0, _FIRST_POSITIONS]
+        while ends[-1] < length:
+            ends.append(2 * ends[-1])
+        spans = itertools.pairwise([*(x for x in ends if x < length), length])
+        return {
+            f"{low}–{high - 1}": (lambda rows, mask=at(low, high): SomeTargets(rows, mask)) for low, high in spans
+        }
+
+    return of
+
+
+def part_slices(corpus: Splits, split: str, rare: int | None) -> SlicesOf:
     """The parts of a made corpus, such as rows of one length and number of pairs, or the texts of a mixture.
 
     Raises:
@@ -118,14 +139,17 @@ def part_slices(corpus: Splits, split: str, rare: int | None) -> Mapping[str, Sl
     del rare
     if corpus.parts:
         part = lambda number: lambda rows: SomeRows(rows, rows.ranges[number])
-        return {name: part(number) for number, name in enumerate(corpus.parts)}
+        mixed = {name: part(number) for number, name in enumerate(corpus.parts)}
+        return lambda length: mixed
     made: Any = corpus.splits[split]
     if not hasattr(made, "parts"):
         raise InputError(f"--slices=parts needs a corpus of parts, such as mqar or a mixture: {corpus.name} has none")
-    return {name: (lambda rows, numbers=numbers: SomeRows(rows, numbers)) for name, numbers in made.parts().items()}
+    found = {name: (lambda rows, numbers=numbers: SomeRows(rows, numbers)) for name, numbers in made.parts().items()}
+    return lambda length: found
 
 
-SLICES: dict[str, Callable[[Splits, str, int | None], Mapping[str, Slice]]] = {
+SLICES: dict[str, Callable[[Splits, str, int | None], SlicesOf]] = {
     "recall": recall_slices,
+    "positions": position_slices,
     "parts": part_slices,
 }

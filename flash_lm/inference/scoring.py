@@ -1,6 +1,5 @@
 """Scores a run's checkpoint on a split of its own corpus, or of another text."""
 
-import itertools
 import logging
 import math
 import os
@@ -85,9 +84,10 @@ def evaluate(
     if slices == "recall" and corpus.fingerprint != trained.facts["corpus"]:
         raise InputError("--slices=recall counts pairs in the text of training: score a split of the run's own corpus")
     score = _in_whole_documents(trained, corpus, split, first) if carry else _in_rows(trained, corpus, split)
-    chosen = SLICES[slices](corpus, split, rare) if slices else {None: None}
+    slices_of = SLICES[slices](corpus, split, rare) if slices else lambda length: {None: None}
+    chosen = [(length, *one) for length in lengths for one in slices_of(length).items()]
     results = []
-    for length, (part, choose) in itertools.product(lengths, chosen.items()):
+    for length, part, choose in chosen:
         with jax.set_mesh(trained.mesh):
             scores = score(length, max(1, data.tokens_per_batch // config.train.accumulate // length), choose)
         if slices:

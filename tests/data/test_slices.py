@@ -5,7 +5,7 @@ import pytest
 
 from flash_lm.data.corpus import Piece
 from flash_lm.data.packing import StreamRows, empty_row
-from flash_lm.data.slices import Recalled, SomeRows, SomeTargets, rare_pairs, recall_slices
+from flash_lm.data.slices import Recalled, SomeRows, SomeTargets, position_slices, rare_pairs, recall_slices
 from flash_lm.data.token_cache import TokenizedCorpus
 from flash_lm.data.tokenized_text import TokenizedText, encode_in_memory
 from flash_lm.data.tokenizers import ByteTokenizer
@@ -65,12 +65,22 @@ def test_every_target_is_in_one_slice():
     )
     rows = StreamRows(test, 40, ByteTokenizer.begin)
     corpus = TokenizedCorpus("x", "", ByteTokenizer(), {"train": train, "test": test}, None)
-    recall, rest = (choose(rows) for choose in recall_slices(corpus, "test", rare=2).values())
+    recall, rest = (choose(rows) for choose in recall_slices(corpus, "test", rare=2)(3).values())
     assert len(recall) == len(rest) == len(rows)
     for i in range(len(rows)):
         both = recall[i]["loss_mask_BxL"] + rest[i]["loss_mask_BxL"]
         assert both.tolist() == rows[i]["loss_mask_BxL"].tolist()
     assert sum(recall[i]["loss_mask_BxL"].sum() for i in range(len(rows))) > 0
+
+
+def test_slices_by_position_double_and_end_with_the_row():
+    of = position_slices(None, "test", None)  # pyright: ignore[reportArgumentType]
+    assert [*of(40)] == ["0–39"] and [*of(64)] == ["0–63"] and [*of(100)] == ["0–63", "64–99"]
+    assert [*of(512)] == ["0–63", "64–127", "128–255", "256–511"]
+    document = row(range(101))  # two documents of 70 and 30 tokens
+    document["positions_BxL"][:] = [*range(70), *range(30)]
+    first, second = (choose([document])[0]["loss_mask_BxL"] for choose in of(100).values())
+    assert second.nonzero()[0].tolist() == [*range(64, 70)] and (first + second).tolist() == [1] * 100
 
 
 def test_views_of_rows():

@@ -17,6 +17,7 @@ def run(tmp_path_factory, usual_promotion):
     """Of a model of text."""
     folder = tmp_path_factory.mktemp("text")
     config = small_config(write_corpus(folder / "text"), folder / "cache", "linear_transformer")
+    config.model.max_length, config.data.length = 80, 32
     config.train.update(steps=2, warmup_steps=1, eval_every=0, eval_steps=1, checkpoint_every=0)
     train(config, folder / "run")
     return folder / "run"
@@ -32,6 +33,10 @@ def test_recall_and_rest_are_the_whole(run):
     assert sum(line["tokens"] for line in slices) == whole["tokens"] and min(line["tokens"] for line in slices) > 0
     assert mean(slices) == pytest.approx(whole["loss"], rel=1e-5)
     assert mean(slices, "accuracy") == pytest.approx(whole["accuracy"], rel=1e-6)
+    places = evaluate(run, "validation", [16, 80], slices="positions")
+    assert [(line["length"], line["slice"]) for line in places] == [(16, "0–15"), (80, "0–63"), (80, "64–79")]
+    (longer,) = evaluate(run, "validation", [80])
+    assert mean(places[1:]) == pytest.approx(longer["loss"], rel=1e-5)
     fewer = evaluate(run, "validation", slices="recall", rare=60)
     assert 0 < fewer[0]["tokens"] < slices[0]["tokens"]
     with pytest.raises(InputError, match="the slice recall of the validation split has no target: change --rare"):
@@ -57,7 +62,7 @@ def test_pairs_are_counted_in_the_text_of_training(run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"slices": "other"}, "--slices is one of recall, parts"),
+        ({"slices": "other"}, "--slices is one of recall, positions, parts"),
         ({"slices": "recall", "carry": True}, "without --carry"),
         ({"rare": 3}, "--rare belongs to --slices=recall"),
         ({"slices": "parts"}, "--slices=parts needs a corpus of parts"),
@@ -92,6 +97,7 @@ def test_the_best_reader_of_bigrams_is_beside_the_score(tmp_path):
     config.model.update(absolute_positions="none", rotary=True)
     config.data.update(corpus="bigrams", pack="examples", length=32)
     config.data.bigrams.symbols = 4
+    config.model.max_length, config.data.length = 80, 32
     config.train.update(steps=2, warmup_steps=1, eval_every=0, eval_steps=1, checkpoint_every=0)
     train(config, tmp_path / "run")
     (line,) = evaluate(tmp_path / "run", "validation")
