@@ -1,8 +1,9 @@
 """Finds the best value of a key, such as the learning rate, for each of several models: successive halving.
 
 Values are powers of two times the config's own. The first round trains five of them on a quarter of the tokens, the
-next the best three on half of the tokens, and the last the best two on all. In each round the best value is trained
-beside both of its neighbours, so a grid that ends at its best value grows.
+next the best three on half of the tokens, and the last the best two on all; `train.decay_steps` is that of the last
+round, and is shorter in the others in proportion. In each round the best value is trained beside both of its
+neighbours, so a grid that ends at its best value grows.
 """
 
 import math
@@ -56,7 +57,8 @@ def tune(
             losses: dict[int, float] = {}
             while places:
                 values = [_value(middle, place) for place in places]
-                found = _trained(config, changes, model, key, values, budget // part, workdir, should_stop)
+                shorter = {**changes, **_shorter(changed(config, changes), budget, part)}
+                found = _trained(config, shorter, model, key, values, workdir, should_stop)
                 losses |= {place: line.get("loss", math.inf) for place, line in zip(places, found, strict=True)}
                 lines += [{"model": model, "round": number, **line} for line in found]
                 write_jsonl(workdir / "tuning.jsonl", lines)
@@ -94,14 +96,13 @@ def _trained(
     model: str,
     key: str,
     values: list[float],
-    tokens: int,
     workdir: pathlib.Path,
     should_stop: Callable[[], bool],
 ) -> list[Line]:
     """Trains a model at several values, and returns a line for each."""
+    tokens = changes["train.tokens"]
     names = [f"{model},{key}={value:g},tokens={tokens}" for value in values]
-    of_all = {**changes, "train.steps": None, "train.tokens": tokens}
-    runs = {name: of_all | {key: value} for name, value in zip(names, values, strict=True)}
+    runs = {name: {**changes, key: value} for name, value in zip(names, values, strict=True)}
     check_runs(config, runs)
     failures = run_study(config, runs, workdir, "validation", should_stop)
     if should_stop():
@@ -111,6 +112,13 @@ def _trained(
         line = {"tokens": tokens, "key": key, "value": value, "run": name}
         lines.append(line | ({"failed": failures[name]} if name in failures else _score(workdir / name)))
     return lines
+
+
+def _shorter(config: Any, budget: int, part: int) -> Changes:
+    """The schedule of a part of the budget: decay_steps is that of the whole, and shrinks with it."""
+    decay = config.train.decay_steps
+    shorter = {"train.decay_steps": max(1, decay // part)} if decay else {}
+    return {"train.steps": None, "train.tokens": budget // part, **shorter}
 
 
 def _score(folder: pathlib.Path) -> dict[str, Any]:

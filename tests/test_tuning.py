@@ -65,6 +65,19 @@ def test_the_planted_rate_is_found(planted, tmp_path, true):
     assert losses[best["value"]] == min(losses.values())
 
 
+def test_shorter_runs_have_shorter_decays(planted, tmp_path, monkeypatch):
+    planted[0]["flash"], asked, real = 3e-3, [], tuning.run_study
+
+    def seen(config, runs, *rest):
+        asked.extend((changes["train.tokens"], changes["train.decay_steps"]) for changes in runs.values())
+        return real(config, runs, *rest)
+
+    monkeypatch.setattr(tuning, "run_study", seen)
+    config = changed(config_at(3e-3), {"train.schedule": "sqrt", "train.decay_steps": 20})
+    tune(config, {"f": {"model.family": "flash"}}, "train.learning_rate", BUDGET, tmp_path, bool)
+    assert set(asked) == {(BUDGET // 4, 5), (BUDGET // 2, 10), (BUDGET, 20)}
+
+
 def test_values_that_diverge_lose(planted, tmp_path):
     best, diverges, _ = planted
     best["flash"], diverges["flash"] = 1e-2, 4e-3

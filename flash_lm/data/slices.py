@@ -116,16 +116,17 @@ def rare_pairs(train: TokenizedText) -> int:
 def position_slices(corpus: Splits, split: str, rare: int | None) -> SlicesOf:
     """Targets by the number of tokens of their document that the row has before them: 0–63, 64–127, 128–255, …."""
     del corpus, split, rare
-    at = lambda low, high: lambda row: (low <= row["positions_BxL"]) & (row["positions_BxL"] < high)
+
+    def at(low: int, high: int) -> Slice:
+        between = lambda row: (low <= row["positions_BxL"]) & (row["positions_BxL"] < high)
+        return lambda rows: SomeTargets(rows, between)
 
     def of(length: int) -> Mapping[str, Slice]:
         ends = [0, _FIRST_POSITIONS]
         while ends[-1] < length:
             ends.append(2 * ends[-1])
         spans = itertools.pairwise([*(x for x in ends if x < length), length])
-        return {
-            f"{low}–{high - 1}": (lambda rows, mask=at(low, high): SomeTargets(rows, mask)) for low, high in spans
-        }
+        return {f"{low}–{high - 1}": at(low, high) for low, high in spans}
 
     return of
 

@@ -31,7 +31,7 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
         made, empty = not workdir.exists(), not any(workdir.glob("*"))
         workdir.mkdir(parents=True, exist_ok=True)
         file = open(workdir / NAME, "a+", encoding="utf-8")  # noqa: SIM115 (closed below)
-        holder = _take(file)
+        holder = take(file)
     try:
         if holder := of_all_hosts(holder)[0]:
             raise InputError(f"{holder} is training in {workdir}: wait for it to end, or choose another --workdir")
@@ -45,8 +45,8 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
             file.close()
 
 
-def _take(file: TextIO) -> str | None:
-    """Locks a file and writes the holder into it; if it is locked already, returns the holder."""
+def take(file: TextIO) -> str | None:
+    """Locks an open file until it is closed, and writes the holder into it; if it is locked, returns the holder."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

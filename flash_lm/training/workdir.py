@@ -192,8 +192,11 @@ def hash_of_config(workdir: pathlib.Path) -> str:
 
 
 def run_hash(config: Mapping[str, Any]) -> str:
-    """Hash of a config as nested dicts, without where the corpus and its cache are; keys of later versions keep it."""
-    return config_hash({key: value for key, value in telling(_flat(config)).items() if key not in _PLACES})
+    """Hash of a config as nested dicts, without where its corpora and cache are; keys of later versions keep it."""
+    flat = telling(_flat(config))
+    if mixture := flat.get("data.mixture"):
+        flat["data.mixture"] = [share for _, share in mixture]
+    return config_hash({key: value for key, value in flat.items() if key not in _PLACES})
 
 
 def read_config(workdir: pathlib.Path) -> Any:

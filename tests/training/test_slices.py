@@ -97,7 +97,6 @@ def test_the_best_reader_of_bigrams_is_beside_the_score(tmp_path):
     config.model.update(absolute_positions="none", rotary=True)
     config.data.update(corpus="bigrams", pack="examples", length=32)
     config.data.bigrams.symbols = 4
-    config.model.max_length, config.data.length = 80, 32
     config.train.update(steps=2, warmup_steps=1, eval_every=0, eval_steps=1, checkpoint_every=0)
     train(config, tmp_path / "run")
     (line,) = evaluate(tmp_path / "run", "validation")

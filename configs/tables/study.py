@@ -1,0 +1,78 @@
+"""The study: quality against step time of fourteen models. Its design, set before the first run, is docs/study.md.
+
+python scripts/study_data.py $DATA --out=runs/study/data
+python scripts/reproduce.py --table=study --run --corpus=runs/study/data --out=results/study   # once or twice at a time
+python scripts/reproduce.py --table=study --out=results/study    # tables and pictures, from the lines
+"""
+
+from ml_collections import ConfigDict
+
+from flash_lm.configs import quickstart
+from flash_lm.trunk_study import Part
+
+TITLE = "Quality against step time"
+SHARES_OF_TEXT = (("books", 0.4), ("wiki", 0.4), ("imdb", 0.2))
+TUNING_STEPS = 320
+
+_TABLES = {"model.max_length": 512}  # positions are parameters: as many as a row has
+_HYBRID = ("gated_deltanet",) * 3 + ("transformer_plus_plus",)
+# Sizes agree within 3 %: where positions have a table, or a family is larger, its widths are smaller.
+MODELS = {
+    "transformer": _TABLES | {"model.mlp_dim": 448},
+    "transformer_plus": {},
+    "transformer_plus_plus": {},
+    "flash_quad": {"model.gau.expanded_dim": 232},
+    "flash": {"model.gau.expanded_dim": 232},
+    "mc_tfm": {},
+    "aft_local": _TABLES | {"model.aft.bias_dim": 32, "model.mlp_dim": 320},
+    "aft_conv": _TABLES | {"model.mlp_dim": 496},
+    "linear_transformer": _TABLES | {"model.mlp_dim": 456},
+    "performer": _TABLES | {"model.mlp_dim": 456},
+    "gated_deltanet": {},
+    "mamba2": {"model.ssd.expanded_dim": 192, "model.ssd.state_dim": 80},
+    "retnet": {},
+    "hybrid": {"model.family": "gated_deltanet", "model.pattern": _HYBRID},
+}
+MODELS = {name: {"model.family": name} | changes for name, changes in MODELS.items()}
+
+_FLASH = MODELS["flash"]
+ABLATIONS = {
+    "flash": {},
+    "flash/local": {"model.chunks.global_attention": False},
+    "flash/global": {"model.chunks.local_attention": False},
+    "flash/softmax": {"model.gau.attention_function": "softmax"},
+    "flash/laplace": {"model.gau.attention_function": "laplace"},
+    "flash/length": {"model.normalizer": "length"},
+    "flash/rotary": {"model.absolute_positions": "none", "model.gau.relative_bias": "none"},
+    "flash/chunk_64": {"model.chunks.size": 64},
+    "flash/chunk_256": {"model.chunks.size": 256},
+    "flash/heads_4": {"model.gau.heads": 4},
+    "flash/dense": {"model.gau.query_key": "dense"},
+}
+_REPEATED = ("transformer_plus_plus", "flash_quad", "flash", "linear_transformer")
+_LONG = ("transformer_plus_plus", "flash_quad", "flash")
+_of = lambda *names: {name: MODELS[name] for name in names}
+_SLICES = ("recall", "positions", "parts")
+
+
+def get_config() -> ConfigDict:
+    """What all runs start from; scripts/reproduce.py fills in the places of the corpora."""
+    config = quickstart.get_config()
+    config.model.max_length = 2048
+    config.data.update(corpus="hf", length=512, vocab_size=4096, tokens_per_batch=4096)
+    config.train.update(warmup_steps=80, eval_every=640, eval_steps=20, checkpoint_every=640, log_every=20)
+    return config
+
+
+def get_parts() -> dict[str, Part]:
+    """The parts of the study, in the order of their worth."""
+    whole = {"steps": 3200, "shares": (0.25, 0.5, 1.0), "slices": _SLICES}
+    rows = lambda length: {"data.length": length, "model.max_length": max(length, 2048)}
+    return {
+        "rows_of_512": Part(MODELS, {}, seeds=(0,), **whole),
+        "more_seeds": Part(_of(*_REPEATED), {}, seeds=(1, 2), **whole),
+        "rows_of_2048": Part(_of(*_LONG), rows(2048), seeds=(0,), **whole),
+        "rows_of_4096": Part(_of(*_LONG), rows(4096), seeds=(0,), steps=1220, slices=_SLICES),
+        "ablations": Part({x: _FLASH | own for x, own in ABLATIONS.items()}, {}, seeds=(0, 1, 2), steps=980),
+        "masked": Part(_of(*_REPEATED), {"task": "masked_lm"}, seeds=(0,), steps=1220),
+    }

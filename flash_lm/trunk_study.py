@@ -1,0 +1,230 @@
+"""A study of perplexity at several budgets, whose runs are scored and written as lines at once.
+
+A run is a trunk at a constant rate, and a decay that branches off it for each budget (Hägele et al. 2024,
+arXiv:2405.18392). What will be reported of it is scored when it ends, and then its weights are removed, so no later
+step needs them. Several processes may work at one study: each takes what no other has begun.
+"""
+
+import contextlib
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from flash_lm.config import parse
+from flash_lm.errors import InputError, RunError
+from flash_lm.inference.scoring import evaluate
+from flash_lm.jsonl import Line, append_jsonl, read_jsonl
+from flash_lm.study import Changes, Runs, changed, check_runs
+from flash_lm.training.lock import take
+from flash_lm.training.loop import train
+from flash_lm.training.workdir import run_hash
+from flash_lm.tuning import best_values, tune
+
+DECAY = 5  # the last fifth of each budget decays
+STABLE = "stable"
+ShouldStop = Callable[[], bool]
+
+
+class Part(NamedTuple):
+    """A part of the study: models, each with the same seeds, tokens and scores.
+
+    Attributes:
+        models: what differs in each, by name; a model has the learning rate of the name before its first slash.
+        changes: what differs in all of them.
+        seeds: of all of them.
+        steps: of the whole budget.
+        shares: of the whole budget that have a decay each; 1 is the last.
+        slices: keys of `SLICES`, scored at the whole budget.
+    """
+
+    models: Runs
+    changes: Changes
+    seeds: Sequence[int]
+    steps: int
+    shares: Sequence[float] = (1.0,)
+    slices: Sequence[str] = ()
+
+
+class Trunk(NamedTuple):
+    """One model and seed of a part."""
+
+    part: str
+    model: str
+    seed: int
+    config: Any
+    shares: Sequence[float]
+    slices: Sequence[str]
+
+    @property
+    def at(self) -> dict[str, Any]:
+        """What identifies its lines."""
+        return {"part": self.part, "run": self.model, "seed": self.seed}
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.part}_{self.model}_seed_{self.seed}".replace("/", "_")
+
+    @property
+    def tuned_as(self) -> str:
+        """The model whose learning rate it has."""
+        return self.model.partition("/")[0]
+
+
+def trunks_of(config: ConfigDict, parts: Mapping[str, Part]) -> list[Trunk]:
+    """The trunks of a study in the order of its parts.
+
+    Raises:
+        InputError: a config is wrong.
+    """
+    found = []
+    for part, (models, changes, seeds, steps, shares, slices) in parts.items():
+        all_changes = {model: {**changes, **own, "train.steps": steps} for model, own in models.items()}
+        check_runs(config, all_changes)
+        found += [
+            Trunk(part, model, seed, changed(config, own | {"seed": seed}), shares, slices)
+            for seed in seeds
+            for model, own in all_changes.items()
+        ]
+    return found
+
+
+def tune_models(
+    config: ConfigDict, models: Runs, steps: int, out: pathlib.Path, runs: pathlib.Path, should_stop: ShouldStop
+) -> None:
+    """Finds the learning rate of each model that has none in OUT/rates.jsonl, on the validation split.
+
+    Args:
+        config: what all models start from.
+        models: what differs in each.
+        steps: of the longest runs.
+        out: gets tuning.jsonl, with a line for each run, and rates.jsonl, with one for each model.
+        runs: folder for runs in progress.
+        should_stop: called after every step; when it returns true, tuning stops where it is.
+
+    Raises:
+        InputError: bad config or data.
+        KeyboardInterrupt: it was asked to stop.
+    """
+    config = changed(config, {"train.schedule": "sqrt", "train.decay_steps": steps // DECAY})
+    budget = steps * config.data.tokens_per_batch
+    for model, changes in models.items():
+        with _begun_here(runs / f"tuning_{model}.lock") as free:
+            if not free or model in _rates(out):
+                continue
+            print(f"rate of {model}", flush=True)
+            folder = runs / f"tuning_{model}"
+            lines = tune(config, {model: changes}, "train.learning_rate", budget, folder, should_stop)
+            append_jsonl(out / "tuning.jsonl", lines)
+            append_jsonl(out / "rates.jsonl", best_values(lines))
+            shutil.rmtree(folder)
+
+
+def run_trunks(trunks: Sequence[Trunk], out: pathlib.Path, runs: pathlib.Path, should_stop: ShouldStop) -> list[Trunk]:
+    """Trains and scores each trunk that has no lines in OUT/runs.jsonl, unless another process is at it.
+
+    Returns:
+        Trunks without lines: another process has begun them, or is finding their rate.
+
+    Raises:
+        InputError: the lines are of another config, or bad data.
+        KeyboardInterrupt: it was asked to stop.
+    """
+    left = []
+    for trunk in trunks:
+        with _begun_here(runs / f"{trunk.name}.lock") as free:
+            if _is_there(trunk, out):
+                continue
+            if not free or (rate := _rates(out).get(trunk.tuned_as)) is None:
+                left.append(trunk)
+                continue
+            print(trunk.name, flush=True)
+            folder = runs / trunk.name
+            try:
+                lines = one_trunk(trunk, rate, folder, should_stop)
+            except RunError as error:
+                lines = [{**trunk.at, "failed": str(error), "rate": rate}]
+            append_jsonl(out / "runs.jsonl", [line | {"study_hash": _hash(trunk)} for line in lines])
+            shutil.rmtree(folder)
+    return left
+
+
+def one_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
+    """Trains and scores a trunk and its decays; returns a line for each score, with `share`: of the whole budget.
+
+    Each budget is scored on the test split; the whole one also by slices, and, if its positions reach further than its
+    rows, on rows of `model.max_length`.
+
+    Raises:
+        RunError: the loss became non-finite.
+        KeyboardInterrupt: it was asked to stop; the runs can go on.
+    """
+    lines = []
+    for name, changes in schedules(trunk, rate, folder).items():
+        train(changed(trunk.config, changes), folder / name, should_stop)
+        if should_stop():
+            raise KeyboardInterrupt
+        if name == STABLE:
+            continue
+        about = trunk.at | {"share": float(name), "rate": rate}
+        data, whole = parse(trunk.config).data, float(name) == 1
+        longest = trunk.config.model.max_length
+        scores = evaluate(folder / name, "test", [data.length, *([longest] if whole and longest > data.length else [])])
+        for slices in trunk.slices if whole else ():
+            scores += evaluate(folder / name, "test", slices=slices)
+        lines += [score | about for score in scores]
+    return lines
+
+
+def schedules(trunk: Trunk, rate: float, folder: pathlib.Path) -> Runs:
+    """The runs of a trunk by name, in their order: the stable one, if there are several budgets, and each decay.
+
+    A decay is the run of its budget from the beginning, to the bit.
+    """
+    steps = {share: round(share * trunk.config.train.steps) for share in trunk.shares}
+    decays = {share: count // DECAY for share, count in steps.items()}
+    sqrt = lambda share: {
+        "train.learning_rate": rate,
+        "train.steps": steps[share],
+        "train.schedule": "sqrt",
+        "train.decay_steps": decays[share],
+    }
+    if len(steps) == 1:
+        return {f"{share:g}": sqrt(share) for share in steps}
+    starts = {share: steps[share] - decays[share] for share in steps}
+    shortest = min(starts.values())
+    if odd := [start for start in starts.values() if start % shortest]:
+        raise InputError(f"decays begin at steps {odd}, which are no multiples of {shortest}: change steps or shares")
+    every = {"train.checkpoint_every": shortest, "train.keep": len(starts) ** 2}
+    stable = {"train.learning_rate": rate, "train.steps": max(starts.values()), "train.schedule": "constant"}
+    branch = lambda share: {"train.branch_from": f"{folder / STABLE}@{starts[share]}"}
+    return {STABLE: stable | every} | {f"{share:g}": sqrt(share) | branch(share) for share in steps}
+
+
+@contextlib.contextmanager
+def _begun_here(path: pathlib.Path) -> Iterator[bool]:
+    """Whether this process may do a task; another one cannot begin it until the block ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+", encoding="utf-8") as file:
+        yield take(file) is None
+
+
+def _rates(out: pathlib.Path) -> dict[str, float]:
+    file = out / "rates.jsonl"
+    return {line["model"]: line["value"] for line in read_jsonl(file)} if file.exists() else {}
+
+
+def _is_there(trunk: Trunk, out: pathlib.Path) -> bool:
+    file = out / "runs.jsonl"
+    lines = read_jsonl(file) if file.exists() else []
+    found = [line for line in lines if trunk.at.items() <= line.items()]
+    if any(line["study_hash"] != _hash(trunk) for line in found):
+        raise InputError(f"{file} has a run {trunk.name} of another config: write to another folder")
+    return bool(found)
+
+
+def _hash(trunk: Trunk) -> str:
+    return run_hash(trunk.config.to_dict())

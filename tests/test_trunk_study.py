@@ -1,0 +1,164 @@
+"""A study of trunks: each is made once, whoever works at it, and its lines have all that is reported."""
+
+import itertools
+import pathlib
+
+import pytest
+from small import small_config, write_corpus
+
+from flash_lm import trunk_study
+from flash_lm.command import load_module
+from flash_lm.errors import InputError, RunError
+from flash_lm.inference.scoring import evaluate
+from flash_lm.jsonl import append_jsonl, read_jsonl, write_jsonl
+from flash_lm.models.facts import facts
+from flash_lm.study import changed
+from flash_lm.training.loop import train
+from flash_lm.trunk_study import Part, run_trunks, schedules, trunks_of, tune_models
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+FAMILY = "linear_transformer"
+MODELS = {FAMILY: {}, f"{FAMILY}/wide": {"model.mlp_dim": 40}}
+
+
+def config_in(folder):
+    config = small_config(write_corpus(folder / "text"), folder / "cache", FAMILY)
+    config.model.update(max_length=64, absolute_positions="none", rotary=True)
+    config.data.length = 32
+    config.train.update(warmup_steps=1, eval_every=0, eval_steps=1, checkpoint_every=0, log_every=5)
+    return config
+
+
+def parts(**options):
+    return {"first": Part(MODELS, {}, seeds=(0, 1), steps=20, **options)}
+
+
+def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
+    trunks = trunks_of(config_in(tmp_path), parts(shares=(0.5, 1.0), slices=("positions",)))
+    out, runs = tmp_path / "out", tmp_path / "runs"
+    write_jsonl_at(out / "rates.jsonl", [{"model": FAMILY, "value": 2e-3}])
+    assert [trunk.name for trunk in trunks[:3]] == [
+        "first_linear_transformer_seed_0",
+        "first_linear_transformer_wide_seed_0",
+        "first_linear_transformer_seed_1",
+    ]
+    assert run_trunks(trunks[:1], out, runs, bool) == []
+    lines = read_jsonl(out / "runs.jsonl")
+    assert [(x["share"], x["length"], x["step"], x.get("slice")) for x in lines] == [
+        (0.5, 32, 10, None),
+        (1.0, 32, 20, None),
+        (1.0, 64, 20, None),
+        (1.0, 32, 20, "0–31"),
+    ]
+    assert all(
+        (x["part"], x["run"], x["seed"], x["rate"], x["split"]) == ("first", FAMILY, 0, 2e-3, "test") for x in lines
+    )
+    assert lines[3]["loss"] == pytest.approx(lines[1]["loss"], rel=1e-5)
+    assert not [path for path in runs.iterdir() if path.is_dir()]
+    # The decay of a budget is its whole run.
+    whole = schedules(trunks[0]._replace(shares=(1.0,)), 2e-3, tmp_path)["1"]
+    train(changed(trunks[0].config, whole), tmp_path / "alone")
+    assert evaluate(tmp_path / "alone", "test")[0]["loss"] == lines[1]["loss"]
+    # What has lines is not made again; another config is another study.
+    assert run_trunks(trunks[:1], out, runs, bool) == [] and read_jsonl(out / "runs.jsonl") == lines
+    other = trunks[0]._replace(config=changed(trunks[0].config, {"train.clip": 7.0}))
+    with pytest.raises(InputError, match="has a run first_linear_transformer_seed_0 of another config"):
+        run_trunks([other], out, runs, bool)
+
+
+def write_jsonl_at(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_jsonl(path, lines)
+
+
+@pytest.fixture
+def without_training(monkeypatch):
+    """Trunks whose lines come at once; a seed of 1 fails. Returns what was made."""
+    made = []
+
+    def one_trunk(trunk, rate, folder, should_stop):
+        folder.mkdir(parents=True)
+        made.append((trunk.name, rate))
+        if trunk.seed == 1:
+            raise RunError("loss nan")
+        return [trunk.at | {"share": 1.0, "rate": rate}]
+
+    monkeypatch.setattr(trunk_study, "one_trunk", one_trunk)
+    return made
+
+
+def test_what_another_process_has_begun_is_left_to_it(tmp_path, without_training):
+    trunks, out, runs = trunks_of(config_in(tmp_path), parts()), tmp_path / "out", tmp_path / "runs"
+    assert run_trunks(trunks, out, runs, bool) == trunks and not without_training  # no rate is known yet
+    append_jsonl(out / "rates.jsonl", [{"model": FAMILY, "value": 1e-3}])
+    with trunk_study._begun_here(runs / f"{trunks[1].name}.lock") as free:
+        assert free
+        assert run_trunks(trunks, out, runs, bool) == [trunks[1]]
+    assert [name for name, _ in without_training] == [trunks[i].name for i in (0, 2, 3)]
+    assert run_trunks(trunks, out, runs, bool) == []
+    assert [name for name, _ in without_training] == [trunks[i].name for i in (0, 2, 3, 1)]
+    assert {rate for _, rate in without_training} == {1e-3}  # the ablation has its model's
+    failed = [line for line in read_jsonl(out / "runs.jsonl") if line["seed"] == 1]
+    assert [(line["run"], line["failed"]) for line in failed] == [(name, "loss nan") for name in MODELS]
+
+
+def test_each_model_is_tuned_once(tmp_path, monkeypatch):
+    asked = []
+
+    def tune(config, models, key, budget, workdir, should_stop):
+        workdir.mkdir(parents=True)
+        asked.append((*models, key, budget, config.train.schedule, config.train.decay_steps))
+        return [
+            {"model": model, "round": 3, "tokens": budget, "key": key, "value": x, "loss": abs(x - 2)}
+            for model in models
+            for x in (1.0, 2.0, 4.0)
+        ]
+
+    monkeypatch.setattr(trunk_study, "tune", tune)
+    config, out = config_in(tmp_path), tmp_path / "out"
+    for _ in range(2):
+        tune_models(config, {"a": {}, "b": {}}, 50, out, tmp_path / "runs", bool)
+    tokens = 50 * config.data.tokens_per_batch
+    assert asked == [(name, "train.learning_rate", tokens, "sqrt", 10) for name in "ab"]
+    rates = read_jsonl(out / "rates.jsonl")
+    assert [(line["model"], line["value"], line["bracketed"]) for line in rates] == [("a", 2.0, True), ("b", 2.0, True)]
+    assert len(read_jsonl(out / "tuning.jsonl")) == 6
+    with trunk_study._begun_here(tmp_path / "runs" / "tuning_c.lock"):
+        tune_models(config, {"c": {}}, 50, out, tmp_path / "runs", bool)
+    assert len(asked) == 2
+
+
+def test_schedules_of_several_budgets(tmp_path):
+    (trunk, *_) = trunks_of(config_in(tmp_path), {"x": Part({FAMILY: {}}, {}, (0,), 400, (0.25, 0.5, 1.0))})
+    found = schedules(trunk, 1e-3, tmp_path)
+    assert [*found] == ["stable", "0.25", "0.5", "1"]
+    assert found["stable"]["train.steps"] == 320 and found["stable"]["train.checkpoint_every"] == 80
+    assert [found[x]["train.branch_from"] for x in ("0.25", "0.5", "1")] == [
+        f"{tmp_path}/stable@{step}" for step in (80, 160, 320)
+    ]
+    assert [found[x]["train.decay_steps"] for x in ("0.25", "0.5", "1")] == [20, 40, 80]
+    with pytest.raises(InputError, match="decays begin at steps .* which are no multiples of 88: change steps or"):
+        schedules(trunk._replace(shares=(0.275, 0.5, 1.0)), 1e-3, tmp_path)
+
+
+def test_the_models_of_the_study_have_one_size():
+    table = load_module("configs/tables/study.py")
+    config, sizes = table.get_config(), {}
+    config.model.vocab_size = config.data.vocab_size
+    for name, changes in table.MODELS.items():
+        own = changed(config, changes)
+        sizes[name] = facts(own.model.family, own.model, (), ()).parameters
+    assert len(sizes) == 14
+    for (one, a), (other, b) in itertools.combinations(sizes.items(), 2):
+        assert max(a, b) / min(a, b) <= 1.03, (one, a, other, b)
+
+
+def test_the_parts_of_the_study_can_run():
+    table = load_module("configs/tables/study.py")
+    config = changed(table.get_config(), {"data.path": "x", "data.tokens_per_batch": 8 * 4096})  # for eight devices
+    trunks = trunks_of(config, table.get_parts())
+    assert len({trunk.name for trunk in trunks}) == len(trunks) == 14 + 8 + 3 + 3 + 33 + 4
+    assert {trunk.tuned_as for trunk in trunks} == set(table.MODELS)
+    for trunk in trunks:
+        assert schedules(trunk, 1e-3, pathlib.Path("runs"))  # their decays begin at checkpoints
