@@ -8,7 +8,7 @@ step needs them. Several processes may work at one study: each takes what no oth
 import contextlib
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -32,6 +32,7 @@ class Part(NamedTuple):
     """A part of the study: models, each with the same seeds, tokens and scores.
 
     Attributes:
+        name: of the part; two that differ only in models and seeds may share it.
         models: what differs in each, by name; a model has the learning rate of the name before its first slash.
         changes: what differs in all of them.
         seeds: of all of them.
@@ -40,12 +41,18 @@ class Part(NamedTuple):
         slices: keys of `SLICES`, scored at the whole budget.
     """
 
+    name: str
     models: Runs
     changes: Changes
     seeds: Sequence[int]
     steps: int
     shares: Sequence[float] = (1.0,)
     slices: Sequence[str] = ()
+
+    @property
+    def runs(self) -> Runs:
+        """All that differs in each model."""
+        return {model: {**own, **self.changes, "train.steps": self.steps} for model, own in self.models.items()}
 
 
 class Trunk(NamedTuple):
@@ -74,20 +81,19 @@ class Trunk(NamedTuple):
         return self.model.partition("/")[0]
 
 
-def trunks_of(config: ConfigDict, parts: Mapping[str, Part]) -> list[Trunk]:
+def trunks_of(config: ConfigDict, parts: Sequence[Part]) -> list[Trunk]:
     """The trunks of a study in the order of its parts.
 
     Raises:
         InputError: a config is wrong.
     """
     found = []
-    for part, (models, changes, seeds, steps, shares, slices) in parts.items():
-        all_changes = {model: {**changes, **own, "train.steps": steps} for model, own in models.items()}
-        check_runs(config, all_changes)
+    for part in parts:
+        check_runs(config, part.runs)
         found += [
-            Trunk(part, model, seed, changed(config, own | {"seed": seed}), shares, slices)
-            for seed in seeds
-            for model, own in all_changes.items()
+            Trunk(part.name, model, seed, changed(config, {**own, "seed": seed}), part.shares, part.slices)
+            for seed in part.seeds
+            for model, own in part.runs.items()
         ]
     return found
 
@@ -109,15 +115,16 @@ def tune_models(
         InputError: bad config or data.
         KeyboardInterrupt: it was asked to stop.
     """
-    config = changed(config, {"train.schedule": "sqrt", "train.decay_steps": steps // DECAY})
-    budget = steps * config.data.tokens_per_batch
+    schedule = {"train.schedule": "sqrt", "train.decay_steps": steps // DECAY, "train.warmup_steps": None}
+    of_longest: Any = changed(config, schedule)
+    budget = steps * of_longest.data.tokens_per_batch
     for model, changes in models.items():
         with _begun_here(runs / f"tuning_{model}.lock") as free:
             if not free or model in _rates(out):
                 continue
             print(f"rate of {model}", flush=True)
             folder = runs / f"tuning_{model}"
-            lines = tune(config, {model: changes}, "train.learning_rate", budget, folder, should_stop)
+            lines = tune(of_longest, {model: changes}, "train.learning_rate", budget, folder, should_stop)
             append_jsonl(out / "tuning.jsonl", lines)
             append_jsonl(out / "rates.jsonl", best_values(lines))
             shutil.rmtree(folder)
@@ -162,20 +169,20 @@ def one_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: Shou
         RunError: the loss became non-finite.
         KeyboardInterrupt: it was asked to stop; the runs can go on.
     """
-    lines = []
+    lines, model = [], trunk.config.model
+    data = parse(trunk.config).data
     for name, changes in schedules(trunk, rate, folder).items():
         train(changed(trunk.config, changes), folder / name, should_stop)
         if should_stop():
             raise KeyboardInterrupt
         if name == STABLE:
             continue
-        about = trunk.at | {"share": float(name), "rate": rate}
-        data, whole = parse(trunk.config).data, float(name) == 1
-        longest = trunk.config.model.max_length
-        scores = evaluate(folder / name, "test", [data.length, *([longest] if whole and longest > data.length else [])])
+        whole = float(name) == 1
+        further = [model.max_length] if whole and model.max_length > data.length else []
+        scores = evaluate(folder / name, "test", [data.length, *further])
         for slices in trunk.slices if whole else ():
             scores += evaluate(folder / name, "test", slices=slices)
-        lines += [score | about for score in scores]
+        lines += [score | trunk.at | {"share": float(name), "rate": rate} for score in scores]
     return lines
 
 

@@ -7,6 +7,11 @@ At the papers' scale each table has its data set; at small scale any corpus will
 stopped. OUT gets table.md, results.jsonl, curves.png (quality against steps and time) and quality.png (against the
 time of a step).
 
+    python scripts/reproduce.py --table=study --out=results/study
+
+The study (configs/tables/study.py) is made in parts: --run makes the runs that are missing, --time times their steps,
+and without either it writes tables and pictures from the lines in OUT.
+
 It runs on one host. Several hosts run a command for each of its runs, and `--commands` prints them: docs/scaling.md.
 """
 
@@ -24,6 +29,7 @@ from flash_lm.analysis.comparison import write_curves
 from flash_lm.analysis.reproduction import plot_quality_against_step_time, reproduction_table
 from flash_lm.analysis.results import newest_results
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
+from flash_lm.analysis.study import step_name, write_study
 from flash_lm.command import apply_overrides, load_module, positive, run
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, append_jsonl, read_jsonl, write_jsonl
@@ -32,6 +38,7 @@ from flash_lm.study import Runs, changed, check_runs, raise_failures, run_study
 from flash_lm.training.bare_step import BareStep
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.interrupt import stop_on_signal
+from flash_lm.trunk_study import run_trunks, trunks_of, tune_models
 
 FOLDER = pathlib.Path(__file__).parent.parent / "configs" / "tables"
 TABLES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
@@ -68,9 +75,10 @@ def time_steps(
 
 def time_group(group: dict[str, ConfigDict], baseline: str, rounds: int) -> list[Line]:
     """As `time_steps`, for runs that take turns."""
-    cells = []
+    cells, flops = [], {}
     for name, config in group.items():
         step = BareStep(build_experiment(config).config)
+        flops[name] = step.model_flops
         step.start()
         cells.append(Cell.warmed(name, timed(step.step)))
         print(f"step of {name}: compiled in {step.compile_s:.1f} s", flush=True)
@@ -82,6 +90,7 @@ def time_group(group: dict[str, ConfigDict], baseline: str, rounds: int) -> list
             "microbatch_ms": cell.median_ms,
             "iqr_ms": cell.iqr_ms,
             "speedup": medians[baseline] / cell.median_ms,
+            "model_flops": flops[cell.name],
         }
         for cell in cells
     ]
@@ -123,6 +132,35 @@ def flat(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
+def reproduce_study(table: Any, arguments: argparse.Namespace, overrides: list[str]) -> None:
+    """Makes the runs of a study of trunks, times their steps, or writes tables and pictures from their lines."""
+    config, parts, out = table.get_config(), table.get_parts(), arguments.out
+    apply_overrides(config, overrides)
+    if not (arguments.run or arguments.time):
+        print(write_study(table.TITLE, out))
+        return
+    if not arguments.corpus:
+        raise InputError("--table=study reads the folder that scripts/study_data.py has written: give it as --corpus")
+    config.data.mixture = tuple((f"{arguments.corpus}/{name}", share) for name, share in table.SHARES_OF_TEXT)
+    if arguments.run:
+        with stop_on_signal() as should_stop:
+            try:
+                tune_models(config, table.MODELS, table.TUNING_STEPS, out, arguments.run, should_stop)
+                left = run_trunks(trunks_of(config, parts), out, arguments.run, should_stop)
+            except KeyboardInterrupt:
+                print("stopped: run the same command again to continue")
+                return
+        names = ", ".join(trunk.name for trunk in left)
+        print(f"left to another process: {names}" if left else "all runs are made")
+    if arguments.time:
+        first, timed_runs, baseline_of = {}, {}, {}
+        for part in parts:
+            named = {step_name(part.name, model): changes for model, changes in part.runs.items()}
+            timed_runs |= named
+            baseline_of |= dict.fromkeys(named, first.setdefault(part.name, next(iter(named))))
+        time_steps(config, timed_runs, baseline_of, arguments.rounds, out / "step_times.jsonl")
+
+
 def main(argv: list[str]) -> None:
     """Trains, scores and times every run of a table of the papers."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -140,12 +178,21 @@ def main(argv: list[str]) -> None:
         metavar="LAUNCHER",
         help="only print a command for each run, starting with this launcher, such as scripts/launch/tpu_pod.sh",
     )
+    parser.add_argument(
+        "--run", type=pathlib.Path, metavar="FOLDER", help="of the study: make its runs, in this folder"
+    )
+    parser.add_argument("--time", action="store_true", help="of the study: time the steps of its models")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
     if arguments.scale == "small" and not arguments.corpus:
         raise InputError("--scale=small needs a corpus: give --corpus=stdlib, text files, or the folder of a data set")
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
     table: Any = load_module(str(FOLDER / f"{arguments.table}.py"))
+    if hasattr(table, "get_parts"):
+        reproduce_study(table, arguments, overrides)
+        return
+    if arguments.run or arguments.time:
+        raise InputError(f"--run and --time belong to --table=study: leave them out for --table={arguments.table}")
     config = table.get_config(arguments.scale)
     apply_overrides(config, overrides)
     config = with_corpus(config, arguments.corpus) if arguments.corpus else config

@@ -31,7 +31,7 @@ def config_in(folder):
 
 
 def parts(**options):
-    return {"first": Part(MODELS, {}, seeds=(0, 1), steps=20, **options)}
+    return [Part("first", MODELS, {}, seeds=(0, 1), steps=20, **options)]
 
 
 def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
@@ -130,7 +130,7 @@ def test_each_model_is_tuned_once(tmp_path, monkeypatch):
 
 
 def test_schedules_of_several_budgets(tmp_path):
-    (trunk, *_) = trunks_of(config_in(tmp_path), {"x": Part({FAMILY: {}}, {}, (0,), 400, (0.25, 0.5, 1.0))})
+    (trunk, *_) = trunks_of(config_in(tmp_path), [Part("x", {FAMILY: {}}, {}, (0,), 400, (0.25, 0.5, 1.0))])
     found = schedules(trunk, 1e-3, tmp_path)
     assert [*found] == ["stable", "0.25", "0.5", "1"]
     assert found["stable"]["train.steps"] == 320 and found["stable"]["train.checkpoint_every"] == 80

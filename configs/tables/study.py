@@ -64,15 +64,16 @@ def get_config() -> ConfigDict:
     return config
 
 
-def get_parts() -> dict[str, Part]:
+def get_parts() -> list[Part]:
     """The parts of the study, in the order of their worth."""
     whole = {"steps": 3200, "shares": (0.25, 0.5, 1.0), "slices": _SLICES}
     rows = lambda length: {"data.length": length, "model.max_length": max(length, 2048)}
-    return {
-        "rows_of_512": Part(MODELS, {}, seeds=(0,), **whole),
-        "more_seeds": Part(_of(*_REPEATED), {}, seeds=(1, 2), **whole),
-        "rows_of_2048": Part(_of(*_LONG), rows(2048), seeds=(0,), **whole),
-        "rows_of_4096": Part(_of(*_LONG), rows(4096), seeds=(0,), steps=1220, slices=_SLICES),
-        "ablations": Part({x: _FLASH | own for x, own in ABLATIONS.items()}, {}, seeds=(0, 1, 2), steps=980),
-        "masked": Part(_of(*_REPEATED), {"task": "masked_lm"}, seeds=(0,), steps=1220),
-    }
+    ablations = {name: _FLASH | changes for name, changes in ABLATIONS.items()}
+    return [
+        Part("rows_of_512", MODELS, {}, seeds=(0,), **whole),
+        Part("rows_of_512", _of(*_REPEATED), {}, seeds=(1, 2), **whole),
+        Part("rows_of_2048", _of(*_LONG), rows(2048), seeds=(0,), **whole),
+        Part("rows_of_4096", _of(*_LONG), rows(4096), seeds=(0,), steps=1220, slices=_SLICES),
+        Part("ablations", ablations, {}, seeds=(0, 1, 2), steps=980),
+        Part("masked", _of(*_REPEATED), {"task": "masked_lm"}, seeds=(0,), steps=1220),
+    ]

@@ -9,6 +9,8 @@ from flash_lm.analysis.figure import drawing, style
 from flash_lm.jsonl import Line
 
 _NAME_HEIGHT = 0.045  # height of a curve's name, as a share of the axes
+_MOST_TICKS = 12  # on the x axis; with more values it has round ones
+_PLAIN = 10**8  # larger numbers are written with an exponent
 _LONGEST_NAME = 34  # characters that are written of a curve's name: a longer one would leave no room for the axes
 
 
@@ -56,8 +58,10 @@ def plot_panels(rows: list[list[Panel]], path: pathlib.Path, *, curve: str = "fa
                     ends.append((x[-1], y[-1], name, style(i)["color"]))
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
-            axes.set_xticks(sorted({line[panel.x] for line in panel.lines}))  # what was measured
-            axes.xaxis.set_major_formatter("{x:,.0f}")
+            measured = sorted({line[panel.x] for line in panel.lines})
+            if len(measured) <= _MOST_TICKS:
+                axes.set_xticks(measured)
+            axes.xaxis.set_major_formatter("{x:,.4g}" if measured and measured[-1] > _PLAIN else "{x:,.0f}")
             axes.yaxis.set_major_formatter("{x:,g}")
             _name_ticks(axes)
             axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)

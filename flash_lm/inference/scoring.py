@@ -5,7 +5,7 @@ import math
 import os
 import pathlib
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -84,8 +84,8 @@ def evaluate(
     if slices == "recall" and corpus.fingerprint != trained.facts["corpus"]:
         raise InputError("--slices=recall counts pairs in the text of training: score a split of the run's own corpus")
     score = _in_whole_documents(trained, corpus, split, first) if carry else _in_rows(trained, corpus, split)
-    slices_of = SLICES[slices](corpus, split, rare) if slices else lambda length: {None: None}
-    chosen = [(length, *one) for length in lengths for one in slices_of(length).items()]
+    slices_of = SLICES[slices](corpus, split, rare) if slices else _unsliced
+    chosen = [(length, part, choose) for length in lengths for part, choose in slices_of(length).items()]
     results = []
     for length, part, choose in chosen:
         with jax.set_mesh(trained.mesh):
@@ -124,6 +124,11 @@ def evaluate(
             }
         )
     return results
+
+
+def _unsliced(length: int) -> Mapping[Any, Slice | None]:
+    del length
+    return {None: None}
 
 
 def _check_asked(split: str, carry: bool, first: int | None, slices: str | None, rare: int | None) -> None:

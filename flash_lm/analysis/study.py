@@ -1,0 +1,173 @@
+"""What the lines of a study of trunks say together: a table for each part, and pictures."""
+
+import pathlib
+import statistics
+from collections.abc import Sequence
+
+from flash_lm.analysis.figure import can_draw
+from flash_lm.analysis.panels import Panel, plot_panels
+from flash_lm.analysis.table import Columns, markdown_table
+from flash_lm.errors import InputError
+from flash_lm.jsonl import Line, read_jsonl, write_jsonl
+
+_SAME = ("family", "parameters", "rate", "step", "trained_length", "corpus", "batch_tokens")  # with every seed
+_WHOLE = "perplexity"  # heading of the score of the whole budget
+_QUALITY = "perplexity a token, test split"
+_ABOUT: Columns = {"model": ("run", "{}"), "parameters": ("parameters", "{:,}"), "rate": ("rate", "{:g}")}
+_SPREAD: Columns = {
+    "lowest": ("lowest", "{:.2f}"),
+    "highest": ("highest", "{:.2f}"),
+    "seeds": ("seeds", "{}"),
+    "failed": ("failed", "{}"),
+    "ms a step": ("step_ms", "{:.0f}"),
+    "minutes": ("minutes", "{:.1f}"),
+}
+
+
+def step_name(part: str, model: str) -> str:
+    """What names a model's step among the steps that are timed."""
+    return f"{part} {model}"
+
+
+def write_study(title: str, out: pathlib.Path) -> str:
+    """Writes table.md, summary.jsonl and the pictures from OUT/runs.jsonl and step_times.jsonl; returns the tables.
+
+    Raises:
+        InputError: no run has finished.
+    """
+    read = lambda name: read_jsonl(out / name) if (out / name).exists() else []
+    lines = summary(read("runs.jsonl"), read("step_times.jsonl"))
+    if not lines:
+        raise InputError(f"{out}/runs.jsonl has no finished run: make some with --run=FOLDER --corpus=DATA")
+    write_jsonl(out / "summary.jsonl", lines)
+    text = f"{title}\n\n{study_tables(lines)}"
+    (out / "table.md").write_text(f"{text}\n", encoding="utf-8")
+    if can_draw():
+        plot_study(lines, out, title)
+    return text
+
+
+def summary(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
+    """One line for each part, model, share of the budget, length of rows and slice: perplexity over the seeds.
+
+    Args:
+        lines: of `run_trunks`.
+        times: lines whose `run` is `step_name`, with microbatch_ms and model_flops.
+
+    Returns:
+        Lines with the geometric mean `perplexity`, `lowest`, `highest`, `seeds`, `failed`; step_ms, `minutes` and
+        `flops` of the training, if the model's step was timed.
+    """
+    step_of = {line["run"]: line for line in times}
+    failed = [line for line in lines if "failed" in line]
+    keys = ("part", "run", "share", "length", "slices", "slice")
+    found = []
+    for key in dict.fromkeys(tuple(line.get(x) for x in keys) for line in lines if "failed" not in line):
+        own = [line for line in lines if "failed" not in line and tuple(line.get(x) for x in keys) == key]
+        perplexities, first = [line["perplexity"] for line in own], own[0]
+        line = {x: value for x, value in zip(keys, key, strict=True) if value is not None} | {
+            "perplexity": statistics.geometric_mean(perplexities),
+            "lowest": min(perplexities),
+            "highest": max(perplexities),
+            "seeds": len(own),
+            "failed": sum((x["part"], x["run"]) == key[:2] for x in failed),
+            **{x: first[x] for x in _SAME},
+        }
+        if step := step_of.get(step_name(first["part"], first["run"])):
+            line |= {
+                "step_ms": step["microbatch_ms"],
+                "minutes": first["step"] * step["microbatch_ms"] / 60_000,
+                "flops": first["step"] * step["model_flops"],
+            }
+        found.append(line)
+    return found
+
+
+def study_tables(lines: Sequence[Line]) -> str:
+    """Markdown: a table for each part, the best first; all are perplexities but what its heading names.
+
+    Args:
+        lines: of `summary`.
+    """
+    return "\n\n".join(_table([line for line in lines if line["part"] == part]) for part in _values(lines, "part"))
+
+
+def _table(lines: Sequence[Line]) -> str:
+    """Of one part."""
+    rows: dict[str, Line] = {}
+    tabled = [line for line in lines if line.get("slices") != "positions"]  # which have a picture
+    for line in tabled:
+        row = rows.setdefault(line["run"], {})
+        row[_heading(line)] = line["perplexity"]
+        if _heading(line) == _WHOLE:
+            row |= line
+    headings = list(dict.fromkeys(map(_heading, tabled)))
+    split = headings.index(_WHOLE) + 1
+    scores = lambda names: {name: (name, "{:.2f}") for name in names}
+    columns: Columns = {**_ABOUT, **scores(headings[:split]), **_SPREAD, **scores(headings[split:])}
+    ordered = sorted(rows.values(), key=lambda row: row[_WHOLE])
+    best = ordered[0]
+    return (
+        f"{best['part']}: rows of {best['trained_length']} tokens, {best['step']:,} steps of {best['batch_tokens']:,} "
+        f"tokens; test split of {best['corpus']}\n\n{markdown_table(ordered, columns)}"
+    )
+
+
+def _heading(line: Line) -> str:
+    if "slice" in line:
+        return line["slice"]
+    if line["length"] != line["trained_length"]:
+        return f"in rows of {line['length']}"
+    return _WHOLE if line["share"] == 1 else f"at {line['share']:g} of the budget"
+
+
+def plot_study(lines: Sequence[Line], out: pathlib.Path, title: str) -> None:
+    """Draws curves.png (perplexity against time and FLOPs of training) and context.png (by position) into a folder.
+
+    Args:
+        lines: of `summary`.
+        out: the folder.
+        title: says what was trained.
+    """
+    trained = [line for line in lines if "slice" not in line and line["length"] == line["trained_length"]]
+    curves = [line for line in trained if "minutes" in line and line["part"] in _with_several(trained, "share")]
+    if curves:
+        of = {name: [line for line in curves if line["part"] == name] for name in _values(curves, "part")}
+        rows = [[panel(own, name) for panel in (_against_time, _against_flops)] for name, own in of.items()]
+        plot_panels(rows, out / "curves.png", curve="run", title=title)
+    places = [line | {"from": _first_of(line)} for line in lines if line.get("slices") == "positions"]
+    if places:
+        panels = [
+            Panel(
+                [line for line in places if line["part"] == name],
+                "from",
+                "tokens of the row before the target, at least",
+                "perplexity",
+                _QUALITY,
+                title=name,
+            )
+            for name in _values(places, "part")
+        ]
+        plot_panels([panels], out / "context.png", curve="run", title=title)
+
+
+def _against_time(lines: list[Line], title: str) -> Panel:
+    return Panel(lines, "minutes", "minutes of training, steps timed side by side", "perplexity", _QUALITY, title=title)
+
+
+def _against_flops(lines: list[Line], title: str) -> Panel:
+    return Panel(lines, "flops", "model FLOPs of training", "perplexity", _QUALITY, title=title)
+
+
+def _first_of(line: Line) -> int:
+    """The first position of a slice such as 64–127; one for the first slice, since the axis has no zero."""
+    return max(1, int(line["slice"].partition("–")[0]))
+
+
+def _values(lines: Sequence[Line], key: str) -> list[str]:
+    return list(dict.fromkeys(line[key] for line in lines))
+
+
+def _with_several(lines: Sequence[Line], key: str) -> set[str]:
+    """The parts whose lines have several values of a key."""
+    return {part for part in _values(lines, "part") if len({x[key] for x in lines if x["part"] == part}) > 1}

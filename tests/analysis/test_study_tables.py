@@ -1,0 +1,85 @@
+"""Tables and pictures of a study of trunks, from planted lines whose means are known."""
+
+import math
+
+import pytest
+
+from flash_lm.analysis.study import step_name, study_tables, summary, write_study
+from flash_lm.errors import InputError
+from flash_lm.jsonl import read_jsonl, write_jsonl
+
+ABOUT = {
+    "family": "flash",
+    "parameters": 1000,
+    "rate": 3e-3,
+    "trained_length": 512,
+    "corpus": "books-wiki-imdb",
+    "batch_tokens": 4096,
+}
+
+
+def scored(run, seed, share, perplexity, **more):
+    about = {
+        "part": "rows_of_512",
+        "run": run,
+        "seed": seed,
+        "share": share,
+        "step": round(3200 * share),
+        "length": 512,
+    }
+    return {**ABOUT, **about, "perplexity": perplexity, **more}
+
+
+LINES = [
+    scored("flash", 0, 0.5, 60.0),
+    scored("flash", 0, 1.0, 40.0),
+    scored("flash", 0, 1.0, 44.0, length=2048),
+    scored("flash", 0, 1.0, 90.0, slices="recall", slice="recall"),
+    scored("flash", 0, 1.0, 80.0, slices="positions", slice="0–63"),
+    scored("flash", 0, 1.0, 35.0, slices="positions", slice="64–511"),
+    scored("flash", 1, 0.5, 60.0),
+    scored("flash", 1, 1.0, 90.0),
+    {"part": "rows_of_512", "run": "flash", "seed": 2, "failed": "loss nan", "rate": 3e-3},
+    scored("mc_tfm", 0, 0.5, 50.0),
+    scored("mc_tfm", 0, 1.0, 30.0),
+]
+TIMES = [{"run": step_name("rows_of_512", "flash"), "microbatch_ms": 300.0, "model_flops": 1e9}]
+
+
+def test_seeds_are_averaged_and_failures_counted():
+    found = {(x["run"], x["share"], x["length"], x.get("slice")): x for x in summary(LINES, TIMES)}
+    whole = found["flash", 1.0, 512, None]
+    assert whole["perplexity"] == pytest.approx(60.0)  # √(40 · 90)
+    assert (whole["lowest"], whole["highest"], whole["seeds"], whole["failed"]) == (40.0, 90.0, 2, 1)
+    assert whole["minutes"] == pytest.approx(16.0) and whole["flops"] == pytest.approx(3.2e12)
+    assert found["flash", 0.5, 512, None]["minutes"] == pytest.approx(8.0)
+    assert "minutes" not in found["mc_tfm", 1.0, 512, None]
+    assert found["flash", 1.0, 512, "recall"]["perplexity"] == pytest.approx(90.0)
+    assert all(math.isfinite(line["perplexity"]) for line in found.values())
+
+
+def test_the_table_has_the_best_first_and_every_score():
+    title, _, head, _, *rows = study_tables(summary(LINES, TIMES)).splitlines()
+    assert title == "rows_of_512: rows of 512 tokens, 3,200 steps of 4,096 tokens; test split of books-wiki-imdb"
+    columns = [cell.strip() for cell in head.strip("|").split("|")]
+    assert columns == [
+        *("model", "parameters", "rate", "at 0.5 of the budget", "perplexity", "lowest", "highest", "seeds", "failed"),
+        *("ms a step", "minutes", "in rows of 2048", "recall"),
+    ]
+    first, second = ([cell.strip() for cell in row.strip("|").split("|")] for row in rows)
+    assert first[0] == "mc_tfm" and first[3:5] == ["50.00", "30.00"] and first[-4:] == ["", "", "", ""]
+    assert second[0] == "flash" and second[3:] == [
+        *("60.00", "60.00", "40.00", "90.00", "2", "1", "300", "16.0", "44.00", "90.00"),
+    ]
+
+
+def test_files_and_pictures(tmp_path):
+    with pytest.raises(InputError, match="has no finished run: make some with --run=FOLDER"):
+        write_study("A study", tmp_path)
+    write_jsonl(tmp_path / "runs.jsonl", LINES)
+    assert write_study("A study", tmp_path).startswith("A study\n\nrows_of_512: ")
+    assert not (tmp_path / "curves.png").exists()  # no step was timed
+    write_jsonl(tmp_path / "step_times.jsonl", TIMES)
+    write_study("A study", tmp_path)
+    assert (tmp_path / "curves.png").stat().st_size > 10_000 and (tmp_path / "context.png").stat().st_size > 10_000
+    assert len(read_jsonl(tmp_path / "summary.jsonl")) == 8
