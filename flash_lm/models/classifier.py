@@ -79,12 +79,13 @@ class ClassHead(NamedTuple):
         return _nll(self.logits(features_BxLxD), targets_BxL, weights_BxL), {}
 
     def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int) -> dict[str, jax.Array]:
-        """See `Head`."""
+        """See `Head`; and `confusion`, the rows with each label (first axis) and prediction (second), C×C."""
         del chunk, parts
         logits_BxLxC = self.logits(features_BxLxD)
-        hit_BxL = logits_BxLxC.argmax(axis=-1) == targets_BxL
-        hits = jnp.where(hit_BxL, weights_BxL, 0).sum()
-        return {"nll": _nll(logits_BxLxC, targets_BxL, weights_BxL), "hits": hits}
+        count, found_BxL = logits_BxLxC.shape[-1], logits_BxLxC.argmax(axis=-1)
+        confusion_CxC = jnp.zeros((count, count)).at[targets_BxL, found_BxL].add(weights_BxL)
+        nll = _nll(logits_BxLxC, targets_BxL, weights_BxL)
+        return {"nll": nll, "hits": jnp.trace(confusion_CxC), "confusion": confusion_CxC}
 
 
 def _nll(logits_BxLxC: jax.Array, targets_BxL: jax.Array, weights_BxL: jax.Array) -> jax.Array:

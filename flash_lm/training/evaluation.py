@@ -3,6 +3,7 @@
 import collections
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,12 +13,12 @@ from flash_lm.data.batches import evaluation_batches
 from flash_lm.data.packing import Rows
 from flash_lm.data.tasks import NEXT_TOKEN, Task
 from flash_lm.data.tokenizers import Tokenizer
+from flash_lm.training.label_scores import scores_of_confusion
 from flash_lm.training.sharding import batch_sharding, place, rows_that_divide, share_of
 from flash_lm.training.state import ModelFunction, Params
 from flash_lm.training.step import make_evaluation_step
 
 _LARGEST_EXPONENT = 709  # exp overflows above it
-_NORMAL_95 = 1.959964  # standard deviations of a normal distribution that hold 95 % of it
 
 
 class Evaluator:
@@ -51,7 +52,7 @@ class Evaluator:
         Returns:
             loss (nats a token), perplexity (a token), accuracy (share of the targets that are the likeliest token; not
             for images), bits_per_byte; and nll (nats), tokens and bytes, the sums over all targets. If targets are
-            labels, "tokens" counts them, accuracy has its interval, and there are no bytes.
+            labels, "tokens" counts them, the scores of `scores_of_confusion` are there, and no bytes.
         """
         sums = self.sums(params, rows, batch_size, limit)
         return scores_of_labels(sums) if self._labels else scores_of(sums)
@@ -63,7 +64,7 @@ class Evaluator:
         for batch in evaluation_batches(rows, share, limit):
             here = jax.device_get(self._step(params, place(batch, sharding, share), self._bytes_per_token))
             # Python floats: a float32 sum over a long split would lose the last tokens.
-            sums.update({name: float(x) for name, x in here.items()})
+            sums.update({name: x.astype(float) if x.ndim else float(x) for name, x in here.items()})
         return sums
 
 
@@ -87,21 +88,10 @@ def scores_of(sums: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def scores_of_labels(sums: Mapping[str, float]) -> dict[str, float]:
-    """As `scores_of`, without bytes, and with accuracy_low and accuracy_high: its 95 % interval (Wilson)."""
+def scores_of_labels(sums: Mapping[str, Any]) -> dict[str, float]:
+    """As `scores_of`, without bytes, and with what `scores_of_confusion` returns."""
     scores = {name: x for name, x in scores_of(sums).items() if name not in ("bits_per_byte", "bytes")}
-    low, high = wilson(sums["hits"], sums["tokens"])
-    return scores | {"accuracy_low": low, "accuracy_high": high}
-
-
-def wilson(hits: float, count: float) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson 1927); (0, 1) if count is 0."""
-    if not count:
-        return 0.0, 1.0
-    share, z2 = hits / count, _NORMAL_95**2 / count
-    middle = (share + z2 / 2) / (1 + z2)
-    half = _NORMAL_95 / (1 + z2) * math.sqrt(share * (1 - share) / count + z2 / (4 * count))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return scores | scores_of_confusion(sums["confusion"])
 
 
 def perplexity(nll: float, count: float) -> float:

@@ -65,15 +65,16 @@ def test_loss_and_hits_against_a_loop():
     )
     head = ClassHead(jnp.float32(kernel), jnp.float32(bias))
     arguments = jnp.float32(features), jnp.int32(targets), jnp.float32(weights[:, None]), 1, 1
-    nll = hits = 0.0
+    nll, confusion = 0.0, np.zeros((CLASSES, CLASSES))
     for x, (target,), weight in zip(features[:, 0], targets, weights, strict=True):
         if weight:
             logits = x @ kernel + bias
             nll += np.log(np.exp(logits).sum()) - logits[target]
-            hits += logits.argmax() == target
+            confusion[target, logits.argmax()] += 1
     assert float(head.loss(*arguments)[0]) == pytest.approx(nll, rel=1e-5)
     scores = head.scores(*arguments)
-    assert float(scores["nll"]) == pytest.approx(nll, rel=1e-5) and float(scores["hits"]) == hits
+    assert float(scores["nll"]) == pytest.approx(nll, rel=1e-5) and float(scores["hits"]) == np.trace(confusion)
+    np.testing.assert_array_equal(scores["confusion"], confusion)  # the row without a weight does not count
 
 
 def test_a_model_of_labels_has_no_table_of_output_words():

@@ -17,8 +17,8 @@ from flash_lm.inference.scoring import evaluate
 from flash_lm.inference.trained_model import load_model
 from flash_lm.jsonl import append_jsonl, read_jsonl
 from flash_lm.study import changed, is_done
-from flash_lm.training.evaluation import wilson
 from flash_lm.training.experiment import build_experiment
+from flash_lm.training.label_scores import wilson
 from flash_lm.training.loop import train
 from training.runs import losses
 
@@ -68,6 +68,8 @@ def test_its_score_has_an_interval_and_the_most_frequent_label(run):
     (result,) = evaluate(run, "test")
     assert result["tokens"] == 40 and result["accuracy"] > 0.9 and result["reached"] >= 0.99
     assert (result["accuracy_low"], result["accuracy_high"]) == wilson(result["accuracy"] * 40, 40)
+    assert result["macro_f1_low"] <= result["macro_f1"] <= result["macro_f1_high"] and "confusion" not in result
+    assert 0.8 < result["matthews"] <= 1
     labels = np.bincount([_label(run, i) for i in range(40)])
     assert result["majority"] == labels.max() / 40
     assert "bits_per_byte" not in result and "word_perplexity" not in result

@@ -1,0 +1,52 @@
+"""Scores of labels against scikit-learn, and their intervals against rows that are drawn again one by one."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import confusion_matrix, f1_score, matthews_corrcoef
+
+from flash_lm.training.label_scores import macro_f1, matthews, scores_of_confusion, wilson
+
+REFERENCES = {
+    "macro_f1": lambda labels, found: f1_score(labels, found, average="macro"),
+    "matthews": matthews_corrcoef,
+}
+
+
+def rows(count, classes, right, seed):
+    """Labels, of which later ones are rarer, and predictions."""
+    draw = np.random.default_rng(seed)
+    shares = 1 / np.arange(1, classes + 1)
+    labels = draw.choice(classes, count, p=shares / shares.sum())
+    return labels, np.where(draw.random(count) < right, labels, draw.integers(classes, size=count))
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize("right", [0.0, 0.5, 0.95])
+def test_scores_are_those_of_scikit_learn(classes, right):
+    labels, found = rows(40, classes, right, classes)
+    counts = confusion_matrix(labels, found, labels=range(classes + 2))  # two labels that no row has
+    assert macro_f1(counts) == pytest.approx(REFERENCES["macro_f1"](labels, found), abs=1e-12)
+    assert matthews(counts) == pytest.approx(REFERENCES["matthews"](labels, found), abs=1e-12)
+
+
+def test_answers_that_are_always_the_same():
+    counts = np.array([[30, 0], [10, 0]])
+    assert matthews(counts) == 0 and matthews(counts.T) == 0
+    assert macro_f1(counts) == pytest.approx((2 * 30 / 70) / 2)
+    nothing = scores_of_confusion(np.zeros((2, 2)))
+    assert (nothing["accuracy_low"], nothing["accuracy_high"]) == (0, 1)
+    assert np.isnan(nothing["accuracy"]) and np.isnan(nothing["macro_f1"]) and nothing["matthews"] == 0
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_intervals_are_those_of_rows_drawn_again(name):
+    labels, found = rows(200, 3, 0.6, 0)
+    scores = scores_of_confusion(confusion_matrix(labels, found))
+    draw, drawn = np.random.default_rng(1), []
+    for _ in range(1000):
+        again = draw.integers(200, size=200)
+        drawn.append(REFERENCES[name](labels[again], found[again]))
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    assert (scores[f"{name}_low"], scores[f"{name}_high"]) == pytest.approx((low, high), abs=0.015)
+    assert high - low > 0.1
+    assert (scores["accuracy_low"], scores["accuracy_high"]) == wilson((labels == found).sum(), 200)
