@@ -1,6 +1,7 @@
 """The table of corpora: what each is and how to load it. A corpus's dependencies are imported when it is loaded."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -88,8 +89,12 @@ def _needs_path(what: str) -> Callable[[DataConfig], list[str]]:
 
 def _of_hugging_face(config: DataConfig) -> list[str]:
     found = _needs_one_place(config)
-    if config.label_column == config.text_column:
-        found.append(f"data.label_column and data.text_column are both {config.text_column}: name two columns")
+    columns = {name: getattr(config, name) for name in ("text_column", "label_column", "pair_column")}
+    for (one, a), (other, b) in itertools.combinations(columns.items(), 2):
+        if a and a == b:
+            found.append(f"data.{other} and data.{one} are both {a}: name two columns")
+    if not config.label_column and (config.pair_column or config.label_share < 1):
+        found.append("data.pair_column and data.label_share are of texts with labels: set data.label_column")
     if config.label_column and config.streaming:
         found.append("data.label_column needs data.streaming=False: labels are read at the start")
     return found

@@ -29,6 +29,7 @@ _LABEL_TYPES = {
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 }
 _BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json", ".gz": "json"}
+_BUILDERS[".csv"] = "csv"
 
 
 class DatasetCorpus:
@@ -60,18 +61,19 @@ class DatasetCorpus:
         Raises:
             InputError: too few rows to hold out the missing splits.
         """
-        for text in _texts(self._config, self._given["train"] if split == WHOLE else self._splits[split]):
-            yield from cut(text)
+        for texts in _rows(self._config, self._given["train"] if split == WHOLE else self._splits[split]):
+            for text in texts:
+                yield from cut(text)
 
     def labels(self, split: str) -> list[str]:
-        """The name of each document's label.
+        """The name of each document's label, or of each pair's.
 
         Raises:
             InputError: a document has none.
         """
         rows = self._given["train"] if split == WHOLE else self._splits[split]
-        texts, values = _texts(self._config, rows), rows[self._config.label_column]
-        kept = [value for text, value in zip(texts, values, strict=True) if text.strip()]
+        values = rows[self._config.label_column]
+        kept = [value for texts, value in zip(_rows(self._config, rows), values, strict=True) if texts]
         if missing := sum(_is_missing(rows, self._config.label_column, value) for value in kept):
             raise InputError(
                 f"{missing} documents of the {split} split have no label in column {self._config.label_column}: leave "
@@ -81,10 +83,20 @@ class DatasetCorpus:
         return [name(value) for value in kept]
 
     def label_names(self) -> tuple[str, ...]:
-        """The names of all labels of the training split, in the order of their values."""
+        """The names of all labels of the training split, in the order of their values.
+
+        Raises:
+            InputError: the data set names a label that no text has.
+        """
         rows, column = self._given["train"], self._config.label_column
         name, values = _names_of(rows, column), set(rows[column])
-        return tuple(name(x) for x in sorted(x for x in values if not _is_missing(rows, column, x)))
+        found = tuple(name(x) for x in sorted(x for x in values if not _is_missing(rows, column, x)))
+        if empty := [x for x in getattr(rows.features[column], "names", ()) if x not in found]:
+            raise InputError(
+                f"no text of the training split has the label {', '.join(empty)}, which column {column} names: add "
+                "some, or write the labels to another column as text"
+            )
+        return found
 
     @functools.cached_property
     def _splits(self) -> dict[str, Dataset]:
@@ -174,29 +186,43 @@ def hugging_face(config: DataConfig) -> DatasetCorpus | StreamedCorpus:
         splits = {"train": found[config.split]}
         splits |= {name: found[name] for name in SPLITS[1:] if name in found and name != config.split}
         for name, rows in splits.items():
-            _check_column(config, name, rows)
+            for column in _columns(config):
+                _check_column(config, column, name, rows)
         if config.label_column:
             for name, rows in splits.items():
                 _check_labels(config, name, rows)
-        columns = [config.text_column, *([config.label_column] if config.label_column else [])]
+        columns = [*_columns(config), *([config.label_column] if config.label_column else [])]
         splits = {name: rows.select_columns(columns) for name, rows in splits.items()}
-    identity = [_content(config, builder), config.split, config.text_column, config.streaming]
+    identity = [_content(config, builder), config.split, *_columns(config), config.streaming]
     fingerprint = hashlib.sha256(repr(identity).encode()).hexdigest()
     return (StreamedCorpus if config.streaming else DatasetCorpus)(config, fingerprint, splits)
 
 
-def _texts(config: DataConfig, rows: Dataset) -> Iterator[str]:
-    """The texts of the column; an empty one for a row that has none.
+def _columns(config: DataConfig) -> list[str]:
+    """The columns of text: one, or two of a pair."""
+    return [config.text_column, *([config.pair_column] if config.pair_column else [])]
+
+
+def _rows(config: DataConfig, rows: Dataset) -> Iterator[tuple[str, ...]]:
+    """The texts of each row: one, or a pair; none if one of them is all white space."""
+    columns = [_texts(config, rows, column) for column in _columns(config)]
+    for texts in zip(*columns, strict=True):
+        yield texts if all(text.strip() for text in texts) else ()
+
+
+def _texts(config: DataConfig, rows: Dataset, column: str | None = None) -> Iterator[str]:
+    """The texts of a column, or of that of the text; an empty one for a row that has none.
 
     Raises:
         InputError: a row cannot be read, or holds something other than text.
     """
     with hub.explained(config):
         for row in rows:
-            text = row[config.text_column]
+            text = row[column or config.text_column]
             if not isinstance(text, str | None):
                 raise InputError(
-                    f"column {config.text_column} holds {type(text).__name__} {text!r}: choose a column of text"
+                    f"column {column or config.text_column} holds {type(text).__name__} {text!r}: choose a column of "
+                    "text"
                 )
             yield text or ""
 
@@ -258,18 +284,18 @@ def _hold_out(splits: dict[str, Dataset], missing: list[str]) -> dict[str, Datas
     return splits | held | {"train": rows.select(np.delete(np.arange(len(rows)), places))}
 
 
-def _check_column(config: DataConfig, split: str, rows: Dataset) -> None:
+def _check_column(config: DataConfig, column: str, split: str, rows: Dataset) -> None:
     first = next(iter(rows), None)
     if first is None:
         raise InputError(f"the {split} split of the data set is empty: choose another --config.data.split")
-    if config.text_column not in first or not isinstance(first[config.text_column], str | None):
+    if column not in first or not isinstance(first[column], str | None):
         names = ", ".join(name for name, value in first.items() if isinstance(value, str))
+        key = "text_column" if column == config.text_column else "pair_column"
         raise InputError(
-            f"no column {config.text_column} of text in the {split} split of the data set: "
-            f"--config.data.text_column is one of {names}"
+            f"no column {column} of text in the {split} split of the data set: --config.data.{key} is one of {names}"
         )
-    if not any(text.strip() for text in _texts(config, rows)):
-        raise InputError(f"the {split} split has no text in column {config.text_column}: choose another")
+    if not any(text.strip() for text in _texts(config, rows, column)):
+        raise InputError(f"the {split} split has no text in column {column}: choose another")
 
 
 def _check_labels(config: DataConfig, split: str, rows: Dataset) -> None:

@@ -1,6 +1,7 @@
-"""Rows that have one label each: an example, or the beginning of a document of text."""
+"""Rows that have one label each: an example, or the beginning of a document of text or of a pair of them."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,13 @@ from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.errors import InputError
 
 
-def with_labels(corpus: TokenizedCorpus, source: Any) -> TokenizedCorpus:
-    """A corpus of text with its documents' labels.
+def with_labels(corpus: TokenizedCorpus, source: Any, share: float) -> TokenizedCorpus:
+    """A corpus of text with the labels of its documents, or pairs of documents.
 
     Args:
         corpus: the corpus as tokens.
-        source: the corpus that they were made from; `labels(split)` gives names, document by document.
+        source: the corpus that they were made from; `labels(split)` gives names, one for each document or pair.
+        share: of the training split that is kept.
 
     Raises:
         InputError: the source has changed, a label is missing, or only the training split lacks one.
@@ -36,33 +38,71 @@ def with_labels(corpus: TokenizedCorpus, source: Any) -> TokenizedCorpus:
             )
         labels = np.array([numbers[name] for name in found[split]], np.int32)
         splits[split] = dataclasses.replace(text, labels=labels)
+    if share < 1 and "train" in splits:
+        splits["train"] = _some(splits["train"], share)
     return dataclasses.replace(corpus, splits=splits, labels=names)
 
 
+def _some(text: TokenizedText, share: float) -> TokenizedText:
+    """A share of the labelled texts, at least one, drawn at random; a smaller share is part of a larger one."""
+    labels, each = _labels_of(text), texts_of_label(text)
+    chosen = np.random.default_rng(0).permutation(len(labels))[: max(1, round(share * len(labels)))]
+    documents = (chosen[:, None] * each + np.arange(each)).ravel()
+    kept = [text.tokens[text.starts[i] : text.starts[i + 1]] for i in documents]
+    starts = np.cumsum([0, *map(len, kept)])
+    unknown = {"words": 0, "lines": 0, "bytes": 0}
+    return dataclasses.replace(text, tokens=np.concatenate(kept), starts=starts, labels=labels[chosen], **unknown)
+
+
+def texts_of_label(text: TokenizedText) -> int:
+    """Documents that share a label: 1, or 2 of a pair."""
+    return (len(text.starts) - 1) // len(_labels_of(text))
+
+
+def _labels_of(text: TokenizedText) -> np.ndarray:
+    assert text.labels is not None
+    return text.labels
+
+
 class LabelledText:
-    """The documents of a split of text as examples; what does not fit into a row is cut off at the end."""
+    """The documents of a split of text as examples, or pairs of them; what does not fit into a row is cut off.
+
+    A text is cut at its end; of a pair, one after the other, the longer text is cut first.
+    """
 
     longest = 0  # any row will do
 
     def __init__(self, text: TokenizedText):
         """Needs a text with labels."""
-        assert text.labels is not None
-        self._text, self._labels = text, text.labels
+        self._text, self._labels, self._each = text, _labels_of(text), texts_of_label(text)
 
     def __len__(self) -> int:
-        """The number of documents."""
-        return len(self._text.starts) - 1
+        """The number of documents, or of pairs."""
+        return len(self._labels)
 
     def example(self, number: int, length: int) -> Example:
-        """The first tokens of a document, with its label."""
-        start, end = self._text.starts[number : number + 2]
-        ids = np.asarray(self._text.tokens[start : min(end, start + length)], np.int32)
-        return Example(ids, label=int(self._labels[number]))
+        """The first tokens of a document, or of each of a pair, with the label."""
+        first, tokens = number * self._each, self._text.tokens
+        starts = self._text.starts[first : first + self._each + 1]
+        sizes = sizes_in_row(np.diff(starts), length)
+        parts = [tokens[start : start + size] for start, size in zip(starts[:-1], sizes, strict=True)]
+        return Example(np.concatenate(parts).astype(np.int32), label=int(self._labels[number]))
+
+
+def sizes_in_row(sizes: Sequence[int] | np.ndarray, length: int) -> list[int]:
+    """How many tokens of one text, or of each of two, fit into a row: the longer one gives first."""
+    if len(sizes) == 1:
+        return [min(sizes[0], length)]
+    first, second = sizes
+    kept = min(first, max(length - length // 2, length - second))
+    return [kept, min(second, length - kept)]
 
 
 def cut_share(split: Any, length: int) -> float:
-    """The share of a split's documents that do not fit into rows of `length` tokens; examples always do."""
-    return float(np.mean(np.diff(split.starts) > length)) if isinstance(split, TokenizedText) else 0.0
+    """The share of a split's texts, or pairs, that do not fit into rows of `length` tokens; examples always do."""
+    if not isinstance(split, TokenizedText):
+        return 0.0
+    return float(np.mean(np.diff(split.starts[:: texts_of_label(split)]) > length))
 
 
 class LabelledRows:

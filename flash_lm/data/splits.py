@@ -28,4 +28,4 @@ def load_splits(config: DataConfig, own: OwnCorpus | None = None, *, whole: bool
     if kind.examples:
         return kind.load(config, own, *(config[section] for section in kind.sections))
     corpus = load_tokenized(config, own, whole=whole)
-    return with_labels(corpus, load_corpus(config)) if kind.labelled(config) else corpus
+    return with_labels(corpus, load_corpus(config), config.label_share) if kind.labelled(config) else corpus

@@ -20,7 +20,7 @@ class TokenizedText:
         starts: where each document begins, and then the total number of tokens, int64.
         words: number of words, separated by white space.
         lines: number of lines; a document's last line needs no line end.
-        bytes: number of bytes of text.
+        bytes: number of bytes of text; 0, as words and lines, if only a part of the text is here.
         labels: number of each document's label, int32; None: there are none.
         part_documents: number of documents of each part of a mixture; empty: it is none.
     """

@@ -45,6 +45,16 @@ class DataConfig(Group, name="data"):
     label_column: str = key(
         None, "hf: the column that has a label for each text, for task=classify; open: none", before=None
     )
+    pair_column: str = key(
+        None, "hf: with data.label_column, the column of a second text: labels are of pairs; open: none", before=None
+    )
+    label_share: float = key(
+        1.0,
+        "with data.label_column: share of the training texts that are used, drawn once; a smaller one is part of a "
+        "larger",
+        lambda x: None if 0 < x <= 1 else "more than 0 and at most 1",
+        before=1.0,
+    )
     streaming: bool = key(False, "hf: read while training, without saving the training split on disk", before=False)
     shuffle_buffer: int = key(
         None,

@@ -95,7 +95,7 @@ def evaluate(
             if not scores["tokens"]:
                 raise InputError(f"the slice {part} of the {split} split has no target: change --rare or --split")
         elif not task.rows and not task.labels and isinstance(corpus, TokenizedCorpus) and not first:
-            scores |= _of_text(scores["nll"], corpus.splits[split])
+            scores |= _of_text(scores["nll"], corpus.splits[split]) if corpus.splits[split].bytes else {}
         results.append(
             {
                 "run": trained.name,

@@ -24,8 +24,8 @@ from flash_lm.training.state import ModelFunction, Params
 from flash_lm.training.weights import read_weights
 
 # Keys of `config.data` that select the text.
-OF_A_TEXT = ("corpus", "path", "name", "config", "split", "text_column", "label_column", "streaming")
-OF_A_TEXT += ("bigrams.length", "needle.length")
+OF_A_TEXT = ("corpus", "path", "name", "config", "split", "text_column", "label_column", "pair_column")
+OF_A_TEXT += ("streaming", "bigrams.length", "needle.length")
 # Keys that change how it is read and computed, but no score beyond rounding.
 _HARMLESS = ("data.cache_dir", "data.tokens_per_batch", "model.kernels", "model.quadratic.implementation")
 _HARMLESS += ("model.state_dtype", "model.remat", "model.scan_layers", "train.loss_chunk")

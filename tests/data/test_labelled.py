@@ -8,7 +8,7 @@ from small import write_corpus
 
 from flash_lm.config import parse
 from flash_lm.configs.base import get_config
-from flash_lm.data.labelled import LabelledRows
+from flash_lm.data.labelled import LabelledRows, cut_share, sizes_in_row
 from flash_lm.data.splits import load_splits
 from flash_lm.errors import InputError
 
@@ -64,6 +64,74 @@ def test_plus_and_minus_one_are_labels(tmp_path):
         rows.to_parquet(tmp_path / "data" / f"{split}.parquet")
     with pytest.raises(InputError, match="2 documents of the test split have no label"):
         load(tmp_path / "data", tmp_path / "cache")
+
+
+def test_a_label_that_no_text_of_training_has(tmp_path):
+    named = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes", "?"])}
+    )
+    (tmp_path / "data").mkdir()
+    for split, (texts, labels) in SPLITS.items():
+        rows = datasets.Dataset.from_dict({"text": texts, "label": [int(x == "yes") for x in labels]}, named)
+        rows.to_parquet(tmp_path / "data" / f"{split}.parquet")
+    with pytest.raises(InputError, match=r"no text of the training split has the label \?, which column label names"):
+        load(tmp_path / "data", tmp_path / "cache")
+
+
+PAIRS = {
+    "train": (["a cat", "one", "x" * 9, " ", "y" * 4], ["a dog", "two", "y", "alone", "z" * 40], list("noyno")),
+    "validation": (["one"], ["two"], ["n"]),
+    "test": (["one"], ["two"], ["o"]),
+}
+
+
+def write_pairs(folder):
+    folder.mkdir()
+    for split, (first, second, labels) in PAIRS.items():
+        table = pyarrow.table({"text": first, "other": second, "label": labels})
+        pyarrow.parquet.write_table(table, folder / f"{split}.parquet")
+    return folder
+
+
+def test_a_row_is_both_texts_of_a_pair(tmp_path):
+    corpus = load(write_pairs(tmp_path / "data"), tmp_path / "cache", pair_column="other")
+    begin, end, split = corpus.tokenizer.begin, corpus.tokenizer.end, corpus.splits["train"]
+    rows = LabelledRows(split, 16, begin)
+    ids = lambda *texts: [x for text in texts for x in (begin, *corpus.tokenizer.encode([text])[0], end)]
+    assert len(rows) == 4  # half a pair is none
+    inputs = [rows[i]["inputs_BxL"][rows[i]["segment_ids_BxL"] > 0].tolist() for i in range(4)]
+    assert inputs[0] == ids("a cat", "a dog") and inputs[1] == ids("one", "two") and inputs[2] == ids("x" * 9, "y")
+    assert inputs[3] == ids("y" * 4) + ids("z" * 40)[:10]  # the longer gives first
+    assert [corpus.labels[rows[i]["targets_BxL"][0]] for i in range(4)] == list("noyo")
+    assert cut_share(split, 16) == 0.25 and cut_share(split, 8) == 1.0
+
+
+def test_the_longer_text_of_a_pair_gives_first():
+    for first in range(1, 12):
+        for second in range(1, 12):
+            a, b = first, second
+            while a + b > 9:  # token by token
+                a, b = (a, b - 1) if b >= a else (a - 1, b)
+            found = sizes_in_row([first, second], 9)
+            assert sum(found) == a + b and found == [a, b], (first, second)
+    assert sizes_in_row([5], 9) == [5] and sizes_in_row([15], 9) == [9]
+
+
+def test_a_smaller_share_of_the_labels_is_part_of_a_larger(tmp_path):
+    texts = [f"text {i}" for i in range(100)]
+    data = {"train": (texts, ["ab"[i % 2] for i in range(100)]), "test": SPLITS["test"], "validation": SPLITS["test"]}
+    data = {split: (x, ["ab"[i % 2] for i in range(len(x))]) for split, (x, _) in data.items()}
+    folder, found = write(tmp_path / "data", data), {}
+    for share in (0.1, 0.5, 1.0):
+        corpus = load(folder, tmp_path / "cache", label_share=share)
+        rows = LabelledRows(corpus.splits["train"], 16, corpus.tokenizer.begin)
+        found[share] = [
+            (corpus.tokenizer.decode(rows[i]["inputs_BxL"]), int(rows[i]["targets_BxL"][0])) for i in range(len(rows))
+        ]
+        assert len(LabelledRows(corpus.splits["test"], 16, corpus.tokenizer.begin)) == 2  # they are whole
+    assert [len(x) for x in found.values()] == [10, 50, 100]
+    assert set(found[0.1]) < set(found[0.5]) < set(found[1.0])
+    assert all(int(text.split()[1]) % 2 == label for text, label in found[0.5])
 
 
 def test_another_text_has_no_labels(tmp_path):
