@@ -169,6 +169,7 @@ def test_held_out_splits_keep_their_labels(tmp_path):
             "1 documents of the test split have no label in column",
         ),
         ({"train": (["a b"] * 9, [0.5] * 9)}, {}, "no column label of labels"),
+        (SPLITS, {"pair_column": "other"}, "no column other of text .*: --config.data.pair_column is one of text"),
     ],
 )
 def test_what_is_wrong_with_labels(tmp_path, splits, data, expected):
@@ -186,6 +187,14 @@ def test_what_is_wrong_with_labels(tmp_path, splits, data, expected):
             "data.label_column needs data.streaming=False",
         ),
         ({"data.corpus": "copy", "data.pack": "examples"}, "task=classify needs labels, and data.corpus=copy has none"),
+        (
+            {"data.corpus": "hf", "data.path": "x", "data.label_column": "label", "data.pair_column": "text"},
+            "data.pair_column and data.text_column are both text",
+        ),
+        (
+            {"data.corpus": "hf", "data.path": "x", "data.pair_column": "other"},
+            "data.pair_column and data.label_share are of texts with labels: set data.label_column",
+        ),
     ],
 )
 def test_what_cannot_be_classified(keys, expected):
