@@ -12,24 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from flash_lm.config import Config
-from flash_lm.data.batches import stack
-from flash_lm.data.examples import row_of
-from flash_lm.data.labelled import sizes_in_row
 from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
+from flash_lm.inference.classify import TextClassifier
 from flash_lm.inference.fill_in import FilledIn, Filler
 from flash_lm.inference.generation import Generator
 from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.trained_model import TrainedModel, load_model
 from flash_lm.models.attention_weights import AttentionMap, attention_weights
 from flash_lm.run_name import RunName
-from flash_lm.tables import CORPORA
 from flash_lm.training.evaluation import perplexity
 from flash_lm.training.hosts import fetched
 from flash_lm.training.sharding import batch_sharding, rows_that_divide
 from flash_lm.training.state import Params
-
-_TEXTS = 32  # that are classified at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,29 +120,10 @@ class LoadedModel:
             InputError: the model does not predict labels of texts, a text is empty or unknown to the tokenizer, or
                 there are texts in place of pairs, or pairs in place of texts.
         """
-        trained, length = self._trained, self.config.data.length
-        if not trained.labels or CORPORA[self.config.data.corpus].answers != "text":
-            raise InputError(f"{trained.name} does not predict labels of texts: train it with --config.task=classify")
         if isinstance(texts, str):
             raise InputError("classify takes a list of texts: put the text into one")
-        pairs = self.config.data.pair_column is not None
-        if any(isinstance(row, str) == pairs or (pairs and len(row) != 2) for row in texts):
-            kind = "pairs of texts" if pairs else "single texts"
-            raise InputError(f"{trained.name} predicts labels of {kind}: give a list of them")
-        ids = [self._example(row if pairs else (row,), length) for row in texts]  # type: ignore[arg-type]
-        found = []
-        for i in range(0, len(ids), _TEXTS):
-            batch = stack([row_of(row, length) for row in ids[i : i + _TEXTS]])
-            logits_Bx1xC = self._rows(batch["inputs_BxL"], batch["segment_ids_BxL"])
-            found += jax.nn.softmax(jnp.asarray(logits_Bx1xC[:, 0, : len(trained.labels)])).tolist()
-        return [dict(zip(trained.labels, row, strict=True)) for row in found]
-
-    def _example(self, texts: Sequence[str], length: int) -> np.ndarray:
-        """The tokens of a text, or of a pair, as a row of training has them."""
-        trained = self._trained
-        ids = [np.append(trained.encode(text, "text"), trained.tokenizer.end) for text in texts]
-        sizes = sizes_in_row([len(x) for x in ids], length)
-        return np.concatenate([x[:size] for x, size in zip(ids, sizes, strict=True)])
+        one = lambda texts: (texts,) if isinstance(texts, str) else tuple(texts)
+        return self._classifier([self._classifier.encode(one(row)) for row in texts])
 
     def fill_in(self, text: str, candidates: int = 5) -> FilledIn:
         """The candidates for each [MASK] of a text; raises as `inference.fill_in.Filler` does."""
@@ -226,6 +202,10 @@ class LoadedModel:
     @functools.cached_property
     def _generator(self) -> Generator:
         return Generator(self._trained)
+
+    @functools.cached_property
+    def _classifier(self) -> TextClassifier:
+        return TextClassifier(self._trained)
 
     @functools.cached_property
     def _filler(self) -> Filler:

@@ -20,6 +20,8 @@ from flash_lm.inference.service.middleware import Bounded, Counting, Named, Slow
 from flash_lm.inference.service.requests import (
     FillInAnswer,
     FillInAsked,
+    LabelAnswer,
+    LabelAsked,
     ModelAnswer,
     Problem,
     SecondLinesAnswer,
@@ -28,11 +30,12 @@ from flash_lm.inference.service.requests import (
     TextAsked,
 )
 from flash_lm.inference.service.scheduler import BusyError, ClosedError, FailedError
-from flash_lm.inference.service.services import CoupletService, FillInService, TextService
+from flash_lm.inference.service.services import CoupletService, FillInService, LabelService, TextService
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.tables import CORPORA, TASKS
 
 Answer = TypeVar("Answer")
+Service = TextService | CoupletService | FillInService | LabelService
 
 _PAGE, _DOCS = (pathlib.Path(__file__).parent / name for name in ("page.html", "docs.html"))
 _EVENTS = {
@@ -68,18 +71,22 @@ def follow(trained: TrainedModel, limits: Limits) -> None:
     calls.follow()
 
 
-def _service(trained: TrainedModel, limits: Limits, metrics: Metrics) -> TextService | CoupletService | FillInService:
-    masked = TASKS[trained.config.task].answers == "fill_in"
-    couplets = CORPORA[trained.config.data.corpus].answers == "couplets"
-    kind = FillInService if masked else CoupletService if couplets else TextService
-    return kind(trained, limits, metrics)
+def _service(trained: TrainedModel, limits: Limits, metrics: Metrics) -> Service:
+    task, corpus = TASKS[trained.config.task], CORPORA[trained.config.data.corpus]
+    kinds = {
+        FillInService: task.answers == "fill_in",
+        LabelService: task.labels,
+        CoupletService: corpus.answers == "couplets",
+        TextService: True,
+    }
+    return next(kind for kind, fits in kinds.items() if fits)(trained, limits, metrics)
 
 
 def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = ()) -> FastAPI:
     """Builds the web service of a trained model.
 
     Args:
-        trained: a model trained on text or couplets, or a masked model.
+        trained: a model trained on text or couplets, a masked model, or a model of labels.
         limits: limits of requests.
         names: host names that clients may use, besides localhost.
 
@@ -96,7 +103,8 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = ()) 
 
     app = FastAPI(title=f"flash_lm: {trained.name}", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     _add_errors(app, limits)
-    app.add_middleware(Bounded, most_bytes=_LONGEST_ESCAPE * limits.characters(trained) + _OTHER_FIELDS)
+    texts = 2 if config.data.pair_column else 1
+    app.add_middleware(Bounded, most_bytes=texts * _LONGEST_ESCAPE * limits.characters(trained) + _OTHER_FIELDS)
     app.add_middleware(Counting, metrics=metrics)
     app.add_middleware(Named, names=LOCAL | {name.lower() for name in names})
     app.add_middleware(Slow)
@@ -130,7 +138,7 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = ()) 
     @app.get("/health", responses={500: _PROBLEMS[500]})
     async def health() -> dict[str, str]:
         """Whether requests are answered."""
-        if not isinstance(service, FillInService) and service.rows.scheduler.failed:
+        if isinstance(service, TextService | CoupletService) and service.rows.scheduler.failed:
             raise FailedError
         return {"status": "ok"}
 
@@ -139,7 +147,12 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = ()) 
         """Metrics for Prometheus."""
         return PlainTextResponse(metrics.text())
 
-    routes = {TextService: _add_text, CoupletService: _add_couplets, FillInService: _add_fill_in}
+    routes = {
+        TextService: _add_text,
+        CoupletService: _add_couplets,
+        FillInService: _add_fill_in,
+        LabelService: _add_labels,
+    }
     routes[type(service)](app, service, limits)
     return app
 
@@ -196,6 +209,14 @@ def _add_fill_in(app: FastAPI, service: FillInService, limits: Limits) -> None:
         """The most likely tokens for each [MASK]."""
         await asyncio.to_thread(service.check, asked)
         return await _while_connected(request, service.answer(asked), limits)
+
+
+def _add_labels(app: FastAPI, service: LabelService, limits: Limits) -> None:
+    @app.post("/api/classify", responses=_PROBLEMS)
+    async def classify(asked: LabelAsked, request: Request) -> LabelAnswer:
+        """The likeliest label of a text, or of a pair of texts, with the probability of each label."""
+        row = await asyncio.to_thread(service.check, asked)
+        return await _while_connected(request, service.answer(row), limits)
 
 
 async def _while_connected(request: Request, answer: Awaitable[Answer], limits: Limits) -> Answer:

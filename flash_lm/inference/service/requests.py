@@ -73,6 +73,13 @@ class FillInAsked(_Asked):
     candidates: int = Field(5, ge=1, le=MOST_CANDIDATES, description="candidates per mask")
 
 
+class LabelAsked(_Asked):
+    """A text, or a pair of texts, whose label is asked for."""
+
+    text: Text
+    pair: Text | None = Field(None, description="the second text, of a model of pairs")
+
+
 class TextPiece(BaseModel):
     """The text since the last piece, and the progress so far."""
 
@@ -124,11 +131,26 @@ class FillInAnswer(BaseModel):
     seconds: float
 
 
+class LabelFound(BaseModel):
+    """A label and its probability."""
+
+    label: str
+    probability: float
+
+
+class LabelAnswer(BaseModel):
+    """The likeliest label, and all labels, most likely first."""
+
+    label: str
+    labels: list[LabelFound]
+    seconds: float
+
+
 class ModelAnswer(BaseModel):
     """The checkpoint that is served."""
 
     name: str
-    kind: Literal["text", "couplets", "fill_in"]
+    kind: Literal["text", "couplets", "fill_in", "labels", "label_pairs"]
     family: str
     corpus: str
     step: int

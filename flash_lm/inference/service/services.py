@@ -1,8 +1,6 @@
-"""How each kind of model answers: text and couplets with rows of the scheduler, masks one batch at a time."""
+"""How each kind of model answers: text and couplets with rows of the scheduler, masks and labels in batches."""
 
 import asyncio
-import dataclasses
-import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Literal
@@ -12,6 +10,7 @@ import numpy as np
 
 from flash_lm.data.tokenizers import MASK
 from flash_lm.errors import InputError
+from flash_lm.inference.classify import TextClassifier
 from flash_lm.inference.couplets import CoupletWriter
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.fill_in import MASKS, FilledIn, Filler
@@ -25,6 +24,9 @@ from flash_lm.inference.service.requests import (
     Candidate,
     FillInAnswer,
     FillInAsked,
+    LabelAnswer,
+    LabelAsked,
+    LabelFound,
     SecondLine,
     SecondLinesAnswer,
     SecondLinesAsked,
@@ -32,11 +34,11 @@ from flash_lm.inference.service.requests import (
     TextAsked,
     TextPiece,
 )
-from flash_lm.inference.service.scheduler import TOKENS_A_TURN, BusyError, FailedError, Row, Scheduler
+from flash_lm.inference.service.scheduler import TOKENS_A_TURN, Row, Scheduler
 from flash_lm.inference.service.several_hosts import BatchOnAllHosts, CallsOnAllHosts
+from flash_lm.inference.service.together import Together
 from flash_lm.inference.trained_model import TrainedModel
 
-logger = logging.getLogger(__name__)
 _CANDIDATES_A_MASK = 10  # if a request has the most masks allowed
 _DELAY_A_MASK = 0.01  # seconds that smaller requests may overtake: large requests wait, not small ones
 
@@ -187,15 +189,8 @@ class CoupletService(_OfRows):
         return SecondLinesAnswer(first=first, candidates=found, seconds=time.perf_counter() - start)
 
 
-@dataclasses.dataclass
-class _Waiting:
-    asked: FillInAsked
-    found: asyncio.Future[FilledIn | None]
-    due: float  # seconds of time.perf_counter
-
-
 class FillInService:
-    """Fills in masks; requests that arrive while the device is busy are processed together next."""
+    """Fills in masks."""
 
     kind: Literal["fill_in"] = "fill_in"
     state_bytes = 0  # no state is kept between tokens
@@ -211,19 +206,13 @@ class FillInService:
         longest = min(limits.prompt_tokens, trained.model.abstract.longest or limits.prompt_tokens)
         self._filler.compile(longest, MOST_CANDIDATES)
         self.calls_on_all_hosts = CallsOnAllHosts(fill=self._filler.fill)
-        self._waiting: list[_Waiting] = []
-        self._filling: asyncio.Task[None] | None = None
-        metrics.watch("waiting_rows", "Rows waiting for a free place", lambda: self._count)
-
-    @property
-    def _count(self) -> int:
-        """The number of waiting clients, without those that have left."""
-        return sum(not one.found.done() for one in self._waiting)
+        few = lambda batch: sum(map(_masks, batch)) <= MASKS
+        self._together = Together(self._fill, limits, metrics, lambda asked: _DELAY_A_MASK * _masks(asked), few)
 
     def check(self, asked: FillInAsked) -> None:
         """Raises InputError if a request cannot be answered."""
         self._limits.check_text("a prompt", asked.prompt, self._trained)
-        if (masks := asked.prompt.count(MASK)) > self._limits.masks:
+        if (masks := _masks(asked)) > self._limits.masks:
             raise InputError(f"a prompt of {masks} {MASK}s is over the limit of {self._limits.masks} of this service")
         if masks * asked.candidates > (most := _CANDIDATES_A_MASK * self._limits.masks):
             raise InputError(
@@ -234,40 +223,55 @@ class FillInService:
 
     async def answer(self, asked: FillInAsked) -> FillInAnswer:
         """Returns the most likely tokens of each mask."""
-        if self._count >= self._limits.waiting:
-            raise BusyError(f"{self._count} requests are already waiting: try again later")
-        start, future = time.perf_counter(), asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(asked, future, due=start + _DELAY_A_MASK * asked.prompt.count(MASK)))
-        if self._filling is None or self._filling.done():
-            self._filling = asyncio.create_task(self._fill())
-        if (found := await future) is None:
-            raise FailedError
+        start = time.perf_counter()
+        found = await self._together(asked)
         masks = [[Candidate(text=x.text, probability=x.probability) for x in mask] for mask in found.masks]
         return FillInAnswer(text=found.text, masks=masks, seconds=time.perf_counter() - start)
 
-    async def _fill(self) -> None:
-        """Answers waiting requests, a batch at a time, until there are none."""
-        while batch := self._next():
-            prompts, counts = ([getattr(one.asked, key) for one in batch] for key in ("prompt", "candidates"))
-            try:
-                found = await asyncio.to_thread(self.calls_on_all_hosts, "fill", prompts, counts, MOST_CANDIDATES)
-            except Exception:  # any device error: no client may wait forever
-                logger.exception("filling in failed")
-                found = [None] * len(batch)
-            for waiting, one in zip(batch, found, strict=True):
-                if not waiting.found.done():
-                    waiting.found.set_result(one)
+    def _fill(self, batch: list[FillInAsked]) -> list[FilledIn]:
+        prompts, counts = ([getattr(asked, key) for asked in batch] for key in ("prompt", "candidates"))
+        return self.calls_on_all_hosts("fill", prompts, counts, MOST_CANDIDATES)
 
-    def _next(self) -> list["_Waiting"]:
-        """The requests due first, as many as fit into one batch."""
-        batch: list[_Waiting] = []
-        self._waiting = sorted((one for one in self._waiting if not one.found.done()), key=lambda one: one.due)
-        for one in self._waiting[: self._limits.rows]:
-            if batch and sum(x.asked.prompt.count(MASK) for x in [*batch, one]) > MASKS:
-                break
-            batch.append(one)
-        self._waiting = self._waiting[len(batch) :]
-        return batch
+    def close(self) -> None:
+        """Ends the calls on other hosts; requests on the device wait for their own answers."""
+        self.calls_on_all_hosts.close()
+
+
+def _masks(asked: FillInAsked) -> int:
+    return asked.prompt.count(MASK)
+
+
+class LabelService:
+    """Predicts labels of texts, or of pairs of texts."""
+
+    kind: Literal["labels", "label_pairs"]
+    state_bytes = 0  # no state is kept between tokens
+
+    def __init__(self, trained: TrainedModel, limits: Limits, metrics: Metrics):
+        """Raises InputError: the model does not predict labels of texts."""
+        self._trained, self._classifier, self._limits = trained, TextClassifier(trained), limits
+        self.kind = "label_pairs" if self._classifier.pairs else "labels"
+        self._classifier.compile()
+        self.calls_on_all_hosts = CallsOnAllHosts(classify=self._classify)
+        self._together = Together(lambda batch: self.calls_on_all_hosts("classify", batch), limits, metrics)
+
+    def check(self, asked: LabelAsked) -> list[int]:
+        """The tokens of a request's row; raises InputError if it cannot be answered."""
+        texts = [asked.text, *([] if asked.pair is None else [asked.pair])]
+        for text in texts:
+            self._limits.check_text("a text", text, self._trained)
+        return self._classifier.encode(texts).tolist()
+
+    async def answer(self, row: list[int]) -> LabelAnswer:
+        """Returns the likeliest label, and the probability of each."""
+        start = time.perf_counter()
+        found = await self._together(row)
+        ranked = sorted(found.items(), key=lambda one: -one[1])
+        labels = [LabelFound(label=label, probability=probability) for label, probability in ranked]
+        return LabelAnswer(label=labels[0].label, labels=labels, seconds=time.perf_counter() - start)
+
+    def _classify(self, rows: list[list[int]]) -> list[dict[str, float]]:
+        return self._classifier([np.array(row, np.int32) for row in rows])
 
     def close(self) -> None:
         """Ends the calls on other hosts; requests on the device wait for their own answers."""

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import pathlib
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -22,15 +23,17 @@ from flash_lm.inference.service.limits import Limits
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.models.family import complete_config
 from flash_lm.run_name import run_name
+from flash_lm.training.labels import write_labels
 from flash_lm.training.sharding import make_mesh
 from flash_lm.training.state import ModelFunction
 
+LABELS = ("bad", "good", "so so")
 CHARACTERS = "春夏秋冬東南西北山水"
 LIMITS = Limits(rows=4, waiting=64, prompt_tokens=64, masks=8, new_tokens=64, seconds=60)
 
 
 def random_model(kind: str, family: str = "flash") -> TrainedModel:
-    """Of kind text, couplets or fill_in."""
+    """Of kind text, couplets, fill_in, labels or label_pairs."""
     raw = small_config("corpus", pathlib.Path("cache"))
     raw.model.family = family
     raw.mesh.shape = (1, 1, 1)
@@ -39,12 +42,20 @@ def random_model(kind: str, family: str = "flash") -> TrainedModel:
         raw.data.update(corpus="couplets", pack="examples", path="couplets")
     if kind == "fill_in":
         raw.task = "masked_lm"
+    folder = pathlib.Path(f"a_{kind}_run")
+    if kind.startswith("label"):
+        raw.task, raw.model.classes.count = "classify", len(LABELS)
+        raw.data.update(corpus="hf", path="reviews", label_column="label")
+        raw.data.pair_column = "other" if kind == "label_pairs" else None
+        folder = pathlib.Path(tempfile.mkdtemp()) / folder.name
+        folder.mkdir()
+        write_labels(folder, LABELS)
     raw.model.vocab_size = tokenizer.vocab_size
     config = complete_config(parse(raw))
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.0))
     model, mesh = ModelFunction(config.model, seed=1), make_mesh(config.mesh, jax.devices()[:1])
     held = HeldParams(model, jax.jit(model.init)())
-    return TrainedModel(7, config, tokenizer, held, mesh, {}, run_name(f"a_{kind}_run"))
+    return TrainedModel(7, config, tokenizer, held, mesh, {}, run_name(folder))
 
 
 @contextlib.contextmanager

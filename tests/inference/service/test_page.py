@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from inference.service.serving import CHARACTERS, gauge, service, until
+from inference.service.serving import CHARACTERS, LABELS, gauge, service, until
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 PHONE = {"width": 360, "height": 740}
@@ -137,6 +137,22 @@ def test_masks_are_filled_in_on_a_wide_screen(browser):
         expect(page.locator("#answer li").first).to_contain_text("%")
         expect(page.locator("#status")).to_contain_text("2 masks")
         shot(page, "fill_in_wide_light")
+    page.close()
+
+
+@pytest.mark.slow
+def test_labels_of_a_pair_on_a_phone(browser):
+    page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
+    with service("label_pairs") as client:
+        page.goto(client.server.url)
+        page.locator("#text").fill("the cat sees a dog")
+        page.get_by_label("Second text").fill("a dog is seen")
+        expect(page.locator("#more")).to_be_hidden()
+        page.get_by_role("button", name="Classify").click()
+        expect(page.locator("#answer li")).to_have_count(len(LABELS))
+        expect(page.locator("#status")).to_contain_text("3 labels, most likely first")
+        assert fits(page)
+        shot(page, "labels_phone_dark")
     page.close()
 
 

@@ -1,0 +1,70 @@
+"""Labels from the service: those of `classify` in Python, however many requests are answered together."""
+
+import concurrent.futures
+
+import pytest
+
+from flash_lm.inference.classify import ROWS, TextClassifier
+from flash_lm.inference.loaded import LoadedModel
+from flash_lm.inference.service.metrics import Metrics
+from flash_lm.inference.service.requests import LabelAsked
+from flash_lm.inference.service.services import LabelService
+from inference.service.serving import LABELS, LIMITS, fails, random_model, service
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+
+@pytest.fixture(scope="module", params=["labels", "label_pairs"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def client(kind):
+    with service(kind) as client:
+        yield client
+
+
+def test_labels_are_those_of_python(client, kind):
+    """Also of requests that are on the device together, and of texts that are cut."""
+    pairs = [("a cat sees", "a dog"), *(("x" * i, "y" * (40 - i)) for i in range(1, 20))]
+    texts = [pair[: 1 + (kind == "label_pairs")] for pair in pairs]
+    model = LoadedModel(random_model(kind))
+    expected = model.classify([pair if kind == "label_pairs" else pair[0] for pair in texts])
+    bodies = [dict(zip(("text", "pair"), pair, strict=False)) for pair in texts]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda body: client.post("/api/classify", json=body).json(), bodies))
+    for answer, alone in zip(answers, expected, strict=True):
+        found = {one["label"]: one["probability"] for one in answer["labels"]}
+        assert found == pytest.approx(alone, rel=1e-4) and set(found) == set(LABELS)
+        assert answer["label"] == answer["labels"][0]["label"] == max(found, key=found.get)
+        assert sum(found.values()) == pytest.approx(1, abs=1e-5)
+    assert len({round(answer["labels"][0]["probability"], 5) for answer in answers}) > 5  # they depend on the text
+
+
+def test_bad_input_is_said(client, kind):
+    wrong = {"text": "a"} if kind == "label_pairs" else {"text": "a", "pair": "b"}
+    answer = client.post("/api/classify", json=wrong)
+    kinds = {"labels": "single texts", "label_pairs": "pairs of texts"}
+    assert answer.status_code == 422 and f"predicts labels of {kinds[kind]}: give them" in answer.text
+    answer = client.post("/api/classify", json={"text": "a" * 1000})
+    assert answer.status_code == 422 and "over the limit of 64 tokens of this service" in answer.text
+    assert client.get("/api/model").json()["kind"] == kind and client.get("/health").status_code == 200
+
+
+def test_nothing_waits_for_a_compiler():
+    found = LabelService(random_model("labels"), LIMITS, Metrics())
+    compiled = found._classifier._probabilities
+    before = compiled._cache_size()
+    for count in (1, 2, ROWS, ROWS + 1):
+        rows = [found.check(LabelAsked(text="a" * i)) for i in range(1, count + 1)]
+        assert len(found._classify(rows)) == count
+    assert compiled._cache_size() == before
+
+
+@pytest.mark.slow
+def test_a_classifier_that_fails_is_reported(monkeypatch):
+    with service("labels") as client:
+        monkeypatch.setattr(TextClassifier, "_some", fails)
+        for _ in range(2):
+            assert client.post("/api/classify", json={"text": "a"}).status_code == 500
