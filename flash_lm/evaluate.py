@@ -73,7 +73,9 @@ def main(argv: list[str]) -> None:
         if "majority" in result:
             print(
                 f"{what}: accuracy {result['accuracy']:.2%} (95 %: {result['accuracy_low']:.2%} to "
-                f"{result['accuracy_high']:.2%}), loss {result['loss']:.3f}, over {result['tokens']:.0f} rows; the "
+                f"{result['accuracy_high']:.2%}), macro F1 {result['macro_f1']:.3f} ({result['macro_f1_low']:.3f} to "
+                f"{result['macro_f1_high']:.3f}), Matthews {result['matthews']:.3f} ({result['matthews_low']:.3f} to "
+                f"{result['matthews_high']:.3f}), loss {result['loss']:.3f}, over {result['tokens']:.0f} rows; the "
                 f"most frequent label is {result['majority']:.2%} of them"
                 + (f", and {result['cut']:.1%} are cut at their end" if result["cut"] else "")
             )

@@ -23,6 +23,8 @@ LABELLED: Columns = {
     **{heading: RUNS[heading] for heading in ("run", "family", "parameters", "steps", "accuracy")},
     "95 % from": ("accuracy_low", "{:.1%}"),
     "to": ("accuracy_high", "{:.1%}"),
+    "macro F1": ("macro_f1", "{:.3f}"),
+    "Matthews": ("matthews", "{:.3f}"),
     "most frequent label": ("majority", "{:.1%}"),
     "cut": ("cut", "{:.0%}"),
     **{heading: RUNS[heading] for heading in ("ms a step", "tokens/s", "training s")},
