@@ -35,6 +35,7 @@ def settings(tmp_path: pathlib.Path) -> dict:
         },
         "ablate_chunk_attention": {"STEPS": 12, "CHUNKS": (4,), "TOKENS": 8, "OVERRIDES": [*overrides, *data]},
         "add_a_family": {"STEPS": 12, "OVERRIDES": [*overrides, *data]},
+        "classify_texts": {"REVIEWS": 80, "SHARES": (0.5,), "PRETRAINING_STEPS": 2, "STEPS": 2},
         "recall_against_state": {"MODELS": ("aft_simple", "linear_transformer"), "WIDTHS": (8,), "STEPS": 3},
     }
 

@@ -63,7 +63,8 @@ def wilson(hits: float, count: float) -> tuple[float, float]:
     share, z2 = hits / count, _NORMAL_95**2 / count
     middle = (share + z2 / 2) / (1 + z2)
     half = _NORMAL_95 / (1 + z2) * math.sqrt(share * (1 - share) / count + z2 / (4 * count))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # The share itself is always inside, but for rounding.
+    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
 def _resampled(counts_CxC: np.ndarray) -> Iterator[np.ndarray]:

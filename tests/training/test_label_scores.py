@@ -29,6 +29,13 @@ def test_scores_are_those_of_scikit_learn(classes, right):
     assert matthews(counts) == pytest.approx(REFERENCES["matthews"](labels, found), abs=1e-12)
 
 
+def test_an_interval_has_its_share():
+    for count in range(1, 60):
+        for hits in range(count + 1):
+            low, high = wilson(hits, count)
+            assert 0 <= low <= hits / count <= high <= 1
+
+
 def test_answers_that_are_always_the_same():
     counts = np.array([[30, 0], [10, 0]])
     assert matthews(counts) == 0 and matthews(counts.T) == 0
