@@ -19,6 +19,7 @@ KEPT = ("task", "model.family", "data.corpus", "data.path", "data.tokenizer", "d
 
 
 def test_from_a_file_to_a_classifier(tmp_path):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
     (block,) = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "docs" / "classify.md").read_text(), re.M | re.S)
     pretrain, tune, evaluate, predict, serve, export = block.replace("\\\n", " ").splitlines()
     draw = np.random.default_rng(0)
