@@ -92,6 +92,8 @@ def test_a_command_parses(command, monkeypatch):
         assert set(word for word in words if "=" not in word) <= TARGETS
     elif first == "python" and words[0] == "-m":
         check_module(words[1:])
+    elif first == "python" and words[0] == "-c":
+        compile(words[1], command, "exec")
     elif first == "python":
         check_script(words[0], words[1:], monkeypatch)
     elif "/" in first:

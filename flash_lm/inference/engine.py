@@ -4,7 +4,8 @@ What is compiled depends only on bucketed lengths, so other prompts and numbers 
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +57,18 @@ class Tokens:
     log_probs_BxT: np.ndarray
     lengths_B: np.ndarray
     finished_B: np.ndarray
+
+
+class Scored(NamedTuple):
+    """The tokens of a given text under the model.
+
+    Attributes:
+        log_probs: of each, in nats.
+        likeliest: whether each is the likeliest token at its place.
+    """
+
+    log_probs: np.ndarray
+    likeliest: np.ndarray
 
 
 class Engine:
@@ -180,8 +193,8 @@ class Engine:
         with jax.set_mesh(self._mesh):
             return self._leave(carry, jnp.int32(row))
 
-    def score(self, prompts: list[np.ndarray], continuations: list[np.ndarray]) -> list[np.ndarray]:
-        """Log-probability of each token of each continuation, after its prompt and the tokens before it."""
+    def score(self, prompts: Sequence[np.ndarray], continuations: Sequence[np.ndarray]) -> list[Scored]:
+        """The tokens of each continuation, after its prompt and the tokens before them."""
         rows = [np.concatenate(pair) for pair in zip(prompts, continuations, strict=True)]
         state, scored = self.start(len(rows), max(len(row) for row in rows)).state, []
         with jax.set_mesh(self._mesh):
@@ -189,10 +202,11 @@ class Engine:
             for (inputs_BxL, lengths_B), (targets_BxL, _) in zip(
                 self._pieces([row[:-1] for row in rows]), targets, strict=True
             ):
-                log_probs_BxL, state = self._score(self._params.apart, state, inputs_BxL, targets_BxL, lengths_B)
-                scored.append(fetched(log_probs_BxL))
-        joined = np.concatenate(scored, axis=1)
-        return [joined[b, len(prompts[b]) - 1 : len(row) - 1] for b, row in enumerate(rows)]
+                found, state = self._score(self._params.apart, state, inputs_BxL, targets_BxL, lengths_B)
+                scored.append([fetched(x_BxL) for x_BxL in found])
+        joined = [np.concatenate(x, axis=1) for x in zip(*scored, strict=True)]
+        after = [slice(len(prompts[b]) - 1, len(row) - 1) for b, row in enumerate(rows)]
+        return [Scored(*(x_BxL[b, here] for x_BxL in joined)) for b, here in enumerate(after)]
 
     def _capacity(self, tokens: int) -> int:
         """The capacity in tokens; 1 if the state does not grow, so that a longer row compiles nothing new."""
@@ -231,7 +245,7 @@ class Engine:
 
     def _score_piece(self, params: Apart, state: DecodeState, inputs_BxL, targets_BxL, lengths_B):
         logits_BxLxV, state = self._params.bind(params).prefill(inputs_BxL, state, lengths_B)
-        return _log_prob(logits_BxLxV, targets_BxL), state
+        return (_log_prob(logits_BxLxV, targets_BxL), logits_BxLxV.argmax(axis=-1) == targets_BxL), state
 
     def _advance_rows(
         self,

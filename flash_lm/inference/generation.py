@@ -128,8 +128,8 @@ class Generator:
             self._check_length(len(row), len(ids), "shorten one of them")
         scored = self.engine.score(rows, after)
         return [
-            Score(prompt, text, ids.tolist(), log_probs.tolist())
-            for prompt, text, ids, log_probs in zip(prompts, continuations, after, scored, strict=True)
+            Score(prompt, text, ids.tolist(), one.log_probs.tolist())
+            for prompt, text, ids, one in zip(prompts, continuations, after, scored, strict=True)
         ]
 
     def check(self, prompts: Sequence[str], max_tokens: int, seed: int) -> list[np.ndarray]:

@@ -138,8 +138,8 @@ class LoadedModel:
         engine = self._generator.engine
         row = self._trained.encode(text, "text")
         self._trained.model.abstract.check_length(len(row))
-        (log_probs,) = engine.score([row[:1]], [row[1:]])
-        return TextScore(row[1:].tolist(), log_probs.tolist(), len(text.encode()))
+        (scored,) = engine.score([row[:1]], [row[1:]])
+        return TextScore(row[1:].tolist(), scored.log_probs.tolist(), len(text.encode()))
 
     def logits(self, ids: np.ndarray | Sequence[int] | Sequence[Sequence[int]]) -> np.ndarray:
         """The logits after every token; each row is one document.

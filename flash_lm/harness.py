@@ -1,0 +1,77 @@
+"""python -m flash_lm.harness --workdir=runs/x --tasks=own_text,minimal_pairs [--include=configs/harness …]."""
+
+import argparse
+import pathlib
+from typing import Any
+
+from flash_lm.command import positive, run, words_of
+from flash_lm.errors import InputError
+from flash_lm.jsonl import Line, append_jsonl
+from flash_lm.run_flags import add_run_flags, run_of
+
+
+def flags() -> argparse.ArgumentParser:
+    """Returns the command's argument parser."""
+    parser = argparse.ArgumentParser(prog="python -m flash_lm.harness", description=main.__doc__)
+    add_run_flags(parser)
+    parser.add_argument("--tasks", required=True, help="names of tasks, separated by commas or spaces")
+    parser.add_argument(
+        "--include", default="configs/harness", type=pathlib.Path, help="folder of YAML files; default: %(default)s"
+    )
+    parser.add_argument("--published", action="store_true", help="also know the tasks of the harness itself (network)")
+    parser.add_argument("--shots", type=int, help="examples before each question; default: as the task says")
+    parser.add_argument("--limit", type=positive, help="only the first questions of each task")
+    parser.add_argument("--out", type=pathlib.Path, help="a JSONL file; default: harness.jsonl in the run's folder")
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    """Scores a run's checkpoint on tasks of EleutherAI's lm-evaluation-harness, and prints its table."""
+    arguments = flags().parse_args(argv)
+    try:
+        from lm_eval import __version__
+        from lm_eval.evaluator import simple_evaluate
+        from lm_eval.tasks import TaskManager
+        from lm_eval.utils import make_table
+    except ImportError as error:
+        raise InputError(f"{error.name} is not installed, and this needs it: pip install flash_lm[harness]") from None
+    from flash_lm.inference.harness import HarnessModel
+    from flash_lm.inference.trained_model import load_model
+
+    if not arguments.include.is_dir():
+        raise InputError(f"--include={arguments.include} is no folder: give the one that has your YAML files")
+    manager = TaskManager(include_path=str(arguments.include), include_defaults=arguments.published)
+    tasks = words_of(arguments.tasks)
+    if unknown := [task for task in tasks if task not in manager.all_tasks]:
+        known = ", ".join(manager.all_tasks) if not arguments.published else "those of `lm_eval ls tasks`"
+        raise InputError(f"--tasks: there is no task {', '.join(unknown)}; known are {known}")
+    name, mesh = run_of(arguments)
+    trained = load_model(name, mesh_shape=mesh)
+    found: Any = simple_evaluate(
+        model=HarnessModel(trained),
+        tasks=[*tasks],
+        task_manager=manager,
+        num_fewshot=arguments.shots,
+        limit=arguments.limit,
+        bootstrap_iters=0,
+        log_samples=False,
+    )
+    about = {"run": trained.name, "step": trained.step, "family": trained.config.model.label, "lm_eval": __version__}
+    append_jsonl(arguments.out or name.workdir / "harness.jsonl", _lines(found, about))
+    print(make_table(found))
+
+
+def _lines(found: Any, about: Line) -> list[Line]:
+    """A line for each task, with its scores by name, and how many questions it has."""
+    lines = []
+    for task, scores in found["results"].items():
+        values = {
+            key.partition(",")[0]: x for key, x in scores.items() if isinstance(x, int | float) and "stderr" not in key
+        }
+        count = found["n-samples"][task]["effective"]
+        lines.append({**about, "task": task, "questions": count, **values, "version": found["versions"].get(task)})
+    return lines
+
+
+if __name__ == "__main__":
+    run(main, flags)

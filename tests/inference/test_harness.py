@@ -1,0 +1,157 @@
+"""The adapter for the lm-evaluation-harness against the model's own logits, and tasks through the harness itself."""
+
+import math
+import types
+
+import numpy as np
+import pytest
+from small import ROOT, command, documents, finish, small_config, write_corpus
+
+lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is an extra: pip install flash_lm[harness]")
+
+from flash_lm.data.token_cache import load_corpus  # noqa: E402
+from flash_lm.errors import InputError  # noqa: E402
+from flash_lm.inference.generation import Generator  # noqa: E402
+from flash_lm.inference.harness import HarnessModel  # noqa: E402
+from flash_lm.inference.loaded import LoadedModel  # noqa: E402
+from flash_lm.inference.sampling import Sampling  # noqa: E402
+from flash_lm.inference.scoring import evaluate  # noqa: E402
+from flash_lm.inference.trained_model import load_model  # noqa: E402
+from flash_lm.jsonl import read_jsonl  # noqa: E402
+from flash_lm.training.loop import train  # noqa: E402
+from inference.service.serving import random_model  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+TEXTS = ["the cat sees the dog", "a", "one two three four five six seven eight nine ten " * 3, "é naïve tree"]
+
+
+def requests(*arguments):
+    return [types.SimpleNamespace(args=one) for one in arguments]
+
+
+@pytest.fixture(scope="module", params=["flash", "linear_transformer"])
+def trained(request):
+    return random_model("text", request.param)
+
+
+@pytest.fixture(scope="module")
+def model(trained):
+    return HarnessModel(trained)
+
+
+def log_probs_of(trained, ids):
+    """Of each token after the first, by the parallel form, float64."""
+    logits = LoadedModel(trained).logits(ids[:-1]).astype(np.float64)
+    logits -= logits.max(-1, keepdims=True)
+    logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+    return logits[np.arange(len(ids) - 1), ids[1:]], logits.argmax(-1) == ids[1:]
+
+
+def test_continuations_have_the_log_likelihood_of_the_parallel_form(model, trained):
+    begin, encode = trained.tokenizer.begin, lambda text: trained.tokenizer.encode([text])[0].tolist()
+    pairs = [("the cat", " sees"), ("", "the dog"), ("a b ", "c"), ("the", " cat sees")]
+    found = model.loglikelihood(requests(*pairs))
+    for (context, continuation), (log_likelihood, greedy) in zip(pairs, found, strict=True):
+        ids = [begin, *encode(context + continuation)]
+        count = len(encode(continuation)) + len(context) - len(context.rstrip())  # bytes: spaces move over
+        log_probs, likeliest = log_probs_of(trained, ids)
+        assert log_likelihood == pytest.approx(log_probs[-count:].sum(), abs=1e-3)
+        assert greedy == likeliest[-count:].all()
+    turned = model.loglikelihood(requests(*pairs[::-1]))[::-1]
+    assert [x for x, _ in turned] == pytest.approx([x for x, _ in found], abs=1e-4)
+
+
+def test_what_the_model_itself_says_is_greedy(model, trained):
+    (said,) = Generator(trained).generate(["the cat"], 5, Sampling(temperature=0.0))
+    begin = trained.tokenizer.encode(["the cat"])[0].tolist()
+    context = [trained.tokenizer.begin, *begin]
+    other = [*said.tokens[:-1], (said.tokens[-1] + 1) % 256]
+    (same, different) = model._loglikelihood_tokens([(None, context, said.tokens), (None, context, other)])
+    assert same[1] and not different[1]
+    assert same[0] == pytest.approx(sum(said.log_probs), abs=1e-3)
+
+
+def test_a_long_context_loses_its_beginning(model):
+    long = "x" * 200
+    (cut,) = model.loglikelihood(requests((long, "yz")))
+    (other,) = model.loglikelihood(requests(("w" * 50 + long, "yz")))
+    assert cut == other
+    with pytest.raises(InputError, match="is longer than the 32 of training: score it as a whole text"):
+        model.loglikelihood(requests(("a", "b" * 33)))
+
+
+def test_whole_texts_are_scored_in_windows_that_follow_each_other(model, trained):
+    length = model.max_length
+    found = model.loglikelihood_rolling(requests(*((text,) for text in [*TEXTS, ""])))
+    for text, log_likelihood in zip(TEXTS, found, strict=False):
+        ids = [trained.tokenizer.begin, *trained.tokenizer.encode([text])[0].tolist()]
+        starts = range(0, len(ids) - 1, length)
+        expected = sum(log_probs_of(trained, ids[start : start + length + 1])[0].sum() for start in starts)
+        assert log_likelihood == pytest.approx(expected, abs=2e-3)
+    assert found[-1] == 0.0
+
+
+def test_answers_end_before_the_strings_of_until(model, trained):
+    contexts = ["the cat", "a", "the dog sees"]
+    plain = model.generate_until(requests(*((x, {"max_gen_toks": 8}) for x in contexts)))
+    alone = [Generator(trained).generate([x], 8, Sampling(temperature=0.0))[0].text for x in contexts]
+    assert plain == alone
+    word = plain[0][5]
+    cut = model.generate_until(requests(*((x, {"max_gen_toks": 8, "until": [word, "\0"]}) for x in contexts)))
+    assert cut == [text.split(word)[0] for text in plain]
+    sampled = requests(*((x, {"max_gen_toks": 8, "do_sample": True, "temperature": 1.0}) for x in contexts))
+    assert model.generate_until(sampled) == model.generate_until(sampled) != [text[:8] for text in plain]
+    with pytest.raises(InputError, match="generation_kwargs has beams: known are until"):
+        model.generate_until(requests(("a", {"beams": 3})))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, usual_promotion):
+    folder = tmp_path_factory.mktemp("run")
+    config = small_config(write_corpus(folder / "text"), folder / "cache", "flash")
+    config.model.max_length = 64
+    config.data.update(pack="documents", tokenizer="bytes", length=64, tokens_per_batch=8 * 64)
+    config.train.update(steps=2, warmup_steps=1, eval_every=0, eval_steps=1, checkpoint_every=0)
+    train(config, folder / "run")
+    return folder / "run"
+
+
+@pytest.mark.slow
+def test_bits_a_byte_of_our_own_text_are_ours(run, tmp_path):
+    """Ours count each document's end; without it both are the same, window for window."""
+    trained = load_model(run)
+    (ours,) = evaluate(run, "test")
+    texts = documents(load_corpus(trained.config.data), "test")
+    model, nll = HarnessModel(trained), 0.0
+    for text in texts:
+        ids = [trained.tokenizer.begin, *trained.tokenizer.encode([text])[0].tolist(), trained.tokenizer.end]
+        start = (len(ids) - 2) // model.max_length * model.max_length
+        nll -= log_probs_of(trained, ids[start:])[0][-1]
+    nll -= sum(model.loglikelihood_rolling(requests(*((text,) for text in texts))))
+    assert ours["nll"] == pytest.approx(nll, rel=1e-5)
+    assert ours["bits_per_byte"] == pytest.approx(nll / math.log(2) / sum(len(x.encode()) for x in texts), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_command_runs_the_tasks_offline(run, tmp_path):
+    words = [f"--workdir={run}", f"--include={ROOT}/configs/harness", f"--out={tmp_path}/out.jsonl"]
+    out, _ = finish(command("flash_lm.harness", *words, "--tasks=own_text,minimal_pairs,next_words"))
+    assert "bits_per_byte" in out and "exact_match" in out
+    lines = {line["task"]: line for line in read_jsonl(tmp_path / "out.jsonl")}
+    assert [lines[x]["questions"] for x in ("own_text", "minimal_pairs", "next_words")] == [4, 10, 5]
+    texts = [line["text"] for line in read_jsonl(ROOT / "configs" / "harness" / "texts.jsonl")]
+    nll = -sum(HarnessModel(load_model(run)).loglikelihood_rolling(requests(*((text,) for text in texts))))
+    size = sum(len(text.encode()) for text in texts)
+    assert lines["own_text"]["bits_per_byte"] == pytest.approx(nll / math.log(2) / size, rel=1e-5)
+    assert 0 <= lines["minimal_pairs"]["acc"] <= 1 and lines["next_words"]["exact_match"] == 0
+
+
+def test_bad_tasks_are_said(run, tmp_path, monkeypatch, capsys):
+    from flash_lm import harness  # noqa: PLC0415
+
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(InputError, match="there is no task nothing; known are minimal_pairs, next_words, own_text"):
+        harness.main([f"--workdir={run}", "--tasks=nothing"])
+    with pytest.raises(InputError, match="is no folder: give the one that has your YAML files"):
+        harness.main([f"--workdir={run}", "--tasks=own_text", f"--include={tmp_path}/none"])
