@@ -6,7 +6,7 @@ import pathlib
 
 from flash_lm.command import positive, run, whole_numbers
 from flash_lm.jsonl import append_jsonl
-from flash_lm.run_flags import add_run_flags, run_of
+from flash_lm.run_flags import add_run_flags, results_file, run_of
 from flash_lm.tables import TASKS
 
 
@@ -47,6 +47,9 @@ def main(argv: list[str]) -> None:
 
     lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else []
     name, mesh = run_of(arguments)
+    # In a file of their own: what reads results compares rows by themselves.
+    file = "carried.jsonl" if arguments.carry else "slices.jsonl" if arguments.slices else "results.jsonl"
+    out = results_file(arguments, name, file)
     with lost_hosts_reported():
         results = evaluate(
             name,
@@ -61,9 +64,7 @@ def main(argv: list[str]) -> None:
         )
     if not is_first():
         return
-    # In a file of their own: what reads results compares rows by themselves.
-    file = "carried.jsonl" if arguments.carry else "slices.jsonl" if arguments.slices else "results.jsonl"
-    append_jsonl(arguments.out or name.workdir / file, results)
+    append_jsonl(out, results)
     for result in results:
         part = f", {result['slice']}" if "slice" in result else ""
         what = (

@@ -5,6 +5,7 @@ import pathlib
 
 from flash_lm.command import run
 from flash_lm.config import DTYPES
+from flash_lm.errors import InputError
 from flash_lm.run_flags import add_run_flags, run_of
 
 FORMATS = ("flash_lm", "llama")  # those of `inference.exporting`, which imports JAX
@@ -17,14 +18,19 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write; must not exist yet")
     parser.add_argument("--license", required=True, help="the model's licence for its card, such as apache-2.0")
     parser.add_argument("--format", choices=FORMATS, default="flash_lm", help="llama: for Hugging Face's transformers")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="also upload the folder to this repository of the hub")
+    parser.add_argument("--private", action="store_true", help="of --push: a new repository is private")
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of parameters and computation; default: as trained")
     return parser
 
 
 def main(argv: list[str]) -> None:
-    """Writes a checkpoint as safetensors with its config, its tokenizer and a model card."""
+    """Writes a checkpoint as safetensors with its config, its tokenizer and a model card; perhaps uploads it."""
     arguments = flags().parse_args(argv)
+    if arguments.private and not arguments.push:
+        raise InputError("--private belongs to --push=OWNER/NAME: leave it out, or say where to upload")
     from flash_lm.inference.exporting import export
+    from flash_lm.inference.hub import push
     from flash_lm.inference.trained_model import load_model
     from flash_lm.training.hosts import is_first, lost_hosts_reported
 
@@ -35,6 +41,8 @@ def main(argv: list[str]) -> None:
     if is_first():
         print(f"{arguments.out}: {trained.model.parameter_count():,} parameters of {name}, step {trained.step}")
         print("\n".join(messages), end="\n" if messages else "")
+        if arguments.push:
+            print(f"uploaded: {push(arguments.out, arguments.push, private=arguments.private)}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 from flash_lm.command import positive, run, words_of
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, append_jsonl
-from flash_lm.run_flags import add_run_flags, run_of
+from flash_lm.run_flags import add_run_flags, results_file, run_of
 
 
 def flags() -> argparse.ArgumentParser:
@@ -46,6 +46,7 @@ def main(argv: list[str]) -> None:
         known = ", ".join(manager.all_tasks) if not arguments.published else "those of `lm_eval ls tasks`"
         raise InputError(f"--tasks: there is no task {', '.join(unknown)}; known are {known}")
     name, mesh = run_of(arguments)
+    out = results_file(arguments, name, "harness.jsonl")
     trained = load_model(name, mesh_shape=mesh)
     found: Any = simple_evaluate(
         model=HarnessModel(trained),
@@ -57,7 +58,7 @@ def main(argv: list[str]) -> None:
         log_samples=False,
     )
     about = {"run": trained.name, "step": trained.step, "family": trained.config.model.label, "lm_eval": __version__}
-    append_jsonl(arguments.out or name.workdir / "harness.jsonl", _lines(found, about))
+    append_jsonl(out, _lines(found, about))
     print(make_table(found))
 
 

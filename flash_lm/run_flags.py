@@ -1,10 +1,11 @@
 """The flags of every command that reads an existing run, and the setup that all commands share."""
 
 import argparse
+import pathlib
 
 from flash_lm.command import mesh_shapes
 from flash_lm.errors import InputError
-from flash_lm.run_name import RunName, run_name
+from flash_lm.run_name import HUB, RunName, run_name
 
 HOSTS = "auto | ADDRESS:PORT,COUNT,NUMBER"
 HOSTS_HELP = "run as one of several processes: of the detected cluster, or of COUNT, with process 0 at ADDRESS:PORT"
@@ -26,7 +27,10 @@ def add_cache_flag(parser: argparse.ArgumentParser) -> None:
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """Adds --workdir, --mesh and the flags of `begin`."""
     parser.add_argument(
-        "--workdir", required=True, metavar="RUN[@newest|@best|@STEP]", help="the run's folder, and which checkpoint"
+        "--workdir",
+        required=True,
+        metavar="RUN[@newest|@best|@STEP]",
+        help="the run's folder, and which checkpoint; or the folder of an export, or hub:OWNER/NAME",
     )
     parser.add_argument("--mesh", default="-1,1,1", help="devices along data, fsdp and tensor; one may be -1: the rest")
     add_begin_flags(parser)
@@ -38,11 +42,31 @@ def run_of(arguments: argparse.Namespace) -> tuple[RunName, tuple[int, ...]]:
     Raises:
         InputError: the checkpoint's name or the mesh is wrong, or the other hosts cannot be reached.
     """
-    name, meshes = run_name(arguments.workdir), mesh_shapes(arguments.mesh, "--mesh")
+    name, meshes = _local(run_name(arguments.workdir)), mesh_shapes(arguments.mesh, "--mesh")
     if len(meshes) > 1:
         raise InputError(f"--mesh={arguments.mesh} must be a single mesh of three numbers, such as 1,2,4")
     begin(arguments)
     return name, meshes[0]
+
+
+def _local(name: RunName) -> RunName:
+    """The name, or the local copy of a model on the hub."""
+    if not str(name.workdir).startswith(HUB):
+        return name
+    from flash_lm.inference.hub import downloaded  # noqa: PLC0415 (slow to import)
+
+    return downloaded(name)
+
+
+def results_file(arguments: argparse.Namespace, name: RunName, default: str) -> pathlib.Path:
+    """Where a command that has --out adds its lines: there, or in the run's folder.
+
+    Raises:
+        InputError: a model on the hub has no folder of results.
+    """
+    if arguments.out is None and arguments.workdir.startswith(HUB):
+        raise InputError(f"{arguments.workdir} is on the hub and has no folder for results: give --out=FILE.jsonl")
+    return arguments.out or name.workdir / default
 
 
 def begin(arguments: argparse.Namespace) -> None:

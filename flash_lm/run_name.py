@@ -7,6 +7,7 @@ from typing import NamedTuple
 from flash_lm.errors import InputError
 
 NEWEST, BEST = "newest", "best"
+HUB = "hub:"  # begins the name of a model on the Hugging Face hub
 _EMA = "@ema"
 
 

@@ -17,7 +17,7 @@ from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.models import llama
 from flash_lm.provenance import provenance
 from flash_lm.training import workdir as run_folder
-from flash_lm.training.exported import WEIGHTS, is_export, new_folder, of_trained, write_json, write_weights
+from flash_lm.training.exported import is_export, new_folder, of_trained, write_json, write_weights
 from flash_lm.training.hosts import fetched, is_first, of_all_hosts
 from flash_lm.training.labels import write_labels
 from flash_lm.training.state import Params
@@ -71,7 +71,7 @@ def export(trained: TrainedModel, out: pathlib.Path, license_: str, form: str = 
         return []
     theirs, messages = to_hugging_face(trained.tokenizer), []
     with new_folder(out) as partial:
-        write_weights(partial / WEIGHTS, kind.arrays(params, trained.model.constants))
+        write_weights(partial, kind.arrays(params, trained.model.constants))
         write_json(partial / "config.json", kind.settings(trained) | {"flash_lm": _made(trained)})
         if kind.ours:
             save_tokenizer(trained.tokenizer, partial / "tokenizer")

@@ -1,13 +1,11 @@
 """Converts Llamas in Hugging Face's format to a folder that every command and `flash_lm.load` read."""
 
-import contextlib
 import os
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import jax
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from flash_lm.config import default_config, parse
 from flash_lm.data.foreign_tokenizer import read_json, read_tokenizer
@@ -17,10 +15,9 @@ from flash_lm.layers.parameter import name_of
 from flash_lm.models import llama
 from flash_lm.models.family import complete
 from flash_lm.provenance import config_hash, provenance
-from flash_lm.training.exported import WEIGHTS, new_folder, of_trained, write_json, write_weights
+from flash_lm.training.exported import new_folder, of_trained, open_weights, write_json, write_weights
 from flash_lm.training.state import ModelFunction
 
-_INDEX = f"{WEIGHTS}.index.json"
 _DTYPES = {"F32", "F16", "BF16"}  # as safetensors calls them
 _LONGEST_ROW = 2048  # default length for evaluation: the whole context of a large model takes long
 
@@ -48,12 +45,14 @@ def import_hf(model: str | os.PathLike[str], out: str | os.PathLike[str]) -> pat
     length = min(raw.model.max_length, _LONGEST_ROW)
     raw.data.update(tokenizer=tokenizer.kind, length=length, tokens_per_batch=length)
     try:
-        with _arrays(folder) as place:
+        with open_weights(folder) as place:
             dtype = _dtype(place)
             raw.model.update(dtype=dtype, param_dtype=dtype)
             config = complete(parse(raw).model)
             params = llama.from_llama(place, lambda name: place[name].get_tensor(name).astype(dtype), config)
-    except (OSError, SafetensorError) as error:
+    except InputError:
+        raise
+    except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{folder} cannot be read ({error}): download the model again") from None
     if tokenizer.vocab_size > config.vocab_size:
         raise InputError(f"{folder} has {config.vocab_size} rows of embeddings for {tokenizer.vocab_size} tokens")
@@ -64,7 +63,7 @@ def import_hf(model: str | os.PathLike[str], out: str | os.PathLike[str]) -> pat
     about = {"architectures": ["FlashLM"], "model_type": "flash_lm", "config": raw.to_dict()}
     made["exported_by"] = provenance(jax.devices()[0].device_kind)
     with new_folder(out) as partial:
-        write_weights(partial / WEIGHTS, of_trained(params, {}))
+        write_weights(partial, of_trained(params, {}))
         write_json(partial / "config.json", about | {"flash_lm": made})
         save_tokenizer(tokenizer, partial / "tokenizer")
     return out
@@ -76,18 +75,6 @@ def _tokenizer(folder: pathlib.Path) -> Tokenizer:
     if model.exists() and not (folder / "tokenizer.json").exists():
         return SentencePieceTokenizer(model.read_bytes())
     return read_tokenizer(folder)
-
-
-@contextlib.contextmanager
-def _arrays(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """The open file of each array, by its name."""
-    index = folder / _INDEX
-    files = read_json(index).get("weight_map", {}) if index.exists() else {"": WEIGHTS}
-    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
-        raise InputError(f"{index} has no weight_map of file names: download the model again")
-    with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(safe_open(folder / file, framework="np")) for file in sorted({*files.values()})]
-        yield {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (not a mapping)
 
 
 def _dtype(place: dict[str, Any]) -> str:

@@ -17,10 +17,11 @@ from flash_lm.errors import InputError
 from flash_lm.inference.classify import TextClassifier
 from flash_lm.inference.fill_in import FilledIn, Filler
 from flash_lm.inference.generation import Generator
+from flash_lm.inference.hub import downloaded
 from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.trained_model import TrainedModel, load_model
 from flash_lm.models.attention_weights import AttentionMap, attention_weights
-from flash_lm.run_name import RunName
+from flash_lm.run_name import RunName, run_name
 from flash_lm.training.evaluation import perplexity
 from flash_lm.training.hosts import fetched
 from flash_lm.training.sharding import batch_sharding, rows_that_divide
@@ -222,7 +223,7 @@ def load(
     """Loads a trained model.
 
     Args:
-        run: a run, such as runs/mine or runs/mine@best, or the folder of an exported model.
+        run: a run, such as runs/mine or runs/mine@best, the folder of an exported model, or hub:OWNER/NAME.
         dtype: dtype of parameters and computation, float32 or bfloat16; None: as trained.
         mesh: devices along (data, fsdp, tensor).
         overrides: words such as --config.model.quadratic.implementation=blocked, which change how it is computed.
@@ -230,4 +231,5 @@ def load(
     Raises:
         InputError: there is no such run, checkpoint or model, or the mesh does not fit.
     """
-    return LoadedModel(load_model(run, dtype=dtype, mesh_shape=mesh, overrides=overrides))
+    name = downloaded(run_name(run))
+    return LoadedModel(load_model(name, dtype=dtype, mesh_shape=mesh, overrides=overrides))

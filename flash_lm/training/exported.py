@@ -1,6 +1,7 @@
 """The folder of an exported model: parameters as safetensors, with the config and the tokenizer that they need.
 
-model.safetensors   parameters by path, `layers.sublayer_0.query.kernel`; `constants.…`: random and not trained
+model.safetensors   parameters by path, `layers.sublayer_0.query.kernel`; `constants.…`: random and not trained; above
+                    5 GB in several files, and model.safetensors.index.json says where each is
 config.json         what other tools expect, what made the export, and under `config` the run's own config
 tokenizer/          the tokenizer, exactly; tokenizer.json is the same one for Hugging Face's `tokenizers`
 README.md           the model card
@@ -24,12 +25,15 @@ from flash_lm.errors import InputError
 from flash_lm.training.state import Params
 
 WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
+_LARGEST_FILE = 5 * 10**9  # bytes, as the hub's own tools cut
+_PART = "model{suffix}.safetensors"  # the suffix is -00001-of-00003, or empty if there is one file
 _CONSTANTS = "constants"
 
 
 def is_export(folder: pathlib.Path) -> bool:
     """Whether a folder holds an exported model rather than a run."""
-    return (folder / WEIGHTS).exists()
+    return (folder / WEIGHTS).exists() or (folder / INDEX).exists()
 
 
 @contextlib.contextmanager
@@ -55,10 +59,41 @@ def write_json(path: pathlib.Path, content: Any) -> None:
     path.write_text(f"{json.dumps(content, indent=2, ensure_ascii=False)}\n", encoding="utf-8")
 
 
-def write_weights(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays by name, made contiguous first: safetensors silently writes others wrong."""
-    # Not np.ascontiguousarray, which turns a scalar into a vector.
-    save_file({name: np.asarray(x, order="C") for name, x in arrays.items()}, path, metadata={"format": "np"})
+def write_weights(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays by name into a folder, in files of at most 5 GB where no array is larger.
+
+    They are made contiguous first: safetensors silently writes others wrong.
+    """
+    from huggingface_hub import split_state_dict_into_shards_factory as split  # noqa: PLC0415 (slow to import)
+
+    parts = split(
+        dict(arrays), get_storage_size=lambda x: x.nbytes, filename_pattern=_PART, max_shard_size=_LARGEST_FILE
+    )
+    for file, names in parts.filename_to_tensors.items():
+        # Not np.ascontiguousarray, which turns a scalar into a vector.
+        part = {name: np.asarray(arrays[name], order="C") for name in names}
+        save_file(part, folder / file, metadata={"format": "np"})
+    if parts.is_sharded:
+        write_json(folder / INDEX, {"metadata": parts.metadata, "weight_map": parts.tensor_to_filename})
+
+
+@contextlib.contextmanager
+def open_weights(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
+    """The open file of each array, by its name.
+
+    Raises:
+        OSError, ValueError, SafetensorError: the folder is damaged.
+    """
+    index, files = folder / INDEX, {"": WEIGHTS}
+    if index.exists():
+        if not isinstance(content := json.loads(index.read_text(encoding="utf-8")), dict):
+            raise ValueError(f"{INDEX} is not a JSON object")
+        files = content.get("weight_map", {})
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise ValueError(f"{INDEX} has no weight_map of file names")
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(safe_open(folder / file, framework="np")) for file in sorted({*files.values()})]
+        yield {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (not a mapping)
 
 
 def of_trained(params: Params, constants: Params) -> dict[str, Any]:
@@ -87,8 +122,8 @@ def read_trained(folder: pathlib.Path, params: Params, constants: Params) -> tup
         Exception: of any kind, if the folder is damaged.
     """
     made = about(folder)
-    with safe_open(folder / WEIGHTS, framework="np") as file:
-        read = {key: _placed(file, key, like) for key, like in of_trained(params, constants).items()}
+    with open_weights(folder) as file_of:
+        read = {key: _placed(file_of[key], key, like) for key, like in of_trained(params, constants).items()}
     tree = unflatten_dict(read, sep=".")
     return made["step"], {k: x for k, x in tree.items() if k != _CONSTANTS}, tree.get(_CONSTANTS, {}), made["facts"]
 

@@ -1,0 +1,81 @@
+"""Models on the Hugging Face hub: an export goes up, and `hub:NAME` comes down as a folder of an export."""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+
+from flash_lm.errors import InputError, first_line
+from flash_lm.run_name import HUB, RunName
+from flash_lm.training.exported import is_export
+
+_FILES = ("*.safetensors", "*.json", "tokenizer/*", "README.md")  # of an export
+
+
+def push(folder: pathlib.Path, name: str, *, private: bool) -> str:
+    """Uploads an export; the repository is made if there is none.
+
+    Args:
+        folder: folder of the export.
+        name: of the repository, OWNER/NAME.
+        private: whether a new repository can be read by its owner alone.
+
+    Returns:
+        The address of the upload.
+
+    Raises:
+        InputError: the name is wrong, nobody is logged in, there is no permission, or the hub does not answer.
+    """
+    from huggingface_hub import HfApi  # noqa: PLC0415 (slow to import)
+
+    api = HfApi()
+    with _explained(name):
+        api.create_repo(name, private=private, exist_ok=True)
+        found = api.upload_folder(repo_id=name, folder_path=folder, commit_message="Exported by flash_lm")
+    return str(found)
+
+
+def downloaded(name: RunName) -> RunName:
+    """The local copy of hub:OWNER/NAME, or the name itself if it is none.
+
+    Raises:
+        InputError: there is no such model, no access to it, it is no export of flash_lm, or the hub does not answer and
+            there is no copy.
+    """
+    if not str(name.workdir).startswith(HUB):
+        return name
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 (slow to import)
+
+    repository = str(name.workdir).removeprefix(HUB)
+    if name.suffix:
+        raise InputError(f"{name} is an exported model, which has one state: leave {name.suffix} out")
+    with _explained(repository):
+        folder = pathlib.Path(snapshot_download(repository, allow_patterns=list(_FILES)))
+    if not is_export(folder) or not (folder / "tokenizer").is_dir():
+        raise InputError(
+            f"{HUB}{repository} is no export of flash_lm: a Llama can be downloaded and then converted with "
+            "python -m flash_lm.import_model"
+        )
+    return name._replace(workdir=folder)
+
+
+@contextlib.contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Turns the library's errors into one line that says what to change."""
+    from huggingface_hub import errors  # noqa: PLC0415 (slow to import)
+
+    try:
+        yield
+    except errors.HFValidationError as error:
+        raise InputError(f"{name} is no name of a model on the hub ({first_line(error)}): give OWNER/NAME") from None
+    except errors.LocalTokenNotFoundError:
+        raise InputError("nobody is logged in to the hub: run hf auth login, or set HF_TOKEN") from None
+    except (errors.GatedRepoError, errors.RepositoryNotFoundError):
+        raise InputError(f"there is no model {name} on the hub, or no access to it: check name and HF_TOKEN") from None
+    except errors.LocalEntryNotFoundError:
+        raise InputError(f"the hub cannot be reached, and there is no copy of {name}: connect, and try again") from None
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        known = {401: "the token is not valid: run hf auth login, or set HF_TOKEN", 403: "the token may not do this"}
+        raise InputError(f"the hub refuses {name} ({status}): {known.get(status, first_line(error))}") from None
+    except (OSError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage] (of its HTTP library)
+        raise InputError(f"the hub cannot be reached ({first_line(error)}): connect, and try again") from None

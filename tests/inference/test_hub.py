@@ -1,0 +1,147 @@
+"""Models on the hub against a fake one, which is a folder; and weights in several files."""
+
+import json
+import shutil
+
+import httpx2
+import huggingface_hub
+import numpy as np
+import pytest
+from huggingface_hub import errors
+from safetensors.numpy import load_file
+
+import flash_lm
+from flash_lm import evaluate, export
+from flash_lm.errors import InputError
+from flash_lm.inference import trained_model as trained_model_module
+from flash_lm.inference.exporting import export as write
+from flash_lm.inference.hub import push
+from flash_lm.inference.trained_model import load_model
+from flash_lm.training import exported
+from inference.test_exporting import trained_model
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """The folder of the fake hub's repositories; its `fails` is raised by every call."""
+    folder = tmp_path / "hub"
+    folder.mkdir()
+
+    class Hub:
+        fails, private = None, {}
+
+        def check(self, name):
+            huggingface_hub.utils.validate_repo_id(name)
+            if self.fails:
+                raise self.fails
+
+        def create_repo(self, name, private, exist_ok):
+            self.check(name)
+            assert exist_ok
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            self.private.setdefault(name, private)
+
+        def upload_folder(self, repo_id, folder_path, commit_message):
+            self.check(repo_id)
+            shutil.copytree(folder_path, folder / repo_id, dirs_exist_ok=True)
+            return f"https://huggingface.co/{repo_id}/tree/main"
+
+        def snapshot_download(self, name, allow_patterns):
+            self.check(name)
+            if not (folder / name).exists():
+                raise errors.RepositoryNotFoundError("404", response=response(404))
+            return str(folder / name)
+
+    here = Hub()
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: here)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", here.snapshot_download)
+    here.folder = folder
+    return here
+
+
+def response(status):
+    return httpx2.Response(status, request=httpx2.Request("GET", "https://huggingface.co/api"))
+
+
+@pytest.fixture
+def model(tmp_path):
+    return trained_model(tmp_path / "run", "linear_transformer")
+
+
+def test_what_is_pushed_can_be_loaded(hub, model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(trained_model_module, "load_model", lambda *words, **options: model)  # it has no checkpoint
+    words = [f"--workdir={model.run}", f"--out={tmp_path}/out", "--license=mit", "--push=me/mine", "--private"]
+    export.main(words)
+    assert "uploaded: https://huggingface.co/me/mine/tree/main" in capsys.readouterr().out
+    assert hub.private == {"me/mine": True}
+    monkeypatch.undo()
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
+    there, here = flash_lm.load("hub:me/mine"), flash_lm.load(tmp_path / "out")
+    assert there.generate("a cat", 5, temperature=0.0) == here.generate("a cat", 5, temperature=0.0)
+    assert there.config == here.config
+    with pytest.raises(InputError, match="hub:me/mine is on the hub and has no folder for results: give --out="):
+        evaluate.main(["--workdir=hub:me/mine", "--split=test", "--no_compile_cache"])
+    with pytest.raises(InputError, match="has one state: leave @best out"):
+        flash_lm.load("hub:me/mine@best")
+
+
+def test_what_is_no_export_of_ours(hub):
+    (hub.folder / "them" / "llama").mkdir(parents=True)
+    (hub.folder / "them" / "llama" / "model.safetensors").touch()
+    with pytest.raises(InputError, match=r"hub:them/llama is no export of flash_lm: .*flash_lm.import_model"):
+        flash_lm.load("hub:them/llama")
+
+
+@pytest.mark.parametrize(
+    ("fails", "expected"),
+    [
+        (
+            errors.LocalTokenNotFoundError("no token"),
+            "nobody is logged in to the hub: run hf auth login, or set HF_TOKEN",
+        ),
+        (errors.HfHubHTTPError("bad", response=response(401)), r"refuses me/mine \(401\): the token is not valid"),
+        (errors.HfHubHTTPError("bad", response=response(403)), r"refuses me/mine \(403\): the token may not do this"),
+        (errors.HfHubHTTPError("busy", response=response(503)), r"refuses me/mine \(503\): .*busy"),
+        (errors.GatedRepoError("gated", response=response(403)), "there is no model me/mine on the hub, or no access"),
+        (errors.LocalEntryNotFoundError("offline"), "the hub cannot be reached, and there is no copy of me/mine"),
+        (httpx2.ConnectError("refused"), r"the hub cannot be reached \(refused\): connect, and try again"),
+        (TimeoutError("slow"), r"the hub cannot be reached \(slow\)"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else type(x).__name__,
+)
+def test_errors_are_one_line(hub, tmp_path, fails, expected):
+    hub.fails = fails
+    for call in (lambda: push(tmp_path, "me/mine", private=False), lambda: flash_lm.load("hub:me/mine")):
+        with pytest.raises(InputError, match=expected) as error:
+            call()
+        assert "\n" not in str(error.value)
+
+
+def test_bad_names_and_flags(hub, tmp_path):
+    with pytest.raises(InputError, match="a//b is no name of a model on the hub .*: give OWNER/NAME"):
+        push(tmp_path, "a//b", private=False)
+    with pytest.raises(InputError, match="there is no model me/other on the hub"):
+        flash_lm.load("hub:me/other")
+    with pytest.raises(InputError, match="--private belongs to --push"):
+        export.main(["--workdir=x", "--out=y", "--license=mit", "--private"])
+
+
+def test_large_weights_are_in_several_files(model, tmp_path, monkeypatch):
+    write(model, tmp_path / "one", "mit")
+    monkeypatch.setattr(exported, "_LARGEST_FILE", 8000)
+    write(model, tmp_path / "several", "mit")
+    files = sorted(path.name for path in (tmp_path / "several").glob("*.safetensors"))
+    assert len(files) > 1 and files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    index = json.loads((tmp_path / "several" / "model.safetensors.index.json").read_text())
+    whole = load_file(tmp_path / "one" / "model.safetensors")
+    assert set(index["weight_map"]) == set(whole) and set(index["weight_map"].values()) == set(files)
+    for name, file in index["weight_map"].items():
+        np.testing.assert_array_equal(load_file(tmp_path / "several" / file)[name], whole[name])
+    text = [flash_lm.load(tmp_path / x).generate("a cat", 5, temperature=0.0) for x in ("one", "several")]
+    assert text[0] == text[1]
+    assert load_model(tmp_path / "several").model.parameter_count() == model.model.parameter_count()
+    (tmp_path / "several" / files[1]).unlink()
+    with pytest.raises(InputError, match="several is damaged"):
+        flash_lm.load(tmp_path / "several")
