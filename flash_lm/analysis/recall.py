@@ -82,7 +82,7 @@ def plot_recall(lines: list[Line], path: pathlib.Path) -> None:
     """Accuracy against bytes of state and against milliseconds a token; one curve a model, over its widths."""
     axes_of = (("state_bytes", "bytes of decode state of a row"), ("ms_a_token", "milliseconds a token, 16 rows"))
     names = list(dict.fromkeys(line["model"] for line in lines))
-    with drawing(path, 1, len(axes_of), (7, 6), sharey=True) as (_, grid):
+    with drawing(path, 1, len(axes_of), (7, 6 + 0.1 * len(names)), sharey=True) as (figure, grid):
         for axes, (key, label) in zip(grid.flat, axes_of, strict=True):
             for i, name in enumerate(names):
                 points = sorted(
@@ -96,4 +96,5 @@ def plot_recall(lines: list[Line], path: pathlib.Path) -> None:
             axes.set_xscale("log")
             axes.set(xlabel=label)
         grid.flat[0].set(ylabel="recalled values, % (median, lowest and highest of the seeds)", ylim=(-2, 102))
-        grid.flat[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5))
+        named = grid.flat[0].get_legend_handles_labels()
+        figure.legend(*named, loc="outside lower center", ncols=2, fontsize=7, frameon=False)  # names may be long
