@@ -16,6 +16,10 @@ class RunError(RuntimeError):
     """A run that cannot continue although its input was good. Exit code 1."""
 
 
+class NonfiniteError(RunError):
+    """A run whose loss did not stay finite: made again, it would end in the same way."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of another library's error message, short enough to quote in a sentence."""
     return (str(error) or type(error).__name__).strip().splitlines()[0][:200]

@@ -30,19 +30,30 @@ def main(argv: list[str]) -> None:
     if arguments.private and not arguments.push:
         raise InputError("--private belongs to --push=OWNER/NAME: leave it out, or say where to upload")
     from flash_lm.inference.exporting import export
-    from flash_lm.inference.hub import push
+    from flash_lm.inference.hub import make_repository
     from flash_lm.inference.trained_model import load_model
     from flash_lm.training.hosts import is_first, lost_hosts_reported
 
     name, mesh = run_of(arguments)
     with lost_hosts_reported():
         trained = load_model(name, dtype=arguments.dtype, mesh_shape=mesh)
+        if arguments.push and is_first():
+            make_repository(arguments.push, private=arguments.private)  # what is wrong there is said before writing
         messages = export(trained, arguments.out, arguments.license, arguments.format)
     if is_first():
         print(f"{arguments.out}: {trained.model.parameter_count():,} parameters of {name}, step {trained.step}")
         print("\n".join(messages), end="\n" if messages else "")
         if arguments.push:
-            print(f"uploaded: {push(arguments.out, arguments.push, private=arguments.private)}")
+            _push(arguments.out, arguments.push)
+
+
+def _push(folder: pathlib.Path, name: str) -> None:
+    from flash_lm.inference.hub import push
+
+    try:
+        print(f"uploaded: {push(folder, name)}")
+    except InputError as error:
+        raise InputError(f"{error}; {folder} is written: upload it with hf upload {name} {folder}") from None
 
 
 if __name__ == "__main__":

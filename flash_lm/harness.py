@@ -58,18 +58,17 @@ def main(argv: list[str]) -> None:
         log_samples=False,
     )
     about = {"run": trained.name, "step": trained.step, "family": trained.config.model.label, "lm_eval": __version__}
-    append_jsonl(out, _lines(found, about))
     print(make_table(found))
+    append_jsonl(out, _lines(found, about))
 
 
 def _lines(found: Any, about: Line) -> list[Line]:
-    """A line for each task, with its scores by name, and how many questions it has."""
+    """A line for each task and group of tasks, with its scores by name, and how many questions it has."""
     lines = []
     for task, scores in found["results"].items():
-        values = {
-            key.partition(",")[0]: x for key, x in scores.items() if isinstance(x, int | float) and "stderr" not in key
-        }
-        count = found["n-samples"][task]["effective"]
+        numbers = {key: x for key, x in scores.items() if isinstance(x, int | float) and key != "sample_len"}
+        values = {key.partition(",")[0]: x for key, x in numbers.items() if "stderr" not in key}
+        count = found["n-samples"].get(task, {}).get("effective", scores.get("sample_len"))  # a group has only the last
         lines.append({**about, "task": task, "questions": count, **values, "version": found["versions"].get(task)})
     return lines
 

@@ -14,7 +14,7 @@ from flash_lm.analysis.results import validation_curve
 from flash_lm.analysis.rounds import Cell, take_turns
 from flash_lm.command import variant
 from flash_lm.config import parse
-from flash_lm.errors import InputError, RunError
+from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.inference.bare_decoding import BareDecoding
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import Line, append_jsonl, read_jsonl
@@ -65,7 +65,7 @@ def one_run(model: Model, rate: float, seed: int, runs: pathlib.Path, should_sto
     """Trains and scores one run; returns its line. What is on disk is removed: the line has all that is reported.
 
     Raises:
-        RunError: the loss became non-finite.
+        NonfiniteError: the loss became non-finite.
         KeyboardInterrupt: it was asked to stop; the run can go on.
     """
     config = model.of_run(rate, seed)
@@ -132,7 +132,7 @@ def recall_study(
         print(", ".join(f"{key} {value}" for key, value in at.items()), flush=True)
         try:
             line = one_run(model, rate, seed, runs, should_stop)
-        except RunError as error:
+        except NonfiniteError as error:
             line = at | {"failed": str(error), "config_hash": known}
         append_jsonl(file, [line])
         lines.append(line)

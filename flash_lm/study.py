@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from flash_lm.command import override
 from flash_lm.config import is_free_text, parse
-from flash_lm.errors import InputError, RunError
+from flash_lm.errors import InputError, NonfiniteError, RunError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import append_jsonl, read_jsonl
 from flash_lm.models.family import complete_config
@@ -140,7 +140,7 @@ def run_study(
         print(f"run {number} of {len(runs)}, {name}", flush=True)
         try:
             train(here, folder, should_stop)
-        except RunError as error:
+        except NonfiniteError as error:
             failures[name] = str(error)
             print(f"{name} failed: {error}", flush=True)
             continue

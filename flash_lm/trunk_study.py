@@ -6,6 +6,7 @@ step needs them. Several processes may work at one study: each takes what no oth
 """
 
 import contextlib
+import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +15,10 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from flash_lm.config import parse
-from flash_lm.errors import InputError, RunError
+from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.inference.scoring import evaluate
-from flash_lm.jsonl import Line, append_jsonl, read_jsonl
+from flash_lm.jsonl import Line, read_jsonl, write_jsonl
+from flash_lm.provenance import config_hash
 from flash_lm.study import Changes, Runs, changed, check_runs
 from flash_lm.training.lock import take
 from flash_lm.training.loop import train
@@ -101,40 +103,56 @@ def trunks_of(config: ConfigDict, parts: Sequence[Part]) -> list[Trunk]:
 def tune_models(
     config: ConfigDict, models: Runs, steps: int, out: pathlib.Path, runs: pathlib.Path, should_stop: ShouldStop
 ) -> None:
-    """Finds the learning rate of each model that has none in OUT/rates.jsonl, on the validation split.
+    """Finds the learning rate of each model that has none in OUT/rates, on the validation split.
 
     Args:
         config: what all models start from.
         models: what differs in each.
         steps: of the longest runs.
-        out: gets tuning.jsonl, with a line for each run, and rates.jsonl, with one for each model.
+        out: gets rates/MODEL.jsonl, with a line for each run.
         runs: folder for runs in progress.
         should_stop: called after every step; when it returns true, tuning stops where it is.
 
     Raises:
-        InputError: bad config or data.
+        InputError: bad config or data, or the rates there are of another config.
         KeyboardInterrupt: it was asked to stop.
     """
     schedule = {"train.schedule": "sqrt", "train.decay_steps": steps // DECAY, "train.warmup_steps": None}
     of_longest: Any = changed(config, schedule)
     budget = steps * of_longest.data.tokens_per_batch
     for model, changes in models.items():
+        file, folder = out / "rates" / f"{model}.jsonl", runs / f"tuning_{model}"
+        known = config_hash([run_hash(changed(of_longest, changes).to_dict()), budget])
         with _begun_here(runs / f"tuning_{model}.lock") as free:
-            if not free or model in _rates(out):
+            if _is_made(file, known) or not free:
                 continue
             print(f"rate of {model}", flush=True)
-            folder = runs / f"tuning_{model}"
             lines = tune(of_longest, {model: changes}, "train.learning_rate", budget, folder, should_stop)
-            append_jsonl(out / "tuning.jsonl", lines)
-            append_jsonl(out / "rates.jsonl", best_values(lines))
+            _write_whole(file, [line | {"study_hash": known} for line in lines])
             shutil.rmtree(folder)
 
 
+def rates(out: pathlib.Path) -> dict[str, Line]:
+    """The best line of each model's search, see `best_values`, by model."""
+    found = {}
+    for file in sorted((out / "rates").glob("*.jsonl")):
+        (best,) = best_values(read_jsonl(file))
+        found[best["model"]] = best
+    return found
+
+
+def finished_runs(out: pathlib.Path) -> list[Line]:
+    """The lines of all runs."""
+    return [line for file in sorted((out / "runs").glob("*.jsonl")) for line in read_jsonl(file)]
+
+
 def run_trunks(trunks: Sequence[Trunk], out: pathlib.Path, runs: pathlib.Path, should_stop: ShouldStop) -> list[Trunk]:
-    """Trains and scores each trunk that has no lines in OUT/runs.jsonl, unless another process is at it.
+    """Trains and scores each trunk that has no file in OUT/runs, unless another process is at it.
+
+    A file is written whole, after all that it has, so a process may be killed at any time.
 
     Returns:
-        Trunks without lines: another process has begun them, or is finding their rate.
+        Trunks without a file: another process has begun them, or is finding their rate.
 
     Raises:
         InputError: the lines are of another config, or bad data.
@@ -142,19 +160,23 @@ def run_trunks(trunks: Sequence[Trunk], out: pathlib.Path, runs: pathlib.Path, s
     """
     left = []
     for trunk in trunks:
+        file, folder = out / "runs" / f"{trunk.name}.jsonl", runs / trunk.name
+        known = config_hash([run_hash(trunk.config.to_dict()), [*trunk.shares], [*trunk.slices]])
         with _begun_here(runs / f"{trunk.name}.lock") as free:
-            if _is_there(trunk, out):
+            if _is_made(file, known):
                 continue
-            if not free or (rate := _rates(out).get(trunk.tuned_as)) is None:
+            best = rates(out).get(trunk.tuned_as)
+            if not free or best is None:
                 left.append(trunk)
                 continue
+            if "failed" in best:
+                raise InputError(f"no learning rate of {trunk.tuned_as} stays finite: see {out}/rates")
             print(trunk.name, flush=True)
-            folder = runs / trunk.name
             try:
-                lines = one_trunk(trunk, rate, folder, should_stop)
-            except RunError as error:
-                lines = [{**trunk.at, "failed": str(error), "rate": rate}]
-            append_jsonl(out / "runs.jsonl", [line | {"study_hash": _hash(trunk)} for line in lines])
+                lines = one_trunk(trunk, best["value"], folder, should_stop)
+            except NonfiniteError as error:
+                lines = [{**trunk.at, "failed": str(error), "rate": best["value"]}]
+            _write_whole(file, [line | {"study_hash": known} for line in lines])
             shutil.rmtree(folder)
     return left
 
@@ -166,7 +188,7 @@ def one_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: Shou
     rows, on rows of `model.max_length`.
 
     Raises:
-        RunError: the loss became non-finite.
+        NonfiniteError: the loss became non-finite.
         KeyboardInterrupt: it was asked to stop; the runs can go on.
     """
     lines, model = [], trunk.config.model
@@ -202,11 +224,11 @@ def schedules(trunk: Trunk, rate: float, folder: pathlib.Path) -> Runs:
     if len(steps) == 1:
         return {f"{share:g}": sqrt(share) for share in steps}
     starts = {share: steps[share] - decays[share] for share in steps}
-    shortest = min(starts.values())
+    shortest, longest = min(starts.values()), max(starts.values())
     if odd := [start for start in starts.values() if start % shortest]:
         raise InputError(f"decays begin at steps {odd}, which are no multiples of {shortest}: change steps or shares")
-    every = {"train.checkpoint_every": shortest, "train.keep": len(starts) ** 2}
-    stable = {"train.learning_rate": rate, "train.steps": max(starts.values()), "train.schedule": "constant"}
+    every = {"train.checkpoint_every": shortest, "train.keep": longest // shortest}
+    stable = {"train.learning_rate": rate, "train.steps": longest, "train.schedule": "constant"}
     branch = lambda share: {"train.branch_from": f"{folder / STABLE}@{starts[share]}"}
     return {STABLE: stable | every} | {f"{share:g}": sqrt(share) | branch(share) for share in steps}
 
@@ -219,19 +241,17 @@ def _begun_here(path: pathlib.Path) -> Iterator[bool]:
         yield take(file) is None
 
 
-def _rates(out: pathlib.Path) -> dict[str, float]:
-    file = out / "rates.jsonl"
-    return {line["model"]: line["value"] for line in read_jsonl(file)} if file.exists() else {}
+def _is_made(file: pathlib.Path, known: str) -> bool:
+    """Whether the lines of a file are there; raises InputError if they are of another config."""
+    if not file.exists():
+        return False
+    if any(line["study_hash"] != known for line in read_jsonl(file)):
+        raise InputError(f"{file} is of another config: write to another folder")
+    return True
 
 
-def _is_there(trunk: Trunk, out: pathlib.Path) -> bool:
-    file = out / "runs.jsonl"
-    lines = read_jsonl(file) if file.exists() else []
-    found = [line for line in lines if trunk.at.items() <= line.items()]
-    if any(line["study_hash"] != _hash(trunk) for line in found):
-        raise InputError(f"{file} has a run {trunk.name} of another config: write to another folder")
-    return bool(found)
-
-
-def _hash(trunk: Trunk) -> str:
-    return run_hash(trunk.config.to_dict())
+def _write_whole(file: pathlib.Path, lines: list[Line]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    write_jsonl(partial, lines)
+    os.replace(partial, file)

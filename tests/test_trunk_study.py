@@ -2,19 +2,20 @@
 
 import itertools
 import pathlib
+import shutil
 
 import pytest
 from small import small_config, write_corpus
 
 from flash_lm import trunk_study
 from flash_lm.command import load_module
-from flash_lm.errors import InputError, RunError
+from flash_lm.errors import InputError, NonfiniteError, RunError
 from flash_lm.inference.scoring import evaluate
-from flash_lm.jsonl import append_jsonl, read_jsonl, write_jsonl
+from flash_lm.jsonl import write_jsonl
 from flash_lm.models.facts import facts
 from flash_lm.study import changed
 from flash_lm.training.loop import train
-from flash_lm.trunk_study import Part, run_trunks, schedules, trunks_of, tune_models
+from flash_lm.trunk_study import Part, finished_runs, rates, run_trunks, schedules, trunks_of, tune_models
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -37,14 +38,14 @@ def parts(**options):
 def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
     trunks = trunks_of(config_in(tmp_path), parts(shares=(0.5, 1.0), slices=("positions",)))
     out, runs = tmp_path / "out", tmp_path / "runs"
-    write_jsonl_at(out / "rates.jsonl", [{"model": FAMILY, "value": 2e-3}])
+    rate_is(out, 2e-3)
     assert [trunk.name for trunk in trunks[:3]] == [
         "first_linear_transformer_seed_0",
         "first_linear_transformer_wide_seed_0",
         "first_linear_transformer_seed_1",
     ]
     assert run_trunks(trunks[:1], out, runs, bool) == []
-    lines = read_jsonl(out / "runs.jsonl")
+    lines = finished_runs(out)
     assert [(x["share"], x["length"], x["step"], x.get("slice")) for x in lines] == [
         (0.5, 32, 10, None),
         (1.0, 32, 20, None),
@@ -61,27 +62,36 @@ def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
     train(changed(trunks[0].config, whole), tmp_path / "alone")
     assert evaluate(tmp_path / "alone", "test")[0]["loss"] == lines[1]["loss"]
     # What has lines is not made again; another config is another study.
-    assert run_trunks(trunks[:1], out, runs, bool) == [] and read_jsonl(out / "runs.jsonl") == lines
+    assert run_trunks(trunks[:1], out, runs, bool) == [] and finished_runs(out) == lines
     other = trunks[0]._replace(config=changed(trunks[0].config, {"train.clip": 7.0}))
-    with pytest.raises(InputError, match="has a run first_linear_transformer_seed_0 of another config"):
-        run_trunks([other], out, runs, bool)
+    for wrong in (other, trunks[0]._replace(slices=())):
+        with pytest.raises(InputError, match="first_linear_transformer_seed_0.jsonl is of another config"):
+            run_trunks([wrong], out, runs, bool)
 
 
-def write_jsonl_at(path, lines):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_jsonl(path, lines)
+def rate_is(out, value, **more):
+    (out / "rates").mkdir(parents=True)
+    line = {"model": FAMILY, "round": 3, "value": value, "loss": 1.0, **more}
+    write_jsonl(out / "rates" / f"{FAMILY}.jsonl", [line])
+
+
+class Made(list):
+    """Names and rates; `full`: not empty while the disk is full."""
 
 
 @pytest.fixture
 def without_training(monkeypatch):
     """Trunks whose lines come at once; a seed of 1 fails. Returns what was made."""
-    made = []
+    made, full = Made(), []
+    made.full = full
 
     def one_trunk(trunk, rate, folder, should_stop):
         folder.mkdir(parents=True)
         made.append((trunk.name, rate))
         if trunk.seed == 1:
-            raise RunError("loss nan")
+            raise NonfiniteError("loss nan")
+        if full:
+            raise RunError("the disk is full")
         return [trunk.at | {"share": 1.0, "rate": rate}]
 
     monkeypatch.setattr(trunk_study, "one_trunk", one_trunk)
@@ -91,7 +101,7 @@ def without_training(monkeypatch):
 def test_what_another_process_has_begun_is_left_to_it(tmp_path, without_training):
     trunks, out, runs = trunks_of(config_in(tmp_path), parts()), tmp_path / "out", tmp_path / "runs"
     assert run_trunks(trunks, out, runs, bool) == trunks and not without_training  # no rate is known yet
-    append_jsonl(out / "rates.jsonl", [{"model": FAMILY, "value": 1e-3}])
+    rate_is(out, 1e-3)
     with trunk_study._begun_here(runs / f"{trunks[1].name}.lock") as free:
         assert free
         assert run_trunks(trunks, out, runs, bool) == [trunks[1]]
@@ -99,8 +109,28 @@ def test_what_another_process_has_begun_is_left_to_it(tmp_path, without_training
     assert run_trunks(trunks, out, runs, bool) == []
     assert [name for name, _ in without_training] == [trunks[i].name for i in (0, 2, 3, 1)]
     assert {rate for _, rate in without_training} == {1e-3}  # the ablation has its model's
-    failed = [line for line in read_jsonl(out / "runs.jsonl") if line["seed"] == 1]
+    failed = [line for line in finished_runs(out) if line["seed"] == 1]
     assert [(line["run"], line["failed"]) for line in failed] == [(name, "loss nan") for name in MODELS]
+
+
+def test_a_full_disk_is_no_failed_run(tmp_path, without_training):
+    """The folder stays, and the run goes on when there is room."""
+    trunks, out, runs = trunks_of(config_in(tmp_path), parts())[:1], tmp_path / "out", tmp_path / "runs"
+    rate_is(out, 1e-3)
+    without_training.full.append(True)
+    with pytest.raises(RunError, match="the disk is full"):
+        run_trunks(trunks, out, runs, bool)
+    assert (runs / trunks[0].name).is_dir() and not finished_runs(out)
+    without_training.full.clear()
+    shutil.rmtree(runs / trunks[0].name)  # the stand-in makes it anew
+    assert run_trunks(trunks, out, runs, bool) == [] and len(finished_runs(out)) == 1
+
+
+def test_without_a_finite_rate_there_is_no_run(tmp_path, without_training):
+    trunks, out = trunks_of(config_in(tmp_path), parts()), tmp_path / "out"
+    rate_is(out, 1e-3, failed="loss nan")
+    with pytest.raises(InputError, match="no learning rate of linear_transformer stays finite"):
+        run_trunks(trunks, out, tmp_path / "runs", bool)
 
 
 def test_each_model_is_tuned_once(tmp_path, monkeypatch):
@@ -121,9 +151,12 @@ def test_each_model_is_tuned_once(tmp_path, monkeypatch):
         tune_models(config, {"a": {}, "b": {}}, 50, out, tmp_path / "runs", bool)
     tokens = 50 * config.data.tokens_per_batch
     assert asked == [(name, "train.learning_rate", tokens, "sqrt", 10) for name in "ab"]
-    rates = read_jsonl(out / "rates.jsonl")
-    assert [(line["model"], line["value"], line["bracketed"]) for line in rates] == [("a", 2.0, True), ("b", 2.0, True)]
-    assert len(read_jsonl(out / "tuning.jsonl")) == 6
+    assert {model: (line["value"], line["bracketed"]) for model, line in rates(out).items()} == {
+        "a": (2.0, True),
+        "b": (2.0, True),
+    }
+    with pytest.raises(InputError, match="a.jsonl is of another config"):
+        tune_models(config, {"a": {}}, 100, out, tmp_path / "runs", bool)
     with trunk_study._begun_here(tmp_path / "runs" / "tuning_c.lock"):
         tune_models(config, {"c": {}}, 50, out, tmp_path / "runs", bool)
     assert len(asked) == 2
@@ -146,10 +179,11 @@ def test_the_models_of_the_study_have_one_size():
     table = load_module("configs/tables/study.py")
     config, sizes = table.get_config(), {}
     config.model.vocab_size = config.data.vocab_size
-    for name, changes in table.MODELS.items():
+    ablations = {name: table.MODELS["flash"] | changes for name, changes in table.ABLATIONS.items()}
+    for name, changes in (table.MODELS | ablations).items():
         own = changed(config, changes)
         sizes[name] = facts(own.model.family, own.model, (), ()).parameters
-    assert len(sizes) == 14
+    assert len(table.MODELS) == 14 and len(sizes) == 24
     for (one, a), (other, b) in itertools.combinations(sizes.items(), 2):
         assert max(a, b) / min(a, b) <= 1.03, (one, a, other, b)
 

@@ -1,8 +1,8 @@
 """The study: quality against step time of fourteen models. Its design, set before the first run, is docs/study.md.
 
 python scripts/study_data.py $DATA --out=runs/study/data
-python scripts/reproduce.py --table=study --run --corpus=runs/study/data --out=results/study   # once or twice at a time
-python scripts/reproduce.py --table=study --out=results/study    # tables and pictures, from the lines
+python scripts/reproduce.py --table=study --run=runs/study --corpus=runs/study/data --out=runs/study/results
+python scripts/reproduce.py --table=study --out=runs/study/results    # tables and pictures, from the lines
 """
 
 from ml_collections import ConfigDict
@@ -47,7 +47,7 @@ ABLATIONS = {
     "flash/chunk_64": {"model.chunks.size": 64},
     "flash/chunk_256": {"model.chunks.size": 256},
     "flash/heads_4": {"model.gau.heads": 4},
-    "flash/dense": {"model.gau.query_key": "dense"},
+    "flash/dense": {"model.gau.query_key": "dense", "model.gau.expanded_dim": 176},  # at the same size
 }
 _REPEATED = ("transformer_plus_plus", "flash_quad", "flash", "linear_transformer")
 _LONG = ("transformer_plus_plus", "flash_quad", "flash")

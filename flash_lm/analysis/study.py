@@ -9,6 +9,7 @@ from flash_lm.analysis.panels import Panel, plot_panels
 from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, read_jsonl, write_jsonl
+from flash_lm.trunk_study import finished_runs
 
 _SAME = ("family", "parameters", "rate", "step", "trained_length", "corpus", "batch_tokens")  # with every seed
 _WHOLE = "perplexity"  # heading of the score of the whole budget
@@ -30,15 +31,15 @@ def step_name(part: str, model: str) -> str:
 
 
 def write_study(title: str, out: pathlib.Path) -> str:
-    """Writes table.md, summary.jsonl and the pictures from OUT/runs.jsonl and step_times.jsonl; returns the tables.
+    """Writes table.md, summary.jsonl and the pictures from OUT/runs and step_times.jsonl; returns the tables.
 
     Raises:
         InputError: no run has finished.
     """
-    read = lambda name: read_jsonl(out / name) if (out / name).exists() else []
-    lines = summary(read("runs.jsonl"), read("step_times.jsonl"))
+    times = out / "step_times.jsonl"
+    lines = summary(finished_runs(out), read_jsonl(times) if times.exists() else [])
     if not lines:
-        raise InputError(f"{out}/runs.jsonl has no finished run: make some with --run=FOLDER --corpus=DATA")
+        raise InputError(f"{out}/runs has no finished run: make some with --run=FOLDER --corpus=DATA")
     write_jsonl(out / "summary.jsonl", lines)
     text = f"{title}\n\n{study_tables(lines)}"
     (out / "table.md").write_text(f"{text}\n", encoding="utf-8")
@@ -56,7 +57,8 @@ def summary(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
 
     Returns:
         Lines with the geometric mean `perplexity`, `lowest`, `highest`, `seeds`, `failed`; step_ms, `minutes` and
-        `flops` of the training, if the model's step was timed.
+        `flops` of the training, if the model's step was timed. A model whose seeds all failed has one line for its
+        part, without scores.
     """
     step_of = {line["run"]: line for line in times}
     failed = [line for line in lines if "failed" in line]
@@ -80,6 +82,14 @@ def summary(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
                 "flops": first["step"] * step["model_flops"],
             }
         found.append(line)
+    scored = {(line["part"], line["run"]) for line in found}
+    lost = dict.fromkeys((x["part"], x["run"]) for x in failed if (x["part"], x["run"]) not in scored)
+    of_model = lambda part, run: [x for x in failed if (x["part"], x["run"]) == (part, run)]
+    found += [
+        {"part": part, "run": run, "seeds": 0, "failed": len(own), "rate": own[0]["rate"]}
+        for part, run in lost
+        for own in [of_model(part, run)]
+    ]
     return found
 
 
@@ -95,7 +105,10 @@ def study_tables(lines: Sequence[Line]) -> str:
 def _table(lines: Sequence[Line]) -> str:
     """Of one part."""
     rows: dict[str, Line] = {}
-    tabled = [line for line in lines if line.get("slices") != "positions"]  # which have a picture
+    lost = [line for line in lines if not line["seeds"]]
+    tabled = [line for line in lines if line["seeds"] and line.get("slices") != "positions"]  # which have a picture
+    if not tabled:
+        return f"{lost[0]['part']}: no run stayed finite\n\n{markdown_table(lost, {**_ABOUT, **_SPREAD})}"
     for line in tabled:
         row = rows.setdefault(line["run"], {})
         row[_heading(line)] = line["perplexity"]
@@ -105,7 +118,7 @@ def _table(lines: Sequence[Line]) -> str:
     split = headings.index(_WHOLE) + 1
     scores = lambda names: {name: (name, "{:.2f}") for name in names}
     columns: Columns = {**_ABOUT, **scores(headings[:split]), **_SPREAD, **scores(headings[split:])}
-    ordered = sorted(rows.values(), key=lambda row: row[_WHOLE])
+    ordered = [*sorted(rows.values(), key=lambda row: row[_WHOLE]), *lost]
     best = ordered[0]
     return (
         f"{best['part']}: rows of {best['trained_length']} tokens, {best['step']:,} steps of {best['batch_tokens']:,} "
@@ -129,6 +142,7 @@ def plot_study(lines: Sequence[Line], out: pathlib.Path, title: str) -> None:
         out: the folder.
         title: says what was trained.
     """
+    lines = [line for line in lines if line["seeds"]]
     trained = [line for line in lines if "slice" not in line and line["length"] == line["trained_length"]]
     curves = [line for line in trained if "minutes" in line and line["part"] in _with_several(trained, "share")]
     if curves:

@@ -88,8 +88,9 @@ class DatasetCorpus:
         Raises:
             InputError: the data set names a label that no text has.
         """
-        rows, column = self._given["train"], self._config.label_column
-        name, values = _names_of(rows, column), set(rows[column])
+        rows, column = self._splits["train"], self._config.label_column
+        name, every = _names_of(rows, column), zip(_rows(self._config, rows), rows[column], strict=True)
+        values = {value for texts, value in every if texts}
         found = tuple(name(x) for x in sorted(x for x in values if not _is_missing(rows, column, x)))
         if empty := [x for x in getattr(rows.features[column], "names", ()) if x not in found]:
             raise InputError(

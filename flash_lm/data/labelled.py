@@ -22,7 +22,8 @@ def with_labels(corpus: TokenizedCorpus, source: Any, share: float) -> Tokenized
         share: of the training split that is kept.
 
     Raises:
-        InputError: the source has changed, a label is missing, or only the training split lacks one.
+        InputError: the source has changed, a label is missing, only the training split lacks one, or none of its texts
+            has a label because of `share`.
     """
     if source.fingerprint != corpus.fingerprint:
         raise InputError(f"corpus {corpus.name} has changed, so its labels do not belong to the old tokens: restore it")
@@ -40,6 +41,11 @@ def with_labels(corpus: TokenizedCorpus, source: Any, share: float) -> Tokenized
         splits[split] = dataclasses.replace(text, labels=labels)
     if share < 1 and "train" in splits:
         splits["train"] = _some(splits["train"], share)
+        if lost := set(range(len(names))) - set(_labels_of(splits["train"]).tolist()):
+            raise InputError(
+                f"data.label_share={share:g} leaves no text of the training split with the label "
+                f"{', '.join(names[i] for i in sorted(lost))}: raise it"
+            )
     return dataclasses.replace(corpus, splits=splits, labels=names)
 
 

@@ -114,7 +114,11 @@ def rare_pairs(train: TokenizedText) -> int:
 
 
 def position_slices(corpus: Splits, split: str, rare: int | None) -> SlicesOf:
-    """Targets by the number of tokens of their document that the row has before them: 0–63, 64–127, 128–255, …."""
+    """Targets by the number of tokens that the row has before them: 0–63, 64–127, 128–255, ….
+
+    In rows that keep documents apart, only those of the target's own document count; in a stream all do, since the
+    model sees them.
+    """
     del corpus, split, rare
 
     def at(low: int, high: int) -> Slice:

@@ -22,7 +22,8 @@ class HarnessModel(TemplateLM):
     """Answers the harness's requests with a causal model of text.
 
     Texts are seen in windows of the length of training, as in `evaluate`. Requests are put into batches by length; what
-    is asked beside a request changes its answer by rounding alone. Answers are generated with a state of the family's
+    is asked beside a request changes its answer by rounding alone (where a task samples, the place of the request
+    chooses the random numbers). Answers are generated with a state of the family's
     own size.
     """
 
@@ -161,8 +162,9 @@ def _settings(given: dict[str, Any]) -> tuple[tuple[str, ...], int, Sampling]:
     """The strings that end an answer, its most tokens, and how a token is chosen: the likeliest if not sampled."""
     rest = dict(given)
     until, new_tokens = rest.pop("until", ()), int(rest.pop("max_gen_toks", _NEW_TOKENS))
-    temperature, top_p = float(rest.pop("temperature", 0.0)), float(rest.pop("top_p", 1.0))
-    if rest.pop("do_sample", temperature > 0) is False:
+    sampled, top_p = rest.pop("do_sample", None), float(rest.pop("top_p", 1.0))
+    temperature = float(rest.pop("temperature", 1.0 if sampled else 0.0))
+    if sampled is False:
         temperature = 0.0
     if rest:
         raise InputError(

@@ -11,26 +11,42 @@ from flash_lm.training.exported import is_export
 _FILES = ("*.safetensors", "*.json", "tokenizer/*", "README.md")  # of an export
 
 
-def push(folder: pathlib.Path, name: str, *, private: bool) -> str:
-    """Uploads an export; the repository is made if there is none.
+def make_repository(name: str, *, private: bool) -> None:
+    """Makes a repository if there is none.
 
     Args:
-        folder: folder of the export.
-        name: of the repository, OWNER/NAME.
+        name: OWNER/NAME.
         private: whether a new repository can be read by its owner alone.
-
-    Returns:
-        The address of the upload.
 
     Raises:
         InputError: the name is wrong, nobody is logged in, there is no permission, or the hub does not answer.
     """
     from huggingface_hub import HfApi  # noqa: PLC0415 (slow to import)
 
-    api = HfApi()
     with _explained(name):
-        api.create_repo(name, private=private, exist_ok=True)
-        found = api.upload_folder(repo_id=name, folder_path=folder, commit_message="Exported by flash_lm")
+        HfApi().create_repo(name, private=private, exist_ok=True)
+
+
+def push(folder: pathlib.Path, name: str) -> str:
+    """Uploads an export to a repository that is there, in place of an older one.
+
+    Args:
+        folder: folder of the export.
+        name: of the repository, OWNER/NAME.
+
+    Returns:
+        The address of the upload.
+
+    Raises:
+        InputError: as `make_repository` does.
+    """
+    from huggingface_hub import HfApi  # noqa: PLC0415 (slow to import)
+
+    with _explained(name):
+        # An index of parts, or the labels of a classifier, must not stay beside weights of another kind.
+        found = HfApi().upload_folder(
+            repo_id=name, folder_path=folder, commit_message="Exported by flash_lm", delete_patterns=list(_FILES)
+        )
     return str(found)
 
 

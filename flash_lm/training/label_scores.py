@@ -23,11 +23,11 @@ def scores_of_confusion(counts_CxC: np.ndarray) -> dict[str, float]:
     hits, count = float(np.trace(counts_CxC)), float(counts_CxC.sum())
     low, high = wilson(hits, count)
     scores = {"accuracy": hits / count if count else math.nan, "accuracy_low": low, "accuracy_high": high}
-    resampled = list(_resampled(counts_CxC))
-    for name, score in {"macro_f1": macro_f1, "matthews": matthews}.items():
-        scores[name] = score(counts_CxC)
-        low, high = np.quantile([score(x) for x in resampled], (0.025, 0.975)) if resampled else (math.nan, math.nan)
-        scores |= {f"{name}_low": float(low), f"{name}_high": float(high)}
+    kinds = {"macro_f1": macro_f1, "matthews": matthews}
+    drawn = [[score(again_CxC) for score in kinds.values()] for again_CxC in _resampled(counts_CxC)]
+    ends = np.quantile(drawn, (0.025, 0.975), axis=0) if drawn else np.full((2, len(kinds)), math.nan)
+    for (name, score), low, high in zip(kinds.items(), *ends, strict=True):
+        scores |= {name: score(counts_CxC), f"{name}_low": float(low), f"{name}_high": float(high)}
     return scores
 
 
@@ -73,7 +73,7 @@ def _resampled(counts_CxC: np.ndarray) -> Iterator[np.ndarray]:
     if not rows:
         return
     draw = np.random.default_rng(_SEED)
-    places = counts_CxC.nonzero()  # few, however many labels there are
+    places = counts_CxC.nonzero()
     for drawn in draw.multinomial(rows, counts_CxC[places] / counts_CxC.sum(), size=_RESAMPLES):
         found_CxC = np.zeros_like(counts_CxC)
         found_CxC[places] = drawn

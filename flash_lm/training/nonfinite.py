@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from flash_lm.errors import RunError
+from flash_lm.errors import NonfiniteError
 from flash_lm.tables import TASKS
 from flash_lm.training.experiment import Experiment
 from flash_lm.training.state import Params
@@ -38,7 +38,7 @@ class NonfiniteSteps:
             origin: where the first non-finite number appeared, or how to find out.
 
         Raises:
-            RunError: the run must end.
+            NonfiniteError: the run must end.
         """
         config = self._experiment.config
         first = (step - 1) * config.data.batch_size
@@ -47,14 +47,14 @@ class NonfiniteSteps:
             f"{values['loss']}, gradient norm {values['grad_norm']}; {origin}"
         )
         if config.train.on_nonfinite == "stop":
-            raise RunError(
+            raise NonfiniteError(
                 f"{report}\nthis step has not been saved: set --config.train.on_nonfinite=skip, or lower "
                 f"--config.train.learning_rate, and start in another --workdir"
             )
         self._in_a_row = self._in_a_row + 1 if step == self._last + 1 else 1
         self._last, self.skipped = step, self.skipped + 1
         if self._in_a_row > MOST_IN_A_ROW:
-            raise RunError(
+            raise NonfiniteError(
                 f"{report}\n{self._in_a_row} steps in a row were skipped: lower --config.train.learning_rate"
             )
         return f"{report}; step skipped ({self.skipped - 1} skipped earlier)"

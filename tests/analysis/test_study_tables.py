@@ -73,10 +73,21 @@ def test_the_table_has_the_best_first_and_every_score():
     ]
 
 
+def test_a_model_that_never_stays_finite_is_in_the_table():
+    about = {"part": "rows_of_512", "run": "lost", "failed": "loss nan", "rate": 0.1}
+    failed = [about | {"seed": seed} for seed in (0, 1)]
+    *_, last = study_tables(summary([*LINES, *failed], [])).splitlines()
+    cells = [cell.strip() for cell in last.strip("|").split("|")]
+    assert cells[0] == "lost" and cells[2] == "0.1" and cells[7:9] == ["0", "2"] and cells[3:7] == [""] * 4
+    assert "no run stayed finite" in study_tables(summary(failed, []))
+
+
 def test_files_and_pictures(tmp_path):
     with pytest.raises(InputError, match="has no finished run: make some with --run=FOLDER"):
         write_study("A study", tmp_path)
-    write_jsonl(tmp_path / "runs.jsonl", LINES)
+    (tmp_path / "runs").mkdir()
+    write_jsonl(tmp_path / "runs" / "one.jsonl", LINES[:5])
+    write_jsonl(tmp_path / "runs" / "two.jsonl", LINES[5:])
     assert write_study("A study", tmp_path).startswith("A study\n\nrows_of_512: ")
     assert not (tmp_path / "curves.png").exists()  # no step was timed
     write_jsonl(tmp_path / "step_times.jsonl", TIMES)

@@ -134,6 +134,21 @@ def test_a_smaller_share_of_the_labels_is_part_of_a_larger(tmp_path):
     assert all(int(text.split()[1]) % 2 == label for text, label in found[0.5])
 
 
+def test_a_share_must_leave_a_text_for_each_label(tmp_path):
+    data = SPLITS | {"train": ([f"text {i}" for i in range(50)], ["no"] * 49 + ["yes"])}
+    folder = write(tmp_path / "data", data)
+    with pytest.raises(InputError, match=r"label_share=0.02 leaves no text .* with the label (yes|no): raise it"):
+        load(folder, tmp_path / "cache", label_share=0.02)
+
+
+def test_a_label_that_only_held_out_texts_have(tmp_path):
+    """Of one file, some texts are held out; the first always is."""
+    texts = [f"text {i}" for i in range(60)]
+    folder = write(tmp_path / "data", {"train": (texts, ["rare", *["a", "b"] * 30][:60])})
+    with pytest.raises(InputError, match="has the label rare, which the training split lacks; it has a, b"):
+        load(folder, tmp_path / "cache")
+
+
 def test_another_text_has_no_labels(tmp_path):
     """A model of words may be scored on it, though its run names a column of labels."""
     config = _plain(tmp_path, tmp_path / "cache")

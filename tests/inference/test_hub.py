@@ -15,7 +15,7 @@ from flash_lm import evaluate, export
 from flash_lm.errors import InputError
 from flash_lm.inference import trained_model as trained_model_module
 from flash_lm.inference.exporting import export as write
-from flash_lm.inference.hub import push
+from flash_lm.inference.hub import make_repository, push
 from flash_lm.inference.trained_model import load_model
 from flash_lm.training import exported
 from inference.test_exporting import trained_model
@@ -43,8 +43,10 @@ def hub(tmp_path, monkeypatch):
             (folder / name).mkdir(parents=True, exist_ok=True)
             self.private.setdefault(name, private)
 
-        def upload_folder(self, repo_id, folder_path, commit_message):
+        def upload_folder(self, repo_id, folder_path, commit_message, delete_patterns):
             self.check(repo_id)
+            for path in [x for pattern in delete_patterns for x in (folder / repo_id).glob(pattern)]:
+                path.unlink()
             shutil.copytree(folder_path, folder / repo_id, dirs_exist_ok=True)
             return f"https://huggingface.co/{repo_id}/tree/main"
 
@@ -87,6 +89,37 @@ def test_what_is_pushed_can_be_loaded(hub, model, tmp_path, monkeypatch, capsys)
         flash_lm.load("hub:me/mine@best")
 
 
+def test_an_upload_replaces_what_was_there(hub, model, tmp_path, monkeypatch):
+    """Parts and their index would hide the one file that comes after them."""
+    monkeypatch.setattr(exported, "_LARGEST_FILE", 8000)
+    write(model, tmp_path / "parts", "mit")
+    monkeypatch.undo()
+    write(model, tmp_path / "one", "mit")
+    (tmp_path / "hub" / "me" / "mine").mkdir(parents=True)
+    for name in ("parts", "one"):
+        push_to(hub, monkeypatch, tmp_path / name)
+    assert not [*(hub.folder / "me" / "mine").glob("model-*")]
+    names = lambda folder: sorted(path.name for path in folder.iterdir())
+    assert names(hub.folder / "me" / "mine") == names(tmp_path / "one")
+
+
+def push_to(hub, monkeypatch, folder):
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    push(folder, "me/mine")
+
+
+def test_a_failed_upload_says_what_is_written(hub, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(trained_model_module, "load_model", lambda *words, **options: model)
+    monkeypatch.setattr(hub, "upload_folder", lambda **words: (_ for _ in ()).throw(TimeoutError("slow")))
+    words = [f"--workdir={model.run}", f"--out={tmp_path}/out", "--license=mit", "--push=me/mine"]
+    with pytest.raises(InputError, match=r"cannot be reached \(slow\).*out is written: upload it with hf upload me/"):
+        export.main(words)
+    hub.fails = errors.LocalTokenNotFoundError("no token")
+    with pytest.raises(InputError, match="nobody is logged in"):
+        export.main([word.replace("/out", "/other") for word in words])
+    assert (tmp_path / "out").exists() and not (tmp_path / "other").exists()
+
+
 def test_what_is_no_export_of_ours(hub):
     (hub.folder / "them" / "llama").mkdir(parents=True)
     (hub.folder / "them" / "llama" / "model.safetensors").touch()
@@ -113,7 +146,7 @@ def test_what_is_no_export_of_ours(hub):
 )
 def test_errors_are_one_line(hub, tmp_path, fails, expected):
     hub.fails = fails
-    for call in (lambda: push(tmp_path, "me/mine", private=False), lambda: flash_lm.load("hub:me/mine")):
+    for call in (lambda: make_repository("me/mine", private=False), lambda: flash_lm.load("hub:me/mine")):
         with pytest.raises(InputError, match=expected) as error:
             call()
         assert "\n" not in str(error.value)
@@ -121,7 +154,7 @@ def test_errors_are_one_line(hub, tmp_path, fails, expected):
 
 def test_bad_names_and_flags(hub, tmp_path):
     with pytest.raises(InputError, match="a//b is no name of a model on the hub .*: give OWNER/NAME"):
-        push(tmp_path, "a//b", private=False)
+        make_repository("a//b", private=False)
     with pytest.raises(InputError, match="there is no model me/other on the hub"):
         flash_lm.load("hub:me/other")
     with pytest.raises(InputError, match="--private belongs to --push"):
