@@ -12,7 +12,7 @@ from flash_lm import study, sweep
 from flash_lm.command import apply_overrides, load_config, load_module
 from flash_lm.configs import flash_base, quickstart
 from flash_lm.configs.studies import decays, optimizers, stability
-from flash_lm.errors import InputError, RunError
+from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.jsonl import append_jsonl, read_jsonl
 from flash_lm.study import check_runs, grid_runs, run_study
 
@@ -188,7 +188,7 @@ def test_a_study_of_another_config_is_another_study(config, tmp_path, monkeypatc
 def test_a_run_that_fails_does_not_stop_the_others(config, tmp_path, monkeypatch):
     def train(config, folder, stop):
         if config.model.chunks.size == 8:
-            raise RunError("loss nan at step 2")
+            raise NonfiniteError("loss nan at step 2")
 
     monkeypatch.setattr(study, "train", train)
     monkeypatch.setattr(
