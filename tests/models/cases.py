@@ -211,11 +211,18 @@ def assert_close(actual, expected, rtol: float, what: str = "") -> None:
     np.testing.assert_allclose(actual, expected, rtol=0, atol=rtol * np.abs(expected).max(), err_msg=what)
 
 
+# How many times as large as the sum are the terms of a gradient that is one sum over all tokens and channels: measured
+# with FLASH on the standard batch, by giving each term a scale of its own (1505.5 to 2.956). Rounding is relative to the
+# terms, and differs between processors.
+CANCELLING = {"['positions']['scale']": 509}
+
+
 def assert_trees_close(actual: dict, expected: dict, rtol: float) -> None:
-    """`assert_close` for each parameter."""
+    """`assert_close` for each parameter, or within half a unit of float32 of the terms of a sum that cancels."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for (path, a), e in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
-        assert_close(a, e, rtol, jax.tree_util.keystr(path))
+        name = jax.tree_util.keystr(path)
+        assert_close(a, e, max(rtol, CANCELLING.get(name, 0) * 2.0**-24), name)
 
 
 def state_bytes(state) -> int:
