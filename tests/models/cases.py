@@ -212,8 +212,8 @@ def assert_close(actual, expected, rtol: float, what: str = "") -> None:
 
 
 # How many times as large as the sum are the terms of a gradient that is one sum over all tokens and channels: measured
-# with FLASH on the standard batch, by giving each term a scale of its own (1505.5 to 2.956). Rounding is relative to the
-# terms, and differs between processors.
+# with FLASH on the standard batch, by giving each term a scale of its own (1505.5 to 2.956). Rounding is relative to
+# the terms, and differs between processors.
 CANCELLING = {"['positions']['scale']": 509}
 
 
