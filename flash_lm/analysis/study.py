@@ -3,6 +3,7 @@
 import pathlib
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from flash_lm.analysis.figure import can_draw
 from flash_lm.analysis.panels import Panel, plot_panels
@@ -12,6 +13,8 @@ from flash_lm.jsonl import Line, read_jsonl, write_jsonl
 from flash_lm.trunk_study import finished_runs
 
 _SAME = ("family", "parameters", "rate", "step", "trained_length", "corpus", "batch_tokens")  # with every seed
+_MODEL = ("part", "run")
+_KEYS = (*_MODEL, "share", "length", "slices", "slice")  # of a line over the seeds
 _WHOLE = "perplexity"  # heading of the score of the whole budget
 _QUALITY = "perplexity a token, test split"
 _ABOUT: Columns = {"model": ("run", "{}"), "parameters": ("parameters", "{:,}"), "rate": ("rate", "{:g}")}
@@ -61,18 +64,17 @@ def summary(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
         part, without scores.
     """
     step_of = {line["run"]: line for line in times}
-    failed = [line for line in lines if "failed" in line]
-    keys = ("part", "run", "share", "length", "slices", "slice")
+    scored = _grouped([line for line in lines if "failed" not in line], *_KEYS)
+    failed = _grouped([line for line in lines if "failed" in line], *_MODEL)
     found = []
-    for key in dict.fromkeys(tuple(line.get(x) for x in keys) for line in lines if "failed" not in line):
-        own = [line for line in lines if "failed" not in line and tuple(line.get(x) for x in keys) == key]
+    for key, own in scored.items():
         perplexities, first = [line["perplexity"] for line in own], own[0]
-        line = {x: value for x, value in zip(keys, key, strict=True) if value is not None} | {
+        line = {x: value for x, value in zip(_KEYS, key, strict=True) if value is not None} | {
             "perplexity": statistics.geometric_mean(perplexities),
             "lowest": min(perplexities),
             "highest": max(perplexities),
             "seeds": len(own),
-            "failed": sum((x["part"], x["run"]) == key[:2] for x in failed),
+            "failed": len(failed.get(key[:2], ())),
             **{x: first[x] for x in _SAME},
         }
         if step := step_of.get(step_name(first["part"], first["run"])):
@@ -82,14 +84,11 @@ def summary(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
                 "flops": first["step"] * step["model_flops"],
             }
         found.append(line)
-    scored = {(line["part"], line["run"]) for line in found}
-    lost = dict.fromkeys((x["part"], x["run"]) for x in failed if (x["part"], x["run"]) not in scored)
-    of_model = lambda part, run: [x for x in failed if (x["part"], x["run"]) == (part, run)]
-    found += [
-        {"part": part, "run": run, "seeds": 0, "failed": len(own), "rate": own[0]["rate"]}
-        for part, run in lost
-        for own in [of_model(part, run)]
-    ]
+    some = {key[:2] for key in scored}
+    for key, own in failed.items():
+        if key in some:
+            continue
+        found.append(dict(zip(_MODEL, key, strict=True)) | {"seeds": 0, "failed": len(own), "rate": own[0]["rate"]})
     return found
 
 
@@ -99,7 +98,7 @@ def study_tables(lines: Sequence[Line]) -> str:
     Args:
         lines: of `summary`.
     """
-    return "\n\n".join(_table([line for line in lines if line["part"] == part]) for part in _values(lines, "part"))
+    return "\n\n".join(map(_table, _grouped(lines, "part").values()))
 
 
 def _table(lines: Sequence[Line]) -> str:
@@ -144,24 +143,15 @@ def plot_study(lines: Sequence[Line], out: pathlib.Path, title: str) -> None:
     """
     lines = [line for line in lines if line["seeds"]]
     trained = [line for line in lines if "slice" not in line and line["length"] == line["trained_length"]]
-    curves = [line for line in trained if "minutes" in line and line["part"] in _with_several(trained, "share")]
+    several = {part for (part,), own in _grouped(trained, "part").items() if len({x["share"] for x in own}) > 1}
+    curves = [line for line in trained if "minutes" in line and line["part"] in several]
     if curves:
-        of = {name: [line for line in curves if line["part"] == name] for name in _values(curves, "part")}
-        rows = [[panel(own, name) for panel in (_against_time, _against_flops)] for name, own in of.items()]
+        of = _grouped(curves, "part").items()
+        rows = [[panel(own, part) for panel in (_against_time, _against_flops)] for (part,), own in of]
         plot_panels(rows, out / "curves.png", curve="run", title=title)
     places = [line | {"from": _first_of(line)} for line in lines if line.get("slices") == "positions"]
     if places:
-        panels = [
-            Panel(
-                [line for line in places if line["part"] == name],
-                "from",
-                "tokens of the row before the target, at least",
-                "perplexity",
-                _QUALITY,
-                title=name,
-            )
-            for name in _values(places, "part")
-        ]
+        panels = [_against_place(own, part) for (part,), own in _grouped(places, "part").items()]
         plot_panels([panels], out / "context.png", curve="run", title=title)
 
 
@@ -173,15 +163,18 @@ def _against_flops(lines: list[Line], title: str) -> Panel:
     return Panel(lines, "flops", "model FLOPs of training", "perplexity", _QUALITY, title=title)
 
 
+def _against_place(lines: list[Line], title: str) -> Panel:
+    return Panel(lines, "from", "tokens of the row before the target, at least", "perplexity", _QUALITY, title=title)
+
+
 def _first_of(line: Line) -> int:
     """The first position of a slice such as 64–127; one for the first slice, since the axis has no zero."""
     return max(1, int(line["slice"].partition("–")[0]))
 
 
-def _values(lines: Sequence[Line], key: str) -> list[str]:
-    return list(dict.fromkeys(line[key] for line in lines))
-
-
-def _with_several(lines: Sequence[Line], key: str) -> set[str]:
-    """The parts whose lines have several values of a key."""
-    return {part for part in _values(lines, "part") if len({x[key] for x in lines if x["part"] == part}) > 1}
+def _grouped(lines: Sequence[Line], *keys: str) -> dict[tuple[Any, ...], list[Line]]:
+    """The lines by the values of these keys, None where there is none, in their order."""
+    found: dict[tuple[Any, ...], list[Line]] = {}
+    for line in lines:
+        found.setdefault(tuple(line.get(key) for key in keys), []).append(line)
+    return found

@@ -28,8 +28,14 @@ _LABEL_TYPES = {
     "large_string",
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 }
-_BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json", ".gz": "json"}
-_BUILDERS[".csv"] = "csv"
+_BUILDERS = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".json": "json",
+    ".jsonl": "json",
+    ".gz": "json",
+    ".csv": "csv",
+}
 
 
 class DatasetCorpus:
@@ -48,6 +54,7 @@ class DatasetCorpus:
         self.name, self.fingerprint, self._config = _name(config), fingerprint, config
         self._given = splits
         self._sizes: dict[str, int] = {}
+        self._kept: dict[str, list[Any]] = {}
 
     def size(self, split: str) -> int | None:
         """Bytes of a split."""
@@ -61,7 +68,7 @@ class DatasetCorpus:
         Raises:
             InputError: too few rows to hold out the missing splits.
         """
-        for texts in _rows(self._config, self._given["train"] if split == WHOLE else self._splits[split]):
+        for texts in _rows(self._config, self._of(split)):
             for text in texts:
                 yield from cut(text)
 
@@ -71,9 +78,7 @@ class DatasetCorpus:
         Raises:
             InputError: a document has none.
         """
-        rows = self._given["train"] if split == WHOLE else self._splits[split]
-        values = rows[self._config.label_column]
-        kept = [value for texts, value in zip(_rows(self._config, rows), values, strict=True) if texts]
+        rows, kept = self._of(split), self._values(split)
         if missing := sum(_is_missing(rows, self._config.label_column, value) for value in kept):
             raise InputError(
                 f"{missing} documents of the {split} split have no label in column {self._config.label_column}: leave "
@@ -88,9 +93,8 @@ class DatasetCorpus:
         Raises:
             InputError: the data set names a label that no text has.
         """
-        rows, column = self._splits["train"], self._config.label_column
-        name, every = _names_of(rows, column), zip(_rows(self._config, rows), rows[column], strict=True)
-        values = {value for texts, value in every if texts}
+        rows, column = self._of("train"), self._config.label_column
+        name, values = _names_of(rows, column), set(self._values("train"))
         found = tuple(name(x) for x in sorted(x for x in values if not _is_missing(rows, column, x)))
         if empty := [x for x in getattr(rows.features[column], "names", ()) if x not in found]:
             raise InputError(
@@ -98,6 +102,17 @@ class DatasetCorpus:
                 "some, or write the labels to another column as text"
             )
         return found
+
+    def _of(self, split: str) -> Dataset:
+        return self._given["train"] if split == WHOLE else self._splits[split]
+
+    def _values(self, split: str) -> list[Any]:
+        """The label's value of each row that has text; read once, since it goes through all texts."""
+        if split not in self._kept:
+            rows = self._of(split)
+            values = zip(_rows(self._config, rows), rows[self._config.label_column], strict=True)
+            self._kept[split] = [value for texts, value in values if texts]
+        return self._kept[split]
 
     @functools.cached_property
     def _splits(self) -> dict[str, Dataset]:
