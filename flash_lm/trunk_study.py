@@ -83,6 +83,11 @@ class Trunk(NamedTuple):
         return self.model.partition("/")[0]
 
 
+def step_name(part: str, model: str) -> str:
+    """What names a model's step among the steps that are timed."""
+    return f"{part} {model}"
+
+
 def trunks_of(config: ConfigDict, parts: Sequence[Part]) -> list[Trunk]:
     """The trunks of a study in the order of its parts.
 

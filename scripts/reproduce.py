@@ -29,7 +29,7 @@ from flash_lm.analysis.comparison import write_curves
 from flash_lm.analysis.reproduction import plot_quality_against_step_time, reproduction_table
 from flash_lm.analysis.results import newest_results
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
-from flash_lm.analysis.study import step_name, write_study
+from flash_lm.analysis.study import write_study
 from flash_lm.command import apply_overrides, load_module, positive, run
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, append_jsonl, read_jsonl, write_jsonl
@@ -38,7 +38,7 @@ from flash_lm.study import Runs, changed, check_runs, raise_failures, run_study
 from flash_lm.training.bare_step import BareStep
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.interrupt import stop_on_signal
-from flash_lm.trunk_study import run_trunks, trunks_of, tune_models
+from flash_lm.trunk_study import run_trunks, step_name, trunks_of, tune_models
 
 FOLDER = pathlib.Path(__file__).parent.parent / "configs" / "tables"
 TABLES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
@@ -137,7 +137,7 @@ def reproduce_study(table: Any, arguments: argparse.Namespace, overrides: list[s
     config, parts, out = table.get_config(), table.get_parts(), arguments.out
     apply_overrides(config, overrides)
     if not (arguments.run or arguments.time):
-        print(write_study(table.TITLE, out))
+        print(write_study(table.TITLE, table.get_hypotheses(), out))
         return
     if not arguments.corpus:
         raise InputError("--table=study reads the folder that scripts/study_data.py has written: give it as --corpus")

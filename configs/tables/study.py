@@ -7,6 +7,7 @@ python scripts/reproduce.py --table=study --out=runs/study/results    # tables a
 
 from ml_collections import ConfigDict
 
+from flash_lm.analysis.hypotheses import Hypothesis
 from flash_lm.configs import quickstart
 from flash_lm.trunk_study import Part
 
@@ -76,4 +77,23 @@ def get_parts() -> list[Part]:
         Part("rows_of_4096", _of(*_LONG), rows(4096), seeds=(0,), steps=1220, slices=_SLICES),
         Part("ablations", ablations, {}, seeds=(0, 1, 2), steps=980),
         Part("masked", _of(*_REPEATED), {"task": "masked_lm"}, seeds=(0,), steps=1220),
+    ]
+
+
+def get_hypotheses() -> list[Hypothesis]:
+    """What the study is to decide, by the numbers of docs/study.md."""
+    rows, ablations = "rows_of_512", "ablations"
+    return [
+        Hypothesis(1, rows, "flash", "no worse", "transformer_plus_plus"),
+        Hypothesis(1, rows, "flash_quad", "no worse", "transformer_plus_plus"),
+        Hypothesis(2, rows, "flash", "better", "transformer_plus_plus", at_equal_time=True),
+        Hypothesis(3, rows, "transformer_plus_plus", "better", "linear_transformer"),
+        Hypothesis(4, rows, "flash", "no worse", "transformer_plus_plus", slice="recall"),
+        Hypothesis(5, ablations, "flash/local", "better", "flash/global"),
+        Hypothesis(5, ablations, "flash", "better", "flash/local"),
+        Hypothesis(6, ablations, "flash", "no worse", "flash/softmax"),
+        Hypothesis(6, ablations, "flash", "no worse", "flash/heads_4"),
+        Hypothesis(6, ablations, "flash", "no worse", "flash/dense"),
+        Hypothesis(7, ablations, "flash/chunk_64", "alike", "flash"),
+        Hypothesis(7, ablations, "flash/chunk_256", "alike", "flash"),
     ]

@@ -56,7 +56,7 @@ class Ratio:
         """With the bounds of the relation; empty if the ratio is only shown and does not decide."""
         if not self.judged:
             return ""
-        return f"{self._what} {_bounds(*RELATIONS[self.relation](self.margin))} that of {self.second}"
+        return f"{self._what} {bounds(*RELATIONS[self.relation](self.margin))} that of {self.second}"
 
     def judge(self, evidence: Evidence) -> Verdict:
         """Also undecided if only the validation split was scored, because choices were made on it."""
@@ -66,7 +66,7 @@ class Ratio:
         word = UNDECIDED if reasons else decided([low < ratio < high for ratio in ratios])
         if not self.judged:
             word, reasons = None, ()
-        return Verdict(word, f"{self._what} {_spread(ratios)} that of {self.second}", reasons)
+        return Verdict(word, f"{self._what} {spread(ratios)} that of {self.second}", reasons)
 
     @property
     def _what(self) -> str:
@@ -95,7 +95,7 @@ class Growth:
         of, reasons = _ratios([(after, before) for before, after, _, _ in runs], None, "perplexity")
         than, _ = _ratios([(after, before) for _, _, before, after in runs], None, "perplexity")
         word = UNDECIDED if reasons else decided([a > self.margin * b for a, b in zip(of, than, strict=True)])
-        figures = (f"{self._pair(pair)} {_spread(x)}" for pair, x in ((self.of, of), (self.than, than)))
+        figures = (f"{self._pair(pair)} {spread(x)}" for pair, x in ((self.of, of), (self.than, than)))
         return Verdict(word, "; ".join(figures), reasons)
 
     def _pair(self, pair: Sequence[str]) -> str:
@@ -121,9 +121,9 @@ class EqualTime:
     @property
     def text(self) -> str:
         """With both margins."""
-        bounds = _bounds(*RELATIONS[self.relation](self.margin))
+        limits = bounds(*RELATIONS[self.relation](self.margin))
         return (
-            f"perplexity of {self.first} {bounds} that of {self.second}, both at the end of schedules that take the "
+            f"perplexity of {self.first} {limits} that of {self.second}, both at the end of schedules that take the "
             f"same time within a factor of {SAME_TIME:g}, steps timed side by side"
         )
 
@@ -132,7 +132,7 @@ class EqualTime:
         pairs = evidence.of_same_seeds(self.study, self.first, self.second)
         ratios, reasons = _ratios(pairs, None, "perplexity")
         steps = {tuple(_scored(run, None)[0]["step"] for run in pair) for pair in pairs}
-        figure = f"perplexity of {self.first} {_spread(ratios)} that of {self.second}"
+        figure = f"perplexity of {self.first} {spread(ratios)} that of {self.second}"
         if all(one == other for one, other in steps):
             figure += " at equal steps"
         try:
@@ -176,7 +176,7 @@ class Measured:
     @property
     def text(self) -> str:
         """With the bounds; empty if the value does not decide."""
-        return f"{self.what} {_bounds(self.least, self.most, '')}".strip() if self.judged else ""
+        return f"{self.what} {bounds(self.least, self.most, '')}".strip() if self.judged else ""
 
     def judge(self, evidence: Evidence) -> Verdict:
         """All runs of the benchmark must agree."""
@@ -262,14 +262,16 @@ def _ratios(pairs: Sequence[tuple[Run, ...]], length: int | None, metric: str) -
     return ratios, tuple(filter(None, reasons))
 
 
-def _spread(ratios: Sequence[float]) -> str:
+def spread(ratios: Sequence[float]) -> str:
+    """The geometric mean of ratios of each seed, with the smallest and largest."""
     middle = statistics.geometric_mean(ratios)
     if len(ratios) == 1:
         return f"{middle:.3f} (one seed) ×"
     return f"{middle:.3f} ({min(ratios):.3f}–{max(ratios):.3f}, {len(ratios)} seeds) ×"
 
 
-def _bounds(low: float, high: float, times: str = " ×") -> str:
+def bounds(low: float, high: float, times: str = " ×") -> str:
+    """The interval in which a ratio must be, in words."""
     if low <= 0:
         return f"at most {high:.4g}{times}"
     return f"at least {low:.4g}{times}" if math.isinf(high) else f"between {low:.4g} and {high:.4g}{times}"

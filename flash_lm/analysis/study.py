@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from flash_lm.analysis.figure import can_draw
+from flash_lm.analysis.hypotheses import Hypothesis, verdict_table
 from flash_lm.analysis.panels import Panel, plot_panels
 from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, read_jsonl, write_jsonl
-from flash_lm.trunk_study import finished_runs
+from flash_lm.trunk_study import finished_runs, step_name
 
 _SAME = ("family", "parameters", "rate", "step", "trained_length", "corpus", "batch_tokens")  # with every seed
 _MODEL = ("part", "run")
@@ -28,23 +29,22 @@ _SPREAD: Columns = {
 }
 
 
-def step_name(part: str, model: str) -> str:
-    """What names a model's step among the steps that are timed."""
-    return f"{part} {model}"
+def write_study(title: str, hypotheses: Sequence[Hypothesis], out: pathlib.Path) -> str:
+    """Writes what the lines of OUT/runs and OUT/step_times.jsonl say, and returns table.md.
 
-
-def write_study(title: str, out: pathlib.Path) -> str:
-    """Writes table.md, summary.jsonl and the pictures from OUT/runs and step_times.jsonl; returns the tables.
+    The other files are summary.jsonl, verdicts.jsonl, and the pictures.
 
     Raises:
         InputError: no run has finished.
     """
-    times = out / "step_times.jsonl"
-    lines = summary(finished_runs(out), read_jsonl(times) if times.exists() else [])
-    if not lines:
+    file = out / "step_times.jsonl"
+    runs, times = finished_runs(out), read_jsonl(file) if file.exists() else []
+    if not runs:
         raise InputError(f"{out}/runs has no finished run: make some with --run=FOLDER --corpus=DATA")
+    lines, verdicts = summary(runs, times), [hypothesis.judge(runs, times) for hypothesis in hypotheses]
     write_jsonl(out / "summary.jsonl", lines)
-    text = f"{title}\n\n{study_tables(lines)}"
+    write_jsonl(out / "verdicts.jsonl", verdicts)
+    text = f"{title}\n\n{verdict_table(verdicts)}\n\n{study_tables(lines)}"
     (out / "table.md").write_text(f"{text}\n", encoding="utf-8")
     if can_draw():
         plot_study(lines, out, title)

@@ -1,6 +1,6 @@
 """Result lines as Markdown tables."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from flash_lm.jsonl import Line
 
@@ -49,7 +49,7 @@ def pivot(lines: list[Line], row: str, column: str, value: str, form: str, facto
     return markdown_table(list(rows.values()), columns)
 
 
-def markdown_table(lines: list[Line], columns: Columns = RUNS) -> str:
+def markdown_table(lines: Sequence[Line], columns: Columns = RUNS) -> str:
     """One row per line; columns are aligned, so that it is readable in a terminal too."""
     cells = [[form.format(line[key]) if key in line else "" for key, form in columns.values()] for line in lines]
     rows = [list(columns), *cells]

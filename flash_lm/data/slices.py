@@ -1,8 +1,7 @@
 """Slices of a split: rows, or targets of rows, that are scored by themselves."""
 
-import itertools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,27 +11,45 @@ from flash_lm.data.token_cache import TokenizedCorpus
 from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.errors import InputError
 
-Slice = Callable[[Rows], Rows]  # of all rows of a split
-SlicesOf = Callable[[int], Mapping[str, Slice]]  # by name, for rows of a length
 _FIRST_POSITIONS = 64  # of a row: the first slice of them
 _PUBLISHED_RARE, _PUBLISHED_TOKENS = 1250, 10**10
 
 
-class SomeTargets:
-    """Rows whose targets count where a mask says so."""
+class Slices(NamedTuple):
+    """Slices of a split.
 
-    def __init__(self, rows: Rows, mask: Callable[[Row], np.ndarray]):
-        """`mask`: of a row, (L,) bool."""
-        self._rows, self._mask = rows, mask
+    Attributes:
+        names: of the K slices.
+        masks: of a row's number and arrays: its targets in each slice, K×L or K×1 bool.
+    """
+
+    names: Sequence[str]
+    masks: Callable[[int, Row], np.ndarray]
+
+
+SlicesOf = Callable[[Any], Slices]  # of all rows of the split, of one length
+
+
+class SlicedRows:
+    """Rows that know which of their targets are in which slice.
+
+    Attributes:
+        names: of the slices.
+    """
+
+    def __init__(self, rows: Rows, slices: Slices):
+        """Of all rows of a split."""
+        self._rows, self._masks, self.names = rows, slices.masks, slices.names
 
     def __len__(self) -> int:
         """The number of rows."""
         return len(self._rows)
 
     def __getitem__(self, row: int) -> Row:
-        """The row with this number."""
+        """The row with this number, and `slices_BxKxL`."""
         arrays = self._rows[row]
-        return arrays | {"loss_mask_BxL": arrays["loss_mask_BxL"] * self._mask(arrays).astype(np.float32)}
+        shape = len(self.names), len(arrays["inputs_BxL"])
+        return arrays | {"slices_BxKxL": np.broadcast_to(self._masks(row, arrays), shape)}
 
 
 class SomeRows:
@@ -101,11 +118,13 @@ def recall_slices(corpus: Splits, split: str, rare: int | None) -> SlicesOf:
         )
     train = corpus.splits["train"]
     recalled = Recalled(train, rare_pairs(train) if rare is None else rare)
-    found = {
-        "recall": lambda rows: SomeTargets(rows, recalled),
-        "rest": lambda rows: SomeTargets(rows, lambda row: ~recalled(row)),
-    }
-    return lambda length: found
+
+    def both(number: int, row: Row) -> np.ndarray:
+        del number
+        mask = recalled(row)
+        return np.stack([mask, ~mask])
+
+    return lambda rows: Slices(["recall", "rest"], both)
 
 
 def rare_pairs(train: TokenizedText) -> int:
@@ -121,16 +140,14 @@ def position_slices(corpus: Splits, split: str, rare: int | None) -> SlicesOf:
     """
     del corpus, split, rare
 
-    def at(low: int, high: int) -> Slice:
-        between = lambda row: (low <= row["positions_BxL"]) & (row["positions_BxL"] < high)
-        return lambda rows: SomeTargets(rows, between)
-
-    def of(length: int) -> Mapping[str, Slice]:
-        ends = [0, _FIRST_POSITIONS]
-        while ends[-1] < length:
-            ends.append(2 * ends[-1])
-        spans = itertools.pairwise([*(x for x in ends if x < length), length])
-        return {f"{low}–{high - 1}": at(low, high) for low, high in spans}
+    def of(rows: Rows) -> Slices:
+        begins, length = [0], len(rows[0]["inputs_BxL"])
+        while (after := max(_FIRST_POSITIONS, 2 * begins[-1])) < length:
+            begins.append(after)
+        ends = [*begins[1:], length]
+        low_Kx1, high_Kx1 = np.array(begins)[:, None], np.array(ends)[:, None]
+        between = lambda number, row: (low_Kx1 <= row["positions_BxL"]) & (row["positions_BxL"] < high_Kx1)
+        return Slices([f"{low}–{high - 1}" for low, high in zip(begins, ends, strict=True)], between)
 
     return of
 
@@ -142,15 +159,15 @@ def part_slices(corpus: Splits, split: str, rare: int | None) -> SlicesOf:
         InputError: the corpus has no parts.
     """
     del rare
-    if corpus.parts:
-        part = lambda number: lambda rows: SomeRows(rows, rows.ranges[number])
-        mixed = {name: part(number) for number, name in enumerate(corpus.parts)}
-        return lambda length: mixed
     made: Any = corpus.splits[split]
-    if not hasattr(made, "parts"):
+    if not corpus.parts and not hasattr(made, "parts"):
         raise InputError(f"--slices=parts needs a corpus of parts, such as mqar or a mixture: {corpus.name} has none")
-    found = {name: (lambda rows, numbers=numbers: SomeRows(rows, numbers)) for name, numbers in made.parts().items()}
-    return lambda length: found
+
+    def of(rows: Any) -> Slices:
+        numbers = dict(zip(corpus.parts, rows.ranges, strict=True)) if corpus.parts else made.parts()
+        return Slices([*numbers], lambda row, _: np.array([[row in own] for own in numbers.values()]))
+
+    return of
 
 
 SLICES: dict[str, Callable[[Splits, str, int | None], SlicesOf]] = {

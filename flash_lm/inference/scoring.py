@@ -5,17 +5,15 @@ import math
 import os
 import pathlib
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from flax.traverse_util import flatten_dict
 
 from flash_lm.data.corpus import SPLITS, WHOLE
 from flash_lm.data.labelled import cut_share
-from flash_lm.data.packing import Rows
-from flash_lm.data.slices import SLICES, Slice
+from flash_lm.data.slices import SLICES, SlicedRows
 from flash_lm.data.splits import Splits, load_splits
 from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus
 from flash_lm.data.tokenized_text import TokenizedText
@@ -30,6 +28,7 @@ from flash_lm.training.evaluation import Evaluator, perplexity
 from flash_lm.training.experiment import evaluation_rows
 from flash_lm.training.metrics import read_lines
 
+Score = Callable[[int, int], list[dict[str, Any]]]  # of a row's length, and the rows of a batch
 _log = logging.getLogger(__name__)
 
 
@@ -83,18 +82,15 @@ def evaluate(
         raise InputError("--slices=recall is of models that predict the next token")
     if slices == "recall" and corpus.fingerprint != trained.facts["corpus"]:
         raise InputError("--slices=recall counts pairs in the text of training: score a split of the run's own corpus")
-    score = _in_whole_documents(trained, corpus, split, first) if carry else _in_rows(trained, corpus, split)
-    slices_of = SLICES[slices](corpus, split, rare) if slices else _unsliced
-    chosen = [(length, part, choose) for length in lengths for part, choose in slices_of(length).items()]
+    if carry:
+        score = _in_whole_documents(trained, corpus, split, first)
+    elif slices:
+        score = _in_slices(trained, corpus, split, slices, rare)
+    else:
+        score = _in_rows(trained, corpus, split)
     results = []
-    for length, part, choose in chosen:
-        with jax.set_mesh(trained.mesh):
-            scores = score(length, max(1, data.tokens_per_batch // config.train.accumulate // length), choose)
-        if slices:
-            scores |= {"slices": slices, "slice": part}
-            if not scores["tokens"]:
-                raise InputError(f"the slice {part} of the {split} split has no target: change --rare or --split")
-        elif not task.rows and not task.labels and isinstance(corpus, TokenizedCorpus) and not first:
+    for length, scores in _at_lengths(trained, lengths, score):
+        if not slices and not task.rows and not task.labels and isinstance(corpus, TokenizedCorpus) and not first:
             scores |= _of_text(scores["nll"], corpus.splits[split]) if corpus.splits[split].bytes else {}
         results.append(
             {
@@ -126,9 +122,13 @@ def evaluate(
     return results
 
 
-def _unsliced(length: int) -> Mapping[Any, Slice | None]:
-    del length
-    return {None: None}
+def _at_lengths(trained: TrainedModel, lengths: Sequence[int], score: Score) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each length, with the scores of its rows or of each of their slices."""
+    batch_tokens = trained.config.data.tokens_per_batch // trained.config.train.accumulate
+    for length in lengths:
+        with jax.set_mesh(trained.mesh):
+            found = score(length, max(1, batch_tokens // length))
+        yield from ((length, scores) for scores in found)
 
 
 def _check_asked(split: str, carry: bool, first: int | None, slices: str | None, rare: int | None) -> None:
@@ -143,31 +143,38 @@ def _check_asked(split: str, carry: bool, first: int | None, slices: str | None,
         raise InputError(f"no split {split}: --split is one of {', '.join((*SPLITS, WHOLE))}")
 
 
-Score = Callable[[int, int, Slice | None], dict[str, Any]]  # of a row's length, the rows of a batch, and a slice
+def _evaluator(trained: TrainedModel, corpus: Splits) -> Evaluator:
+    config, model = trained.config, trained.model.of_rows(packed=trained.config.data.packed)
+    return Evaluator(model, corpus.tokenizer, trained.mesh, config.train.loss_chunk, TASKS[config.task])
 
 
 def _in_rows(trained: TrainedModel, corpus: Splits, split: str) -> Score:
-    config, model = trained.config, trained.model.of_rows(packed=trained.config.data.packed)
-    evaluator = Evaluator(model, corpus.tokenizer, trained.mesh, config.train.loss_chunk, TASKS[config.task])
+    evaluator, text = _evaluator(trained, corpus), corpus.splits[split]
 
-    def score(length: int, batch_size: int, choose: Slice | None) -> dict[str, Any]:
-        rows = evaluation_rows(config, corpus, split, length)
-        rows = choose(rows) if choose else rows
+    def score(length: int, batch_size: int) -> list[dict[str, Any]]:
+        rows = evaluation_rows(trained.config, corpus, split, length)
         scores = evaluator(trained.params, rows, batch_size)
-        if choose is None and hasattr(corpus.splits[split], "best_nll"):
-            made: Any = corpus.splits[split]
+        if hasattr(text, "best_nll"):
+            made: Any = text
             scores["best_loss"] = sum(made.best_nll(i, length) for i in range(len(rows))) / scores["tokens"]
-        if TASKS[config.task].labels:
-            scores |= {"majority": _majority(rows), "cut": cut_share(corpus.splits[split], length)}
-        return scores
+        if TASKS[trained.config.task].labels:
+            scores["cut"] = cut_share(text, length)
+        return [scores]
 
     return score
 
 
-def _majority(rows: Rows) -> float:
-    """Share of the most frequent label: the accuracy of the best answer that is always the same."""
-    counts = np.bincount([rows[i]["targets_BxL"][0] for i in range(len(rows))])
-    return float(counts.max() / len(rows))
+def _in_slices(trained: TrainedModel, corpus: Splits, split: str, slices: str, rare: int | None) -> Score:
+    evaluator, slices_of = _evaluator(trained, corpus), SLICES[slices](corpus, split, rare)
+
+    def score(length: int, batch_size: int) -> list[dict[str, Any]]:
+        rows = evaluation_rows(trained.config, corpus, split, length)
+        found = evaluator.of_slices(trained.params, SlicedRows(rows, slices_of(rows)), batch_size)
+        if empty := [name for name, scores in found.items() if not scores["tokens"]]:
+            raise InputError(f"the slice {empty[0]} of the {split} split has no target: change --rare or --split")
+        return [scores | {"slices": slices, "slice": name} for name, scores in found.items()]
+
+    return score
 
 
 def _in_whole_documents(trained: TrainedModel, corpus: Splits, split: str, first: int | None) -> Score:
@@ -187,7 +194,7 @@ def _in_whole_documents(trained: TrainedModel, corpus: Splits, split: str, first
     evaluator = CarriedEvaluator(trained.model, corpus.tokenizer, trained.mesh, *settings)
     text, marks = corpus.splits[split], {"carried": True} | ({"first": first} if first else {})
     of = lambda length, rows: evaluator(trained.params, text, length, rows, first=first, by_position=True)
-    return lambda length, rows, choose: of(length, rows) | marks
+    return lambda length, rows: [of(length, rows) | marks]
 
 
 def _load_text(trained: TrainedModel, split: str) -> Splits:

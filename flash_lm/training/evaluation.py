@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from flash_lm.data.batches import evaluation_batches
 from flash_lm.data.packing import Rows
+from flash_lm.data.slices import SlicedRows
 from flash_lm.data.tasks import NEXT_TOKEN, Task
 from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.training.label_scores import scores_of_confusion
@@ -56,6 +57,12 @@ class Evaluator:
         """
         sums = self.sums(params, rows, batch_size, limit)
         return scores_of_labels(sums) if self._labels else scores_of(sums)
+
+    def of_slices(self, params: Params, rows: SlicedRows, batch_size: int) -> dict[str, dict[str, float]]:
+        """As a call, for each slice by name."""
+        scores = scores_of_labels if self._labels else scores_of
+        sums: Any = self.sums(params, rows, batch_size)
+        return {name: scores({key: x[k] for key, x in sums.items()}) for k, name in enumerate(rows.names)}
 
     def sums(self, params: Params, rows: Rows, batch_size: int, limit: int = 0) -> collections.Counter[str]:
         """What scores are made of, see `make_evaluation_step`, for the same arguments."""

@@ -16,13 +16,15 @@ def scores_of_confusion(counts_CxC: np.ndarray) -> dict[str, float]:
         counts_CxC: rows with this label (first axis) and this prediction (second).
 
     Returns:
-        The interval of accuracy is Wilson's; those of macro_f1 and matthews are percentiles over resampled rows (the
-        bootstrap, Efron 1979), always with the same random numbers.
+        Also `majority`: the share of the most frequent label, which is the accuracy of the best answer that is always
+        the same. The interval of accuracy is Wilson's; those of macro_f1 and matthews are percentiles over resampled
+        rows (the bootstrap, Efron 1979), always with the same random numbers.
     """
     counts_CxC = np.asarray(counts_CxC, np.float64)
     hits, count = float(np.trace(counts_CxC)), float(counts_CxC.sum())
     low, high = wilson(hits, count)
     scores = {"accuracy": hits / count if count else math.nan, "accuracy_low": low, "accuracy_high": high}
+    scores["majority"] = float(counts_CxC.sum(axis=1).max() / count) if count else math.nan
     kinds = {"macro_f1": macro_f1, "matthews": matthews}
     drawn = [[score(again_CxC) for score in kinds.values()] for again_CxC in _resampled(counts_CxC)]
     ends = np.quantile(drawn, (0.025, 0.975), axis=0) if drawn else np.full((2, len(kinds)), math.nan)

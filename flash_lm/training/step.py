@@ -159,14 +159,23 @@ def make_evaluation_step(
 
     Returns:
         A function (params, batch, bytes_per_token_V) -> the task's scores, nll (nats) and perhaps hits (targets that
-        are the likeliest token), and tokens and bytes of the batch's targets.
+        are the likeliest token), and tokens and bytes of the batch's targets. If the batch has slices_BxKxL, each is an
+        array whose first axis is K: of the targets in each slice.
     """
 
     def step(params: Params, batch: Batch, bytes_per_token_V: jax.Array) -> dict[str, jax.Array]:
+        bound, (features_BxLxD, targets_BxT, _, *how), _ = _predictions(model, params, batch, loss_chunk, None, None)
+        bytes_BxL = bytes_per_token_V[batch["targets_BxL"]].astype(jnp.float32)
+
+        def sums(mask_BxL: jax.Array) -> dict[str, jax.Array]:
+            weights_BxT = mask_BxL[:, : targets_BxT.shape[1]]
+            scores = task.scores(bound.head(), features_BxLxD, targets_BxT, weights_BxT, *how)
+            return scores | {"tokens": mask_BxL.sum(), "bytes": (bytes_BxL * mask_BxL).sum()}
+
         mask_BxL = batch["loss_mask_BxL"]
-        bytes_BxL = bytes_per_token_V[batch["targets_BxL"]].astype(jnp.float32) * mask_BxL
-        bound, predictions, _ = _predictions(model, params, batch, loss_chunk, None, None)
-        return task.scores(bound.head(), *predictions) | {"tokens": mask_BxL.sum(), "bytes": bytes_BxL.sum()}
+        if "slices_BxKxL" not in batch:
+            return sums(mask_BxL)
+        return jax.lax.map(sums, jnp.moveaxis(batch["slices_BxKxL"], 1, 0) * mask_BxL)
 
     return step
 

@@ -4,15 +4,20 @@ import math
 
 import pytest
 
-from flash_lm.analysis.study import step_name, study_tables, summary, write_study
+from flash_lm.analysis.hypotheses import Hypothesis
+from flash_lm.analysis.study import study_tables, summary, write_study
 from flash_lm.errors import InputError
 from flash_lm.jsonl import read_jsonl, write_jsonl
+from flash_lm.trunk_study import step_name
 
 ABOUT = {
     "family": "flash",
     "parameters": 1000,
     "rate": 3e-3,
     "trained_length": 512,
+    "corpus_hash": "x",
+    "split": "test",
+    "tokens": 9,
     "corpus": "books-wiki-imdb",
     "batch_tokens": 4096,
 }
@@ -43,6 +48,7 @@ LINES = [
     scored("mc_tfm", 0, 0.5, 50.0),
     scored("mc_tfm", 0, 1.0, 30.0),
 ]
+HYPOTHESES = [Hypothesis(1, "rows_of_512", "flash", "no worse", "mc_tfm")]
 TIMES = [{"run": step_name("rows_of_512", "flash"), "microbatch_ms": 300.0, "model_flops": 1e9}]
 
 
@@ -84,13 +90,15 @@ def test_a_model_that_never_stays_finite_is_in_the_table():
 
 def test_files_and_pictures(tmp_path):
     with pytest.raises(InputError, match="has no finished run: make some with --run=FOLDER"):
-        write_study("A study", tmp_path)
+        write_study("A study", HYPOTHESES, tmp_path)
     (tmp_path / "runs").mkdir()
     write_jsonl(tmp_path / "runs" / "one.jsonl", LINES[:5])
     write_jsonl(tmp_path / "runs" / "two.jsonl", LINES[5:])
-    assert write_study("A study", tmp_path).startswith("A study\n\nrows_of_512: ")
+    assert write_study("A study", HYPOTHESES, tmp_path).startswith("A study\n\nRatios of perplexities")
     assert not (tmp_path / "curves.png").exists()  # no step was timed
     write_jsonl(tmp_path / "step_times.jsonl", TIMES)
-    write_study("A study", tmp_path)
+    write_study("A study", HYPOTHESES, tmp_path)
     assert (tmp_path / "curves.png").stat().st_size > 10_000 and (tmp_path / "context.png").stat().st_size > 10_000
     assert len(read_jsonl(tmp_path / "summary.jsonl")) == 8
+    (verdict,) = read_jsonl(tmp_path / "verdicts.jsonl")
+    assert verdict["verdict"] == "undecided" and verdict["ratios"] == {"0": 40 / 30}

@@ -5,7 +5,15 @@ import pytest
 
 from flash_lm.data.corpus import Piece
 from flash_lm.data.packing import StreamRows, empty_row
-from flash_lm.data.slices import Recalled, SomeRows, SomeTargets, position_slices, rare_pairs, recall_slices
+from flash_lm.data.slices import (
+    Recalled,
+    SlicedRows,
+    Slices,
+    SomeRows,
+    position_slices,
+    rare_pairs,
+    recall_slices,
+)
 from flash_lm.data.token_cache import TokenizedCorpus
 from flash_lm.data.tokenized_text import TokenizedText, encode_in_memory
 from flash_lm.data.tokenizers import ByteTokenizer
@@ -65,29 +73,32 @@ def test_every_target_is_in_one_slice():
     )
     rows = StreamRows(test, 40, ByteTokenizer.begin)
     corpus = TokenizedCorpus("x", "", ByteTokenizer(), {"train": train, "test": test}, None)
-    recall, rest = (choose(rows) for choose in recall_slices(corpus, "test", rare=2)(3).values())
-    assert len(recall) == len(rest) == len(rows)
-    for i in range(len(rows)):
-        both = recall[i]["loss_mask_BxL"] + rest[i]["loss_mask_BxL"]
-        assert both.tolist() == rows[i]["loss_mask_BxL"].tolist()
-    assert sum(recall[i]["loss_mask_BxL"].sum() for i in range(len(rows))) > 0
+    sliced = SlicedRows(rows, recall_slices(corpus, "test", rare=2)(rows))
+    assert [*sliced.names] == ["recall", "rest"] and len(sliced) == len(rows)
+    masks = [sliced[i]["slices_BxKxL"] for i in range(len(rows))]
+    assert all(x.shape == (2, 40) and (x.sum(axis=0) == 1).all() for x in masks)
+    assert sum(x[0].sum() for x in masks) > 0
+    assert (sliced[0]["loss_mask_BxL"] == rows[0]["loss_mask_BxL"]).all()
 
 
 def test_slices_by_position_double_and_end_with_the_row():
     of = position_slices(None, "test", None)  # pyright: ignore[reportArgumentType]
-    assert [*of(40)] == ["0–39"] and [*of(64)] == ["0–63"] and [*of(100)] == ["0–63", "64–99"]
-    assert [*of(512)] == ["0–63", "64–127", "128–255", "256–511"]
+    names = lambda length: [*of([row(range(length + 1))]).names]
+    assert names(40) == ["0–39"] and names(64) == ["0–63"] and names(100) == ["0–63", "64–99"]
+    assert names(512) == ["0–63", "64–127", "128–255", "256–511"]
     document = row(range(101))  # two documents of 70 and 30 tokens
     document["positions_BxL"][:] = [*range(70), *range(30)]
-    first, second = (choose([document])[0]["loss_mask_BxL"] for choose in of(100).values())
-    assert second.nonzero()[0].tolist() == [*range(64, 70)] and (first + second).tolist() == [1] * 100
+    first, second = SlicedRows([document], of([document]))[0]["slices_BxKxL"]
+    assert second.nonzero()[0].tolist() == [*range(64, 70)] and (first ^ second).all()
 
 
 def test_views_of_rows():
     rows = [row([i, i + 1]) for i in range(9)]
     assert [SomeRows(rows, range(3, 6))[i]["inputs_BxL"].tolist() for i in range(3)] == [[3], [4], [5]]
-    none = SomeTargets(rows, lambda arrays: np.zeros(1, bool))
-    assert len(none) == 9 and none[2]["loss_mask_BxL"].tolist() == [0] and rows[2]["loss_mask_BxL"].tolist() == [1]
+    halves = SlicedRows(
+        rows, Slices(["odd", "even"], lambda number, _: np.array([[number % 2 == 1], [number % 2 == 0]]))
+    )
+    assert len(halves) == 9 and halves[3]["slices_BxKxL"].tolist() == [[True], [False]]
 
 
 def test_a_stream_has_no_pairs_to_count():

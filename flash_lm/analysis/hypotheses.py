@@ -1,0 +1,155 @@
+"""Verdicts on the hypotheses of a study of trunks, by rules that are set before its runs.
+
+A hypothesis says how one model's perplexity stands to another's. It is judged seed by seed, and only seeds that all
+agree decide.
+"""
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from flash_lm.analysis.rules import ALIKE, RELATIONS, bounds, spread
+from flash_lm.analysis.table import Columns, markdown_table
+from flash_lm.jsonl import Line
+from flash_lm.trunk_study import step_name
+
+SEEDS = 3  # that a verdict needs
+HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "does not hold", "undecided", "not run"
+_COLUMNS: Columns = {
+    "": ("number", "{}"),
+    "hypothesis": ("hypothesis", "{}"),
+    "verdict": ("verdict", "{}"),
+    "figure": ("figure", "{}"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Hypothesis:
+    """That the perplexity of one model is "better" than, "no worse" than, or "alike" that of another.
+
+    Attributes:
+        number: in the design of the study; a number may have several hypotheses.
+        part: of the study.
+        first: the model.
+        relation: a key of `RELATIONS`.
+        second: the other model.
+        slice: of the targets; None: all of them.
+        at_equal_time: not at the whole budget of both, but at the training time of the one that needs less.
+    """
+
+    number: int
+    part: str
+    first: str
+    relation: str
+    second: str
+    slice: str | None = None
+    at_equal_time: bool = False
+
+    @property
+    def text(self) -> str:
+        """In words, with its threshold."""
+        of = f" on the slice {self.slice}" if self.slice else ""
+        at = "time" if self.at_equal_time else "tokens"
+        limits = bounds(*RELATIONS[self.relation](ALIKE))
+        return f"{self.part}: {self.first}{of} {limits} {self.second}, at equal {at}"
+
+    def judge(self, lines: Sequence[Line], times: Sequence[Line]) -> Line:
+        """The verdict.
+
+        Args:
+            lines: of `run_trunks`.
+            times: lines whose `run` is `step_name`, with microbatch_ms.
+
+        Returns:
+            A line with number, hypothesis, verdict, figure, and `ratios` by seed, as far as there are any.
+        """
+        step_ms = {line["run"]: line["microbatch_ms"] for line in times}
+        ratios, reasons = {}, []
+        for seed, one, other in self._pairs(lines):
+            try:
+                ratios[seed] = self._ratio(one, other, step_ms)
+            except _NoFigureError as error:
+                reasons.append(str(error))
+        low, high = RELATIONS[self.relation](ALIKE)
+        held = [low <= ratio <= high for ratio in ratios.values()]
+        verdict = UNDECIDED if ratios or reasons else NOT_RUN
+        if len(held) >= SEEDS and not reasons and len(set(held)) == 1:
+            verdict = HOLDS if held[0] else FAILS
+        figure = [f"{spread([*ratios.values()])} {self.second}"] if ratios else []
+        return {
+            "number": self.number,
+            "hypothesis": self.text,
+            "verdict": verdict,
+            "figure": "; ".join([*figure, *dict.fromkeys(reasons)]),
+            "ratios": {str(seed): ratio for seed, ratio in ratios.items()},
+        }
+
+    def _pairs(self, lines: Sequence[Line]) -> Iterator[tuple[int, list[Line], list[Line]]]:
+        """Each seed that both models have, with the scores of each, by growing budget."""
+        of: dict[str, dict[int, list[Line]]] = {self.first: {}, self.second: {}}
+        for line in sorted(lines, key=lambda line: line.get("share", 0)):
+            if line["part"] == self.part and line["run"] in of and self._is_ours(line):
+                of[line["run"]].setdefault(line["seed"], []).append(line)
+        one, other = of.values()
+        yield from ((seed, one[seed], other[seed]) for seed in sorted(one.keys() & other))
+
+    def _is_ours(self, line: Line) -> bool:
+        if "failed" in line:
+            return True
+        return line.get("slice") == self.slice and line["length"] == line["trained_length"]
+
+    def _ratio(self, one: list[Line], other: list[Line], step_ms: Mapping[str, float]) -> float:
+        for line in (*one, *other):
+            if "failed" in line:
+                raise _NoFigureError(f"{line['run']} failed with seed {line['seed']}")
+        if len({(x["corpus_hash"], x["split"], x["tokens"]) for x in (*one, *other)}) > 1:
+            raise _NoFigureError("not scored on the same targets")
+        if not self.at_equal_time:
+            return one[-1]["perplexity"] / other[-1]["perplexity"]
+        curves = [_against_time(lines, step_ms) for lines in (one, other)]
+        end = min(curve[-1][0] for curve in curves)
+        first, second = (perplexity_at(curve, end) for curve in curves)
+        return first / second
+
+
+def perplexity_at(curve: Sequence[tuple[float, float]], time: float) -> float:
+    """The perplexity at a time, on the straight line between the two nearest points of a curve, on logarithmic axes.
+
+    Args:
+        curve: times and perplexities of runs that were annealed, by growing time.
+        time: within those of the curve.
+
+    Raises:
+        ValueError: the time is not within those of the curve.
+    """
+    i = bisect.bisect_left(curve, time, key=lambda point: point[0])
+    if i < len(curve) and curve[i][0] == time:
+        return curve[i][1]
+    if not 0 < i < len(curve):
+        raise _NoFigureError(f"{time:.3g} is not within the {curve[0][0]:.3g} to {curve[-1][0]:.3g} of the curve")
+    (before, high), (after, low) = curve[i - 1], curve[i]
+    weight = math.log(time / before) / math.log(after / before)
+    return math.exp((1 - weight) * math.log(high) + weight * math.log(low))
+
+
+def verdict_table(found: Sequence[Line]) -> str:
+    """Markdown.
+
+    Args:
+        found: of `Hypothesis.judge`.
+    """
+    needs = f"Ratios of perplexities, seed by seed; a verdict needs {SEEDS} seeds that agree."
+    return f"{needs}\n\n{markdown_table(found, _COLUMNS)}"
+
+
+class _NoFigureError(ValueError):
+    """Why a seed has no ratio."""
+
+
+def _against_time(lines: Sequence[Line], step_ms: Mapping[str, float]) -> list[tuple[float, float]]:
+    """Minutes of training and perplexity of each budget."""
+    name = step_name(lines[0]["part"], lines[0]["run"])
+    if name not in step_ms:
+        raise _NoFigureError(f"the step of {lines[0]['run']} was not timed")
+    return [(line["step"] * step_ms[name] / 60_000, line["perplexity"]) for line in lines]

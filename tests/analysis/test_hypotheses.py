@@ -1,0 +1,122 @@
+"""Verdicts on hypotheses, from planted lines and from curves whose values at any time are known."""
+
+import pytest
+
+from flash_lm.analysis.hypotheses import FAILS, HOLDS, NOT_RUN, UNDECIDED, Hypothesis, perplexity_at, verdict_table
+from flash_lm.trunk_study import step_name
+
+SEEDS = (0, 1, 2)
+NO_WORSE = Hypothesis(1, "rows", "flash", "no worse", "attention")
+AT_EQUAL_TIME = Hypothesis(2, "rows", "flash", "better", "attention", at_equal_time=True)
+
+
+def line(run, seed, perplexity, share=1.0, **more):
+    about = {"part": "rows", "run": run, "seed": seed, "share": share, "step": round(1000 * share)}
+    scored = {"length": 512, "trained_length": 512, "corpus_hash": "x", "split": "test", "tokens": 9}
+    return {**about, **scored, "perplexity": perplexity, **more}
+
+
+def failed(run, seed):
+    return {"part": "rows", "run": run, "seed": seed, "failed": "loss nan", "rate": 0.1}
+
+
+def pairs(*ratios):
+    """Whole budgets with these ratios, one for each seed; other lines that no rule may look at."""
+    for seed, ratio in enumerate(ratios):
+        yield from (line("attention", seed, 50.0), line("flash", seed, 50.0 * ratio))
+        yield from (line("flash", seed, 999.0, share=0.5), line("flash", seed, 999.0, length=2048))
+        yield line("flash", seed, 999.0, slices="recall", slice="recall")
+        yield line("flash", seed, 999.0) | {"part": "long rows"}
+
+
+@pytest.mark.parametrize(
+    ("relation", "ratios", "verdict"),
+    [
+        ("no worse", (1.0, 1.01, 0.5), HOLDS),
+        ("no worse", (1.03, 1.2, 1.5), FAILS),
+        ("no worse", (1.0, 1.0, 1.03), UNDECIDED),
+        ("no worse", (1.0, 1.0), UNDECIDED),  # two seeds
+        ("better", (0.9, 0.97, 0.98), HOLDS),
+        ("better", (0.99, 1.0, 1.0), FAILS),
+        ("alike", (0.99, 1.0, 1.01), HOLDS),
+        ("alike", (0.97, 1.03, 1.03), FAILS),
+        ("alike", (0.97, 1.0, 1.0), UNDECIDED),
+    ],
+)
+def test_a_verdict_needs_three_seeds_that_agree(relation, ratios, verdict):
+    found = Hypothesis(1, "rows", "flash", relation, "attention").judge([*pairs(*ratios)], [])
+    assert found["verdict"] == verdict
+    assert found["ratios"] == pytest.approx({str(seed): ratio for seed, ratio in enumerate(ratios)})
+
+
+def test_what_was_not_run_or_failed_decides_nothing():
+    assert NO_WORSE.judge([], [])["verdict"] == NOT_RUN
+    assert NO_WORSE.judge([line("flash", 0, 50.0)], [])["verdict"] == NOT_RUN
+    lines = [*pairs(1.0, 1.0, 1.0), failed("flash", 3), line("attention", 3, 50.0)]
+    found = NO_WORSE.judge(lines, [])
+    assert found["verdict"] == UNDECIDED and "flash failed with seed 3" in found["figure"]
+    other = [x | {"corpus_hash": "y"} if x["run"] == "flash" else x for x in pairs(1.0, 1.0, 1.0)]
+    found = NO_WORSE.judge(other, [])
+    assert found["verdict"] == UNDECIDED and found["figure"] == "not scored on the same targets"
+
+
+def test_a_slice_is_judged_by_itself():
+    of_slice = Hypothesis(4, "rows", "flash", "no worse", "attention", slice="recall")
+    recall = [
+        line(run, s, p, slices="recall", slice="recall") for s in SEEDS for run, p in (("flash", 8), ("attention", 4))
+    ]
+    found = of_slice.judge([*pairs(1.0, 1.0, 1.0)][:2] + recall, [])
+    assert found["verdict"] == FAILS and [*found["ratios"].values()] == [2.0] * 3
+
+
+def power_law(time):
+    return 80 * time**-0.3
+
+
+@pytest.mark.parametrize("time", (1.0, 1.7, 2.0, 3.1, 4.0))
+def test_a_power_law_is_read_exactly(time):
+    """A straight line on logarithmic axes, so that reading between its points makes no error."""
+    curve = [(x, power_law(x)) for x in (1.0, 2.0, 4.0)]
+    assert perplexity_at(curve, time) == pytest.approx(power_law(time))
+
+
+@pytest.mark.parametrize("time", (0.9, 4.1))
+def test_a_curve_is_never_read_beyond_its_ends(time):
+    with pytest.raises(ValueError, match="is not within the 1 to 4 of the curve"):
+        perplexity_at([(1.0, 80.0), (4.0, 60.0)], time)
+
+
+def curves(flash_ms, attention_ms=600.0):
+    """Both have the same power law in steps, so at equal time the quicker one is better by (its speed)^0.3."""
+    lines = [
+        line(run, seed, power_law(1000 * share), share)
+        for run in ("flash", "attention")
+        for seed in SEEDS
+        for share in (1.0, 0.25, 0.5)
+    ]
+    times = {"flash": flash_ms, "attention": attention_ms}
+    return lines, [{"run": step_name("rows", run), "microbatch_ms": ms} for run, ms in times.items()]
+
+
+@pytest.mark.parametrize(("flash_ms", "verdict"), [(300.0, HOLDS), (400.0, HOLDS), (600.0, FAILS), (1000.0, FAILS)])
+def test_at_equal_time_the_slower_curve_is_read_where_the_quicker_one_ends(flash_ms, verdict):
+    found = AT_EQUAL_TIME.judge(*curves(flash_ms))
+    assert found["verdict"] == verdict
+    assert [*found["ratios"].values()] == pytest.approx([(flash_ms / 600) ** 0.3] * 3)
+
+
+def test_at_equal_time_without_a_time_or_an_overlap():
+    lines, times = curves(100.0)  # flash ends before the first budget of attention
+    found = AT_EQUAL_TIME.judge(lines, times)
+    assert found["verdict"] == UNDECIDED and "1.67 is not within the 2.5 to 10 of the curve" in found["figure"]
+    found = AT_EQUAL_TIME.judge(lines, times[:1])
+    assert found["verdict"] == UNDECIDED and found["figure"] == "the step of attention was not timed"
+
+
+def test_the_table_names_rule_and_figure():
+    lines = [*pairs(1.0, 1.01, 1.02)]
+    table = verdict_table([NO_WORSE.judge(lines, []), AT_EQUAL_TIME.judge(lines, [])])
+    assert "a verdict needs 3 seeds that agree" in table
+    assert "| rows: flash at most 1.02 × attention, at equal tokens" in table
+    assert "1.010 (1.000–1.020, 3 seeds) × attention" in table
+    assert "at most 0.9804 × attention, at equal time" in table
