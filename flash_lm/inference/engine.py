@@ -63,12 +63,16 @@ class Scored(NamedTuple):
     """The tokens of a given text under the model.
 
     Attributes:
-        log_probs: of each, in nats.
+        log_probs: of each of the T tokens, in nats.
         likeliest: whether each is the likeliest token at its place.
+        top_ids_TxK: the K likeliest tokens at each place, the likeliest first; K may be 0.
+        top_log_probs_TxK: theirs.
     """
 
     log_probs: np.ndarray
     likeliest: np.ndarray
+    top_ids_TxK: np.ndarray
+    top_log_probs_TxK: np.ndarray
 
 
 class Engine:
@@ -99,7 +103,7 @@ class Engine:
         self.grows = any(sublayer.state_grows for sublayer in model.abstract.layers.sublayers)
         self._start = jax.jit(self._start_rows, static_argnums=(2, 3))
         self._prefill = jax.jit(self._prefill_piece, donate_argnums=1)
-        self._score = jax.jit(self._score_piece, donate_argnums=1)
+        self._score = jax.jit(self._score_piece, donate_argnums=1, static_argnums=5)
         self._advance = jax.jit(self._advance_rows, donate_argnums=1, static_argnums=5)
         self._row_keys = jax.jit(_row_keys, static_argnums=1)
         self._join = jax.jit(self._join_row, donate_argnums=0)
@@ -196,28 +200,41 @@ class Engine:
     def score(self, prompts: Sequence[np.ndarray], continuations: Sequence[np.ndarray]) -> list[Scored]:
         """The tokens of each continuation, after its prompt and the tokens before them."""
         rows = [np.concatenate(pair) for pair in zip(prompts, continuations, strict=True)]
-        state, scored = self.start(len(rows), max(len(row) for row in rows)).state, []
+        scored = self.score_rows(rows)
+        return [Scored(*(x[len(p) - 1 :] for x in one)) for p, one in zip(prompts, scored, strict=True)]
+
+    def score_rows(
+        self, rows: Sequence[np.ndarray], top: int = 0, size: int | None = None, capacity: int | None = None
+    ) -> list[Scored]:
+        """The tokens of each row after its first, after all before them.
+
+        Args:
+            rows: token ids, at least two each.
+            top: K.
+            size: tokens that the device sees at a time; None: as many as suit the rows.
+            capacity: tokens for which states that grow have room; None: the longest row's.
+        """
+        state, scored = self.start(len(rows), capacity or max(len(row) for row in rows)).state, []
         with jax.set_mesh(self._mesh):
-            targets = self._pieces([row[1:] for row in rows])
-            for (inputs_BxL, lengths_B), (targets_BxL, _) in zip(
-                self._pieces([row[:-1] for row in rows]), targets, strict=True
-            ):
-                found, state = self._score(self._params.apart, state, inputs_BxL, targets_BxL, lengths_B)
-                scored.append([fetched(x_BxL) for x_BxL in found])
+            pieces = (self._pieces(part, size) for part in ([row[:-1] for row in rows], [row[1:] for row in rows]))
+            for (inputs_BxL, lengths_B), (targets_BxL, _) in zip(*pieces, strict=True):
+                found, state = self._score(self._params.apart, state, inputs_BxL, targets_BxL, lengths_B, top)
+                scored.append([fetched(x) for x in found])
         joined = [np.concatenate(x, axis=1) for x in zip(*scored, strict=True)]
-        after = [slice(len(prompts[b]) - 1, len(row) - 1) for b, row in enumerate(rows)]
-        return [Scored(*(x_BxL[b, here] for x_BxL in joined)) for b, here in enumerate(after)]
+        return [Scored(*(x[b, : len(row) - 1] for x in joined)) for b, row in enumerate(rows)]
 
     def _capacity(self, tokens: int) -> int:
         """The capacity in tokens; 1 if the state does not grow, so that a longer row compiles nothing new."""
         return min(bucket(tokens), self.limit or bucket(tokens)) if self.grows else 1
 
-    def _pieces(self, rows: list[np.ndarray]) -> Iterator[tuple[jax.Array, jax.Array]]:
+    def _pieces(
+        self, rows: Sequence[np.ndarray], fixed_size: int | None = None
+    ) -> Iterator[tuple[jax.Array, jax.Array]]:
         """Yields the rows piece by piece, padded on the right, and the number of tokens of each row in the piece."""
         longest, start = max(len(row) for row in rows), 0
         spread = NamedSharding(self._mesh, BATCH)
         while start < longest:
-            size = min(PIECE, bucket(longest - start))
+            size = fixed_size or min(PIECE, bucket(longest - start))
             inputs_BxL = np.zeros((rows_that_divide(len(rows), self._mesh), size), np.int32)
             lengths_B = np.zeros(len(inputs_BxL), np.int32)
             for b, row in enumerate(rows):
@@ -243,9 +260,12 @@ class Engine:
         seen_BxV = jax.vmap(lambda seen, ids, real: seen.at[ids].max(real))(carry.seen_BxV, inputs_BxL, real_BxL)
         return self._spread(dataclasses.replace(carry, state=state, logits_BxV=logits_BxV, seen_BxV=seen_BxV))
 
-    def _score_piece(self, params: Apart, state: DecodeState, inputs_BxL, targets_BxL, lengths_B):
+    def _score_piece(self, params: Apart, state: DecodeState, inputs_BxL, targets_BxL, lengths_B, top: int):
         logits_BxLxV, state = self._params.bind(params).prefill(inputs_BxL, state, lengths_B)
-        return (_log_prob(logits_BxLxV, targets_BxL), logits_BxLxV.argmax(axis=-1) == targets_BxL), state
+        total_BxLx1 = jax.nn.logsumexp(logits_BxLxV, axis=-1, keepdims=True)
+        top_BxLxK, ids_BxLxK = jax.lax.top_k(logits_BxLxV, top)
+        is_likeliest_BxL = logits_BxLxV.argmax(axis=-1) == targets_BxL
+        return (_log_prob(logits_BxLxV, targets_BxL), is_likeliest_BxL, ids_BxLxK, top_BxLxK - total_BxLx1), state
 
     def _advance_rows(
         self,

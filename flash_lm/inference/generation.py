@@ -125,7 +125,7 @@ class Generator:
         rows = self._encode(prompts)
         after = [self._trained.encode(text, "continuation")[1:] for text in continuations]
         for row, ids in zip(rows, after, strict=True):
-            self._check_length(len(row), len(ids), "shorten one of them")
+            self.check_length(len(row), len(ids), "shorten one of them")
         scored = self.engine.score(rows, after)
         return [
             Score(prompt, text, ids.tolist(), one.log_probs.tolist())
@@ -139,7 +139,7 @@ class Generator:
         if not 0 <= seed < _SEEDS:
             raise InputError(f"seed={seed} must be from 0 to {_SEEDS - 1}")
         rows = self._encode(prompts)
-        self._check_length(max(len(row) for row in rows), max_tokens, "shorten the prompt or lower max_tokens")
+        self.check_length(max(len(row) for row in rows), max_tokens)
         return rows
 
     def _encode(self, prompts: Sequence[str]) -> list[np.ndarray]:
@@ -147,7 +147,8 @@ class Generator:
             raise InputError("there is no prompt: give one or more")
         return [self._trained.encode(prompt) for prompt in prompts]
 
-    def _check_length(self, prompt: int, after: int, advice: str) -> None:
+    def check_length(self, prompt: int, after: int, advice: str = "shorten the prompt or lower max_tokens") -> None:
+        """Raises InputError if a prompt of so many tokens and those after it have no room."""
         limit = self.engine.limit
         if limit is not None and prompt + after > limit:
             raise InputError(

@@ -9,6 +9,9 @@ from small import ROOT, command, documents, finish, small_config, write_corpus
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is an extra: pip install flash_lm[harness]")
 
+from lm_eval.api.instance import Instance  # noqa: E402
+from lm_eval.models.openai_completions import LocalCompletionsAPI  # noqa: E402
+
 from flash_lm.data.token_cache import load_corpus  # noqa: E402
 from flash_lm.errors import InputError  # noqa: E402
 from flash_lm.inference.generation import Generator  # noqa: E402
@@ -19,7 +22,7 @@ from flash_lm.inference.scoring import evaluate  # noqa: E402
 from flash_lm.inference.trained_model import load_model  # noqa: E402
 from flash_lm.jsonl import read_jsonl  # noqa: E402
 from flash_lm.training.loop import train  # noqa: E402
-from inference.service.serving import random_model  # noqa: E402
+from inference.service.serving import random_model, service  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -155,3 +158,26 @@ def test_bad_tasks_are_said(run, tmp_path, monkeypatch, capsys):
         harness.main([f"--workdir={run}", "--tasks=nothing"])
     with pytest.raises(InputError, match="is no folder: give the one that has your YAML files"):
         harness.main([f"--workdir={run}", "--tasks=own_text", f"--include={tmp_path}/none"])
+
+
+def test_the_service_and_the_adapter_give_the_same():
+    with service("text") as text:
+        _compare(text)
+
+
+def _compare(text):
+    url = f"{text.server.url}/v1/completions"
+    remote = LocalCompletionsAPI(base_url=url, model="a_text_run", max_length=60, max_retries=1, batch_size=3)
+    adapter = HarnessModel(random_model("text"))
+    make = lambda kind, *requests: [Instance(kind, {}, one, i) for i, one in enumerate(requests)]
+    pairs = make("loglikelihood", ("a tree", " and a house"), ("", "naïve"), ("def f(", "x)"), ("猫", "é"))
+    for here, there in zip(adapter.loglikelihood(pairs), remote.loglikelihood(pairs), strict=True):
+        assert there[0] == pytest.approx(here[0], abs=1e-3) and there[1] == here[1]
+    (greedy,) = adapter.generate_until(make("generate_until", ("def ", {"until": ["\n\n"], "max_gen_toks": 3})))
+    (certain,) = remote.loglikelihood(make("loglikelihood", ("def ", greedy)))
+    assert certain[1] is (adapter.loglikelihood(make("loglikelihood", ("def ", greedy)))[0][1])
+    asked = make("generate_until", *((x, {"until": ["e"], "max_gen_toks": 20}) for x in ("def ", "a tree", "猫")))
+    assert remote.generate_until(asked) == adapter.generate_until(asked)
+    texts = make("loglikelihood_rolling", ("a tree and a house",), ("naïve",))
+    rolling = [x if isinstance(x, float) else x[0] for x in remote.loglikelihood_rolling(texts)]
+    assert rolling == pytest.approx(adapter.loglikelihood_rolling(texts), abs=1e-3)

@@ -4,32 +4,31 @@ import asyncio
 import contextlib
 import json
 import pathlib
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from fastapi.sse import format_sse_event
-from starlette.exceptions import HTTPException
 
-from flash_lm.errors import InputError
+from flash_lm.inference.service.completion_routes import add_completions, add_models
+from flash_lm.inference.service.completions import Completions
 from flash_lm.inference.service.limits import Limits
 from flash_lm.inference.service.metrics import Metrics
 from flash_lm.inference.service.middleware import Bounded, Counting, Named, Slow
+from flash_lm.inference.service.problems import PROBLEMS, STATUS, add_errors, problem, while_connected
 from flash_lm.inference.service.requests import (
     FillInAnswer,
     FillInAsked,
     LabelAnswer,
     LabelAsked,
     ModelAnswer,
-    Problem,
     SecondLinesAnswer,
     SecondLinesAsked,
     TextAnswer,
     TextAsked,
 )
-from flash_lm.inference.service.scheduler import BusyError, ClosedError, FailedError
+from flash_lm.inference.service.scheduler import FailedError
 from flash_lm.inference.service.services import CoupletService, FillInService, LabelService, TextService
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.tables import CORPORA, TASKS
@@ -43,25 +42,8 @@ _EVENTS = {
     "properties": {"event": {"enum": ["text", "done", "error"]}, "data": {"type": "string"}},
     "required": ["event", "data"],
 }
-_PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "Not UTF-8, or unknown host name"},
-    408: {"model": Problem, "description": "Received too slowly"},
-    411: {"model": Problem, "description": "Chunked request"},
-    413: {"model": Problem, "description": "Too large"},
-    422: {"model": Problem, "description": "Bad input"},
-    500: {"model": Problem, "description": "The model failed"},
-    503: {"model": Problem, "description": "Busy, or shutting down"},
-    504: {"model": Problem, "description": "Took too long"},
-}
-_STATUS = {InputError: 422, FailedError: 500, BusyError: 503, ClosedError: 503, TimeoutError: 504}
 _LONGEST_ESCAPE, _OTHER_FIELDS = 6, 4096  # bytes: of a character escaped in JSON; of all fields but the text
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
-_CLIENT_LEFT = 499
-_LONGEST_SENTENCE = 500  # characters: names in a request may have any length
-
-
-class LeftError(Exception):
-    """The client has closed its connection."""
 
 
 def follow(trained: TrainedModel, limits: Limits) -> None:
@@ -102,7 +84,7 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = ()) 
         await asyncio.to_thread(service.close)
 
     app = FastAPI(title=f"flash_lm: {trained.name}", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
-    _add_errors(app, limits)
+    add_errors(app, limits)
     texts = 2 if config.data.pair_column else 1
     app.add_middleware(Bounded, most_bytes=texts * _LONGEST_ESCAPE * limits.characters(trained) + _OTHER_FIELDS)
     app.add_middleware(Counting, metrics=metrics)
@@ -135,7 +117,7 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = ()) 
         """The checkpoint that is served."""
         return about
 
-    @app.get("/health", responses={500: _PROBLEMS[500]})
+    @app.get("/health", responses={500: PROBLEMS[500]})
     async def health() -> dict[str, str]:
         """Whether requests are answered."""
         if isinstance(service, TextService | CoupletService) and service.rows.scheduler.failed:
@@ -154,11 +136,14 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = ()) 
         LabelService: _add_labels,
     }
     routes[type(service)](app, service, limits)
+    add_models(app, trained)
+    if isinstance(service, TextService):
+        add_completions(app, Completions(trained, service, limits), trained, limits)
     return app
 
 
 def _add_text(app: FastAPI, service: TextService, limits: Limits) -> None:
-    @app.post("/api/generate", responses=_PROBLEMS)
+    @app.post("/api/generate", responses=PROBLEMS)
     async def generate(asked: TextAsked, request: Request) -> TextAnswer:
         """Continues a prompt."""
         row = await asyncio.to_thread(service.check, asked)
@@ -169,12 +154,12 @@ def _add_text(app: FastAPI, service: TextService, limits: Limits) -> None:
                     return found
             raise AssertionError("a stream ends with the whole answer")
 
-        return await _while_connected(request, last(), limits)
+        return await while_connected(request, last(), limits)
 
     @app.post(
         "/api/generate/stream",
         response_class=StreamingResponse,
-        responses=_PROBLEMS | {200: {"content": {"text/event-stream": {"schema": _EVENTS}}}},
+        responses=PROBLEMS | {200: {"content": {"text/event-stream": {"schema": _EVENTS}}}},
     )
     async def stream(asked: TextAsked) -> StreamingResponse:
         """Continues a prompt; streams the answer as server-sent events.
@@ -189,95 +174,35 @@ def _add_text(app: FastAPI, service: TextService, limits: Limits) -> None:
                 async with asyncio.timeout(limits.seconds):
                     async for found in service.stream(row):
                         yield _event("done" if isinstance(found, TextAnswer) else "text", found.model_dump())
-            except tuple(_STATUS) as error:
-                yield _event("error", {"error": _problem(error, limits)[1]})
+            except tuple(STATUS) as error:
+                yield _event("error", {"error": problem(error, limits)[1]})
 
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
 def _add_couplets(app: FastAPI, service: CoupletService, limits: Limits) -> None:
-    @app.post("/api/second_lines", responses=_PROBLEMS)
+    @app.post("/api/second_lines", responses=PROBLEMS)
     async def second_lines(asked: SecondLinesAsked, request: Request) -> SecondLinesAnswer:
         """Second lines for a first line, of the same length, most likely first."""
         rows = await asyncio.to_thread(service.check, asked)
-        return await _while_connected(request, service.answer(asked.first, rows), limits)
+        return await while_connected(request, service.answer(asked.first, rows), limits)
 
 
 def _add_fill_in(app: FastAPI, service: FillInService, limits: Limits) -> None:
-    @app.post("/api/fill_in", responses=_PROBLEMS)
+    @app.post("/api/fill_in", responses=PROBLEMS)
     async def fill_in(asked: FillInAsked, request: Request) -> FillInAnswer:
         """The most likely tokens for each [MASK]."""
         await asyncio.to_thread(service.check, asked)
-        return await _while_connected(request, service.answer(asked), limits)
+        return await while_connected(request, service.answer(asked), limits)
 
 
 def _add_labels(app: FastAPI, service: LabelService, limits: Limits) -> None:
-    @app.post("/api/classify", responses=_PROBLEMS)
+    @app.post("/api/classify", responses=PROBLEMS)
     async def classify(asked: LabelAsked, request: Request) -> LabelAnswer:
         """The likeliest label of a text, or of a pair of texts, with the probability of each label."""
         row = await asyncio.to_thread(service.check, asked)
-        return await _while_connected(request, service.answer(row), limits)
-
-
-async def _while_connected(request: Request, answer: Awaitable[Answer], limits: Limits) -> Answer:
-    """Awaits the answer; cancels it if it takes too long or the client leaves."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    work, leaving = tasks = asyncio.ensure_future(answer), asyncio.ensure_future(gone())
-    try:
-        async with asyncio.timeout(limits.seconds):
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-    if leaving in done and work not in done:
-        raise LeftError
-    return work.result()
+        return await while_connected(request, service.answer(row), limits)
 
 
 def _event(name: str, data: dict[str, Any]) -> bytes:
     return format_sse_event(event=name, data_str=json.dumps(data, ensure_ascii=False))
-
-
-def _problem(error: Exception, limits: Limits) -> tuple[int, str]:
-    """The status and the message."""
-    if isinstance(error, TimeoutError):
-        return 504, f"this took longer than {limits.seconds:g} s: ask for fewer tokens, or try again later"
-    return _STATUS[type(error)], "; ".join(str(error).splitlines())
-
-
-def _add_errors(app: FastAPI, limits: Limits) -> None:
-    """Answers every error with a message."""
-
-    async def sentence(request: Request, error: Exception) -> JSONResponse:
-        status, text = _problem(error, limits)
-        return JSONResponse({"error": text}, status, {"Retry-After": "1"} if status == 503 else None)
-
-    async def invalid(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        found = []
-        for one in error.errors():
-            no_json = one["type"] == "json_invalid"  # its location is a position in the body
-            where = "the body" if no_json else ".".join(str(x) for x in one["loc"][1:]) or "the body"
-            found.append(f"{where}: {one['msg']}" + (f" at character {one['loc'][1]}" if no_json else ""))
-        return JSONResponse({"error": " ".join("; ".join(found).split())[:_LONGEST_SENTENCE]}, 422)
-
-    async def other(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
-
-    async def left(request: Request, error: Exception) -> Response:
-        return Response(status_code=_CLIENT_LEFT)  # nobody reads it
-
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"error": "the service has a bug: see its log"}, 500)
-
-    for kind in _STATUS:
-        app.add_exception_handler(kind, sentence)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, other)
-    app.add_exception_handler(LeftError, left)
-    app.add_exception_handler(Exception, unexpected)

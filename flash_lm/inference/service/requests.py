@@ -14,7 +14,9 @@ Seed = Annotated[int, Field(ge=0, lt=2**32, description="random seed of sampling
 _STRANGE = 8  # unknown keys that an error lists
 
 
-class _Asked(BaseModel):
+class Asked(BaseModel):
+    """A request: no unknown keys, no silent conversions."""
+
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
@@ -26,7 +28,7 @@ class _Asked(BaseModel):
         return values
 
 
-class SamplingAsked(_Asked):
+class SamplingAsked(Asked):
     """How the next token is chosen."""
 
     temperature: float = Field(1.0, ge=0, le=1e4, description="0: always the most likely token")
@@ -66,14 +68,14 @@ class SecondLinesAsked(SamplingAsked):
     seed: Seed = 0
 
 
-class FillInAsked(_Asked):
+class FillInAsked(Asked):
     """A text with [MASK]s."""
 
     prompt: Text
     candidates: int = Field(5, ge=1, le=MOST_CANDIDATES, description="candidates per mask")
 
 
-class LabelAsked(_Asked):
+class LabelAsked(Asked):
     """A text, or a pair of texts, whose label is asked for."""
 
     text: Text

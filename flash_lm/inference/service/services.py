@@ -5,18 +5,16 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Literal
 
-import jax
 import numpy as np
 
 from flash_lm.data.tokenizers import MASK
 from flash_lm.errors import InputError
 from flash_lm.inference.classify import TextClassifier
 from flash_lm.inference.couplets import CoupletWriter
-from flash_lm.inference.engine import Engine
 from flash_lm.inference.fill_in import MASKS, FilledIn, Filler
 from flash_lm.inference.generation import Generator, TextDecoder
-from flash_lm.inference.running_batch import Part, RunningBatch
 from flash_lm.inference.sampling import Sampling
+from flash_lm.inference.service.completion_format import MOST_TOP
 from flash_lm.inference.service.limits import Limits
 from flash_lm.inference.service.metrics import Metrics
 from flash_lm.inference.service.requests import (
@@ -34,77 +32,15 @@ from flash_lm.inference.service.requests import (
     TextAsked,
     TextPiece,
 )
-from flash_lm.inference.service.scheduler import TOKENS_A_TURN, Row, Scheduler
-from flash_lm.inference.service.several_hosts import BatchOnAllHosts, CallsOnAllHosts
+from flash_lm.inference.service.running_rows import WAITING, RunningRows, most_tokens
+from flash_lm.inference.service.scheduler import Row
+from flash_lm.inference.service.several_hosts import CallsOnAllHosts
 from flash_lm.inference.service.together import Together
+from flash_lm.inference.token_scores import TokenScore, TokenScorer
 from flash_lm.inference.trained_model import TrainedModel
 
 _CANDIDATES_A_MASK = 10  # if a request has the most masks allowed
 _DELAY_A_MASK = 0.01  # seconds that smaller requests may overtake: large requests wait, not small ones
-
-
-class RunningRows:
-    """Generates rows for the event loop.
-
-    Attributes:
-        scheduler: the rows' scheduler.
-        calls_on_all_hosts: the calls that all hosts make; None: there is only one host.
-        state_bytes: size of one row's state.
-    """
-
-    def __init__(self, engine: Engine, limits: Limits, metrics: Metrics):
-        """Allocates the rows' states, and starts the scheduler."""
-        asked = limits.prompt_tokens + limits.new_tokens
-        capacity = min(asked, engine.limit or asked)
-        self.state_bytes, self._metrics = engine.state_bytes(1, capacity), metrics
-        renew = lambda: RunningBatch(engine, limits.rows, capacity)
-        _compile_all(batch := renew(), min(limits.prompt_tokens, capacity - 1))
-        self.calls_on_all_hosts = None
-        if jax.process_count() > 1:  # a failure puts the hosts out of step, so no new batch is made
-            batch = BatchOnAllHosts(batch)
-            self.calls_on_all_hosts, renew = batch.calls_on_all_hosts, None
-        self.scheduler = scheduler = Scheduler(batch, limits.waiting, renew)
-        metrics.watch("running_rows", "Rows being generated", lambda: scheduler.running)
-        metrics.watch("waiting_rows", "Rows waiting for a free place", lambda: scheduler.waiting)
-
-    def close(self) -> None:
-        """Finishes the present rows."""
-        self.scheduler.close()
-        if self.calls_on_all_hosts:
-            self.calls_on_all_hosts.close()
-
-    async def parts(self, rows: Sequence[Row]) -> AsyncIterator[tuple[int, Part]]:
-        """Submits rows, and yields the parts of each, with its number, until all have ended.
-
-        When the caller stops iterating or is cancelled, their places are freed.
-        """
-        loop, queue, start = asyncio.get_running_loop(), asyncio.Queue(), time.perf_counter()
-        for number, row in enumerate(rows):
-            row.deliver = lambda part, number=number: loop.call_soon_threadsafe(queue.put_nowait, (number, part))
-        self.scheduler.submit(rows)
-        try:
-            left, first = len(rows), True
-            while left:
-                number, part = await queue.get()
-                if isinstance(part, Exception):
-                    raise part
-                if first:
-                    self._metrics.first_token_seconds.observe(time.perf_counter() - start)
-                first = False
-                self._metrics.tokens.inc(len(part.tokens))
-                left -= part.ended
-                yield number, part
-        finally:
-            self.scheduler.cancel(rows)
-
-
-def _compile_all(batch: RunningBatch, longest: int) -> None:
-    """Compiles everything that a request may need, so that no request waits for compilation."""
-    lengths = sorted({min(2**i, longest) for i in range(longest.bit_length() + 1)})
-    for length, sampling in [(1, Sampling(top_p=0.5)), *((length, Sampling()) for length in lengths)]:
-        row = batch.join(np.zeros(length, np.int32), sampling, seed=0)
-        batch.advance(TOKENS_A_TURN)
-        batch.leave(row)
 
 
 class _OfRows:
@@ -130,21 +66,46 @@ class TextService(_OfRows):
     def __init__(self, trained: TrainedModel, limits: Limits, metrics: Metrics):
         """Raises InputError: the model cannot continue text."""
         self._trained, self._generator, self._limits = trained, Generator(trained), limits
-        self.rows = RunningRows(self._generator.engine, limits, metrics)
+        engine, top = self._generator.engine, min(MOST_TOP, trained.config.model.vocab_size)
+        scorer = TokenScorer(engine, limits.rows, most_tokens(engine, limits), top)
+        scorer.compile()
+        self.rows = RunningRows(engine, limits, metrics, score=scorer)
+        call = self.rows.calls_on_all_hosts or CallsOnAllHosts(score=scorer)
+        self._scored = Together(lambda rows: call("score", rows), limits)
+        metrics.watch("waiting_scores", "Texts waiting to be scored", lambda: self._scored.waiting)
         self.state_bytes = self.rows.state_bytes
 
     def check(self, asked: TextAsked) -> Row:
         """The row of a request; raises InputError if it cannot be answered, and as `Scheduler.check` does."""
         self._limits.check_text("a prompt", asked.prompt, self._trained)
-        sampling, limit = asked.sampling(), self._generator.engine.limit
         (prompt,) = self._generator.check([asked.prompt], asked.max_tokens or 1, asked.seed)
-        room = self._limits.new_tokens if limit is None else min(self._limits.new_tokens, limit - len(prompt))
-        max_tokens = asked.max_tokens or room
-        self._limits.check("a prompt", len(prompt), self._limits.prompt_tokens)
-        self._limits.check("max_tokens, an answer", max_tokens, self._limits.new_tokens)
-        row = Row(prompt, sampling, asked.seed, 0, max_tokens)
+        row = self.row(prompt, asked.max_tokens, asked.sampling(), asked.seed)
         self.rows.scheduler.check([row])  # once the stream has started, it is too late for an error status
         return row
+
+    def row(self, prompt: np.ndarray, max_tokens: int | None, sampling: Sampling, seed: int, number: int = 0) -> Row:
+        """A row to generate.
+
+        Args:
+            prompt: token ids.
+            max_tokens: None: as many as there is room for.
+            sampling: its settings.
+            seed: random seed.
+            number: of the sample.
+
+        Raises:
+            InputError: it is too long.
+        """
+        limit, new_tokens = self._generator.engine.limit, self._limits.new_tokens
+        room = new_tokens if limit is None else min(new_tokens, limit - len(prompt))
+        self._limits.check("a prompt", len(prompt), self._limits.prompt_tokens)
+        self._limits.check("max_tokens, an answer", max_tokens or room, new_tokens)
+        self._generator.check_length(len(prompt), max_tokens or 1)
+        return Row(prompt, sampling, seed, number, max_tokens or room)
+
+    async def score(self, rows: Sequence[Sequence[int]]) -> list[list[TokenScore]]:
+        """The scores of each row, see `TokenScorer`; raises as `Together` does."""
+        return await asyncio.gather(*(self._scored(list(row)) for row in rows))
 
     async def stream(self, row: Row) -> AsyncIterator[TextPiece | TextAnswer]:
         """Yields pieces of text as they are generated, then the whole answer."""
@@ -207,7 +168,8 @@ class FillInService:
         self._filler.compile(longest, MOST_CANDIDATES)
         self.calls_on_all_hosts = CallsOnAllHosts(fill=self._filler.fill)
         few = lambda batch: sum(map(_masks, batch)) <= MASKS
-        self._together = Together(self._fill, limits, metrics, lambda asked: _DELAY_A_MASK * _masks(asked), few)
+        self._together = Together(self._fill, limits, lambda asked: _DELAY_A_MASK * _masks(asked), few)
+        metrics.watch("waiting_rows", WAITING, lambda: self._together.waiting)
 
     def check(self, asked: FillInAsked) -> None:
         """Raises InputError if a request cannot be answered."""
@@ -253,7 +215,8 @@ class LabelService:
         self.kind = "label_pairs" if self._classifier.pairs else "labels"
         self._classifier.compile()
         self.calls_on_all_hosts = CallsOnAllHosts(classify=self._classify)
-        self._together = Together(lambda batch: self.calls_on_all_hosts("classify", batch), limits, metrics)
+        self._together = Together(lambda batch: self.calls_on_all_hosts("classify", batch), limits)
+        metrics.watch("waiting_rows", WAITING, lambda: self._together.waiting)
 
     def check(self, asked: LabelAsked) -> list[int]:
         """The tokens of a request's row; raises InputError if it cannot be answered."""

@@ -60,10 +60,11 @@ class CallsOnAllHosts:
 class BatchOnAllHosts:
     """A running batch that is spread over all hosts; it is used like a RunningBatch."""
 
-    def __init__(self, batch: RunningBatch):
-        """Takes this host's part."""
+    def __init__(self, batch: RunningBatch, **calls: Callable[..., Any]):
+        """Takes this host's part; `calls`: further calls that all hosts make."""
         self._batch = batch
-        self.calls_on_all_hosts = CallsOnAllHosts(join=self._join, advance=batch.advance, leave=batch.leave)
+        of_batch = {"join": self._join, "advance": batch.advance, "leave": batch.leave}
+        self.calls_on_all_hosts = CallsOnAllHosts(**of_batch, **calls)
 
     @property
     def free(self) -> int:

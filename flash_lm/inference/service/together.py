@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from flash_lm.inference.service.limits import Limits
-from flash_lm.inference.service.metrics import Metrics
 from flash_lm.inference.service.scheduler import BusyError, FailedError
 
 logger = logging.getLogger(__name__)
@@ -30,7 +29,6 @@ class Together(Generic[Asked, Found]):
         self,
         answer: Callable[[list[Asked]], list[Found]],
         limits: Limits,
-        metrics: Metrics,
         delay: Callable[[Asked], float] = lambda asked: 0.0,
         fit: Callable[[Sequence[Asked]], bool] = lambda batch: True,
     ):
@@ -39,14 +37,12 @@ class Together(Generic[Asked, Found]):
         Args:
             answer: answers a batch, in its order; called in a thread, one batch at a time.
             limits: how many requests a batch may have, and how many may wait.
-            metrics: get the number of waiting requests.
             delay: seconds by which others may overtake a request.
             fit: whether a batch is small enough; one request always is.
         """
         self._answer, self._limits, self._delay, self._fit = answer, limits, delay, fit
         self._waiting: list[_Waiting[Asked, Found]] = []
         self._answering: asyncio.Task[None] | None = None
-        metrics.watch("waiting_rows", "Rows waiting for a free place", lambda: self._count)
 
     async def __call__(self, asked: Asked) -> Found:
         """The answer to a request.
@@ -55,8 +51,8 @@ class Together(Generic[Asked, Found]):
             BusyError: too many requests are waiting.
             FailedError: the device failed.
         """
-        if self._count >= self._limits.waiting:
-            raise BusyError(f"{self._count} requests are already waiting: try again later")
+        if self.waiting >= self._limits.waiting:
+            raise BusyError(f"{self.waiting} requests are already waiting: try again later")
         start, future = time.perf_counter(), asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(asked, future, due=start + self._delay(asked)))
         if self._answering is None or self._answering.done():
@@ -66,7 +62,7 @@ class Together(Generic[Asked, Found]):
         return found
 
     @property
-    def _count(self) -> int:
+    def waiting(self) -> int:
         """The number of waiting clients, without those that have left."""
         return sum(not one.found.done() for one in self._waiting)
 

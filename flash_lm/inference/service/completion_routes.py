@@ -1,0 +1,90 @@
+"""The endpoints of OpenAI's completions API, and those of a tokenizer."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
+from starlette.exceptions import HTTPException
+
+from flash_lm.inference.service.completion_format import (
+    Completion,
+    CompletionAsked,
+    CompletionProblem,
+    DetokenizeAsked,
+    Detokenized,
+    ServedModel,
+    ServedModels,
+    TokenizeAsked,
+    TokenizerInfo,
+    Tokens,
+)
+from flash_lm.inference.service.completions import Completions
+from flash_lm.inference.service.limits import Limits
+from flash_lm.inference.service.problems import PROBLEMS, STATUS, problem, while_connected
+from flash_lm.inference.trained_model import TrainedModel
+
+_NO_MODEL: dict[int | str, dict[str, Any]] = {404: {"model": CompletionProblem, "description": "Another model"}}
+_PROBLEMS = {status: about | {"model": CompletionProblem} for status, about in PROBLEMS.items()} | _NO_MODEL
+_EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+
+
+def add_models(app: FastAPI, trained: TrainedModel) -> None:
+    """Adds /v1/models to the service of any model."""
+    served = ServedModel(id=trained.name, created=int(time.time()))
+
+    @app.get("/v1/models")
+    async def models() -> ServedModels:
+        """The models that are served: one."""
+        return ServedModels(data=[served])
+
+    @app.get("/v1/models/{name}", responses=_NO_MODEL)
+    async def one_model(name: str) -> ServedModel:
+        """The model of this name."""
+        _check_name(name, trained)
+        return served
+
+
+def add_completions(app: FastAPI, completions: Completions, trained: TrainedModel, limits: Limits) -> None:
+    """Adds /v1/completions and the endpoints of the tokenizer."""
+
+    @app.post("/v1/completions", response_model=Completion, responses=_PROBLEMS | {200: _EVENTS})
+    async def complete(asked: CompletionAsked, request: Request) -> Any:
+        """Continues texts, or scores them (echo, logprobs); as server-sent events with stream, up to [DONE]."""
+        _check_name(asked.model, trained)
+        going = await asyncio.to_thread(completions.check, asked)
+        if not asked.stream:
+            return await while_connected(request, completions.answer(asked, going), limits)
+
+        async def events() -> AsyncIterator[str]:
+            try:
+                async with asyncio.timeout(limits.seconds):
+                    async for found in completions.stream(asked, going):
+                        yield f"data: {found.model_dump_json()}\n\n"
+                yield "data: [DONE]\n\n"
+            except tuple(STATUS) as error:
+                yield f"data: {CompletionProblem.of(*problem(error, limits)).model_dump_json()}\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    @app.post("/tokenize", responses=PROBLEMS)
+    async def tokenize(asked: TokenizeAsked) -> Tokens:
+        """The tokens of a text."""
+        return await asyncio.to_thread(completions.tokenize, asked)
+
+    @app.post("/detokenize", responses=PROBLEMS)
+    async def detokenize(asked: DetokenizeAsked) -> Detokenized:
+        """The text of tokens."""
+        return completions.detokenize(asked.tokens)
+
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> TokenizerInfo:
+        """The texts that /tokenize turns into special tokens."""
+        return completions.tokenizer_info()
+
+
+def _check_name(name: str | None, trained: TrainedModel) -> None:
+    if name not in (None, trained.name):
+        raise HTTPException(404, f"no model {name[:100]}: this service has {trained.name}")

@@ -1,0 +1,254 @@
+"""Answers /v1/completions, in the format of OpenAI's API, with the rows of the text service."""
+
+import dataclasses
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from flash_lm.errors import InputError
+from flash_lm.inference.generation import TextDecoder
+from flash_lm.inference.running_batch import Part
+from flash_lm.inference.service.completion_format import (
+    Choice,
+    Completion,
+    CompletionAsked,
+    Detokenized,
+    Ids,
+    Logprobs,
+    TokenizeAsked,
+    TokenizerInfo,
+    Tokens,
+    Usage,
+)
+from flash_lm.inference.service.limits import Limits
+from flash_lm.inference.service.scheduler import Row
+from flash_lm.inference.service.services import TextService
+from flash_lm.inference.service.stops import UpToAStop
+from flash_lm.inference.token_scores import TokenScore
+from flash_lm.inference.trained_model import TrainedModel
+
+BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
+Reason = Literal["stop", "length"]
+
+
+@dataclasses.dataclass
+class _Going:
+    """A choice while its text is generated.
+
+    Attributes:
+        index: of the choice.
+        prompt: its text.
+        ids: its tokens after begin-of-text.
+        first: how many of these stand only for begin-of-text that was put in front: 1 or 0.
+        row: that is generated; None: nothing is.
+        decode: decodes new tokens.
+        up_to: cuts the text at a stop.
+        tokens: so far.
+        text: so far.
+    """
+
+    index: int
+    prompt: str
+    ids: Ids
+    first: int
+    row: Row | None
+    decode: TextDecoder
+    up_to: UpToAStop
+    tokens: Ids = dataclasses.field(default_factory=list)
+    text: str = ""
+
+    def add(self, part: Part) -> str:
+        """Adds new tokens; returns the new piece of text."""
+        self.tokens += part.tokens
+        text = self.decode(part.tokens) + (self.decode.close() if part.ended else "")
+        piece = self.up_to(text, last=part.ended)
+        self.text += piece
+        return piece
+
+    @property
+    def finish_reason(self) -> Reason:
+        """Why it has ended."""
+        by_model = self.row is not None and self.row.by_model
+        return "stop" if by_model or self.up_to.found else "length"
+
+
+class Completions:
+    """Continues prompts, and scores them."""
+
+    def __init__(self, trained: TrainedModel, service: TextService, limits: Limits):
+        """Compiles nothing."""
+        self._trained, self._service, self._limits = trained, service, limits
+        self._known_V = trained.text_ids()
+        self._known_V[[trained.tokenizer.begin, trained.tokenizer.end]] = True
+
+    def check(self, asked: CompletionAsked) -> list[_Going]:
+        """What is to be generated; raises InputError if it cannot be, and as `Scheduler.check` does."""
+        if asked.best_of not in (None, asked.n):
+            raise InputError(f"best_of={asked.best_of} is not supported: leave it out, or give the value of n")
+        if asked.stream and asked.logprobs is not None:
+            raise InputError("logprobs are not streamed: leave out stream or logprobs")
+        sampling, tokenizer = asked.sampling(), self._trained.tokenizer
+        seed = secrets.randbits(32) if asked.seed is None else asked.seed
+        found = []
+        for prompt in asked.prompts:
+            ids, first = self._ids(prompt)
+            text = prompt if isinstance(prompt, str) else self._trained.text_of(prompt)
+            for number in range(asked.n):
+                row = None
+                if asked.max_tokens:
+                    row = self._service.row(np.array(ids, np.int32), asked.max_tokens, sampling, seed, number)
+                going = UpToAStop(asked.stops)
+                found.append(_Going(len(found), text, ids, first, row, TextDecoder(tokenizer), going))
+        self._service.rows.scheduler.check([one.row for one in found if one.row])
+        return found
+
+    async def answer(self, asked: CompletionAsked, all_going: Sequence[_Going]) -> Completion:
+        """The whole answer to what `check` has made."""
+        async for _ in self._generated(all_going):
+            pass
+        kept = [self._kept(going) for going in all_going]
+        logprobs: list[Logprobs | None] = [None] * len(kept)
+        if asked.logprobs is not None:
+            logprobs = await self._logprobs(asked, all_going, kept)
+        choices = [
+            Choice(
+                index=going.index,
+                text=(going.prompt if asked.echo else "") + going.text,
+                logprobs=of_tokens,
+                finish_reason=going.finish_reason,
+            )
+            for going, of_tokens in zip(all_going, logprobs, strict=True)
+        ]
+        return self._completion()(choices, self._usage(asked, all_going))
+
+    async def stream(self, asked: CompletionAsked, all_going: Sequence[_Going]) -> AsyncIterator[Completion]:
+        """The answer to what `check` has made, piece by piece."""
+        completion = self._completion()
+        one = lambda going, text, why=None: completion([Choice(index=going.index, text=text, finish_reason=why)])
+        for going in all_going:
+            if asked.echo or not going.row:
+                yield one(going, going.prompt if asked.echo else "", None if going.row else going.finish_reason)
+        async for going, piece, ended in self._generated(all_going):
+            if piece or ended:
+                yield one(going, piece, going.finish_reason if ended else None)
+        if asked.stream_options and asked.stream_options.include_usage:
+            yield completion([], self._usage(asked, all_going))
+
+    def tokenize(self, asked: TokenizeAsked) -> Tokens:
+        """The tokens of a text, or the special token that `tokenizer_info` names; raises InputError."""
+        tokenizer = self._trained.tokenizer
+        special = {BEGIN: [tokenizer.begin], END: [tokenizer.end], "": []}
+        if (ids := special.get(asked.prompt)) is None:
+            self._limits.check_text("a text", asked.prompt, self._trained)
+            ids = self._trained.encode(asked.prompt, "text").tolist()[1:]
+        if asked.add_special_tokens and asked.prompt != BEGIN:
+            ids = [tokenizer.begin, *ids]
+        return Tokens(tokens=ids, count=len(ids), max_model_len=self._limits.prompt_tokens)
+
+    def detokenize(self, ids: Ids) -> Detokenized:
+        """The text of tokens, without special ones; raises InputError."""
+        self._check_known(ids)
+        return Detokenized(prompt=self._trained.text_of(ids))
+
+    def tokenizer_info(self) -> TokenizerInfo:
+        """The names of the special tokens."""
+        return TokenizerInfo(bos_token=BEGIN, eos_token=END)
+
+    def _ids(self, prompt: str | Ids) -> tuple[Ids, int]:
+        """A prompt's tokens with begin-of-text, and how many of these it does not have itself."""
+        if isinstance(prompt, str):
+            self._limits.check_text("a prompt", prompt, self._trained)
+            return self._trained.encode(prompt).tolist(), 1
+        self._check_known(prompt)
+        begins = prompt[0] == self._trained.tokenizer.begin
+        ids = prompt if begins else [self._trained.tokenizer.begin, *prompt]
+        self._limits.check("a prompt", len(ids), self._limits.prompt_tokens)
+        return ids, int(not begins)
+
+    def _check_known(self, ids: Ids) -> None:
+        if wrong := [i for i in ids if not 0 <= i < len(self._known_V) or not self._known_V[i]]:
+            raise InputError(f"token {wrong[0]} is none of {self._trained.name}: /tokenize gives the tokens of a text")
+
+    async def _generated(self, all_going: Sequence[_Going]) -> AsyncIterator[tuple[_Going, str, bool]]:
+        """Each new piece of text of a choice, and whether it is the last."""
+        running = [(going, going.row) for going in all_going if going.row]
+        async for number, part in self._service.rows.parts([row for _, row in running]):
+            going, row = running[number]
+            piece = going.add(part)
+            ended = part.ended or going.up_to.found
+            if ended and not part.ended:
+                self._service.rows.scheduler.cancel([row])
+            yield going, piece, ended
+
+    def _kept(self, going: _Going) -> Ids:
+        """The tokens that begin in the text, and end-of-text if the model has ended it."""
+        if going.up_to.found:
+            return [
+                i for i, place in zip(going.tokens, self._offsets(going.tokens), strict=True) if place < len(going.text)
+            ]
+        by_model = going.row is not None and going.row.by_model
+        return [*going.tokens, *([self._trained.tokenizer.end] if by_model else [])]
+
+    def _offsets(self, ids: Ids) -> list[int]:
+        """Where each token's text begins."""
+        decode, place, found = TextDecoder(self._trained.tokenizer), 0, []
+        for i in ids:
+            found.append(place)
+            place += len(decode([i]))
+        return found
+
+    async def _logprobs(
+        self, asked: CompletionAsked, all_going: Sequence[_Going], kept: Sequence[Ids]
+    ) -> list[Logprobs | None]:
+        """Of each choice; the whole text is scored once more, in one pass."""
+        rows = [[*going.ids, *tokens] for going, tokens in zip(all_going, kept, strict=True)]
+        scored = await self._service.score([row for row in rows if len(row) > 1])
+        of_rows, found = iter(scored), []
+        for going, row in zip(all_going, rows, strict=True):
+            scores = [None, *(next(of_rows) if len(row) > 1 else [])]
+            begin = going.first if asked.echo else len(going.ids)
+            found.append(self._logprobs_of(row[begin:], scores[begin:], asked.logprobs or 0))
+        return found
+
+    def _logprobs_of(self, ids: Ids, scores: Sequence[TokenScore | None], top: int) -> Logprobs:
+        values, tops = [], []
+        for i, score in zip(ids, scores, strict=True):
+            if score is None:
+                values.append(None)
+                tops.append(None)
+                continue
+            values.append(score.top.get(i, score.log_prob))
+            likeliest: dict[str, float] = {}
+            for other, log_prob in [*[*score.top.items()][:top], (i, values[-1])]:
+                likeliest.setdefault(self._text(other), log_prob)
+            tops.append(likeliest)
+        return Logprobs(
+            tokens=[self._text(i) for i in ids],
+            token_logprobs=values,
+            top_logprobs=tops if top else None,
+            text_offset=self._offsets(ids),
+        )
+
+    def _text(self, i: int) -> str:
+        special = {self._trained.tokenizer.begin: BEGIN, self._trained.tokenizer.end: END}
+        if i in special:
+            return special[i]
+        text = self._trained.tokenizer.token_bytes(i)
+        try:
+            return text.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in text)
+
+    def _usage(self, asked: CompletionAsked, all_going: Sequence[_Going]) -> Usage:
+        end = self._trained.tokenizer.end
+        prompts = sum(len(going.ids) - going.first for going in all_going[:: asked.n])
+        new = sum(i != end for going in all_going for i in self._kept(going))
+        return Usage(prompt_tokens=prompts, completion_tokens=new, total_tokens=prompts + new)
+
+    def _completion(self) -> Callable[..., Completion]:
+        """Makes answers or events of one request."""
+        about = {"id": f"cmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": self._trained.name}
+        return lambda choices, usage=None: Completion(**about, choices=choices, usage=usage)

@@ -1,0 +1,100 @@
+"""What the service answers when it cannot answer: a status and a sentence."""
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from flash_lm.errors import InputError
+from flash_lm.inference.service.completion_format import CompletionProblem
+from flash_lm.inference.service.limits import Limits
+from flash_lm.inference.service.requests import Problem
+from flash_lm.inference.service.scheduler import BusyError, ClosedError, FailedError
+
+Answer = TypeVar("Answer")
+_CLIENT_LEFT = 499
+_LONGEST_SENTENCE = 500  # characters: names in a request may have any length
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    400: {"model": Problem, "description": "Not UTF-8, or unknown host name"},
+    408: {"model": Problem, "description": "Received too slowly"},
+    411: {"model": Problem, "description": "Chunked request"},
+    413: {"model": Problem, "description": "Too large"},
+    422: {"model": Problem, "description": "Bad input"},
+    500: {"model": Problem, "description": "The model failed"},
+    503: {"model": Problem, "description": "Busy, or shutting down"},
+    504: {"model": Problem, "description": "Took too long"},
+}
+STATUS = {InputError: 422, FailedError: 500, BusyError: 503, ClosedError: 503, TimeoutError: 504}
+
+
+class LeftError(Exception):
+    """The client has closed its connection."""
+
+
+async def while_connected(request: Request, answer: Awaitable[Answer], limits: Limits) -> Answer:
+    """Awaits the answer; cancels it if it takes too long or the client leaves."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    work, leaving = tasks = asyncio.ensure_future(answer), asyncio.ensure_future(gone())
+    try:
+        async with asyncio.timeout(limits.seconds):
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+    if leaving in done and work not in done:
+        raise LeftError
+    return work.result()
+
+
+def problem(error: Exception, limits: Limits) -> tuple[int, str]:
+    """The status and the message."""
+    if isinstance(error, TimeoutError):
+        return 504, f"this took longer than {limits.seconds:g} s: ask for fewer tokens, or try again later"
+    return STATUS[type(error)], "; ".join(str(error).splitlines())
+
+
+def add_errors(app: FastAPI, limits: Limits) -> None:
+    """Answers every error with a message."""
+
+    def answer(request: Request, status: int, text: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+        of_openai = request.url.path.startswith("/v1/")
+        body = CompletionProblem.of(status, text) if of_openai else Problem(error=text)
+        return JSONResponse(body.model_dump(), status, headers)
+
+    async def sentence(request: Request, error: Exception) -> JSONResponse:
+        status, text = problem(error, limits)
+        return answer(request, status, text, {"Retry-After": "1"} if status == 503 else None)
+
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        found = []
+        for one in error.errors():
+            no_json = one["type"] == "json_invalid"  # its location is a position in the body
+            where = "the body" if no_json else ".".join(str(x) for x in one["loc"][1:]) or "the body"
+            found.append(f"{where}: {one['msg']}" + (f" at character {one['loc'][1]}" if no_json else ""))
+        return answer(request, 422, " ".join("; ".join(found).split())[:_LONGEST_SENTENCE])
+
+    async def other(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        return answer(request, error.status_code, error.detail, error.headers)
+
+    async def left(request: Request, error: Exception) -> Response:
+        return Response(status_code=_CLIENT_LEFT)  # nobody reads it
+
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        return answer(request, 500, "the service has a bug: see its log")
+
+    for kind in STATUS:
+        app.add_exception_handler(kind, sentence)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, other)
+    app.add_exception_handler(LeftError, left)
+    app.add_exception_handler(Exception, unexpected)

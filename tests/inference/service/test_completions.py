@@ -1,0 +1,222 @@
+"""/v1/completions against the same model without a service, the openai client, and lm_eval's local-completions."""
+
+import json
+import math
+import random
+
+import openai
+import pytest
+
+from flash_lm.data.tokenizers import ByteTokenizer
+from flash_lm.inference.generation import Generator
+from flash_lm.inference.sampling import Sampling
+from flash_lm.inference.service.completions import BEGIN, END
+from flash_lm.inference.service.stops import UpToAStop
+from inference.service.serving import random_model, service
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+NAME = "a_text_run"
+
+
+@pytest.fixture(scope="module")
+def text():
+    with service("text") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def generator(usual_promotion):
+    return Generator(random_model("text"))
+
+
+def complete(text, **asked):
+    answer = text.post("/v1/completions", json={"model": NAME, "temperature": 0, **asked})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def ids(prompt: str) -> list[int]:
+    return ByteTokenizer().encode([prompt])[0].tolist()
+
+
+def test_texts_and_ids_are_continued_as_by_generate(text, generator):
+    prompts = ["a naïve tree", "def f(", "猫"]
+    alone = generator.generate(prompts, 12, Sampling(temperature=0))
+    for asked in (prompts, [*map(ids, prompts)], [[ByteTokenizer.begin, *ids(x)] for x in prompts]):
+        found = complete(text, prompt=asked, max_tokens=12)
+        assert [one["text"] for one in found["choices"]] == [one.text for one in alone]
+        assert [one["finish_reason"] for one in found["choices"]] == [
+            {"end": "stop", "length": "length"}[one.finish_reason] for one in alone
+        ]
+    assert found["object"] == "text_completion" and found["model"] == NAME
+    new = sum(len(one.tokens) for one in alone)
+    given = sum(map(len, asked))
+    assert found["usage"] == {"prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new}
+
+
+def test_samples_have_seeds_of_their_own(text, generator):
+    found = complete(text, prompt="ab", n=3, seed=5, temperature=1, max_tokens=9)
+    alone = generator.generate(["ab"] * 3, 9, Sampling(), 5)
+    assert [one["text"] for one in found["choices"]] == [one.text for one in alone]
+    assert [one["index"] for one in found["choices"]] == [0, 1, 2]
+    twice = [complete(text, prompt="ab", temperature=1, max_tokens=20)["choices"][0]["text"] for _ in range(2)]
+    assert twice[0] != twice[1]  # without a seed
+
+
+def test_echo_and_logprobs_are_those_of_the_model(text, generator):
+    prompt, after = "a tree and ", "naïve"
+    (scored,) = generator.score([prompt], [after])
+    answer = complete(text, prompt=prompt + after, max_tokens=0, echo=True, logprobs=2)["choices"][0]
+    assert answer["text"] == prompt + after and answer["finish_reason"] == "length"
+    found = answer["logprobs"]
+    count = len(scored.log_probs)
+    assert found["token_logprobs"][-count:] == pytest.approx(scored.log_probs, abs=1e-4)
+    assert None not in found["token_logprobs"] and len(found["tokens"]) == len(ids(prompt + after))
+    assert found["tokens"][:3] == ["a", " ", "t"] and found["tokens"][-4:-1] == ["bytes:\\xc3", "bytes:\\xaf", "v"]
+    assert found["text_offset"][-4:] == [13, 13, 14, 15]
+    for value, top in zip(found["token_logprobs"], found["top_logprobs"], strict=True):
+        assert len(top) in (2, 3) and value in top.values() and value <= max(top.values()) < 0
+
+
+def test_logprobs_of_what_is_generated(text, generator):
+    (alone,) = generator.generate(["def "], 10, Sampling(temperature=0))
+    found = complete(text, prompt="def ", max_tokens=10, logprobs=1)["choices"][0]["logprobs"]
+    assert found["token_logprobs"][: len(alone.tokens)] == pytest.approx(alone.log_probs, abs=1e-4)
+    for value, top in zip(found["token_logprobs"], found["top_logprobs"], strict=True):
+        assert [*top.values()] == [value]  # the likeliest token is the one that was chosen
+    alone = complete(text, prompt="def ", max_tokens=10, logprobs=0)["choices"][0]["logprobs"]
+    assert alone["top_logprobs"] is None and alone["token_logprobs"] == pytest.approx(found["token_logprobs"], abs=1e-5)
+
+
+def test_the_end_that_the_model_chose_has_a_logprob(text, generator):
+    """Clients count on as many tokens as they asked for."""
+    for number in range(200):
+        (alone,) = generator.generate(["ab"], 4, Sampling(temperature=3.0), number)
+        if alone.finish_reason == "end":
+            break
+    found = complete(text, prompt="ab", max_tokens=4, temperature=3.0, seed=number, logprobs=1)["choices"][0]
+    assert found["finish_reason"] == "stop" and found["text"] == alone.text
+    assert found["logprobs"]["tokens"][-1] == END and len(found["logprobs"]["tokens"]) == len(alone.tokens) + 1
+
+
+def test_a_first_token_has_no_logprob_if_begin_of_text_is_asked_for(text):
+    begin = ByteTokenizer.begin
+    given = complete(text, prompt=[begin, *ids("ab")], max_tokens=0, echo=True, logprobs=1)["choices"][0]["logprobs"]
+    put = complete(text, prompt=ids("ab"), max_tokens=0, echo=True, logprobs=1)["choices"][0]["logprobs"]
+    assert given["tokens"] == [BEGIN, *put["tokens"]] and given["text_offset"] == [0, 0, 1]
+    assert given["token_logprobs"] == [None, *put["token_logprobs"]] and given["top_logprobs"][0] is None
+    alone = complete(text, prompt=[begin], max_tokens=0, echo=True, logprobs=1)["choices"][0]
+    assert alone["logprobs"]["token_logprobs"] == [None] and alone["text"] == ""
+
+
+def test_a_stop_ends_the_text_and_the_row(text, generator):
+    (whole,) = generator.generate(["def "], 40, Sampling(temperature=0))
+    stop = whole.text[7:9]
+    place = whole.text.index(stop)
+    found = complete(text, prompt="def ", max_tokens=40, stop=["never ever", stop], logprobs=1)["choices"][0]
+    assert found["text"] == whole.text[:place] and found["finish_reason"] == "stop"
+    assert "".join(x for x in found["logprobs"]["tokens"] if not x.startswith("bytes:")) in found["text"]
+    assert text.get("/metrics").text.count("flash_lm_waiting_scores 0.0") == 1
+
+
+def chunks(text, **asked):
+    with text.stream("POST", "/v1/completions", json={"temperature": 0, "stream": True, **asked}) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_stream_is_the_answer_in_pieces(text):
+    asked = {"prompt": ["a naïve", "猫"], "n": 2, "seed": 3, "temperature": 1, "max_tokens": 21, "stop": ["x"]}
+    whole = complete(text, **asked, echo=True)
+    found = chunks(text, **asked, echo=True, stream_options={"include_usage": True})
+    texts, reasons = [""] * 4, [None] * 4
+    for chunk in found[:-1]:
+        (choice,) = chunk["choices"]
+        assert reasons[choice["index"]] is None  # nothing follows the last piece
+        texts[choice["index"]] += choice["text"]
+        reasons[choice["index"]] = choice["finish_reason"]
+    assert texts == [one["text"] for one in whole["choices"]]
+    assert reasons == [one["finish_reason"] for one in whole["choices"]]
+    assert found[-1]["choices"] == [] and found[-1]["usage"] == whole["usage"]
+    assert {chunk["id"] for chunk in found} == {found[0]["id"]}
+    assert [chunk["choices"][0]["text"] for chunk in chunks(text, prompt="ab", max_tokens=0, echo=True)] == ["ab"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ({"prompt": ""}, "prompt: Value error, must be a text, a list of texts, a list of token ids"),
+        ({"prompt": ["a", 3]}, "prompt: Value error, must be a text"),
+        ({"prompt": [999999]}, "token 999999 is none of a_text_run"),
+        ({"prompt": [-1]}, "token -1 is none of a_text_run"),
+        ({"prompt": [97] * 64}, "a prompt of 65 tokens is over the limit of 64"),
+        ({"prompt": "a", "max_tokens": 65}, "max_tokens, an answer of 65 tokens is over the limit of 64"),
+        ({"prompt": "a", "best_of": 3}, "best_of=3 is not supported"),
+        ({"prompt": "a", "logprobs": 6}, "logprobs: Input should be less than or equal to 5"),
+        ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty: Input should be less than or equal to 0"),
+        ({"prompt": "a", "suffix": "b"}, "suffix: Input should be None"),
+        ({"prompt": "a", "stop": [""]}, "stop: Value error, must be at most 16 texts of 1 to 200 characters"),
+        ({"prompt": "a", "stream": True, "logprobs": 1}, "logprobs are not streamed"),
+        ({"prompt": ["a"] * 69}, "69 rows are over the limit of 68"),
+        ({"prompt": "a", "chat": True}, "chat: Extra inputs are not permitted"),
+    ],
+)
+def test_bad_input_gets_one_line(text, asked, problem):
+    answer = text.post("/v1/completions", json=asked)
+    error = answer.json()["error"]
+    assert answer.status_code == 422 and error["type"] == "invalid_request_error"
+    assert error["message"].startswith(problem) and "\n" not in error["message"]
+
+
+def test_another_model_is_not_there(text):
+    answer = text.post("/v1/completions", json={"model": "gpt", "prompt": "a"})
+    assert (
+        answer.status_code == 404 and answer.json()["error"]["message"] == "no model gpt: this service has a_text_run"
+    )
+    assert text.get("/v1/models/gpt").status_code == 404
+    (served,) = text.get("/v1/models").json()["data"]
+    assert served["id"] == NAME and served == text.get(f"/v1/models/{NAME}").json()
+
+
+def test_tokens_of_a_text_and_back(text):
+    post = lambda path, **asked: text.post(path, json=asked).json()
+    assert post("/tokenize", prompt="a naïve 猫", add_special_tokens=False)["tokens"] == ids("a naïve 猫")
+    whole = {"tokens": [ByteTokenizer.begin, *ids("ab")], "count": 3, "max_model_len": 64}
+    assert post("/tokenize", prompt="ab") == whole
+    assert post("/detokenize", tokens=[ByteTokenizer.begin, *ids("a naïve 猫")])["prompt"] == "a naïve 猫"
+    info = text.get("/tokenizer_info").json()
+    names = [info[x] for x in ("bos_token", "eos_token")]
+    special = [post("/tokenize", prompt=name, add_special_tokens=False)["tokens"] for name in names]
+    assert special == [[ByteTokenizer.begin], [ByteTokenizer.end]]
+    assert post("/detokenize", tokens=[10**9])["error"].startswith("token 1000000000 is none of")
+
+
+def test_the_openai_client(text):
+    client = openai.OpenAI(base_url=f"{text.server.url}/v1", api_key="none", max_retries=0)
+    assert [model.id for model in client.models.list()] == [NAME]
+    found = client.completions.create(model=NAME, prompt="ab", max_tokens=8, temperature=0, logprobs=1, echo=True)
+    assert found.choices[0].text.startswith("ab") and found.usage.completion_tokens <= 8
+    assert math.isfinite(sum(found.choices[0].logprobs.token_logprobs))
+    pieces = client.completions.create(model=NAME, prompt="ab", max_tokens=8, temperature=0, stream=True)
+    assert "ab" + "".join(piece.choices[0].text for piece in pieces) == found.choices[0].text
+    with pytest.raises(openai.UnprocessableEntityError, match="max_tokens, an answer of 1000 tokens is over the limit"):
+        client.completions.create(model=NAME, prompt="ab", max_tokens=1000)
+    with pytest.raises(openai.NotFoundError, match="no model gpt: this service has a_text_run"):
+        client.completions.create(model="gpt", prompt="ab")
+
+
+def test_a_text_up_to_a_stop_does_not_depend_on_its_pieces():
+    draw = random.Random(0)
+    for _ in range(300):
+        whole = "".join(draw.choices("ab", k=draw.randint(0, 14)))
+        stops = ["".join(draw.choices("ab", k=draw.randint(1, 4))) for _ in range(draw.randint(0, 3))]
+        end = min((whole.find(stop) for stop in stops if stop in whole), default=len(whole))
+        up_to, found, place = UpToAStop(stops), "", 0
+        while place < len(whole):
+            after = draw.randint(place + 1, len(whole))
+            found += up_to(whole[place:after], last=after == len(whole))
+            assert whole[:end].startswith(found)
+            place = after
+        assert found == whole[:end] and up_to.found == (end < len(whole))
