@@ -3,12 +3,18 @@
 import argparse
 import pathlib
 
-from flash_lm.command import run
+from flash_lm.command import positive, run
 from flash_lm.config import DTYPES
 from flash_lm.errors import InputError
 from flash_lm.run_flags import add_run_flags, run_of
 
-FORMATS = ("flash_lm", "llama")  # those of `inference.exporting`, which imports JAX
+FORMATS = ("flash_lm", "llama", "stablehlo")  # those of `inference.exporting`, which imports JAX
+_FORMAT_HELP = "llama: for Hugging Face's transformers; stablehlo: compiled functions that need jax alone"
+_SIZES = {
+    "rows": "texts at the same time; default: 1",
+    "piece": "tokens of a prompt at a time; default: 128",
+    "capacity": "most tokens of a text, where the state grows; default: model.max_length",
+}
 
 
 def flags() -> argparse.ArgumentParser:
@@ -17,7 +23,9 @@ def flags() -> argparse.ArgumentParser:
     add_run_flags(parser)
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write; must not exist yet")
     parser.add_argument("--license", required=True, help="the model's licence for its card, such as apache-2.0")
-    parser.add_argument("--format", choices=FORMATS, default="flash_lm", help="llama: for Hugging Face's transformers")
+    parser.add_argument("--format", choices=FORMATS, default="flash_lm", help=_FORMAT_HELP)
+    for name, help_ in _SIZES.items():
+        parser.add_argument(f"--{name}", type=positive, help=f"of --format=stablehlo: {help_}")
     parser.add_argument("--push", metavar="OWNER/NAME", help="also upload the folder to this repository of the hub")
     parser.add_argument("--private", action="store_true", help="of --push: a new repository is private")
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of parameters and computation; default: as trained")
@@ -29,8 +37,12 @@ def main(argv: list[str]) -> None:
     arguments = flags().parse_args(argv)
     if arguments.private and not arguments.push:
         raise InputError("--private belongs to --push=OWNER/NAME: leave it out, or say where to upload")
+    given = {name: value for name in _SIZES if (value := getattr(arguments, name)) is not None}
+    if given and arguments.format != "stablehlo":
+        raise InputError(f"--{', --'.join(given)} belong to --format=stablehlo: leave them out, or give that format")
     from flash_lm.inference.exporting import export
     from flash_lm.inference.hub import make_repository
+    from flash_lm.inference.programs import Sizes
     from flash_lm.inference.trained_model import load_model
     from flash_lm.training.hosts import is_first, lost_hosts_reported
 
@@ -39,7 +51,7 @@ def main(argv: list[str]) -> None:
         trained = load_model(name, dtype=arguments.dtype, mesh_shape=mesh)
         if arguments.push and is_first():
             make_repository(arguments.push, private=arguments.private)  # what is wrong there is said before writing
-        messages = export(trained, arguments.out, arguments.license, arguments.format)
+        messages = export(trained, arguments.out, arguments.license, arguments.format, Sizes(**given))
     if is_first():
         print(f"{arguments.out}: {trained.model.parameter_count():,} parameters of {name}, step {trained.step}")
         print("\n".join(messages), end="\n" if messages else "")

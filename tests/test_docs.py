@@ -18,7 +18,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROO
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # A block of Python runs unless it names what no clone has: a run, or a module of the reader's own.
-NOT_HERE = ("runs/", "my_package")
+NOT_HERE = ("runs/", "my_package", "127.0.0.1")
 MISSING = "--config.plugins=my_package.families"
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 

@@ -1,6 +1,7 @@
 """Exports a trained model as a folder that `flash_lm.load` and other tools read: see `training/exported.py`.
 
-Can also write a folder for Hugging Face's transformers, if it has the same model: see `models/llama.py`.
+Can also write a folder for Hugging Face's transformers, if it has the same model: see `models/llama.py`; or compiled
+functions that need nothing of ours: see `inference/programs.py`.
 """
 
 import pathlib
@@ -12,7 +13,8 @@ import jax
 from flash_lm.data.hf_tokenizer import to_hugging_face
 from flash_lm.data.tokenizers import save_tokenizer
 from flash_lm.errors import InputError
-from flash_lm.inference.model_card import FLASH_LM, TRANSFORMERS, Library, model_card
+from flash_lm.inference.model_card import FLASH_LM, JAX, TRANSFORMERS, Library, model_card
+from flash_lm.inference.programs import Sizes, about_programs, check_programs, write_programs
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.models import llama
 from flash_lm.provenance import provenance
@@ -31,17 +33,22 @@ class Format(NamedTuple):
         arrays: makes the arrays by name, from parameters on the host.
         settings: makes config.json, without its provenance.
         library: the library that loads the model.
+        write: writes what else there is: of the model, its tokenizer for `tokenizers` (or why there is none), sizes of
+            programs, and the folder.
         ours: whether `flash_lm.load` reads the folder.
     """
 
     check: Callable[[TrainedModel], None]
     arrays: Callable[[Params, Params], dict[str, Any]]
-    settings: Callable[[TrainedModel], dict[str, Any]]
+    settings: Callable[[TrainedModel, Sizes], dict[str, Any]]
     library: Library
-    ours: bool
+    write: Callable[[TrainedModel, Any, Sizes, pathlib.Path], None]
+    ours: bool = False
 
 
-def export(trained: TrainedModel, out: pathlib.Path, license_: str, form: str = "flash_lm") -> list[str]:
+def export(
+    trained: TrainedModel, out: pathlib.Path, license_: str, form: str = "flash_lm", sizes: Sizes | None = None
+) -> list[str]:
     """Writes parameters, config, tokenizer and a model card; writes the folder completely or not at all.
 
     Args:
@@ -49,6 +56,7 @@ def export(trained: TrainedModel, out: pathlib.Path, license_: str, form: str = 
         out: the folder; must not exist yet.
         license_: the licence for the card, as the Hugging Face hub names it.
         form: a key of `FORMATS`.
+        sizes: of the programs of form="stablehlo"; None: the usual ones.
 
     Returns:
         Sentences on what could not be written.
@@ -66,22 +74,19 @@ def export(trained: TrainedModel, out: pathlib.Path, license_: str, form: str = 
     if of_all_hosts(out.exists() or out.is_symlink())[0]:
         raise InputError(f"--out={out} already exists: give a new folder")
     kind.check(trained)
+    sizes = sizes or Sizes()
     params = jax.tree.map(fetched, trained.params)
     if not is_first():
         return []
     theirs, messages = to_hugging_face(trained.tokenizer), []
     with new_folder(out) as partial:
         write_weights(partial, kind.arrays(params, trained.model.constants))
-        write_json(partial / "config.json", kind.settings(trained) | {"flash_lm": _made(trained)})
-        if kind.ours:
-            save_tokenizer(trained.tokenizer, partial / "tokenizer")
-            write_labels(partial, trained.labels)
+        write_json(partial / "config.json", kind.settings(trained, sizes) | {"flash_lm": _made(trained)})
+        kind.write(trained, theirs, sizes, partial)
         if isinstance(theirs, str):
             messages.append(f"there is no tokenizer.json: {theirs}")
         else:
             theirs.save(str(partial / "tokenizer.json"))
-        if not kind.ours:
-            _write_for_transformers(trained, theirs, partial)
         model_card(trained, out.name, license_, kind.library).save(partial / "README.md")
     return messages
 
@@ -100,8 +105,9 @@ def _special(trained: TrainedModel) -> dict[str, int]:
     return {"bos_token_id": trained.tokenizer.begin, "eos_token_id": trained.tokenizer.end}
 
 
-def _our_settings(trained: TrainedModel) -> dict[str, Any]:
+def _our_settings(trained: TrainedModel, sizes: Sizes) -> dict[str, Any]:
     """The keys that other tools look for, and the run's config."""
+    del sizes
     raw, model = run_folder.read_config(trained.run.workdir), trained.config.model
     raw.model.update(dtype=model.dtype, param_dtype=model.param_dtype, vocab_size=model.vocab_size)
     return {
@@ -115,6 +121,12 @@ def _our_settings(trained: TrainedModel) -> dict[str, Any]:
     }
 
 
+def _write_ours(trained: TrainedModel, theirs: Any, sizes: Sizes, folder: pathlib.Path) -> None:
+    del theirs, sizes
+    save_tokenizer(trained.tokenizer, folder / "tokenizer")
+    write_labels(folder, trained.labels)
+
+
 def _check_llama(trained: TrainedModel) -> None:
     model = trained.config.model
     if wrong := llama.differing(model):
@@ -122,8 +134,9 @@ def _check_llama(trained: TrainedModel) -> None:
         raise InputError(f"{trained.run} is not a Llama ({listed}): omit --format")
 
 
-def _write_for_transformers(trained: TrainedModel, theirs: Any, folder: pathlib.Path) -> None:
+def _write_for_transformers(trained: TrainedModel, theirs: Any, sizes: Sizes, folder: pathlib.Path) -> None:
     """Writes the files that transformers' generation and tokenizer read."""
+    del sizes
     write_json(folder / "generation_config.json", _special(trained))
     if isinstance(theirs, str):
         return
@@ -136,12 +149,19 @@ def _write_for_transformers(trained: TrainedModel, theirs: Any, folder: pathlib.
 
 
 FORMATS = {
-    "flash_lm": Format(lambda trained: None, of_trained, _our_settings, FLASH_LM, ours=True),
+    "flash_lm": Format(lambda trained: None, of_trained, _our_settings, FLASH_LM, _write_ours, ours=True),
     "llama": Format(
         _check_llama,
         lambda params, constants: llama.to_llama(params),
-        lambda trained: llama.settings_of(trained.config.model) | _special(trained),
+        lambda trained, sizes: llama.settings_of(trained.config.model) | _special(trained),
         TRANSFORMERS,
-        ours=False,
+        _write_for_transformers,
+    ),
+    "stablehlo": Format(
+        check_programs,
+        lambda params, constants: of_trained(params, {}),  # constants are in the programs
+        lambda trained, sizes: about_programs(trained, sizes) | _special(trained),
+        JAX,
+        lambda trained, theirs, sizes, folder: write_programs(trained, sizes, folder),
     ),
 }

@@ -31,6 +31,25 @@ tokenizer = AutoTokenizer.from_pretrained("path/to/{name}")""",
     """ids = tokenizer("Once upon", return_tensors="pt").input_ids
 print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))""",
 )
+JAX = Library(
+    "jax",
+    """import pathlib
+
+import numpy as np
+from jax import export
+from safetensors.numpy import load_file
+
+folder = pathlib.Path("path/to/{name}")
+params = load_file(folder / "model.safetensors")
+start, prefill, step = (
+    export.deserialize((folder / f"{{each}}.stablehlo").read_bytes()).call for each in ("start", "prefill", "step")
+)""",
+    """state = start(params)
+tokens = np.zeros((ROWS, PROMPT_TOKENS_AT_A_TIME), np.int32)  # these sizes are in config.json; ids from tokenizer.json
+lengths = np.array([1] * ROWS, np.int32)  # how many of each row's tokens are real
+logits, state = prefill(params, state, tokens, lengths)
+logits, state = step(params, state, logits.argmax(axis=-1).astype(np.int32))""",
+)
 
 
 def model_card(trained: TrainedModel, name: str, license_: str, library: Library) -> ModelCard:
