@@ -41,10 +41,10 @@ def main(argv: list[str]) -> None:
     if given and arguments.format != "stablehlo":
         raise InputError(f"--{', --'.join(given)} belong to --format=stablehlo: leave them out, or give that format")
     from flash_lm.inference.exporting import export
-    from flash_lm.inference.hub import make_repository
     from flash_lm.inference.programs import Sizes
     from flash_lm.inference.trained_model import load_model
     from flash_lm.training.hosts import is_first, lost_hosts_reported
+    from flash_lm.training.hub import make_repository
 
     name, mesh = run_of(arguments)
     with lost_hosts_reported():
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
 
 
 def _push(folder: pathlib.Path, name: str) -> None:
-    from flash_lm.inference.hub import push
+    from flash_lm.training.hub import push
 
     try:
         print(f"uploaded: {push(folder, name)}")

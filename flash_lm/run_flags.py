@@ -5,7 +5,7 @@ import pathlib
 
 from flash_lm.command import mesh_shapes
 from flash_lm.errors import InputError
-from flash_lm.run_name import HUB, RunName, run_name
+from flash_lm.run_name import HUB, RunName
 
 HOSTS = "auto | ADDRESS:PORT,COUNT,NUMBER"
 HOSTS_HELP = "run as one of several processes: of the detected cluster, or of COUNT, with process 0 at ADDRESS:PORT"
@@ -42,20 +42,13 @@ def run_of(arguments: argparse.Namespace) -> tuple[RunName, tuple[int, ...]]:
     Raises:
         InputError: the checkpoint's name or the mesh is wrong, or the other hosts cannot be reached.
     """
-    name, meshes = _local(run_name(arguments.workdir)), mesh_shapes(arguments.mesh, "--mesh")
+    from flash_lm.training.hub import downloaded  # noqa: PLC0415 (slow to import)
+
+    name, meshes = downloaded(arguments.workdir), mesh_shapes(arguments.mesh, "--mesh")
     if len(meshes) > 1:
         raise InputError(f"--mesh={arguments.mesh} must be a single mesh of three numbers, such as 1,2,4")
     begin(arguments)
     return name, meshes[0]
-
-
-def _local(name: RunName) -> RunName:
-    """The name, or the local copy of a model on the hub."""
-    if not str(name.workdir).startswith(HUB):
-        return name
-    from flash_lm.inference.hub import downloaded  # noqa: PLC0415 (slow to import)
-
-    return downloaded(name)
 
 
 def results_file(arguments: argparse.Namespace, name: RunName, default: str) -> pathlib.Path:

@@ -112,7 +112,7 @@ class TrainConfig(Group, name="train"):
 
     init_from: str = key(
         None,
-        "RUN[@best|@STEP] or the folder of an exported model: start with its parameters and its tokenizer",
+        "RUN[@best|@STEP], the folder of an exported model, or hub:OWNER/NAME: start with its parameters and tokenizer",
         before=None,
     )
     init_positions: str = key(

@@ -17,13 +17,13 @@ from flash_lm.errors import InputError
 from flash_lm.inference.classify import TextClassifier
 from flash_lm.inference.fill_in import FilledIn, Filler
 from flash_lm.inference.generation import Generator
-from flash_lm.inference.hub import downloaded
 from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.trained_model import TrainedModel, load_model
 from flash_lm.models.attention_weights import AttentionMap, attention_weights
-from flash_lm.run_name import RunName, run_name
+from flash_lm.run_name import RunName
 from flash_lm.training.evaluation import perplexity
 from flash_lm.training.hosts import fetched
+from flash_lm.training.hub import downloaded
 from flash_lm.training.sharding import batch_sharding, rows_that_divide
 from flash_lm.training.state import Params
 
@@ -231,5 +231,5 @@ def load(
     Raises:
         InputError: there is no such run, checkpoint or model, or the mesh does not fit.
     """
-    name = downloaded(run_name(run))
+    name = downloaded(run)
     return LoadedModel(load_model(name, dtype=dtype, mesh_shape=mesh, overrides=overrides))

@@ -18,6 +18,7 @@ from flash_lm.inference.held_params import HeldParams
 from flash_lm.run_name import RunName, run_name
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.exported import about
+from flash_lm.training.hub import name_of_copy
 from flash_lm.training.labels import read_labels
 from flash_lm.training.saved import Facts
 from flash_lm.training.state import ModelFunction, Params
@@ -65,8 +66,8 @@ class TrainedModel:
 
     @property
     def name(self) -> str:
-        """The name of the run's folder, for messages."""
-        return self.run.workdir.name
+        """The name of the run's folder, or of a model on the hub, for messages and results."""
+        return name_of_copy(self.run.workdir) or self.run.workdir.name
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:

@@ -13,11 +13,11 @@ from flash_lm.errors import InputError
 from flash_lm.layers.parameter import is_stacked, name_of
 from flash_lm.models.classifier import CLASSIFIER
 from flash_lm.models.family import complete
-from flash_lm.run_name import run_name
 from flash_lm.tables import CORPORA, TASKS
 from flash_lm.training import saved
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.experiment import Experiment, vocabulary
+from flash_lm.training.hub import downloaded
 from flash_lm.training.labels import read_labels
 from flash_lm.training.state import TrainState
 from flash_lm.training.weights import read_weights
@@ -35,7 +35,7 @@ def tokenizer_of(name: str, config: Any) -> Tokenizer | None:
     Raises:
         InputError: no such model, or the config names another kind of tokenizer.
     """
-    folder, data = run_name(name).workdir, config.data
+    folder, data = downloaded(name).workdir, config.data
     theirs, tokenizer = run_folder.read_config(folder).data, load_tokenizer(folder / "tokenizer")
     if data.corpus in CORPORA and CORPORA[data.corpus].examples:
         return None
@@ -57,7 +57,7 @@ def like_parent(config: Any, name: str) -> Any:
     Raises:
         InputError: no such model.
     """
-    folder = run_name(name).workdir
+    folder = downloaded(name).workdir
     theirs, tokenizer = parse(run_folder.read_config(folder)), load_tokenizer(folder / "tokenizer")
     model = complete(dataclasses.replace(theirs.model, vocab_size=vocabulary(theirs, tokenizer)))
     if (config.model.get("family"), tuple(config.model.get("pattern", ()))) != (model.family, model.pattern):
@@ -97,14 +97,15 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
         InputError: no such model, another vocabulary, or parameters of other shapes, which are all listed.
     """
     config = experiment.config
-    name = run_name(config.train.init_from)
+    given = config.train.init_from
+    name = downloaded(given)
     raw = run_folder.read_config(name.workdir)
     raw.update_from_flattened_dict({"mesh.shape": config.mesh.shape, "mesh.rules": config.mesh.rules})
     raw.update_from_flattened_dict({f"model.{key}": config.model.get(key) for key in _HOW})
     theirs = read_weights(name, raw, raw.model.param_dtype)
     if theirs.tokenizer.fingerprint != experiment.corpus.tokenizer.fingerprint:
         raise InputError(
-            f"train.init_from={name} has another vocabulary than the corpus {experiment.corpus.name}: choose a model "
+            f"train.init_from={given} has another vocabulary than the corpus {experiment.corpus.name}: choose a model "
             f"with the same tokenizer"
         )
     there = {name_of(path): x for path, x in jax.tree_util.tree_leaves_with_path(theirs.params)}
@@ -130,7 +131,7 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
     left_out = sorted(there.keys() - {*taken, *wrong})
     parts = {"initialised": new, "of another shape": wrong.values(), "left out": left_out}
     message = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
-    message = f"train.init_from={name}: {len(taken)} parameters taken" + (f"; {message}" if message else "")
+    message = f"train.init_from={given}: {len(taken)} parameters taken" + (f"; {message}" if message else "")
     if wrong:
         raise InputError(f"{message}: set the model's keys to the same values{_advice(config, theirs.config)}")
     constants = drawn.constants

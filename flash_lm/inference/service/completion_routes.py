@@ -40,7 +40,7 @@ def add_models(app: FastAPI, trained: TrainedModel) -> None:
         """The models that are served: one."""
         return ServedModels(data=[served])
 
-    @app.get("/v1/models/{name}", responses=_NO_MODEL)
+    @app.get("/v1/models/{name:path}", responses=_NO_MODEL)
     async def one_model(name: str) -> ServedModel:
         """The model of this name."""
         _check_name(name, trained)

@@ -1,13 +1,15 @@
 """Models on the Hugging Face hub: an export goes up, and `hub:NAME` comes down as a folder of an export."""
 
 import contextlib
+import os
 import pathlib
 from collections.abc import Iterator
 
 from flash_lm.errors import InputError, first_line
-from flash_lm.run_name import HUB, RunName
+from flash_lm.run_name import HUB, RunName, run_name
 from flash_lm.training.exported import is_export
 
+_CACHED, _COMMIT = "models--", 12  # how the library names the folder of a model's copies; characters of a commit
 _FILES = ("*.safetensors", "*.json", "tokenizer/*", "README.md")  # of an export
 
 
@@ -50,13 +52,14 @@ def push(folder: pathlib.Path, name: str) -> str:
     return str(found)
 
 
-def downloaded(name: RunName) -> RunName:
-    """The local copy of hub:OWNER/NAME, or the name itself if it is none.
+def downloaded(name: str | os.PathLike[str] | RunName) -> RunName:
+    """The checkpoint that a name means: of the local copy of hub:OWNER/NAME, or else as `run_name` reads it.
 
     Raises:
         InputError: there is no such model, no access to it, it is no export of flash_lm, or the hub does not answer and
             there is no copy.
     """
+    name = run_name(name)
     if not str(name.workdir).startswith(HUB):
         return name
     from huggingface_hub import snapshot_download  # noqa: PLC0415 (slow to import)
@@ -72,6 +75,14 @@ def downloaded(name: RunName) -> RunName:
             "python -m flash_lm.import_model"
         )
     return name._replace(workdir=folder)
+
+
+def name_of_copy(folder: pathlib.Path) -> str | None:
+    """OWNER/NAME@COMMIT of a local copy of a model on the hub; None: the folder is no such copy."""
+    owner, mark, name = folder.parent.parent.name.removeprefix(_CACHED).partition("--")
+    if folder.parent.name != "snapshots" or not folder.parent.parent.name.startswith(_CACHED) or not mark:
+        return None
+    return f"{owner}/{name}@{folder.name[:_COMMIT]}"
 
 
 @contextlib.contextmanager

@@ -8,18 +8,23 @@ import huggingface_hub
 import numpy as np
 import pytest
 from huggingface_hub import errors
+from inference.test_exporting import trained_model
 from safetensors.numpy import load_file
+from small import small_config, write_corpus
 
 import flash_lm
 from flash_lm import evaluate, export
 from flash_lm.errors import InputError
+from flash_lm.inference import scoring
 from flash_lm.inference import trained_model as trained_model_module
 from flash_lm.inference.exporting import export as write
-from flash_lm.inference.hub import make_repository, push
 from flash_lm.inference.trained_model import load_model
 from flash_lm.training import exported
-from inference.test_exporting import trained_model
+from flash_lm.training.fingerprint import fingerprint
+from flash_lm.training.hub import downloaded, make_repository, push
+from flash_lm.training.loop import train
 
+COMMIT = "0123456789abcdef" * 2 + "01234567"
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 
@@ -54,7 +59,9 @@ def hub(tmp_path, monkeypatch):
             self.check(name)
             if not (folder / name).exists():
                 raise errors.RepositoryNotFoundError("404", response=response(404))
-            return str(folder / name)
+            copy = folder / f"models--{name.replace('/', '--')}" / "snapshots" / COMMIT
+            shutil.copytree(folder / name, copy, dirs_exist_ok=True)
+            return str(copy)
 
     here = Hub()
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: here)
@@ -178,3 +185,27 @@ def test_large_weights_are_in_several_files(model, tmp_path, monkeypatch):
     (tmp_path / "several" / files[1]).unlink()
     with pytest.raises(InputError, match="several is damaged"):
         flash_lm.load(tmp_path / "several")
+
+
+def test_a_run_starts_from_a_model_on_the_hub(hub, tmp_path):
+    config = small_config(write_corpus(tmp_path / "text"), tmp_path / "cache", "linear_transformer")
+    config.train.update(steps=2, warmup_steps=1, eval_every=0, eval_steps=1, checkpoint_every=0)
+    train(config, tmp_path / "parent")
+    parent = load_model(tmp_path / "parent")
+    write(parent, tmp_path / "out", "mit")
+    shutil.copytree(tmp_path / "out", hub.folder / "me" / "mine")
+    config.train.update(init_from="hub:me/mine", learning_rate=1e-30, weight_decay=0.0)
+    train(config, tmp_path / "child")
+    child = load_model(tmp_path / "child")
+    assert fingerprint(child.params) == fingerprint(parent.params)
+    assert child.facts["parent"]["run"] == str(tmp_path / "parent")
+    (score,) = evaluate_there("hub:me/mine", config)
+    assert score["run"] == "me/mine@0123456789ab" and score["perplexity"] > 1
+    config.train.init_from = "hub:me/other"
+    with pytest.raises(InputError, match="there is no model me/other on the hub, or no access to it"):
+        train(config, tmp_path / "orphan")
+    assert not (tmp_path / "orphan").exists()
+
+
+def evaluate_there(name, config):
+    return scoring.evaluate(downloaded(name), "validation", overrides=[f"--config.data.path={config.data.path}"])
