@@ -5,7 +5,7 @@ import pathlib
 from typing import Any
 
 from flash_lm.command import positive, run, words_of
-from flash_lm.errors import InputError
+from flash_lm.errors import InputError, first_line
 from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.run_flags import add_run_flags, results_file, run_of
 
@@ -45,6 +45,11 @@ def main(argv: list[str]) -> None:
     if unknown := [task for task in tasks if task not in manager.all_tasks]:
         known = ", ".join(manager.all_tasks) if not arguments.published else "those of `lm_eval ls tasks`"
         raise InputError(f"--tasks: there is no task {', '.join(unknown)}; known are {known}")
+    try:
+        manager.load([*tasks])  # `simple_evaluate` loads them once more
+    except Exception as error:  # whatever a user's YAML file, its data and its templates raise
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"--tasks={arguments.tasks}: {what}: look at the YAML file and the data it names") from None
     name, mesh = run_of(arguments)
     out = results_file(arguments, name, "harness.jsonl")
     trained = load_model(name, mesh_shape=mesh)

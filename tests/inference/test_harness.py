@@ -158,6 +158,14 @@ def test_bad_tasks_are_said(run, tmp_path, monkeypatch, capsys):
         harness.main([f"--workdir={run}", "--tasks=nothing"])
     with pytest.raises(InputError, match="is no folder: give the one that has your YAML files"):
         harness.main([f"--workdir={run}", "--tasks=own_text", f"--include={tmp_path}/none"])
+    task = (ROOT / "configs" / "harness" / "own_text.yaml").read_text()
+    for change, told in (
+        (("texts.jsonl", "none.jsonl"), "Unable to find"),
+        (("{{text}}", "{{txt}}"), "'txt' is undef"),
+    ):
+        (tmp_path / "own_text.yaml").write_text(task.replace(*change))
+        with pytest.raises(InputError, match=f"--tasks=own_text: .*{told}.*: look at the YAML file"):
+            harness.main([f"--workdir={run}", "--tasks=own_text", f"--include={tmp_path}"])
 
 
 def test_the_service_and_the_adapter_give_the_same():
