@@ -5,11 +5,9 @@ arXiv:2405.18392). What will be reported of it is scored when it ends, and then 
 step needs them. Several processes may work at one study: each takes what no other has begun.
 """
 
-import contextlib
-import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -17,10 +15,10 @@ from ml_collections import ConfigDict
 from flash_lm.config import parse
 from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.inference.scoring import evaluate
-from flash_lm.jsonl import Line, read_jsonl, write_jsonl
+from flash_lm.jsonl import Line, read_jsonl
 from flash_lm.provenance import config_hash
+from flash_lm.shared_work import begun_here, is_made, write_made
 from flash_lm.study import Changes, Runs, changed, check_runs
-from flash_lm.training.lock import take
 from flash_lm.training.loop import train
 from flash_lm.training.workdir import run_hash
 from flash_lm.tuning import best_values, tune
@@ -128,12 +126,12 @@ def tune_models(
     for model, changes in models.items():
         file, folder = out / "rates" / f"{model}.jsonl", runs / f"tuning_{model}"
         known = config_hash([run_hash(changed(of_longest, changes).to_dict()), budget])
-        with _begun_here(runs / f"tuning_{model}.lock") as free:
-            if _is_made(file, known) or not free:
+        with begun_here(runs / f"tuning_{model}.lock") as free:
+            if is_made(file, known) or not free:
                 continue
             print(f"rate of {model}", flush=True)
             lines = tune(of_longest, {model: changes}, "train.learning_rate", budget, folder, should_stop)
-            _write_whole(file, [line | {"study_hash": known} for line in lines])
+            write_made(file, lines, known)
             shutil.rmtree(folder)
 
 
@@ -167,8 +165,8 @@ def run_trunks(trunks: Sequence[Trunk], out: pathlib.Path, runs: pathlib.Path, s
     for trunk in trunks:
         file, folder = out / "runs" / f"{trunk.name}.jsonl", runs / trunk.name
         known = config_hash([run_hash(trunk.config.to_dict()), [*trunk.shares], [*trunk.slices]])
-        with _begun_here(runs / f"{trunk.name}.lock") as free:
-            if _is_made(file, known):
+        with begun_here(runs / f"{trunk.name}.lock") as free:
+            if is_made(file, known):
                 continue
             best = rates(out).get(trunk.tuned_as)
             if not free or best is None:
@@ -181,7 +179,7 @@ def run_trunks(trunks: Sequence[Trunk], out: pathlib.Path, runs: pathlib.Path, s
                 lines = one_trunk(trunk, best["value"], folder, should_stop)
             except NonfiniteError as error:
                 lines = [{**trunk.at, "failed": str(error), "rate": best["value"]}]
-            _write_whole(file, [line | {"study_hash": known} for line in lines])
+            write_made(file, lines, known)
             shutil.rmtree(folder)
     return left
 
@@ -236,27 +234,3 @@ def schedules(trunk: Trunk, rate: float, folder: pathlib.Path) -> Runs:
     stable = {"train.learning_rate": rate, "train.steps": longest, "train.schedule": "constant"}
     branch = lambda share: {"train.branch_from": f"{folder / STABLE}@{starts[share]}"}
     return {STABLE: stable | every} | {f"{share:g}": sqrt(share) | branch(share) for share in steps}
-
-
-@contextlib.contextmanager
-def _begun_here(path: pathlib.Path) -> Iterator[bool]:
-    """Whether this process may do a task; another one cannot begin it until the block ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+", encoding="utf-8") as file:
-        yield take(file) is None
-
-
-def _is_made(file: pathlib.Path, known: str) -> bool:
-    """Whether the lines of a file are there; raises InputError if they are of another config."""
-    if not file.exists():
-        return False
-    if any(line["study_hash"] != known for line in read_jsonl(file)):
-        raise InputError(f"{file} is of another config: write to another folder")
-    return True
-
-
-def _write_whole(file: pathlib.Path, lines: list[Line]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
-    write_jsonl(partial, lines)
-    os.replace(partial, file)

@@ -13,6 +13,7 @@ from flash_lm.errors import InputError, NonfiniteError, RunError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import write_jsonl
 from flash_lm.models.facts import facts
+from flash_lm.shared_work import begun_here
 from flash_lm.study import changed
 from flash_lm.training.loop import train
 from flash_lm.trunk_study import Part, finished_runs, rates, run_trunks, schedules, trunks_of, tune_models
@@ -102,7 +103,7 @@ def test_what_another_process_has_begun_is_left_to_it(tmp_path, without_training
     trunks, out, runs = trunks_of(config_in(tmp_path), parts()), tmp_path / "out", tmp_path / "runs"
     assert run_trunks(trunks, out, runs, bool) == trunks and not without_training  # no rate is known yet
     rate_is(out, 1e-3)
-    with trunk_study._begun_here(runs / f"{trunks[1].name}.lock") as free:
+    with begun_here(runs / f"{trunks[1].name}.lock") as free:
         assert free
         assert run_trunks(trunks, out, runs, bool) == [trunks[1]]
     assert [name for name, _ in without_training] == [trunks[i].name for i in (0, 2, 3)]
@@ -157,7 +158,7 @@ def test_each_model_is_tuned_once(tmp_path, monkeypatch):
     }
     with pytest.raises(InputError, match="a.jsonl is of another config"):
         tune_models(config, {"a": {}}, 100, out, tmp_path / "runs", bool)
-    with trunk_study._begun_here(tmp_path / "runs" / "tuning_c.lock"):
+    with begun_here(tmp_path / "runs" / "tuning_c.lock"):
         tune_models(config, {"c": {}}, 50, out, tmp_path / "runs", bool)
     assert len(asked) == 2
 

@@ -26,6 +26,7 @@ class Panel:
         y_label: label of the y axis, with the unit.
         unit: factor for the y values.
         title: the panel's title.
+        band: keys of the lowest and the highest y values, between which a curve has a band, where it has them.
     """
 
     lines: list[Line]
@@ -35,6 +36,7 @@ class Panel:
     y_label: str
     unit: float = 1.0
     title: str = ""
+    band: tuple[str, str] | None = None
 
 
 def plot_panels(rows: list[list[Panel]], path: pathlib.Path, *, curve: str = "family", title: str = "") -> None:
@@ -55,6 +57,8 @@ def plot_panels(rows: list[list[Panel]], path: pathlib.Path, *, curve: str = "fa
                 if points:
                     x, y = zip(*points, strict=True)
                     axes.plot(x, y, markersize=4, **style(i))
+                    if band := _band((line for line in panel.lines if line[curve] == name), panel):
+                        axes.fill_between(*zip(*band, strict=True), color=style(i)["color"], alpha=0.15, linewidth=0)
                     ends.append((x[-1], y[-1], name, style(i)["color"]))
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
@@ -81,6 +85,14 @@ def _name_ticks(axes) -> None:
 
 def _points(lines: Iterable[Line], panel: Panel) -> list[tuple[float, float]]:
     return [(line[panel.x], line[panel.y] * panel.unit) for line in lines if line.get(panel.y)]
+
+
+def _band(lines: Iterable[Line], panel: Panel) -> list[tuple[float, float, float]]:
+    """x, lowest and highest of a curve."""
+    if panel.band is None:
+        return []
+    low, high = panel.band
+    return sorted((x[panel.x], x[low] * panel.unit, x[high] * panel.unit) for x in lines if low in x and panel.x in x)
 
 
 def _name_ends(axes, ends: list[tuple[float, float, str, str]]) -> None:

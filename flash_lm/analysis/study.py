@@ -17,7 +17,6 @@ _SAME = ("family", "parameters", "rate", "step", "trained_length", "corpus", "ba
 _MODEL = ("part", "run")
 _KEYS = (*_MODEL, "share", "length", "slices", "slice")  # of a line over the seeds
 _WHOLE = "perplexity"  # heading of the score of the whole budget
-_QUALITY = "perplexity a token, test split"
 _ABOUT: Columns = {"model": ("run", "{}"), "parameters": ("parameters", "{:,}"), "rate": ("rate", "{:g}")}
 _SPREAD: Columns = {
     "lowest": ("lowest", "{:.2f}"),
@@ -156,15 +155,21 @@ def plot_study(lines: Sequence[Line], out: pathlib.Path, title: str) -> None:
 
 
 def _against_time(lines: list[Line], title: str) -> Panel:
-    return Panel(lines, "minutes", "minutes of training, steps timed side by side", "perplexity", _QUALITY, title=title)
+    return _panel(lines, "minutes", "minutes of training, steps timed side by side", title)
 
 
 def _against_flops(lines: list[Line], title: str) -> Panel:
-    return Panel(lines, "flops", "model FLOPs of training", "perplexity", _QUALITY, title=title)
+    return _panel(lines, "flops", "model FLOPs of training", title)
 
 
 def _against_place(lines: list[Line], title: str) -> Panel:
-    return Panel(lines, "from", "tokens of the row before the target, at least", "perplexity", _QUALITY, title=title)
+    return _panel(lines, "from", "tokens of the row before the target, at least", title)
+
+
+def _panel(lines: list[Line], x: str, label: str, title: str) -> Panel:
+    """With a band over the seeds."""
+    quality = "perplexity a token, test split"
+    return Panel(lines, x, label, "perplexity", quality, title=title, band=("lowest", "highest"))
 
 
 def _first_of(line: Line) -> int:

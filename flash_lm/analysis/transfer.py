@@ -1,0 +1,166 @@
+"""What the lines of a study of transfer say together: a table, a picture, and verdicts."""
+
+import dataclasses
+import pathlib
+import statistics
+from collections.abc import Sequence
+
+from flash_lm.analysis.figure import can_draw
+from flash_lm.analysis.hypotheses import FAILS, HOLDS, NOT_RUN, SEEDS, UNDECIDED
+from flash_lm.analysis.panels import Panel, plot_panels
+from flash_lm.analysis.table import Columns, markdown_table
+from flash_lm.errors import InputError
+from flash_lm.jsonl import Line, read_jsonl, write_jsonl
+from flash_lm.transfer_study import finished_runs
+
+POINTS = 100.0  # of a share
+BASELINE = "baseline"  # the arm of what is no model of ours
+_SCORE = "accuracy"
+_VERDICTS: Columns = {
+    "hypothesis": ("hypothesis", "{}"),
+    "labels": ("share", "{:.0%}"),
+    "verdict": ("verdict", "{}"),
+    "points by seed": ("figure", "{}"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class NoWorse:
+    """That one family's accuracy is at most some points below another's, with the same arm, labels and seed.
+
+    Attributes:
+        arm: of both.
+        first: the family.
+        second: the other family.
+        points: how much lower it may be.
+    """
+
+    arm: str
+    first: str
+    second: str
+    points: float
+
+    def judge(self, lines: Sequence[Line], share: float) -> Line:
+        """The verdict with a share of the labels: it needs three seeds that agree.
+
+        Args:
+            lines: of `run_transfer`.
+            share: of the labels.
+
+        Returns:
+            A line with hypothesis, share, verdict and figure.
+        """
+        found: dict[int, dict[str, Line]] = {}
+        for line in lines:
+            if (line["arm"], line["share"]) == (self.arm, share):
+                found.setdefault(line["seed"], {})[line["family"]] = line
+        pairs = [(own[self.first], own[self.second]) for own in found.values() if {self.first, self.second} <= {*own}]
+        whole = [pair for pair in pairs if not any("failed" in line for line in pair)]
+        points = [POINTS * (one[_SCORE] - other[_SCORE]) for one, other in whole]
+        held = {difference >= -self.points for difference in points}
+        verdict = UNDECIDED if pairs else NOT_RUN
+        if len(points) >= SEEDS and len(whole) == len(pairs) and len(held) == 1:
+            verdict = HOLDS if held.pop() else FAILS
+        figure = ", ".join(f"{x:+.1f}" for x in points)
+        if len(whole) < len(pairs):
+            figure += f" ({len(pairs) - len(whole)} seeds failed)"
+        about = f"{self.arm}: {self.first} at most {self.points:g} points below {self.second}"
+        return {"hypothesis": about, "share": share, "verdict": verdict, "figure": figure}
+
+
+def summary(lines: Sequence[Line]) -> list[Line]:
+    """One line for each family, arm and share of the labels, over the seeds.
+
+    Args:
+        lines: of `run_transfer`.
+
+    Returns:
+        Lines with the mean `accuracy`, `lowest`, `highest`, the means of `macro_f1` and `matthews`, `rate`, `seeds` and
+        `failed`; without scores if all seeds failed.
+    """
+    groups: dict[tuple[str, str, float], list[Line]] = {}
+    for line in lines:
+        groups.setdefault((line["family"], line["arm"], line["share"]), []).append(line)
+    found = []
+    for (family, arm, share), own in groups.items():
+        scored = [line for line in own if "failed" not in line]
+        line = {"family": family, "arm": arm, "share": share, "rate": own[0]["rate"]}
+        line |= {"seeds": len(scored), "failed": len(own) - len(scored)}
+        if scored:
+            values = [x[_SCORE] for x in scored]
+            line |= {"lowest": min(values), "highest": max(values)}
+            line |= {key: statistics.fmean(x[key] for x in scored) for key in (_SCORE, "macro_f1", "matthews")}
+        found.append(line)
+    return sorted(found, key=lambda line: (line["arm"], line["family"], line["share"]))
+
+
+def write_transfer(title: str, hypotheses: Sequence[NoWorse], out: pathlib.Path) -> str:
+    """Writes what the lines of OUT/runs and OUT/baselines.jsonl say, and returns table.md.
+
+    The other files are summary.jsonl, verdicts.jsonl and accuracy.png.
+
+    Raises:
+        InputError: no run has finished.
+    """
+    lines, file = finished_runs(out), out / "baselines.jsonl"
+    if not lines:
+        raise InputError(f"{out}/runs has no finished run: make some with scripts/transfer.py run")
+    found, baselines = summary(lines), read_jsonl(file) if file.exists() else []
+    shares = sorted({line["share"] for line in found})
+    verdicts = [one.judge(lines, share) for one in hypotheses for share in shares]
+    write_jsonl(out / "summary.jsonl", found)
+    write_jsonl(out / "verdicts.jsonl", verdicts)
+    text = "\n\n".join([title, markdown_table(verdicts, _VERDICTS), transfer_table([*found, *baselines])])
+    (out / "table.md").write_text(f"{text}\n", encoding="utf-8")
+    if can_draw():
+        _plot(found, baselines, out / "accuracy.png", title)
+    return text
+
+
+def transfer_table(lines: Sequence[Line]) -> str:
+    """Markdown: accuracy of each arm and family, a column for each share of the labels.
+
+    Args:
+        lines: of `summary`, and baselines: with family, arm, share and accuracy.
+    """
+    rows: dict[tuple[str, str], Line] = {}
+    shares = sorted({line["share"] for line in lines})
+    for line in lines:
+        row = rows.setdefault((line["arm"], line["family"]), {"arm": line["arm"], "family": line["family"]})
+        row[str(line["share"])] = _cell(line)
+        row |= {"rate": f"{line['rate']:g}"} if "rate" in line else {}
+    columns: Columns = {"arm": ("arm", "{}"), "family": ("family", "{}")}
+    columns = {
+        **columns,
+        **{f"{share:.0%} of the labels": (str(share), "{}") for share in shares},
+        "rate": ("rate", "{}"),
+    }
+    return markdown_table([*rows.values()], columns)
+
+
+def _cell(line: Line) -> str:
+    if _SCORE not in line:
+        return f"{line['failed']} seeds failed"
+    spread = f" ({line['lowest']:.1%}–{line['highest']:.1%})" if line.get("seeds", 1) > 1 else ""
+    lost = f", {line['failed']} failed" if line.get("failed") else ""
+    return f"{line[_SCORE]:.1%}{spread}{lost}"
+
+
+def _plot(lines: Sequence[Line], baselines: Sequence[Line], path: pathlib.Path, title: str) -> None:
+    """A panel for each arm; the baselines are in all of them."""
+    drawn = [line | {"labels": POINTS * line["share"]} for line in (*lines, *baselines) if _SCORE in line]
+    panels = [
+        Panel(
+            [line for line in drawn if line["arm"] in (arm, BASELINE)],
+            "labels",
+            "% of the labels",
+            _SCORE,
+            "% of the test texts whose label is right",
+            unit=POINTS,
+            title=arm,
+            band=("lowest", "highest"),
+        )
+        for arm in dict.fromkeys(line["arm"] for line in drawn)
+        if arm != BASELINE
+    ]
+    plot_panels([panels], path, curve="family", title=title)

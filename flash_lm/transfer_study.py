@@ -1,0 +1,242 @@
+"""A study of transfer: models that are pretrained on texts, or not, and then learn labels from few texts or many.
+
+Pretraining is done once for each family and corpus; then each arm's learning rate is found; then come the runs. A run
+is written as lines when it is scored, and its weights are removed. Those of pretraining stay until all runs of the
+family are made; if they are lost before, they are made again. Several processes may work at one study, see
+`shared_work`.
+"""
+
+import itertools
+import pathlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from flash_lm.errors import InputError, NonfiniteError
+from flash_lm.inference.scoring import evaluate
+from flash_lm.jsonl import Line, read_jsonl
+from flash_lm.provenance import config_hash
+from flash_lm.shared_work import begun_here, is_made, write_made
+from flash_lm.study import Changes, changed, check_runs
+from flash_lm.training.loop import train
+from flash_lm.training.workdir import run_hash
+from flash_lm.tuning import best_values, tune
+
+ShouldStop = Callable[[], bool]
+
+
+class Arm(NamedTuple):
+    """A way to a classifier.
+
+    Attributes:
+        name: of the arm.
+        corpus: that the model is pretrained on; None: none.
+        changes: what differs in its config.
+    """
+
+    name: str
+    corpus: str | None
+    changes: Changes
+
+
+class Transfer(NamedTuple):
+    """The whole study.
+
+    Attributes:
+        config: what all runs start from: of the task, with all labels.
+        families: that are compared.
+        arms: of each family.
+        corpora: what differs in the data of pretraining, by name.
+        pretraining: what else differs in pretraining.
+        shares: of the labels.
+        seeds: of each arm and share.
+        tuned_share: of the labels, with which rates are found.
+        tuning_steps: of the longest runs of the search.
+    """
+
+    config: ConfigDict
+    families: Sequence[str]
+    arms: Sequence[Arm]
+    corpora: Mapping[str, Changes]
+    pretraining: Changes
+    shares: Sequence[float]
+    seeds: Sequence[int]
+    tuned_share: float
+    tuning_steps: int
+
+    def pretrained(self, family: str, corpus: str) -> Any:
+        """The config of a family's pretraining; it reads no label."""
+        own = {"model.family": family, "data.label_column": None}
+        return changed(self.config, {**own, **self.pretraining, **self.corpora[corpus]})
+
+    def of(self, family: str, arm: Arm, runs: pathlib.Path, **more: Any) -> Any:
+        """The config of an arm; `more`: keys with _ for a dot."""
+        parent = {"train.init_from": str(_parent(runs, family, arm.corpus))} if arm.corpus else {}
+        keys = {key.replace("_", ".", 1): value for key, value in more.items()}
+        return changed(self.config, {"model.family": family, **parent, **arm.changes, **keys})
+
+
+class Task(NamedTuple):
+    """A piece of work.
+
+    Attributes:
+        name: of its files.
+        file: of its lines.
+        known: what identifies its config.
+        needs: files of other tasks, and folders of weights.
+        make: makes its lines.
+        weights: folder of a pretrained model, which it also makes; None: it makes none.
+    """
+
+    name: str
+    file: pathlib.Path
+    known: str
+    needs: Sequence[pathlib.Path]
+    make: Callable[[], list[Line]]
+    weights: pathlib.Path | None = None
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is something to do."""
+        return not is_made(self.file, self.known) or (self.weights is not None and not self.weights.exists())
+
+
+def run_transfer(study: Transfer, out: pathlib.Path, runs: pathlib.Path, should_stop: ShouldStop) -> list[str]:
+    """Makes all that is missing, unless another process is at it.
+
+    Args:
+        study: what is to be made.
+        out: gets pretraining/, rates/ and runs/ with a file of lines for each task.
+        runs: folder for runs in progress and for the pretrained models.
+        should_stop: called after every step; when it returns true, work stops where it is.
+
+    Returns:
+        Names of tasks that are left: another process has begun them, or they need what it is making.
+
+    Raises:
+        InputError: the lines are of another config, or bad data.
+        KeyboardInterrupt: it was asked to stop.
+    """
+    left: list[str] = []
+    for family in study.families:
+        _check(study, family)
+    for family in study.families:
+        tasks = _tasks(study, family, out, runs, should_stop)
+        of_weights = [task for task in tasks if task.weights is None]
+        if any(task.is_missing for task in of_weights):
+            left += _work_off(tasks, runs)
+        if not any(task.is_missing for task in of_weights):
+            for corpus in study.corpora:
+                shutil.rmtree(_parent(runs, family, corpus), ignore_errors=True)
+    return left
+
+
+def finished_runs(out: pathlib.Path) -> list[Line]:
+    """The lines of all runs."""
+    return [line for file in sorted((out / "runs").glob("*.jsonl")) for line in read_jsonl(file)]
+
+
+def _work_off(tasks: Sequence[Task], runs: pathlib.Path) -> list[str]:
+    """Makes tasks in their order as long as one can be made."""
+    while True:
+        left, made = [], False
+        for task in tasks:
+            with begun_here(runs / f"{task.name}.lock") as free:
+                if not task.is_missing:
+                    continue
+                if not free or not all(file.exists() for file in task.needs):
+                    left.append(task.name)
+                    continue
+                print(task.name, flush=True)
+                write_made(task.file, task.make(), task.known)
+                made = True
+        if not made:
+            return left
+
+
+def _tasks(study: Transfer, family: str, out: pathlib.Path, runs: pathlib.Path, should_stop: ShouldStop) -> list[Task]:
+    """Of one family: pretraining, the rate of each arm, and the runs."""
+    found: list[Task] = []
+    needs: dict[str | None, list[pathlib.Path]] = {None: []}
+    for corpus in study.corpora:
+        config, name = study.pretrained(family, corpus), f"{family}_{corpus}"
+        file = out / "pretraining" / f"{name}.jsonl"
+        needs[corpus] = [file, _parent(runs, family, corpus)]
+        make = lambda config=config, corpus=corpus: _pretrain(config, family, corpus, runs, should_stop)
+        found.append(Task(name, file, _hash(config), [], make, _parent(runs, family, corpus)))
+    rates = {}
+    for arm in study.arms:
+        config = study.of(family, arm, runs, data_label_share=study.tuned_share)
+        file = rates[arm.name] = out / "rates" / f"{_word(family, arm.name)}.jsonl"
+        make = lambda config=config, arm=arm: _tune(study, config, family, arm, runs, should_stop)
+        known = _hash(config, study.tuning_steps)
+        found.append(Task(f"rate_{_word(family, arm.name)}", file, known, needs[arm.corpus], make))
+    for share, seed, arm in itertools.product(study.shares, study.seeds, study.arms):
+        config = study.of(family, arm, runs, data_label_share=share, seed=seed)
+        name = _word(family, arm.name, f"{share:g}", "seed", str(seed))
+        at = {"family": family, "arm": arm.name, "share": share, "seed": seed}
+        make = lambda at=at, name=name, config=config, arm=arm: _run(
+            at, config, rates[arm.name], runs / name, should_stop
+        )
+        before = [*needs[arm.corpus], rates[arm.name]]
+        found.append(Task(name, out / "runs" / f"{name}.jsonl", _hash(config), before, make))
+    return found
+
+
+def _check(study: Transfer, family: str) -> None:
+    """Checks the configs that a family needs."""
+    pretraining = {"model.family": family, "data.label_column": None, **study.pretraining}
+    check_runs(study.config, {f"{family}, {corpus}": {**pretraining, **own} for corpus, own in study.corpora.items()})
+    check_runs(study.config, {f"{family}, {arm.name}": {"model.family": family, **arm.changes} for arm in study.arms})
+
+
+def _pretrain(config: Any, family: str, corpus: str, runs: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
+    _trained(config, folder := _parent(runs, family, corpus), should_stop)
+    return [score | {"pretraining": corpus} for score in evaluate(folder, "validation")]
+
+
+def _tune(
+    study: Transfer, config: Any, family: str, arm: Arm, runs: pathlib.Path, should_stop: ShouldStop
+) -> list[Line]:
+    """Rates on the validation split: a part of the texts with labels that no run learns from."""
+    folder, budget = runs / f"rate_{_word(family, arm.name)}", study.tuning_steps * config.data.tokens_per_batch
+    warmup = {"train.warmup_steps": None}  # in proportion to each run of the search
+    lines = tune(config, {family: warmup}, "train.learning_rate", budget, folder, should_stop)
+    shutil.rmtree(folder)
+    return lines
+
+
+def _run(at: Line, config: Any, rates: pathlib.Path, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
+    (best,) = best_values(read_jsonl(rates))
+    at = at | {"rate": best["value"]}
+    if "failed" in best:
+        raise InputError(f"no learning rate stays finite: see {rates}")
+    try:
+        _trained(changed(config, {"train.learning_rate": best["value"]}), folder, should_stop)
+        lines = [score | at for score in evaluate(folder, "test")]
+    except NonfiniteError as error:
+        lines = [{**at, "failed": str(error)}]
+    shutil.rmtree(folder)
+    return lines
+
+
+def _trained(config: Any, folder: pathlib.Path, should_stop: ShouldStop) -> None:
+    train(config, folder, should_stop)
+    if should_stop():
+        raise KeyboardInterrupt
+
+
+def _parent(runs: pathlib.Path, family: str, corpus: str) -> pathlib.Path:
+    return runs / f"{family}_{corpus}"
+
+
+def _hash(config: Any, *more: Any) -> str:
+    """Of a config; where its parent lies does not matter."""
+    values = changed(config, {"train.init_from": None}).to_dict()
+    return config_hash([run_hash(values), bool(config.train.init_from), *more])
+
+
+def _word(*parts: str) -> str:
+    return "_".join(parts).replace(" ", "_").replace("-", "_")
