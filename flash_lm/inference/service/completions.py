@@ -90,18 +90,20 @@ class Completions:
             raise InputError(f"best_of={asked.best_of} is not supported: leave it out, or give the value of n")
         if asked.stream and asked.logprobs is not None:
             raise InputError("logprobs are not streamed: leave out stream or logprobs")
+        count, most = len(asked.prompts) * asked.n, self._limits.waiting + self._limits.rows
+        if count > most:
+            raise InputError(f"{count} rows are over the limit of {most} of this service: ask for fewer")
         sampling, tokenizer = asked.sampling(), self._trained.tokenizer
         seed = secrets.randbits(32) if asked.seed is None else asked.seed
         found = []
         for prompt in asked.prompts:
             ids, first = self._ids(prompt)
             text = prompt if isinstance(prompt, str) else self._trained.text_of(prompt)
+            new = self._service.new_tokens(len(ids), asked.max_tokens)
             for number in range(asked.n):
-                row = None
-                if asked.max_tokens:
-                    row = self._service.row(np.array(ids, np.int32), asked.max_tokens, sampling, seed, number)
-                going = UpToAStop(asked.stops)
-                found.append(_Going(len(found), text, ids, first, row, TextDecoder(tokenizer), going))
+                row = Row(np.array(ids, np.int32), sampling, seed, number, new) if new else None
+                up_to = UpToAStop(asked.stops)
+                found.append(_Going(len(found), text, ids, first, row, TextDecoder(tokenizer), up_to))
         self._service.rows.scheduler.check([one.row for one in found if one.row])
         return found
 

@@ -13,7 +13,6 @@ from flash_lm.inference.classify import TextClassifier
 from flash_lm.inference.couplets import CoupletWriter
 from flash_lm.inference.fill_in import MASKS, FilledIn, Filler
 from flash_lm.inference.generation import Generator, TextDecoder
-from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.service.completion_format import MOST_TOP
 from flash_lm.inference.service.limits import Limits
 from flash_lm.inference.service.metrics import Metrics
@@ -79,29 +78,27 @@ class TextService(_OfRows):
         """The row of a request; raises InputError if it cannot be answered, and as `Scheduler.check` does."""
         self._limits.check_text("a prompt", asked.prompt, self._trained)
         (prompt,) = self._generator.check([asked.prompt], asked.max_tokens or 1, asked.seed)
-        row = self.row(prompt, asked.max_tokens, asked.sampling(), asked.seed)
+        row = Row(prompt, asked.sampling(), asked.seed, 0, self.new_tokens(len(prompt), asked.max_tokens))
         self.rows.scheduler.check([row])  # once the stream has started, it is too late for an error status
         return row
 
-    def row(self, prompt: np.ndarray, max_tokens: int | None, sampling: Sampling, seed: int, number: int = 0) -> Row:
-        """A row to generate.
+    def new_tokens(self, prompt: int, max_tokens: int | None) -> int:
+        """The most tokens after a prompt.
 
         Args:
-            prompt: token ids.
-            max_tokens: None: as many as there is room for.
-            sampling: its settings.
-            seed: random seed.
-            number: of the sample.
+            prompt: its tokens.
+            max_tokens: that are asked for; None: as many as there is room for.
 
         Raises:
-            InputError: it is too long.
+            InputError: these are too many.
         """
-        limit, new_tokens = self._generator.engine.limit, self._limits.new_tokens
-        room = new_tokens if limit is None else min(new_tokens, limit - len(prompt))
-        self._limits.check("a prompt", len(prompt), self._limits.prompt_tokens)
-        self._limits.check("max_tokens, an answer", max_tokens or room, new_tokens)
-        self._generator.check_length(len(prompt), max_tokens or 1)
-        return Row(prompt, sampling, seed, number, max_tokens or room)
+        limit, most = self._generator.engine.limit, self._limits.new_tokens
+        self._limits.check("a prompt", prompt, self._limits.prompt_tokens)
+        self._limits.check("max_tokens, an answer", max_tokens or 0, most)
+        self._generator.check_length(prompt, 1 if max_tokens is None else max_tokens)
+        if max_tokens is not None:
+            return max_tokens
+        return most if limit is None else min(most, limit - prompt)
 
     async def score(self, rows: Sequence[Sequence[int]]) -> list[list[TokenScore]]:
         """The scores of each row, see `TokenScorer`; raises as `Together` does."""

@@ -160,6 +160,7 @@ def test_a_stream_is_the_answer_in_pieces(text):
         ({"prompt": "a", "stop": [""]}, "stop: Value error, must be at most 16 texts of 1 to 200 characters"),
         ({"prompt": "a", "stream": True, "logprobs": 1}, "logprobs are not streamed"),
         ({"prompt": ["a"] * 69}, "69 rows are over the limit of 68"),
+        ({"prompt": ["a"] * 40, "n": 2, "max_tokens": 0, "echo": True}, "80 rows are over the limit of 68"),
         ({"prompt": "a", "chat": True}, "chat: Extra inputs are not permitted"),
     ],
 )
@@ -168,6 +169,15 @@ def test_bad_input_gets_one_line(text, asked, problem):
     error = answer.json()["error"]
     assert answer.status_code == 422 and error["type"] == "invalid_request_error"
     assert error["message"].startswith(problem) and "\n" not in error["message"]
+
+
+def test_a_text_that_is_only_scored_must_fit_the_positions():
+    with service("text", "linear_transformer", prompt_tokens=200) as text:
+        answer = text.post("/v1/completions", json={"prompt": "a" * 100, "max_tokens": 0, "echo": True, "logprobs": 1})
+        assert answer.status_code == 422
+        assert "a prompt of 101 tokens and 0 after it are over the limit of" in answer.json()["error"]["message"]
+        fits = complete(text, prompt="a" * 30, max_tokens=0, echo=True, logprobs=1)["choices"][0]["logprobs"]
+        assert all(math.isfinite(x) for x in fits["token_logprobs"])
 
 
 def test_another_model_is_not_there(text):
