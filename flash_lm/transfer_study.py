@@ -85,7 +85,7 @@ class Task(NamedTuple):
         name: of its files.
         file: of its lines.
         known: what identifies its config.
-        needs: files of other tasks, and folders of weights.
+        needs: files of other tasks.
         make: makes its lines.
         weights: folder of a pretrained model, which it also makes; None: it makes none.
     """
@@ -150,6 +150,7 @@ def _work_off(tasks: Sequence[Task], runs: pathlib.Path) -> list[str]:
                     left.append(task.name)
                     continue
                 print(task.name, flush=True)
+                task.file.unlink(missing_ok=True)  # weights are lost: nothing may use them before they are whole again
                 write_made(task.file, task.make(), task.known)
                 made = True
         if not made:
@@ -159,30 +160,28 @@ def _work_off(tasks: Sequence[Task], runs: pathlib.Path) -> list[str]:
 def _tasks(study: Transfer, family: str, out: pathlib.Path, runs: pathlib.Path, should_stop: ShouldStop) -> list[Task]:
     """Of one family: pretraining, the rate of each arm, and the runs."""
     found: list[Task] = []
-    needs: dict[str | None, list[pathlib.Path]] = {None: []}
+    pretrained: dict[str | None, Task] = {}
     for corpus in study.corpora:
-        config, name = study.pretrained(family, corpus), f"{family}_{corpus}"
-        file = out / "pretraining" / f"{name}.jsonl"
-        needs[corpus] = [file, _parent(runs, family, corpus)]
+        config, folder = study.pretrained(family, corpus), _parent(runs, family, corpus)
         make = lambda config=config, corpus=corpus: _pretrain(config, family, corpus, runs, should_stop)
-        found.append(Task(name, file, _hash(config), [], make, _parent(runs, family, corpus)))
-    rates = {}
+        file = out / "pretraining" / f"{folder.name}.jsonl"
+        pretrained[corpus] = Task(folder.name, file, _hash(config), [], make, folder)
+    rates: dict[str, Task] = {}
     for arm in study.arms:
+        name, parent = _word(family, arm.name), pretrained.get(arm.corpus)
         config = study.of(family, arm, runs, data_label_share=study.tuned_share)
-        file = rates[arm.name] = out / "rates" / f"{_word(family, arm.name)}.jsonl"
+        known = _hash(config, study.tuning_steps, parent and parent.known)
         make = lambda config=config, arm=arm: _tune(study, config, family, arm, runs, should_stop)
-        known = _hash(config, study.tuning_steps)
-        found.append(Task(f"rate_{_word(family, arm.name)}", file, known, needs[arm.corpus], make))
+        needs = [parent.file] if parent else []
+        rates[arm.name] = Task(f"rate_{name}", out / "rates" / f"{name}.jsonl", known, needs, make)
     for share, seed, arm in itertools.product(study.shares, study.seeds, study.arms):
-        config = study.of(family, arm, runs, data_label_share=share, seed=seed)
+        config, rate = study.of(family, arm, runs, data_label_share=share, seed=seed), rates[arm.name]
         name = _word(family, arm.name, f"{share:g}", "seed", str(seed))
         at = {"family": family, "arm": arm.name, "share": share, "seed": seed}
-        make = lambda at=at, name=name, config=config, arm=arm: _run(
-            at, config, rates[arm.name], runs / name, should_stop
-        )
-        before = [*needs[arm.corpus], rates[arm.name]]
-        found.append(Task(name, out / "runs" / f"{name}.jsonl", _hash(config), before, make))
-    return found
+        make = lambda at=at, config=config, rate=rate, name=name: _run(at, config, rate.file, runs / name, should_stop)
+        known = _hash(config, rate.known)
+        found.append(Task(name, out / "runs" / f"{name}.jsonl", known, [*rate.needs, rate.file], make))
+    return [*pretrained.values(), *rates.values(), *found]
 
 
 def _check(study: Transfer, family: str) -> None:
@@ -233,9 +232,9 @@ def _parent(runs: pathlib.Path, family: str, corpus: str) -> pathlib.Path:
 
 
 def _hash(config: Any, *more: Any) -> str:
-    """Of a config; where its parent lies does not matter."""
-    values = changed(config, {"train.init_from": None}).to_dict()
-    return config_hash([run_hash(values), bool(config.train.init_from), *more])
+    """Of a config and what else a task depends on; where files lie does not matter."""
+    places = {"train.init_from": None, "data.tokenizer_path": None}
+    return config_hash([run_hash(changed(config, places).to_dict()), *more])
 
 
 def _word(*parts: str) -> str:
