@@ -49,7 +49,7 @@ def main(argv: list[str]) -> None:
         manager.load([*tasks])  # `simple_evaluate` loads them once more
     except Exception as error:  # whatever a user's YAML file, its data and its templates raise
         what = f"{type(error).__name__}: {first_line(error)}"
-        raise InputError(f"--tasks={arguments.tasks}: {what}: look at the YAML file and the data it names") from None
+        raise InputError(f"--tasks={arguments.tasks}: {what}: look at the task's YAML file and its data") from None
     name, mesh = run_of(arguments)
     out = results_file(arguments, name, "harness.jsonl")
     trained = load_model(name, mesh_shape=mesh)

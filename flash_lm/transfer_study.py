@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from flash_lm.errors import InputError, NonfiniteError
+from flash_lm.errors import NonfiniteError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import Line, read_jsonl
 from flash_lm.provenance import config_hash
@@ -54,6 +54,7 @@ class Transfer(NamedTuple):
         seeds: of each arm and share.
         tuned_share: of the labels, with which rates are found.
         tuning_steps: of the longest runs of the search.
+        data: identifies all texts and the tokenizer.
     """
 
     config: ConfigDict
@@ -65,6 +66,7 @@ class Transfer(NamedTuple):
     seeds: Sequence[int]
     tuned_share: float
     tuning_steps: int
+    data: str
 
     def pretrained(self, family: str, corpus: str) -> Any:
         """The config of a family's pretraining; it reads no label."""
@@ -99,8 +101,15 @@ class Task(NamedTuple):
 
     @property
     def is_missing(self) -> bool:
-        """Whether there is something to do."""
-        return not is_made(self.file, self.known) or (self.weights is not None and not self.weights.exists())
+        """Whether its lines are not there."""
+        return not is_made(self.file, self.known)
+
+    def is_due(self, tasks: Sequence["Task"]) -> bool:
+        """Whether there is something to do: its lines are missing, or weights that one of the tasks still needs."""
+        if self.weights is None or self.is_missing:
+            return self.is_missing
+        needed = any(self.file in task.needs and task.is_missing for task in tasks)
+        return needed and not self.weights.exists() and _failure(self.file) is None
 
 
 def run_transfer(study: Transfer, out: pathlib.Path, runs: pathlib.Path, should_stop: ShouldStop) -> list[str]:
@@ -124,10 +133,8 @@ def run_transfer(study: Transfer, out: pathlib.Path, runs: pathlib.Path, should_
         _check(study, family)
     for family in study.families:
         tasks = _tasks(study, family, out, runs, should_stop)
-        of_weights = [task for task in tasks if task.weights is None]
-        if any(task.is_missing for task in of_weights):
-            left += _work_off(tasks, runs)
-        if not any(task.is_missing for task in of_weights):
+        left += _work_off(tasks, runs)
+        if not any(task.is_missing for task in tasks):
             for corpus in study.corpora:
                 shutil.rmtree(_parent(runs, family, corpus), ignore_errors=True)
     return left
@@ -144,7 +151,7 @@ def _work_off(tasks: Sequence[Task], runs: pathlib.Path) -> list[str]:
         left, made = [], False
         for task in tasks:
             with begun_here(runs / f"{task.name}.lock") as free:
-                if not task.is_missing:
+                if not task.is_due(tasks):
                     continue
                 if not free or not all(file.exists() for file in task.needs):
                     left.append(task.name)
@@ -165,14 +172,14 @@ def _tasks(study: Transfer, family: str, out: pathlib.Path, runs: pathlib.Path, 
         config, folder = study.pretrained(family, corpus), _parent(runs, family, corpus)
         make = lambda config=config, corpus=corpus: _pretrain(config, family, corpus, runs, should_stop)
         file = out / "pretraining" / f"{folder.name}.jsonl"
-        pretrained[corpus] = Task(folder.name, file, _hash(config), [], make, folder)
+        pretrained[corpus] = Task(folder.name, file, _hash(config, study.data, corpus), [], make, folder)
     rates: dict[str, Task] = {}
     for arm in study.arms:
         name, parent = _word(family, arm.name), pretrained.get(arm.corpus)
         config = study.of(family, arm, runs, data_label_share=study.tuned_share)
-        known = _hash(config, study.tuning_steps, parent and parent.known)
-        make = lambda config=config, arm=arm: _tune(study, config, family, arm, runs, should_stop)
+        known = _hash(config, study.data, study.tuning_steps, parent and parent.known)
         needs = [parent.file] if parent else []
+        make = lambda config=config, arm=arm, needs=needs: _tune(study, config, family, arm, needs, runs, should_stop)
         rates[arm.name] = Task(f"rate_{name}", out / "rates" / f"{name}.jsonl", known, needs, make)
     for share, seed, arm in itertools.product(study.shares, study.seeds, study.arms):
         config, rate = study.of(family, arm, runs, data_label_share=share, seed=seed), rates[arm.name]
@@ -192,14 +199,27 @@ def _check(study: Transfer, family: str) -> None:
 
 
 def _pretrain(config: Any, family: str, corpus: str, runs: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
-    _trained(config, folder := _parent(runs, family, corpus), should_stop)
-    return [score | {"pretraining": corpus} for score in evaluate(folder, "validation")]
+    at, folder = {"family": family, "pretraining": corpus}, _parent(runs, family, corpus)
+    try:
+        _trained(config, folder, should_stop)
+    except NonfiniteError as error:
+        shutil.rmtree(folder)
+        return [{**at, "failed": str(error)}]
+    return [score | at for score in evaluate(folder, "validation")]
 
 
 def _tune(
-    study: Transfer, config: Any, family: str, arm: Arm, runs: pathlib.Path, should_stop: ShouldStop
+    study: Transfer,
+    config: Any,
+    family: str,
+    arm: Arm,
+    needs: Sequence[pathlib.Path],
+    runs: pathlib.Path,
+    should_stop: ShouldStop,
 ) -> list[Line]:
     """Rates on the validation split: a part of the texts with labels that no run learns from."""
+    if failures := [failure for file in needs if (failure := _failure(file))]:
+        return [{"model": family, "failed": f"pretraining: {failures[0]}"}]
     folder, budget = runs / f"rate_{_word(family, arm.name)}", study.tuning_steps * config.data.tokens_per_batch
     warmup = {"train.warmup_steps": None}  # in proportion to each run of the search
     lines = tune(config, {family: warmup}, "train.learning_rate", budget, folder, should_stop)
@@ -208,10 +228,12 @@ def _tune(
 
 
 def _run(at: Line, config: Any, rates: pathlib.Path, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
+    if failure := _failure(rates):
+        return [{**at, "failed": failure}]
     (best,) = best_values(read_jsonl(rates))
     at = at | {"rate": best["value"]}
     if "failed" in best:
-        raise InputError(f"no learning rate stays finite: see {rates}")
+        return [{**at, "failed": f"no learning rate stays finite: {best['failed']}"}]
     try:
         _trained(changed(config, {"train.learning_rate": best["value"]}), folder, should_stop)
         lines = [score | at for score in evaluate(folder, "test")]
@@ -219,6 +241,12 @@ def _run(at: Line, config: Any, rates: pathlib.Path, folder: pathlib.Path, shoul
         lines = [{**at, "failed": str(error)}]
     shutil.rmtree(folder)
     return lines
+
+
+def _failure(file: pathlib.Path) -> str | None:
+    """Why the task of a file has no result; None: it has one."""
+    lines = read_jsonl(file)
+    return lines[0].get("failed") if len(lines) == 1 else None
 
 
 def _trained(config: Any, folder: pathlib.Path, should_stop: ShouldStop) -> None:

@@ -1,4 +1,4 @@
-"""The transfer study of configs/tables/transfer.py; its design, set before the runs, is docs/transfer.md.
+"""The transfer study of configs/transfer/imdb.py; its design, set before the runs, is docs/transfer.md.
 
 python scripts/transfer.py data $DATA/imdb --out=runs/transfer/data
 python scripts/transfer.py run --data=runs/transfer/data --runs=runs/transfer --out=runs/transfer/results
@@ -9,6 +9,7 @@ python scripts/transfer.py table --out=runs/transfer/results
 """
 
 import argparse
+import hashlib
 import pathlib
 from typing import Any
 
@@ -26,7 +27,7 @@ from flash_lm.study import changed
 from flash_lm.training.interrupt import stop_on_signal
 from flash_lm.transfer_study import Transfer, run_transfer
 
-TABLE = "configs/tables/transfer.py"
+TABLE = "configs/transfer/imdb.py"
 _TENTH = 10  # of the labelled texts choose rates
 _TEST, _PRETRAINING_VALIDATION = 5000, 500  # texts
 _TOKENIZER = "tokenizer.model"
@@ -88,7 +89,16 @@ def study(data: pathlib.Path) -> Transfer:
         table.SEEDS,
         table.TUNED_SHARE,
         table.TUNING_STEPS,
+        _fingerprint(data),
     )
+
+
+def _fingerprint(data: pathlib.Path) -> str:
+    """Of all files that `data` has written."""
+    files = sorted(path for path in data.rglob("*") if path.suffix in (".parquet", ".model"))
+    if not files:
+        raise InputError(f"--data={data} has no data: make some with scripts/transfer.py data")
+    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()[:12]
 
 
 def make_runs(arguments: argparse.Namespace) -> None:
@@ -152,7 +162,7 @@ def _texts(splits: Any, split: str, length: int | None) -> list[str]:
 def write_table(arguments: argparse.Namespace) -> None:
     """Writes table.md, summary.jsonl, verdicts.jsonl and accuracy.png, and prints the table."""
     table: Any = load_module(TABLE)
-    print(write_transfer(table.TITLE, table.get_hypotheses(), arguments.out))
+    print(write_transfer(table.TITLE, table.get_hypotheses(), table.SHARES, arguments.out))
 
 
 def main(argv: list[str]) -> None:

@@ -33,7 +33,7 @@ def study_in(folder: pathlib.Path, **changes) -> Transfer:
     config.data.update(corpus="hf", path=str(folder / "data"), label_column="label")
     config.train.update(steps=2, warmup_steps=1, eval_every=0, eval_steps=1, checkpoint_every=0)
     pretraining = {"task": "masked_lm", "train.steps": 3}
-    study = Transfer(config, FAMILIES[:1], ARMS, {"plain": {}}, pretraining, (0.5, 1.0), (0, 1), 0.5, 80)
+    study = Transfer(config, FAMILIES[:1], ARMS, {"plain": {}}, pretraining, (0.5, 1.0), (0, 1), 0.5, 80, "data")
     return study._replace(**changes)
 
 
@@ -84,10 +84,19 @@ def test_every_task_is_done_once_and_weights_go_at_the_end(quick, tmp_path):
     assert not [path for path in runs.iterdir() if path.is_dir()]
     before = [*quick.trained]
     assert run_transfer(study, out, runs, bool) == [] and quick.trained == before
-    with pytest.raises(InputError, match="is of another config: write to another folder"):
-        run_transfer(
-            study._replace(pretraining={**study.pretraining, "train.steps": 4}, seeds=(0, 1, 2)), out, runs, bool
-        )
+    longer = {"pretraining": {**study.pretraining, "train.steps": 4}}
+    for other, file in (
+        (longer, "plain.jsonl"),
+        ({"data": "other"}, "plain.jsonl"),
+        ({"tuning_steps": 160}, "scratch"),
+    ):
+        with pytest.raises(InputError, match=f"{file}.*is of another config: write to another folder"):
+            run_transfer(study._replace(**other), out, runs, bool)
+    # A run belongs to the pretraining that it began with.
+    for path in (out / "pretraining").iterdir():
+        path.unlink()
+    with pytest.raises(InputError, match="rates/linear_transformer_frozen.jsonl is of another config"):
+        run_transfer(study._replace(**longer), out, runs, bool)
 
 
 def test_lost_weights_are_made_again_if_a_run_needs_them(quick, tmp_path):
@@ -98,7 +107,9 @@ def test_lost_weights_are_made_again_if_a_run_needs_them(quick, tmp_path):
     run_transfer(study, out, runs, bool)
     assert quick.trained == ["linear_transformer_plain", "linear_transformer_frozen_1_seed_1"]
     (out / "runs" / "linear_transformer_from_scratch_1_seed_1.jsonl").unlink()
-    (out / "pretraining" / "linear_transformer_plain.jsonl").unlink()
+    quick.trained.clear()
+    run_transfer(study, out, runs, bool)
+    assert quick.trained == ["linear_transformer_from_scratch_1_seed_1"]  # which needs no weights
 
 
 def test_what_needs_another_process_is_left(quick, tmp_path):
@@ -118,6 +129,18 @@ def test_a_run_that_fails_has_a_line(quick, tmp_path):
     assert line["failed"] == "loss nan" and (line["arm"], line["share"], line["seed"]) == ("frozen", 1.0, 0)
 
 
+def test_what_depends_on_a_pretraining_that_fails_has_lines_too(quick, tmp_path):
+    quick.lost = ("linear_transformer_plain",)
+    out = tmp_path / "out"
+    assert run_transfer(study_in(tmp_path, families=FAMILIES), out, tmp_path / "runs", bool) == []
+    lines = finished_runs(out)
+    failed = [line for line in lines if "failed" in line]
+    assert len(lines) == 16 and {line["failed"] for line in failed} == {"pretraining: loss nan"}
+    assert {(line["family"], line["arm"]) for line in failed} == {("linear_transformer", "frozen")}
+    rules = [NoWorse("frozen", "flash", "linear_transformer", 2.0)]
+    assert "2 seeds failed" in write_transfer("A study", rules, (0.5, 1.0), out)
+
+
 @pytest.mark.slow
 def test_the_whole_study_of_a_small_model(tmp_path):
     study, out, runs = study_in(tmp_path, seeds=(0,)), tmp_path / "out", tmp_path / "runs"
@@ -127,7 +150,7 @@ def test_the_whole_study_of_a_small_model(tmp_path):
     assert {line["split"] for line in lines} == {"test"} and {line["tokens"] for line in lines} == {16}
     (pretrained,) = read_jsonl(out / "pretraining" / "linear_transformer_plain.jsonl")
     assert pretrained["task"] == "masked_lm" and pretrained["pretraining"] == "plain"
-    assert "from scratch" in write_transfer("A study", [NoWorse("frozen", "flash", FAMILIES[0], 2.0)], out)
+    assert "from scratch" in write_transfer("A study", [NoWorse("frozen", "flash", FAMILIES[0], 2.0)], (0.5, 1.0), out)
     assert (out / "accuracy.png").stat().st_size > 10_000
     assert {line["verdict"] for line in read_jsonl(out / "verdicts.jsonl")} == {NOT_RUN}
 
@@ -143,6 +166,7 @@ def scored(family, seed, accuracy, arm="frozen", share=0.1):
     ("points", "verdict"),
     [
         ((-1.9, 0.0, 3.0), HOLDS),
+        ((-2.0, -2.0, -2.0), HOLDS),
         ((-2.1, -5.0, -9.0), FAILS),
         ((-2.1, 0.0, 0.0), UNDECIDED),
         ((0.0, 0.0), UNDECIDED),

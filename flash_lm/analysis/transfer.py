@@ -16,6 +16,13 @@ from flash_lm.transfer_study import finished_runs
 POINTS = 100.0  # of a share
 BASELINE = "baseline"  # the arm of what is no model of ours
 _SCORE = "accuracy"
+_PRETRAINED: Columns = {
+    "pretrained": ("family", "{}"),
+    "on": ("pretraining", "{}"),
+    "parameters": ("parameters", "{:,}"),
+    "loss of masked tokens, nats": ("loss", "{:.3f}"),
+    "failed": ("failed", "{}"),
+}
 _VERDICTS: Columns = {
     "hypothesis": ("hypothesis", "{}"),
     "labels": ("share", "{:.0%}"),
@@ -55,17 +62,22 @@ class NoWorse:
             if (line["arm"], line["share"]) == (self.arm, share):
                 found.setdefault(line["seed"], {})[line["family"]] = line
         pairs = [(own[self.first], own[self.second]) for own in found.values() if {self.first, self.second} <= {*own}]
-        whole = [pair for pair in pairs if not any("failed" in line for line in pair)]
-        points = [POINTS * (one[_SCORE] - other[_SCORE]) for one, other in whole]
+        whole = [pair for pair in pairs if not any("failed" in line for line in pair) and _same_texts(*pair)]
+        # Rounded: two of a hundred texts are two points, and not a little more.
+        points = [round(POINTS * (one[_SCORE] - other[_SCORE]), 9) for one, other in whole]
         held = {difference >= -self.points for difference in points}
         verdict = UNDECIDED if pairs else NOT_RUN
         if len(points) >= SEEDS and len(whole) == len(pairs) and len(held) == 1:
             verdict = HOLDS if held.pop() else FAILS
         figure = ", ".join(f"{x:+.1f}" for x in points)
         if len(whole) < len(pairs):
-            figure += f" ({len(pairs) - len(whole)} seeds failed)"
+            figure += f" ({len(pairs) - len(whole)} seeds failed or scored on other texts)"
         about = f"{self.arm}: {self.first} at most {self.points:g} points below {self.second}"
         return {"hypothesis": about, "share": share, "verdict": verdict, "figure": figure}
+
+
+def _same_texts(one: Line, other: Line) -> bool:
+    return all(one.get(key) == other.get(key) for key in ("corpus_hash", "split", "tokens"))
 
 
 def summary(lines: Sequence[Line]) -> list[Line]:
@@ -84,7 +96,8 @@ def summary(lines: Sequence[Line]) -> list[Line]:
     found = []
     for (family, arm, share), own in groups.items():
         scored = [line for line in own if "failed" not in line]
-        line = {"family": family, "arm": arm, "share": share, "rate": own[0]["rate"]}
+        line = {"family": family, "arm": arm, "share": share}
+        line |= {"rate": own[0]["rate"]} if "rate" in own[0] else {}
         line |= {"seeds": len(scored), "failed": len(own) - len(scored)}
         if scored:
             values = [x[_SCORE] for x in scored]
@@ -94,8 +107,8 @@ def summary(lines: Sequence[Line]) -> list[Line]:
     return sorted(found, key=lambda line: (line["arm"], line["family"], line["share"]))
 
 
-def write_transfer(title: str, hypotheses: Sequence[NoWorse], out: pathlib.Path) -> str:
-    """Writes what the lines of OUT/runs and OUT/baselines.jsonl say, and returns table.md.
+def write_transfer(title: str, hypotheses: Sequence[NoWorse], shares: Sequence[float], out: pathlib.Path) -> str:
+    """Writes what the lines of OUT/runs, OUT/pretraining and OUT/baselines.jsonl say, and returns table.md.
 
     The other files are summary.jsonl, verdicts.jsonl and accuracy.png.
 
@@ -106,11 +119,12 @@ def write_transfer(title: str, hypotheses: Sequence[NoWorse], out: pathlib.Path)
     if not lines:
         raise InputError(f"{out}/runs has no finished run: make some with scripts/transfer.py run")
     found, baselines = summary(lines), read_jsonl(file) if file.exists() else []
-    shares = sorted({line["share"] for line in found})
     verdicts = [one.judge(lines, share) for one in hypotheses for share in shares]
     write_jsonl(out / "summary.jsonl", found)
     write_jsonl(out / "verdicts.jsonl", verdicts)
-    text = "\n\n".join([title, markdown_table(verdicts, _VERDICTS), transfer_table([*found, *baselines])])
+    pretrained = [line for file in sorted((out / "pretraining").glob("*.jsonl")) for line in read_jsonl(file)]
+    tables = [markdown_table(verdicts, _VERDICTS), transfer_table([*found, *baselines])]
+    text = "\n\n".join([title, *tables, markdown_table(pretrained, _PRETRAINED)])
     (out / "table.md").write_text(f"{text}\n", encoding="utf-8")
     if can_draw():
         _plot(found, baselines, out / "accuracy.png", title)

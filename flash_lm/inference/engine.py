@@ -3,7 +3,9 @@
 What is compiled depends only on bucketed lengths, so other prompts and numbers of tokens compile nothing new.
 """
 
+import contextlib
 import dataclasses
+import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -80,6 +82,8 @@ class Engine:
 
     Attributes:
         limit: most tokens in a row, including the prompt; None: any number.
+        turn: to be held by a thread that shares the engine with others, while it calls: programs on several devices
+            must be started in one order on all of them.
         grows: whether the state grows with the tokens that it may hold.
     """
 
@@ -100,6 +104,7 @@ class Engine:
         self._params, self._mesh = params, mesh
         self._end, self._never_V = end, ~allowed_V
         self.limit = model.abstract.longest
+        self.turn = threading.RLock() if mesh.size > 1 else contextlib.nullcontext()
         self.grows = any(sublayer.state_grows for sublayer in model.abstract.layers.sublayers)
         self._start = jax.jit(self._start_rows, static_argnums=(2, 3))
         self._prefill = jax.jit(self._prefill_piece, donate_argnums=1)

@@ -72,10 +72,11 @@ class RunningBatch:
             The row.
         """
         row = self._free.pop()
-        if self._last is None or not np.array_equal(prompt, self._last[0]):
-            prefilled = self._engine.prefill([prompt], self.capacity - len(prompt))
-            self._last = prompt, self._engine.apart(prefilled)
-        self._carry = self._engine.join(self._carry, row, self._last[1])
+        with self._engine.turn:
+            if self._last is None or not np.array_equal(prompt, self._last[0]):
+                prefilled = self._engine.prefill([prompt], self.capacity - len(prompt))
+                self._last = prompt, self._engine.apart(prefilled)
+            self._carry = self._engine.join(self._carry, row, self._last[1])
         self._samplings[row] = sampling
         self._keys[row] = jax.random.key_data(jax.random.fold_in(jax.random.key(seed), number))
         return row
@@ -83,7 +84,8 @@ class RunningBatch:
     def advance(self, tokens: int) -> dict[int, Part]:
         """Generates this many tokens for each row that has not ended; returns the parts of the taken rows, by row."""
         settings, keys_B = SamplingArrays.of_rows(self._samplings), jax.random.wrap_key_data(jnp.asarray(self._keys))
-        self._carry, new = self._engine.advance_rows(self._carry, settings, keys_B, tokens)
+        with self._engine.turn:
+            self._carry, new = self._engine.advance_rows(self._carry, settings, keys_B, tokens)
         parts, taken = {}, set(range(self.rows)) - set(self._free)
         for row in sorted(taken):
             count = new.lengths_B[row]
@@ -93,7 +95,8 @@ class RunningBatch:
 
     def leave(self, row: int) -> None:
         """Frees a row."""
-        self._carry = self._engine.leave(self._carry, row)
+        with self._engine.turn:
+            self._carry = self._engine.leave(self._carry, row)
         self._samplings[row] = Sampling(temperature=0)  # temperature 0 needs no random numbers
         self._free.append(row)
 

@@ -50,7 +50,8 @@ class TokenScorer:
         count = 1 if len(rows) == 1 else self._rows
         filled = [*rows, *[[0, 0]] * (count - len(rows))]
         arrays = [np.array(row, np.int32) for row in filled]
-        scored = self._engine.score_rows(arrays, self._top, min(_SIZE, self._capacity), self._capacity)
+        with self._engine.turn:
+            scored = self._engine.score_rows(arrays, self._top, min(_SIZE, self._capacity), self._capacity)
         found = []
         for one in scored[: len(rows)]:
             tops = zip(one.top_ids_TxK.tolist(), one.top_log_probs_TxK.tolist(), strict=True)

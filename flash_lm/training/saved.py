@@ -26,6 +26,7 @@ from flash_lm.training import workdir as run_folder
 from flash_lm.training.exported import about, is_export, read_trained
 from flash_lm.training.fingerprint import fingerprint
 from flash_lm.training.hosts import of_all_hosts
+from flash_lm.training.hub import name_of_copy
 from flash_lm.training.state import Params, TrainState
 
 _log = logging.getLogger(__name__)
@@ -127,6 +128,7 @@ def identity(name: RunName, step: int, params: Params, facts: Facts) -> Facts:
         "config_hash": made.get("config_hash") or run_folder.hash_of_config(name.workdir),
         "params": fingerprint(params),
         "corpus": facts["corpus"],
+        **({"hub": copy} if (copy := name_of_copy(name.workdir)) else {}),
     } | {key: facts[key] for key in ("code", "parent") if key in facts}
 
 

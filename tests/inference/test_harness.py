@@ -164,7 +164,7 @@ def test_bad_tasks_are_said(run, tmp_path, monkeypatch, capsys):
         (("{{text}}", "{{txt}}"), "'txt' is undef"),
     ):
         (tmp_path / "own_text.yaml").write_text(task.replace(*change))
-        with pytest.raises(InputError, match=f"--tasks=own_text: .*{told}.*: look at the YAML file"):
+        with pytest.raises(InputError, match=f"--tasks=own_text: .*{told}.*: look at the task's YAML file"):
             harness.main([f"--workdir={run}", "--tasks=own_text", f"--include={tmp_path}"])
 
 

@@ -98,7 +98,7 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = ()) 
         corpus=config.data.corpus,
         step=trained.step,
         parameters=trained.model.parameter_count(),
-        most_prompt_tokens=min(limits.prompt_tokens, longest or limits.prompt_tokens),
+        most_prompt_tokens=limits.prompt_of(trained),
         most_new_tokens=limits.new_tokens if longest is None else min(limits.new_tokens, longest - 1),
         state_bytes=service.state_bytes,
     )

@@ -91,7 +91,7 @@ _are_ids = _are(_is_id)
 
 
 class Logprobs(BaseModel):
-    """Of each token of a text; without begin-of-text, and with the end-of-text that the model chose."""
+    """Of each token of a text; without begin-of-text that was put in front, with end-of-text that the model chose."""
 
     tokens: list[str] = Field(description="texts; bytes:\\xe4 is a part of a character")
     token_logprobs: list[float | None] = Field(description="nats; null for a token with nothing before it")
@@ -111,7 +111,7 @@ class Choice(BaseModel):
 
 
 class Usage(BaseModel):
-    """Numbers of tokens, of all prompts and choices, without begin-of-text and end-of-text."""
+    """Numbers of tokens, of all prompts as they were given and of all texts."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -90,7 +90,9 @@ class Completions:
             raise InputError(f"best_of={asked.best_of} is not supported: leave it out, or give the value of n")
         if asked.stream and asked.logprobs is not None:
             raise InputError("logprobs are not streamed: leave out stream or logprobs")
-        count, most = len(asked.prompts) * asked.n, self._limits.waiting + self._limits.rows
+        # What is scored waits in a queue of its own, and all of a request waits there at once.
+        count, most = len(asked.prompts) * asked.n, self._limits.waiting
+        most += self._limits.rows if asked.logprobs is None else 0
         if count > most:
             raise InputError(f"{count} rows are over the limit of {most} of this service: ask for fewer")
         sampling, tokenizer = asked.sampling(), self._trained.tokenizer
@@ -148,7 +150,7 @@ class Completions:
             ids = self._trained.encode(asked.prompt, "text").tolist()[1:]
         if asked.add_special_tokens and asked.prompt != BEGIN:
             ids = [tokenizer.begin, *ids]
-        return Tokens(tokens=ids, count=len(ids), max_model_len=self._limits.prompt_tokens)
+        return Tokens(tokens=ids, count=len(ids), max_model_len=self._limits.prompt_of(self._trained))
 
     def detokenize(self, ids: Ids) -> Detokenized:
         """The text of tokens, without special ones; raises InputError."""
@@ -212,10 +214,19 @@ class Completions:
         for going, row in zip(all_going, rows, strict=True):
             scores = [None, *(next(of_rows) if len(row) > 1 else [])]
             begin = going.first if asked.echo else len(going.ids)
-            found.append(self._logprobs_of(row[begin:], scores[begin:], asked.logprobs or 0))
+            offsets = self._offsets(row[len(going.ids) :])
+            if asked.echo:
+                offsets = self._offsets_of_prompt(going) + [len(going.prompt) + place for place in offsets]
+            found.append(self._logprobs_of(row[begin:], scores[begin:], offsets, asked.logprobs or 0))
         return found
 
-    def _logprobs_of(self, ids: Ids, scores: Sequence[TokenScore | None], top: int) -> Logprobs:
+    def _offsets_of_prompt(self, going: _Going) -> list[int]:
+        """Where the text of each token of a prompt begins in the prompt; a tokenizer may put a space before it."""
+        ids = going.ids[going.first :]
+        *places, end = self._offsets([*ids, self._trained.tokenizer.end])
+        return [max(0, place - (end - len(going.prompt))) for place in places]
+
+    def _logprobs_of(self, ids: Ids, scores: Sequence[TokenScore | None], offsets: list[int], top: int) -> Logprobs:
         values, tops = [], []
         for i, score in zip(ids, scores, strict=True):
             if score is None:
@@ -231,7 +242,7 @@ class Completions:
             tokens=[self._text(i) for i in ids],
             token_logprobs=values,
             top_logprobs=tops if top else None,
-            text_offset=self._offsets(ids),
+            text_offset=offsets,
         )
 
     def _text(self, i: int) -> str:
@@ -240,7 +251,7 @@ class Completions:
             return special[i]
         text = self._trained.tokenizer.token_bytes(i)
         try:
-            return text.decode()
+            return text.decode() or f"<|{i}|>"
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in text)
 

@@ -34,6 +34,11 @@ class Limits:
         if count > limit:
             raise InputError(f"{what} of {count} tokens is over the limit of {limit} of this service: shorten it")
 
+    def prompt_of(self, trained: "TrainedModel") -> int:
+        """Most tokens of a prompt of a model, which may have fewer positions."""
+        longest = trained.model.abstract.longest
+        return min(self.prompt_tokens, longest or self.prompt_tokens)
+
     def characters(self, trained: "TrainedModel") -> int:
         """Characters of the longest text that can fit into `prompt_tokens`; [MASK] is longer than most tokens."""
         from flash_lm.data.tokenizers import MASK  # noqa: PLC0415 (slow to import)

@@ -1,4 +1,4 @@
-"""The thread that owns the device: rows of requests join the running batch when they arrive, and leave when done."""
+"""The thread of the running batch: rows of requests join the running batch when they arrive, and leave when done."""
 
 import collections
 import dataclasses

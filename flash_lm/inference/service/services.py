@@ -38,6 +38,7 @@ from flash_lm.inference.service.together import Together
 from flash_lm.inference.token_scores import TokenScore, TokenScorer
 from flash_lm.inference.trained_model import TrainedModel
 
+_SCORED_ROWS = 4  # at a time: each has a state and logits beside those of the running rows
 _CANDIDATES_A_MASK = 10  # if a request has the most masks allowed
 _DELAY_A_MASK = 0.01  # seconds that smaller requests may overtake: large requests wait, not small ones
 
@@ -66,11 +67,12 @@ class TextService(_OfRows):
         """Raises InputError: the model cannot continue text."""
         self._trained, self._generator, self._limits = trained, Generator(trained), limits
         engine, top = self._generator.engine, min(MOST_TOP, trained.config.model.vocab_size)
-        scorer = TokenScorer(engine, limits.rows, most_tokens(engine, limits), top)
-        scorer.compile()
+        rows = min(_SCORED_ROWS, limits.rows)
+        scorer = TokenScorer(engine, rows, most_tokens(engine, limits), top)
         self.rows = RunningRows(engine, limits, metrics, score=scorer)
+        scorer.compile()  # beside the running rows, so that memory is known to suffice for both
         call = self.rows.calls_on_all_hosts or CallsOnAllHosts(score=scorer)
-        self._scored = Together(lambda rows: call("score", rows), limits)
+        self._scored = Together(lambda batch: call("score", batch), limits, fit=lambda batch: len(batch) <= rows)
         metrics.watch("waiting_scores", "Texts waiting to be scored", lambda: self._scored.waiting)
         self.state_bytes = self.rows.state_bytes
 
@@ -102,7 +104,12 @@ class TextService(_OfRows):
 
     async def score(self, rows: Sequence[Sequence[int]]) -> list[list[TokenScore]]:
         """The scores of each row, see `TokenScorer`; raises as `Together` does."""
-        return await asyncio.gather(*(self._scored(list(row)) for row in rows))
+        tasks = [asyncio.ensure_future(self._scored(list(row))) for row in rows]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # if one was refused, nobody waits for the others
+                task.cancel()
 
     async def stream(self, row: Row) -> AsyncIterator[TextPiece | TextAnswer]:
         """Yields pieces of text as they are generated, then the whole answer."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 class UpToAStop:
-    """Passes a text on piece by piece, up to the first stop; what may be the beginning of one waits.
+    """Passes a text on piece by piece, up to the stop that ends first; what may be the beginning of one waits.
 
     Attributes:
         found: whether a stop came.
@@ -24,9 +24,9 @@ class UpToAStop:
         if self.found:
             return ""
         text, self._held = self._held + text, ""
-        if places := [place for stop in self._stops if (place := text.find(stop)) >= 0]:
+        if found := [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]:
             self.found = True
-            return text[: min(places)]
+            return text[: min(found)[1]]
         if not last:
             held = max((_beginning(text, stop) for stop in self._stops), default=0)
             text, self._held = text[: len(text) - held], text[len(text) - held :]
