@@ -86,9 +86,9 @@ def test_every_task_is_done_once_and_weights_go_at_the_end(quick, tmp_path):
     assert run_transfer(study, out, runs, bool) == [] and quick.trained == before
     longer = {"pretraining": {**study.pretraining, "train.steps": 4}}
     for other, file in (
-        (longer, "plain.jsonl"),
-        ({"data": "other"}, "plain.jsonl"),
-        ({"tuning_steps": 160}, "scratch"),
+        (longer, "pretraining/"),
+        ({"data": "other"}, "pretraining/"),
+        ({"tuning_steps": 160}, "rates/"),
     ):
         with pytest.raises(InputError, match=f"{file}.*is of another config: write to another folder"):
             run_transfer(study._replace(**other), out, runs, bool)
