@@ -16,6 +16,7 @@ from inference.test_exporting import trained_model
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
+SLOW = ("transformer_plus_plus", "performer", "mega")  # a state that grows, constants, and one more kind of state
 # Uses only what the card of such an export shows.
 CALLER = """
 import pathlib
@@ -50,7 +51,7 @@ def expected(trained, row, places):
     return np.asarray(logits[0])[places]
 
 
-@pytest.mark.parametrize("family", ["flash", "transformer_plus_plus", "performer", "mega"])
+@pytest.mark.parametrize("family", ["flash", *(pytest.param(x, marks=pytest.mark.slow) for x in SLOW)])
 def test_another_process_gets_the_same_logits(family, tmp_path):
     trained = trained_model(tmp_path / "mine", family)
     rows = np.random.default_rng(0).integers(3, 100, (2, 21)).astype(np.int32)
