@@ -172,11 +172,11 @@ def test_bad_input_gets_one_line(text, asked, problem):
 
 
 def test_a_text_that_is_only_scored_must_fit_the_positions():
-    with service("text", "linear_transformer", prompt_tokens=200) as text:
-        answer = text.post("/v1/completions", json={"prompt": "a" * 100, "max_tokens": 0, "echo": True, "logprobs": 1})
+    with service("text", "linear_transformer", prompt_tokens=40, rows=1) as text:
+        answer = text.post("/v1/completions", json={"prompt": "a" * 35, "max_tokens": 0, "echo": True, "logprobs": 1})
         assert answer.status_code == 422
-        assert "a prompt of 101 tokens and 0 after it are over the limit of" in answer.json()["error"]["message"]
-        fits = complete(text, prompt="a" * 30, max_tokens=0, echo=True, logprobs=1)["choices"][0]["logprobs"]
+        assert "a prompt of 36 tokens and 0 after it are over the limit of" in answer.json()["error"]["message"]
+        fits = complete(text, prompt="a" * 20, max_tokens=0, echo=True, logprobs=1)["choices"][0]["logprobs"]
         assert all(math.isfinite(x) for x in fits["token_logprobs"])
 
 
