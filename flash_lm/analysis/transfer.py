@@ -124,7 +124,8 @@ def write_transfer(title: str, hypotheses: Sequence[NoWorse], shares: Sequence[f
     write_jsonl(out / "verdicts.jsonl", verdicts)
     pretrained = [line for file in sorted((out / "pretraining").glob("*.jsonl")) for line in read_jsonl(file)]
     tables = [markdown_table(verdicts, _VERDICTS), transfer_table([*found, *baselines])]
-    text = "\n\n".join([title, *tables, markdown_table(pretrained, _PRETRAINED)])
+    tables += [markdown_table(pretrained, _PRETRAINED)] if pretrained else []
+    text = "\n\n".join([title, *tables])
     (out / "table.md").write_text(f"{text}\n", encoding="utf-8")
     if can_draw():
         _plot(found, baselines, out / "accuracy.png", title)
