@@ -14,7 +14,7 @@ from flash_lm.configs.lra import _study
 def get_config() -> ConfigDict:
     config = _study.small_model(length=785, rows=16)
     config.data.update(corpus="images", pack="examples", path="mnist")
-    config.train.steps = 1000
+    config.train.steps = 400
     return config
 
 

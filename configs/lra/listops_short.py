@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
     config = _study.small_model(length=200, rows=32)
     config.data.update(corpus="listops", pack="examples")
     config.data.listops.update(longer_than=50, shorter_than=200)
-    config.train.steps = 2000
+    config.train.steps = 1000
     return config
 
 
