@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from flash_lm.errors import InputError
@@ -24,6 +25,11 @@ def read_jsonl(path: pathlib.Path) -> list[Line]:
     return found
 
 
+def read_lines(path: pathlib.Path) -> list[Line]:
+    """As `read_jsonl`; none if there is no file."""
+    return read_jsonl(path) if path.exists() else []
+
+
 def write_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
     """Writes a JSONL file; replaces an existing one."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -34,3 +40,11 @@ def append_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def grouped(lines: Sequence[Line], *keys: str) -> dict[tuple[Any, ...], list[Line]]:
+    """The lines by the values of these keys, None where there is none, in their order."""
+    found: dict[tuple[Any, ...], list[Line]] = {}
+    for line in lines:
+        found.setdefault(tuple(line.get(key) for key in keys), []).append(line)
+    return found

@@ -17,7 +17,7 @@ from flash_lm.config import parse
 from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.inference.bare_decoding import BareDecoding
 from flash_lm.inference.scoring import evaluate
-from flash_lm.jsonl import Line, append_jsonl, read_jsonl
+from flash_lm.jsonl import Line, append_jsonl, read_lines
 from flash_lm.models.facts import facts
 from flash_lm.provenance import provenance
 from flash_lm.study import changed
@@ -119,7 +119,7 @@ def recall_study(
         InputError: the file has runs of another config.
         KeyboardInterrupt: it was asked to stop.
     """
-    lines = read_jsonl(file) if file.exists() else []
+    lines = read_lines(file)
 
     def add(model: Model, rate: float, seed: int) -> None:
         at, config = model.at(rate, seed), model.of_run(rate, seed)

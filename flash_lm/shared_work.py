@@ -39,6 +39,11 @@ def is_made(file: pathlib.Path, known: str) -> bool:
     return True
 
 
+def made_lines(folder: pathlib.Path) -> list[Line]:
+    """The lines of all tasks whose files are in a folder."""
+    return [line for file in sorted(folder.glob("*.jsonl")) for line in read_jsonl(file)]
+
+
 def write_made(file: pathlib.Path, lines: list[Line], known: str) -> None:
     """Writes the lines of a task, all or none; see `is_made`."""
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from flash_lm.command import override
 from flash_lm.config import is_free_text, parse
 from flash_lm.errors import InputError, NonfiniteError, RunError
 from flash_lm.inference.scoring import evaluate
-from flash_lm.jsonl import append_jsonl, read_jsonl
+from flash_lm.jsonl import append_jsonl, read_lines
 from flash_lm.models.family import complete_config
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.loop import train
@@ -165,7 +165,7 @@ def is_done(folder: pathlib.Path, split: str, steps: int, lengths: Sequence[int]
     A run that reached train.stop_accuracy (`goal`) has no later step.
     """
     file = folder / "results.jsonl"
-    lines = read_jsonl(file) if file.exists() else []
+    lines = read_lines(file)
     done = [line for line in lines if line["split"] == split and (line["step"] == steps or _reached(line, goal))]
     return set(lengths) <= {line["length"] for line in done if line.get("own_corpus", True)}
 

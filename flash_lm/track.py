@@ -26,8 +26,8 @@ def main(argv: list[str]) -> None:
     arguments = flags().parse_args(argv)
     from flash_lm.analysis.results import labels
     from flash_lm.config import filled
+    from flash_lm.jsonl import read_lines
     from flash_lm.training import workdir as run_folder
-    from flash_lm.training.metrics import read_lines
 
     names = labels([_folder(word) for word in arguments.workdirs])
     metrics = {label: read_lines(name.workdir / "metrics.jsonl") for label, name in names.items()}

@@ -68,16 +68,16 @@ class Transfer(NamedTuple):
     tuning_steps: int
     data: str
 
-    def pretrained(self, family: str, corpus: str) -> Any:
-        """The config of a family's pretraining; it reads no label."""
+    def pretrained(self, family: str, corpus: str) -> Changes:
+        """What differs in a family's pretraining; it reads no label."""
         own = {"model.family": family, "data.label_column": None}
-        return changed(self.config, {**own, **self.pretraining, **self.corpora[corpus]})
+        return {**own, **self.pretraining, **self.corpora[corpus]}
 
-    def of(self, family: str, arm: Arm, runs: pathlib.Path, **more: Any) -> Any:
-        """The config of an arm; `more`: keys with _ for a dot."""
+    def of(self, family: str, arm: Arm, runs: pathlib.Path, share: float, seed: int = 0) -> Any:
+        """The config of an arm."""
         parent = {"train.init_from": str(_parent(runs, family, arm.corpus))} if arm.corpus else {}
-        keys = {key.replace("_", ".", 1): value for key, value in more.items()}
-        return changed(self.config, {"model.family": family, **parent, **arm.changes, **keys})
+        own = {"model.family": family, "data.label_share": share, "seed": seed}
+        return changed(self.config, {**own, **parent, **arm.changes})
 
 
 class Task(NamedTuple):
@@ -140,11 +140,6 @@ def run_transfer(study: Transfer, out: pathlib.Path, runs: pathlib.Path, should_
     return left
 
 
-def finished_runs(out: pathlib.Path) -> list[Line]:
-    """The lines of all runs."""
-    return [line for file in sorted((out / "runs").glob("*.jsonl")) for line in read_jsonl(file)]
-
-
 def _work_off(tasks: Sequence[Task], runs: pathlib.Path) -> list[str]:
     """Makes tasks in their order as long as one can be made."""
     while True:
@@ -169,20 +164,20 @@ def _tasks(study: Transfer, family: str, out: pathlib.Path, runs: pathlib.Path, 
     found: list[Task] = []
     pretrained: dict[str | None, Task] = {}
     for corpus in study.corpora:
-        config, folder = study.pretrained(family, corpus), _parent(runs, family, corpus)
+        config, folder = changed(study.config, study.pretrained(family, corpus)), _parent(runs, family, corpus)
         make = lambda config=config, corpus=corpus: _pretrain(config, family, corpus, runs, should_stop)
         file = out / "pretraining" / f"{folder.name}.jsonl"
         pretrained[corpus] = Task(folder.name, file, _hash(config, study.data, corpus), [], make, folder)
     rates: dict[str, Task] = {}
     for arm in study.arms:
         name, parent = _word(family, arm.name), pretrained.get(arm.corpus)
-        config = study.of(family, arm, runs, data_label_share=study.tuned_share)
+        config = study.of(family, arm, runs, study.tuned_share)
         known = _hash(config, study.data, study.tuning_steps, parent and parent.known)
         needs = [parent.file] if parent else []
         make = lambda config=config, arm=arm, needs=needs: _tune(study, config, family, arm, needs, runs, should_stop)
         rates[arm.name] = Task(f"rate_{name}", out / "rates" / f"{name}.jsonl", known, needs, make)
     for share, seed, arm in itertools.product(study.shares, study.seeds, study.arms):
-        config, rate = study.of(family, arm, runs, data_label_share=share, seed=seed), rates[arm.name]
+        config, rate = study.of(family, arm, runs, share, seed), rates[arm.name]
         name = _word(family, arm.name, f"{share:g}", "seed", str(seed))
         at = {"family": family, "arm": arm.name, "share": share, "seed": seed}
         make = lambda at=at, config=config, rate=rate, name=name: _run(at, config, rate.file, runs / name, should_stop)
@@ -193,8 +188,7 @@ def _tasks(study: Transfer, family: str, out: pathlib.Path, runs: pathlib.Path, 
 
 def _check(study: Transfer, family: str) -> None:
     """Checks the configs that a family needs."""
-    pretraining = {"model.family": family, "data.label_column": None, **study.pretraining}
-    check_runs(study.config, {f"{family}, {corpus}": {**pretraining, **own} for corpus, own in study.corpora.items()})
+    check_runs(study.config, {f"{family}, {corpus}": study.pretrained(family, corpus) for corpus in study.corpora})
     check_runs(study.config, {f"{family}, {arm.name}": {"model.family": family, **arm.changes} for arm in study.arms})
 
 

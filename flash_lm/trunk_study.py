@@ -144,11 +144,6 @@ def rates(out: pathlib.Path) -> dict[str, Line]:
     return found
 
 
-def finished_runs(out: pathlib.Path) -> list[Line]:
-    """The lines of all runs."""
-    return [line for file in sorted((out / "runs").glob("*.jsonl")) for line in read_jsonl(file)]
-
-
 def run_trunks(trunks: Sequence[Trunk], out: pathlib.Path, runs: pathlib.Path, should_stop: ShouldStop) -> list[Trunk]:
     """Trains and scores each trunk that has no file in OUT/runs, unless another process is at it.
 

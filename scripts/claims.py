@@ -19,7 +19,7 @@ from flash_lm.analysis.study_results import collect, gather, merged
 from flash_lm.analysis.verdicts import ARITHMETIC, WORDS, Verdict
 from flash_lm.command import run
 from flash_lm.errors import InputError
-from flash_lm.jsonl import Line, read_jsonl, write_jsonl
+from flash_lm.jsonl import Line, read_lines, write_jsonl
 
 TABLE = pathlib.Path(__file__).parent.parent / "results" / "claims.toml"
 RUNS, CURVES = "runs.jsonl", "curves.jsonl"
@@ -51,11 +51,10 @@ def _commands(row: dict[str, Any], table: dict[str, Any]) -> list[str]:
 def read_evidence(results: pathlib.Path) -> Evidence:
     """The runs of all studies, and the lines of the files that claims name."""
     table, claims = read_table()
-    read = lambda path: read_jsonl(path) if path.exists() else []
-    studies = {study: gather(read(results / "claims" / study / RUNS)) for study in table["studies"]}
+    studies = {study: gather(read_lines(results / "claims" / study / RUNS)) for study in table["studies"]}
     files = {path for claim in claims for rule in claim.rules for path in getattr(rule, "files", ())}
     files |= {part["times"] for row in table["claims"] for part in row["rules"] if "times" in part}
-    return Evidence(studies, {path: read(results / path) for path in sorted(files)})
+    return Evidence(studies, {path: read_lines(results / path) for path in sorted(files)})
 
 
 def page(evidence: Evidence) -> str:
@@ -127,7 +126,7 @@ def take_over(study: str, runs: pathlib.Path, results: pathlib.Path) -> None:
         raise InputError(f"{runs} has no finished run: train some first with `{known[study]['command']}`")
     folder.mkdir(parents=True, exist_ok=True)
     for name, lines in zip((RUNS, CURVES), collected, strict=True):
-        before = read_jsonl(folder / name) if (folder / name).exists() else []
+        before = read_lines(folder / name)
         write_jsonl(folder / name, merged(before, lines))
 
 

@@ -19,7 +19,7 @@ from flash_lm.analysis.recall import plot_recall, recall_table, summary
 from flash_lm.analysis.rounds import ROUNDS
 from flash_lm.command import load_module, positive, run
 from flash_lm.errors import InputError
-from flash_lm.jsonl import read_jsonl, write_jsonl
+from flash_lm.jsonl import read_jsonl, read_lines, write_jsonl
 from flash_lm.recall_study import models_of, recall_study, time_decoding
 from flash_lm.training.interrupt import stop_on_signal
 
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> None:
     if parts > 1:
         print(f"part {first} of {parts} is trained: when all are, run the same command without --part")
         return
-    times = read_jsonl(out / "times.jsonl") if (out / "times.jsonl").exists() else []
+    times = read_lines(out / "times.jsonl")
     if [(line["model"], line["width"]) for line in times] != [(model.name, model.width) for model in models]:
         write_jsonl(out / "times.jsonl", time_decoding(models, arguments.rounds))
     lines = summary(read_jsonl(out / "runs.jsonl"), read_jsonl(out / "times.jsonl"))

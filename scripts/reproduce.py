@@ -32,7 +32,7 @@ from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.study import write_study
 from flash_lm.command import apply_overrides, load_module, positive, run
 from flash_lm.errors import InputError
-from flash_lm.jsonl import Line, append_jsonl, read_jsonl, write_jsonl
+from flash_lm.jsonl import Line, append_jsonl, read_lines, write_jsonl
 from flash_lm.provenance import config_hash, provenance
 from flash_lm.study import Runs, changed, check_runs, raise_failures, run_study
 from flash_lm.training.bare_step import BareStep
@@ -61,7 +61,7 @@ def time_steps(
     They are appended to a file, group by group; what is there of the same config and device is not measured again.
     """
     lines, about = [], provenance(jax.devices()[0].device_kind)
-    before = read_jsonl(file) if file.exists() else []
+    before = read_lines(file)
     for baseline in dict.fromkeys(baseline_of.values()):
         group = {name: one_microbatch(changed(config, runs[name])) for name in runs if baseline_of[name] == baseline}
         known = {"device": about["device"], "config_hash": config_hash({n: c.to_dict() for n, c in group.items()})}

@@ -12,8 +12,8 @@ from flash_lm.analysis.hypotheses import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from flash_lm.analysis.transfer import NoWorse, summary, transfer_table, write_transfer
 from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.jsonl import read_jsonl
-from flash_lm.shared_work import begun_here
-from flash_lm.transfer_study import Arm, Transfer, finished_runs, run_transfer
+from flash_lm.shared_work import begun_here, made_lines
+from flash_lm.transfer_study import Arm, Transfer, run_transfer
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 FAMILIES = ("linear_transformer", "flash")
@@ -70,7 +70,7 @@ def quick(monkeypatch):
 def test_every_task_is_done_once_and_weights_go_at_the_end(quick, tmp_path):
     study, out, runs = study_in(tmp_path, families=FAMILIES), tmp_path / "out", tmp_path / "runs"
     assert run_transfer(study, out, runs, bool) == []
-    lines = finished_runs(out)
+    lines = made_lines(out / "runs")
     assert len(lines) == 2 * 2 * 2 * 2
     assert {(x["family"], x["arm"], x["share"], x["seed"], x["rate"]) for x in lines} == {
         (family, arm.name, share, seed, 2e-3)
@@ -117,15 +117,15 @@ def test_what_needs_another_process_is_left(quick, tmp_path):
     with begun_here(runs / "linear_transformer_plain.lock"):
         left = run_transfer(study, out, runs, bool)
     assert len(left) == 1 + 1 + 4 and all("frozen" in name or "plain" in name for name in left)
-    assert {line["arm"] for line in finished_runs(out)} == {"from scratch"}
-    assert run_transfer(study, out, runs, bool) == [] and len(finished_runs(out)) == 8
+    assert {line["arm"] for line in made_lines(out / "runs")} == {"from scratch"}
+    assert run_transfer(study, out, runs, bool) == [] and len(made_lines(out / "runs")) == 8
 
 
 def test_a_run_that_fails_has_a_line(quick, tmp_path):
     quick.lost = ("linear_transformer_frozen_1_seed_0",)
     out = tmp_path / "out"
     run_transfer(study_in(tmp_path), out, tmp_path / "runs", bool)
-    (line,) = (x for x in finished_runs(out) if "failed" in x)
+    (line,) = (x for x in made_lines(out / "runs") if "failed" in x)
     assert line["failed"] == "loss nan" and (line["arm"], line["share"], line["seed"]) == ("frozen", 1.0, 0)
 
 
@@ -133,7 +133,7 @@ def test_what_depends_on_a_pretraining_that_fails_has_lines_too(quick, tmp_path)
     quick.lost = ("linear_transformer_plain",)
     out = tmp_path / "out"
     assert run_transfer(study_in(tmp_path, families=FAMILIES), out, tmp_path / "runs", bool) == []
-    lines = finished_runs(out)
+    lines = made_lines(out / "runs")
     failed = [line for line in lines if "failed" in line]
     assert len(lines) == 16 and {line["failed"] for line in failed} == {"pretraining: loss nan"}
     assert {(line["family"], line["arm"]) for line in failed} == {("linear_transformer", "frozen")}
@@ -145,7 +145,7 @@ def test_what_depends_on_a_pretraining_that_fails_has_lines_too(quick, tmp_path)
 def test_the_whole_study_of_a_small_model(tmp_path):
     study, out, runs = study_in(tmp_path, seeds=(0,)), tmp_path / "out", tmp_path / "runs"
     assert run_transfer(study, out, runs, bool) == []
-    lines = finished_runs(out)
+    lines = made_lines(out / "runs")
     assert len(lines) == 4 and all(0 <= line["accuracy_low"] <= line["accuracy"] <= 1 for line in lines)
     assert {line["split"] for line in lines} == {"test"} and {line["tokens"] for line in lines} == {16}
     (pretrained,) = read_jsonl(out / "pretraining" / "linear_transformer_plain.jsonl")

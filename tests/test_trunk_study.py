@@ -13,10 +13,10 @@ from flash_lm.errors import InputError, NonfiniteError, RunError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import write_jsonl
 from flash_lm.models.facts import facts
-from flash_lm.shared_work import begun_here
+from flash_lm.shared_work import begun_here, made_lines
 from flash_lm.study import changed
 from flash_lm.training.loop import train
-from flash_lm.trunk_study import Part, finished_runs, rates, run_trunks, schedules, trunks_of, tune_models
+from flash_lm.trunk_study import Part, rates, run_trunks, schedules, trunks_of, tune_models
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -46,7 +46,7 @@ def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
         "first_linear_transformer_seed_1",
     ]
     assert run_trunks(trunks[:1], out, runs, bool) == []
-    lines = finished_runs(out)
+    lines = made_lines(out / "runs")
     assert [(x["share"], x["length"], x["step"], x.get("slice")) for x in lines] == [
         (0.5, 32, 10, None),
         (1.0, 32, 20, None),
@@ -63,7 +63,7 @@ def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
     train(changed(trunks[0].config, whole), tmp_path / "alone")
     assert evaluate(tmp_path / "alone", "test")[0]["loss"] == lines[1]["loss"]
     # What has lines is not made again; another config is another study.
-    assert run_trunks(trunks[:1], out, runs, bool) == [] and finished_runs(out) == lines
+    assert run_trunks(trunks[:1], out, runs, bool) == [] and made_lines(out / "runs") == lines
     other = trunks[0]._replace(config=changed(trunks[0].config, {"train.clip": 7.0}))
     for wrong in (other, trunks[0]._replace(slices=())):
         with pytest.raises(InputError, match="first_linear_transformer_seed_0.jsonl is of another config"):
@@ -110,7 +110,7 @@ def test_what_another_process_has_begun_is_left_to_it(tmp_path, without_training
     assert run_trunks(trunks, out, runs, bool) == []
     assert [name for name, _ in without_training] == [trunks[i].name for i in (0, 2, 3, 1)]
     assert {rate for _, rate in without_training} == {1e-3}  # the ablation has its model's
-    failed = [line for line in finished_runs(out) if line["seed"] == 1]
+    failed = [line for line in made_lines(out / "runs") if line["seed"] == 1]
     assert [(line["run"], line["failed"]) for line in failed] == [(name, "loss nan") for name in MODELS]
 
 
@@ -121,10 +121,10 @@ def test_a_full_disk_is_no_failed_run(tmp_path, without_training):
     without_training.full.append(True)
     with pytest.raises(RunError, match="the disk is full"):
         run_trunks(trunks, out, runs, bool)
-    assert (runs / trunks[0].name).is_dir() and not finished_runs(out)
+    assert (runs / trunks[0].name).is_dir() and not made_lines(out / "runs")
     without_training.full.clear()
     shutil.rmtree(runs / trunks[0].name)  # the stand-in makes it anew
-    assert run_trunks(trunks, out, runs, bool) == [] and len(finished_runs(out)) == 1
+    assert run_trunks(trunks, out, runs, bool) == [] and len(made_lines(out / "runs")) == 1
 
 
 def test_without_a_finite_rate_there_is_no_run(tmp_path, without_training):

@@ -11,17 +11,32 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from flash_lm.analysis.rules import ALIKE, RELATIONS, bounds, spread
 from flash_lm.analysis.table import Columns, markdown_table
+from flash_lm.analysis.verdicts import NOT_RUN
 from flash_lm.jsonl import Line
 from flash_lm.trunk_study import step_name
 
 SEEDS = 3  # that a verdict needs
-HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "does not hold", "undecided", "not run"
+HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 _COLUMNS: Columns = {
     "": ("number", "{}"),
     "hypothesis": ("hypothesis", "{}"),
     "verdict": ("verdict", "{}"),
     "figure": ("figure", "{}"),
 }
+
+
+def decided_by_seeds(held: Sequence[bool], lost: bool) -> str:
+    """The verdict: it needs seeds enough, all of which agree.
+
+    Args:
+        held: whether the hypothesis held, with each seed that has a figure.
+        lost: whether another seed was run that has none.
+    """
+    if not held and not lost:
+        return NOT_RUN
+    if lost or len(held) < SEEDS or len(set(held)) > 1:
+        return UNDECIDED
+    return HOLDS if held[0] else FAILS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,14 +88,11 @@ class Hypothesis:
                 reasons.append(str(error))
         low, high = RELATIONS[self.relation](ALIKE)
         held = [low <= ratio <= high for ratio in ratios.values()]
-        verdict = UNDECIDED if ratios or reasons else NOT_RUN
-        if len(held) >= SEEDS and not reasons and len(set(held)) == 1:
-            verdict = HOLDS if held[0] else FAILS
         figure = [f"{spread([*ratios.values()])} {self.second}"] if ratios else []
         return {
             "number": self.number,
             "hypothesis": self.text,
-            "verdict": verdict,
+            "verdict": decided_by_seeds(held, lost=bool(reasons)),
             "figure": "; ".join([*figure, *dict.fromkeys(reasons)]),
             "ratios": {str(seed): ratio for seed, ratio in ratios.items()},
         }

@@ -3,15 +3,15 @@
 import pathlib
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 from flash_lm.analysis.figure import can_draw
 from flash_lm.analysis.hypotheses import Hypothesis, verdict_table
 from flash_lm.analysis.panels import Panel, plot_panels
 from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.errors import InputError
-from flash_lm.jsonl import Line, read_jsonl, write_jsonl
-from flash_lm.trunk_study import finished_runs, step_name
+from flash_lm.jsonl import Line, grouped, read_lines, write_jsonl
+from flash_lm.shared_work import made_lines
+from flash_lm.trunk_study import step_name
 
 _SAME = ("family", "parameters", "rate", "step", "trained_length", "corpus", "batch_tokens")  # with every seed
 _MODEL = ("part", "run")
@@ -37,7 +37,7 @@ def write_study(title: str, hypotheses: Sequence[Hypothesis], out: pathlib.Path)
         InputError: no run has finished.
     """
     file = out / "step_times.jsonl"
-    runs, times = finished_runs(out), read_jsonl(file) if file.exists() else []
+    runs, times = made_lines(out / "runs"), read_lines(file)
     if not runs:
         raise InputError(f"{out}/runs has no finished run: make some with --run=FOLDER --corpus=DATA")
     lines, verdicts = summary(runs, times), [hypothesis.judge(runs, times) for hypothesis in hypotheses]
@@ -63,8 +63,8 @@ def summary(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
         part, without scores.
     """
     step_of = {line["run"]: line for line in times}
-    scored = _grouped([line for line in lines if "failed" not in line], *_KEYS)
-    failed = _grouped([line for line in lines if "failed" in line], *_MODEL)
+    scored = grouped([line for line in lines if "failed" not in line], *_KEYS)
+    failed = grouped([line for line in lines if "failed" in line], *_MODEL)
     found = []
     for key, own in scored.items():
         perplexities, first = [line["perplexity"] for line in own], own[0]
@@ -97,7 +97,7 @@ def study_tables(lines: Sequence[Line]) -> str:
     Args:
         lines: of `summary`.
     """
-    return "\n\n".join(map(_table, _grouped(lines, "part").values()))
+    return "\n\n".join(map(_table, grouped(lines, "part").values()))
 
 
 def _table(lines: Sequence[Line]) -> str:
@@ -142,15 +142,15 @@ def plot_study(lines: Sequence[Line], out: pathlib.Path, title: str) -> None:
     """
     lines = [line for line in lines if line["seeds"]]
     trained = [line for line in lines if "slice" not in line and line["length"] == line["trained_length"]]
-    several = {part for (part,), own in _grouped(trained, "part").items() if len({x["share"] for x in own}) > 1}
+    several = {part for (part,), own in grouped(trained, "part").items() if len({x["share"] for x in own}) > 1}
     curves = [line for line in trained if "minutes" in line and line["part"] in several]
     if curves:
-        of = _grouped(curves, "part").items()
+        of = grouped(curves, "part").items()
         rows = [[panel(own, part) for panel in (_against_time, _against_flops)] for (part,), own in of]
         plot_panels(rows, out / "curves.png", curve="run", title=title)
     places = [line | {"from": _first_of(line)} for line in lines if line.get("slices") == "positions"]
     if places:
-        panels = [_against_place(own, part) for (part,), own in _grouped(places, "part").items()]
+        panels = [_against_place(own, part) for (part,), own in grouped(places, "part").items()]
         plot_panels([panels], out / "context.png", curve="run", title=title)
 
 
@@ -175,11 +175,3 @@ def _panel(lines: list[Line], x: str, label: str, title: str) -> Panel:
 def _first_of(line: Line) -> int:
     """The first position of a slice such as 64–127; one for the first slice, since the axis has no zero."""
     return max(1, int(line["slice"].partition("–")[0]))
-
-
-def _grouped(lines: Sequence[Line], *keys: str) -> dict[tuple[Any, ...], list[Line]]:
-    """The lines by the values of these keys, None where there is none, in their order."""
-    found: dict[tuple[Any, ...], list[Line]] = {}
-    for line in lines:
-        found.setdefault(tuple(line.get(key) for key in keys), []).append(line)
-    return found

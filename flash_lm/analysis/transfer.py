@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Sequence
 
 from flash_lm.analysis.figure import can_draw
-from flash_lm.analysis.hypotheses import FAILS, HOLDS, NOT_RUN, SEEDS, UNDECIDED
+from flash_lm.analysis.hypotheses import decided_by_seeds
 from flash_lm.analysis.panels import Panel, plot_panels
 from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.errors import InputError
-from flash_lm.jsonl import Line, read_jsonl, write_jsonl
-from flash_lm.transfer_study import finished_runs
+from flash_lm.jsonl import Line, grouped, read_lines, write_jsonl
+from flash_lm.shared_work import made_lines
 
 POINTS = 100.0  # of a share
 BASELINE = "baseline"  # the arm of what is no model of ours
@@ -65,10 +65,7 @@ class NoWorse:
         whole = [pair for pair in pairs if not any("failed" in line for line in pair) and _same_texts(*pair)]
         # Rounded: two of a hundred texts are two points, and not a little more.
         points = [round(POINTS * (one[_SCORE] - other[_SCORE]), 9) for one, other in whole]
-        held = {difference >= -self.points for difference in points}
-        verdict = UNDECIDED if pairs else NOT_RUN
-        if len(points) >= SEEDS and len(whole) == len(pairs) and len(held) == 1:
-            verdict = HOLDS if held.pop() else FAILS
+        verdict = decided_by_seeds([x >= -self.points for x in points], lost=len(whole) < len(pairs))
         figure = ", ".join(f"{x:+.1f}" for x in points)
         if len(whole) < len(pairs):
             figure += f" ({len(pairs) - len(whole)} seeds failed or scored on other texts)"
@@ -90,11 +87,8 @@ def summary(lines: Sequence[Line]) -> list[Line]:
         Lines with the mean `accuracy`, `lowest`, `highest`, the means of `macro_f1` and `matthews`, `rate`, `seeds` and
         `failed`; without scores if all seeds failed.
     """
-    groups: dict[tuple[str, str, float], list[Line]] = {}
-    for line in lines:
-        groups.setdefault((line["family"], line["arm"], line["share"]), []).append(line)
     found = []
-    for (family, arm, share), own in groups.items():
+    for (family, arm, share), own in grouped(lines, "family", "arm", "share").items():
         scored = [line for line in own if "failed" not in line]
         line = {"family": family, "arm": arm, "share": share}
         line |= {"rate": own[0]["rate"]} if "rate" in own[0] else {}
@@ -115,14 +109,14 @@ def write_transfer(title: str, hypotheses: Sequence[NoWorse], shares: Sequence[f
     Raises:
         InputError: no run has finished.
     """
-    lines, file = finished_runs(out), out / "baselines.jsonl"
+    lines, file = made_lines(out / "runs"), out / "baselines.jsonl"
     if not lines:
         raise InputError(f"{out}/runs has no finished run: make some with scripts/transfer.py run")
-    found, baselines = summary(lines), read_jsonl(file) if file.exists() else []
+    found, baselines = summary(lines), read_lines(file)
     verdicts = [one.judge(lines, share) for one in hypotheses for share in shares]
     write_jsonl(out / "summary.jsonl", found)
     write_jsonl(out / "verdicts.jsonl", verdicts)
-    pretrained = [line for file in sorted((out / "pretraining").glob("*.jsonl")) for line in read_jsonl(file)]
+    pretrained = made_lines(out / "pretraining")
     tables = [markdown_table(verdicts, _VERDICTS), transfer_table([*found, *baselines])]
     tables += [markdown_table(pretrained, _PRETRAINED)] if pretrained else []
     text = "\n\n".join([title, *tables])
@@ -144,12 +138,8 @@ def transfer_table(lines: Sequence[Line]) -> str:
         row = rows.setdefault((line["arm"], line["family"]), {"arm": line["arm"], "family": line["family"]})
         row[str(line["share"])] = _cell(line)
         row |= {"rate": f"{line['rate']:g}"} if "rate" in line else {}
-    columns: Columns = {"arm": ("arm", "{}"), "family": ("family", "{}")}
-    columns = {
-        **columns,
-        **{f"{share:.0%} of the labels": (str(share), "{}") for share in shares},
-        "rate": ("rate", "{}"),
-    }
+    scores = {f"{share:.0%} of the labels": (str(share), "{}") for share in shares}
+    columns: Columns = {"arm": ("arm", "{}"), "family": ("family", "{}"), **scores, "rate": ("rate", "{}")}
     return markdown_table([*rows.values()], columns)
 
 

@@ -105,7 +105,7 @@ class Engine:
         self._end, self._never_V = end, ~allowed_V
         self.limit = model.abstract.longest
         self.turn = threading.RLock() if mesh.size > 1 else contextlib.nullcontext()
-        self.grows = any(sublayer.state_grows for sublayer in model.abstract.layers.sublayers)
+        self.grows = model.abstract.state_grows
         self._start = jax.jit(self._start_rows, static_argnums=(2, 3))
         self._prefill = jax.jit(self._prefill_piece, donate_argnums=1)
         self._score = jax.jit(self._score_piece, donate_argnums=1, static_argnums=5)

@@ -33,16 +33,16 @@ class Format(NamedTuple):
         arrays: makes the arrays by name, from parameters on the host.
         settings: makes config.json, without its provenance.
         library: the library that loads the model.
-        write: writes what else there is: of the model, its tokenizer for `tokenizers` (or why there is none), sizes of
-            programs, and the folder.
+        write: writes what else there is: of the model, its tokenizer for `tokenizers` (or why there is none), and the
+            folder.
         ours: whether `flash_lm.load` reads the folder.
     """
 
     check: Callable[[TrainedModel], None]
     arrays: Callable[[Params, Params], dict[str, Any]]
-    settings: Callable[[TrainedModel, Sizes], dict[str, Any]]
+    settings: Callable[[TrainedModel], dict[str, Any]]
     library: Library
-    write: Callable[[TrainedModel, Any, Sizes, pathlib.Path], None]
+    write: Callable[[TrainedModel, Any, pathlib.Path], None]
     ours: bool = False
 
 
@@ -65,7 +65,7 @@ def export(
         InputError: the folder exists, the model is already such an export, there is no licence, or the format cannot
             express the model.
     """
-    kind = FORMATS[form]
+    kind = FORMATS[form](sizes or Sizes())
     saved_dtype = run_folder.read_config(trained.run.workdir).model.param_dtype
     if kind.ours and is_export(trained.run.workdir) and saved_dtype == trained.config.model.param_dtype:
         raise InputError(f"{trained.run} is already an exported model: copy the folder, or give another --dtype")
@@ -74,15 +74,14 @@ def export(
     if of_all_hosts(out.exists() or out.is_symlink())[0]:
         raise InputError(f"--out={out} already exists: give a new folder")
     kind.check(trained)
-    sizes = sizes or Sizes()
     params = jax.tree.map(fetched, trained.params)
     if not is_first():
         return []
     theirs, messages = to_hugging_face(trained.tokenizer), []
     with new_folder(out) as partial:
         write_weights(partial, kind.arrays(params, trained.model.constants))
-        write_json(partial / "config.json", kind.settings(trained, sizes) | {"flash_lm": _made(trained)})
-        kind.write(trained, theirs, sizes, partial)
+        write_json(partial / "config.json", kind.settings(trained) | {"flash_lm": _made(trained)})
+        kind.write(trained, theirs, partial)
         if isinstance(theirs, str):
             messages.append(f"there is no tokenizer.json: {theirs}")
         else:
@@ -105,9 +104,8 @@ def _special(trained: TrainedModel) -> dict[str, int]:
     return {"bos_token_id": trained.tokenizer.begin, "eos_token_id": trained.tokenizer.end}
 
 
-def _our_settings(trained: TrainedModel, sizes: Sizes) -> dict[str, Any]:
+def _our_settings(trained: TrainedModel) -> dict[str, Any]:
     """The keys that other tools look for, and the run's config."""
-    del sizes
     raw, model = run_folder.read_config(trained.run.workdir), trained.config.model
     raw.model.update(dtype=model.dtype, param_dtype=model.param_dtype, vocab_size=model.vocab_size)
     return {
@@ -121,8 +119,8 @@ def _our_settings(trained: TrainedModel, sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def _write_ours(trained: TrainedModel, theirs: Any, sizes: Sizes, folder: pathlib.Path) -> None:
-    del theirs, sizes
+def _write_ours(trained: TrainedModel, theirs: Any, folder: pathlib.Path) -> None:
+    del theirs
     save_tokenizer(trained.tokenizer, folder / "tokenizer")
     write_labels(folder, trained.labels)
 
@@ -134,9 +132,8 @@ def _check_llama(trained: TrainedModel) -> None:
         raise InputError(f"{trained.run} is not a Llama ({listed}): omit --format")
 
 
-def _write_for_transformers(trained: TrainedModel, theirs: Any, sizes: Sizes, folder: pathlib.Path) -> None:
+def _write_for_transformers(trained: TrainedModel, theirs: Any, folder: pathlib.Path) -> None:
     """Writes the files that transformers' generation and tokenizer read."""
-    del sizes
     write_json(folder / "generation_config.json", _special(trained))
     if isinstance(theirs, str):
         return
@@ -148,20 +145,21 @@ def _write_for_transformers(trained: TrainedModel, theirs: Any, sizes: Sizes, fo
     write_json(folder / "tokenizer_config.json", about | {"model_max_length": trained.config.model.max_length})
 
 
-FORMATS = {
-    "flash_lm": Format(lambda trained: None, of_trained, _our_settings, FLASH_LM, _write_ours, ours=True),
-    "llama": Format(
+# Given the sizes of programs, which only one format has.
+FORMATS: dict[str, Callable[[Sizes], Format]] = {
+    "flash_lm": lambda sizes: Format(lambda trained: None, of_trained, _our_settings, FLASH_LM, _write_ours, ours=True),
+    "llama": lambda sizes: Format(
         _check_llama,
         lambda params, constants: llama.to_llama(params),
-        lambda trained, sizes: llama.settings_of(trained.config.model) | _special(trained),
+        lambda trained: llama.settings_of(trained.config.model) | _special(trained),
         TRANSFORMERS,
         _write_for_transformers,
     ),
-    "stablehlo": Format(
+    "stablehlo": lambda sizes: Format(
         check_programs,
         lambda params, constants: of_trained(params, {}),  # constants are in the programs
-        lambda trained, sizes: about_programs(trained, sizes) | _special(trained),
+        lambda trained: about_programs(trained, sizes) | _special(trained),
         JAX,
-        lambda trained, theirs, sizes, folder: write_programs(trained, sizes, folder),
+        lambda trained, theirs, folder: write_programs(trained, sizes, folder),
     ),
 }

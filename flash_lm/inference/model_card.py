@@ -5,7 +5,7 @@ from typing import NamedTuple
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from flash_lm.inference.trained_model import TrainedModel
-from flash_lm.jsonl import Line, read_jsonl
+from flash_lm.jsonl import Line, read_lines
 from flash_lm.tables import CORPORA, TASKS
 from flash_lm.training import workdir as run_folder
 
@@ -131,7 +131,7 @@ def _origin(trained: TrainedModel) -> str:
 def _results(trained: TrainedModel) -> list[Line]:
     """This checkpoint's newest result for each split and length, on the run's own corpus and packing."""
     path, pack = trained.run.workdir / "results.jsonl", trained.config.data.pack
-    lines = read_jsonl(path) if path.exists() else []
+    lines = read_lines(path)
     mine = [x for x in lines if x["step"] == trained.step and x.get("own_corpus", True) and x.get("pack", pack) == pack]
     return list({(x["split"], x["length"]): x for x in mine}.values())
 

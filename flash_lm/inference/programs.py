@@ -59,12 +59,13 @@ def write_programs(trained: TrainedModel, sizes: Sizes, folder: pathlib.Path) ->
 
 def about_programs(trained: TrainedModel, sizes: Sizes) -> dict[str, Any]:
     """What a caller must know, for config.json."""
+    model = trained.model.abstract
     return {
         "programs": ["start", "prefill", "step"],
         "platforms": [*PLATFORMS],
         "rows": sizes.rows,
         "prompt_tokens_at_a_time": sizes.piece,
-        "most_tokens": _capacity(trained, sizes) if _grows(trained) else trained.model.abstract.longest,
+        "most_tokens": _capacity(trained, sizes) if model.state_grows else model.longest,
         "vocab_size": trained.config.model.vocab_size,
     }
 
@@ -107,10 +108,6 @@ def _programs(trained: TrainedModel, sizes: Sizes) -> dict[str, jax_export.Expor
         name: jax_export.export(jax.jit(function), platforms=PLATFORMS)(params, *arguments)
         for name, (function, arguments) in functions.items()
     }
-
-
-def _grows(trained: TrainedModel) -> bool:
-    return any(sublayer.state_grows for sublayer in trained.model.abstract.layers.sublayers)
 
 
 def _capacity(trained: TrainedModel, sizes: Sizes) -> int:

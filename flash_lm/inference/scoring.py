@@ -19,6 +19,7 @@ from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus
 from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.errors import InputError
 from flash_lm.inference.trained_model import OF_A_TEXT, TrainedModel, load_model
+from flash_lm.jsonl import read_lines
 from flash_lm.provenance import provenance
 from flash_lm.run_name import RunName, run_name
 from flash_lm.tables import CORPORA, TASKS
@@ -26,7 +27,6 @@ from flash_lm.training import workdir as run_folder
 from flash_lm.training.carried_evaluation import CarriedEvaluator
 from flash_lm.training.evaluation import Evaluator, perplexity
 from flash_lm.training.experiment import evaluation_rows
-from flash_lm.training.metrics import read_lines
 
 Score = Callable[[int, int], list[dict[str, Any]]]  # of a row's length, and the rows of a batch
 _log = logging.getLogger(__name__)

@@ -159,6 +159,11 @@ class LanguageModel(ParallelModel):
         return self._settle(state, _one_by_one(periods))
 
     @property
+    def state_grows(self) -> bool:
+        """Whether the decode state grows with the tokens that it may hold."""
+        return any(sublayer.state_grows for sublayer in self.layers.sublayers)
+
+    @property
     def settles_every(self) -> set[int]:
         """Row lengths at whose multiples a state must be settled."""
         return {n for sublayer in self.layers.sublayers if (n := sublayer.settles_every) is not None}
@@ -202,7 +207,7 @@ class LanguageModel(ParallelModel):
         `through` passes x through the layers and their states, as `_scan` does.
         """
         end_B = state.positions_B + lengths_B
-        grows = any(sublayer.state_grows for sublayer in self.layers.sublayers)
+        grows = self.state_grows
         longest, key = self._bound
         beyond_B = rows_beyond(end_B, state.capacity if grows else longest, grows, key)
         context = Context(positions_BxL=positions_BxL, lengths_B=lengths_B, causal=True)

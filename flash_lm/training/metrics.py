@@ -8,7 +8,7 @@ from typing import Any
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
-from flash_lm.jsonl import read_jsonl, write_jsonl
+from flash_lm.jsonl import read_lines, write_jsonl
 from flash_lm.training.hosts import is_first
 
 # Keys of timings; all others are bit for bit the same when a run is repeated.
@@ -68,11 +68,6 @@ class MetricsWriter:
         self._file.close()
         self._tensorboard.close()
         self._bar.close()
-
-
-def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The complete lines of metrics.jsonl; none if there is no file. Raises as `read_jsonl` does."""
-    return read_jsonl(path) if path.exists() else []
 
 
 def _truncate(path: pathlib.Path, step: int) -> None:

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from flash_lm.config import filled, plugins_of, telling, unread_keys, upgrade
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError
-from flash_lm.jsonl import append_jsonl, read_jsonl
+from flash_lm.jsonl import append_jsonl, read_lines
 from flash_lm.models.family import unread
 from flash_lm.moved import places
 from flash_lm.plugins import import_plugins
@@ -26,7 +26,6 @@ from flash_lm.training import labels as labels_file
 from flash_lm.training import lock
 from flash_lm.training.exported import is_export
 from flash_lm.training.hosts import is_first, of_all_hosts
-from flash_lm.training.metrics import read_lines
 
 _CONFIG, _CHANGES, _TOKENIZER = "config.json", "changes.jsonl", "tokenizer"
 _PARTIAL = f"{_CONFIG}.partial"
@@ -231,7 +230,7 @@ def read_config(workdir: pathlib.Path) -> Any:
             raise _damaged(path)
     config = ConfigDict(upgrade(_tuples(values)))
     changes = path.with_name(_CHANGES)
-    for line in read_jsonl(changes) if changes.exists() else []:
+    for line in read_lines(changes):
         if "plugins" in line:  # we never write this, and plugins would be executed
             raise _damaged(changes)
         config.update_from_flattened_dict({place: x for key, x in _tuples(line).items() for place in places(key)})

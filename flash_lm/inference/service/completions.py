@@ -3,7 +3,7 @@
 import dataclasses
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -126,7 +126,7 @@ class Completions:
             )
             for going, of_tokens in zip(all_going, logprobs, strict=True)
         ]
-        return self._completion()(choices, self._usage(asked, all_going))
+        return self._completion()(choices, self._usage(asked, all_going, kept))
 
     async def stream(self, asked: CompletionAsked, all_going: Sequence[_Going]) -> AsyncIterator[Completion]:
         """The answer to what `check` has made, piece by piece."""
@@ -139,7 +139,7 @@ class Completions:
             if piece or ended:
                 yield one(going, piece, going.finish_reason if ended else None)
         if asked.stream_options and asked.stream_options.include_usage:
-            yield completion([], self._usage(asked, all_going))
+            yield completion([], self._usage(asked, all_going, map(self._kept, all_going)))
 
     def tokenize(self, asked: TokenizeAsked) -> Tokens:
         """The tokens of a text, or the special token that `tokenizer_info` names; raises InputError."""
@@ -255,10 +255,10 @@ class Completions:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in text)
 
-    def _usage(self, asked: CompletionAsked, all_going: Sequence[_Going]) -> Usage:
+    def _usage(self, asked: CompletionAsked, all_going: Sequence[_Going], kept: Iterable[Ids]) -> Usage:
         end = self._trained.tokenizer.end
         prompts = sum(len(going.ids) - going.first for going in all_going[:: asked.n])
-        new = sum(i != end for going in all_going for i in self._kept(going))
+        new = sum(i != end for tokens in kept for i in tokens)
         return Usage(prompt_tokens=prompts, completion_tokens=new, total_tokens=prompts + new)
 
     def _completion(self) -> Callable[..., Completion]:

@@ -168,8 +168,7 @@ class FillInService:
                 f"{trained.name} has model.normalizer={trained.config.model.normalizer}, which compiles again for "
                 f"each prompt length while other requests wait: use python -m flash_lm.generate"
             )
-        longest = min(limits.prompt_tokens, trained.model.abstract.longest or limits.prompt_tokens)
-        self._filler.compile(longest, MOST_CANDIDATES)
+        self._filler.compile(limits.prompt_of(trained), MOST_CANDIDATES)
         self.calls_on_all_hosts = CallsOnAllHosts(fill=self._filler.fill)
         few = lambda batch: sum(map(_masks, batch)) <= MASKS
         self._together = Together(self._fill, limits, lambda asked: _DELAY_A_MASK * _masks(asked), few)
