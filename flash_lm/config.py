@@ -4,7 +4,7 @@
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -85,6 +85,8 @@ class Config:
                 for name in dict.fromkeys(self.model.families)
                 if "packed" not in FAMILIES[name].serves
             ]
+        if task.prefix:
+            found += without_prefix(self.model.families)
         if self.train.carry_state and (not task.causal or task.labels or task.rows or self.data.pack == "examples"):
             found.append("train.carry_state=True needs task=causal_lm and a corpus of text, whose documents it reads")
         if self.train.carry_state and self.model.kernels == "pallas":
@@ -181,6 +183,16 @@ def plugins_of(values: dict[str, Any]) -> tuple[str, ...]:
     """The modules that a config names; names of the wrong type are left out."""
     names = values.get("plugins")
     return tuple(name for name in names if isinstance(name, str)) if isinstance(names, tuple | list) else ()
+
+
+def without_prefix(families: Iterable[str]) -> list[str]:
+    """A sentence on each of these families that cannot see a prefix both ways."""
+    able = ", ".join(name for name, row in FAMILIES.items() if "prefix" in row.serves)
+    return [
+        f"model.family={name} cannot see a prefix both ways; families that can: {able}"
+        for name in dict.fromkeys(families)
+        if name in FAMILIES and "prefix" not in FAMILIES[name].serves
+    ]
 
 
 def add_sections(config: Any) -> None:

@@ -32,10 +32,12 @@ class Task:
         rows: from the tokenizer, `config.data` and each section, makes a function of a packed row and numbers that seed
             it; the function returns a row with the task's inputs, targets and weights (`loss_mask_BxL`). None: rows
             stay as they are, and each token is predicted from those before it.
+        added: from `config.data`, the shapes of the int32 arrays that `rows` adds to a row, by name.
         vocabulary: number of words that a model needs, given the tokenizer.
         of_examples: whether its rows may be examples; those of a corpus with labels always may, for pretraining.
         labels: whether a row's only target is its label, a number below that of the corpus's labels. Such a model may
             be causal or not, as `model.causal` says.
+        prefix: whether a row's documents have a part that is given, and seen both ways (`prefix_BxL`).
         loss: sum over the targets, from a head and what its `loss` takes; and the penalties in that sum, by name.
         scores: sums over the targets, from the same arguments; nll and perhaps hits.
         share: share of the tokens that are targets, given each section; for benchmarks, which have no tokenizer.
@@ -46,9 +48,11 @@ class Task:
     answers: Literal["continue", "fill_in"] | None
     head: str = "softmax"
     rows: Callable[..., Any] | None = None
+    added: Callable[[DataConfig], dict[str, tuple[int, ...]]] = lambda config: {}
     vocabulary: Callable[[Any], int] = _of_tokenizer
     of_examples: bool = True
     labels: bool = False
+    prefix: bool = False
     loss: Callable[..., Any] = _loss
     scores: Callable[..., Any] = _scores
     share: Callable[..., float] = lambda *sections: 1.0
@@ -78,6 +82,12 @@ def _masked_rows(tokenizer: Any, config: DataConfig, options: MaskingOptions) ->
     return Masking(tokenizer, options.rate)
 
 
+def _prefixed_rows(tokenizer: Any, config: DataConfig) -> Any:
+    from flash_lm.data.prefixes import given_rows, split_rows  # noqa: PLC0415 (not for benchmarks)
+
+    return given_rows if config.pack == "examples" else split_rows
+
+
 NEXT_TOKEN = Task(causal=True, answers="continue")
 MASKED = Task(
     causal=False,
@@ -90,4 +100,14 @@ MASKED = Task(
 )
 register_task("causal_lm", NEXT_TOKEN)
 register_task("masked_lm", MASKED)
+register_task(
+    "prefix_lm",
+    Task(
+        causal=True,
+        answers="continue",
+        rows=_prefixed_rows,
+        added=lambda config: {"prefix_BxL": (config.length,)},
+        prefix=True,
+    ),
+)
 register_task("classify", Task(causal=False, answers=None, head="classes", labels=True))

@@ -22,6 +22,8 @@ class Context:
         rotary: cosines and sines for `ops.positions.rotate`, by the width that they rotate.
         segments: the documents of each row; None in prefill and step, where a row is one document.
         lengths_B: prefill and step: tokens to consume in each row; the rest is right padding.
+        prefix_BxL: number of first tokens of each token's document that all of the document sees, even ahead, B×(L or
+            1); None: none.
         dropout_key: key for all randomness of this call; None: deterministic, without dropout.
         causal: static; a token sees only tokens up to itself.
         packed: static; a row may hold several documents; otherwise it is one document, perhaps padded.
@@ -31,6 +33,7 @@ class Context:
     rotary: Mapping[int, tuple[jax.Array, jax.Array]] = dataclasses.field(default_factory=dict)
     segments: Segments | None = None
     lengths_B: jax.Array | None = None
+    prefix_BxL: jax.Array | None = None
     dropout_key: jax.Array | None = None
     causal: bool = dataclasses.field(default=True, metadata={"static": True})
     packed: bool = dataclasses.field(default=False, metadata={"static": True})
@@ -42,8 +45,15 @@ class Context:
             window: only keys fewer than this many places away; None: any.
         """
         if self.segments is not None:
-            return sight_of(self.segments, causal=self.causal, window=window)
-        return sight_from_start(self.positions_BxL, self.real(), window)
+            return sight_of(self.segments, causal=self.causal, window=window, prefix_BxL=self.prefix_BxL)
+        return sight_from_start(self.positions_BxL, self.real(), window, self.prefix_BxL)
+
+    def in_prefix(self) -> jax.Array:
+        """Which tokens are in the prefix of their document, B×L."""
+        assert self.prefix_BxL is not None
+        if self.segments is None:
+            return self.real() & (self.positions_BxL < self.prefix_BxL)
+        return (self.segments.runs_BxL > 0) & (self.segments.offsets_BxL < self.prefix_BxL)
 
     def real(self) -> jax.Array:
         """Prefill and step: which tokens are consumed, that is, are not padding, B×L."""
@@ -58,6 +68,7 @@ def of_rows(
     *,
     causal: bool,
     packed: bool = True,
+    prefix_BxL: jax.Array | None = None,
     dropout_key: jax.Array | None = None,
 ) -> Context:
     """The context of whole rows, for the parallel form; the caller adds rotary tables.
@@ -68,13 +79,21 @@ def of_rows(
         positions: B×L, position of each token in its document; None: counted from the document's start.
         causal: whether a token sees only tokens up to itself.
         packed: False promises one document a row, with padding at its end, whatever the segment ids.
+        prefix_BxL: as for a `Context`.
         dropout_key: None: deterministic.
     """
     packed = packed and segment_ids is not None
     segments = whole_row(length) if segment_ids is None else find_segments(segment_ids)
     if positions is None:  # the same for all rows of one document; they do not matter at padding
         positions = segments.offsets_BxL if packed else whole_row(length).offsets_BxL
-    return Context(positions_BxL=positions, segments=segments, dropout_key=dropout_key, causal=causal, packed=packed)
+    return Context(
+        positions_BxL=positions,
+        segments=segments,
+        prefix_BxL=prefix_BxL,
+        dropout_key=dropout_key,
+        causal=causal,
+        packed=packed,
+    )
 
 
 def rows_beyond(end_B: jax.Array, limit: int | None, grows: bool, limit_key: str = "model.max_length") -> jax.Array:

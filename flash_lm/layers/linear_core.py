@@ -37,8 +37,10 @@ class LinearCore(PlainCore):
         assert context.segments is not None
         q, k = self.featured(pairs, context)
         size = min(self.chunk_size, v.shape[2])
-        both_ways = None if context.causal else "the bidirectional form is two products"
-        backend = choose_backend(self.kernels, "linear attention", "identity", size, q, v, both_ways)
+        ahead = None if context.causal else "the bidirectional form is two products"
+        if context.prefix_BxL is not None:
+            ahead = "a prefix has a sum of its own"
+        backend = choose_backend(self.kernels, "linear attention", "identity", size, q, v, ahead)
         if backend is not None:
             return self._attend_by_kernel(backend, q, k, v, context)
         out = linear_attention(
@@ -49,6 +51,7 @@ class LinearCore(PlainCore):
             chunk_size=self.chunk_size,
             causal=context.causal,
             packed=context.packed,
+            prefix_BxL=context.prefix_BxL,
         )
         return out.reshape(v.shape)
 
@@ -63,9 +66,12 @@ class LinearCore(PlainCore):
 
     def prefill(self, pairs: Pairs, v: jax.Array, context: Context, state: jax.Array) -> tuple[jax.Array, jax.Array]:
         """In chunks, starting from any position: the sum needs no chunk grid."""
-        real_NxL = jnp.repeat(context.real(), v.shape[1], axis=0)
+        heads = lambda x_BxL: jnp.repeat(x_BxL, v.shape[1], axis=0)
+        first_NxL = None if context.prefix_BxL is None else heads(context.in_prefix())
         q, k, values, sums = (heads_into_batch(x) for x in (*self.featured(pairs, context), v, state))
-        out, sums = prefill_linear(q, k, values, sums, real_NxL, chunk_size=self.chunk_size)
+        out, sums = prefill_linear(
+            q, k, values, sums, heads(context.real()), chunk_size=self.chunk_size, first_NxL=first_NxL
+        )
         return out.reshape(v.shape), sums.reshape(state.shape)
 
     step = prefill

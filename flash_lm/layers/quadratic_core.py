@@ -156,8 +156,9 @@ class QuadraticCore(PlainCore):
 
     def _attend_by_cudnn(self, q, k, v, context: Context) -> jax.Array:
         # Padding is at the end of a row, where no causal query sees it.
-        sight = context.sight() if context.packed or not context.causal else None
-        return fused_softmax_attention(q, k, v, sight, causal=context.causal)
+        causal = context.causal and context.prefix_BxL is None
+        sight = context.sight() if context.packed or not causal else None
+        return fused_softmax_attention(q, k, v, sight, causal=causal)
 
 
 def _check_cudnn(function: str, has_bias: bool, dtype: str) -> None:

@@ -17,7 +17,8 @@ from flash_lm.tables import FAMILIES, HEADS
 Default = Any | Callable[[ModelConfig], Any]
 
 
-EVERYTHING = frozenset({"causal", "bidirectional", "packed"})
+USUAL = frozenset({"causal", "bidirectional", "packed"})
+EVERYTHING = USUAL | {"prefix"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,7 +33,7 @@ class Part:
         defaults: defaults of open keys, by name, such as gau.expanded_dim.
         problems: sentences on why this part cannot be built from a complete config.
         serves: what it supports: "causal", "bidirectional", "packed" (rows of several documents that do not see each
-            other).
+            other), "prefix" (a causal model whose tokens see the start of their document both ways).
     """
 
     build: Callable[..., Sublayer]
@@ -41,7 +42,7 @@ class Part:
     unread: frozenset[str] = frozenset()
     defaults: Mapping[str, Default] = dataclasses.field(default_factory=dict)
     problems: Callable[[ModelConfig], list[str]] = lambda config: []
-    serves: frozenset[str] = EVERYTHING
+    serves: frozenset[str] = USUAL
 
     def __call__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
         """The sublayer of a complete config."""

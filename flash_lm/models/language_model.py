@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.core import Tracer
 from ml_collections import ConfigDict
 
 from flash_lm.config import parse_model
@@ -112,7 +113,11 @@ class LanguageModel(ParallelModel):
         return self.norm(x_BxLxD), DecodeState(state.positions_B + lengths_B, states, state.capacity)
 
     def prefill(
-        self, inputs_BxL: jax.Array, state: DecodeState, lengths_B: jax.Array | None = None
+        self,
+        inputs_BxL: jax.Array,
+        state: DecodeState,
+        lengths_B: jax.Array | None = None,
+        prefix_B: jax.Array | None = None,
     ) -> tuple[jax.Array, DecodeState]:
         """Consumes tokens in parallel, starting at any position of each row.
 
@@ -120,23 +125,26 @@ class LanguageModel(ParallelModel):
             inputs_BxL: token ids, padded on the right; L may be 0.
             state: state before these tokens.
             lengths_B: tokens to consume in each row, 0 … L; None: all.
+            prefix_B: number of first tokens of each row that all of it sees, even ahead; all of them must be in one
+                call. None: none.
 
         Returns:
             B×L×V float32, meaningless at padding; and the state after the tokens.
 
         Raises:
-            ValueError: bidirectional model, or, outside jit, a row exceeds the capacity. Inside jit its logits are NaN.
+            ValueError: bidirectional model, a family without prefixes, or, outside jit, a row exceeds the capacity or
+                has only a part of its prefix in this call. Inside jit its logits are NaN.
         """
         if lengths_B is None:
             lengths_B = jnp.full(inputs_BxL.shape[0], inputs_BxL.shape[1], jnp.int32)
-        features_BxLxD, state = self._prefill(inputs_BxL, state, lengths_B)
+        features_BxLxD, state = self._prefill(inputs_BxL, state, lengths_B, prefix_B)
         return self.logits(features_BxLxD), state
 
     def prefill_last(
-        self, inputs_BxL: jax.Array, state: DecodeState, lengths_B: jax.Array
+        self, inputs_BxL: jax.Array, state: DecodeState, lengths_B: jax.Array, prefix_B: jax.Array | None = None
     ) -> tuple[jax.Array, DecodeState]:
         """As `prefill`, with only the logits of each row's last token, B×V; meaningless if a row consumed none."""
-        features_BxLxD, state = self._prefill(inputs_BxL, state, lengths_B)
+        features_BxLxD, state = self._prefill(inputs_BxL, state, lengths_B, prefix_B)
         last_Bx1x1 = jnp.maximum(lengths_B - 1, 0)[:, None, None]
         return self.logits(jnp.take_along_axis(features_BxLxD, last_Bx1x1, axis=1)[:, 0]), state
 
@@ -183,13 +191,24 @@ class LanguageModel(ParallelModel):
         states = [nnx.split(period)[1] for period in periods]
         self.layers = nnx.merge(graph, jax.tree.map(lambda *xs: jnp.stack(xs), *states))
 
-    def _prefill(self, inputs_BxL: jax.Array, state: DecodeState, lengths_B: jax.Array):
-        positions_BxL = state.next_positions(inputs_BxL.shape[1])
-        return self._decode("prefill", inputs_BxL, positions_BxL, lengths_B, state, self._scan)
+    def _prefill(
+        self, inputs_BxL: jax.Array, state: DecodeState, lengths_B: jax.Array, prefix_B: jax.Array | None
+    ) -> tuple[jax.Array, DecodeState]:
+        self.check_prefix(prefix_B)
+        context = Context(
+            positions_BxL=state.next_positions(inputs_BxL.shape[1]),
+            lengths_B=lengths_B,
+            prefix_BxL=None if prefix_B is None else prefix_B[:, None],
+        )
+        features_BxLxD, after = self._decode("prefill", inputs_BxL, context, state, self._scan)
+        if prefix_B is not None:
+            torn_B = _torn(prefix_B, state.positions_B, lengths_B)
+            features_BxLxD = jnp.where(torn_B[:, None, None], jnp.nan, features_BxLxD)
+        return features_BxLxD, after
 
     def _step(self, tokens_B: jax.Array, state: DecodeState, through: Callable):
-        positions_Bx1, lengths_B = state.positions_B[:, None], jnp.ones_like(state.positions_B)
-        features_Bx1xD, state = self._decode("step", tokens_B[:, None], positions_Bx1, lengths_B, state, through)
+        context = Context(positions_BxL=state.positions_B[:, None], lengths_B=jnp.ones_like(state.positions_B))
+        features_Bx1xD, state = self._decode("step", tokens_B[:, None], context, state, through)
         return self.logits(features_Bx1xD[:, 0]), state
 
     def _settle(self, state: DecodeState, through: Callable) -> DecodeState:
@@ -201,16 +220,16 @@ class LanguageModel(ParallelModel):
 
         return dataclasses.replace(state, layers=through(period, None, state.layers)[1])
 
-    def _decode(self, method: str, inputs_BxL, positions_BxL, lengths_B, state: DecodeState, through: Callable):
+    def _decode(self, method: str, inputs_BxL: jax.Array, context: Context, state: DecodeState, through: Callable):
         """Features B×L×D after the last norm; NaN in rows that exceed the state or the positions.
 
         `through` passes x through the layers and their states, as `_scan` does.
         """
-        end_B = state.positions_B + lengths_B
+        assert context.lengths_B is not None
+        end_B = state.positions_B + context.lengths_B
         grows = self.state_grows
         longest, key = self._bound
         beyond_B = rows_beyond(end_B, state.capacity if grows else longest, grows, key)
-        context = Context(positions_BxL=positions_BxL, lengths_B=lengths_B, causal=True)
         x, context = self._embed(inputs_BxL, context)
         if method == "step":
             x = x[:, 0]
@@ -222,6 +241,23 @@ class LanguageModel(ParallelModel):
         features = self.norm(x if method == "prefill" else x[:, None])
         features = jnp.where(beyond_B[:, None, None], jnp.nan, features)
         return features, DecodeState(end_B, states, state.capacity)
+
+
+def _torn(prefix_B: jax.Array, start_B: jax.Array, lengths_B: jax.Array) -> jax.Array:
+    """Which rows have a prefix of which this call has only a part; a row without tokens here may wait.
+
+    Raises:
+        InputError: outside jit, a row has one.
+    """
+    inside_B = (start_B < prefix_B) & (lengths_B > 0)
+    torn_B = inside_B & ((start_B > 0) | (start_B + lengths_B < prefix_B))
+    if not isinstance(torn_B, Tracer) and torn_B.any():
+        row = int(torn_B.argmax())
+        raise InputError(
+            f"row {row} has a prefix of {int(prefix_B[row])} tokens, and this call its tokens {int(start_B[row])} to "
+            f"{int((start_B + lengths_B)[row])}: one call must have the whole prefix"
+        )
+    return torn_B
 
 
 def _one_by_one(periods: list[Period]) -> Callable:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config import ModelConfig, without_prefix
 from flash_lm.errors import InputError
 from flash_lm.layers.context import Context, of_one_document, of_rows
 from flash_lm.layers.dense import EMBEDDING_INITS
@@ -55,6 +55,7 @@ class ParallelModel(nnx.Module):
         segment_ids: jax.Array | None = None,
         positions: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
+        prefix: jax.Array | None = None,
     ) -> jax.Array:
         """Logits of all tokens at once.
 
@@ -63,15 +64,17 @@ class ParallelModel(nnx.Module):
             segment_ids: B×L, 0 = padding, each document one contiguous run; None: one document a row.
             positions: B×L, position of each token in its document; None: counted from the document's start.
             dropout_key: key for dropout; None: deterministic.
+            prefix: number of first tokens of a token's document that all of the document sees, even ahead, B×(L or 1)
+                int32; None: none.
 
         Returns:
             B×L×V float32; with a head that describes a row by one vector, B×1×(its outputs).
 
         Raises:
             ValueError: rows are longer than the family's positions allow; or, outside jit, a row has several documents,
-                which the family cannot separate. Inside jit its logits are NaN.
+                which the family cannot separate. Inside jit its logits are NaN. Or the family has no prefixes.
         """
-        features_BxLxD = self.features(inputs_BxL, segment_ids, positions, dropout_key)
+        features_BxLxD = self.features(inputs_BxL, segment_ids, positions, dropout_key, prefix=prefix)
         return self.logits(self.pooled(features_BxLxD, segment_ids))
 
     def features(
@@ -81,13 +84,14 @@ class ParallelModel(nnx.Module):
         positions: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
         packed: bool = True,
+        prefix: jax.Array | None = None,
     ) -> jax.Array:
         """As `__call__`, up to the last norm: B×L×D in the computation's dtype.
 
         `packed=False` promises that segment_ids have one document a row, with padding at its end: bidirectional linear
         attention then needs one pass over the row instead of three.
         """
-        return self._features(inputs_BxL, segment_ids, positions, dropout_key, lambda x_BxLxD: (), packed)[0]
+        return self._features(inputs_BxL, segment_ids, positions, dropout_key, lambda x_BxLxD: (), packed, prefix)[0]
 
     def watch(
         self,
@@ -111,16 +115,19 @@ class ParallelModel(nnx.Module):
         positions: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
         packed: bool = True,
+        prefix: jax.Array | None = None,
     ) -> tuple[jax.Array, Context]:
         """The input of the first layer, without dropout; arguments as for `features`."""
         length, separates = inputs_BxL.shape[1], "packed" in served(self.config.families)
         self.check_length(length)
+        self.check_prefix(prefix)
         context = of_rows(
             length,
             segment_ids,
             positions,
             causal=self.config.causal,
             packed=packed and separates,
+            prefix_BxL=prefix,
             dropout_key=dropout_key,
         )
         x_BxLxD, context = self._embed(inputs_BxL, context)
@@ -128,9 +135,11 @@ class ParallelModel(nnx.Module):
             x_BxLxD = of_one_document(x_BxLxD, context.segments)
         return x_BxLxD, context
 
-    def _features(self, inputs_BxL, segment_ids, positions, dropout_key, seen: Callable, packed: bool = True):
+    def _features(
+        self, inputs_BxL, segment_ids, positions, dropout_key, seen: Callable, packed: bool = True, prefix=None
+    ):
         """The features, and the results of `watch`."""
-        x_BxLxD, context = self.embed(inputs_BxL, segment_ids, positions, dropout_key, packed)
+        x_BxLxD, context = self.embed(inputs_BxL, segment_ids, positions, dropout_key, packed, prefix)
         x_BxLxD = self._dropped(x_BxLxD, dropout_key)
 
         def period(module: Period, x_BxLxD: jax.Array, index: jax.Array):
@@ -191,6 +200,21 @@ class ParallelModel(nnx.Module):
                 f"{length} tokens exceed {key}={longest}, where the positions of family {self.config.family} end: "
                 f"raise --config.{key} and train again, or shorten the rows"
             )
+
+    def check_prefix(self, prefix: jax.Array | None) -> None:
+        """Checks that tokens may see a prefix both ways, if there is one.
+
+        Raises:
+            InputError: the model is bidirectional, or a family's sublayers have no such form.
+        """
+        if prefix is None:
+            return
+        if not self.config.causal:
+            raise InputError(
+                "a prefix needs a causal model, but this one has model.causal=False, which sees all tokens"
+            )
+        if problems := without_prefix(self.config.families):
+            raise InputError.of(problems)
 
     def flops_per_token(self, length: int) -> float:
         """Forward model FLOPs a token of a row of `length` tokens, logits included."""

@@ -40,7 +40,7 @@ from flash_lm.layers.sublayer import Sublayer
 from flash_lm.layers.taylor_core import BasedOptions, TaylorCore
 from flash_lm.layers.transformer_xl import SegmentAttention, XLOptions
 from flash_lm.layers.window_core import WindowOptions
-from flash_lm.models.family import Part
+from flash_lm.models.family import EVERYTHING, Part
 from flash_lm.ops.linear_attention import elu_plus_one
 
 
@@ -322,17 +322,18 @@ _WHOLE_ROWS = frozenset({"bidirectional"})
 _GAU: dict[str, Any] = {"problems": _gau_problems, "defaults": {"gau.expanded_dim": times(2)}}
 _GAU_KEYS = frozenset({"rotary", "rotary_base", "normalizer", "kernels"})
 
-MLP_PART = Part(MLP, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": times(4)})
+MLP_PART = Part(MLP, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": times(4)}, serves=EVERYTHING)
 # Two thirds of an MLP's width, so that three matrices have as many parameters as two.
-GLU_PART = Part(GLU, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": times(8, 3)})
+GLU_PART = Part(GLU, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": times(8, 3)}, serves=EVERYTHING)
 SOFTMAX = Part(
     _softmax,
     (QuadraticOptions, ConvolutionOptions),
     _MULTI_HEAD | {"num_kv_heads"},
     defaults={"num_kv_heads": lambda config: config.num_heads},
     problems=_softmax_problems,
+    serves=EVERYTHING,
 )
-GAU_QUADRATIC = Part(_gau_quadratic, (GAUOptions, QuadraticOptions), _GAU_KEYS, **_GAU)
+GAU_QUADRATIC = Part(_gau_quadratic, (GAUOptions, QuadraticOptions), _GAU_KEYS, serves=EVERYTHING, **_GAU)
 GAU_MIXED_CHUNK = Part(_gau_mixed_chunk, (GAUOptions, ChunkOptions), _GAU_KEYS, **_GAU)
 MEGA = Part(
     _mega,
@@ -350,6 +351,7 @@ LINEAR = Part(
     (LinearOptions, ConvolutionOptions),
     _MULTI_HEAD | {"kernels"},
     problems=_head_problems,
+    serves=EVERYTHING,
 )
 FAVOR = Part(
     _heads_over(FavorCore, draws=True),

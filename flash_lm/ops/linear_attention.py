@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from flash_lm.ops.mixed_chunk_attention import (
+    for_heads,
     global_attention,
     global_attention_both_ways,
     global_attention_in_segments,
     local_attention,
 )
 from flash_lm.ops.products import matmul
-from flash_lm.ops.segments import Segments
+from flash_lm.ops.segments import Segments, prefixes_of
 from flash_lm.ops.sight import Sight, sight_from_start, sight_of
 
 
@@ -32,6 +33,7 @@ def linear_attention(
     chunk_size: int,
     causal: bool,
     packed: bool,
+    prefix_BxL: jax.Array | None = None,
 ) -> jax.Array:
     """Linear attention over the keys of the query's own document; if causal, none after the query.
 
@@ -43,12 +45,19 @@ def linear_attention(
         chunk_size: C.
         causal: hide keys after the query.
         packed: a row may hold several documents.
+        prefix_BxL: number of first tokens of a token's document that all of it sees, even ahead, (B or 1)×(L or 1);
+            None: none.
 
     Returns:
         N×L×E, dtype of v. Padding gets zeros.
     """
     values = with_ones(v_NxLxE)
     sums = linear_sums(q_NxLxK, k_NxLxK, values, segments, chunk_size=chunk_size, causal=causal, packed=packed)
+    if prefix_BxL is not None:
+        # What a query after the prefix sees is what a causal query sees.
+        first = prefixes_of(segments, prefix_BxL)
+        of_first = linear_sums(q_NxLxK, k_NxLxK, values, first, chunk_size=chunk_size, causal=False, packed=packed)
+        sums = jnp.where(for_heads(first.runs_BxL > 0, q_NxLxK)[..., None], of_first, sums)
     return ratio(sums).astype(v_NxLxE.dtype)
 
 
@@ -84,6 +93,7 @@ def prefill_linear(
     real_NxL: jax.Array,
     *,
     chunk_size: int,
+    first_NxL: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Causal attention that continues from the tokens summed in the state.
 
@@ -94,13 +104,18 @@ def prefill_linear(
         state_NxKxE: Σ φ(k) [v, 1]ᵀ so far, N×K×(E+1) float32.
         real_NxL: which tokens are not padding; padding is at the end.
         chunk_size: C.
+        first_NxL: which tokens are in the prefix, and see all of it; None: there is none.
 
     Returns:
         N×L×E, dtype of v; and the state after the real tokens.
     """
     # Beyond the last position padding may be NaN, and zero times NaN is NaN.
     q_NxLxK, k_NxLxK, v_NxLxE = (jnp.where(real_NxL[..., None], x, 0) for x in (q_NxLxK, k_NxLxK, v_NxLxE))
-    sums, state_NxKxE = prefill_sums(q_NxLxK, k_NxLxK, with_ones(v_NxLxE), state_NxKxE, real_NxL, chunk_size=chunk_size)
+    values, before = with_ones(v_NxLxE), state_NxKxE
+    sums, state_NxKxE = prefill_sums(q_NxLxK, k_NxLxK, values, before, real_NxL, chunk_size=chunk_size)
+    if first_NxL is not None:
+        of_first = before + matmul(jnp.where(first_NxL[..., None], k_NxLxK, 0), values, transpose_a=True)
+        sums = jnp.where(first_NxL[..., None], matmul(q_NxLxK, of_first), sums)
     return ratio(sums).astype(v_NxLxE.dtype), state_NxKxE
 
 

@@ -69,7 +69,7 @@ def local_attention(
     divisor_BxGxC = to_chunks(divisor_BxL, chunk_size)
     # The padding of the last chunk sees nothing, but its divisor would be 0.
     divisor_BxGxCx1 = jnp.where(divisor_BxGxC > 0, divisor_BxGxC, 1)[..., None]
-    visible_NxGxCxM, divisor_NxGxCx1 = (_for_heads(x, q_NxLxK) for x in (visible_BxGxCxM, divisor_BxGxCx1))
+    visible_NxGxCxM, divisor_NxGxCx1 = (for_heads(x, q_NxLxK) for x in (visible_BxGxCxM, divisor_BxGxCx1))
     weights_NxGxCxM = ATTENTION_FUNCTIONS[function](scores_NxGxCxM, visible_NxGxCxM, divisor_NxGxCx1)
     out_NxGxCxE = matmul(weights_NxGxCxM.astype(v_NxLxE.dtype), v_NxGxMxE)
     return from_chunks(out_NxGxCxE.astype(v_NxLxE.dtype), length)
@@ -108,7 +108,7 @@ def global_attention(
     Returns:
         N×L×E, dtype of v; and the sum that enters each chunk, N×G×K×E float32.
     """
-    q_NxGxCxK = to_chunks(q_NxLxK * _for_heads(weight_BxL, q_NxLxK)[..., None].astype(q_NxLxK.dtype), chunk_size)
+    q_NxGxCxK = to_chunks(q_NxLxK * for_heads(weight_BxL, q_NxLxK)[..., None].astype(q_NxLxK.dtype), chunk_size)
     entering_NxGxKxE = _entering_sums(k_NxLxK, v_NxLxE, runs_BxL, chunk_size, initial_NxKxE)
     out_NxGxCxE = matmul(q_NxGxCxK, entering_NxGxKxE.astype(v_NxLxE.dtype))
     return from_chunks(out_NxGxCxE.astype(v_NxLxE.dtype), q_NxLxK.shape[1]), entering_NxGxKxE
@@ -130,10 +130,10 @@ def global_attention_both_ways(
         N×L×E, dtype of v. Padding gets zeros.
     """
     real_BxL = runs_BxL > 0
-    sum_NxKxE = matmul(jnp.where(_for_heads(real_BxL, k_NxLxK)[..., None], k_NxLxK, 0), v_NxLxE, transpose_a=True)
+    sum_NxKxE = matmul(jnp.where(for_heads(real_BxL, k_NxLxK)[..., None], k_NxLxK, 0), v_NxLxE, transpose_a=True)
     sum_NxKxE = sum_NxKxE.astype(v_NxLxE.dtype)
     weight_BxL = jnp.where(real_BxL, weight_BxL, 0)
-    weighted_NxLxK = q_NxLxK * _for_heads(weight_BxL, q_NxLxK)[..., None].astype(q_NxLxK.dtype)
+    weighted_NxLxK = q_NxLxK * for_heads(weight_BxL, q_NxLxK)[..., None].astype(q_NxLxK.dtype)
     return matmul(weighted_NxLxK, sum_NxKxE).astype(v_NxLxE.dtype)
 
 
@@ -174,7 +174,7 @@ def global_attention_in_segments(
     *arrays, after_BxL = (turned(x) for x in (q_NxLxK, k_NxLxK, v_NxLxE, runs_BxL, after_BxL))
     out_after, _ = global_attention(*arrays, chunk_size=chunk_size, weight_BxL=after_BxL)
     out_inside = local_attention(
-        q_NxLxK * _for_heads(weight_BxL, q_NxLxK)[..., None].astype(q_NxLxK.dtype),
+        q_NxLxK * for_heads(weight_BxL, q_NxLxK)[..., None].astype(q_NxLxK.dtype),
         k_NxLxK,
         v_NxLxE,
         sight,
@@ -196,12 +196,12 @@ def _entering_sums(
     runs_BxGxC = to_chunks(runs_BxL, chunk_size)
     last_BxG = runs_BxGxC[:, :, -1]
     crosses_BxGxC = (runs_BxGxC == last_BxG[:, :, None]) & (runs_BxGxC > 0)
-    k_NxGxCxK = jnp.where(_for_heads(crosses_BxGxC, k_NxLxK)[..., None], to_chunks(k_NxLxK, chunk_size), 0)
+    k_NxGxCxK = jnp.where(for_heads(crosses_BxGxC, k_NxLxK)[..., None], to_chunks(k_NxLxK, chunk_size), 0)
     sums_NxGxKxE = matmul(k_NxGxCxK, to_chunks(v_NxLxE, chunk_size), transpose_a=True)
-    return sums_before(sums_NxGxKxE, _for_heads(last_BxG, k_NxLxK), initial_NxKxE)
+    return sums_before(sums_NxGxKxE, for_heads(last_BxG, k_NxLxK), initial_NxKxE)
 
 
-def _for_heads(x_Bx: jax.Array, like_Nx: jax.Array) -> jax.Array:
+def for_heads(x_Bx: jax.Array, like_Nx: jax.Array) -> jax.Array:
     """Repeats each row for its heads; a single row broadcasts anyway."""
     rows, folded = x_Bx.shape[0], like_Nx.shape[0]
     return x_Bx if rows in (1, folded) else jnp.repeat(x_Bx, folded // rows, axis=0)

@@ -31,6 +31,18 @@ def find_segments(segment_ids_BxL: jax.Array) -> Segments:
     return Segments(runs_BxL, index_1xL - start_BxL, end_BxL - start_BxL + 1)
 
 
+def prefixes_of(segments: Segments, prefix_BxL: jax.Array) -> Segments:
+    """The first tokens of each document as documents, and all others as padding.
+
+    Args:
+        segments: the documents of each row.
+        prefix_BxL: how many tokens of a token's document these are, (B or 1)×(L or 1).
+    """
+    inside_BxL = (segments.runs_BxL > 0) & (segments.offsets_BxL < prefix_BxL)
+    runs_BxL = jnp.where(inside_BxL, segments.runs_BxL, 0)
+    return Segments(runs_BxL, segments.offsets_BxL, jnp.minimum(segments.lengths_BxL, prefix_BxL))
+
+
 def whole_row(length: int) -> Segments:
     """One document that fills the row; its arrays have a batch dimension of 1."""
     index_1xL = jnp.arange(length, dtype=jnp.int32)[None]

@@ -77,15 +77,24 @@ def sight_of(
     return _of_real(segments.runs_BxL > 0, index_BxL, first_BxL, stop_BxL, window)
 
 
-def sight_from_start(index_BxL: jax.Array, real_BxL: jax.Array, window: int | jax.Array | None = None) -> Sight:
+def sight_from_start(
+    index_BxL: jax.Array,
+    real_BxL: jax.Array,
+    window: int | jax.Array | None = None,
+    prefix_BxL: jax.Array | None = None,
+) -> Sight:
     """What tokens at these places see in decoding, where a row is one document: tokens up to themselves.
 
     Args:
         index_BxL: places of the queries.
         real_BxL: which queries are not padding; padding sees nothing.
         window: only keys fewer than this many places away, perhaps a traced number; None: any.
+        prefix_BxL: number of first tokens of the row that every token sees, even ahead, B×(L or 1); None: none.
     """
-    return _of_real(real_BxL, index_BxL, jnp.zeros_like(index_BxL), index_BxL + 1, window)
+    stop_BxL = index_BxL + 1
+    if prefix_BxL is not None:
+        stop_BxL = jnp.maximum(stop_BxL, prefix_BxL)
+    return _of_real(real_BxL, index_BxL, jnp.zeros_like(index_BxL), stop_BxL, window)
 
 
 def _of_real(real_BxL, index_BxL, first_BxL, stop_BxL, window: int | jax.Array | None) -> Sight:

@@ -26,8 +26,12 @@ class CompiledStep:
         config, length = setup.config, setup.config.data.length
         step = make_train_step(setup.model, setup.optimizer, config.train, config.seed, TASKS[config.task])
         batches, state = batch_sharding(setup.mesh), jax.tree.map(lambda x: x.sharding, setup.abstract)
-        shape, row = (config.data.batch_size, length), empty_row(length)
-        batch = {name: jax.ShapeDtypeStruct(shape, x.dtype, sharding=batches) for name, x in row.items()}
+        arrays = {name: (x.shape, x.dtype) for name, x in empty_row(length).items()}
+        arrays |= {name: (shape, jnp.int32) for name, shape in TASKS[config.task].added(config.data).items()}
+        batch = {
+            name: jax.ShapeDtypeStruct((config.data.batch_size, *shape), dtype, sharding=batches)
+            for name, (shape, dtype) in arrays.items()
+        }
         rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=state.step)
         jitted = jax.jit(step, donate_argnums=0, out_shardings=(state, None))
         self.program: Any = jitted.lower(setup.abstract, batch, rate).compile()

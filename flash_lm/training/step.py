@@ -213,7 +213,12 @@ def _predictions(
     if carried is None:
         shared = None if not model.packed else positions_BxL  # without documents all rows have the same positions
         features_BxLxD = bound.features(
-            batch["inputs_BxL"], segment_ids_BxL, shared, dropout_key=key, packed=model.packed
+            batch["inputs_BxL"],
+            segment_ids_BxL,
+            shared,
+            dropout_key=key,
+            packed=model.packed,
+            prefix=batch.get("prefix_BxL"),
         )
     else:
         real_BxL = segment_ids_BxL > 0

@@ -1,0 +1,40 @@
+"""Prefix language modelling: which first part of each document is given, and seen both ways.
+
+The tokens after it are predicted, each from all before it (Raffel et al. 2020, arXiv:1910.10683, section 3.2.2; UniLM's
+sequence-to-sequence mask, Dong et al. 2019, arXiv:1905.03197, section 2.3).
+"""
+
+import itertools
+
+import numpy as np
+
+from flash_lm.data.packing import Row
+
+
+def given_rows(row: Row, *key: int) -> Row:
+    """A row of an example: given is what stands before the first target. `key` is not used."""
+    del key
+    asked = np.flatnonzero(row["loss_mask_BxL"])
+    given = asked[0] + 1 if len(asked) else 0
+    return row | {"prefix_BxL": np.full(len(row["inputs_BxL"]), given, np.int32)}
+
+
+def split_rows(row: Row, *key: int) -> Row:
+    """A row of text: each document is split at a random place, so that one token or more is given and one is predicted.
+
+    Args:
+        row: a row from a packer.
+        key: non-negative numbers that the places depend on, such as seed, epoch, example.
+    """
+    # The key's length is included, since a seed sequence ignores zeros at its end: (5, 1) would equal (5, 1, 0).
+    draw = np.random.Generator(np.random.Philox(np.random.SeedSequence((len(key), *key))))
+    segment_ids = row["segment_ids_BxL"]
+    prefix = np.zeros_like(segment_ids)
+    bounds = np.flatnonzero(np.diff(segment_ids, prepend=-1, append=-1))
+    for start, stop in itertools.pairwise(bounds):
+        if segment_ids[start]:
+            prefix[start:stop] = draw.integers(1, stop - start, endpoint=True)
+    # The last token of a prefix predicts the first one after it.
+    first = np.repeat(bounds[:-1], np.diff(bounds))
+    predicts = np.arange(len(prefix)) - first >= prefix - 1
+    return row | {"prefix_BxL": prefix, "loss_mask_BxL": row["loss_mask_BxL"] * predicts}
