@@ -85,7 +85,7 @@ class Config:
                 for name in dict.fromkeys(self.model.families)
                 if "packed" not in FAMILIES[name].serves
             ]
-        if task.prefix:
+        if task.given == "prefix":
             found += without_prefix(self.model.families)
         if self.train.carry_state and (not task.causal or task.labels or task.rows or self.data.pack == "examples"):
             found.append("train.carry_state=True needs task=causal_lm and a corpus of text, whose documents it reads")

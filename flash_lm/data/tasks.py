@@ -8,6 +8,8 @@ from flash_lm.config import DataConfig
 from flash_lm.schema import key, section
 from flash_lm.tables import TASKS
 
+Given = Literal["before", "prefix"]
+
 
 def _of_tokenizer(tokenizer: Any) -> int:
     return tokenizer.vocab_size
@@ -37,7 +39,8 @@ class Task:
         of_examples: whether its rows may be examples; those of a corpus with labels always may, for pretraining.
         labels: whether a row's only target is its label, a number below that of the corpus's labels. Such a model may
             be causal or not, as `model.causal` says.
-        prefix: whether a row's documents have a part that is given, and seen both ways (`prefix_BxL`).
+        given: how a model reads what is given of a row: before the rest, or as a prefix that is seen both ways
+            (`prefix_BxL`).
         loss: sum over the targets, from a head and what its `loss` takes; and the penalties in that sum, by name.
         scores: sums over the targets, from the same arguments; nll and perhaps hits.
         share: share of the tokens that are targets, given each section; for benchmarks, which have no tokenizer.
@@ -52,7 +55,7 @@ class Task:
     vocabulary: Callable[[Any], int] = _of_tokenizer
     of_examples: bool = True
     labels: bool = False
-    prefix: bool = False
+    given: Given = "before"
     loss: Callable[..., Any] = _loss
     scores: Callable[..., Any] = _scores
     share: Callable[..., float] = lambda *sections: 1.0
@@ -107,7 +110,7 @@ register_task(
         answers="continue",
         rows=_prefixed_rows,
         added=lambda config: {"prefix_BxL": (config.length,)},
-        prefix=True,
+        given="prefix",
     ),
 )
 register_task("classify", Task(causal=False, answers=None, head="classes", labels=True))

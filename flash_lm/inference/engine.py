@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from flash_lm.data.tasks import Given
 from flash_lm.inference.held_params import Apart, HeldParams
 from flash_lm.inference.sampling import SamplingArrays, draw_tokens
 from flash_lm.models.decode_state import DecodeState
@@ -82,12 +83,13 @@ class Engine:
 
     Attributes:
         limit: most tokens in a row, including the prompt; None: any number.
+        given: how prompts are read, see `Task`; what is scored without a prompt is read from the left.
         turn: to be held by a thread that shares the engine with others, while it calls: programs on several devices
             must be started in one order on all of them.
         grows: whether the state grows with the tokens that it may hold.
     """
 
-    def __init__(self, params: HeldParams, mesh: Mesh, *, end: int, allowed_V: np.ndarray):
+    def __init__(self, params: HeldParams, mesh: Mesh, *, end: int, allowed_V: np.ndarray, given: Given = "before"):
         """Compiles nothing before the first call.
 
         Args:
@@ -95,6 +97,7 @@ class Engine:
             mesh: the batch is spread over its data and fsdp axes.
             end: id of end-of-text, which ends a row.
             allowed_V: which ids may be generated.
+            given: how prompts are read, see `Task`.
 
         Raises:
             InputError: the model cannot decode.
@@ -103,6 +106,7 @@ class Engine:
         model.abstract.check_decodable()
         self._params, self._mesh = params, mesh
         self._end, self._never_V = end, ~allowed_V
+        self.given: Given = given
         self.limit = model.abstract.longest
         self.turn = threading.RLock() if mesh.size > 1 else contextlib.nullcontext()
         self.grows = model.abstract.state_grows
@@ -142,9 +146,10 @@ class Engine:
             prompts: token ids, at least one each, of any lengths.
             max_tokens: most tokens to generate after them, 0 or more; bounds states that grow.
         """
-        carry = self.start(len(prompts), max(len(prompt) for prompt in prompts) + max_tokens)
+        longest = max(len(prompt) for prompt in prompts)
+        carry, size = self.start(len(prompts), longest + max_tokens), self._whole(longest)
         with jax.set_mesh(self._mesh):
-            for inputs_BxL, lengths_B in self._pieces(prompts):
+            for inputs_BxL, lengths_B in self._pieces(prompts, size):
                 carry = self._prefill(self._params.apart, carry, inputs_BxL, lengths_B)
         return carry
 
@@ -205,7 +210,7 @@ class Engine:
     def score(self, prompts: Sequence[np.ndarray], continuations: Sequence[np.ndarray]) -> list[Scored]:
         """The tokens of each continuation, after its prompt and the tokens before them."""
         rows = [np.concatenate(pair) for pair in zip(prompts, continuations, strict=True)]
-        scored = self.score_rows(rows)
+        scored = self._scored(rows, given=[len(prompt) for prompt in prompts])
         return [Scored(*(x[len(p) - 1 :] for x in one)) for p, one in zip(prompts, scored, strict=True)]
 
     def score_rows(
@@ -219,14 +224,39 @@ class Engine:
             size: tokens that the device sees at a time; None: as many as suit the rows.
             capacity: tokens for which states that grow have room; None: the longest row's.
         """
+        return self._scored(rows, top, size, capacity)
+
+    def _scored(
+        self,
+        rows: Sequence[np.ndarray],
+        top: int = 0,
+        size: int | None = None,
+        capacity: int | None = None,
+        given: Sequence[int] = (),
+    ) -> list[Scored]:
+        """As `score_rows`, for rows of which so many tokens are given."""
+        prefix_B = self._prefixes(given)
         state, scored = self.start(len(rows), capacity or max(len(row) for row in rows)).state, []
         with jax.set_mesh(self._mesh):
+            size = size or self._whole(max(given, default=0))
             pieces = (self._pieces(part, size) for part in ([row[:-1] for row in rows], [row[1:] for row in rows]))
             for (inputs_BxL, lengths_B), (targets_BxL, _) in zip(*pieces, strict=True):
-                found, state = self._score(self._params.apart, state, inputs_BxL, targets_BxL, lengths_B, top)
+                found, state = self._score(self._params.apart, state, inputs_BxL, targets_BxL, lengths_B, top, prefix_B)
                 scored.append([fetched(x) for x in found])
         joined = [np.concatenate(x, axis=1) for x in zip(*scored, strict=True)]
         return [Scored(*(x[b, : len(row) - 1] for x in joined)) for b, row in enumerate(rows)]
+
+    def _whole(self, given: int) -> int | None:
+        """The size of pieces whose first has all that is given, if it must."""
+        return bucket(given) if self.given == "prefix" and given > PIECE else None
+
+    def _prefixes(self, given: Sequence[int]) -> jax.Array | None:
+        """The tokens of each row that it sees both ways, of which so many are given."""
+        if self.given != "prefix" or not given:
+            return None
+        prefix_B = np.zeros(rows_that_divide(len(given), self._mesh), np.int32)
+        prefix_B[: len(given)] = given
+        return jax.device_put(prefix_B, NamedSharding(self._mesh, BATCH))
 
     def _capacity(self, tokens: int) -> int:
         """The capacity in tokens; 1 if the state does not grow, so that a longer row compiles nothing new."""
@@ -259,14 +289,15 @@ class Engine:
         return self._spread(Decoding(state, logits_BxV, seen_BxV, count_B, finished_B))
 
     def _prefill_piece(self, params: Apart, carry: Decoding, inputs_BxL: jax.Array, lengths_B: jax.Array) -> Decoding:
-        logits_BxV, state = self._params.bind(params).prefill_last(inputs_BxL, carry.state, lengths_B)
+        prefix_B = lengths_B if self.given == "prefix" else None  # a whole prompt
+        logits_BxV, state = self._params.bind(params).prefill_last(inputs_BxL, carry.state, lengths_B, prefix_B)
         logits_BxV = jnp.where(lengths_B[:, None] > 0, logits_BxV, carry.logits_BxV)
         real_BxL = jnp.arange(inputs_BxL.shape[1])[None] < lengths_B[:, None]
         seen_BxV = jax.vmap(lambda seen, ids, real: seen.at[ids].max(real))(carry.seen_BxV, inputs_BxL, real_BxL)
         return self._spread(dataclasses.replace(carry, state=state, logits_BxV=logits_BxV, seen_BxV=seen_BxV))
 
-    def _score_piece(self, params: Apart, state: DecodeState, inputs_BxL, targets_BxL, lengths_B, top: int):
-        logits_BxLxV, state = self._params.bind(params).prefill(inputs_BxL, state, lengths_B)
+    def _score_piece(self, params: Apart, state: DecodeState, inputs_BxL, targets_BxL, lengths_B, top: int, prefix_B):
+        logits_BxLxV, state = self._params.bind(params).prefill(inputs_BxL, state, lengths_B, prefix_B)
         total_BxLx1 = jax.nn.logsumexp(logits_BxLxV, axis=-1, keepdims=True)
         top_BxLxK, ids_BxLxK = jax.lax.top_k(logits_BxLxV, top)
         is_likeliest_BxL = logits_BxLxV.argmax(axis=-1) == targets_BxL

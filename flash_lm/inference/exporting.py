@@ -127,6 +127,8 @@ def _write_ours(trained: TrainedModel, theirs: Any, folder: pathlib.Path) -> Non
 
 def _check_llama(trained: TrainedModel) -> None:
     model = trained.config.model
+    if trained.given != "before":
+        raise InputError(f"{trained.run} is not a Llama (task={trained.config.task}): omit --format")
     if wrong := llama.differing(model):
         listed = ", ".join(f"model.{key}={model.get(key)}, not {value}" for key, value in wrong.items())
         raise InputError(f"{trained.run} is not a Llama ({listed}): omit --format")

@@ -72,7 +72,7 @@ class Generator:
         self._trained = trained
         allowed_V, end = trained.text_ids(), trained.tokenizer.end
         allowed_V[end] = True
-        self.engine = Engine(trained.held, trained.mesh, end=end, allowed_V=allowed_V)
+        self.engine = Engine(trained.held, trained.mesh, end=end, allowed_V=allowed_V, given=trained.given)
 
     def generate(
         self, prompts: Sequence[str], max_tokens: int, sampling: Sampling | None = None, seed: int = 0

@@ -45,6 +45,11 @@ def check_programs(trained: TrainedModel) -> None:
     """Raises InputError if a model does not generate token by token."""
     if TASKS[trained.config.task].answers != "continue":
         raise InputError(f"{trained.run} does not generate text: --format=stablehlo is of causal models, omit it")
+    if trained.given != "before":
+        raise InputError(
+            f"{trained.run} has task={trained.config.task}: --format=stablehlo is of models that read a prompt from "
+            "left to right, omit it"
+        )
     trained.model.abstract.check_decodable()
 
 

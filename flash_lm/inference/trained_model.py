@@ -12,10 +12,12 @@ from jax.sharding import Mesh
 
 from flash_lm.command import apply_overrides, check_path
 from flash_lm.config import Config
+from flash_lm.data.tasks import Given
 from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.held_params import HeldParams
 from flash_lm.run_name import RunName, run_name
+from flash_lm.tables import TASKS
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.exported import about
 from flash_lm.training.hub import name_of_copy
@@ -68,6 +70,11 @@ class TrainedModel:
     def name(self) -> str:
         """The name of the run's folder, or of a model on the hub, for messages and results."""
         return name_of_copy(self.run.workdir) or self.run.workdir.name
+
+    @property
+    def given(self) -> Given:
+        """How the model reads what is given, see `Task`."""
+        return TASKS[self.config.task].given
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:

@@ -158,12 +158,12 @@ class Case:
         return np.asarray(logits), float(loss), jax.tree.map(np.asarray, grads)
 
     def oracle(
-        self, segment_ids: np.ndarray | None, inputs=None, params=None, positions=None, visit=None
+        self, segment_ids: np.ndarray | None, inputs=None, params=None, positions=None, visit=None, prefix=None
     ) -> np.ndarray:
         """Logits in float64."""
         params = double(self.params if params is None else params, self._constants)
         inputs = tokens() if inputs is None else inputs
-        return language_model(params, self.settings, inputs, segment_ids, positions, visit)
+        return language_model(params, self.settings, inputs, segment_ids, positions, visit, prefix)
 
     def influence(self, segment_ids: np.ndarray | None) -> np.ndarray:
         """B×L×L: size of the derivative of the loss of token t by the embedded input u."""

@@ -19,6 +19,7 @@ def language_model(
     segment_ids: np.ndarray | None = None,
     positions: np.ndarray | None = None,
     visit: Callable | None = None,
+    prefix: np.ndarray | None = None,
 ) -> np.ndarray:
     """B×L×V logits.
 
@@ -29,6 +30,7 @@ def language_model(
         segment_ids: B×L; None: one document a row.
         positions: B×L; None: each token's place in its document.
         visit: called with the arguments of each layer's first sublayer, row by row.
+        prefix: B×L, number of first tokens of a token's document that all of it sees; None: none.
 
     Returns:
         Logits; those of padding have no meaning.
@@ -40,7 +42,8 @@ def language_model(
     for b in range(len(inputs)):
         ids = segment_ids[b].tolist()
         places = offsets(ids) if positions is None else positions[b].tolist()
-        features = _features(params, settings, inputs[b], Row(visibility(ids, settings.causal), places), visit)
+        sees = visibility(ids, settings.causal, None if prefix is None else prefix[b].tolist())
+        features = _features(params, settings, inputs[b], Row(sees, places), visit)
         rows.append(features @ table.T)
     return np.stack(rows)
 

@@ -27,11 +27,14 @@ def offsets(segment_ids_L: Sequence[int]) -> list[int]:
     return places
 
 
-def visibility(segment_ids_L: Sequence[int], causal: bool) -> Callable[[int, int], bool]:
-    """sees(t, u): whether query t may look at key u."""
-    document = documents(segment_ids_L)
+def visibility(
+    segment_ids_L: Sequence[int], causal: bool, prefix_L: Sequence[int] | None = None
+) -> Callable[[int, int], bool]:
+    """sees(t, u): whether query t may look at key u; the first prefix_L[t] keys of its document are always seen."""
+    document, place = documents(segment_ids_L), offsets(segment_ids_L)
 
     def sees(t: int, u: int) -> bool:
-        return document[t] == document[u] != PADDING and (u <= t or not causal)
+        given = prefix_L is not None and place[u] < prefix_L[t]
+        return document[t] == document[u] != PADDING and (u <= t or not causal or given)
 
     return sees

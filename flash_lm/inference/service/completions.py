@@ -88,6 +88,10 @@ class Completions:
         """What is to be generated; raises InputError if it cannot be, and as `Scheduler.check` does."""
         if asked.best_of not in (None, asked.n):
             raise InputError(f"best_of={asked.best_of} is not supported: leave it out, or give the value of n")
+        if asked.logprobs is not None and self._trained.given != "before":
+            raise InputError(
+                f"task={self._trained.config.task} does not read a prompt from left to right: leave out logprobs"
+            )
         if asked.stream and asked.logprobs is not None:
             raise InputError("logprobs are not streamed: leave out stream or logprobs")
         # What is scored waits in a queue of its own, and all of a request waits there at once.

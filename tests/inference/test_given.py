@@ -1,0 +1,74 @@
+"""Prompts that are not read from left to right: the decode loop against the parallel form, recomputed each time."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from models.cases import LENGTH, case
+
+from flash_lm.inference import engine as engine_module
+from flash_lm.inference.engine import Engine
+from flash_lm.inference.held_params import HeldParams
+from flash_lm.training.state import ModelFunction
+from inference.test_engine import ALLOWED, END, GREEDY, MAX_TOKENS, PROMPTS, mesh
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+each_family = pytest.mark.parametrize("family", ["transformer", "flash_quad", "linear_transformer"])
+
+
+@functools.cache
+def engine(family: str) -> Engine:
+    model = case(family, True)
+    held = HeldParams(ModelFunction(model.config, seed=0), jax.device_put(model.params))
+    return Engine(held, mesh(1, 1, 1), end=END, allowed_V=ALLOWED, given="prefix")
+
+
+@functools.cache
+def logits_of(family: str):
+    model = case(family, True)
+    return jax.jit(lambda params, inputs, prefix: model.model(params)(inputs, prefix=prefix))
+
+
+@functools.cache
+def recomputed(family: str, row: int) -> tuple[list[int], list[float]]:
+    """Greedy tokens and their log-probabilities, the prompt seen both ways, the whole row again for each."""
+    ids, log_probs, given = PROMPTS[row].tolist(), [], np.full((1, LENGTH), len(PROMPTS[row]), np.int32)
+    for _ in range(MAX_TOKENS):
+        padded = np.zeros((1, LENGTH), np.int32)
+        padded[0, : len(ids)] = ids
+        logits = np.asarray(logits_of(family)(case(family, True).params, padded, given), np.float64)[0, len(ids) - 1]
+        token = int(np.where(ALLOWED, logits, -np.inf).argmax())
+        if token == END:
+            break
+        log_probs.append(logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max())
+        ids.append(token)
+    return ids[len(PROMPTS[row]) :], log_probs
+
+
+@each_family
+def test_a_prompt_is_a_prefix(family):
+    one = engine(family)
+    _, new = one.advance(one.prefill(PROMPTS, MAX_TOKENS), GREEDY, 0, MAX_TOKENS)
+    for b in range(len(PROMPTS)):
+        tokens, log_probs = recomputed(family, b)
+        assert new.tokens_BxT[b, : new.lengths_B[b]].tolist() == tokens
+        np.testing.assert_allclose(new.log_probs_BxT[b, : new.lengths_B[b]], log_probs, atol=1e-4)
+
+
+@each_family
+def test_scores_after_a_prefix(family):
+    pairs = [recomputed(family, row) for row in range(len(PROMPTS))]
+    continuations = [np.array(tokens or [7], np.int32) for tokens, _ in pairs]
+    for scored, (tokens, log_probs) in zip(engine(family).score(PROMPTS, continuations), pairs, strict=True):
+        if tokens:
+            np.testing.assert_allclose(scored.log_probs, log_probs, atol=1e-4)
+
+
+def test_a_long_prefix_is_one_piece(monkeypatch):
+    """Which a prompt that is read from the left is not."""
+    expected = engine("linear_transformer").score(PROMPTS, [np.array([7, 8], np.int32)] * 3)
+    monkeypatch.setattr(engine_module, "PIECE", 8)
+    short_pieces = engine("linear_transformer").score(PROMPTS, [np.array([7, 8], np.int32)] * 3)
+    for one, other in zip(expected, short_pieces, strict=True):
+        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-5)
