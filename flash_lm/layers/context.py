@@ -14,6 +14,57 @@ from flash_lm.ops.sight import Sight, sight_from_start, sight_of
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Memory:
+    """A second sequence that tokens attend to.
+
+    Attributes:
+        x_BxMxD: its vectors.
+        lengths_B: how many of them are real; the rest is padding.
+        first_BxL: the place of the first that each token sees.
+        stop_BxL: the place after the last one.
+        packed: static; a row may hold several documents, each with its own part of the memory.
+    """
+
+    x_BxMxD: jax.Array
+    lengths_B: jax.Array
+    first_BxL: jax.Array
+    stop_BxL: jax.Array
+    packed: bool = dataclasses.field(metadata={"static": True})
+
+    def sight(self) -> Sight:
+        """What the tokens see; their own places do not matter."""
+        return Sight(jnp.zeros_like(self.first_BxL), self.first_BxL, self.stop_BxL)
+
+
+def memory_of(
+    x_BxMxD: jax.Array, own_ids: jax.Array | None, segment_ids: jax.Array | None, length: int, *, packed: bool
+) -> Memory:
+    """The memory of whole rows, for the parallel form.
+
+    Args:
+        x_BxMxD: its vectors.
+        own_ids: B×M, the segment id of the tokens that see each vector, each a contiguous run, 0 = padding; None: all
+            is seen.
+        segment_ids: B×L, those of the tokens; None: one document a row.
+        length: L.
+        packed: False promises one document a row, with padding at its end, whatever the segment ids.
+    """
+    batch, size = x_BxMxD.shape[:2]
+    own_BxM = jnp.ones((batch, size), jnp.int32) if own_ids is None else own_ids
+    ids_BxL = jnp.ones((batch, length), jnp.int32) if segment_ids is None else segment_ids
+    lengths_B = (own_BxM > 0).sum(axis=1, dtype=jnp.int32)
+    if packed:
+        same_BxLxM = (own_BxM[:, None] == ids_BxL[:, :, None]) & (ids_BxL > 0)[:, :, None]
+        first_BxL = same_BxLxM.argmax(axis=-1).astype(jnp.int32)
+        stop_BxL = first_BxL + same_BxLxM.sum(axis=-1, dtype=jnp.int32)
+    else:
+        first_BxL = jnp.zeros_like(ids_BxL)
+        stop_BxL = jnp.where(ids_BxL > 0, lengths_B[:, None], 0)
+    return Memory(x_BxMxD=x_BxMxD, lengths_B=lengths_B, first_BxL=first_BxL, stop_BxL=stop_BxL, packed=packed)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Context:
     """The positions and documents of the tokens of one call.
 
@@ -24,6 +75,7 @@ class Context:
         lengths_B: prefill and step: tokens to consume in each row; the rest is right padding.
         prefix_BxL: number of first tokens of each token's document that all of the document sees, even ahead, B×(L or
             1); None: none.
+        memory: a second sequence to attend to; None in prefill and step, where the state has it, or if there is none.
         dropout_key: key for all randomness of this call; None: deterministic, without dropout.
         causal: static; a token sees only tokens up to itself.
         packed: static; a row may hold several documents; otherwise it is one document, perhaps padded.
@@ -34,6 +86,7 @@ class Context:
     segments: Segments | None = None
     lengths_B: jax.Array | None = None
     prefix_BxL: jax.Array | None = None
+    memory: Memory | None = None
     dropout_key: jax.Array | None = None
     causal: bool = dataclasses.field(default=True, metadata={"static": True})
     packed: bool = dataclasses.field(default=False, metadata={"static": True})

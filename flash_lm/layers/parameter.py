@@ -62,8 +62,7 @@ def name_of(path: tuple) -> str:
 
 def is_stacked(path: tuple) -> bool:
     """Whether a parameter's first dimension is the stacked layers; `path`: path from the model."""
-    first = path[0]
-    return getattr(first, "key", first) == "layers"
+    return any(getattr(part, "key", part) == "layers" for part in path[:2])  # those of an encoder, too
 
 
 def _tree(parameters: nnx.State, say: Any) -> Any:

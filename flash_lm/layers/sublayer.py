@@ -52,6 +52,11 @@ class Sublayer(nnx.Module):
         del batch_size, capacity
         return ()
 
+    def remember(self, x_BxMxD: jax.Array, lengths_B: jax.Array, state: State) -> State:
+        """The state with a memory to attend to, B×M×D, of which the first tokens of each row are real."""
+        del x_BxMxD, lengths_B
+        return state
+
     def prefill(self, x_BxLxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
         """Consumes context.lengths_B tokens of each row, in parallel, starting at any position."""
         return self(x_BxLxD, context), state

@@ -4,7 +4,8 @@ To add a family: write its mathematics in ops/, wrap it in layers/ with its own 
 models/parts.py and its row here, or both in your own module with `flash_lm.register_family`. See docs/extend.md.
 """
 
-from flash_lm.models.family import Default, Family, register_family
+from flash_lm.models.family import Family, register_family
+from flash_lm.models.part import Default
 from flash_lm.models.parts import (
     AFT_CONV,
     AFT_FULL,

@@ -1,57 +1,14 @@
 """The type of a row of the table of families, and how it completes a config; models/families.py has the rows."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
 
-from flax import nnx
-
-from flash_lm import schema
 from flash_lm.config import Config, ModelConfig
 from flash_lm.errors import InputError
-from flash_lm.layers.sublayer import Sublayer
+from flash_lm.models.encoder import EncoderOptions, encoder_of, has_encoder, parts_of
+from flash_lm.models.part import EVERYTHING, Default, Part
 from flash_lm.ops.logistics import VALUES
 from flash_lm.tables import FAMILIES, HEADS
-
-# The value of an open key, or a function of the config that returns it.
-Default = Any | Callable[[ModelConfig], Any]
-
-
-USUAL = frozenset({"causal", "bidirectional", "packed"})
-EVERYTHING = USUAL | {"prefix"}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Part:
-    """Builds a sublayer, and declares which keys it reads.
-
-    Attributes:
-        build: called with the config that all families share, each section, and rngs.
-        sections: its sections of keys.
-        keys: keys of config.model itself that only some parts read.
-        unread: keys of its sections that this part does not read, such as aft.window.
-        defaults: defaults of open keys, by name, such as gau.expanded_dim.
-        problems: sentences on why this part cannot be built from a complete config.
-        serves: what it supports: "causal", "bidirectional", "packed" (rows of several documents that do not see each
-            other), "prefix" (a causal model whose tokens see the start of their document both ways).
-    """
-
-    build: Callable[..., Sublayer]
-    sections: tuple[type, ...] = ()
-    keys: frozenset[str] = frozenset()
-    unread: frozenset[str] = frozenset()
-    defaults: Mapping[str, Default] = dataclasses.field(default_factory=dict)
-    problems: Callable[[ModelConfig], list[str]] = lambda config: []
-    serves: frozenset[str] = USUAL
-
-    def __call__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
-        """The sublayer of a complete config."""
-        return self.build(config.shared, *(config[kind] for kind in self.sections), rngs=rngs)
-
-    def reads(self) -> set[str]:
-        """Names of keys that this part reads and others may not, such as model.gau.heads."""
-        own = set().union(*(schema.names_of(kind) for kind in self.sections))
-        return {f"model.{key}" for key in self.keys} | own - {f"model.{key}" for key in self.unread}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +80,8 @@ def complete(config: ModelConfig) -> ModelConfig:
         config: a validated config that may have open keys.
 
     Returns:
-        The config without open keys that its family reads. With a pattern: without open keys that the whole model
-        reads; the others may differ by layer, see `of_layers`.
+        The config without open keys that its family reads. With a pattern or an encoder: without open keys that the
+        whole model reads; the others may differ by layer, see `of_layers`.
 
     Raises:
         InputError: unknown family, no vocabulary size, or widths that do not go together.
@@ -135,15 +92,17 @@ def complete(config: ModelConfig) -> ModelConfig:
     of_model = {key: family.defaults.get(key, default) for key, default in _OF_THE_MODEL.items()}
     config = _closed(config, of_model)
     layers = of_layers(config)
+    if has_encoder(config):
+        layers += of_layers(encoder_of(config))
     problems = [
         problem
         for layer in dict.fromkeys(layers)
-        for part in dict.fromkeys(FAMILIES[layer.family].sublayers)
+        for part in dict.fromkeys(parts_of(layer))
         for problem in part.problems(layer)
     ]
     if problems := [*dict.fromkeys(problems), *_problems(config)]:
         raise InputError.of(problems)
-    return config if config.pattern else layers[0]
+    return config if config.pattern or has_encoder(config) else layers[0]
 
 
 def of_layers(config: ModelConfig) -> list[ModelConfig]:
@@ -153,8 +112,8 @@ def of_layers(config: ModelConfig) -> list[ModelConfig]:
 
 def _of_layer(config: ModelConfig, name: str) -> ModelConfig:
     row = FAMILIES[name]
-    of_parts = {key: default for part in row.sublayers for key, default in part.defaults.items()}
     own = dataclasses.replace(config, family=name, pattern=())
+    of_parts = {key: default for part in parts_of(own) for key, default in part.defaults.items()}
     return _closed(own, {**_OF_A_LAYER, **of_parts, **row.defaults})
 
 
@@ -185,6 +144,12 @@ def complete_config(config: Config) -> Config:
 def _problems(config: ModelConfig) -> list[str]:
     """Sentences on what no family supports."""
     needed = _form(config.causal)
+    if has_encoder(config):
+        encoder = config[EncoderOptions].family
+        if "bidirectional" not in FAMILIES[encoder].serves:
+            return [f"model.encoder.family={encoder} has no bidirectional form: use another family"]
+        if not config.causal:
+            return ["a model with an encoder is causal: leave model.causal open, with --config.task=seq2seq"]
     task = "causal_lm" if needed == "bidirectional" else "masked_lm"
     either = HEADS[config.head].pool is not None  # labels are predicted by causal models, too
     advice = "--config.model.causal=true" if either else f"--config.task={task}"

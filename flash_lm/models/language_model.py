@@ -15,8 +15,9 @@ from flash_lm.errors import InputError
 from flash_lm.layers.context import Context, rows_beyond
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.models.family import complete
-from flash_lm.models.parallel_model import ParallelModel, of_period
+from flash_lm.models.parallel_model import ParallelModel
 from flash_lm.models.period import Period, constrain_residual
+from flash_lm.models.tower import of_period
 
 
 class LanguageModel(ParallelModel):
@@ -102,7 +103,7 @@ class LanguageModel(ParallelModel):
         state = state.with_rows(begins_B, self.init_state(begins_B.size, state.capacity))
         positions_BxL = state.next_positions(inputs_BxL.shape[1])
         context = Context(positions_BxL=positions_BxL, lengths_B=lengths_B, dropout_key=dropout_key)
-        x_BxLxD, context = self._embed(inputs_BxL, context)
+        x_BxLxD, context = self._embedded(self.embedding[...], inputs_BxL, context)
         x_BxLxD = self._dropped(x_BxLxD, dropout_key)
 
         def period(module: Period, x_BxLxD: jax.Array, each):
@@ -111,6 +112,28 @@ class LanguageModel(ParallelModel):
 
         x_BxLxD, states = self._scan(period, constrain_residual(x_BxLxD), (jnp.arange(self.periods), state.layers))
         return self.norm(x_BxLxD), DecodeState(state.positions_B + lengths_B, states, state.capacity)
+
+    def remember(self, source_BxM: jax.Array, state: DecodeState, lengths_B: jax.Array | None = None) -> DecodeState:
+        """Reads a source with the encoder: the state then has its keys and values, and the tokens attend to it.
+
+        Args:
+            source_BxM: token ids, padded on the right.
+            state: state from `init_state`.
+            lengths_B: tokens of each source; None: all.
+
+        Raises:
+            InputError: the model has no encoder, or the source is longer than model.max_length.
+        """
+        self._check_source(source_BxM.shape[1])
+        if lengths_B is None:
+            lengths_B = jnp.full(source_BxM.shape[0], source_BxM.shape[1], jnp.int32)
+        ids_BxM = (jnp.arange(source_BxM.shape[1], dtype=jnp.int32)[None] < lengths_B[:, None]).astype(jnp.int32)
+        x_BxMxD = self.encode(source_BxM, ids_BxM, packed=False)
+
+        def period(module: Period, _, states):
+            return None, module.remember(x_BxMxD, lengths_B, states)
+
+        return dataclasses.replace(state, layers=self._scan(period, None, state.layers)[1])
 
     def prefill(
         self,
@@ -191,6 +214,12 @@ class LanguageModel(ParallelModel):
         states = [nnx.split(period)[1] for period in periods]
         self.layers = nnx.merge(graph, jax.tree.map(lambda *xs: jnp.stack(xs), *states))
 
+    def _check_source(self, length: int) -> None:
+        if length > self.config.max_length:
+            raise InputError(
+                f"a source of {length} tokens is longer than model.max_length={self.config.max_length}: shorten it"
+            )
+
     def _prefill(
         self, inputs_BxL: jax.Array, state: DecodeState, lengths_B: jax.Array, prefix_B: jax.Array | None
     ) -> tuple[jax.Array, DecodeState]:
@@ -230,7 +259,7 @@ class LanguageModel(ParallelModel):
         grows = self.state_grows
         longest, key = self._bound
         beyond_B = rows_beyond(end_B, state.capacity if grows else longest, grows, key)
-        x, context = self._embed(inputs_BxL, context)
+        x, context = self._embedded(self.embedding[...], inputs_BxL, context)
         if method == "step":
             x = x[:, 0]
 

@@ -40,7 +40,7 @@ from flash_lm.layers.sublayer import Sublayer
 from flash_lm.layers.taylor_core import BasedOptions, TaylorCore
 from flash_lm.layers.transformer_xl import SegmentAttention, XLOptions
 from flash_lm.layers.window_core import WindowOptions
-from flash_lm.models.family import EVERYTHING, Part
+from flash_lm.models.part import EVERYTHING, Part
 from flash_lm.ops.linear_attention import elu_plus_one
 
 

@@ -15,7 +15,7 @@ from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.sublayer import LayerArray, State, Sublayer
-from flash_lm.models.family import FAMILIES
+from flash_lm.models.encoder import parts_of
 from flash_lm.ops.dropout import drop
 
 
@@ -43,14 +43,14 @@ class Period(nnx.Module):
     def __init__(self, layers: Sequence[ModelConfig], *, rngs: nnx.Rngs):
         """Builds the sublayers of each layer's family, each with its own norm."""
         self.dropout = layers[0].dropout
-        parts = [(config, part) for config in layers for part in FAMILIES[config.family].sublayers]
+        parts = [(config, part) for config in layers for part in parts_of(config)]
         self.names = tuple(f"sublayer_{i}" for i in range(len(parts)))
         for name, (config, build) in zip(self.names, parts, strict=True):
             sublayer = build(config, rngs=rngs)
             setattr(self, name, sublayer)
             setattr(self, f"norm_{name}", None if sublayer.owns_residual else NORMS[config.norm](config))
         # Numbers of sublayers after which a layer ends.
-        self.ends = tuple(itertools.accumulate(len(FAMILIES[config.family].sublayers) for config in layers))
+        self.ends = tuple(itertools.accumulate(len(parts_of(config)) for config in layers))
 
     @property
     def sublayers(self) -> list[Sublayer]:
@@ -87,6 +87,11 @@ class Period(nnx.Module):
     def init_state(self, batch_size: int, capacity: int) -> tuple[State, ...]:
         """The sublayers' states."""
         return tuple(sublayer.init_state(batch_size, capacity) for sublayer in self.sublayers)
+
+    def remember(self, x_BxMxD: jax.Array, lengths_B: jax.Array, states: tuple[State, ...]) -> tuple[State, ...]:
+        """The sublayers' states with a memory."""
+        both = zip(self.sublayers, states, strict=True)
+        return tuple(sublayer.remember(x_BxMxD, lengths_B, state) for sublayer, state in both)
 
     def decode(self, method: str, x: jax.Array, context: Context, states: tuple[State, ...]):
         """`prefill` on B×L×D or `step` on B×D."""

@@ -1,0 +1,47 @@
+"""The cross attention of a model with an encoder: one sublayer of each layer, after the one that mixes the tokens."""
+
+from flax import nnx
+
+from flash_lm.config import ModelConfig
+from flash_lm.layers.cross_attention import (
+    CrossAttention,
+    CrossGatedUnit,
+    CrossOptions,
+    CrossSublayer,
+    PairsCore,
+    SumsCore,
+)
+from flash_lm.models.part import Part
+
+
+def _softmax(config: ModelConfig, cross: CrossOptions, *, rngs: nnx.Rngs) -> CrossSublayer:
+    return CrossAttention(PairsCore("softmax", config), cross, config, rngs=rngs)
+
+
+def _linear(config: ModelConfig, cross: CrossOptions, *, rngs: nnx.Rngs) -> CrossSublayer:
+    return CrossAttention(SumsCore(), cross, config, rngs=rngs)
+
+
+def _gau(config: ModelConfig, cross: CrossOptions, *, rngs: nnx.Rngs) -> CrossSublayer:
+    return CrossGatedUnit(PairsCore(cross.attention_function, config), cross, config, rngs=rngs)
+
+
+def _problems(config: ModelConfig) -> list[str]:
+    cross = config[CrossOptions]
+    name, width = ("expanded_dim", cross.expanded_dim) if cross.kind == "gau" else ("model_dim", config.model_dim)
+    whole = f"model.cross.{name}" if cross.kind == "gau" else f"model.{name}"
+    return [f"{whole}={width} must be a multiple of model.cross.heads={cross.heads}"] if width % cross.heads else []
+
+
+_HEADS = {"cross.heads": lambda config: config.num_heads}
+# model.cross.kind -> its part
+CROSS = {
+    "softmax": Part(_softmax, (CrossOptions,), frozenset({"num_heads"}), defaults=_HEADS, problems=_problems),
+    "linear": Part(_linear, (CrossOptions,), frozenset({"num_heads"}), defaults=_HEADS, problems=_problems),
+    "gau": Part(
+        _gau,
+        (CrossOptions,),
+        defaults={"cross.heads": 1, "cross.expanded_dim": lambda config: 2 * config.model_dim},
+        problems=_problems,
+    ),
+}

@@ -1,0 +1,45 @@
+"""The encoder of a model: layers over the source, whose features its cross attention reads."""
+
+import dataclasses
+
+from flash_lm.config import ModelConfig
+from flash_lm.layers.cross_attention import CrossOptions
+from flash_lm.models.cross import CROSS
+from flash_lm.models.part import Part
+from flash_lm.schema import at_least, key, section
+from flash_lm.tables import FAMILIES
+
+
+@section("model.encoder")
+class EncoderOptions:
+    """Options of a model with an encoder; it has the keys of the model, but for these."""
+
+    family: str = key(
+        None,
+        "a family with a bidirectional form: its layers read the source, and each layer of the model gets a sublayer "
+        "of cross attention (model.cross) after the one that mixes the tokens; open: no encoder",
+        FAMILIES.rule,
+    )
+    num_layers: int = key(None, "layers of the encoder; open: model.num_layers", at_least(1))
+
+
+def has_encoder(config: ModelConfig) -> bool:
+    """Whether the model has an encoder."""
+    return config[EncoderOptions].family is not None
+
+
+def encoder_of(config: ModelConfig) -> ModelConfig:
+    """The config of a model's encoder, whose layers are completed by `of_layers`."""
+    own = config[EncoderOptions]
+    layers = own.num_layers or config.num_layers
+    changed = dataclasses.replace(config, family=own.family, pattern=(), num_layers=layers, causal=False)
+    return changed.put("encoder.family", None)
+
+
+def parts_of(layer: ModelConfig) -> tuple[Part, ...]:
+    """The parts of a layer: its family's, and cross attention if the model has an encoder."""
+    row = FAMILIES[layer.family]
+    if not has_encoder(layer):
+        return row.sublayers
+    cut = row.mixer + 1
+    return *row.sublayers[:cut], CROSS[layer[CrossOptions].kind], *row.sublayers[cut:]
