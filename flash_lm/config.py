@@ -85,6 +85,16 @@ class Config:
                 for name in dict.fromkeys(self.model.families)
                 if "packed" not in FAMILIES[name].serves
             ]
+        encoder = self.model.get("encoder.family")
+        if task.given == "source" and encoder is None:
+            found.append(f"task={self.task} needs an encoder: set --config.model.encoder.family, such as transformer")
+        if task.given != "source" and encoder is not None:
+            found.append(f"model.encoder.family={encoder} needs a source: set --config.task=seq2seq, or leave it open")
+        if task.given == "source" and self.data.pack != "examples":
+            found.append(
+                f"task={self.task} needs pairs: set data.pack=examples and a corpus of them, such as couplets, copy, "
+                "or hf with data.pair_column"
+            )
         if task.given == "prefix":
             found += without_prefix(self.model.families)
         if self.train.carry_state and (not task.causal or task.labels or task.rows or self.data.pack == "examples"):

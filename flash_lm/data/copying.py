@@ -1,4 +1,4 @@
-"""The copy task: a word, and the same word again ("Transformers are RNNs", section 4.1).
+"""The copy task: a word, and the same word again ("Transformers are RNNs", section 4.1), or backwards.
 
 A row is <s> w <s> w, where w is as long as fits and its symbols are sampled from ten. Only the second w is predicted.
 The n-th example of a split is a pure function of split and n, and no two splits share random numbers.
@@ -21,11 +21,11 @@ class Copying:
 
     longest = 3  # <s> a <s>, of which a is predicted; it fills any longer row
 
-    def __init__(self, split: str, tokenizer: CharacterTokenizer):
+    def __init__(self, split: str, tokenizer: CharacterTokenizer, reverse: bool = False):
         """Samples each example on access."""
         self._split, self._begin = SPLITS.index(split), tokenizer.begin
         (self._symbols,) = tokenizer.encode([SYMBOLS])
-        self._count = _COUNTS[split]
+        self._count, self._direction = _COUNTS[split], -1 if reverse else 1
 
     def __len__(self) -> int:
         """The number of examples."""
@@ -34,12 +34,14 @@ class Copying:
     def example(self, number: int, length: int) -> Example:
         """A word of (length − 1) / 2 symbols, rounded down, twice."""
         draw = np.random.Generator(np.random.Philox(np.random.SeedSequence((self._split, number))))
-        word = np.concatenate([[self._begin], draw.choice(self._symbols, (length - 1) // 2)]).astype(np.int32)
-        return Example(np.concatenate([word, word]), given=len(word) + 1)
+        word = draw.choice(self._symbols, (length - 1) // 2)
+        ids = np.concatenate([[self._begin], word, [self._begin], word[:: self._direction]])
+        return Example(ids.astype(np.int32), given=len(word) + 2)
 
 
-def copying() -> ExampleCorpus:
-    """All splits of the copy task."""
+def copying(reverse: bool = False) -> ExampleCorpus:
+    """All splits of the copy task; `reverse`: the second word is the first one backwards."""
     tokenizer = CharacterTokenizer(SYMBOLS)
-    fingerprint = hashlib.sha256(f"copy {SYMBOLS} {_COUNTS}".encode()).hexdigest()
-    return ExampleCorpus("copy", fingerprint, tokenizer, {x: Copying(x, tokenizer) for x in SPLITS})
+    name = "reverse" if reverse else "copy"
+    fingerprint = hashlib.sha256(f"{name} {SYMBOLS} {_COUNTS}".encode()).hexdigest()
+    return ExampleCorpus(name, fingerprint, tokenizer, {x: Copying(x, tokenizer, reverse) for x in SPLITS})

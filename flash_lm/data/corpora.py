@@ -93,10 +93,11 @@ def _of_hugging_face(config: DataConfig) -> list[str]:
     for (one, a), (other, b) in itertools.combinations(columns.items(), 2):
         if a and a == b:
             found.append(f"data.{other} and data.{one} are both {a}: name two columns")
-    if not config.label_column and (config.pair_column or config.label_share < 1):
-        found.append("data.pair_column and data.label_share are of texts with labels: set data.label_column")
-    if config.label_column and config.streaming:
-        found.append("data.label_column needs data.streaming=False: labels are read at the start")
+    if not config.label_column and config.label_share < 1:
+        found.append("data.label_share is of texts with labels: set data.label_column")
+    for name in ("label_column", "pair_column"):
+        if columns[name] and config.streaming:
+            found.append(f"data.{name} needs data.streaming=False: it is read at the start")
     return found
 
 

@@ -46,7 +46,7 @@ class Couplets:
 
 
 def question(first: np.ndarray, tokenizer: CharacterTokenizer) -> np.ndarray:
-    """The ids before the second line: <s> first <s>."""
+    """The ids before the second line: <s> first <s>; all but the last are the source of an encoder."""
     return np.concatenate([[tokenizer.begin], first, [tokenizer.begin]]).astype(np.int32)
 
 

@@ -104,15 +104,22 @@ class ListOpsOptions:
         ]
 
 
+@section("data.copy")
+class CopyOptions:
+    """Options of data.corpus=copy."""
+
+    reverse: bool = key(False, "the second word is the first one backwards")
+
+
 def _symbols_of_the_largest(depth: int, arguments: int) -> int:
     nodes = [arguments**level for level in range(depth)]
     return nodes[-1] + 2 * sum(nodes[:-1])
 
 
-def _copying(config: DataConfig, own: Any) -> Any:
+def _copying(config: DataConfig, own: Any, options: CopyOptions) -> Any:
     from flash_lm.data.copying import copying  # noqa: PLC0415 (as all of these: slow to import)
 
-    return copying()
+    return copying(options.reverse)
 
 
 def _mqar(config: DataConfig, own: Any, options: MQAROptions) -> Any:
@@ -144,7 +151,7 @@ def _made(load: Any, *sections: type, labelled: bool = False) -> CorpusKind:
     return CorpusKind(load, examples=True, answers=None, reads_path=False, labelled=has_labels, sections=sections)
 
 
-register_corpus("copy", _made(_copying))
+register_corpus("copy", _made(_copying, CopyOptions))
 register_corpus("mqar", _made(_mqar, MQAROptions))
 register_corpus("bigrams", _made(_bigrams, BigramOptions))
 register_corpus("needle", CorpusKind(_needle, examples=True, answers=None, sections=(NeedleOptions,)))

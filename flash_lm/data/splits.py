@@ -4,6 +4,7 @@ from flash_lm.config import DataConfig
 from flash_lm.data.examples import ExampleCorpus, ExampleRows
 from flash_lm.data.labelled import with_labels
 from flash_lm.data.packing import PACKERS
+from flash_lm.data.pairs import with_pairs
 from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus, load_corpus, load_tokenized
 from flash_lm.tables import CORPORA
 
@@ -28,4 +29,6 @@ def load_splits(config: DataConfig, own: OwnCorpus | None = None, *, whole: bool
     if kind.examples:
         return kind.load(config, own, *(config[section] for section in kind.sections))
     corpus = load_tokenized(config, own, whole=whole)
+    if config.pairs:
+        return with_pairs(corpus)
     return with_labels(corpus, load_corpus(config), config.label_share) if kind.labelled(config) else corpus

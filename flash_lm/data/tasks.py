@@ -8,7 +8,7 @@ from flash_lm.config import DataConfig
 from flash_lm.schema import key, section
 from flash_lm.tables import TASKS
 
-Given = Literal["before", "prefix"]
+Given = Literal["before", "prefix", "source"]
 
 
 def _of_tokenizer(tokenizer: Any) -> int:
@@ -34,13 +34,13 @@ class Task:
         rows: from the tokenizer, `config.data` and each section, makes a function of a packed row and numbers that seed
             it; the function returns a row with the task's inputs, targets and weights (`loss_mask_BxL`). None: rows
             stay as they are, and each token is predicted from those before it.
-        added: from `config.data`, the shapes of the int32 arrays that `rows` adds to a row, by name.
+        added: from `config.data`, the shapes of the int32 arrays that a row has besides those of text, by name.
         vocabulary: number of words that a model needs, given the tokenizer.
         of_examples: whether its rows may be examples; those of a corpus with labels always may, for pretraining.
         labels: whether a row's only target is its label, a number below that of the corpus's labels. Such a model may
             be causal or not, as `model.causal` says.
-        given: how a model reads what is given of a row: before the rest, or as a prefix that is seen both ways
-            (`prefix_BxL`).
+        given: how a model reads what is given of a row: before the rest, as a prefix that is seen both ways
+            (`prefix_BxL`), or as the source of its encoder (`source_BxM`).
         loss: sum over the targets, from a head and what its `loss` takes; and the penalties in that sum, by name.
         scores: sums over the targets, from the same arguments; nll and perhaps hits.
         share: share of the tokens that are targets, given each section; for benchmarks, which have no tokenizer.
@@ -111,6 +111,15 @@ register_task(
         rows=_prefixed_rows,
         added=lambda config: {"prefix_BxL": (config.length,)},
         given="prefix",
+    ),
+)
+register_task(
+    "seq2seq",
+    Task(
+        causal=True,
+        answers="continue",
+        added=lambda config: dict.fromkeys(("source_BxM", "source_segment_ids_BxM"), (config.length,)),
+        given="source",
     ),
 )
 register_task("classify", Task(causal=False, answers=None, head="classes", labels=True))

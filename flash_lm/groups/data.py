@@ -46,7 +46,10 @@ class DataConfig(Group, name="data"):
         None, "hf: the column that has a label for each text, for task=classify; open: none", before=None
     )
     pair_column: str = key(
-        None, "hf: with data.label_column, the column of a second text: labels are of pairs; open: none", before=None
+        None,
+        "hf: the column of a second text, which is predicted from the first (data.pack=examples); with "
+        "data.label_column, labels are of pairs; open: none",
+        before=None,
     )
     label_share: float = key(
         1.0,
@@ -87,6 +90,11 @@ class DataConfig(Group, name="data"):
         return self.pack == "documents"
 
     @property
+    def pairs(self) -> bool:
+        """Whether a row of the data set is an example: a first text, and a second one that is predicted."""
+        return self.pair_column is not None and self.label_column is None
+
+    @property
     def batch_size(self) -> int:
         """Rows per batch, over all devices."""
         return self.tokens_per_batch // self.length
@@ -99,9 +107,12 @@ class DataConfig(Group, name="data"):
                 f"data.tokens_per_batch={self.tokens_per_batch} must be a multiple of data.length={self.length}"
             )
         kind = CORPORA[self.corpus]
-        if kind.examples != (self.pack == "examples"):
-            needed = "examples" if kind.examples else "stream or documents"
-            found.append(f"data.corpus={self.corpus} needs data.pack={needed}, not {self.pack}")
+        if self.pairs and self.mixture:
+            found.append("data.mixture mixes texts: leave data.pair_column open, or name one place of pairs")
+        if (examples := kind.examples or self.pairs) != (self.pack == "examples"):
+            needed = "examples" if examples else "stream or documents"
+            what = f"data.pair_column={self.pair_column}" if self.pairs else f"data.corpus={self.corpus}"
+            found.append(f"{what} needs data.pack={needed}, not {self.pack}")
         return found + (self._problems_of_mixture() if self.mixture else kind.problems(self))
 
     def _problems_of_mixture(self) -> list[str]:

@@ -47,7 +47,7 @@ class CoupletWriter:
         self._trained, self._tokenizer = trained, tokenizer
         # A second line ends when it is as long as the first, so no token marks its end.
         allowed_V = trained.text_ids()
-        self.engine = Engine(trained.held, trained.mesh, end=tokenizer.end, allowed_V=allowed_V, given=trained.given)
+        self.engine = Engine(trained.held, trained.mesh, end=tokenizer.end, allowed_V=allowed_V, **trained.asking)
 
     def __call__(
         self, first: str, candidates: int = 8, sampling: Sampling | None = None, seed: int = 0
@@ -78,8 +78,11 @@ class CoupletWriter:
         """The prompt for a first line, and the length of its answer in tokens; raises as the call does."""
         ids = self._trained.encode(first, "first line")[1:]
         prompt, length = question(ids, self._tokenizer), len(ids)
-        if self.engine.limit is not None and len(prompt) + length - 1 > self.engine.limit:
-            longest = (self.engine.limit - 1) // 2
+        if self.engine.given == "source":
+            prompt = prompt[:-1]
+        limit = self.engine.limit
+        if limit is not None and max(len(prompt), self.engine.places(len(prompt)) + length - 1) > limit:
+            longest = limit - 1 if self.engine.given == "source" else (limit - 1) // 2
             raise InputError(
                 f"a first line of {length} characters is over the limit of {longest} of {self._trained.name}"
             )

@@ -89,7 +89,16 @@ class Engine:
         grows: whether the state grows with the tokens that it may hold.
     """
 
-    def __init__(self, params: HeldParams, mesh: Mesh, *, end: int, allowed_V: np.ndarray, given: Given = "before"):
+    def __init__(
+        self,
+        params: HeldParams,
+        mesh: Mesh,
+        *,
+        end: int,
+        allowed_V: np.ndarray,
+        given: Given = "before",
+        begin: int = 0,
+    ):
         """Compiles nothing before the first call.
 
         Args:
@@ -98,6 +107,7 @@ class Engine:
             end: id of end-of-text, which ends a row.
             allowed_V: which ids may be generated.
             given: how prompts are read, see `Task`.
+            begin: id of begin-of-text, with which a row starts whose prompt is a source.
 
         Raises:
             InputError: the model cannot decode.
@@ -105,11 +115,13 @@ class Engine:
         model = params.model
         model.abstract.check_decodable()
         self._params, self._mesh = params, mesh
-        self._end, self._never_V = end, ~allowed_V
+        self._end, self._begin, self._never_V = end, begin, ~allowed_V
         self.given: Given = given
+        self._most_source = model.config.max_length
         self.limit = model.abstract.longest
         self.turn = threading.RLock() if mesh.size > 1 else contextlib.nullcontext()
         self.grows = model.abstract.state_grows
+        self._read = jax.jit(self._read_sources, donate_argnums=1)
         self._start = jax.jit(self._start_rows, static_argnums=(2, 3))
         self._prefill = jax.jit(self._prefill_piece, donate_argnums=1)
         self._score = jax.jit(self._score_piece, donate_argnums=1, static_argnums=5)
@@ -146,12 +158,19 @@ class Engine:
             prompts: token ids, at least one each, of any lengths.
             max_tokens: most tokens to generate after them, 0 or more; bounds states that grow.
         """
-        longest = max(len(prompt) for prompt in prompts)
+        longest = max(self.places(len(prompt)) for prompt in prompts)
         carry, size = self.start(len(prompts), longest + max_tokens), self._whole(longest)
+        if self.given == "source":
+            carry = dataclasses.replace(carry, state=self._with_sources(carry.state, prompts))
+            prompts = [self._first] * len(prompts)
         with jax.set_mesh(self._mesh):
             for inputs_BxL, lengths_B in self._pieces(prompts, size):
                 carry = self._prefill(self._params.apart, carry, inputs_BxL, lengths_B)
         return carry
+
+    def places(self, prompt: int) -> int:
+        """How many places of a row a prompt of so many tokens takes: a source takes none, and the row begins."""
+        return 1 if self.given == "source" else prompt
 
     def apart(self, carry: Decoding) -> Decoding:
         """Unstacks the layers' states into separate arrays, as the loop needs them; `advance` does this if necessary.
@@ -209,9 +228,10 @@ class Engine:
 
     def score(self, prompts: Sequence[np.ndarray], continuations: Sequence[np.ndarray]) -> list[Scored]:
         """The tokens of each continuation, after its prompt and the tokens before them."""
-        rows = [np.concatenate(pair) for pair in zip(prompts, continuations, strict=True)]
-        scored = self._scored(rows, given=[len(prompt) for prompt in prompts])
-        return [Scored(*(x[len(p) - 1 :] for x in one)) for p, one in zip(prompts, scored, strict=True)]
+        before = [self._first] * len(prompts) if self.given == "source" else prompts
+        rows = [np.concatenate(pair) for pair in zip(before, continuations, strict=True)]
+        scored = self._scored(rows, prompts=prompts)
+        return [Scored(*(x[len(p) - 1 :] for x in one)) for p, one in zip(before, scored, strict=True)]
 
     def score_rows(
         self, rows: Sequence[np.ndarray], top: int = 0, size: int | None = None, capacity: int | None = None
@@ -232,13 +252,15 @@ class Engine:
         top: int = 0,
         size: int | None = None,
         capacity: int | None = None,
-        given: Sequence[int] = (),
+        prompts: Sequence[np.ndarray] = (),
     ) -> list[Scored]:
-        """As `score_rows`, for rows of which so many tokens are given."""
-        prefix_B = self._prefixes(given)
+        """As `score_rows`, for rows with these prompts."""
+        prefix_B = self._prefixes(prompts)
         state, scored = self.start(len(rows), capacity or max(len(row) for row in rows)).state, []
+        if self.given == "source":
+            state = self._with_sources(state, prompts)
         with jax.set_mesh(self._mesh):
-            size = size or self._whole(max(given, default=0))
+            size = size or self._whole(max(map(len, prompts), default=0))
             pieces = (self._pieces(part, size) for part in ([row[:-1] for row in rows], [row[1:] for row in rows]))
             for (inputs_BxL, lengths_B), (targets_BxL, _) in zip(*pieces, strict=True):
                 found, state = self._score(self._params.apart, state, inputs_BxL, targets_BxL, lengths_B, top, prefix_B)
@@ -250,13 +272,23 @@ class Engine:
         """The size of pieces whose first has all that is given, if it must."""
         return bucket(given) if self.given == "prefix" and given > PIECE else None
 
-    def _prefixes(self, given: Sequence[int]) -> jax.Array | None:
-        """The tokens of each row that it sees both ways, of which so many are given."""
-        if self.given != "prefix" or not given:
+    def _prefixes(self, prompts: Sequence[np.ndarray]) -> jax.Array | None:
+        """The number of tokens that each row sees both ways; None: none."""
+        if self.given != "prefix" or not prompts:
             return None
-        prefix_B = np.zeros(rows_that_divide(len(given), self._mesh), np.int32)
-        prefix_B[: len(given)] = given
+        prefix_B = np.zeros(rows_that_divide(len(prompts), self._mesh), np.int32)
+        prefix_B[: len(prompts)] = [len(prompt) for prompt in prompts]
         return jax.device_put(prefix_B, NamedSharding(self._mesh, BATCH))
+
+    @property
+    def _first(self) -> np.ndarray:
+        return np.array([self._begin], np.int32)
+
+    def _with_sources(self, state: DecodeState, sources: Sequence[np.ndarray]) -> DecodeState:
+        """The state with what the encoder makes of each row's source; `state` is donated."""
+        with jax.set_mesh(self._mesh):
+            ((source_BxM, lengths_B),) = self._pieces(sources, min(bucket(max(map(len, sources))), self._most_source))
+            return self._read(self._params.apart, state, source_BxM, lengths_B)
 
     def _capacity(self, tokens: int) -> int:
         """The capacity in tokens; 1 if the state does not grow, so that a longer row compiles nothing new."""
@@ -287,6 +319,9 @@ class Engine:
         finished_B = jnp.arange(filled) >= rows  # padding rows have ended from the start
         count_B = jnp.zeros(filled, jnp.int32)
         return self._spread(Decoding(state, logits_BxV, seen_BxV, count_B, finished_B))
+
+    def _read_sources(self, params: Apart, state: DecodeState, source_BxM: jax.Array, lengths_B) -> DecodeState:
+        return self._params.bind(params).remember(source_BxM, state, lengths_B)
 
     def _prefill_piece(self, params: Apart, carry: Decoding, inputs_BxL: jax.Array, lengths_B: jax.Array) -> Decoding:
         prefix_B = lengths_B if self.given == "prefix" else None  # a whole prompt

@@ -72,7 +72,7 @@ class Generator:
         self._trained = trained
         allowed_V, end = trained.text_ids(), trained.tokenizer.end
         allowed_V[end] = True
-        self.engine = Engine(trained.held, trained.mesh, end=end, allowed_V=allowed_V, given=trained.given)
+        self.engine = Engine(trained.held, trained.mesh, end=end, allowed_V=allowed_V, **trained.asking)
 
     def generate(
         self, prompts: Sequence[str], max_tokens: int, sampling: Sampling | None = None, seed: int = 0
@@ -145,12 +145,22 @@ class Generator:
     def _encode(self, prompts: Sequence[str]) -> list[np.ndarray]:
         if not prompts:
             raise InputError("there is no prompt: give one or more")
-        return [self._trained.encode(prompt) for prompt in prompts]
+        return [self._trained.encode_given(prompt) for prompt in prompts]
+
+    def _check_source(self, tokens: int) -> None:
+        most = self._trained.config.model.max_length
+        if tokens > most:
+            raise InputError(
+                f"a prompt of {tokens} tokens is over the limit of {most} of the encoder of {self._trained.name}: "
+                "shorten it"
+            )
 
     def check_length(self, prompt: int, after: int, advice: str = "shorten the prompt or lower max_tokens") -> None:
         """Raises InputError if a prompt of so many tokens and those after it have no room."""
         limit = self.engine.limit
-        if limit is not None and prompt + after > limit:
+        if self.engine.given == "source":
+            self._check_source(prompt)
+        if limit is not None and self.engine.places(prompt) + after > limit:
             raise InputError(
                 f"a prompt of {prompt} tokens and {after} after it are over the limit of {limit} positions of "
                 f"{self._trained.name}: {advice}"

@@ -137,6 +137,8 @@ class LoadedModel:
             InputError: the model is bidirectional, or the text is empty, unknown to the tokenizer or too long.
         """
         engine = self._generator.engine
+        if engine.given == "source":
+            raise InputError("this model writes a text for a given one: score needs a model without an encoder")
         row = self._trained.encode(text, "text")
         self._trained.model.abstract.check_length(len(row))
         (scored,) = engine.score([row[:1]], [row[1:]])

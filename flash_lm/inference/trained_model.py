@@ -76,6 +76,11 @@ class TrainedModel:
         """How the model reads what is given, see `Task`."""
         return TASKS[self.config.task].given
 
+    @property
+    def asking(self) -> dict[str, Any]:
+        """What an `Engine` must know of how prompts are read."""
+        return {"given": self.given, "begin": self.tokenizer.begin}
+
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
         """The names of the labels that it predicts; empty if it predicts words."""
@@ -128,6 +133,14 @@ class TrainedModel:
             rest = text[place : place + 20]
             raise InputError(f"the tokenizer of {self.name} does not know what begins with {rest!r} in the {what}")
         return np.concatenate([[self.tokenizer.begin], ids]).astype(np.int32)
+
+    def encode_given(self, text: str) -> np.ndarray:
+        """As `encode`, for a prompt: of a model of pairs, it is the first text, at whose end the second begins."""
+        ids, tokenizer = self.encode(text), self.tokenizer
+        if not self.config.data.pairs:
+            return ids
+        after = [tokenizer.end] if self.given == "source" else [tokenizer.end, tokenizer.begin]
+        return np.concatenate([ids, after]).astype(np.int32)
 
 
 def load_model(

@@ -17,6 +17,7 @@ from flash_lm.data.examples import ExampleCorpus
 from flash_lm.data.labelled import LabelledRows, cut_share
 from flash_lm.data.mixture import MixedRows, parts_of
 from flash_lm.data.packing import Packer, Rows
+from flash_lm.data.pairs import SourceRows
 from flash_lm.data.share import Share
 from flash_lm.data.splits import ROWS, Splits, load_splits
 from flash_lm.data.streaming import StreamedBatches
@@ -114,7 +115,10 @@ def _rows(config: Config, corpus: Splits, split: str, length: int) -> Any:
 
 
 def _packer(config: Config) -> Packer:
-    return LabelledRows if TASKS[config.task].labels else ROWS[config.data.pack]
+    task = TASKS[config.task]
+    if task.labels:
+        return LabelledRows
+    return SourceRows if task.given == "source" else ROWS[config.data.pack]
 
 
 def _of_task(config: Config, corpus: Splits) -> Transform | None:

@@ -219,6 +219,8 @@ def _predictions(
             dropout_key=key,
             packed=model.packed,
             prefix=batch.get("prefix_BxL"),
+            source=batch.get("source_BxM"),
+            source_segment_ids=batch.get("source_segment_ids_BxM"),
         )
     else:
         real_BxL = segment_ids_BxL > 0

@@ -43,7 +43,7 @@ def language_model(
         ids = segment_ids[b].tolist()
         places = offsets(ids) if positions is None else positions[b].tolist()
         sees = visibility(ids, settings.causal, None if prefix is None else prefix[b].tolist())
-        features = _features(params, settings, inputs[b], Row(sees, places), visit)
+        features = features_of(params, settings, inputs[b], Row(sees, places), visit)
         rows.append(features @ table.T)
     return np.stack(rows)
 
@@ -57,7 +57,15 @@ def cross_entropy(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray) 
     return loss
 
 
-def _features(params: dict, s: SimpleNamespace, inputs_L: np.ndarray, row: Row, visit) -> np.ndarray:
+def features_of(
+    params: dict,
+    s: SimpleNamespace,
+    inputs_L: np.ndarray,
+    row: Row,
+    visit: Callable | None = None,
+    cross: Callable | None = None,
+) -> np.ndarray:
+    """L×D after the last norm; `cross`, if given, is one more sublayer after the first of each layer."""
     x = np.stack(
         [
             params["embedding"][token] + absolute(s.absolute_positions, position, s.model_dim, params.get("positions"))
@@ -68,7 +76,8 @@ def _features(params: dict, s: SimpleNamespace, inputs_L: np.ndarray, row: Row, 
         here, i = select(params["layers"], period), 0
         for place, of_layer in enumerate(s.layers):
             of_layer.number = period * len(s.layers) + place
-            for number, sublayer in enumerate(FAMILIES[of_layer.family].sublayers):
+            first, *rest = FAMILIES[of_layer.family].sublayers
+            for number, sublayer in enumerate([first, *([cross] if cross else []), *rest]):
                 own = sublayer in OWN_RESIDUAL
                 before = x if own else normalise(s.norm, x, here[f"norm_sublayer_{i}"], s.norm_epsilon)
                 arguments = before, {"core": {}} | here[f"sublayer_{i}"], row, of_layer

@@ -169,7 +169,7 @@ class Completions:
         """A prompt's tokens with begin-of-text, and how many of these it does not have itself."""
         if isinstance(prompt, str):
             self._limits.check_text("a prompt", prompt, self._trained)
-            return self._trained.encode(prompt).tolist(), 1
+            return self._trained.encode_given(prompt).tolist(), 1
         self._check_known(prompt)
         begins = prompt[0] == self._trained.tokenizer.begin
         ids = prompt if begins else [self._trained.tokenizer.begin, *prompt]

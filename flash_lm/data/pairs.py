@@ -1,0 +1,81 @@
+"""Pairs of texts, the second of which is predicted from the first: as examples, and as rows with a source."""
+
+import numpy as np
+
+from flash_lm.data.examples import Example, ExampleCorpus, Examples, row_of
+from flash_lm.data.labelled import sizes_in_row
+from flash_lm.data.packing import Row
+from flash_lm.data.token_cache import TokenizedCorpus
+from flash_lm.data.tokenized_text import TokenizedText
+from flash_lm.errors import InputError
+
+
+def with_pairs(corpus: TokenizedCorpus) -> ExampleCorpus:
+    """A corpus of text whose documents are the first and the second of each pair, in turn."""
+    splits = {name: TextPairs(text) for name, text in corpus.splits.items()}
+    return ExampleCorpus(corpus.name, corpus.fingerprint, corpus.tokenizer, splits)
+
+
+class TextPairs:
+    """One split: <s> first </s> <s> second </s>; of what does not fit into a row, the end of the longer text is cut."""
+
+    longest = 0  # any row will do
+
+    def __init__(self, text: TokenizedText):
+        """Needs a text with an even number of documents."""
+        self._text = text
+
+    def __len__(self) -> int:
+        """The number of pairs."""
+        return (len(self._text.starts) - 1) // 2
+
+    def example(self, number: int, length: int) -> Example:
+        """A pair that fits into a row of `length` tokens, of which the last is only a target."""
+        tokens, starts = self._text.tokens, self._text.starts[2 * number : 2 * number + 3]
+        sizes = sizes_in_row(np.diff(starts), length + 1)
+        parts = [tokens[start : start + size] for start, size in zip(starts[:-1], sizes, strict=True)]
+        return Example(np.concatenate(parts).astype(np.int32), given=sizes[0] + 1)
+
+
+class SourceRows:
+    """One example a row: its first part is the source, and each token of its second part is predicted.
+
+    The first part ends before the last token that is given, such as the second begin-of-text of <s> first <s> second.
+    """
+
+    def __init__(self, examples: Examples, length: int, begin: int):
+        """Rows of `length` tokens, and sources of as many; `begin` is not used, since each example has its own.
+
+        Raises:
+            InputError: the examples have no first part, or one does not fit.
+        """
+        del begin
+        self._examples, self._length = examples, length
+        first = examples.example(0, 2 * length)
+        if first.targets is not None or first.given < 2:
+            raise InputError(
+                "task=seq2seq needs examples with a first part that is given and a second one: use couplets, copy, or "
+                "hf with data.pair_column"
+            )
+        if examples.longest > 2 * length:
+            raise InputError(
+                f"sources and rows of {length} tokens are too short for the examples, which need {examples.longest} in "
+                "all: set --config.model.max_length (and data.length, if given) to half of that, and "
+                "data.tokens_per_batch to a multiple"
+            )
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self._examples)
+
+    def __getitem__(self, row: int) -> Row:
+        """The row with this number."""
+        ids, given, *_ = self._examples.example(row, 2 * self._length)
+        source, target = ids[: given - 1][: self._length], ids[given - 1 :][: self._length + 1]
+        arrays, count = row_of(target[:-1], self._length), len(target) - 1
+        arrays["targets_BxL"][:count], arrays["loss_mask_BxL"][:count] = target[1:], 1
+        of_source = row_of(source, self._length)
+        return arrays | {
+            "source_BxM": of_source["inputs_BxL"],
+            "source_segment_ids_BxM": of_source["segment_ids_BxL"],
+        }

@@ -1,0 +1,258 @@
+"""Models with an encoder: against their oracles, in decoding, and what they isolate."""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from oracles.encoder_decoder import encoder_decoder
+from oracles.language_model import cross_entropy
+
+from flash_lm import build_model
+from flash_lm.errors import InputError
+from models.cases import (
+    BATCH,
+    LENGTH,
+    PACKED,
+    SHAPE,
+    assert_close,
+    case,
+    double,
+    model_config,
+    randomised,
+    real,
+    targets,
+    tokens,
+)
+
+SOURCE_LENGTH = 13
+# Family, family of the encoder, kind of the cross attention, other keys.
+MODELS = {
+    "transformer": ("transformer", "transformer", "softmax", {}),
+    "gau": ("flash_quad", "flash_quad", "gau", {}),
+    "gau_heads": ("flash_quad", "flash_quad", "gau", {"cross.heads": 4, "cross.attention_function": "laplace"}),
+    "mixed": ("linear_transformer", "linear_transformer", "softmax", {}),
+    "linear": ("transformer_plus_plus", "flash", "linear", {"encoder.num_layers": 1}),
+}
+each_model = pytest.mark.parametrize("name", MODELS)
+# The source of each document of PACKED: ids 5, 5, 2 and 1, 3. An id that comes again is read by both of its documents.
+SOURCE_IDS = np.array([[5] * 7 + [2] * 4 + [0] * 2, [1] * 5 + [0] * 1 + [3] * 7], np.int32)
+LENGTHS = np.array([13, 6], np.int32)  # of two sources of whole rows
+
+
+def source() -> np.ndarray:
+    return np.random.default_rng(4).integers(SHAPE["vocab_size"], size=(BATCH, SOURCE_LENGTH))
+
+
+def config_of(name: str, **more):
+    family, encoder, kind, keys = MODELS[name]
+    of_cross = {"encoder.family": encoder, "cross.kind": kind, "cross.shared_dim": 8}
+    return model_config(family, True, **of_cross, **keys, **more)
+
+
+class Model:
+    """Parameters of order 1 and jitted functions."""
+
+    def __init__(self, name: str, **more):
+        self.config = config_of(name, **more)
+        abstract = nnx.eval_shape(lambda: build_model(self.config, rngs=nnx.Rngs(0)))
+        self._graph, self._state, self.constants = nnx.split(abstract, nnx.Param, ...)
+        self.params = randomised(nnx.to_pure_dict(self._state))
+        self.complete = abstract.config
+        self.logits = jax.jit(lambda params, *args, **given: self.bind(params)(*args, **given))
+        self.loss_and_grads = jax.jit(jax.value_and_grad(self._loss, has_aux=True))
+
+    def bind(self, params):
+        state = jax.tree.map(lambda leaf: leaf, self._state)
+        nnx.replace_by_pure_dict(state, jax.tree.map(jax.numpy.asarray, params))
+        return nnx.merge(self._graph, state, self.constants)
+
+    def oracle(self, params=None, inputs=None, source_=None, segment_ids=PACKED, source_ids=SOURCE_IDS):
+        params = double(self.params if params is None else params, self.constants)
+        inputs, source_ = (x() if y is None else y for x, y in ((tokens, inputs), (source, source_)))
+        return encoder_decoder(params, self.config.to_dict(), inputs, source_, segment_ids, source_ids)
+
+    def _loss(self, params, segment_ids, source_ids):
+        logits = self.bind(params)(tokens(), segment_ids, source=source(), source_segment_ids=source_ids)
+        keep = (segment_ids > 0).astype(np.float32)
+        return (optax.softmax_cross_entropy_with_integer_labels(logits, targets()) * keep).sum(), logits
+
+
+@functools.cache
+def model(name: str, **more) -> Model:
+    return Model(name, **more)
+
+
+@each_model
+def test_logits_and_gradients_of_packed_rows(name):
+    one, keep = model(name), real(PACKED)
+    (_, logits), grads = one.loss_and_grads(one.params, PACKED, SOURCE_IDS)
+    expected = one.oracle()
+    assert_close(np.asarray(logits)[keep], expected[keep], 1e-5)
+
+    params = jax.tree.map(lambda leaf: leaf.astype(np.float64), one.params)
+    rng = np.random.default_rng(2)
+    direction = jax.tree.map(lambda g: rng.normal(size=g.shape) / max(np.linalg.norm(g), 1), grads)
+    shares = jax.tree.leaves(jax.tree.map(lambda g, d: (np.asarray(g, np.float64) * d).sum(), grads, direction))
+    for path, grad in jax.tree_util.tree_leaves_with_path(grads):
+        assert np.linalg.norm(grad) > 1e-3, f"no gradient at {jax.tree_util.keystr(path)}"
+
+    def moved(step: float) -> float:
+        at = jax.tree.map(lambda p, d: p + step * d, params, direction)
+        return cross_entropy(one.oracle(params=at), targets(), keep)
+
+    slope = (moved(1e-6) - moved(-1e-6)) / 2e-6
+    np.testing.assert_allclose(sum(shares), slope, rtol=0, atol=1e-5 * len(shares))
+
+
+@each_model
+def test_one_pair_a_row_is_decoded_as_it_is_trained(name):
+    """Sources of two lengths; the memory is read once, and then one prefill and steps."""
+    one = model(name)
+    ids = (np.arange(SOURCE_LENGTH) < LENGTHS[:, None]).astype(np.int32)
+    expected = one.oracle(segment_ids=np.ones((BATCH, LENGTH), np.int32), source_ids=ids)
+
+    @jax.jit
+    def unpacked(params):
+        bound = one.bind(params)
+        return bound.logits(bound.features(tokens(), packed=False, source=source(), source_segment_ids=ids))
+
+    logits = unpacked(one.params)
+    assert_close(logits, expected, 1e-5)
+
+    bound = one.bind(one.params)
+    state = jax.jit(lambda params, *args: one.bind(params).remember(*args))(
+        one.params, np.where(ids > 0, source(), 7), bound.init_state(BATCH), LENGTHS
+    )
+    logits, state = jax.jit(lambda params, *args: one.bind(params).prefill(*args))(one.params, tokens()[:, :5], state)
+    assert_close(logits, expected[:, :5], 1e-5)
+    step = jax.jit(lambda params, *args: one.bind(params).step(*args))
+    for t in range(5, LENGTH):
+        logits, state = step(one.params, tokens()[:, t], state)
+        assert_close(logits, expected[:, t], 1e-5, f"position {t}")
+
+
+@each_model
+def test_a_changed_source_changes_its_own_documents_alone(name):
+    one = model(name)
+    before = np.asarray(one.logits(one.params, tokens(), PACKED, source=source(), source_segment_ids=SOURCE_IDS))
+    changed = np.where(SOURCE_IDS == 2, (source() + 1) % SHAPE["vocab_size"], source())
+    changed[SOURCE_IDS == 0] = 3  # padding may hold anything
+    after = np.asarray(one.logits(one.params, tokens(), PACKED, source=changed, source_segment_ids=SOURCE_IDS))
+    differs = np.abs(after - before).max(axis=-1) > 1e-6
+    np.testing.assert_array_equal(differs[PACKED > 0], (PACKED == 2)[PACKED > 0])
+
+
+@each_model
+def test_every_token_reads_all_of_its_source(name):
+    """The derivative of each token's logits by each source token; a document's source has no later part."""
+    one = model(name)
+
+    @jax.jit
+    def derivatives(params):
+        def of_table(table):
+            logits = one.bind(params | {"embedding": table})(
+                np.zeros((BATCH, LENGTH), np.int32), PACKED, source=source(), source_segment_ids=SOURCE_IDS
+            )
+            return logits.sum(axis=-1)
+
+        return jax.jacrev(of_table)(params["embedding"])
+
+    found = np.abs(np.asarray(derivatives(one.params))).sum(axis=-1)
+    for b in range(BATCH):
+        for t in np.flatnonzero(PACKED[b]):
+            seen = SOURCE_IDS[b] == PACKED[b, t]
+            own, other = (set(source()[b][mask].tolist()) for mask in (seen, ~seen))
+            assert all(found[b, t, u] > 0 for u in own)
+            assert all(found[b, t, u] == 0 for u in other - own - {0})
+
+
+def test_parameters_of_cross_attention():
+    """4 D² of attention; 3 D E + 2 D S and two scales and offsets a head of a gated unit."""
+    dim, shared = SHAPE["model_dim"], 8
+
+    def of(name: str) -> int:
+        one_layer = jax.tree.map(lambda x: x[0], model(name).params["layers"]["sublayer_1"])
+        return sum(x.size for x in jax.tree.leaves(one_layer))
+
+    assert of("transformer") == of("linear") == of("mixed") == 4 * dim**2
+    assert of("gau") == 3 * dim * 2 * dim + 2 * dim * shared + 4 * shared
+    assert of("gau_heads") == 3 * dim * 2 * dim + 2 * dim * shared + 4 * 4 * shared
+
+
+def test_the_state_has_the_memory_once():
+    """Keys and values of every source token for softmax; a sum a head, whatever the source, for linear attention."""
+
+    def size(name: str, longest: int) -> int:
+        bound = nnx.eval_shape(lambda: build_model(config_of(name, max_length=longest), rngs=nnx.Rngs(0)))
+        _, of_cross, _ = jax.eval_shape(lambda: bound.init_state(1, 32)).layers
+        return sum(x.size for x in jax.tree.leaves(of_cross))
+
+    dim = SHAPE["model_dim"]
+    assert size("transformer", 64) - size("transformer", 32) == SHAPE["num_layers"] * 2 * 32 * dim
+    assert size("linear", 64) == size("linear", 32)
+
+
+def test_flops_are_those_of_both_towers():
+    one = nnx.eval_shape(lambda: build_model(config_of("transformer"), rngs=nnx.Rngs(0)))
+    alone = nnx.eval_shape(lambda: build_model(model_config("transformer", True), rngs=nnx.Rngs(0)))
+    reader = nnx.eval_shape(lambda: build_model(model_config("transformer", False), rngs=nnx.Rngs(0)))
+    length, dim, vocab = 16, SHAPE["model_dim"], SHAPE["vocab_size"]
+    cross = SHAPE["num_layers"] * (2 * 4 * dim**2 + 2 * length * 2 * dim)
+    encoder = reader.flops_per_token(length) - 2 * dim * vocab
+    assert one.flops_per_token(length) == alone.flops_per_token(length) + encoder + cross
+
+
+def test_a_source_and_an_encoder_belong_together():
+    one, alone = model("transformer"), case("transformer", True)
+    with pytest.raises(InputError, match="this model has an encoder, which reads a source beside the tokens"):
+        one.bind(one.params)(tokens())
+    with pytest.raises(InputError, match="this model has no encoder to read a source"):
+        alone.model(alone.params)(tokens(), source=source())
+    with pytest.raises(InputError, match="no encoder"):
+        alone.model(alone.params).remember(source(), alone.init_state())
+    with pytest.raises(InputError, match="a source of 40 tokens is longer than model.max_length=32"):
+        one.bind(one.params).remember(np.zeros((BATCH, 40), np.int32), one.bind(one.params).init_state(BATCH))
+
+
+@pytest.mark.parametrize(
+    ("keys", "match"),
+    [
+        ({"cross.heads": 3}, "model.model_dim=32 must be a multiple of model.cross.heads=3"),
+        (
+            {"cross.kind": "gau", "cross.heads": 5},
+            "model.cross.expanded_dim=64 must be a multiple of model.cross.heads=5",
+        ),
+        ({"causal": False}, "a model with an encoder is causal"),
+        ({"encoder.family": "flash", "num_heads": 3}, "must be a multiple of model.num_heads=3"),
+    ],
+)
+def test_what_does_not_go_together(keys, match):
+    config = config_of("transformer")
+    config.update_from_flattened_dict(keys)
+    with pytest.raises(InputError, match=match):
+        build_model(config, rngs=nnx.Rngs(0))
+
+
+def test_scanned_layers_are_unrolled_layers_and_dropout_differs_by_tower():
+    one, unrolled = model("transformer"), model("transformer", scan_layers=False)
+    given = {"source": source(), "source_segment_ids": SOURCE_IDS}
+    assert_close(
+        unrolled.logits(one.params, tokens(), PACKED, **given), one.logits(one.params, tokens(), PACKED, **given), 1e-5
+    )
+    dropping = model("transformer", dropout=0.5)
+    key = jax.random.key(0)
+    bound = dropping.bind(one.params)
+    first, again = (bound.encode(source(), SOURCE_IDS, key) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - bound.encode(source(), SOURCE_IDS, jax.random.key(1))).max() > 0.1
+
+
+def test_a_pattern_has_cross_attention_in_each_layer():
+    config = config_of("transformer", pattern=("transformer", "flash"))
+    built = nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
+    names = [type(sublayer).__name__ for sublayer in built.layers.sublayers]
+    own = ["CrossAttention", "MLP", "GatedAttentionUnit", "CrossAttention", "GatedAttentionUnit"]
+    assert names == ["MultiHeadAttention", *own]
