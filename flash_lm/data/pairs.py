@@ -31,10 +31,16 @@ class TextPairs:
 
     def example(self, number: int, length: int) -> Example:
         """A pair that fits into a row of `length` tokens, of which the last is only a target."""
-        tokens, starts = self._text.tokens, self._text.starts[2 * number : 2 * number + 3]
-        sizes = sizes_in_row(np.diff(starts), length + 1)
-        parts = [tokens[start : start + size] for start, size in zip(starts[:-1], sizes, strict=True)]
-        return Example(np.concatenate(parts).astype(np.int32), given=sizes[0] + 1)
+        pair = self.pair(number)
+        sizes = sizes_in_row([len(ids) for ids in pair], length + 1)
+        parts = [ids[:size] for ids, size in zip(pair, sizes, strict=True)]
+        return Example(np.concatenate(parts), given=sizes[0] + 1)
+
+    def pair(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Both documents of a pair, int32."""
+        start, middle, stop = self._text.starts[2 * number : 2 * number + 3]
+        first, second = self._text.tokens[start:middle], self._text.tokens[middle:stop]
+        return np.asarray(first, np.int32), np.asarray(second, np.int32)
 
 
 class SourceRows:
@@ -70,8 +76,8 @@ class SourceRows:
 
     def __getitem__(self, row: int) -> Row:
         """The row with this number."""
-        ids, given, *_ = self._examples.example(row, 2 * self._length)
-        source, target = ids[: given - 1][: self._length], ids[given - 1 :][: self._length + 1]
+        source, target = self._parts(row)
+        source, target = source[: self._length], target[: self._length + 1]
         arrays, count = row_of(target[:-1], self._length), len(target) - 1
         arrays["targets_BxL"][:count], arrays["loss_mask_BxL"][:count] = target[1:], 1
         of_source = row_of(source, self._length)
@@ -79,3 +85,9 @@ class SourceRows:
             "source_BxM": of_source["inputs_BxL"],
             "source_segment_ids_BxM": of_source["segment_ids_BxL"],
         }
+
+    def _parts(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        if isinstance(self._examples, TextPairs):
+            return self._examples.pair(row)
+        ids, given, *_ = self._examples.example(row, 2 * self._length)
+        return ids[: given - 1], ids[given - 1 :]

@@ -6,13 +6,17 @@ import jax
 import numpy as np
 import pytest
 from models.cases import LENGTH, case
+from models.test_encoder_decoder import model as reader
 
 from flash_lm.inference import engine as engine_module
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.held_params import HeldParams
+from flash_lm.inference.running_batch import RunningBatch
+from flash_lm.inference.sampling import Sampling
 from flash_lm.training.state import ModelFunction
 from inference.test_engine import ALLOWED, END, GREEDY, MAX_TOKENS, PROMPTS, mesh
 
+BEGIN = 1
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 each_family = pytest.mark.parametrize("family", ["transformer", "flash_quad", "linear_transformer"])
 
@@ -72,3 +76,65 @@ def test_a_long_prefix_is_one_piece(monkeypatch):
     short_pieces = engine("linear_transformer").score(PROMPTS, [np.array([7, 8], np.int32)] * 3)
     for one, other in zip(expected, short_pieces, strict=True):
         np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-5)
+
+
+# A source: 3, 17 and 9 tokens, longer than one bucket.
+
+
+@functools.cache
+def reading_engine(name: str, shape: tuple[int, ...] = (1, 1, 1)) -> Engine:
+    one = reader(name)
+    held = HeldParams(ModelFunction(one.complete, seed=0), jax.device_put(one.params))
+    return Engine(held, mesh(*shape), end=END, allowed_V=ALLOWED, given="source", begin=BEGIN)
+
+
+@functools.cache
+def written(name: str, row: int) -> tuple[list[int], list[float]]:
+    """As `recomputed`, for a prompt that the encoder reads."""
+    one, ids, log_probs = reader(name), [BEGIN], []
+    source = np.zeros((1, LENGTH), np.int32)
+    source[0, : len(PROMPTS[row])] = PROMPTS[row]
+    given = {"source": source, "source_segment_ids": (np.arange(LENGTH) < len(PROMPTS[row]))[None].astype(np.int32)}
+    for _ in range(MAX_TOKENS):
+        padded = np.zeros((1, LENGTH), np.int32)
+        padded[0, : len(ids)] = ids
+        logits = np.asarray(one.logits(one.params, padded, **given), np.float64)[0, len(ids) - 1]
+        token = int(np.where(ALLOWED, logits, -np.inf).argmax())
+        if token == END:
+            break
+        log_probs.append(logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max())
+        ids.append(token)
+    return ids[1:], log_probs
+
+
+@pytest.mark.parametrize("name", ["transformer", "gau", "linear"])
+def test_a_prompt_is_a_source(name):
+    one = reading_engine(name)
+    _, new = one.advance(one.prefill(PROMPTS, MAX_TOKENS), GREEDY, 0, MAX_TOKENS)
+    pairs = [written(name, row) for row in range(len(PROMPTS))]
+    for b, (tokens, log_probs) in enumerate(pairs):
+        assert new.tokens_BxT[b, : new.lengths_B[b]].tolist() == tokens
+        np.testing.assert_allclose(new.log_probs_BxT[b, : new.lengths_B[b]], log_probs, atol=1e-4)
+    scores = one.score(PROMPTS, [np.array(tokens or [7], np.int32) for tokens, _ in pairs])
+    for scored, (tokens, log_probs) in zip(scores, pairs, strict=True):
+        if tokens:
+            np.testing.assert_allclose(scored.log_probs, log_probs, atol=1e-4)
+
+
+def test_rows_with_sources_join_a_running_batch():
+    one = reading_engine("transformer")
+    batch = RunningBatch(one, 2, 16)
+    rows = {batch.join(PROMPTS[i], Sampling(temperature=0), 0): i for i in (1, 2)}
+    parts = batch.advance(MAX_TOKENS)
+    for row, i in rows.items():
+        assert parts[row].tokens == written("transformer", i)[0]
+    batch.leave(next(iter(rows)))
+    row = batch.join(PROMPTS[0], Sampling(temperature=0), 0)  # in the place of another source
+    assert batch.advance(MAX_TOKENS)[row].tokens == written("transformer", 0)[0]
+
+
+def test_sources_on_several_devices():
+    one = reading_engine("transformer", (2, 2, 1))
+    _, new = one.advance(one.prefill(PROMPTS, MAX_TOKENS), GREEDY, 0, MAX_TOKENS)
+    for b in range(len(PROMPTS)):
+        assert new.tokens_BxT[b, : new.lengths_B[b]].tolist() == written("transformer", b)[0]
