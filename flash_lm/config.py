@@ -70,6 +70,9 @@ class Config:
             )
         if task.labels != (HEADS[self.model.head].pool is not None):
             found.append(f"task={self.task} does not go with model.head={self.model.head}: leave model.head open")
+        for name in ("z_loss", "label_smoothing"):
+            if getattr(self.train, name) and self.model.head != "softmax":
+                found.append(f"train.{name} is of model.head=softmax, not {self.model.head}: set it to 0")
         if self.train.stop_accuracy and HEADS[self.model.head].of_values:
             found.append(f"model.head={self.model.head} has no accuracy: leave train.stop_accuracy open")
         if task.labels and not has_labels:

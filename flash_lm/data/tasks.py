@@ -15,8 +15,8 @@ def _of_tokenizer(tokenizer: Any) -> int:
     return tokenizer.vocab_size
 
 
-def _loss(head: Any, *predictions: Any) -> Any:
-    return head.loss(*predictions)
+def _loss(head: Any, *predictions: Any, **factors: float) -> Any:
+    return head.loss(*predictions, **factors)
 
 
 def _scores(head: Any, *predictions: Any) -> Any:
@@ -41,7 +41,8 @@ class Task:
             be causal or not, as `model.causal` says.
         given: how a model reads what is given of a row: before the rest, as a prefix that is seen both ways
             (`prefix_BxL`), or as the source of its encoder (`source_BxM`).
-        loss: sum over the targets, from a head and what its `loss` takes; and the penalties in that sum, by name.
+        loss: sum over the targets, from a head and what its `loss` takes, of which the factors of penalties are there
+            if they are not zero; and the penalties in that sum, by name.
         scores: sums over the targets, from the same arguments; nll and perhaps hits.
         share: share of the tokens that are targets, given each section; for benchmarks, which have no tokenizer.
         sections: its sections of keys in `config.data`.

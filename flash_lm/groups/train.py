@@ -67,6 +67,13 @@ class TrainConfig(Group, name="train"):
         one_of("global", "parameter"),
         before="global",
     )
+    label_smoothing: float = key(
+        0.0,
+        "share of a target's probability that is spread over all words, of the softmax head; it is logged apart from "
+        "the loss; 0 = off",
+        fraction,
+        before=0.0,
+    )
     z_loss: float = key(0.0, "weight of log² Z of the softmax head in the loss; 0 = off", at_least(0), before=0.0)
     ema: float = key(
         0.0,

@@ -73,9 +73,18 @@ class ClassHead(NamedTuple):
         found_xC = jnp.matmul(features_xD, kernel_DxC, preferred_element_type=jnp.float32)
         return found_xC + jnp.broadcast_to(self.bias_C.astype(jnp.float32), found_xC.shape)
 
-    def loss(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int, z_loss: float = 0.0) -> Losses:
-        """See `Head`; there is no large array to cut into chunks or parts, and no z-loss."""
-        del chunk, parts, z_loss
+    def loss(
+        self,
+        features_BxLxD,
+        targets_BxL,
+        weights_BxL,
+        chunk: int,
+        parts: int,
+        z_loss: float = 0.0,
+        label_smoothing: float = 0.0,
+    ) -> Losses:
+        """See `Head`; there is no large array to cut into chunks or parts, and there are no penalties."""
+        del chunk, parts, z_loss, label_smoothing
         return _nll(self.logits(features_BxLxD), targets_BxL, weights_BxL), {}
 
     def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int) -> dict[str, jax.Array]:

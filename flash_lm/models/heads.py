@@ -39,6 +39,7 @@ class Head(Protocol):
         chunk: int,
         parts: int,
         z_loss: float = 0.0,
+        label_smoothing: float = 0.0,
     ) -> Losses:
         """Weighted sum of −log p(target), nats, with its penalties; see `cross_entropy` for the arguments."""
         ...
@@ -103,11 +104,32 @@ class SoftmaxHead(NamedTuple):
         logits_xV = jnp.einsum("...d,vd->...v", features_xD, table_VxD, preferred_element_type=jnp.float32)
         return soft_capped(logits_xV, self.cap)
 
-    def loss(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int, z_loss: float = 0.0) -> Losses:
+    def loss(
+        self,
+        features_BxLxD,
+        targets_BxL,
+        weights_BxL,
+        chunk: int,
+        parts: int,
+        z_loss: float = 0.0,
+        label_smoothing: float = 0.0,
+    ) -> Losses:
         """See `Head`."""
-        arguments = features_BxLxD, self.table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss, self.cap
-        found: tuple[jax.Array, jax.Array] = cross_entropy(*arguments)
-        return found[0], {"z_loss": found[1]} if z_loss else {}
+        arguments = (
+            features_BxLxD,
+            self.table_VxD,
+            targets_BxL,
+            weights_BxL,
+            chunk,
+            parts,
+            z_loss,
+            self.cap,
+            label_smoothing,
+        )
+        found: tuple[jax.Array, tuple[jax.Array, jax.Array]] = cross_entropy(*arguments)
+        total, penalties = found
+        factors = {"z_loss": z_loss, "label_smoothing": label_smoothing}
+        return total, {name: penalty for (name, x), penalty in zip(factors.items(), penalties, strict=True) if x}
 
     def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int) -> dict[str, jax.Array]:
         """See `Head`."""
@@ -134,9 +156,18 @@ class LogisticsHead(NamedTuple):
         before = [(0, 0)] * (log_probs_xN.ndim - 1) + [(self.vocab_size - VALUES, 0)]
         return jnp.pad(log_probs_xN, before, constant_values=-jnp.inf)
 
-    def loss(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int, z_loss: float = 0.0) -> Losses:
-        """As `SoftmaxHead.loss`, without a z-loss; there is no large array to cut into chunks or parts."""
-        del chunk, parts, z_loss
+    def loss(
+        self,
+        features_BxLxD,
+        targets_BxL,
+        weights_BxL,
+        chunk: int,
+        parts: int,
+        z_loss: float = 0.0,
+        label_smoothing: float = 0.0,
+    ) -> Losses:
+        """As `SoftmaxHead.loss`, without penalties; there is no large array to cut into chunks or parts."""
+        del chunk, parts, z_loss, label_smoothing
         values_BxL = targets_BxL - (self.vocab_size - VALUES)
         log_probs_BxL = mixture_log_probs(self._parameters(features_BxLxD), values_BxL)
         return -jnp.where(weights_BxL > 0, log_probs_BxL * weights_BxL, 0).sum(), {}

@@ -103,10 +103,11 @@ def make_gradients(
     The first two are sums over the batch's targets, in nats. `carried` is the state before each row, or after it; no
     gradient flows through it. None: no row continues another.
     """
+    factors = {name: getattr(config, name) for name in ("z_loss", "label_smoothing") if getattr(config, name)}
 
     def loss_sum(params: Params, batch: Batch, key: jax.Array, carried: Carried) -> tuple[jax.Array, Any]:
         bound, predictions, carried = _predictions(model, params, batch, config.loss_chunk, key, carried)
-        total, penalties = task.loss(bound.head(), *predictions, config.z_loss)
+        total, penalties = task.loss(bound.head(), *predictions, **factors)
         if (penalty := bound.penalty()) is not None:
             penalties = penalties | {"penalty": penalty * batch["loss_mask_BxL"].sum()}
             total += penalties["penalty"]

@@ -64,26 +64,27 @@ def test_z_loss_equals_the_loop(parts):
         d_table += np.outer(d_logits, features[b, t])
     arguments = (jnp.float32(features), jnp.float32(table), jnp.int32(targets), jnp.float32(weights))
     whole = lambda f, t: cross_entropy(f, t, *arguments[2:], 4, parts, z)
-    (total, apart), found = jax.value_and_grad(whole, argnums=(0, 1), has_aux=True)(*arguments[:2])
-    assert np.allclose((total, apart), (plain + extra, extra), rtol=1e-5)
+    (total, (apart, other)), found = jax.value_and_grad(whole, argnums=(0, 1), has_aux=True)(*arguments[:2])
+    assert np.allclose((total, apart), (plain + extra, extra), rtol=1e-5) and other == 0
     for a, b in zip(found, (d_features, d_table), strict=True):
         assert np.allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("z_loss", [0.0, 0.3])
-def test_capped_logits_equal_the_formula(z_loss):
-    """Value and gradients, in float64, of cross entropy and z-loss of cap · tanh(logits / cap)."""
+@pytest.mark.parametrize(("z_loss", "smoothing"), [(0.0, 0.0), (0.3, 0.0), (0.0, 0.2), (0.3, 0.1)])
+def test_capped_logits_and_penalties_equal_the_formula(z_loss, smoothing):
+    """Value and gradients, in float64, for cap · tanh(logits / cap); a smoothed target has 1 − ε, a word ε / V."""
     features, table, targets, weights = inputs()
     cap, h = 2.5, 1e-6
 
     def expected(features, table):
         logits = cap * np.tanh(features @ table.T / cap)
         log_z = np.log(np.exp(logits).sum(axis=-1))
-        nll = log_z - np.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        wanted = (1 - smoothing) * np.eye(len(table))[targets] + smoothing / len(table)
+        nll = log_z - (wanted * logits).sum(axis=-1)
         return (weights * (nll + z_loss * log_z**2)).sum()
 
     arguments = (jnp.float32(features), jnp.float32(table), jnp.int32(targets), jnp.float32(weights))
-    whole = lambda f, t: cross_entropy(f, t, *arguments[2:], 4, 2, z_loss, cap)[0]
+    whole = lambda f, t: cross_entropy(f, t, *arguments[2:], 4, 2, z_loss, cap, smoothing)[0]
     value, found = jax.value_and_grad(whole, argnums=(0, 1))(*arguments[:2])
     assert np.isclose(value, expected(features, table), rtol=1e-5)
     for which, gradient in enumerate(found):
@@ -95,8 +96,9 @@ def test_capped_logits_equal_the_formula(z_loss):
             slope = (expected(*moved[0]) - expected(*moved[1])) / (2 * h)
             assert np.isclose(gradient[place], slope, rtol=1e-3, atol=1e-4)
     total, hits = cross_entropy_and_hits(*arguments, 4, 2, cap)
-    if not z_loss:
-        assert np.isclose(total, value, rtol=1e-6)
+    penalties = cross_entropy(*arguments, 4, 2, z_loss, cap, smoothing)[1]
+    assert np.isclose(total, value - sum(penalties), rtol=1e-5)
+    assert [float(x) != 0 for x in penalties] == [z_loss > 0, smoothing > 0]
     assert hits == cross_entropy_and_hits(*arguments, 4, 2)[1]
 
 
@@ -108,7 +110,7 @@ def test_hits_are_the_targets_of_the_largest_logit(parts):
     arguments = (jnp.float32(features), jnp.float32(table), jnp.int32(targets), jnp.float32(weights))
     total, hits = cross_entropy_and_hits(*arguments, 4, parts)
     assert hits == ((best == targets) * weights).sum() and 0 < hits < weights.sum()
-    assert (total, 0) == cross_entropy(*arguments, 4, parts)
+    assert (total, (0, 0)) == cross_entropy(*arguments, 4, parts)
 
 
 def test_a_left_out_token_may_be_anything():
