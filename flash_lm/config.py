@@ -88,11 +88,12 @@ class Config:
                 for name in dict.fromkeys(self.model.families)
                 if "packed" not in FAMILIES[name].serves
             ]
-        encoder = self.model.get("encoder.family")
-        if task.given == "source" and encoder is None:
+        if task.given == "source" and self.model.encoder is None:
             found.append(f"task={self.task} needs an encoder: set --config.model.encoder.family, such as transformer")
-        if task.given != "source" and encoder is not None:
-            found.append(f"model.encoder.family={encoder} needs a source: set --config.task=seq2seq, or leave it open")
+        if task.given != "source" and self.model.encoder is not None:
+            found.append(
+                f"model.encoder.family={self.model.encoder} needs a source: set --config.task=seq2seq, or leave it open"
+            )
         if task.given == "source" and self.data.pack != "examples":
             found.append(
                 f"task={self.task} needs pairs: set data.pack=examples and a corpus of them, such as couplets, copy, "
@@ -223,6 +224,9 @@ def unread_keys(flat: Mapping[str, Any]) -> set[str]:
         if (chosen := str(flat.get(table.key))) in table:
             others = {kind for row in table.values() for kind in row.sections} - {*table[chosen].sections}
             found = found.union(*(schema.names_of(kind) for kind in others))
+    if (task := TASKS.get(str(flat.get("task")))) is not None:
+        of_others = {name for row in TASKS.values() for name in row.of_model} - {*task.of_model}
+        found = found.union(*(schema.names_of(schema.SECTIONS[name]) for name in of_others))
     return found
 
 

@@ -34,6 +34,9 @@ def readers() -> dict[str, list[str]]:
     for name, kind in ((name, kind) for name, row in others for kind in row.sections):
         for key in schema.names_of(kind):
             found.setdefault(key, []).append(name)
+    for name, kind in ((name, schema.SECTIONS[one]) for name, row in TASKS.items() for one in row.of_model):
+        for key in schema.names_of(kind):
+            found.setdefault(key, []).append(name)
     return found
 
 

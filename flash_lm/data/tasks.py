@@ -46,6 +46,7 @@ class Task:
         scores: sums over the targets, from the same arguments; nll and perhaps hits.
         share: share of the tokens that are targets, given each section; for benchmarks, which have no tokenizer.
         sections: its sections of keys in `config.data`.
+        of_model: names of sections of `config.model` that only its models read.
     """
 
     causal: bool
@@ -61,6 +62,7 @@ class Task:
     scores: Callable[..., Any] = _scores
     share: Callable[..., float] = lambda *sections: 1.0
     sections: tuple[type, ...] = ()
+    of_model: tuple[str, ...] = ()
 
 
 def register_task(name: str, row: Task) -> None:
@@ -121,6 +123,7 @@ register_task(
         answers="continue",
         added=lambda config: dict.fromkeys(("source_BxM", "source_segment_ids_BxM"), (config.length,)),
         given="source",
+        of_model=("model.encoder", "model.cross"),
     ),
 )
 register_task("classify", Task(causal=False, answers=None, head="classes", labels=True))

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from flash_lm.schema import Group, above, at_least, fraction, key, one_of
+from flash_lm.schema import SECTIONS, Group, above, at_least, fraction, key, one_of
 from flash_lm.tables import FAMILIES, HEADS
 
 DTYPES = ("float32", "bfloat16")
@@ -121,8 +121,14 @@ class ModelConfig(Group, name="model"):
 
     @property
     def label(self) -> str:
-        """The model's name in tables and plots: the family, or the families of the pattern."""
-        return "/".join(self.families)
+        """The model's name in tables and plots: the family, or the families of the pattern, and of an encoder."""
+        layers = "/".join(self.families)
+        return f"{self.encoder}-{layers}" if self.encoder else layers
+
+    @property
+    def encoder(self) -> str | None:
+        """The family of the encoder; None: there is none."""
+        return next((x.family for x in self.sections if type(x) is SECTIONS.there.get("model.encoder")), None)
 
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""

@@ -23,11 +23,6 @@ class EncoderOptions:
     num_layers: int = key(None, "layers of the encoder; open: model.num_layers", at_least(1))
 
 
-def has_encoder(config: ModelConfig) -> bool:
-    """Whether the model has an encoder."""
-    return config[EncoderOptions].family is not None
-
-
 def encoder_of(config: ModelConfig) -> ModelConfig:
     """The config of a model's encoder, whose layers are completed by `of_layers`."""
     own = config[EncoderOptions]
@@ -39,7 +34,7 @@ def encoder_of(config: ModelConfig) -> ModelConfig:
 def parts_of(layer: ModelConfig) -> tuple[Part, ...]:
     """The parts of a layer: its family's, and cross attention if the model has an encoder."""
     row = FAMILIES[layer.family]
-    if not has_encoder(layer):
+    if layer.encoder is None:
         return row.sublayers
     cut = row.mixer + 1
     return *row.sublayers[:cut], CROSS[layer[CrossOptions].kind], *row.sublayers[cut:]

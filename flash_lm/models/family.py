@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from flash_lm.config import Config, ModelConfig
 from flash_lm.errors import InputError
-from flash_lm.models.encoder import EncoderOptions, encoder_of, has_encoder, parts_of
+from flash_lm.models.encoder import encoder_of, parts_of
 from flash_lm.models.part import EVERYTHING, Default, Part
 from flash_lm.ops.logistics import VALUES
 from flash_lm.tables import FAMILIES, HEADS
@@ -92,7 +92,7 @@ def complete(config: ModelConfig) -> ModelConfig:
     of_model = {key: family.defaults.get(key, default) for key, default in _OF_THE_MODEL.items()}
     config = _closed(config, of_model)
     layers = of_layers(config)
-    if has_encoder(config):
+    if config.encoder is not None:
         layers += of_layers(encoder_of(config))
     problems = [
         problem
@@ -102,7 +102,7 @@ def complete(config: ModelConfig) -> ModelConfig:
     ]
     if problems := [*dict.fromkeys(problems), *_problems(config)]:
         raise InputError.of(problems)
-    return config if config.pattern or has_encoder(config) else layers[0]
+    return config if config.pattern or config.encoder else layers[0]
 
 
 def of_layers(config: ModelConfig) -> list[ModelConfig]:
@@ -144,10 +144,9 @@ def complete_config(config: Config) -> Config:
 def _problems(config: ModelConfig) -> list[str]:
     """Sentences on what no family supports."""
     needed = _form(config.causal)
-    if has_encoder(config):
-        encoder = config[EncoderOptions].family
-        if "bidirectional" not in FAMILIES[encoder].serves:
-            return [f"model.encoder.family={encoder} has no bidirectional form: use another family"]
+    if config.encoder is not None:
+        if "bidirectional" not in FAMILIES[config.encoder].serves:
+            return [f"model.encoder.family={config.encoder} has no bidirectional form: use another family"]
         if not config.causal:
             return ["a model with an encoder is causal: leave model.causal open, with --config.task=seq2seq"]
     task = "causal_lm" if needed == "bidirectional" else "masked_lm"

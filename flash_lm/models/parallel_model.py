@@ -12,7 +12,7 @@ from flash_lm.config import ModelConfig, without_prefix
 from flash_lm.errors import InputError
 from flash_lm.layers.context import Context, memory_of
 from flash_lm.layers.dense import EMBEDDING_INITS
-from flash_lm.models.encoder import encoder_of, has_encoder
+from flash_lm.models.encoder import encoder_of
 from flash_lm.models.heads import Head
 from flash_lm.models.period import measures_of_all, penalty_of_all
 from flash_lm.models.tower import Encoder, Tower
@@ -36,7 +36,7 @@ class ParallelModel(Tower):
         self._build(rngs=rngs)
         for name, parameter in HEADS[config.head].parameters(config, rngs).items():
             setattr(self, name, parameter)
-        self.encoder = Encoder(encoder_of(config), rngs=rngs) if has_encoder(config) else None
+        self.encoder = Encoder(encoder_of(config), rngs=rngs) if config.encoder else None
 
     def __call__(
         self,
@@ -99,13 +99,17 @@ class ParallelModel(Tower):
         segment_ids: jax.Array | None = None,
         positions: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
+        prefix: jax.Array | None = None,
+        source: jax.Array | None = None,
+        source_segment_ids: jax.Array | None = None,
     ) -> dict[str, Any]:
-        """Applies `seen` to the activations, B×L×D, and returns the results.
+        """Applies `seen` to the activations, B×L×D, and returns the results; without those of an encoder.
 
         Returns:
             "embedding": of the embedded tokens; "layers": after each layer, stacked; "norm": of the features.
         """
-        return self._through(*self.embed(inputs_BxL, segment_ids, positions, dropout_key), seen)[1]
+        given = prefix, source, source_segment_ids
+        return self._through(*self.embed(inputs_BxL, segment_ids, positions, dropout_key, True, *given), seen)[1]
 
     def embed(
         self,

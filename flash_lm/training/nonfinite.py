@@ -12,7 +12,7 @@ from flash_lm.errors import NonfiniteError
 from flash_lm.tables import TASKS
 from flash_lm.training.experiment import Experiment
 from flash_lm.training.state import Params
-from flash_lm.training.step import make_gradients, microbatches
+from flash_lm.training.step import given_of, make_gradients, microbatches
 
 MOST_IN_A_ROW = 100  # steps to skip; more are not an accident
 
@@ -107,7 +107,8 @@ class Origin:
         def watch(part):
             microbatch, key = part
             bound = self._experiment.model.bind(params)
-            return bound.watch(rows_are_finite, *(microbatch[name] for name in names), dropout_key=key)
+            arrays = (microbatch[name] for name in names)
+            return bound.watch(rows_are_finite, *arrays, dropout_key=key, **given_of(microbatch))
 
         count = config.train.accumulate
         seen = jax.lax.map(watch, microbatches(batch, count, config.seed, step))

@@ -219,9 +219,7 @@ def _predictions(
             shared,
             dropout_key=key,
             packed=model.packed,
-            prefix=batch.get("prefix_BxL"),
-            source=batch.get("source_BxM"),
-            source_segment_ids=batch.get("source_segment_ids_BxM"),
+            **given_of(batch),
         )
     else:
         real_BxL = segment_ids_BxL > 0
@@ -234,6 +232,12 @@ def _predictions(
     targets_BxL, weights_BxL = (batch[name][:, : features_BxLxD.shape[1]] for name in ("targets_BxL", "loss_mask_BxL"))
     parts = batch_parts(features_BxLxD.shape[0])
     return bound, (features_BxLxD, targets_BxL, weights_BxL, loss_chunk, parts), carried
+
+
+def given_of(batch: Batch) -> dict[str, jax.Array | None]:
+    """What is given of each row besides its tokens, as arguments of `LanguageModel.features`; None: it has none."""
+    names = {"prefix": "prefix_BxL", "source": "source_BxM", "source_segment_ids": "source_segment_ids_BxM"}
+    return {argument: batch.get(name) for argument, name in names.items()}
 
 
 def _norms_by_group(gradients: Params) -> Metrics:

@@ -274,7 +274,9 @@ def _compared(workdir: pathlib.Path, config: Any, but: tuple[str, ...] = ()) -> 
 def _meaningless(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
     """Keys that neither of two flat configs uses."""
     kept = set() if before["data.streaming"] or now.get("data.streaming") else {"data.shuffle_buffer"}
-    families = now.get("model.pattern") or (str(now.get("model.family")),)
+    families = {*(now.get("model.pattern") or (str(now.get("model.family")),)), now.get("model.encoder.family")} - {
+        None
+    }
     return kept | unread_keys(now) | unread(families)
 
 
