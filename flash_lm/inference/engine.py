@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flash_lm.data.tasks import Given
+from flash_lm.errors import InputError
 from flash_lm.inference.held_params import Apart, HeldParams
 from flash_lm.inference.sampling import SamplingArrays, draw_tokens
 from flash_lm.models.decode_state import DecodeState
@@ -172,6 +173,10 @@ class Engine:
         """How many places of a row a prompt of so many tokens takes: a source takes none, and the row begins."""
         return 1 if self.given == "source" else prompt
 
+    def longest_prompt(self, capacity: int) -> int:
+        """Most tokens of a prompt in a row with room for so many tokens, one of them new."""
+        return self._most_source if self.given == "source" else capacity - 1
+
     def apart(self, carry: Decoding) -> Decoding:
         """Unstacks the layers' states into separate arrays, as the loop needs them; `advance` does this if necessary.
 
@@ -243,7 +248,12 @@ class Engine:
             top: K.
             size: tokens that the device sees at a time; None: as many as suit the rows.
             capacity: tokens for which states that grow have room; None: the longest row's.
+
+        Raises:
+            InputError: the model does not read its prompt from left to right.
         """
+        if self.given != "before":
+            raise InputError("a model with a prefix or a source scores what follows a prompt, not a whole text")
         return self._scored(rows, top, size, capacity)
 
     def _scored(

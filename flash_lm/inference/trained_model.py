@@ -77,6 +77,11 @@ class TrainedModel:
         return TASKS[self.config.task].given
 
     @property
+    def longest_prompt(self) -> int | None:
+        """Most tokens of a prompt, by the positions of the model or of its encoder; None: any number."""
+        return self.config.model.max_length if self.given == "source" else self.model.abstract.longest
+
+    @property
     def asking(self) -> dict[str, Any]:
         """What an `Engine` must know of how prompts are read."""
         return {"given": self.given, "begin": self.tokenizer.begin}

@@ -36,7 +36,7 @@ class Limits:
 
     def prompt_of(self, trained: "TrainedModel") -> int:
         """Most tokens of a prompt of a model, which may have fewer positions."""
-        longest = trained.model.abstract.longest
+        longest = trained.longest_prompt
         return min(self.prompt_tokens, longest or self.prompt_tokens)
 
     def characters(self, trained: "TrainedModel") -> int:

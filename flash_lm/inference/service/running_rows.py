@@ -33,7 +33,7 @@ class RunningRows:
         capacity = most_tokens(engine, limits)
         self.state_bytes, self._metrics = engine.state_bytes(1, capacity), metrics
         renew = lambda: RunningBatch(engine, limits.rows, capacity)
-        _compile_all(batch := renew(), min(limits.prompt_tokens, capacity - 1))
+        _compile_all(batch := renew(), min(limits.prompt_tokens, engine.longest_prompt(capacity)))
         self.calls_on_all_hosts = None
         if jax.process_count() > 1:  # a failure puts the hosts out of step, so no new batch is made
             batch = BatchOnAllHosts(batch, **calls)
@@ -78,7 +78,7 @@ class RunningRows:
 
 def most_tokens(engine: Engine, limits: Limits) -> int:
     """The most tokens of a row."""
-    asked = limits.prompt_tokens + limits.new_tokens
+    asked = engine.places(limits.prompt_tokens) + limits.new_tokens
     return min(asked, engine.limit or asked)
 
 

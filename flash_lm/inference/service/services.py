@@ -68,13 +68,15 @@ class TextService(_OfRows):
         self._trained, self._generator, self._limits = trained, Generator(trained), limits
         engine, top = self._generator.engine, min(MOST_TOP, trained.config.model.vocab_size)
         rows = min(_SCORED_ROWS, limits.rows)
-        scorer = TokenScorer(engine, rows, most_tokens(engine, limits), top)
-        self.rows = RunningRows(engine, limits, metrics, score=scorer)
+        scorer = TokenScorer(engine, rows, most_tokens(engine, limits), top) if engine.given == "before" else None
+        self.rows = RunningRows(engine, limits, metrics, **({"score": scorer} if scorer else {}))
+        self.state_bytes = self.rows.state_bytes
+        if scorer is None:  # a whole text is not read from left to right
+            return
         scorer.compile()  # beside the running rows, so that memory is known to suffice for both
         call = self.rows.calls_on_all_hosts or CallsOnAllHosts(score=scorer)
         self._scored = Together(lambda batch: call("score", batch), limits, fit=lambda batch: len(batch) <= rows)
         metrics.watch("waiting_scores", "Texts waiting to be scored", lambda: self._scored.waiting)
-        self.state_bytes = self.rows.state_bytes
 
     def check(self, asked: TextAsked) -> Row:
         """The row of a request; raises InputError if it cannot be answered, and as `Scheduler.check` does."""
@@ -100,7 +102,7 @@ class TextService(_OfRows):
         self._generator.check_length(prompt, 1 if max_tokens is None else max_tokens)
         if max_tokens is not None:
             return max_tokens
-        return most if limit is None else min(most, limit - prompt)
+        return most if limit is None else min(most, limit - self._generator.engine.places(prompt))
 
     async def score(self, rows: Sequence[Sequence[int]]) -> list[list[TokenScore]]:
         """The scores of each row, see `TokenScorer`; raises as `Together` does."""

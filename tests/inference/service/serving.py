@@ -7,7 +7,8 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import httpx
 import jax
@@ -32,8 +33,8 @@ CHARACTERS = "春夏秋冬東南西北山水"
 LIMITS = Limits(rows=4, waiting=64, prompt_tokens=64, masks=8, new_tokens=64, seconds=60)
 
 
-def random_model(kind: str, family: str = "flash") -> TrainedModel:
-    """Of kind text, couplets, fill_in, labels or label_pairs."""
+def random_model(kind: str, family: str = "flash", keys: Mapping[str, Any] | None = None) -> TrainedModel:
+    """Of kind text, couplets, fill_in, labels or label_pairs; `keys`: keys of the config, by full name."""
     raw = small_config("corpus", pathlib.Path("cache"))
     raw.model.family = family
     raw.mesh.shape = (1, 1, 1)
@@ -50,6 +51,7 @@ def random_model(kind: str, family: str = "flash") -> TrainedModel:
         folder = pathlib.Path(tempfile.mkdtemp()) / folder.name
         folder.mkdir()
         write_labels(folder, LABELS)
+    raw.update_from_flattened_dict(keys or {})
     raw.model.vocab_size = tokenizer.vocab_size
     config = complete_config(parse(raw))
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.0))
@@ -78,9 +80,11 @@ def served(app) -> Iterator[uvicorn.Server]:
 
 
 @contextlib.contextmanager
-def service(kind: str, family: str = "flash", **changes) -> Iterator[httpx.Client]:
+def service(
+    kind: str, family: str = "flash", keys: Mapping[str, Any] | None = None, **changes
+) -> Iterator[httpx.Client]:
     """A client of a service of a random model; `changes`: of the limits."""
-    app = build_app(random_model(kind, family), dataclasses.replace(LIMITS, **changes))
+    app = build_app(random_model(kind, family, keys), dataclasses.replace(LIMITS, **changes))
     with served(app) as server, httpx.Client(base_url=server.url, timeout=120) as client:
         client.app, client.server = app, server
         yield client
