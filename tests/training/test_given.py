@@ -1,0 +1,107 @@
+"""Training with a prefix or a source: on a mesh, with accumulation, and from pairs of texts to a second text."""
+
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+from small import small_config
+
+from flash_lm import load
+from flash_lm.config import parse
+from flash_lm.data.batches import stack
+from flash_lm.data.copying import copying
+from flash_lm.data.examples import ExampleRows
+from flash_lm.data.pairs import SourceRows
+from flash_lm.data.prefixes import given_rows
+from flash_lm.data.share import whole_batch
+from flash_lm.inference.scoring import evaluate
+from flash_lm.models.family import complete
+from flash_lm.tables import TASKS
+from flash_lm.training.loop import train
+from flash_lm.training.optimizer import make_optimizer
+from flash_lm.training.sharding import batch_sharding, make_mesh, place, state_shardings
+from flash_lm.training.state import ModelFunction, init_state
+from flash_lm.training.step import make_scheduled_step
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+FORMS = {
+    "prefix": {"task": "prefix_lm", "model.family": "flash_quad"},
+    "source": {"task": "seq2seq", "model.family": "transformer", "model.encoder.family": "flash_quad"},
+    "gau": {
+        "task": "seq2seq",
+        "model.family": "flash",
+        "model.encoder.family": "transformer",
+        "model.cross.kind": "gau",
+    },
+}
+ROWS = 8
+
+
+@functools.cache
+def losses(form: str, shape: tuple[int, ...] = (1, 1, 1), accumulate: int = 1) -> np.ndarray:
+    """Loss and gradient norm of two steps."""
+    config, corpus = small_config("corpus", "cache"), copying()
+    config.data.update(corpus="copy", path=None, pack="examples")
+    config.update_from_flattened_dict(FORMS[form])
+    config.model.update(vocab_size=64, dropout=0.0)
+    config.train.update(warmup_steps=0, eps=1e-3, accumulate=accumulate, label_smoothing=0.1)
+    config.mesh.shape = shape
+    parsed = parse(config)
+    model = ModelFunction(complete(parsed.model), seed=0)
+    optimizer = make_optimizer(parsed.train, model.traits())
+    mesh = make_mesh(parsed.mesh, jax.devices()[: np.prod(shape)])
+    abstract = jax.eval_shape(lambda: init_state(model, optimizer))
+    shardings = state_shardings(abstract, model.traits().matrix, optimizer, parsed.mesh, mesh)
+    kind = ExampleRows if form == "prefix" else SourceRows
+    rows = kind(corpus.splits["train"], parsed.data.length, corpus.tokenizer.begin)
+    row_of = (lambda i: given_rows(rows[i])) if form == "prefix" else rows.__getitem__
+    found = []
+    with jax.set_mesh(mesh):
+        state = jax.jit(lambda: init_state(model, optimizer), out_shardings=shardings)()
+        step = jax.jit(
+            make_scheduled_step(model, optimizer, parsed.train, 0, TASKS[parsed.task]), out_shardings=(shardings, None)
+        )
+        for i in range(2):
+            batch = stack([row_of(i * ROWS + n) for n in range(ROWS)])
+            state, metrics = step(state, place(batch, batch_sharding(mesh), whole_batch(ROWS)))
+            found.append([float(metrics[name]) for name in ("loss", "label_smoothing", "grad_norm")])
+    return np.array(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_a_mesh_and_accumulation_change_nothing(form):
+    expected = losses(form)
+    np.testing.assert_allclose(losses(form, shape=(2, 2, 2)), expected, rtol=1e-4)
+    np.testing.assert_allclose(losses(form, accumulate=2), expected, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """A second text is the first one in capital letters."""
+    folder = tmp_path_factory.mktemp("pairs")
+    rng = np.random.default_rng(0)
+    texts = ["".join(rng.choice(list("abcdef"), rng.integers(2, 6))) for _ in range(64)]
+    lines = [json.dumps({"small": text, "large": text.upper()}) for text in texts]
+    for split in ("train", "validation", "test"):
+        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("form", [pytest.param("prefix", marks=pytest.mark.slow), "source"])
+def test_from_pairs_of_texts_to_a_second_text(pairs, tmp_path, form):
+    """Trained until it has learned them; the row ends by itself."""
+    config = small_config(str(pairs), tmp_path / "cache")
+    config.data.update(corpus="hf", text_column="small", pair_column="large", pack="examples")
+    config.update_from_flattened_dict(FORMS[form] | {"model.dropout": 0.0, "model.model_dim": 32})
+    config.train.update(steps=250, eval_every=0, checkpoint_every=0, learning_rate=1e-2, log_every=50)
+    train(config, tmp_path / "run")
+    (scores,) = evaluate(tmp_path / "run", "test", [])
+    assert scores["accuracy"] > 0.9
+    model = load(tmp_path / "run")
+    texts = [json.loads(line)["small"] for line in (pairs / "train.jsonl").read_text().splitlines()[:8]]
+    found = model.generate(texts, max_tokens=8, temperature=0)
+    right = [text == first.upper() for text, first in zip(found, texts, strict=True)]
+    assert sum(right) >= 7, found
