@@ -1,5 +1,6 @@
 """A study of recall: models on associative recall at several rates and seeds, and what their states cost."""
 
+import functools
 import itertools
 import pathlib
 import shutil
@@ -14,15 +15,14 @@ from flash_lm.analysis.results import validation_curve
 from flash_lm.analysis.rounds import Cell, take_turns
 from flash_lm.command import variant
 from flash_lm.config import parse
-from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.inference.bare_decoding import BareDecoding
 from flash_lm.inference.scoring import evaluate
-from flash_lm.jsonl import Line, append_jsonl, read_lines
+from flash_lm.jsonl import Line
 from flash_lm.models.facts import facts
 from flash_lm.provenance import provenance
+from flash_lm.rate_study import rates_then_seeds
 from flash_lm.study import changed
 from flash_lm.training.loop import train
-from flash_lm.training.workdir import run_hash
 
 _TOKENS, _ROWS = 8, 16  # of a turn of decoding
 
@@ -119,31 +119,8 @@ def recall_study(
         InputError: the file has runs of another config.
         KeyboardInterrupt: it was asked to stop.
     """
-    lines = read_lines(file)
-
-    def add(model: Model, rate: float, seed: int) -> None:
-        at, config = model.at(rate, seed), model.of_run(rate, seed)
-        known = run_hash(config.to_dict())
-        for line in lines:
-            if at.items() <= line.items():
-                if line["config_hash"] != known:
-                    raise InputError(f"{file} has a run of {model.name} with another config: write to another folder")
-                return
-        print(", ".join(f"{key} {value}" for key, value in at.items()), flush=True)
-        try:
-            line = one_run(model, rate, seed, runs, should_stop)
-        except NonfiniteError as error:
-            line = at | {"failed": str(error), "config_hash": known}
-        append_jsonl(file, [line])
-        lines.append(line)
-
-    for model in models:
-        for rate in rates:
-            add(model, rate, 0)
-        first = [line for line in lines if (line["model"], line["width"], line["seed"]) == (*model[:2], 0)]
-        for seed in more_seeds:
-            add(model, best(first)["rate"], seed)
-    return lines
+    make = functools.partial(one_run, runs=runs, should_stop=should_stop)
+    return rates_then_seeds(models, rates, more_seeds, file, make, best)
 
 
 def time_decoding(models: Sequence[Model], rounds: int) -> list[Line]:

@@ -1,0 +1,74 @@
+"""The protocol of a small study: each model at several rates with one seed, and more seeds at its best rate."""
+
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from flash_lm.errors import InputError, NonfiniteError
+from flash_lm.jsonl import Line, append_jsonl, read_lines
+from flash_lm.training.workdir import run_hash
+
+
+class Rated(Protocol):
+    """A model of a study."""
+
+    def at(self, rate: float, seed: int) -> dict[str, Any]:
+        """What identifies a run in the file of runs."""
+        ...
+
+    def of_run(self, rate: float, seed: int) -> Any:
+        """The config of a run."""
+        ...
+
+
+Model = TypeVar("Model", bound=Rated)
+
+
+def rates_then_seeds(
+    models: Sequence[Model],
+    rates: Sequence[float],
+    more_seeds: Sequence[int],
+    file: pathlib.Path,
+    one_run: Callable[[Model, float, int], Line],
+    best: Callable[[list[Line]], Line],
+) -> list[Line]:
+    """Each model at each rate with seed 0, and at its best rate with more seeds.
+
+    Args:
+        models: the models.
+        rates: learning rates.
+        more_seeds: seeds besides 0.
+        file: gets a line for each run as soon as it is scored; what has a line there is not made again.
+        one_run: makes the run of a model, a rate and a seed; returns its line, with config_hash.
+        best: of the lines of a model with seed 0, failed ones included, the one whose rate gets more seeds.
+
+    Returns:
+        All lines of the file.
+
+    Raises:
+        InputError: the file has runs of another config.
+        KeyboardInterrupt: a run was asked to stop.
+    """
+    lines = read_lines(file)
+
+    def add(model: Model, rate: float, seed: int) -> Line:
+        at, known = model.at(rate, seed), run_hash(model.of_run(rate, seed).to_dict())
+        for line in lines:
+            if at.items() <= line.items():
+                if line["config_hash"] != known:
+                    raise InputError(f"{file} has a run of {at['model']} with another config: write to another folder")
+                return line
+        print(", ".join(f"{key} {value}" for key, value in at.items()), flush=True)
+        try:
+            line = one_run(model, rate, seed)
+        except NonfiniteError as error:
+            line = at | {"failed": str(error), "config_hash": known}
+        append_jsonl(file, [line])
+        lines.append(line)
+        return line
+
+    for model in models:
+        first = [add(model, rate, 0) for rate in rates]
+        for seed in more_seeds:
+            add(model, best(first)["rate"], seed)
+    return lines
