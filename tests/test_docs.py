@@ -81,7 +81,7 @@ def check_script(path: str, words: list[str], monkeypatch) -> None:
     with pytest.raises(Parsed):
         script.main(words)
     monkeypatch.undo()
-    check_config(None, others)
+    check_config(next((word.removeprefix("--config=") for word in words if word.startswith("--config=")), None), others)
 
 
 @pytest.mark.parametrize("command", commands())
