@@ -38,12 +38,13 @@ def models(dim: int) -> dict[str, dict]:
     }
     both = lambda family: _APART | {"model.family": family, "model.encoder.family": family}
     gau, narrow = both("flash_quad"), 2 * (13 * dim // 12)  # softmax has 4 D² in place of 6 D²
+    cross = {"model.cross.kind": "gau", "model.cross.expanded_dim": 2 * dim - 24}  # for a second map to S
     return {
         **alone,
         **{f"{name}_prefix": keys | {"task": "prefix_lm"} for name, keys in alone.items()},
         "transformer_encoder": both("transformer"),
         "linear_transformer_encoder": both("linear_transformer"),
-        **{f"gau_encoder_{n}": gau | {"model.cross.kind": "gau", "model.cross.heads": n} for n in HEADS},
+        **{f"gau_encoder_{n}": gau | cross | {"model.cross.heads": n} for n in HEADS},
         "gau_encoder_softmax": gau | {"model.gau.expanded_dim": narrow},
     }
 
