@@ -153,9 +153,9 @@ def _report_unread(config: Any, overrides: list[str]) -> None:
 
     by_hand = {word.partition("=")[0].removeprefix("--config.") for word in overrides}
     families = config.model.pattern or (config.model.family,)
-    if encoder := config.model.encoder.family:
-        families = (*families, encoder)
-    if for_nothing := sorted(by_hand & unread(families)):
+    encoder = config.model.encoder.family
+    cross = config.model.cross.kind if encoder else None
+    if for_nothing := sorted(by_hand & unread([*families, *([encoder] if encoder else [])], cross)):
         _log.info("family %s does not read %s", "/".join(families), ", ".join(for_nothing))
     chosen = {"task": config.task, "data.corpus": config.data.corpus, "train.optimizer": config.train.optimizer}
     if config.task in TASKS:

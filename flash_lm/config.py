@@ -65,14 +65,12 @@ class Config:
             )
         has_labels = CORPORA[self.data.corpus].labelled(self.data)
         if self.data.pack == "examples" and not task.of_examples and not has_labels:
-            found.append(
-                f"task={self.task} needs a corpus of text: data.corpus={self.data.corpus} needs task=causal_lm"
-            )
+            what = f"data.pair_column={self.data.pair_column}" if self.data.pairs else f"data.corpus={self.data.corpus}"
+            found.append(f"task={self.task} needs a corpus of text: {what} needs task=causal_lm")
         if task.labels != (HEADS[self.model.head].pool is not None):
             found.append(f"task={self.task} does not go with model.head={self.model.head}: leave model.head open")
-        for name in ("z_loss", "label_smoothing"):
-            if getattr(self.train, name) and self.model.head != "softmax":
-                found.append(f"train.{name} is of model.head=softmax, not {self.model.head}: set it to 0")
+        if self.train.label_smoothing and self.model.head != "softmax":
+            found.append(f"train.label_smoothing is of model.head=softmax, not {self.model.head}: set it to 0")
         if self.train.stop_accuracy and HEADS[self.model.head].of_values:
             found.append(f"model.head={self.model.head} has no accuracy: leave train.stop_accuracy open")
         if task.labels and not has_labels:

@@ -17,14 +17,13 @@ import jax
 
 from flash_lm.command import load_config, positive, run
 from flash_lm.config import parse
-from flash_lm.data.packing import empty_row
 from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.models.family import complete_config
 from flash_lm.provenance import provenance
 from flash_lm.training.checkpoint import Checkpoints
-from flash_lm.training.compiled_step import CompiledStep
+from flash_lm.training.compiled_step import CompiledStep, shapes_of_batch
 from flash_lm.training.experiment import Setup, build_setup
-from flash_lm.training.sharding import batch_sharding, check_batch, make_mesh
+from flash_lm.training.sharding import check_batch, make_mesh
 from flash_lm.training.start import new_state
 
 
@@ -34,9 +33,8 @@ def measure(setup: Setup, rounds: int, workdir: pathlib.Path) -> Line:
     times = []
     with jax.set_mesh(setup.mesh), Checkpoints(workdir) as checkpoints:
         step, state = CompiledStep(setup), new_state(setup)
-        shape = (data.batch_size, data.length)
-        zeros = {name: jax.numpy.zeros(shape, x.dtype) for name, x in empty_row(data.length).items()}
-        batch = jax.device_put(zeros, batch_sharding(setup.mesh))
+        shapes = shapes_of_batch(setup)
+        batch = {name: jax.device_put(jax.numpy.zeros(x.shape, x.dtype), x.sharding) for name, x in shapes.items()}
         for number in range(rounds + 1):
             start = time.perf_counter()
             state, _ = jax.block_until_ready(step(state, batch))

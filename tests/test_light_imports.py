@@ -78,7 +78,7 @@ class Mine:
 print(list(TASKS), "flash" in FAMILIES, "model.chunks" in SECTIONS)
 """
     out = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert out == "['causal_lm', 'masked_lm', 'classify'] True True\n"
+    assert out == "['causal_lm', 'masked_lm', 'prefix_lm', 'seq2seq', 'classify'] True True\n"
 
 
 def test_a_row_that_is_not_there():

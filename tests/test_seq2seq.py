@@ -62,7 +62,8 @@ def test_verdicts_by_accuracy():
     assert better("a", "b", 0.01) == "holds"
     assert better("b", "a", 0.01) == "does not hold"
     assert better("a", "c", 0.01) == "undecided", "no room above 99.5 %"
-    assert better("c", "a", -0.01) == "holds"
+    assert better("a", "c", -0.01) == "does not hold"
+    assert better("c", "c", -0.01) == "undecided", "two models near 100 %"
 
 
 def test_only_the_best_rate_counts_and_a_failed_seed_decides_nothing():

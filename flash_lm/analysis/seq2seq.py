@@ -111,12 +111,13 @@ class Rule:
         }
 
     def _gain(self, ours: Line, theirs: Line) -> float | None:
-        """Of one seed; None: a run failed, or the other model leaves no room for the margin."""
+        """Of one seed; None: a run failed, or accuracies leave no room: the other's, or both if it may be better."""
         if "failed" in ours or "failed" in theirs:
             return None
         if self.measure == "perplexity":
             return 1 - ours["perplexity"] / theirs["perplexity"]
-        if theirs["accuracy"] + self.margin > 1:
+        compared = theirs["accuracy"] if self.margin > 0 else min(ours["accuracy"], theirs["accuracy"])
+        if compared > 1 - abs(self.margin):
             return None
         return ours["accuracy"] - theirs["accuracy"]
 

@@ -22,6 +22,7 @@ class CorpusKind:
         mixes: whether data.mixture may name several places of it.
         reads_path: whether the corpus reads data.path.
         labelled: given `config.data`, whether its examples or documents have labels.
+        paired: given `config.data`, whether its documents are pairs, each of which is an example.
         ends_in_values: whether the last 256 words of its vocabulary are the values of a byte.
         sections: its sections of keys in `config.data`.
         problems: sentences on what is wrong with a config that uses it.
@@ -33,6 +34,7 @@ class CorpusKind:
     mixes: bool = False
     reads_path: bool = True
     labelled: Callable[[DataConfig], bool] = lambda config: False
+    paired: Callable[[DataConfig], bool] = lambda config: False
     ends_in_values: bool = False
     sections: tuple[type, ...] = ()
     problems: Callable[[DataConfig], list[str]] = lambda config: []
@@ -115,7 +117,11 @@ register_corpus("text", CorpusKind(_text_files, mixes=True, problems=_needs_path
 register_corpus(
     "hf",
     CorpusKind(
-        _hugging_face, mixes=True, problems=_of_hugging_face, labelled=lambda config: config.label_column is not None
+        _hugging_face,
+        mixes=True,
+        problems=_of_hugging_face,
+        labelled=lambda config: config.label_column is not None,
+        paired=lambda config: config.pair_column is not None and config.label_column is None,
     ),
 )
 register_corpus("couplets", CorpusKind(_couplets, examples=True, answers="couplets", problems=_needs_path("a folder")))

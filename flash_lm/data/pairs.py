@@ -50,24 +50,25 @@ class SourceRows:
     """
 
     def __init__(self, examples: Examples, length: int, begin: int):
-        """Rows of `length` tokens, and sources of as many; `begin` is not used, since each example has its own.
+        """Rows of `length` tokens, and sources of as many; `begin` is the id of begin-of-text.
 
         Raises:
-            InputError: the examples have no first part, or one does not fit.
+            InputError: the examples have no first part, or no second one, or one does not fit.
         """
-        del begin
         self._examples, self._length = examples, length
-        first = examples.example(0, 2 * length)
-        if first.targets is not None or first.given < 2:
+        if isinstance(examples, TextPairs):
+            return
+        ids, given, targets, _ = examples.example(0, 2 * length)
+        if targets is not None or given < 2 or ids[given - 1] != begin:
             raise InputError(
-                "task=seq2seq needs examples with a first part that is given and a second one: use couplets, copy, or "
-                "hf with data.pair_column"
+                "task=seq2seq needs examples whose second part begins with begin-of-text: use couplets, copy, or hf "
+                "with data.pair_column"
             )
-        if examples.longest > 2 * length:
+        if (longest := max(examples.longest, len(ids))) > 2 * length:
             raise InputError(
-                f"sources and rows of {length} tokens are too short for the examples, which need {examples.longest} in "
-                "all: set --config.model.max_length (and data.length, if given) to half of that, and "
-                "data.tokens_per_batch to a multiple"
+                f"sources and rows of {length} tokens are too short for the examples, which need {longest} in all: set "
+                "--config.model.max_length (and data.length, if given) to half of that, and data.tokens_per_batch to "
+                "a multiple"
             )
 
     def __len__(self) -> int:

@@ -9,13 +9,23 @@ import itertools
 import numpy as np
 
 from flash_lm.data.packing import Row
+from flash_lm.errors import InputError
 
 
 def given_rows(row: Row, *key: int) -> Row:
-    """A row of an example: given is what stands before the first target. `key` is not used."""
+    """A row of an example: given is what stands before the first target. `key` is not used.
+
+    Raises:
+        InputError: nothing but begin-of-text is.
+    """
     del key
     asked = np.flatnonzero(row["loss_mask_BxL"])
     given = asked[0] + 1 if len(asked) else 0
+    if given == 1:
+        raise InputError(
+            "task=prefix_lm needs examples with a first part that is given: use couplets, copy, or hf with "
+            "data.pair_column, or task=causal_lm"
+        )
     return row | {"prefix_BxL": np.full(len(row["inputs_BxL"]), given, np.int32)}
 
 

@@ -29,6 +29,6 @@ def load_splits(config: DataConfig, own: OwnCorpus | None = None, *, whole: bool
     if kind.examples:
         return kind.load(config, own, *(config[section] for section in kind.sections))
     corpus = load_tokenized(config, own, whole=whole)
-    if config.pairs:
+    if kind.paired(config):
         return with_pairs(corpus)
     return with_labels(corpus, load_corpus(config), config.label_share) if kind.labelled(config) else corpus

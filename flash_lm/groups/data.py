@@ -92,7 +92,7 @@ class DataConfig(Group, name="data"):
     @property
     def pairs(self) -> bool:
         """Whether a row of the data set is an example: a first text, and a second one that is predicted."""
-        return self.pair_column is not None and self.label_column is None
+        return CORPORA[self.corpus].paired(self)
 
     @property
     def batch_size(self) -> int:

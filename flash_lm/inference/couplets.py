@@ -80,9 +80,9 @@ class CoupletWriter:
         prompt, length = question(ids, self._tokenizer), len(ids)
         if self.engine.given == "source":
             prompt = prompt[:-1]
-        limit = self.engine.limit
-        if limit is not None and max(len(prompt), self.engine.places(len(prompt)) + length - 1) > limit:
-            longest = limit - 1 if self.engine.given == "source" else (limit - 1) // 2
+        limit = self._trained.longest_prompt
+        longest = length if limit is None else limit - 1 if self.engine.given == "source" else (limit - 1) // 2
+        if length > longest:
             raise InputError(
                 f"a first line of {length} characters is over the limit of {longest} of {self._trained.name}"
             )

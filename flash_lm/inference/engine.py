@@ -296,8 +296,10 @@ class Engine:
 
     def _with_sources(self, state: DecodeState, sources: Sequence[np.ndarray]) -> DecodeState:
         """The state with what the encoder makes of each row's source; `state` is donated."""
+        if (longest := max(map(len, sources))) > self._most_source:
+            raise InputError(f"a source of {longest} tokens is longer than model.max_length={self._most_source}")
         with jax.set_mesh(self._mesh):
-            ((source_BxM, lengths_B),) = self._pieces(sources, min(bucket(max(map(len, sources))), self._most_source))
+            ((source_BxM, lengths_B),) = self._pieces(sources, min(bucket(longest), self._most_source))
             return self._read(self._params.apart, state, source_BxM, lengths_B)
 
     def _capacity(self, tokens: int) -> int:

@@ -51,6 +51,7 @@ class Generator:
 
     Attributes:
         engine: the decode loop; rows end at end-of-text.
+        of_pairs: whether prompts are first texts, and each answer is a second one.
     """
 
     def __init__(self, trained: TrainedModel):
@@ -69,7 +70,7 @@ class Generator:
         if (answers := CORPORA[corpus].answers) in (None, "images"):
             advice = ": use scripts/generate_images.py" if answers == "images" else ""
             raise InputError(f"{trained.name} was trained on {corpus} and cannot continue text{advice}")
-        self._trained = trained
+        self._trained, self.of_pairs = trained, trained.config.data.pairs
         allowed_V, end = trained.text_ids(), trained.tokenizer.end
         allowed_V[end] = True
         self.engine = Engine(trained.held, trained.mesh, end=end, allowed_V=allowed_V, **trained.asking)

@@ -34,6 +34,11 @@ class HarnessModel(TemplateLM):
             InputError: the model cannot continue text.
         """
         super().__init__()
+        if trained.given == "source" or trained.config.data.pairs:
+            raise InputError(
+                f"{trained.name} writes a second text for a first: the harness needs a model of whole texts, such as "
+                "one of task=causal_lm"
+            )
         self._trained, self._generator = trained, Generator(trained)
         self.max_length = trained.config.data.length
 
@@ -69,6 +74,11 @@ class HarnessModel(TemplateLM):
             disable_tqdm: not used.
         """
         del disable_tqdm
+        if self._trained.given != "before":
+            raise InputError(
+                f"{self._trained.name} has task={self._trained.config.task} and scores what follows a prompt, not "
+                "whole texts: leave out tasks of output_type loglikelihood_rolling"
+            )
         pairs, owners = [], []
         for number, request in enumerate(requests):
             ids = self.tok_encode(request.args[0])

@@ -136,9 +136,8 @@ class LoadedModel:
         Raises:
             InputError: the model is bidirectional, or the text is empty, unknown to the tokenizer or too long.
         """
+        self._check_left_to_right("score")
         engine = self._generator.engine
-        if engine.given == "source":
-            raise InputError("this model writes a text for a given one: score needs a model without an encoder")
         row = self._trained.encode(text, "text")
         self._trained.model.abstract.check_length(len(row))
         (scored,) = engine.score([row[:1]], [row[1:]])
@@ -167,8 +166,17 @@ class LoadedModel:
             raise InputError(
                 f"ids from {ids_BxL.min()} to {ids_BxL.max()}: the vocabulary has {self.config.model.vocab_size}"
             )
+        self._check_left_to_right("logits")
         logits = self._rows(ids_BxL)
         return logits[0] if array.ndim == 1 else logits
+
+    def _check_left_to_right(self, what: str) -> None:
+        """Raises InputError for a model that reads a prefix both ways, or a source."""
+        if self._trained.given != "before":
+            raise InputError(
+                f"{what} is of whole texts, and a model of task={self.config.task} reads a given part apart: use "
+                "generate, or model(…) of its Flax module"
+            )
 
     def _rows(self, *arrays_BxL: np.ndarray) -> np.ndarray:
         """The logits of rows, given their tokens and perhaps segments; several devices may compute some rows twice."""
@@ -191,6 +199,7 @@ class LoadedModel:
         Raises:
             InputError: the text is empty or unknown to the tokenizer, or has more tokens than the model has positions.
         """
+        self._check_left_to_right("attention")
         trained, found = self._trained, list[AttentionMap]()
         ids_1xL = jnp.asarray(trained.encode(text, "text")[:tokens])[None]
 

@@ -54,9 +54,15 @@ def _continued(
         return iter([_json(scored) if as_json else f"log-probability {sum(scored.log_probs):.4f} nats\n"])
     if flags["samples"] == 1 and not as_json:
         texts = generator.stream(prompt, max_tokens, sampling, seed)
-        return (text for part in ([prompt], texts, ["\n"]) for text in part)
+        return (text for part in ([_before(generator, prompt)], texts, ["\n"]) for text in part)
     found = generator.generate([prompt] * flags["samples"], max_tokens, sampling, seed)
-    return (_json(one) if as_json else f"{prompt}{one.text}\n\n" for one in found)
+    before = _before(generator, prompt)
+    return (_json(one) if as_json else f"{before}{one.text}\n\n" for one in found)
+
+
+def _before(generator: Generator, prompt: str) -> str:
+    """What is printed before a continuation: the prompt; or nothing, if it is a text of its own."""
+    return "" if generator.of_pairs else prompt
 
 
 def _second_lines(trained: TrainedModel, prompt: str, sampling: Sampling, flags: dict[str, Any]) -> Iterator[str]:

@@ -53,6 +53,7 @@ def memory_of(
     own_BxM = jnp.ones((batch, size), jnp.int32) if own_ids is None else own_ids
     ids_BxL = jnp.ones((batch, length), jnp.int32) if segment_ids is None else segment_ids
     lengths_B = (own_BxM > 0).sum(axis=1, dtype=jnp.int32)
+    packed = packed and own_ids is not None
     if packed:
         same_BxLxM = (own_BxM[:, None] == ids_BxL[:, :, None]) & (ids_BxL > 0)[:, :, None]
         first_BxL = same_BxLxM.argmax(axis=-1).astype(jnp.int32)
@@ -60,7 +61,13 @@ def memory_of(
     else:
         first_BxL = jnp.zeros_like(ids_BxL)
         stop_BxL = jnp.where(ids_BxL > 0, lengths_B[:, None], 0)
-    return Memory(x_BxMxD=x_BxMxD, lengths_B=lengths_B, first_BxL=first_BxL, stop_BxL=stop_BxL, packed=packed)
+    return Memory(
+        x_BxMxD=x_BxMxD,
+        lengths_B=lengths_B,
+        first_BxL=first_BxL,
+        stop_BxL=stop_BxL,
+        packed=packed,
+    )
 
 
 @jax.tree_util.register_dataclass

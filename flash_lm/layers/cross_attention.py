@@ -64,6 +64,10 @@ class CrossCore(Protocol):
         """B×H×L×E, from the whole memory of the state."""
         ...
 
+    def is_empty(self, state: Any) -> jax.Array:
+        """Which rows have no memory, B."""
+        ...
+
     def flops_per_token(self, length: int, heads: int, key_width: int, value_width: int) -> float:
         """For memories of `length` tokens and rows as long."""
         ...
@@ -105,6 +109,10 @@ class PairsCore(nnx.Module):
         q = q_BxHxLxK.astype(state.key_BxHxMxK.dtype)
         sight = Sight(zeros_BxL, zeros_BxL, stop_BxL)
         return self._attend(q, state.key_BxHxMxK, state.value_BxHxMxE, sight).astype(q_BxHxLxK.dtype)
+
+    def is_empty(self, state: HeldPairs) -> jax.Array:
+        """See `CrossCore`."""
+        return state.lengths_B == 0
 
     def flops_per_token(self, length: int, heads: int, key_width: int, value_width: int) -> float:
         """See `CrossCore`."""
@@ -152,6 +160,10 @@ class SumsCore(nnx.Module):
         """See `CrossCore`."""
         return _read(_features(q_BxHxLxK), state, q_BxHxLxK.dtype)
 
+    def is_empty(self, state: jax.Array) -> jax.Array:
+        """See `CrossCore`; features are positive, and so are their sums."""
+        return (state[..., -1] == 0).all(axis=(1, 2))
+
     def flops_per_token(self, length: int, heads: int, key_width: int, value_width: int) -> float:
         """See `CrossCore`: a product of the memory's token, and one of the row's; the denominator is one more value."""
         return 4 * heads * key_width * (value_width + 1)
@@ -184,6 +196,7 @@ class CrossSublayer(Sublayer):
     value_width: int
     projection_weights: int  # number of weights in all linear maps
     memory_length: int
+    uncarried = "a model with an encoder reads a source for each row: it has no state that goes on from row to row"
 
     def queries(self, x_BxLxD: jax.Array) -> tuple[jax.Array, Any]:
         """Queries, B×H×L×K, and what `finish` needs besides the mixed values."""
@@ -218,11 +231,12 @@ class CrossSublayer(Sublayer):
         return self.core.hold(*self.keys_values(x_BxMxD), lengths_B, state)
 
     def prefill(self, x_BxLxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
-        """Reads the memory of the state, which stays as it is."""
+        """Reads the memory of the state, which stays as it is; NaN in rows that have none."""
         if x_BxLxD.shape[1] == 0:
             return x_BxLxD, state
         q, gate = self.queries(x_BxLxD)
-        return self.finish(self.core.read(q, state), gate), state
+        y_BxLxD = self.finish(self.core.read(q, state), gate)
+        return jnp.where(self.core.is_empty(state)[:, None, None], jnp.nan, y_BxLxD), state
 
     def flops_per_token(self, length: int, causal: bool) -> float:
         """Projections and core, for memories of `length` tokens and rows as long."""

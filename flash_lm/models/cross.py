@@ -1,5 +1,7 @@
 """The cross attention of a model with an encoder: one sublayer of each layer, after the one that mixes the tokens."""
 
+from typing import Any
+
 from flax import nnx
 
 from flash_lm.config import ModelConfig
@@ -33,11 +35,17 @@ def _problems(config: ModelConfig) -> list[str]:
     return [f"{whole}={width} must be a multiple of model.cross.heads={cross.heads}"] if width % cross.heads else []
 
 
-_HEADS = {"cross.heads": lambda config: config.num_heads}
+_OF_HEADS: dict[str, Any] = {
+    "sections": (CrossOptions,),
+    "keys": frozenset({"num_heads", "query_key_norm"}),
+    "unread": frozenset({"cross.expanded_dim", "cross.shared_dim", "cross.attention_function"}),
+    "defaults": {"cross.heads": lambda config: config.num_heads},
+    "problems": _problems,
+}
 # model.cross.kind -> its part
 CROSS = {
-    "softmax": Part(_softmax, (CrossOptions,), frozenset({"num_heads"}), defaults=_HEADS, problems=_problems),
-    "linear": Part(_linear, (CrossOptions,), frozenset({"num_heads"}), defaults=_HEADS, problems=_problems),
+    "softmax": Part(_softmax, **_OF_HEADS),
+    "linear": Part(_linear, **_OF_HEADS),
     "gau": Part(
         _gau,
         (CrossOptions,),

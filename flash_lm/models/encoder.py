@@ -6,7 +6,7 @@ from flash_lm.config import ModelConfig
 from flash_lm.layers.cross_attention import CrossOptions
 from flash_lm.models.cross import CROSS
 from flash_lm.models.part import Part
-from flash_lm.schema import at_least, key, section
+from flash_lm.schema import at_least, key, one_of, section
 from flash_lm.tables import FAMILIES
 
 
@@ -21,13 +21,29 @@ class EncoderOptions:
         FAMILIES.rule,
     )
     num_layers: int = key(None, "layers of the encoder; open: model.num_layers", at_least(1))
+    norm: str = key(
+        None, "open: model.norm, if it is set, or from the encoder's family", one_of("layer", "rms", "scale")
+    )
+    absolute_positions: str = key(
+        None,
+        "open: model.absolute_positions, if it is set, or from the encoder's family",
+        one_of("none", "learned", "sinusoid", "scaled_sinusoid"),
+    )
 
 
 def encoder_of(config: ModelConfig) -> ModelConfig:
-    """The config of a model's encoder, whose layers are completed by `of_layers`."""
+    """The config of the encoder of a complete config; its layers are completed by `of_layers`."""
     own = config[EncoderOptions]
     layers = own.num_layers or config.num_layers
-    changed = dataclasses.replace(config, family=own.family, pattern=(), num_layers=layers, causal=False)
+    changed = dataclasses.replace(
+        config,
+        family=own.family,
+        pattern=(),
+        num_layers=layers,
+        causal=False,
+        norm=own.norm,
+        absolute_positions=own.absolute_positions,
+    )
     return changed.put("encoder.family", None)
 
 
@@ -38,3 +54,8 @@ def parts_of(layer: ModelConfig) -> tuple[Part, ...]:
         return row.sublayers
     cut = row.mixer + 1
     return *row.sublayers[:cut], CROSS[layer[CrossOptions].kind], *row.sublayers[cut:]
+
+
+def is_cross(part: Part) -> bool:
+    """Whether a part reads an encoder."""
+    return any(part is one for one in CROSS.values())

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from flash_lm.config import Config, ModelConfig
 from flash_lm.errors import InputError
+from flash_lm.models.cross import CROSS
 from flash_lm.models.encoder import encoder_of, parts_of
 from flash_lm.models.part import EVERYTHING, Default, Part
 from flash_lm.ops.logistics import VALUES
@@ -89,6 +90,8 @@ def complete(config: ModelConfig) -> ModelConfig:
     family = FAMILIES[config.family]
     if config.vocab_size is None:
         raise InputError("model.vocab_size is open: set it, or train with a tokenizer, which defines it")
+    if config.encoder is not None:
+        config = _with_encoder(config)
     of_model = {key: family.defaults.get(key, default) for key, default in _OF_THE_MODEL.items()}
     config = _closed(config, of_model)
     layers = of_layers(config)
@@ -103,6 +106,16 @@ def complete(config: ModelConfig) -> ModelConfig:
     if problems := [*dict.fromkeys(problems), *_problems(config)]:
         raise InputError.of(problems)
     return config if config.pattern or config.encoder else layers[0]
+
+
+def _with_encoder(config: ModelConfig) -> ModelConfig:
+    """The config with the encoder's own keys closed, before those of the model take the values of its own family."""
+    alone = dataclasses.replace(config, family=config.encoder, pattern=(), causal=False)
+    defaults = FAMILIES[alone.family].defaults
+    for name in ("norm", "absolute_positions"):
+        here = alone.get(name) or _closed(alone, {name: defaults.get(name, _OF_THE_MODEL[name])}).get(name)
+        config = _closed(config, {f"encoder.{name}": here})
+    return config
 
 
 def of_layers(config: ModelConfig) -> list[ModelConfig]:
@@ -124,12 +137,20 @@ def _closed(config: ModelConfig, defaults: Mapping[str, Default]) -> ModelConfig
     return config
 
 
-def unread(families: Collection[str]) -> set[str]:
-    """Keys, such as model.gau.heads, that other families read but none of these does; empty if a family is unknown."""
-    if not FAMILIES.keys() >= set(families):
+def unread(families: Collection[str], cross: str | None = None) -> set[str]:
+    """Keys, such as model.gau.heads, that other models read but these families do not; empty if one is unknown.
+
+    Args:
+        families: of the layers, and of an encoder.
+        cross: the kind of cross attention; None: there is none.
+    """
+    kinds = () if cross is None else (cross,)
+    if not (FAMILIES.keys() >= set(families) and CROSS.keys() >= set(kinds)):
         return set()
-    reads = lambda names: set().union(*(FAMILIES[name].reads() for name in names))
-    return reads(FAMILIES) - reads(families)
+    reads = lambda names, kinds: set().union(
+        *(FAMILIES[name].reads() for name in names), *(CROSS[kind].reads() for kind in kinds)
+    )
+    return reads(FAMILIES, CROSS) - reads(families, kinds)
 
 
 def complete_config(config: Config) -> Config:

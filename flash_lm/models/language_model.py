@@ -156,7 +156,8 @@ class LanguageModel(ParallelModel):
 
         Raises:
             ValueError: bidirectional model, a family without prefixes, or, outside jit, a row exceeds the capacity or
-                has only a part of its prefix in this call. Inside jit its logits are NaN.
+                has only a part of its prefix in this call. Inside jit its logits are NaN. So are those of a row whose
+                encoder has read no source, see `remember`.
         """
         if lengths_B is None:
             lengths_B = jnp.full(inputs_BxL.shape[0], inputs_BxL.shape[1], jnp.int32)

@@ -103,13 +103,16 @@ class ParallelModel(Tower):
         source: jax.Array | None = None,
         source_segment_ids: jax.Array | None = None,
     ) -> dict[str, Any]:
-        """Applies `seen` to the activations, B×L×D, and returns the results; without those of an encoder.
+        """Applies `seen` to the activations, B×L×D, and returns the results.
 
         Returns:
-            "embedding": of the embedded tokens; "layers": after each layer, stacked; "norm": of the features.
+            "embedding": of the embedded tokens; "layers": after each layer, stacked; "norm": of the features;
+            "encoder": of the source's features, B×M×D, if there is an encoder.
         """
         given = prefix, source, source_segment_ids
-        return self._through(*self.embed(inputs_BxL, segment_ids, positions, dropout_key, True, *given), seen)[1]
+        x_BxLxD, context = self.embed(inputs_BxL, segment_ids, positions, dropout_key, True, *given)
+        of_encoder = {} if context.memory is None else {"encoder": seen(context.memory.x_BxMxD)}
+        return self._through(x_BxLxD, context, seen)[1] | of_encoder
 
     def embed(
         self,

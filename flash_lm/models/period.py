@@ -15,7 +15,7 @@ from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.sublayer import LayerArray, State, Sublayer
-from flash_lm.models.encoder import parts_of
+from flash_lm.models.encoder import is_cross, parts_of
 from flash_lm.ops.dropout import drop
 
 
@@ -44,7 +44,11 @@ class Period(nnx.Module):
         """Builds the sublayers of each layer's family, each with its own norm."""
         self.dropout = layers[0].dropout
         parts = [(config, part) for config in layers for part in parts_of(config)]
-        self.names = tuple(f"sublayer_{i}" for i in range(len(parts)))
+        # Cross attention has names of its own, so that the others are named as in a model without an encoder.
+        crossing, own = itertools.count(), itertools.count()
+        self.names = tuple(
+            f"cross_{next(crossing)}" if is_cross(part) else f"sublayer_{next(own)}" for _, part in parts
+        )
         for name, (config, build) in zip(self.names, parts, strict=True):
             sublayer = build(config, rngs=rngs)
             setattr(self, name, sublayer)

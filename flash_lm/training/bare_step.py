@@ -90,6 +90,11 @@ class BareStep:
         share = task.share(*(data[section] for section in task.sections))
         targets_BxL = jnp.roll(tokens_BxL, -1, axis=1) if task.causal else tokens_BxL
         chosen_BxL = jax.random.uniform(mask_key, shape) < share
+        # What is given is half of a row, or a source as long as it.
+        given = {
+            name: jnp.full((data.batch_size, *size), data.length // 2 if task.given == "prefix" else 1, jnp.int32)
+            for name, size in task.added(data).items()
+        }
         # cuDNN would get them as an L×L array.
         alone = self.config.model[QuadraticOptions].implementation == "cudnn"
         return {
@@ -98,4 +103,5 @@ class BareStep:
             "targets_BxL": targets_BxL % HEADS[model.head].outputs(model) if task.labels else targets_BxL,
             "loss_mask_BxL": chosen_BxL.astype(jnp.float32),
             "positions_BxL": jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32)[None], shape),
+            **given,
         }

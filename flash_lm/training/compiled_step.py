@@ -14,6 +14,17 @@ from flash_lm.training.state import TrainState
 from flash_lm.training.step import Batch, Metrics, make_train_step
 
 
+def shapes_of_batch(setup: Setup) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes and shardings of a batch."""
+    config, sharding = setup.config, batch_sharding(setup.mesh)
+    arrays = {name: (x.shape, x.dtype) for name, x in empty_row(config.data.length).items()}
+    arrays |= {name: (shape, jnp.int32) for name, shape in TASKS[config.task].added(config.data).items()}
+    rows = config.data.batch_size
+    return {
+        name: jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=sharding) for name, (shape, dtype) in arrays.items()
+    }
+
+
 class CompiledStep:
     """The train step for a setup's shapes and shardings; the state is donated.
 
@@ -23,15 +34,9 @@ class CompiledStep:
 
     def __init__(self, setup: Setup):
         """Compiles the step, or reads it from the cache."""
-        config, length = setup.config, setup.config.data.length
+        config = setup.config
         step = make_train_step(setup.model, setup.optimizer, config.train, config.seed, TASKS[config.task])
-        batches, state = batch_sharding(setup.mesh), jax.tree.map(lambda x: x.sharding, setup.abstract)
-        arrays = {name: (x.shape, x.dtype) for name, x in empty_row(length).items()}
-        arrays |= {name: (shape, jnp.int32) for name, shape in TASKS[config.task].added(config.data).items()}
-        batch = {
-            name: jax.ShapeDtypeStruct((config.data.batch_size, *shape), dtype, sharding=batches)
-            for name, (shape, dtype) in arrays.items()
-        }
+        state, batch = jax.tree.map(lambda x: x.sharding, setup.abstract), shapes_of_batch(setup)
         rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=state.step)
         jitted = jax.jit(step, donate_argnums=0, out_shardings=(state, None))
         self.program: Any = jitted.lower(setup.abstract, batch, rate).compile()

@@ -65,6 +65,8 @@ def like_parent(config: Any, name: str) -> Any:
     config = config.copy_and_resolve_references()
     left_open = [key for key, value in flatten_dict(config.model.to_dict(), sep=".").items() if value is None]
     known = {key: model.get(key) for key in left_open if key not in _OF_THE_TASK}
+    others = {name for row in TASKS.values() for name in row.of_model} - {*TASKS[config.task].of_model}
+    known = {key: x for key, x in known.items() if f"model.{key.partition('.')[0]}" not in others}
     if "vocab_size" in known and TASKS[config.task].vocabulary(tokenizer) > model.vocab_size:
         del known["vocab_size"]  # too small for this task
     config.model.update_from_flattened_dict({key: value for key, value in known.items() if value is not None})

@@ -82,7 +82,8 @@ class Origin:
         """
         flags = jax.device_get(self._flags(params, step, batch))
         model = self._experiment.config.model
-        stages = [("the embedding", flags["embedding"])]
+        stages = [("the encoder", flags["encoder"])] if "encoder" in flags else []
+        stages.append(("the embedding", flags["embedding"]))
         families = itertools.cycle(model.families)
         stages += [
             (f"layer {i} of {model.num_layers} ({family})", rows)

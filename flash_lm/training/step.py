@@ -244,7 +244,8 @@ def _norms_by_group(gradients: Params) -> Metrics:
     """The norm of each sublayer's gradient, over all layers, and of what is around the layers."""
     squares: dict[str, Any] = {}
     for path, x in jax.tree_util.tree_leaves_with_path(gradients):
-        name = "/".join(name_of(path).split("/")[: 2 if is_stacked(path) else 1])
+        parts = name_of(path).split("/")
+        name = "/".join(parts[: parts.index("layers") + 2 if is_stacked(path) else 1])
         squares[name] = squares.get(name, 0) + jnp.square(x.astype(jnp.float32)).sum()
     return {f"grad_norm/{name}": jnp.sqrt(square) for name, square in squares.items()}
 

@@ -274,10 +274,10 @@ def _compared(workdir: pathlib.Path, config: Any, but: tuple[str, ...] = ()) -> 
 def _meaningless(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
     """Keys that neither of two flat configs uses."""
     kept = set() if before["data.streaming"] or now.get("data.streaming") else {"data.shuffle_buffer"}
-    families = {*(now.get("model.pattern") or (str(now.get("model.family")),)), now.get("model.encoder.family")} - {
-        None
-    }
-    return kept | unread_keys(now) | unread(families)
+    encoder = now.get("model.encoder.family")
+    families = (*(now.get("model.pattern") or (str(now.get("model.family")),)), *([encoder] if encoder else []))
+    cross = now.get("model.cross.kind") if encoder else None
+    return kept | unread_keys(now) | unread(families, cross)
 
 
 def _listed(changes: dict[str, tuple[Any, Any]]) -> str:

@@ -208,7 +208,7 @@ def test_what_is_wrong_with_labels(tmp_path, splits, data, expected):
         ),
         (
             {"data.corpus": "hf", "data.path": "x", "data.pair_column": "other"},
-            "data.pair_column and data.label_share are of texts with labels: set data.label_column",
+            "data.pair_column=other needs data.pack=examples, not stream",
         ),
     ],
 )

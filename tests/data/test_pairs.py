@@ -110,8 +110,25 @@ def test_a_copy_is_written_from_its_source():
 
 def test_examples_without_a_first_part_have_no_source():
     corpus = mqar(MQAROptions(words=64, train=((32, 4, 8),), validation=((32, 4, 8),), test=((32, 4, 8),)))
-    with pytest.raises(InputError, match="needs examples with a first part that is given and a second one"):
+    with pytest.raises(InputError, match="needs examples whose second part begins with begin-of-text"):
         SourceRows(corpus.splits["train"], 32, corpus.tokenizer.begin)
+
+
+def test_a_question_without_a_beginning_is_no_second_part():
+    """A needle's answer goes on in the text; its question would be cut off a source."""
+    config = get_config()
+    config.data.update(corpus="needle", path=__file__, pack="examples", length=512)
+    corpus = load_splits(parse(config).data)
+    with pytest.raises(InputError, match="needs examples whose second part begins with begin-of-text"):
+        SourceRows(corpus.splits["train"], 512, corpus.tokenizer.begin)
+
+
+def test_only_a_data_set_has_pairs(tmp_path):
+    """Documents of other corpora are no pairs, whatever the key says."""
+    config = get_config()
+    config.data.update(corpus="text", path=str(tmp_path), pair_column="b", pack="examples")
+    with pytest.raises(InputError, match="data.corpus=text needs data.pack=stream or documents, not examples"):
+        parse(config)
 
 
 def test_a_source_that_is_too_long():
@@ -125,7 +142,7 @@ def test_a_source_that_is_too_long():
             return copying().splits["test"].example(number, 39)
 
     with pytest.raises(InputError, match="sources and rows of 16 tokens are too short for the examples, which need 40"):
-        SourceRows(Long(), 16, 0)
+        SourceRows(Long(), 16, copying().tokenizer.begin)
 
 
 @pytest.mark.parametrize(

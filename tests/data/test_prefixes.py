@@ -7,6 +7,7 @@ from flash_lm.data.copying import copying
 from flash_lm.data.examples import ExampleRows
 from flash_lm.data.packing import empty_row
 from flash_lm.data.prefixes import given_rows, split_rows
+from flash_lm.errors import InputError
 
 SIZES = (1, 2, 9, 4)  # of the documents, with padding after the second one and at the end
 
@@ -56,3 +57,11 @@ def test_what_is_given_of_an_example_is_its_prefix():
     word = np.flatnonzero(found["inputs_BxL"] == corpus.tokenizer.begin)[1]  # where the second copy begins
     assert set(found["prefix_BxL"].tolist()) == {word + 1}
     np.testing.assert_array_equal(found["loss_mask_BxL"], rows[0]["loss_mask_BxL"])
+
+
+def test_examples_that_give_nothing_have_no_prefix():
+    corpus = copying()
+    row = ExampleRows(corpus.splits["test"], 11, corpus.tokenizer.begin)[0]
+    row["loss_mask_BxL"][:] = 1
+    with pytest.raises(InputError, match="task=prefix_lm needs examples with a first part that is given"):
+        given_rows(row, 0)

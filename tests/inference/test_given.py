@@ -1,6 +1,7 @@
 """Prompts that are not read from left to right: the decode loop against the parallel form, recomputed each time."""
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -8,15 +9,23 @@ import pytest
 from models.cases import LENGTH, case
 from models.test_encoder_decoder import model as reader
 
+from flash_lm.errors import InputError
 from flash_lm.inference import engine as engine_module
+from flash_lm.inference.couplets import CoupletWriter
 from flash_lm.inference.engine import Engine
+from flash_lm.inference.harness import HarnessModel
 from flash_lm.inference.held_params import HeldParams
+from flash_lm.inference.loaded import LoadedModel
 from flash_lm.inference.running_batch import RunningBatch
 from flash_lm.inference.sampling import Sampling
 from flash_lm.training.state import ModelFunction
+from inference.service.serving import random_model
 from inference.test_engine import ALLOWED, END, GREEDY, MAX_TOKENS, PROMPTS, mesh
 
 BEGIN = 1
+PREFIX = {"task": "prefix_lm", "model.family": "linear_transformer"}
+PAIRS = {"data.corpus": "hf", "data.path": "pairs", "data.pair_column": "answer", "data.pack": "examples"}
+READS = {"task": "seq2seq", "model.encoder.family": "transformer_plus_plus"}
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 each_family = pytest.mark.parametrize("family", ["transformer", "flash_quad", "linear_transformer"])
 
@@ -138,3 +147,31 @@ def test_sources_on_several_devices():
     _, new = one.advance(one.prefill(PROMPTS, MAX_TOKENS), GREEDY, 0, MAX_TOKENS)
     for b in range(len(PROMPTS)):
         assert new.tokens_BxT[b, : new.lengths_B[b]].tolist() == written("transformer", b)[0]
+
+
+def test_couplets_that_are_too_long_for_an_encoder():
+    """A decoder with rotary positions has no limit of its own."""
+    writer = CoupletWriter(random_model("couplets", "transformer_plus_plus", READS))
+    with pytest.raises(InputError, match="a first line of 40 characters is over the limit of 31"):
+        writer("春" * 40)
+    with pytest.raises(InputError, match="a source of 40 tokens is longer than model.max_length=32"):
+        reading_engine("transformer").prefill([np.zeros(40, np.int32)], 4)
+
+
+@pytest.mark.parametrize("keys", [PREFIX, READS | PAIRS], ids=["prefix", "source"])
+def test_what_whole_texts_have_is_refused(keys):
+    trained = random_model("text", keys=keys)
+    model = LoadedModel(trained)
+    for call in (lambda: model.score("abc"), lambda: model.logits([1, 5]), lambda: model.attention("abc")):
+        with pytest.raises(InputError, match="is of whole texts, and a model of task="):
+            call()
+    with pytest.raises(InputError, match="scores what follows a prompt"):
+        reading_engine("transformer").score_rows([np.array([1, 5, 7], np.int32)])
+    if keys is not PREFIX:
+        with pytest.raises(
+            InputError, match="writes a second text for a first: the harness needs a model of whole texts"
+        ):
+            HarnessModel(trained)
+    else:
+        with pytest.raises(InputError, match="leave out tasks of output_type loglikelihood_rolling"):
+            HarnessModel(trained).loglikelihood_rolling([SimpleNamespace(args=("abc",))])

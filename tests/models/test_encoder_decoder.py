@@ -12,6 +12,7 @@ from oracles.language_model import cross_entropy
 
 from flash_lm import build_model
 from flash_lm.errors import InputError
+from flash_lm.models.family import FAMILIES, complete, unread
 from models.cases import (
     BATCH,
     LENGTH,
@@ -174,7 +175,7 @@ def test_parameters_of_cross_attention():
     dim, shared = SHAPE["model_dim"], 8
 
     def of(name: str) -> int:
-        one_layer = jax.tree.map(lambda x: x[0], model(name).params["layers"]["sublayer_1"])
+        one_layer = jax.tree.map(lambda x: x[0], model(name).params["layers"]["cross_0"])
         return sum(x.size for x in jax.tree.leaves(one_layer))
 
     assert of("transformer") == of("linear") == of("mixed") == 4 * dim**2
@@ -256,3 +257,82 @@ def test_a_pattern_has_cross_attention_in_each_layer():
     names = [type(sublayer).__name__ for sublayer in built.layers.sublayers]
     own = ["CrossAttention", "MLP", "GatedAttentionUnit", "CrossAttention", "GatedAttentionUnit"]
     assert names == ["MultiHeadAttention", *own]
+
+
+READERS = [family for family, row in FAMILIES.items() if "bidirectional" in row.serves]
+
+
+@pytest.mark.parametrize("decoder", ["transformer", "transformer_plus_plus", "flash_quad"])
+@pytest.mark.parametrize(
+    "encoder", ["transformer", "flash", *(pytest.param(x, marks=pytest.mark.slow) for x in READERS)]
+)
+def test_an_encoder_has_positions_whatever_reads_it(decoder, encoder):
+    """Its defaults are those of its own family: the order of a source matters."""
+    config = model_config(decoder, True, **{"encoder.family": encoder, "num_layers": 1})
+    bound = build_model(config, rngs=nnx.Rngs(0))
+    places = np.arange(SOURCE_LENGTH)[None]
+    memory = bound.encode(source()[:1])
+    backwards = bound.encode(source()[:1, ::-1])[:, ::-1]
+    alone = complete(build_model(model_config(encoder, False, num_layers=1), rngs=nnx.Rngs(0)).config)
+    assert (bound.encoder.config.norm, bound.encoder.config.absolute_positions) == (
+        alone.norm,
+        alone.absolute_positions,
+    )
+    assert np.abs(np.asarray(memory - backwards))[0, places[0]].max() > 1e-3
+
+
+def test_keys_set_by_hand_hold_for_both_towers_and_those_of_the_encoder_for_itself():
+    config = model_config("transformer", True, **{"encoder.family": "flash", "norm": "rms", "encoder.num_layers": 1})
+    config.encoder.absolute_positions = "sinusoid"
+    built = nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
+    assert (built.config.norm, built.config.absolute_positions) == ("rms", "learned")
+    assert (built.encoder.config.norm, built.encoder.config.absolute_positions) == ("rms", "sinusoid")
+    assert built.encoder.periods == 1
+    again = complete(built.config)
+    assert again == built.config
+
+
+@pytest.mark.parametrize("name", ["transformer", "linear"])
+def test_a_row_without_a_source_is_nan(name):
+    bound = model(name).bind(model(name).params)
+    state = bound.remember(source(), bound.init_state(BATCH), np.array([5, 0]))
+    logits, state = bound.prefill(tokens()[:, :3], state)
+    assert np.isfinite(logits[0]).all() and np.isnan(logits[1]).all()
+
+
+def test_its_state_is_not_carried_from_row_to_row():
+    config = model_config("gated_deltanet", True, **{"encoder.family": "transformer"})
+    bound = nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
+    with pytest.raises(InputError, match="reads a source for each row"):
+        bound.check_carried()
+
+
+def test_without_ids_all_documents_see_the_whole_source():
+    one = model("transformer")
+    shared = one.logits(one.params, tokens(), PACKED, source=source())
+    for ids in (1, 7):
+        whole = np.full((BATCH, SOURCE_LENGTH), ids, np.int32)
+        alone = one.logits(one.params, tokens(), np.full_like(PACKED, ids), source=source(), source_segment_ids=whole)
+        assert_close(one.logits(one.params, tokens(), np.full_like(PACKED, ids), source=source()), alone, 1e-5)
+    first = PACKED[1] == 1
+    assert_close(np.asarray(shared)[1, first], np.asarray(alone)[1, first], 1e-5)
+
+
+def test_keys_that_are_read():
+    """The kind of the cross attention, and the family of the encoder, read keys too."""
+    towers = ["flash_quad", "flash_quad"]
+    assert "model.num_heads" in unread(towers) and "model.num_heads" in unread(towers, "gau")
+    assert "model.num_heads" not in unread(towers, "softmax")
+    assert "model.cross.shared_dim" in unread(towers, "softmax") and "model.cross.shared_dim" not in unread(
+        towers, "gau"
+    )
+    assert "model.chunks.size" in unread(["transformer"]) and "model.chunks.size" not in unread(
+        ["transformer", "flash"]
+    )
+
+
+def test_the_layers_are_named_as_without_an_encoder():
+    """So that a run may start from a model without one."""
+    alone = set(case("flash_quad", True).params["layers"])
+    assert set(model("gau").params["layers"]) - alone == {"cross_0", "norm_cross_0"}
+    assert alone <= set(model("gau").params["layers"])

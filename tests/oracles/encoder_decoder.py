@@ -32,10 +32,10 @@ def encoder_decoder(
         source_segment_ids: B×M, the segment id of the tokens that see each.
     """
     settings = complete(model)
-    shared = {"norm": settings.norm, "absolute_positions": settings.absolute_positions}
     layers = settings.encoder.num_layers or settings.num_layers
     of_encoder = {"family": settings.encoder.family, "pattern": (), "num_layers": layers, "causal": False}
-    encoder = complete(model | shared | of_encoder)
+    own = {key: getattr(settings.encoder, key) or model[key] for key in ("norm", "absolute_positions")}
+    encoder = complete(model | own | of_encoder)
     rows = []
     for ids_L, source_M, own_L, own_M in zip(inputs, source, segment_ids, source_segment_ids, strict=True):
         row = Row(visibility(own_M.tolist(), False), offsets(own_M.tolist()))

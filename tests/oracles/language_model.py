@@ -78,12 +78,16 @@ def features_of(
             of_layer.number = period * len(s.layers) + place
             first, *rest = FAMILIES[of_layer.family].sublayers
             for number, sublayer in enumerate([first, *([cross] if cross else []), *rest]):
-                own = sublayer in OWN_RESIDUAL
-                before = x if own else normalise(s.norm, x, here[f"norm_sublayer_{i}"], s.norm_epsilon)
-                arguments = before, {"core": {}} | here[f"sublayer_{i}"], row, of_layer
+                own, name = sublayer in OWN_RESIDUAL, f"sublayer_{i}"
+                if sublayer is cross:
+                    name = f"cross_{place}"
+                else:
+                    i += 1
+                before = x if own else normalise(s.norm, x, here[f"norm_{name}"], s.norm_epsilon)
+                arguments = before, {"core": {}} | here[name], row, of_layer
                 if visit and number == 0:
                     visit(*arguments)
-                x, i = sublayer(*arguments) + (0 if own else x), i + 1
+                x = sublayer(*arguments) + (0 if own else x)
     return normalise(s.norm, x, params["norm"], s.norm_epsilon)
 
 

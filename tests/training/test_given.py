@@ -17,8 +17,9 @@ from flash_lm.data.pairs import SourceRows
 from flash_lm.data.prefixes import given_rows
 from flash_lm.data.share import whole_batch
 from flash_lm.inference.scoring import evaluate
-from flash_lm.models.family import complete
+from flash_lm.models.family import complete, complete_config
 from flash_lm.tables import TASKS
+from flash_lm.training.bare_step import BareStep
 from flash_lm.training.loop import train
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.sharding import batch_sharding, make_mesh, place, state_shardings
@@ -105,3 +106,47 @@ def test_from_pairs_of_texts_to_a_second_text(pairs, tmp_path, form):
     found = model.generate(texts, max_tokens=8, temperature=0)
     right = [text == first.upper() for text, first in zip(found, texts, strict=True)]
     assert sum(right) >= 7, found
+
+
+@pytest.mark.parametrize("form", ["prefix", pytest.param("source", marks=pytest.mark.slow)])
+def test_a_step_of_the_benchmarks_has_what_is_given(form):
+    config = small_config("corpus", "cache")
+    config.data.update(corpus="copy", path=None, pack="examples")
+    config.update_from_flattened_dict(FORMS[form])
+    config.model.update(vocab_size=64, dropout=0.0)
+    step = BareStep(complete_config(parse(config)))
+    step.start()
+    loss = step.step()
+    assert np.isfinite(loss)
+    if form == "prefix":
+        config.task = "causal_lm"
+        causal = BareStep(complete_config(parse(config)))
+        causal.start()
+        assert abs(causal.step() - loss) > 1e-4, "the same tokens, without a prefix"
+
+
+@pytest.mark.slow
+def test_starting_from_a_model_without_an_encoder_and_back(tmp_path):
+    """The parameters of the layers keep their places; what is new is drawn."""
+    config = small_config("corpus", tmp_path / "cache", "flash_quad")
+    config.data.update(corpus="copy", path=None, pack="examples")
+    config.train.update(steps=1, warmup_steps=0, eval_every=0, checkpoint_every=0)
+    train(config, tmp_path / "alone")
+    reading = config.copy_and_resolve_references()
+    reading.update_from_flattened_dict(
+        {"task": "seq2seq", "model.encoder.family": "flash_quad", "model.cross.kind": "gau"}
+    )
+    reading.train.update(init_from=str(tmp_path / "alone"), learning_rate=1e-12, weight_decay=0.0)
+    train(reading, tmp_path / "reading")
+    of = lambda name: load(tmp_path / name).params
+    before, after = of("alone"), of("reading")
+    for name in ("sublayer_0", "sublayer_1", "norm_sublayer_1"):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), before["layers"][name], after["layers"][name]
+        )
+    assert "cross_0" in after["layers"] and "cross_0" not in before["layers"]
+
+    back = config.copy_and_resolve_references()
+    back.train.init_from = str(tmp_path / "reading")
+    train(back, tmp_path / "back")
+    assert "encoder" not in of("back")
