@@ -100,6 +100,7 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = ()) 
         parameters=trained.model.parameter_count(),
         most_prompt_tokens=limits.prompt_of(trained),
         most_new_tokens=limits.new_tokens if longest is None else min(limits.new_tokens, longest - 1),
+        of_pairs=config.data.pairs,
         state_bytes=service.state_bytes,
     )
     page, docs = (path.read_text(encoding="utf-8") for path in (_PAGE, _DOCS))

@@ -159,6 +159,7 @@ class ModelAnswer(BaseModel):
     parameters: int
     most_prompt_tokens: int
     most_new_tokens: int
+    of_pairs: bool = Field(description="whether a prompt is a first text, and the answer a second one")
     state_bytes: int = Field(description="state of one row with the most tokens that it may have")
 
 

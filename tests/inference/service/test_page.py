@@ -52,6 +52,24 @@ def test_a_text_is_streamed(page):
 
 
 @pytest.mark.slow
+def test_a_second_text_is_written(page):
+    """For a first one, which is not repeated."""
+    keys = {"task": "seq2seq", "model.encoder.family": "transformer_plus_plus", "data.pair_column": "answer"}
+    keys |= {"data.corpus": "hf", "data.path": "pairs", "data.pack": "examples"}
+    with service("text", keys=keys) as client:
+        page.goto(client.server.url)
+        expect(page.locator("#model")).to_contain_text("a_text_run · transformer_plus_plus-flash on hf")
+        expect(page.locator("label[for=prompt]")).to_have_text("First text")
+        page.locator("#prompt").fill("the cat")
+        page.get_by_role("button", name="Write").click()
+        expect(page.locator("#status")).to_contain_text(re.compile(r"\d+ tokens · [\d.]+ tokens/s · state .*B · "))
+        alone = client.post("/api/generate", json={"prompt": "the cat", "max_tokens": 32, "temperature": 0.8}).json()
+        assert page.locator("#answer .text").inner_text().rstrip("\n") == alone["text"].rstrip("\n")
+        assert fits(page) and not page.wrong
+        shot(page, "pairs_phone_dark")
+
+
+@pytest.mark.slow
 def test_stop_frees_the_row(page):
     with service("text", new_tokens=100_000, seconds=600) as client:
         page.goto(client.server.url)
