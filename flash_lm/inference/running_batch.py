@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flash_lm.inference.engine import Decoding, Engine
+from flash_lm.inference.decoding import Decoding
+from flash_lm.inference.engine import Engine
 from flash_lm.inference.sampling import Sampling, SamplingArrays
 
 

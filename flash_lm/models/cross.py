@@ -10,9 +10,8 @@ from flash_lm.layers.cross_attention import (
     CrossGatedUnit,
     CrossOptions,
     CrossSublayer,
-    PairsCore,
-    SumsCore,
 )
+from flash_lm.layers.cross_core import PairsCore, SumsCore
 from flash_lm.models.part import Part
 
 

@@ -1,0 +1,153 @@
+"""The cores of cross attention: how the values of a memory are mixed, at once or from a state that holds the memory."""
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from flash_lm.config import ModelConfig
+from flash_lm.layers.context import Memory
+from flash_lm.layers.sublayer import State
+from flash_lm.ops.linear_attention import elu_plus_one, ratio, with_ones
+from flash_lm.ops.products import matmul
+from flash_lm.ops.quadratic_attention import quadratic_attention
+from flash_lm.ops.sight import Sight
+
+
+class CrossCore(Protocol):
+    """Mixes the values of a memory; linear in them."""
+
+    def __call__(self, q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, v_BxHxMxE: jax.Array, memory: Memory) -> jax.Array:
+        """B×H×L×E, what each token reads of the memory that it sees."""
+        ...
+
+    def init_state(self, batch: int, heads: int, length: int, key_width: int, value_width: int) -> State:
+        """The state before a memory of at most `length` tokens is read."""
+        ...
+
+    def hold(self, k_BxHxMxK: jax.Array, v_BxHxMxE: jax.Array, lengths_B: jax.Array, state: Any) -> State:
+        """The state with this memory, of which the first tokens of each row are real."""
+        ...
+
+    def read(self, q_BxHxLxK: jax.Array, state: Any) -> jax.Array:
+        """B×H×L×E, from the whole memory of the state."""
+        ...
+
+    def is_empty(self, state: Any) -> jax.Array:
+        """Which rows have no memory, B."""
+        ...
+
+    def flops_per_token(self, length: int, heads: int, key_width: int, value_width: int) -> float:
+        """For memories of `length` tokens and rows as long."""
+        ...
+
+
+class HeldPairs(NamedTuple):
+    """Keys and values of a memory, and how many of them are real."""
+
+    key_BxHxMxK: jax.Array
+    value_BxHxMxE: jax.Array
+    lengths_B: jax.Array
+
+
+class PairsCore(nnx.Module):
+    """f(q kᵀ / √K) / N · v over the memory that a token sees; N is its length, and softmax has none."""
+
+    def __init__(self, function: str, config: ModelConfig):
+        """`function`: a name of `ATTENTION_FUNCTIONS`."""
+        self.function, self.state_dtype = function, jnp.dtype(config.state_dtype)
+
+    def __call__(self, q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, v_BxHxMxE: jax.Array, memory: Memory) -> jax.Array:
+        """See `CrossCore`."""
+        return self._attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, memory.sight())
+
+    def init_state(self, batch: int, heads: int, length: int, key_width: int, value_width: int) -> HeldPairs:
+        """See `CrossCore`."""
+        empty = lambda width: jnp.zeros((batch, heads, length, width), self.state_dtype)
+        return HeldPairs(empty(key_width), empty(value_width), jnp.zeros(batch, jnp.int32))
+
+    def hold(self, k_BxHxMxK, v_BxHxMxE, lengths_B: jax.Array, state: HeldPairs) -> HeldPairs:
+        """See `CrossCore`."""
+        put = lambda old, new: old.at[:, :, : new.shape[2]].set(new.astype(old.dtype))
+        return HeldPairs(put(state.key_BxHxMxK, k_BxHxMxK), put(state.value_BxHxMxE, v_BxHxMxE), lengths_B)
+
+    def read(self, q_BxHxLxK: jax.Array, state: HeldPairs) -> jax.Array:
+        """See `CrossCore`."""
+        stop_BxL = jnp.broadcast_to(state.lengths_B[:, None], (len(state.lengths_B), q_BxHxLxK.shape[2]))
+        zeros_BxL = jnp.zeros_like(stop_BxL)
+        q = q_BxHxLxK.astype(state.key_BxHxMxK.dtype)
+        sight = Sight(zeros_BxL, zeros_BxL, stop_BxL)
+        return self._attend(q, state.key_BxHxMxK, state.value_BxHxMxE, sight).astype(q_BxHxLxK.dtype)
+
+    def is_empty(self, state: HeldPairs) -> jax.Array:
+        """See `CrossCore`."""
+        return state.lengths_B == 0
+
+    def flops_per_token(self, length: int, heads: int, key_width: int, value_width: int) -> float:
+        """See `CrossCore`."""
+        return 2 * heads * length * (key_width + value_width)
+
+    def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight) -> jax.Array:
+        return quadratic_attention(
+            q,
+            k,
+            v,
+            sight,
+            function=self.function,
+            scale=q.shape[-1] ** -0.5,
+            divisor_BxL=jnp.maximum(sight.count(), 1).astype(jnp.float32),
+            blocked=True,
+        )
+
+
+class SumsCore(nnx.Module):
+    """φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) over the memory that a token sees, φ = elu + 1.
+
+    It is eq. 5 of "Transformers are RNNs" (Katharopoulos et al. 2020) for keys of another sequence.
+    """
+
+    def __call__(self, q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, v_BxHxMxE: jax.Array, memory: Memory) -> jax.Array:
+        """See `CrossCore`; rows with several documents take the product over all pairs."""
+        q, values = _features(q_BxHxLxK), with_ones(v_BxHxMxE)
+        if memory.packed:
+            sight, k = memory.sight(), _features(k_BxHxMxK)
+            ones = jnp.ones(sight.count().shape, jnp.float32)
+            sums = quadratic_attention(q, k, values, sight, function="identity", scale=1.0, divisor_BxL=ones)
+            return ratio(sums).astype(v_BxHxMxE.dtype)
+        return _read(q, _sums(k_BxHxMxK, values, memory.lengths_B), v_BxHxMxE.dtype)
+
+    def init_state(self, batch: int, heads: int, length: int, key_width: int, value_width: int) -> jax.Array:
+        """See `CrossCore`."""
+        return jnp.zeros((batch, heads, key_width, value_width + 1), jnp.float32)
+
+    def hold(self, k_BxHxMxK, v_BxHxMxE, lengths_B: jax.Array, state: jax.Array) -> jax.Array:
+        """See `CrossCore`."""
+        del state
+        return _sums(k_BxHxMxK, with_ones(v_BxHxMxE), lengths_B)
+
+    def read(self, q_BxHxLxK: jax.Array, state: jax.Array) -> jax.Array:
+        """See `CrossCore`."""
+        return _read(_features(q_BxHxLxK), state, q_BxHxLxK.dtype)
+
+    def is_empty(self, state: jax.Array) -> jax.Array:
+        """See `CrossCore`; features are positive, and so are their sums."""
+        return (state[..., -1] == 0).all(axis=(1, 2))
+
+    def flops_per_token(self, length: int, heads: int, key_width: int, value_width: int) -> float:
+        """See `CrossCore`: a product of the memory's token, and one of the row's; the denominator is one more value."""
+        return 4 * heads * key_width * (value_width + 1)
+
+
+def _features(x: jax.Array) -> jax.Array:
+    return elu_plus_one(x.astype(jnp.float32))
+
+
+def _sums(k_BxHxMxK: jax.Array, values: jax.Array, lengths_B: jax.Array) -> jax.Array:
+    """Σ φ(k) [v, 1]ᵀ over the first tokens of each row, B×H×K×(E+1) float32."""
+    real_BxM = jnp.arange(k_BxHxMxK.shape[2], dtype=jnp.int32)[None] < lengths_B[:, None]
+    return matmul(jnp.where(real_BxM[:, None, :, None], _features(k_BxHxMxK), 0), values, transpose_a=True)
+
+
+def _read(q: jax.Array, sums: jax.Array, dtype: Any) -> jax.Array:
+    return ratio(matmul(q, sums)).astype(dtype)
