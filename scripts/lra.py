@@ -1,0 +1,50 @@
+"""Stand-ins of Long Range Arena: the table and the picture of finished sweeps, with the published figures beside ours.
+
+    python -m flash_lm.sweep --config=configs/lra/listops_short.py --split=test --workdir=runs/lra/listops
+    python -m flash_lm.sweep --config=configs/lra/image_short.py --config.data.path=$DATA/mnist --split=test \
+        --workdir=runs/lra/image
+    python -m flash_lm.sweep --config=configs/lra/text_short.py --config.data.path=$DATA/imdb --split=test \
+        --workdir=runs/lra/text
+    python scripts/lra.py --runs=runs/lra --out=results/lra
+
+OUT gets runs.jsonl (a line for each classifier), table.md and lra.png. Sweeps that are not finished, or that are not
+there, have fewer rows.
+"""
+
+import argparse
+import pathlib
+
+from flash_lm.analysis.figure import can_draw
+from flash_lm.analysis.lra import lines_of, lra_table, plot_lra
+from flash_lm.command import run
+from flash_lm.configs.lra import _study, published
+from flash_lm.errors import InputError
+from flash_lm.jsonl import write_jsonl
+
+
+def main(argv: list[str]) -> None:
+    """Writes runs.jsonl, table.md and lra.png from the folders of sweeps."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument(
+        "--runs", required=True, type=pathlib.Path, help="folder with a sweep a task, named as the task"
+    )
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
+    arguments = parser.parse_args(argv)
+    there = [task for task in published.TASKS if (arguments.runs / task).is_dir()]
+    lines = [line for task in there for line in lines_of(arguments.runs / task, task)]
+    if not lines:
+        raise InputError(
+            f"--runs={arguments.runs} has no scored sweep: make one with --workdir={arguments.runs}/"
+            f"{published.TASKS[0]}, and --split=test"
+        )
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    write_jsonl(arguments.out / "runs.jsonl", lines)
+    text = lra_table(lines, _study.FAMILIES, published.ACCURACY, published.TASKS)
+    (arguments.out / "table.md").write_text(f"{text}\n", encoding="utf-8")
+    if can_draw():
+        plot_lra(lines, _study.FAMILIES, published.TASKS, arguments.out / "lra.png")
+    print(text)
+
+
+if __name__ == "__main__":
+    run(main)
