@@ -13,7 +13,8 @@ import functools
 import pathlib
 
 from flash_lm.analysis.figure import can_draw
-from flash_lm.analysis.seq2seq import best, plot_seq2seq, seq2seq_table, summary, verdict_table
+from flash_lm.analysis.hypotheses import verdict_table
+from flash_lm.analysis.seq2seq import best, plot_seq2seq, seq2seq_table, summary
 from flash_lm.command import load_config, load_module, run, words_of
 from flash_lm.errors import InputError
 from flash_lm.jsonl import write_jsonl

@@ -22,12 +22,6 @@ _MODELS: Columns = {
     "failed": ("failed", "{}"),
     "parameters": ("parameters", "{:,}"),
 }
-_VERDICTS: Columns = {
-    "": ("number", "{}"),
-    "hypothesis": ("hypothesis", "{}"),
-    "verdict": ("verdict", "{}"),
-    "figure": ("figure", "{}"),
-}
 
 
 def best(lines: list[Line]) -> Line:
@@ -120,11 +114,6 @@ class Rule:
         if compared > 1 - abs(self.margin):
             return None
         return ours["accuracy"] - theirs["accuracy"]
-
-
-def verdict_table(lines: Sequence[Line]) -> str:
-    """Markdown, a row a rule."""
-    return markdown_table(list(lines), _VERDICTS)
 
 
 def plot_seq2seq(lines: Sequence[Line], path: pathlib.Path) -> None:

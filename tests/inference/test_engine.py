@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -44,20 +45,27 @@ def engine(family: str, shape: tuple[int, ...] = (1, 1, 1), end: int = END) -> E
     return Engine(HeldParams(model, params), devices, end=end, allowed_V=ALLOWED)
 
 
-@functools.cache
-def recomputed(family: str, row: int, count: int = MAX_TOKENS) -> tuple[list[int], list[float]]:
-    """Greedy tokens and their log-probabilities, the whole prefix again for each."""
-    model, ids, log_probs = case(family, True), PROMPTS[row].tolist(), []
+def greedy(logits_of: Callable, ids: list[int], count: int = MAX_TOKENS) -> tuple[list[int], list[float]]:
+    """Greedy tokens after `ids` and their log-probabilities; `logits_of` reads a whole padded row of LENGTH."""
+    begins, log_probs = len(ids), []
     for _ in range(count):
-        padded = np.zeros((2, LENGTH), np.int32)
+        padded = np.zeros((1, LENGTH), np.int32)
         padded[0, : len(ids)] = ids
-        logits = np.asarray(model.logits(model.params, padded), np.float64)[0, len(ids) - 1]
+        logits = np.asarray(logits_of(padded), np.float64)[0, len(ids) - 1]
         token = int(np.where(ALLOWED, logits, -np.inf).argmax())
         if token == END:
             break
         log_probs.append(logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max())
-        ids.append(token)
-    return ids[len(PROMPTS[row]) :], log_probs
+        ids = [*ids, token]
+    return ids[begins:], log_probs
+
+
+@functools.cache
+def recomputed(family: str, row: int, count: int = MAX_TOKENS) -> tuple[list[int], list[float]]:
+    """`greedy` after a prompt, the whole prefix again for each token."""
+    model = case(family, True)
+    twice = lambda padded: model.logits(model.params, np.concatenate([padded, np.zeros_like(padded)]))
+    return greedy(twice, PROMPTS[row].tolist(), count)
 
 
 def assert_row(new, b: int, family: str, row: int) -> None:

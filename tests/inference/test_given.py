@@ -20,7 +20,7 @@ from flash_lm.inference.running_batch import RunningBatch
 from flash_lm.inference.sampling import Sampling
 from flash_lm.training.state import ModelFunction
 from inference.service.serving import random_model
-from inference.test_engine import ALLOWED, END, GREEDY, MAX_TOKENS, PROMPTS, mesh
+from inference.test_engine import ALLOWED, END, GREEDY, MAX_TOKENS, PROMPTS, greedy, mesh
 
 BEGIN = 1
 PREFIX = {"task": "prefix_lm", "model.family": "linear_transformer"}
@@ -46,17 +46,9 @@ def logits_of(family: str):
 @functools.cache
 def recomputed(family: str, row: int) -> tuple[list[int], list[float]]:
     """Greedy tokens and their log-probabilities, the prompt seen both ways, the whole row again for each."""
-    ids, log_probs, given = PROMPTS[row].tolist(), [], np.full((1, LENGTH), len(PROMPTS[row]), np.int32)
-    for _ in range(MAX_TOKENS):
-        padded = np.zeros((1, LENGTH), np.int32)
-        padded[0, : len(ids)] = ids
-        logits = np.asarray(logits_of(family)(case(family, True).params, padded, given), np.float64)[0, len(ids) - 1]
-        token = int(np.where(ALLOWED, logits, -np.inf).argmax())
-        if token == END:
-            break
-        log_probs.append(logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max())
-        ids.append(token)
-    return ids[len(PROMPTS[row]) :], log_probs
+    given = np.full((1, LENGTH), len(PROMPTS[row]), np.int32)
+    params = case(family, True).params
+    return greedy(lambda padded: logits_of(family)(params, padded, given), PROMPTS[row].tolist())
 
 
 @each_family
@@ -100,20 +92,10 @@ def reading_engine(name: str, shape: tuple[int, ...] = (1, 1, 1)) -> Engine:
 @functools.cache
 def written(name: str, row: int) -> tuple[list[int], list[float]]:
     """As `recomputed`, for a prompt that the encoder reads."""
-    one, ids, log_probs = reader(name), [BEGIN], []
-    source = np.zeros((1, LENGTH), np.int32)
+    one, source = reader(name), np.zeros((1, LENGTH), np.int32)
     source[0, : len(PROMPTS[row])] = PROMPTS[row]
     given = {"source": source, "source_segment_ids": (np.arange(LENGTH) < len(PROMPTS[row]))[None].astype(np.int32)}
-    for _ in range(MAX_TOKENS):
-        padded = np.zeros((1, LENGTH), np.int32)
-        padded[0, : len(ids)] = ids
-        logits = np.asarray(one.logits(one.params, padded, **given), np.float64)[0, len(ids) - 1]
-        token = int(np.where(ALLOWED, logits, -np.inf).argmax())
-        if token == END:
-            break
-        log_probs.append(logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max())
-        ids.append(token)
-    return ids[1:], log_probs
+    return greedy(lambda padded: one.logits(one.params, padded, **given), [BEGIN])
 
 
 @pytest.mark.parametrize("name", ["transformer", "gau", "linear"])
