@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
     of_models, verdicts = summary(lines), [rule.judge(lines) for rule in module.RULES]
     write_jsonl(out / "summary.jsonl", of_models)
     write_jsonl(out / "verdicts.jsonl", verdicts)
-    text = f"{seq2seq_table(of_models)}\n\n{verdict_table(verdicts)}"
+    text = f"{seq2seq_table(of_models)}\n\n{verdict_table(verdicts, 'Gains of the first over the second')}"
     (out / "table.md").write_text(f"{text}\n", encoding="utf-8")
     if can_draw():
         plot_seq2seq(of_models, out / "seq2seq.png")

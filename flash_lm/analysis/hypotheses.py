@@ -145,13 +145,14 @@ def perplexity_at(curve: Sequence[tuple[float, float]], time: float) -> float:
     return math.exp((1 - weight) * math.log(high) + weight * math.log(low))
 
 
-def verdict_table(found: Sequence[Line]) -> str:
+def verdict_table(found: Sequence[Line], figures: str = "Ratios of perplexities") -> str:
     """Markdown.
 
     Args:
-        found: of `Hypothesis.judge`.
+        found: lines with number, hypothesis, verdict and figure, such as those of `Hypothesis.judge`.
+        figures: what the figures are.
     """
-    needs = f"Ratios of perplexities, seed by seed; a verdict needs {SEEDS} seeds that agree."
+    needs = f"{figures}, seed by seed; a verdict needs {SEEDS} seeds that agree."
     return f"{needs}\n\n{markdown_table(found, _COLUMNS)}"
 
 

@@ -100,7 +100,7 @@ class Rule:
             "number": self.number,
             "hypothesis": self.text,
             "verdict": verdict,
-            "figure": f"gain in % by seed: {figure}",
+            "figure": f"{figure} %",
             "gains": gains,
         }
 
