@@ -17,7 +17,7 @@ import pathlib
 from flash_lm.analysis.figure import can_draw
 from flash_lm.analysis.lra import lines_of, lra_table, plot_lra
 from flash_lm.command import run
-from flash_lm.configs.lra import _study, published
+from flash_lm.configs.lra import _published, _study
 from flash_lm.errors import InputError
 from flash_lm.jsonl import write_jsonl
 
@@ -30,19 +30,19 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
     arguments = parser.parse_args(argv)
-    there = [task for task in published.TASKS if (arguments.runs / task).is_dir()]
+    there = [task for task in _published.TASKS if (arguments.runs / task).is_dir()]
     lines = [line for task in there for line in lines_of(arguments.runs / task, task)]
     if not lines:
         raise InputError(
             f"--runs={arguments.runs} has no scored sweep: make one with --workdir={arguments.runs}/"
-            f"{published.TASKS[0]}, and --split=test"
+            f"{_published.TASKS[0]}, and --split=test"
         )
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_jsonl(arguments.out / "runs.jsonl", lines)
-    text = lra_table(lines, _study.FAMILIES, published.ACCURACY, published.TASKS)
+    text = lra_table(lines, _study.FAMILIES, _published.ACCURACY, _published.TASKS)
     (arguments.out / "table.md").write_text(f"{text}\n", encoding="utf-8")
     if can_draw():
-        plot_lra(lines, _study.FAMILIES, published.TASKS, arguments.out / "lra.png")
+        plot_lra(lines, _study.FAMILIES, _published.TASKS, arguments.out / "lra.png")
     print(text)
 
 

@@ -3,7 +3,7 @@
 import pytest
 from small import load_script
 
-from flash_lm.configs.lra import _study, published
+from flash_lm.configs.lra import _published, _study
 from flash_lm.errors import InputError
 from flash_lm.jsonl import read_jsonl, write_jsonl
 
@@ -45,5 +45,5 @@ def test_no_sweep(tmp_path):
 
 
 def test_the_families_are_those_of_the_published_table_and_ours():
-    assert set(published.ACCURACY) == set(_study.FAMILIES) - {"flash", "flash_quad"}
-    assert all(len(figures) == len(published.TASKS) for figures in published.ACCURACY.values())
+    assert set(_published.ACCURACY) == set(_study.FAMILIES) - {"flash", "flash_quad"}
+    assert all(len(figures) == len(_published.TASKS) for figures in _published.ACCURACY.values())
