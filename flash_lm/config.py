@@ -223,9 +223,13 @@ def unread_keys(flat: Mapping[str, Any]) -> set[str]:
             others = {kind for row in table.values() for kind in row.sections} - {*table[chosen].sections}
             found = found.union(*(schema.names_of(kind) for kind in others))
     if (task := TASKS.get(str(flat.get("task")))) is not None:
-        of_others = {name for row in TASKS.values() for name in row.of_model} - {*task.of_model}
-        found = found.union(*(schema.names_of(schema.SECTIONS[name]) for name in of_others))
+        found = found.union(*(schema.names_of(schema.SECTIONS[name]) for name in of_other_tasks(task)))
     return found
+
+
+def of_other_tasks(task: Any) -> set[str]:
+    """Names of the sections of `config.model` that only models of other tasks read."""
+    return {name for row in TASKS.values() for name in row.of_model} - {*task.of_model}
 
 
 def open_type(name: str) -> type | None:

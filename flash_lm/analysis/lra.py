@@ -23,7 +23,9 @@ def lines_of(workdir: pathlib.Path, task: str) -> list[Line]:
         family, _, arm = folder.name.rpartition("_")
         if arm in ARMS:
             own = [line for line in read_lines(folder / "results.jsonl") if line["split"] == "test"]
-            found += [{"lra": task, "family": family, "arm": arm} | line for line in own[-1:]]
+            for line in own[-1:]:
+                parent = {"parent_run": pathlib.Path(line["parent_run"]).name} if "parent_run" in line else {}
+                found.append({"lra": task, "family": family, "arm": arm} | line | parent)
     return found
 
 

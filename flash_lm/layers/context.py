@@ -109,11 +109,9 @@ class Context:
         return sight_from_start(self.positions_BxL, self.real(), window, self.prefix_BxL)
 
     def in_prefix(self) -> jax.Array:
-        """Which tokens are in the prefix of their document, B×L."""
+        """Prefill: which tokens are in the prefix of their row, B×L; whole rows have `prefixes_of`."""
         assert self.prefix_BxL is not None
-        if self.segments is None:
-            return self.real() & (self.positions_BxL < self.prefix_BxL)
-        return (self.segments.runs_BxL > 0) & (self.segments.offsets_BxL < self.prefix_BxL)
+        return self.real() & (self.positions_BxL < self.prefix_BxL)
 
     def real(self) -> jax.Array:
         """Prefill and step: which tokens are consumed, that is, are not padding, B×L."""

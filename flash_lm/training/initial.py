@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from flash_lm.config import Config, parse
+from flash_lm.config import Config, of_other_tasks, parse
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.layers.parameter import is_stacked, name_of
@@ -65,7 +65,7 @@ def like_parent(config: Any, name: str) -> Any:
     config = config.copy_and_resolve_references()
     left_open = [key for key, value in flatten_dict(config.model.to_dict(), sep=".").items() if value is None]
     known = {key: model.get(key) for key in left_open if key not in _OF_THE_TASK}
-    others = {name for row in TASKS.values() for name in row.of_model} - {*TASKS[config.task].of_model}
+    others = of_other_tasks(TASKS[config.task])
     known = {key: x for key, x in known.items() if f"model.{key.partition('.')[0]}" not in others}
     if "vocab_size" in known and TASKS[config.task].vocabulary(tokenizer) > model.vocab_size:
         del known["vocab_size"]  # too small for this task
