@@ -12,9 +12,9 @@ from flash_lm.configs.lra import _study
 
 
 def get_config() -> ConfigDict:
-    config = _study.small_model(length=1024, rows=16)
+    config = _study.small_model(length=1024, rows=8)
     config.data.update(corpus="hf", path="imdb", label_column="label", tokenizer="bytes")
-    config.train.steps = 400
+    config.train.update(steps=400, eval_every=0, eval_steps=64)
     return config
 
 
