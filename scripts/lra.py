@@ -1,14 +1,16 @@
 """Stand-ins of Long Range Arena: the table and the picture of finished sweeps, with the published figures beside ours.
 
     python -m flash_lm.sweep --config=configs/lra/listops_short.py --split=test --workdir=runs/lra/listops
-    python -m flash_lm.sweep --config=configs/lra/image_short.py --config.data.path=$DATA/mnist --split=test \
+    python scripts/lra_data.py $DATA/mnist --out=runs/lra/data/image
+    python -m flash_lm.sweep --config=configs/lra/image_short.py --config.data.path=runs/lra/data/image --split=test \
         --workdir=runs/lra/image
-    python -m flash_lm.sweep --config=configs/lra/text_short.py --config.data.path=$DATA/imdb --split=test \
+    python scripts/lra_data.py runs/transfer/data/labelled --out=runs/lra/data/text
+    python -m flash_lm.sweep --config=configs/lra/text_short.py --config.data.path=runs/lra/data/text --split=test \
         --workdir=runs/lra/text
     python scripts/lra.py --runs=runs/lra --out=results/lra
 
-OUT gets runs.jsonl (a line for each classifier), table.md and lra.png. Sweeps that are not finished, or that are not
-there, have fewer rows.
+OUT gets runs.jsonl (a line for each classifier), table.md and lra.png. Lines of OUT whose sweep is not in the folder of
+runs are kept, so that the sweeps may be made one after the other.
 """
 
 import argparse
@@ -19,7 +21,7 @@ from flash_lm.analysis.lra import lines_of, lra_table, plot_lra
 from flash_lm.command import run
 from flash_lm.configs.lra import _published, _study
 from flash_lm.errors import InputError
-from flash_lm.jsonl import write_jsonl
+from flash_lm.jsonl import read_lines, write_jsonl
 
 
 def main(argv: list[str]) -> None:
@@ -30,8 +32,10 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
     arguments = parser.parse_args(argv)
-    there = [task for task in _published.TASKS if (arguments.runs / task).is_dir()]
-    lines = [line for task in there for line in lines_of(arguments.runs / task, task)]
+    kept, lines = read_lines(arguments.out / "runs.jsonl"), []
+    for task in _published.TASKS:
+        own = [line for line in kept if line["lra"] == task]
+        lines += lines_of(arguments.runs / task, task) if (arguments.runs / task).is_dir() else own
     if not lines:
         raise InputError(
             f"--runs={arguments.runs} has no scored sweep: make one with --workdir={arguments.runs}/"

@@ -77,6 +77,8 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = ()) 
     """
     metrics, config = Metrics(), trained.config
     service = _service(trained, limits, metrics)
+    if calls := service.calls_on_all_hosts:
+        calls.lead()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -20,11 +20,9 @@ class CallsOnAllHosts:
     """Calls that every host makes when the first host does."""
 
     def __init__(self, **calls: Callable[..., Any]):
-        """Takes functions of JSON values, by name; the first of several hosts also starts the keep-alive thread."""
+        """Takes functions of JSON values, by name."""
         self._calls, self._several = calls, jax.process_count() > 1
         self._one_at_a_time, self._ended = threading.Lock(), threading.Event()
-        if self._several and jax.process_index() == 0:
-            threading.Thread(target=self._ask, name="hosts", daemon=True).start()
 
     def __call__(self, name: str, *arguments: Any) -> Any:
         """Makes a call on all hosts; only the first host may call this."""
@@ -33,6 +31,14 @@ class CallsOnAllHosts:
         with self._one_at_a_time:
             of_all_hosts([name, arguments])
             return self._calls[name](*arguments)
+
+    def lead(self) -> None:
+        """Starts the thread that calls the other hosts now and then; for the first host.
+
+        From now on only calls of this object may start programs: any other would come between the thread's.
+        """
+        if self._several:
+            threading.Thread(target=self._ask, name="hosts", daemon=True).start()
 
     def follow(self) -> None:
         """Makes the calls of the first host until it ends; for the other hosts."""
