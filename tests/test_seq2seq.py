@@ -3,6 +3,8 @@
 import math
 
 import jax
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from flax import nnx
 from small import load_script
@@ -121,3 +123,18 @@ def test_the_study_runs_and_goes_on(tmp_path, capsys):
         script.main([*words, "--config.train.clip=0.1"])
     with pytest.raises(InputError, match="there is no model nobody; names are transformer, "):
         script.main([*words[:-3], "--only=nobody"])
+
+
+def test_couplets_of_frequent_characters(tmp_path, capsys):
+    """Characters are counted in the training split, those of both lines."""
+    corpus, out = tmp_path / "corpus", tmp_path / "out"
+    corpus.mkdir()
+    table = lambda *pairs: pa.table({"first": [a for a, _ in pairs], "second": [b for _, b in pairs]})
+    pq.write_table(table(("ab", "aa"), ("bc", "ca"), ("ad", "ba")), corpus / "train.parquet")
+    pq.write_table(table(("ac", "cc"), ("ba", "ad"), ("cb", "ab")), corpus / "test.parquet")
+    load_script("couplets_data").main([str(corpus), f"--out={out}", "--characters=3"])
+    assert pq.read_table(out / "train.parquet").equals(table(("ab", "aa"), ("bc", "ca")))
+    assert pq.read_table(out / "test.parquet").equals(table(("ac", "cc"), ("cb", "ab")))
+    assert "train.parquet: 2 of 3 couplets" in capsys.readouterr().out
+    with pytest.raises(InputError, match=r"has no couplets: expected train.parquet with columns first and second"):
+        load_script("couplets_data").main([str(tmp_path), f"--out={out}"])
