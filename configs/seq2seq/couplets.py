@@ -1,7 +1,8 @@
 """Prefixes, cross attention and encoders on couplets: a second line for a first line, on two cores.
 
     python scripts/couplets_data.py $DATA/couplets --out=runs/seq2seq/data
-    python -m flash_lm.train --config=configs/seq2seq/couplets.py --config.data.path=runs/seq2seq/data --workdir=runs/pairs
+    python -m flash_lm.train --config=configs/seq2seq/couplets.py --config.data.path=runs/seq2seq/data \
+        --workdir=runs/pairs
     python -m flash_lm.generate --workdir=runs/pairs --prompt=春風得意馬蹄疾 --samples=8
     python scripts/seq2seq.py --config=configs/seq2seq/couplets.py --config.data.path=runs/seq2seq/data \
         --runs=runs/seq2seq/c --out=runs/seq2seq/couplets
