@@ -1,6 +1,7 @@
 """The protocol of a small study: each model at several rates with one seed, and more seeds at its best rate."""
 
 import pathlib
+import shutil
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -29,7 +30,8 @@ def rates_then_seeds(
     rates: Sequence[float],
     more_seeds: Sequence[int],
     file: pathlib.Path,
-    one_run: Callable[[Model, float, int], Line],
+    runs: pathlib.Path,
+    one_run: Callable[[Model, float, int, pathlib.Path], Line],
     best: Callable[[list[Line]], Line],
 ) -> list[Line]:
     """Each model at each rate with seed 0, and at its best rate with more seeds.
@@ -39,7 +41,8 @@ def rates_then_seeds(
         rates: learning rates.
         more_seeds: seeds besides 0.
         file: gets a line for each run as soon as it is scored; what has a line there is not made again.
-        one_run: makes the run of a model, a rate and a seed; returns its line, with config_hash.
+        runs: folder for runs in progress; a run's own folder is removed when its line is written.
+        one_run: makes the run of a model, a rate and a seed in a folder; returns its line, with config_hash.
         best: of the lines of a model with seed 0, failed ones included, the one whose rate gets more seeds.
 
     Returns:
@@ -59,12 +62,14 @@ def rates_then_seeds(
                     raise InputError(f"{file} has a run of {at['model']} with another config: write to another folder")
                 return line
         print(", ".join(f"{key} {value}" for key, value in at.items()), flush=True)
+        folder = runs / "_".join(f"{x:g}" if isinstance(x, float) else str(x) for x in at.values())
         try:
-            line = one_run(model, rate, seed)
+            line = one_run(model, rate, seed, folder)
         except NonfiniteError as error:
             line = at | {"failed": str(error), "config_hash": known}
         append_jsonl(file, [line])
         lines.append(line)
+        shutil.rmtree(folder, ignore_errors=True)
         return line
 
     for model in models:

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import pathlib
-import shutil
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -61,15 +60,14 @@ def models_of(config: ConfigDict, names: Sequence[str], widths: Sequence[int]) -
     return found
 
 
-def one_run(model: Model, rate: float, seed: int, runs: pathlib.Path, should_stop: Callable[[], bool]) -> Line:
-    """Trains and scores one run; returns its line. What is on disk is removed: the line has all that is reported.
+def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: Callable[[], bool]) -> Line:
+    """Trains and scores one run; returns its line, with all that is reported.
 
     Raises:
         NonfiniteError: the loss became non-finite.
         KeyboardInterrupt: it was asked to stop; the run can go on.
     """
     config = model.of_run(rate, seed)
-    folder = runs / f"{model.name}_{model.width}_{rate:g}_{seed}"
     train(config, folder, should_stop)
     if should_stop():
         raise KeyboardInterrupt
@@ -77,7 +75,6 @@ def one_run(model: Model, rate: float, seed: int, runs: pathlib.Path, should_sto
     curve = validation_curve(folder)
     length = parse(config).data.length
     about = facts(model.family, config.model, (length,), ())
-    shutil.rmtree(folder)
     targets = sum(part["tokens"] for part in parts)
     return {
         **model.at(rate, seed),
@@ -119,8 +116,8 @@ def recall_study(
         InputError: the file has runs of another config.
         KeyboardInterrupt: it was asked to stop.
     """
-    make = functools.partial(one_run, runs=runs, should_stop=should_stop)
-    return rates_then_seeds(models, rates, more_seeds, file, make, best)
+    make = functools.partial(one_run, should_stop=should_stop)
+    return rates_then_seeds(models, rates, more_seeds, file, runs, make, best)
 
 
 def time_decoding(models: Sequence[Model], rounds: int) -> list[Line]:

@@ -50,7 +50,7 @@ def plan(config: Any, families: Sequence[str], budgets: Iterable[float]) -> list
                 if not _FROM <= tokens / about.parameters <= _TO:
                     continue
                 changes = shape | {"train.steps": None, "train.tokens": tokens}
-                name = f"{family}_{width}_{budget:.0e}".replace("+", "")
+                name = f"{family}_{width}_{budget:g}".replace("+", "")
                 found.append(Planned(name, family, about.parameters, tokens, budget, changes))
     return found
 

@@ -1,7 +1,6 @@
 """A study of what is given: models that read it from the left, as a prefix, or with an encoder."""
 
 import pathlib
-import shutil
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -40,20 +39,18 @@ def models_of(config: Any, keys: Mapping[str, Mapping[str, Any]]) -> list[Model]
     return [Model(name, changed(config, own)) for name, own in keys.items()]
 
 
-def one_run(model: Model, rate: float, seed: int, runs: pathlib.Path, should_stop: Callable[[], bool]) -> Line:
-    """Trains and scores one run; returns its line. What is on disk is removed: the line has all that is reported.
+def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: Callable[[], bool]) -> Line:
+    """Trains and scores one run; returns its line, with all that is reported.
 
     Raises:
         NonfiniteError: the loss became non-finite.
         KeyboardInterrupt: it was asked to stop; the run can go on.
     """
-    folder = runs / f"{model.name}_{rate:g}_{seed}"
     train(model.of_run(rate, seed), folder, should_stop)
     if should_stop():
         raise KeyboardInterrupt
     (scores,) = evaluate(folder, "test", [])
     curve = validation_curve(folder)
-    shutil.rmtree(folder)
     return {
         **model.at(rate, seed),
         "task": model.config.task,

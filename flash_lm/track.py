@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
     try:
         tracker = importlib.import_module(arguments.to)
     except ImportError:
-        raise InputError(f"--to={arguments.to} needs the package: pip install {arguments.to}") from None
+        raise InputError(f"--to={arguments.to} needs the package: pip install flash_lm[{arguments.to}]") from None
     for label, lines in metrics.items():
         config = filled(run_folder.read_config(names[label].workdir).to_dict())
         _replay(tracker, arguments.project, label, config, lines)

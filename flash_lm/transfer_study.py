@@ -154,6 +154,8 @@ def _work_off(tasks: Sequence[Task], runs: pathlib.Path) -> list[str]:
                 print(task.name, flush=True)
                 task.file.unlink(missing_ok=True)  # weights are lost: nothing may use them before they are whole again
                 write_made(task.file, task.make(), task.known)
+                if task.weights is None:  # its lines have all that is reported
+                    shutil.rmtree(runs / task.name, ignore_errors=True)
                 made = True
         if not made:
             return left
@@ -216,9 +218,7 @@ def _tune(
         return [{"model": family, "failed": f"pretraining: {failures[0]}"}]
     folder, budget = runs / f"rate_{_word(family, arm.name)}", study.tuning_steps * config.data.tokens_per_batch
     warmup = {"train.warmup_steps": None}  # in proportion to each run of the search
-    lines = tune(config, {family: warmup}, "train.learning_rate", budget, folder, should_stop)
-    shutil.rmtree(folder)
-    return lines
+    return tune(config, {family: warmup}, "train.learning_rate", budget, folder, should_stop)
 
 
 def _run(at: Line, config: Any, rates: pathlib.Path, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
@@ -230,11 +230,9 @@ def _run(at: Line, config: Any, rates: pathlib.Path, folder: pathlib.Path, shoul
         return [{**at, "failed": f"no learning rate stays finite: {best['failed']}"}]
     try:
         _trained(changed(config, {"train.learning_rate": best["value"]}), folder, should_stop)
-        lines = [score | at for score in evaluate(folder, "test")]
+        return [score | at for score in evaluate(folder, "test")]
     except NonfiniteError as error:
-        lines = [{**at, "failed": str(error)}]
-    shutil.rmtree(folder)
-    return lines
+        return [{**at, "failed": str(error)}]
 
 
 def _failure(file: pathlib.Path) -> str | None:

@@ -76,8 +76,8 @@ def best_values(lines: list[Line]) -> list[Line]:
         lines: from `tune`.
 
     Returns:
-        Its line, with `bracketed`: whether smaller and greater values are worse; and `grown`: whether it is outside
-        the grid that the search began with.
+        Its line, with `bracketed`: whether smaller and greater values are worse; and `grown`: whether the grid
+        had to grow, since a value at its end was the best so far.
     """
     found = []
     for model in dict.fromkeys(line["model"] for line in lines):
@@ -85,8 +85,9 @@ def best_values(lines: list[Line]) -> list[Line]:
         last = {line["value"]: line for line in own if line["round"] == len(_PARTS)}
         first = [line["value"] for line in own][: 2 * _FIRST + 1]
         best = min(last, key=lambda value: last[value].get("loss", math.inf))
+        grown = any(not min(first) <= line["value"] <= max(first) for line in own)
         bracketed = "loss" in last[best] and min(last) < best < max(last)
-        found.append({**last[best], "bracketed": bracketed, "grown": not min(first) <= best <= max(first)})
+        found.append({**last[best], "bracketed": bracketed, "grown": grown})
     return found
 
 

@@ -44,6 +44,7 @@ def main(argv: list[str]) -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_jsonl(arguments.out / "runs.jsonl", lines)
     text = lra_table(lines, _study.FAMILIES, _published.ACCURACY, _published.TASKS)
+    text = f"Test accuracy in %. {_published.NOTE}\n\n{text}"
     (arguments.out / "table.md").write_text(f"{text}\n", encoding="utf-8")
     if can_draw():
         plot_lra(lines, _study.FAMILIES, _published.TASKS, arguments.out / "lra.png")

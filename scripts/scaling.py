@@ -4,7 +4,7 @@
         --budgets="1e13 3e13 1e14" --out=scaling_runs.py --config.model.vocab_size=8192
     python -m flash_lm.sweep --config=quickstart --runs=scaling_runs.py --split=test --workdir=runs/scaling \
         --config.model.vocab_size=8192
-    python scripts/scaling.py fit runs/scaling/*/results.jsonl --out=runs/scaling
+    python scripts/scaling.py fit runs/scaling/*/ --out=runs/scaling
 
 A plan has, for each budget in FLOPs, all sizes with 4 to 100 tokens a parameter, by each family's own FLOPs. A fit is
 L = E + A / N^α + B / D^β for each family, with 95 % intervals over resampled runs; the exponent is that of the best
@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from flash_lm.analysis.results import newest_results
 from flash_lm.analysis.scaling_law import fit
 from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.command import load_config, run, words_of
 from flash_lm.errors import InputError
-from flash_lm.jsonl import Line, read_jsonl, write_jsonl
+from flash_lm.jsonl import Line, write_jsonl
 from flash_lm.scaling_plan import plan, sweep_file
 
 _PLAN: Columns = {
@@ -43,16 +44,17 @@ def main(argv: list[str]) -> None:
     planning.add_argument("--families", required=True, help="families, separated by spaces or commas")
     planning.add_argument("--budgets", required=True, help="FLOPs of a run, such as 1e13, separated likewise")
     planning.add_argument("--out", required=True, type=pathlib.Path, help="the file to write")
-    fitting = commands.add_parser("fit", help="fit a law to result lines of each family")
-    fitting.add_argument("results", nargs="+", type=pathlib.Path, help="results.jsonl of runs")
+    fitting = commands.add_parser("fit", help="fit a law to the results of each family")
+    fitting.add_argument("runs", nargs="+", help="folders of runs; of each the newest result counts")
+    fitting.add_argument("--split", default="test", choices=("validation", "test"), help="the split that was scored")
     fitting.add_argument("--out", required=True, type=pathlib.Path, help="folder for law.md and law.jsonl")
     arguments, overrides = parser.parse_known_args(argv)
     if arguments.command == "plan":
         _plan(arguments, overrides)
     elif overrides:
-        raise InputError(f"unknown argument {overrides[0]}: fit takes files of results and --out")
+        raise InputError(f"unknown argument {overrides[0]}: fit takes folders of runs, --split and --out")
     else:
-        _fit(arguments.results, arguments.out)
+        _fit(arguments.runs, arguments.split, arguments.out)
 
 
 def _plan(arguments: argparse.Namespace, overrides: list[str]) -> None:
@@ -72,9 +74,10 @@ def _plan(arguments: argparse.Namespace, overrides: list[str]) -> None:
     print(f"\n{total:.2e} FLOPs in {len(runs)} runs: python -m flash_lm.sweep --config={arguments.out}")
 
 
-def _fit(files: list[pathlib.Path], out: pathlib.Path) -> None:
-    results = [line for file in files for line in read_jsonl(file)]
-    lines: list[Line] = []
+def _fit(runs: list[str], split: str, out: pathlib.Path) -> None:
+    results, lines = newest_results(runs, split), []
+    if not results:
+        raise InputError(f"none of the runs has a result on the {split} split: score them with --split={split} first")
     for family in dict.fromkeys(line["family"] for line in results):
         own = [line for line in results if line["family"] == family]
         sizes, losses = (np.array([line[key] for line in own], float) for key in ("parameters", "loss"))

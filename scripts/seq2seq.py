@@ -39,9 +39,9 @@ def main(argv: list[str]) -> None:
         models = _chosen(models, words_of(arguments.only))
     out.mkdir(parents=True, exist_ok=True)
     with stop_on_signal() as should_stop:
-        make = functools.partial(one_run, runs=arguments.runs, should_stop=should_stop)
+        make, file = functools.partial(one_run, should_stop=should_stop), out / "runs.jsonl"
         try:
-            lines = rates_then_seeds(models, module.RATES, module.MORE_SEEDS, out / "runs.jsonl", make, best)
+            lines = rates_then_seeds(models, module.RATES, module.MORE_SEEDS, file, arguments.runs, make, best)
         except KeyboardInterrupt:
             print("stopped: run the same command again to continue")
             return

@@ -243,6 +243,14 @@ def test_widths_that_a_family_cannot_split(values, expected):
         complete(parse_model(config))
 
 
+@pytest.mark.parametrize("key", ["z_loss", "label_smoothing"])
+def test_a_term_of_the_softmax_is_refused_elsewhere(key):
+    config = changed(get_config(), {"model.vocab_size": 256, f"train.{key}": 1e-4})
+    parse(config)
+    with pytest.raises(InputError, match=f"train.{key} is of model.head=softmax, not logistics: set it to 0"):
+        parse(changed(config, {"model.head": "logistics"}))
+
+
 def test_the_papers_configs_are_of_one_size():
     counts = {}
     for path in CONFIGS:

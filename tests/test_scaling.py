@@ -33,16 +33,27 @@ def test_a_plan_is_a_sweep_of_its_budgets(tmp_path, capsys):
     assert "FLOPs in" in capsys.readouterr().out
 
 
+def test_near_budgets_have_runs_of_their_own(tmp_path, capsys):
+    file = tmp_path / "planned.py"
+    load_script("scaling").main([*PLAN, "--budgets=1e13,1.4e13", f"--out={file}"])
+    module = load_module(str(file))
+    assert f"in {len(module.RUNS)} runs" in capsys.readouterr().out
+    assert len({x["train.tokens"] for x in module.RUNS.values()}) == len(module.RUNS)
+
+
 def test_a_fit_gives_the_law_of_each_family(tmp_path):
     laws = {"flash": Law(1.5, 300.0, 900.0, 0.32, 0.34), "gla": Law(1.7, 500.0, 900.0, 0.36, 0.3)}
-    lines = []
     for family, law in laws.items():
         for n in np.geomspace(2e5, 5e6, 5):
             for steps in (500, 2000, 8000, 32000):
                 loss = float(law(n, steps * 2048))
-                lines.append({"family": family, "parameters": n, "step": steps, "batch_tokens": 2048, "loss": loss})
-    write_jsonl(tmp_path / "results.jsonl", lines)
-    load_script("scaling").main(["fit", str(tmp_path / "results.jsonl"), f"--out={tmp_path}"])
+                at = {"family": family, "parameters": n, "batch_tokens": 2048, "length": 128, "trained_length": 128}
+                line = at | {"step": steps, "split": "test", "loss": loss}
+                others = [{"split": "validation"}, {"length": 256}, {"ema": True}, {"step": steps // 2}]
+                folder = tmp_path / f"{family}_{n:g}_{steps}"
+                folder.mkdir()
+                write_jsonl(folder / "results.jsonl", [*(line | other | {"loss": 9.0} for other in others), line])
+    load_script("scaling").main(["fit", *map(str, tmp_path.iterdir()), f"--out={tmp_path}"])
     found = {line["family"]: line for line in read_jsonl(tmp_path / "law.jsonl")}
     for family, law in laws.items():
         assert np.isclose(found[family]["alpha"], law.alpha, rtol=0.03)
@@ -57,11 +68,15 @@ def test_a_fit_gives_the_law_of_each_family(tmp_path):
         ([*PLAN, "--budgets=many", "--out={tmp}/x.py"], "must be numbers such as 1e13"),
         ([*PLAN, "--budgets=1", "--out={tmp}/x.py"], "no size has 4 to 100 tokens a parameter"),
         ([*PLAN[:3], "--budgets=1e13", "--out={tmp}/x.py"], "set --config.model.vocab_size"),
-        (["fit", "{tmp}/results.jsonl", "--out={tmp}"], "flash, 1 runs: the fit needs 6 runs or more"),
+        (["fit", "{tmp}", "--out={tmp}"], "flash, 1 runs: the fit needs 6 runs or more"),
+        (
+            ["fit", "{tmp}", "--split=validation", "--out={tmp}"],
+            "none of the runs has a result on the validation split",
+        ),
     ],
 )
 def test_what_cannot_be_planned_or_fitted_is_refused(tmp_path, words, message):
-    one = {"family": "flash", "parameters": 7, "step": 1, "batch_tokens": 2, "loss": 3.0}
+    one = {"family": "flash", "parameters": 7, "step": 1, "batch_tokens": 2, "loss": 3.0, "split": "test"}
     write_jsonl(tmp_path / "results.jsonl", [one])
     with pytest.raises(InputError, match=message):
         load_script("scaling").main([word.format(tmp=tmp_path) for word in words])

@@ -58,7 +58,7 @@ def test_the_planted_rate_is_found(planted, tmp_path, true):
     (best,) = best_values(lines)
     assert abs(math.log2(best["value"] / true)) <= 0.51
     assert best["bracketed"] and best["tokens"] == BUDGET
-    assert best["grown"] == (not 0.74e-3 < best["value"] < 12.1e-3)
+    assert best["grown"] == (not 0.76e-3 < best["value"] < 11.9e-3)  # the ends of the first grid
     in_rounds = [sum(line["round"] == number for line in lines) for number in (1, 2, 3)]
     assert in_rounds[0] >= 5 and 3 <= in_rounds[2] <= in_rounds[1] + 2
     losses = {line["value"]: line["loss"] for line in lines if line["round"] == 3}

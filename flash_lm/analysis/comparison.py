@@ -80,6 +80,8 @@ def write_curves(
     plot_curves(curves, scored, out / "curves.png", title, time)
     if all(_on_examples(line) for line in results):
         plot_curves(curves, scored, out / "accuracy.png", title, time, quality="accuracy")
+    else:
+        (out / "accuracy.png").unlink(missing_ok=True)  # of an earlier comparison
 
 
 def _groups(results: list[Line]) -> Callable[[Line], Group]:

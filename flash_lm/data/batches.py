@@ -1,6 +1,7 @@
 """Batches of rows. The training order is a pure function of (seed, step), whatever the number of hosts."""
 
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
 import grain
@@ -56,8 +57,7 @@ class IndexedBatches:
 
         if mixture:
             parts = [order(part, seed + number) for number, (part, _) in enumerate(mixture)]
-            # Not drawn at random: of the first n rows each part has its share, to within one row or so.
-            of_all = grain.MapDataset.mix(parts, weights=[share for _, share in mixture])
+            of_all = _Mixed(parts, [share for _, share in mixture])
         else:
             of_all = order(range(len(rows)), seed)
         mine = _Shared(of_all, share).batch(len(share.rows), batch_fn=stack)
@@ -96,6 +96,38 @@ class FixedRows:
     def __getitem__(self, row: int) -> Row:
         """The row with this number."""
         return self._transform(self._rows[row], row)
+
+
+class _Mixed(grain.MapDataset):
+    """Endless parts in fixed shares, not drawn at random: of the first n elements each has its share to about one.
+
+    The first part gets its share of all, rounded to the nearest, the next one its share of those that are left, and so
+    on. Shares are read as the decimal numbers that they are written as, so that no rounding adds up.
+    """
+
+    def __init__(self, parts: Sequence[grain.MapDataset], shares: Sequence[float]):
+        super().__init__(parts)
+        exact, left = [Fraction(str(share)) for share in shares], []
+        while exact:
+            left.append(exact[0] / sum(exact))
+            del exact[0]
+        self._of_those_left = left
+
+    def __len__(self) -> int:
+        return min(map(len, self._parents))
+
+    def __getitem__(self, i: int) -> Any:
+        for part, share in enumerate(self._of_those_left):
+            before, after = (_nearest(n * share.numerator, share.denominator) for n in (i, i + 1))
+            if after > before:
+                return self._parents[part][before]
+            i -= before
+        raise AssertionError("the last part has all that is left")
+
+
+def _nearest(a: int, b: int) -> int:
+    """The integer nearest to a / b."""
+    return (2 * a + b) // (2 * b)
 
 
 class _Shared(grain.MapDataset):

@@ -20,7 +20,7 @@ class MixedCorpus:
 
     def __init__(self, parts: Mapping[str, Corpus]):
         """Reads nothing yet; `parts`: corpora by name."""
-        self.parts, self.name = parts, "-".join(parts)
+        self.parts, self.name = parts, "-".join(map(_name, parts))  # a name of a folder, not of places
         self.stream: DocumentStream | None = None
         contents = " ".join(corpus.fingerprint for corpus in parts.values())
         self.fingerprint = hashlib.sha256(f"mixture {contents}".encode()).hexdigest()

@@ -19,6 +19,7 @@ from flash_lm.training import workdir as run_folder
 from flash_lm.training.experiment import Experiment, vocabulary
 from flash_lm.training.hub import downloaded
 from flash_lm.training.labels import read_labels
+from flash_lm.training.schedule_free import begun_with
 from flash_lm.training.state import TrainState
 from flash_lm.training.weights import read_weights
 
@@ -141,7 +142,8 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
         put = lambda x, own: jax.device_put(jnp.asarray(x, own.dtype), own.sharding)
         constants = jax.tree.map(put, theirs.model.constants, constants)
     ema = None if drawn.ema is None else jax.tree.map(jnp.copy, params)
-    state = dataclasses.replace(drawn, params=params, constants=constants, ema=ema)
+    opt_state = begun_with(drawn.opt_state, params)
+    state = dataclasses.replace(drawn, params=params, constants=constants, ema=ema, opt_state=opt_state)
     return Initial(state, saved.identity(name, theirs.step, theirs.params, theirs.facts), message)
 
 

@@ -113,6 +113,7 @@ def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransfo
     frozen = frozen_parameters(config.freeze, traits.matrix)
     # Not 0, because adding it to a parameter of -0 would change it.
     still = lambda x, is_frozen, value: jnp.full_like(x, value) if is_frozen else x
+    without_frozen = lambda updates: jax.tree.map(partial(still, value=-0.0), updates, frozen)
 
     def moves(gradients: Any, state: Any, params: Any, moved: Any, rate: jax.Array) -> tuple[Any, Any]:
         """The updates of `moved`, given gradients at `params`."""
@@ -120,17 +121,16 @@ def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransfo
         gradients = jax.tree.map(partial(still, value=0), gradients, frozen)
         updates, state = whole.update(gradients, state, params, learning_rate=rate)
         updates = jax.tree.map(lambda x, own: x if own == 1 else x * own, updates, traits.rate)
-        return jax.tree_util.tree_map_with_path(_projected, updates, moved, traits.project), state
+        return without_frozen(jax.tree_util.tree_map_with_path(_projected, updates, moved, traits.project)), state
 
     # None of this is a link of the chain, which would add to the state: older checkpoints do not have it.
     average = schedule_free(whole.init, moves, config.b1) if row.averages else None
 
     def update(updates: Any, state: Any, params: Any = None, **inputs: Any) -> tuple[Any, Any]:
         if average is None:
-            updates, state = moves(updates, state, params, params, inputs["learning_rate"])
-        else:
-            updates, state = average.update(updates, state, params, **inputs)
-        return jax.tree.map(partial(still, value=-0.0), updates, frozen), state
+            return moves(updates, state, params, params, inputs["learning_rate"])
+        updates, state = average.update(updates, state, params, **inputs)
+        return without_frozen(updates), state
 
     return optax.GradientTransformationExtraArgs((average or whole).init, update)
 

@@ -57,6 +57,13 @@ def schedule_free(init: Callable[[Any], Any], moves: Moves, share: float) -> opt
     return optax.GradientTransformationExtraArgs(start, update)
 
 
+def begun_with(opt_state: Any, params: Any) -> Any:
+    """A new state of the optimizer whose z is these parameters, if it averages: they replace those it was made for."""
+    if not isinstance(opt_state, ScheduleFreeState):
+        return opt_state
+    return opt_state._replace(z=jax.tree.map(jnp.copy, params))
+
+
 def gradient_point(opt_state: Any, params: Any) -> Any:
     """Where a step takes its gradient: y if the optimizer averages, otherwise the parameters themselves."""
     if not isinstance(opt_state, ScheduleFreeState):

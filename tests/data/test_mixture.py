@@ -74,6 +74,26 @@ def test_each_part_has_its_share_at_any_time():
             assert mine[:size] != mine[size : 2 * size], "each epoch has an order of its own"
 
 
+def test_shares_stay_exact():
+    """Also where a share is no small ratio, and after many rows, from which a run may go on."""
+    shares = (0.7, 0.2999, 0.0001)
+    ranges = [range(1000), range(1000, 2000), range(2000, 3000)]
+    mixture = list(zip(ranges, shares, strict=True))
+    for start in (0, 10**6, 10**9):
+        found = IndexedBatches(Numbers(3000), whole_batch(10), seed=0, start_step=start // 10, mixture=mixture)
+        rows = np.array([int(x) for _ in range(2000) for x in next(found)["number"][:, 0]])
+        for r, share in zip(ranges, shares, strict=True):
+            mine = (rows >= r.start) & (rows < r.stop)
+            assert abs(mine.sum() - 20_000 * share) <= 2, (start, share)
+    epochs = []  # of the rows that follow on 10⁹: each part has used up its share of what came before
+    note = lambda row, seed, epoch, number: epochs.append((number // 1000, epoch)) or row
+    found = IndexedBatches(Numbers(3000), whole_batch(10), seed=0, start_step=10**8, mixture=mixture, transform=note)
+    for _ in range(2000):
+        next(found)
+    for part, share in enumerate(shares):
+        assert abs(min(epoch for x, epoch in epochs if x == part) - 10**9 * share / 1000) <= 1
+
+
 def test_a_step_and_any_number_of_hosts_determine_the_rows():
     whole = numbers(whole_batch(10), batches=30)
     assert numbers(whole_batch(10), start=17, batches=13) == whole[170:]
@@ -186,3 +206,5 @@ def test_places_with_the_same_name_keep_their_places(config, tmp_path):
     mixture = ((str(tmp_path / "a"), 1), (str(tmp_path / "more" / "a"), 1))
     corpus = load_splits(parse(changed(config, {"data.mixture": mixture})).data)
     assert other and corpus.parts == tuple(place for place, _ in mixture)
+    assert corpus.name == "a-a" and {x.name for x in tmp_path.iterdir()} == {*"abc", "more", "cache"}
+    assert {x.name for x in (tmp_path / "a").iterdir()} == {f"{i}.txt" for i in range(8)}, "nothing beside the text"

@@ -23,6 +23,7 @@ from flash_lm.tables import OPTIMIZERS
 from flash_lm.training.initial import tokenizer_of
 from flash_lm.training.loop import train
 from flash_lm.training.optimizer import frozen_parameters, make_optimizer
+from flash_lm.training.schedule_free import gradient_point
 from training.runs import losses, stop_after
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -166,8 +167,21 @@ def test_no_optimizer_moves_what_is_frozen(config, name):
             (state, other),
         )
     assert np.asarray(found["a"]).tobytes() == np.asarray(params["a"]).tobytes()
+    point = gradient_point(states[0], found)["a"]  # the average of a and a copy of it
+    np.testing.assert_allclose(point, params["a"], rtol=1e-6)
     np.testing.assert_allclose(found["b"], expected["b"], rtol=1e-6)
     assert not np.array_equal(found["b"], params["b"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_begins_with_the_parameters_taken(config, parent, tmp_path, name):
+    """A step at nearly no rate stays with them."""
+    keys = {"train.init_from": str(parent), "train.optimizer": name, "train.learning_rate": 1e-9, "train.steps": 1}
+    train(changed(config, keys | {"train.warmup_steps": 0, "train.weight_decay": 0.0}), tmp_path / "run")
+    before, after = arrays(parent), arrays(tmp_path / "run")
+    for key, x in after.items():
+        np.testing.assert_allclose(x, before[key], atol=1e-6, err_msg=key)
 
 
 @pytest.mark.slow
