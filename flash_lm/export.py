@@ -40,7 +40,7 @@ def main(argv: list[str]) -> None:
     given = {name: value for name in _SIZES if (value := getattr(arguments, name)) is not None}
     if given and arguments.format != "stablehlo":
         raise InputError(f"--{', --'.join(given)} belong to --format=stablehlo: leave them out, or give that format")
-    from flash_lm.inference.exporting import export
+    from flash_lm.inference.exporting import check_export, export
     from flash_lm.inference.programs import Sizes
     from flash_lm.inference.trained_model import load_model
     from flash_lm.training.hosts import is_first, lost_hosts_reported
@@ -49,9 +49,11 @@ def main(argv: list[str]) -> None:
     name, mesh = run_of(arguments)
     with lost_hosts_reported():
         trained = load_model(name, dtype=arguments.dtype, mesh_shape=mesh)
+        asked = (trained, arguments.out, arguments.license, arguments.format, Sizes(**given))
+        check_export(*asked)
         if arguments.push and is_first():
             make_repository(arguments.push, private=arguments.private)  # what is wrong there is said before writing
-        messages = export(trained, arguments.out, arguments.license, arguments.format, Sizes(**given))
+        messages = export(*asked, on_hub=arguments.push)
     if is_first():
         print(f"{arguments.out}: {trained.model.parameter_count():,} parameters of {name}, step {trained.step}")
         print("\n".join(messages), end="\n" if messages else "")

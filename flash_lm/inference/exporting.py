@@ -46,25 +46,10 @@ class Format(NamedTuple):
     ours: bool = False
 
 
-def export(
+def check_export(
     trained: TrainedModel, out: pathlib.Path, license_: str, form: str = "flash_lm", sizes: Sizes | None = None
-) -> list[str]:
-    """Writes parameters, config, tokenizer and a model card; writes the folder completely or not at all.
-
-    Args:
-        trained: the model, in the dtype to write.
-        out: the folder; must not exist yet.
-        license_: the licence for the card, as the Hugging Face hub names it.
-        form: a key of `FORMATS`.
-        sizes: of the programs of form="stablehlo"; None: the usual ones.
-
-    Returns:
-        Sentences on what could not be written.
-
-    Raises:
-        InputError: the folder exists, the model is already such an export, there is no licence, or the format cannot
-            express the model.
-    """
+) -> None:
+    """Raises as `export` does; its arguments are those of `export`."""
     kind = FORMATS[form](sizes or Sizes())
     saved_dtype = run_folder.read_config(trained.run.workdir).model.param_dtype
     if kind.ours and is_export(trained.run.workdir) and saved_dtype == trained.config.model.param_dtype:
@@ -74,6 +59,35 @@ def export(
     if of_all_hosts(out.exists() or out.is_symlink())[0]:
         raise InputError(f"--out={out} already exists: give a new folder")
     kind.check(trained)
+
+
+def export(
+    trained: TrainedModel,
+    out: pathlib.Path,
+    license_: str,
+    form: str = "flash_lm",
+    sizes: Sizes | None = None,
+    on_hub: str | None = None,
+) -> list[str]:
+    """Writes parameters, config, tokenizer and a model card; writes the folder completely or not at all.
+
+    Args:
+        trained: the model, in the dtype to write.
+        out: the folder; must not exist yet.
+        license_: the licence for the card, as the Hugging Face hub names it.
+        form: a key of `FORMATS`.
+        sizes: of the programs of form="stablehlo"; None: the usual ones.
+        on_hub: OWNER/NAME, from where the card loads it; None: from a folder.
+
+    Returns:
+        Sentences on what could not be written.
+
+    Raises:
+        InputError: the folder exists, the model is already such an export, there is no licence, or the format cannot
+            express the model.
+    """
+    check_export(trained, out, license_, form, sizes)
+    kind = FORMATS[form](sizes or Sizes())
     params = jax.tree.map(fetched, trained.params)
     if not is_first():
         return []
@@ -86,7 +100,7 @@ def export(
             messages.append(f"there is no tokenizer.json: {theirs}")
         else:
             theirs.save(str(partial / "tokenizer.json"))
-        model_card(trained, out.name, license_, kind.library).save(partial / "README.md")
+        model_card(trained, out.name, license_, kind.library, on_hub).save(partial / "README.md")
     return messages
 
 

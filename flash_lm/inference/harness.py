@@ -15,7 +15,7 @@ from flash_lm.inference.trained_model import TrainedModel
 
 _ROWS = 16  # that are on the device at a time
 _PIECE = 32  # tokens that are generated between two looks for the end of an answer
-_NEW_TOKENS = 256  # of an answer, if the task does not say
+_NEW_TOKENS = 256  # of an answer, if the task does not say, and there is room
 
 
 class HarnessModel(TemplateLM):
@@ -63,6 +63,11 @@ class HarnessModel(TemplateLM):
         row = self._trained.encode(string, "a text of the task").tolist() if string else [self.prefix_token_id]
         return row[1:] if add_special_tokens is False else row
 
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """As the harness does, but a continuation that the tokenizer joins to what is before it is read by itself."""
+        ids, after = super()._encode_pair(context, continuation)
+        return ids, after or self.tok_encode(continuation, add_special_tokens=False)
+
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """The log-likelihood of whole texts, in nats, without end-of-text.
 
@@ -94,17 +99,19 @@ class HarnessModel(TemplateLM):
         """Continues contexts up to one of the strings of `until`, which is left out, or the end of the text.
 
         Args:
-            requests: with `args` (context, settings): until, max_gen_toks, do_sample, temperature and top_p.
+            requests: with `args` (context, settings): until, max_gen_toks (or max_new_tokens), do_sample, temperature
+                and top_p.
             disable_tqdm: not used.
 
         Raises:
             InputError: a setting is unknown or out of range, or there is no room for a context.
         """
         del disable_tqdm
-        settings = [_settings(request.args[1]) for request in requests]
+        limit = self._generator.engine.limit
+        usual = _NEW_TOKENS if limit is None else min(_NEW_TOKENS, limit // 2)
+        settings = [_settings(request.args[1], usual) for request in requests]
         contexts = []
         for request, (_, new_tokens, _) in zip(requests, settings, strict=True):
-            limit = self._generator.engine.limit
             room = self.max_length if limit is None else min(self.max_length, limit - new_tokens)
             if room < 1:
                 raise InputError(f"max_gen_toks={new_tokens} leaves no room for a context: the limit is {limit}")
@@ -122,7 +129,12 @@ class HarnessModel(TemplateLM):
         """Of (texts, context, continuation), ids of the last two; what is too long is cut at its beginning."""
         del kwargs
         pairs = []
-        for _, context, continuation in requests:
+        for texts, context, continuation in requests:
+            if not continuation:
+                raise InputError(
+                    f"there is nothing to score after {texts[0] if texts else context!r}: the task has "
+                    "an empty choice or answer"
+                )
             if len(continuation) > self.max_length:
                 raise InputError(
                     f"a continuation of {len(continuation)} tokens is longer than the {self.max_length} of training: "
@@ -134,8 +146,7 @@ class HarnessModel(TemplateLM):
     def _scored(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
         """The log-likelihood of each continuation, and whether each of its tokens is the likeliest."""
         found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
-        numbers = [i for i, (_, continuation) in enumerate(pairs) if continuation]
-        for batch in _batches(numbers, lambda i: sum(map(len, pairs[i]))):
+        for batch in _batches(range(len(pairs)), lambda i: sum(map(len, pairs[i]))):
             contexts, continuations = ([np.array(pairs[i][part], np.int32) for i in batch] for part in (0, 1))
             for i, one in zip(batch, self._generator.engine.score(contexts, continuations), strict=True):
                 found[i] = float(one.log_probs.astype(np.float64).sum()), bool(one.likeliest.all())
@@ -168,17 +179,27 @@ class HarnessModel(TemplateLM):
         return [text[: min([text.find(word) for word in until if word in text], default=None)] for text in texts]
 
 
-def _settings(given: dict[str, Any]) -> tuple[tuple[str, ...], int, Sampling]:
-    """The strings that end an answer, its most tokens, and how a token is chosen: the likeliest if not sampled."""
+def _settings(given: dict[str, Any], usual: int) -> tuple[tuple[str, ...], int, Sampling]:
+    """The strings that end an answer, its most tokens, and how a token is chosen: the likeliest if not sampled.
+
+    Args:
+        given: the task's generation_kwargs.
+        usual: most tokens if the task does not say.
+    """
     rest = dict(given)
-    until, new_tokens = rest.pop("until", ()), int(rest.pop("max_gen_toks", _NEW_TOKENS))
+    until = rest.pop("until", ())
+    new_tokens = int(rest.pop("max_new_tokens", usual))
+    new_tokens = int(rest.pop("max_gen_toks", new_tokens))
     sampled, top_p = rest.pop("do_sample", None), float(rest.pop("top_p", 1.0))
     temperature = float(rest.pop("temperature", 1.0 if sampled else 0.0))
     if sampled is False:
         temperature = 0.0
+    if int(rest.get("num_beams", 1)) == 1:
+        rest.pop("num_beams", None)
     if rest:
         raise InputError(
-            f"generation_kwargs has {', '.join(rest)}: known are until, max_gen_toks, do_sample, temperature and top_p"
+            f"generation_kwargs has {', '.join(rest)}: known are until, max_gen_toks or max_new_tokens, do_sample, "
+            "temperature, top_p and num_beams=1"
         )
     words = (until,) if isinstance(until, str) else tuple(until)
     return tuple(word for word in words if word), new_tokens, Sampling(temperature=temperature, top_p=top_p)

@@ -14,32 +14,44 @@ _METRICS = {"perplexity": "perplexity a token", "bits_per_byte": "bits a byte", 
 
 
 class Library(NamedTuple):
-    """A library that loads a model: its name, and code with the folder's {name} and an example {call}."""
+    """A library that loads a model.
+
+    Attributes:
+        name: of the library.
+        on_hub: what it calls the model {name} of the hub; None: it needs a folder.
+        load: code, with the {place} of the model.
+        call: code, with an example {call}.
+    """
 
     name: str
+    on_hub: str | None
     load: str
     call: str
 
 
-FLASH_LM = Library("flash_lm", 'import flash_lm\n\nmodel = flash_lm.load("path/to/{name}")', "print(model.{call})")
+FLASH_LM = Library(
+    "flash_lm", "hub:{name}", 'import flash_lm\n\nmodel = flash_lm.load("{place}")', "print(model.{call})"
+)
 TRANSFORMERS = Library(
     "transformers",
+    "{name}",
     """from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("path/to/{name}")
-tokenizer = AutoTokenizer.from_pretrained("path/to/{name}")""",
+model = AutoModelForCausalLM.from_pretrained("{place}")
+tokenizer = AutoTokenizer.from_pretrained("{place}")""",
     """ids = tokenizer("Once upon", return_tensors="pt").input_ids
 print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))""",
 )
 JAX = Library(
     "jax",
+    None,
     """import pathlib
 
 import numpy as np
 from jax import export
 from safetensors.numpy import load_file
 
-folder = pathlib.Path("path/to/{name}")
+folder = pathlib.Path("{place}")
 params = load_file(folder / "model.safetensors")
 start, prefill, step = (
     export.deserialize((folder / f"{{each}}.stablehlo").read_bytes()).call for each in ("start", "prefill", "step")
@@ -52,7 +64,9 @@ logits, state = step(params, state, logits.argmax(axis=-1).astype(np.int32))""",
 )
 
 
-def model_card(trained: TrainedModel, name: str, license_: str, library: Library) -> ModelCard:
+def model_card(
+    trained: TrainedModel, name: str, license_: str, library: Library, on_hub: str | None = None
+) -> ModelCard:
     """Makes a model's card.
 
     Args:
@@ -60,7 +74,9 @@ def model_card(trained: TrainedModel, name: str, license_: str, library: Library
         name: its folder's name.
         license_: the licence, as the Hugging Face hub names it.
         library: the library that loads the model.
+        on_hub: its OWNER/NAME there; None: it is a folder.
     """
+    place = library.on_hub.format(name=on_hub) if on_hub and library.on_hub else f"path/to/{name}"
     config, lines = trained.config, _results(trained)
     example = _example(trained)
     measured = [
@@ -101,7 +117,7 @@ A language model of family `{config.model.label}` with {trained.model.parameter_
 {config.model.param_dtype}{"" if trained.imported_from else f", trained with `task={config.task}` by flash_lm"}.
 
 ```python
-{chr(10).join(use).format(name=name, call=call)}
+{chr(10).join(use).format(place=place, call=call)}
 ```
 
 {_origin(trained)}

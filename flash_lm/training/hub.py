@@ -1,6 +1,7 @@
 """Models on the Hugging Face hub: an export goes up, and `hub:NAME` comes down as a folder of an export."""
 
 import contextlib
+import fnmatch
 import os
 import pathlib
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from flash_lm.training.exported import is_export
 
 _CACHED, _COMMIT = "models--", 12  # how the library names the folder of a model's copies; characters of a commit
 _FILES = ("*.safetensors", "*.json", "tokenizer/*", "README.md")  # of an export
+_REPLACED = (*_FILES, "*.stablehlo")  # by an upload, where they are not in other folders
 
 
 def make_repository(name: str, *, private: bool) -> None:
@@ -25,6 +27,8 @@ def make_repository(name: str, *, private: bool) -> None:
     """
     from huggingface_hub import HfApi  # noqa: PLC0415 (slow to import)
 
+    if name.count("/") != 1:  # the hub would take a name without an owner, and then not find it
+        raise InputError(f"{name} is no name of a model on the hub: give OWNER/NAME")
     with _explained(name):
         HfApi().create_repo(name, private=private, exist_ok=True)
 
@@ -46,8 +50,9 @@ def push(folder: pathlib.Path, name: str) -> str:
 
     with _explained(name):
         # An index of parts, or the labels of a classifier, must not stay beside weights of another kind.
+        old = [file for file in HfApi().list_repo_files(name) if _is_replaced(file)]
         found = HfApi().upload_folder(
-            repo_id=name, folder_path=folder, commit_message="Exported by flash_lm", delete_patterns=list(_FILES)
+            repo_id=name, folder_path=folder, commit_message="Exported by flash_lm", delete_patterns=old
         )
     return str(found)
 
@@ -77,6 +82,10 @@ def downloaded(name: str | os.PathLike[str] | RunName) -> RunName:
     return name._replace(workdir=folder)
 
 
+def _is_replaced(file: str) -> bool:
+    return any(fnmatch.fnmatch(file, x) and file.count("/") == x.count("/") for x in _REPLACED)
+
+
 def name_of_copy(folder: pathlib.Path) -> str | None:
     """OWNER/NAME@COMMIT of a local copy of a model on the hub; None: the folder is no such copy."""
     owner, mark, name = folder.parent.parent.name.removeprefix(_CACHED).partition("--")
@@ -104,5 +113,7 @@ def _explained(name: str) -> Iterator[None]:
         status = error.response.status_code
         known = {401: "the token is not valid: run hf auth login, or set HF_TOKEN", 403: "the token may not do this"}
         raise InputError(f"the hub refuses {name} ({status}): {known.get(status, first_line(error))}") from None
-    except (OSError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage] (of its HTTP library)
+    except (ConnectionError, TimeoutError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage]
         raise InputError(f"the hub cannot be reached ({first_line(error)}): connect, and try again") from None
+    except OSError as error:  # a full disk, a folder without permission
+        raise InputError(f"the files of {name} cannot be read or written: {first_line(error)}") from None

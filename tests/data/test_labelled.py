@@ -45,6 +45,35 @@ def test_a_row_is_the_beginning_of_a_text_and_its_label(tmp_path):
     assert (rows[1]["segment_ids_BxL"] > 0).sum() == 5  # with begin- and end-of-text
 
 
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "hub"])
+def test_labels_of_other_files_and_of_the_hub(kind, tmp_path, monkeypatch):
+    """Rows and labels are those of parquet."""
+    expected = load(write(tmp_path / "parquet"), tmp_path / "cache")
+    folder = tmp_path / kind
+    folder.mkdir()
+    for split, (texts, labels) in SPLITS.items():
+        rows = datasets.Dataset.from_dict({"text": texts, "label": labels})
+        to_file = rows.to_csv if kind == "csv" else rows.to_json
+        to_file(folder / f"{split}.{'csv' if kind == 'csv' else 'jsonl'}")
+    data = {}
+    if kind == "hub":
+        files = {split: str(folder / f"{split}.jsonl") for split in SPLITS}
+        real = datasets.load_dataset_builder
+        asked = []
+
+        def of_hub(name, *words, **options):
+            asked.append(name)
+            return real("json", data_files=files, cache_dir=str(tmp_path / "hub"))
+
+        monkeypatch.setattr(datasets, "load_dataset_builder", of_hub)
+        data = {"path": None, "name": "somebody/reviews"}
+    found = load(folder, tmp_path / "cache", **data)
+    assert found.labels == expected.labels and (kind != "hub" or "somebody/reviews" in asked)
+    for split in SPLITS:
+        assert found.splits[split].labels.tolist() == expected.splits[split].labels.tolist()
+        assert found.splits[split].tokens.tolist() == expected.splits[split].tokens.tolist()
+
+
 def test_numbers_and_truth_values_are_labels_in_order(tmp_path):
     numbers = {split: (texts, [10 if x == "yes" else 2 for x in labels]) for split, (texts, labels) in SPLITS.items()}
     assert load(write(tmp_path / "a", numbers), tmp_path / "cache").labels == ("2", "10")

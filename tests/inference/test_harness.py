@@ -61,8 +61,29 @@ def test_continuations_have_the_log_likelihood_of_the_parallel_form(model, train
         log_probs, likeliest = log_probs_of(trained, ids)
         assert log_likelihood == pytest.approx(log_probs[-count:].sum(), abs=1e-3)
         assert greedy == likeliest[-count:].all()
-    turned = model.loglikelihood(requests(*pairs[::-1]))[::-1]
-    assert [x for x, _ in turned] == pytest.approx([x for x, _ in found], abs=1e-4)
+
+
+def test_what_is_asked_beside_a_question_changes_nothing(model):
+    """In more than one batch of mixed lengths, in another order, and one by one."""
+    pairs = [("the cat " * (i % 5), "sees a dog "[: 1 + i % 11]) for i in range(40)]
+    ask = lambda numbers: [x for x, _ in model.loglikelihood(requests(*(pairs[i] for i in numbers)))]
+    found = np.array(ask(range(40)))
+    order = np.random.default_rng(0).permutation(40)
+    np.testing.assert_allclose(ask(order), found[order], atol=1e-4)
+    np.testing.assert_allclose([ask([i])[0] for i in range(0, 40, 7)], found[::7], atol=1e-4)
+
+
+def test_a_continuation_that_is_joined_to_its_context_is_scored_by_itself(model, monkeypatch):
+    """As where "new" and "s" are two tokens, and "news" is one."""
+    encode = model.tok_encode
+    joined = lambda text, **settings: encode(text.replace("cats", "c"), **settings)
+    monkeypatch.setattr(model, "tok_encode", joined)
+    (found,) = model.loglikelihood(requests(("the cat", "s")))
+    monkeypatch.undo()
+    (apart,) = model._loglikelihood_tokens([(None, encode("the cat"), encode("s", add_special_tokens=False))])
+    assert found == apart and found[0] < 0
+    with pytest.raises(InputError, match="there is nothing to score after 'the cat': the task has an empty choice"):
+        model.loglikelihood(requests(("the cat", "")))
 
 
 def test_what_the_model_itself_says_is_greedy(model, trained):
@@ -105,8 +126,11 @@ def test_answers_end_before_the_strings_of_until(model, trained):
     assert cut == [text.split(word)[0] for text in plain]
     sampled = requests(*((x, {"max_gen_toks": 8, "do_sample": True, "temperature": 1.0}) for x in contexts))
     assert model.generate_until(sampled) == model.generate_until(sampled) != [text[:8] for text in plain]
-    with pytest.raises(InputError, match="generation_kwargs has beams: known are until"):
-        model.generate_until(requests(("a", {"beams": 3})))
+    same = requests(*((x, {"max_new_tokens": 8, "num_beams": 1}) for x in contexts))
+    assert model.generate_until(same) == plain
+    for unknown in ({"beams": 3}, {"num_beams": 3}):
+        with pytest.raises(InputError, match=f"generation_kwargs has {next(iter(unknown))}: known are until"):
+            model.generate_until(requests(("a", unknown)))
 
 
 @pytest.fixture(scope="module")

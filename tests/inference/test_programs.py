@@ -4,14 +4,18 @@ import json
 import subprocess
 import sys
 
+import jax
+import jax.export
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import flash_lm
 from flash_lm.errors import InputError
 from flash_lm.export import main
 from flash_lm.inference.exporting import export
 from flash_lm.inference.programs import Sizes
+from flash_lm.models.family import FAMILIES
 from inference.test_exporting import trained_model
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -63,6 +67,25 @@ def test_another_process_gets_the_same_logits(family, tmp_path):
     close = {"atol": 1e-4 * np.abs(found).max()}
     np.testing.assert_allclose(found[:, 0], expected(trained, rows[0], [7, *range(15, 21)]), **close)
     np.testing.assert_allclose(found[:, 1], expected(trained, shorter, [7, *range(10, 16)]), **close)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [name for name, row in FAMILIES.items() if "causal" in row.serves])
+def test_the_programs_of_every_family_that_decodes_are_its_own(family, tmp_path):
+    """For all platforms; called here, with one prompt and one step."""
+    trained = trained_model(tmp_path / "mine", family)
+    assert export(trained, tmp_path / "out", "mit", "stablehlo", Sizes(rows=1, piece=8, capacity=16)) == []
+    params = load_file(tmp_path / "out" / "model.safetensors")
+    start, prefill, step = (
+        jax.export.deserialize((tmp_path / "out" / f"{name}.stablehlo").read_bytes())
+        for name in ("start", "prefill", "step")
+    )
+    assert step.platforms == ("cpu", "cuda", "rocm", "tpu")
+    rows = np.random.default_rng(0).integers(3, 100, (1, 9)).astype(np.int32)
+    first, state = prefill.call(params, start.call(params), rows[:, :8], np.array([8], np.int32))
+    second, _ = step.call(params, state, rows[:, 8])
+    found = np.concatenate([first, second])
+    np.testing.assert_allclose(found, expected(trained, rows[0], [7, 8]), atol=1e-4 * np.abs(found).max())
 
 
 def test_the_folder_says_how_it_is_called(tmp_path):

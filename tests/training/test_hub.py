@@ -48,6 +48,10 @@ def hub(tmp_path, monkeypatch):
             (folder / name).mkdir(parents=True, exist_ok=True)
             self.private.setdefault(name, private)
 
+        def list_repo_files(self, name):
+            self.check(name)
+            return [str(x.relative_to(folder / name)) for x in (folder / name).rglob("*") if x.is_file()]
+
         def upload_folder(self, repo_id, folder_path, commit_message, delete_patterns):
             self.check(repo_id)
             for path in [x for pattern in delete_patterns for x in (folder / repo_id).glob(pattern)]:
@@ -85,6 +89,7 @@ def test_what_is_pushed_can_be_loaded(hub, model, tmp_path, monkeypatch, capsys)
     export.main(words)
     assert "uploaded: https://huggingface.co/me/mine/tree/main" in capsys.readouterr().out
     assert hub.private == {"me/mine": True}
+    assert 'flash_lm.load("hub:me/mine")' in (hub.folder / "me" / "mine" / "README.md").read_text()
     monkeypatch.undo()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
     there, here = flash_lm.load("hub:me/mine"), flash_lm.load(tmp_path / "out")
@@ -102,12 +107,15 @@ def test_an_upload_replaces_what_was_there(hub, model, tmp_path, monkeypatch):
     write(model, tmp_path / "parts", "mit")
     monkeypatch.undo()
     write(model, tmp_path / "one", "mit")
-    (tmp_path / "hub" / "me" / "mine").mkdir(parents=True)
+    there = tmp_path / "hub" / "me" / "mine"
+    (there / "onnx").mkdir(parents=True)
+    (there / "onnx" / "config.json").write_text("of somebody else")
+    (there / "step.stablehlo").touch()  # a program of other weights
     for name in ("parts", "one"):
         push_to(hub, monkeypatch, tmp_path / name)
-    assert not [*(hub.folder / "me" / "mine").glob("model-*")]
-    names = lambda folder: sorted(path.name for path in folder.iterdir())
-    assert names(hub.folder / "me" / "mine") == names(tmp_path / "one")
+    assert not [*there.glob("model-*")]
+    names = lambda folder: {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    assert names(there) == names(tmp_path / "one") | {"onnx", "onnx/config.json"}
 
 
 def push_to(hub, monkeypatch, folder):
@@ -125,6 +133,14 @@ def test_a_failed_upload_says_what_is_written(hub, model, tmp_path, monkeypatch)
     with pytest.raises(InputError, match="nobody is logged in"):
         export.main([word.replace("/out", "/other") for word in words])
     assert (tmp_path / "out").exists() and not (tmp_path / "other").exists()
+
+
+def test_a_refused_export_makes_no_repository(hub, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(trained_model_module, "load_model", lambda *words, **options: model)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InputError, match="already exists"):
+        export.main([f"--workdir={model.run}", f"--out={tmp_path}/out", "--license=mit", "--push=me/mine"])
+    assert not list(hub.folder.iterdir())
 
 
 def test_what_is_no_export_of_ours(hub):
@@ -148,6 +164,7 @@ def test_what_is_no_export_of_ours(hub):
         (errors.LocalEntryNotFoundError("offline"), "the hub cannot be reached, and there is no copy of me/mine"),
         (httpx2.ConnectError("refused"), r"the hub cannot be reached \(refused\): connect, and try again"),
         (TimeoutError("slow"), r"the hub cannot be reached \(slow\)"),
+        (OSError(28, "No space left on device"), "the files of me/mine cannot be read or written: .*No space left"),
     ],
     ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )
@@ -160,8 +177,10 @@ def test_errors_are_one_line(hub, tmp_path, fails, expected):
 
 
 def test_bad_names_and_flags(hub, tmp_path):
-    with pytest.raises(InputError, match="a//b is no name of a model on the hub .*: give OWNER/NAME"):
-        make_repository("a//b", private=False)
+    with pytest.raises(InputError, match="a/b,c is no name of a model on the hub .*: give OWNER/NAME"):
+        make_repository("a/b,c", private=False)
+    with pytest.raises(InputError, match="mine is no name of a model on the hub: give OWNER/NAME"):
+        make_repository("mine", private=False)
     with pytest.raises(InputError, match="there is no model me/other on the hub"):
         flash_lm.load("hub:me/other")
     with pytest.raises(InputError, match="--private belongs to --push"):
