@@ -11,12 +11,13 @@ from small import command, finish, small_config
 
 import flash_lm
 from flash_lm.analysis.comparison import write_comparison
+from flash_lm.configs.lra import _study
 from flash_lm.errors import InputError
 from flash_lm.inference.exporting import export
 from flash_lm.inference.scoring import evaluate
 from flash_lm.inference.trained_model import load_model
 from flash_lm.jsonl import append_jsonl, read_jsonl
-from flash_lm.study import changed, is_done
+from flash_lm.study import changed, in_workdir, is_done, run_study
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.label_scores import wilson
 from flash_lm.training.loop import train
@@ -76,6 +77,21 @@ def test_its_score_has_an_interval_and_the_most_frequent_label(run):
     append_jsonl(run / "results.jsonl", [result])
     assert is_done(run, "test", 120, [16], goal=0.99)
     assert not is_done(run, "test", 120, [16]) and not is_done(run, "test", 120, [16], goal=1.1)
+
+
+@pytest.mark.slow
+def test_a_sweep_pretrains_and_then_trains_on_labels(config, tmp_path):
+    """As the sweeps of configs/lra do: on the own rows first, and each run is scored."""
+    own = _study.runs(masked=0.3)
+    runs = in_workdir({name: own[name] for name in own if name.startswith("linear_transformer")}, tmp_path)
+    short = changed(config, {"train.steps": 2, "train.warmup_steps": 1, "train.stop_accuracy": None})
+    assert run_study(short, runs, tmp_path, "test", lambda: False) == {}
+    scores = {name: read_jsonl(tmp_path / name / "results.jsonl")[-1] for name in runs}
+    assert [line["task"] for line in scores.values()] == ["classify", "masked_lm", "classify"]
+    assert scores["linear_transformer_pretrained"]["parent_run"].endswith("linear_transformer_masked")
+    assert "parent_run" not in scores["linear_transformer_scratch"]
+    for name, line in scores.items():
+        assert ("majority" in line) == (line["task"] == "classify"), name
 
 
 def test_texts_that_do_not_fit_are_said_to_be_cut(run):
