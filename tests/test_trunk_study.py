@@ -36,6 +36,7 @@ def parts(**options):
     return [Part("first", MODELS, {}, seeds=(0, 1), steps=20, **options)]
 
 
+@pytest.mark.slow
 def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
     trunks = trunks_of(config_in(tmp_path), parts(shares=(0.5, 1.0), slices=("positions",)))
     out, runs = tmp_path / "out", tmp_path / "runs"

@@ -192,6 +192,7 @@ def test_bad_tasks_are_said(run, tmp_path, monkeypatch, capsys):
             harness.main([f"--workdir={run}", "--tasks=own_text", f"--include={tmp_path}"])
 
 
+@pytest.mark.slow
 def test_the_service_and_the_adapter_give_the_same():
     with service("text") as text:
         _compare(text)

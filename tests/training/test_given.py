@@ -91,7 +91,8 @@ def pairs(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("form", [pytest.param("prefix", marks=pytest.mark.slow), "source"])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["prefix", "source"])
 def test_from_pairs_of_texts_to_a_second_text(pairs, tmp_path, form):
     """Trained until it has learned them; the row ends by itself."""
     config = small_config(str(pairs), tmp_path / "cache")
