@@ -66,6 +66,9 @@ def test_verdicts_by_accuracy():
     assert better("a", "c", 0.01) == "undecided", "no room above 99.5 %"
     assert better("a", "c", -0.01) == "does not hold"
     assert better("c", "c", -0.01) == "undecided", "two models near 100 %"
+    found = Rule(1, "accuracy", "c", "c", -0.01).judge(runs)
+    assert found["hypothesis"] == "c is at most 1 point of accuracy worse than c"
+    assert (found["figure"], found["gains"]) == ("accuracies leave no room", {})
 
 
 def test_only_the_best_rate_counts_and_a_failed_seed_decides_nothing():

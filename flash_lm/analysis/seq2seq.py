@@ -77,8 +77,9 @@ class Rule:
     @property
     def text(self) -> str:
         """In words, with its threshold."""
-        unit = "%" if self.measure == "perplexity" else " points of accuracy"
-        size = f"{100 * abs(self.margin):g}{unit}"
+        percent = 100 * abs(self.margin)
+        points = f" point{'s' * (percent != 1)} of accuracy"
+        size = f"{percent:g}{'%' if self.measure == 'perplexity' else points}"
         how = f"at least {size} better" if self.margin > 0 else f"at most {size} worse"
         return f"{self.first} is {how} than {self.second}"
 
@@ -89,43 +90,44 @@ class Rule:
             A line with number, hypothesis, verdict, figure and `gains` by seed.
         """
         ours, theirs = (at_best_rate(runs, name) for name in (self.first, self.second))
-        gains, lost = {}, False
-        for seed in sorted(ours.keys() & theirs.keys()):
-            gain = self._gain(ours[seed], theirs[seed])
-            lost |= gain is None
-            gains |= {} if gain is None else {seed: gain}
-        verdict = decided_by_seeds([gain >= self.margin for gain in gains.values()], lost)
-        figure = ", ".join(f"{100 * gain:+.1f}" for gain in gains.values()) or "none"
+        found = {seed: self._gain(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())}
+        gains = {seed: gain for seed, gain in found.items() if not isinstance(gain, str)}
+        reasons = [gain for gain in found.values() if isinstance(gain, str)]
+        figure = [", ".join(f"{100 * gain:+.1f} %" for gain in gains.values())] if gains else []
         return {
             "number": self.number,
             "hypothesis": self.text,
-            "verdict": verdict,
-            "figure": f"{figure} %",
+            "verdict": decided_by_seeds([gain >= self.margin for gain in gains.values()], bool(reasons)),
+            "figure": "; ".join([*figure, *dict.fromkeys(reasons)]),
             "gains": gains,
         }
 
-    def _gain(self, ours: Line, theirs: Line) -> float | None:
-        """Of one seed; None: a run failed, or accuracies leave no room: the other's, or both if it may be better."""
+    def _gain(self, ours: Line, theirs: Line) -> float | str:
+        """Of one seed, or why there is none: accuracies may leave no room, the other's, or both if it may be better."""
         if "failed" in ours or "failed" in theirs:
-            return None
+            return "a run failed"
         if self.measure == "perplexity":
             return 1 - ours["perplexity"] / theirs["perplexity"]
         compared = theirs["accuracy"] if self.margin > 0 else min(ours["accuracy"], theirs["accuracy"])
         if compared > 1 - abs(self.margin):
-            return None
+            return "accuracies leave no room"
         return ours["accuracy"] - theirs["accuracy"]
 
 
 def plot_seq2seq(lines: Sequence[Line], path: pathlib.Path) -> None:
-    """A bar a model: the median perplexity of its seeds, with the lowest and the highest."""
+    """A row a model: the perplexity of its seeds and, where runs end early, their steps."""
     lines = [line for line in lines if "perplexity" in line]
-    with drawing(path, 1, 1, (8, 0.4 * len(lines) + 1.5)) as (_, grid):
-        axes, (low, y, high) = grid.flat[0], ([x[key] for x in lines] for key in ("lowest", "perplexity", "highest"))
-        spread = [[b - a for a, b in zip(*ends, strict=True)] for ends in ((low, y), (y, high))]
-        tasks = list(dict.fromkeys(line["task"] for line in lines))
-        colour = [style(tasks.index(line["task"]))["color"] for line in lines]
-        axes.barh([line["model"] for line in lines], y, xerr=spread, color=colour, capsize=3)
-        axes.invert_yaxis()
-        axes.set(xlabel="perplexity a token (median, lowest and highest of the seeds)")
-        if min(y) > 0 and max(y) / min(y) > 20:
-            axes.set_xscale("log")
+    panels = ["perplexity"] + ["step"] * (len({line["step"] for line in lines}) > 1)
+    labels = {"perplexity": "perplexity a token (median, lowest, highest seed)", "step": "steps (median of the seeds)"}
+    with drawing(path, 1, len(panels), (6, 0.3 * len(lines) + 1.5), sharey=True) as (_, grid):
+        for axes, key in zip(grid.flat, panels, strict=True):
+            for i, task in enumerate(dict.fromkeys(line["task"] for line in lines)):
+                own = [line for line in lines if line["task"] == task]
+                x, y = [line[key] for line in own], [lines.index(line) for line in own]
+                ends = ("lowest", "highest") if key == "perplexity" else (key, key)
+                spread = [[abs(line[end] - line[key]) for line in own] for end in ends]
+                axes.errorbar(x, y, xerr=spread, label=task, capsize=3, **style(i) | {"linestyle": "none"})
+            axes.set(xlabel=labels[key])
+        grid.flat[0].set_yticks(range(len(lines)), [line["model"] for line in lines])
+        grid.flat[0].invert_yaxis()
+        grid.flat[0].legend(fontsize=7)
