@@ -1,11 +1,10 @@
 """Muon: momentum, made orthogonal (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
 
-Each layer's matrix by itself, one after another, so that stacked layers have the updates of separate ones, to the bit
-as the compiler is set by default. What `optax.contrib.scale_by_muon` does to a batch of matrices differs from what it
-does to one matrix in its rounding, which the polynomial makes larger.
+Each layer's matrix by itself, one after another, so that stacked layers have the updates of fewer ones, to the bit; a
+single matrix has no loop, and may be rounded otherwise. What `optax.contrib.scale_by_muon` does to a batch of matrices
+differs from what it does to one matrix in its rounding, which the polynomial makes larger.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -42,19 +41,15 @@ def scale_by_muon() -> optax.GradientTransformation:
         ahead = optax.tree.bias_correction(average, _MOMENTUM, count + 1)
         here = optax.tree.bias_correction(updates, _MOMENTUM, count)
         nesterov = jax.tree.map(lambda a, g: _MOMENTUM * a + (1 - _MOMENTUM) * g, ahead, here)
-        return jax.tree.map(partial(_of_layers, count), nesterov), MuonState(count, average)
+        return jax.tree.map(_of_layers, nesterov), MuonState(count, average)
 
     return optax.GradientTransformation(init, update)
 
 
-def _of_layers(count: jax.Array, x_xIxO: jax.Array) -> jax.Array:
+def _of_layers(x_xIxO: jax.Array) -> jax.Array:
     rows, columns = x_xIxO.shape[-2:]
     x_NxIxO = x_xIxO.reshape(-1, rows, columns)
-    # Known only when it runs: a loop over one layer would be compiled as no loop, with another rounding.
-    layers = jnp.where(count > 0, len(x_NxIxO), 0)
-    one = lambda i, found_NxIxO: found_NxIxO.at[i].set(_orthogonal(x_NxIxO[i]))
-    found_NxIxO = jax.lax.fori_loop(0, layers, one, jnp.zeros_like(x_NxIxO))
-    return found_NxIxO.reshape(x_xIxO.shape) * _RMS * max(rows, columns) ** 0.5
+    return jax.lax.map(_orthogonal, x_NxIxO).reshape(x_xIxO.shape) * _RMS * max(rows, columns) ** 0.5
 
 
 def _orthogonal(x_IxO: jax.Array) -> jax.Array:
