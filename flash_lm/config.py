@@ -69,10 +69,9 @@ class Config:
             found.append(f"task={self.task} needs a corpus of text: {what} needs task=causal_lm")
         if task.labels != (HEADS[self.model.head].pool is not None):
             found.append(f"task={self.task} does not go with model.head={self.model.head}: leave model.head open")
-        if self.train.label_smoothing and self.model.head != "softmax":
-            found.append(f"train.label_smoothing is of model.head=softmax, not {self.model.head}: set it to 0")
-        if self.train.z_loss and self.model.head != "softmax":
-            found.append(f"train.z_loss is of model.head=softmax, not {self.model.head}: set it to 0")
+        for term in ("label_smoothing", "z_loss"):
+            if getattr(self.train, term) and self.model.head != "softmax":
+                found.append(f"train.{term} is of model.head=softmax, not {self.model.head}: set it to 0")
         if self.train.stop_accuracy and HEADS[self.model.head].of_values:
             found.append(f"model.head={self.model.head} has no accuracy: leave train.stop_accuracy open")
         if task.labels and not has_labels:

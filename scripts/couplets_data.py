@@ -17,10 +17,12 @@ import pyarrow.parquet as pq
 from flash_lm.command import positive, run
 from flash_lm.errors import InputError
 
+_COLUMNS = ("first", "second")
+
 
 def frequent_characters(couplets: pa.Table, most: int) -> set[str]:
     """The `most` most frequent characters; among equals, those that come first in the table."""
-    counts = collections.Counter(itertools.chain.from_iterable(both for both in _both(couplets)))
+    counts = collections.Counter(itertools.chain.from_iterable(_both(couplets)))
     return {character for character, _ in counts.most_common(most)}
 
 
@@ -31,9 +33,6 @@ def with_only(couplets: pa.Table, characters: set[str]) -> pa.Table:
 
 def _both(couplets: pa.Table) -> list[str]:
     return [first + second for first, second in zip(*(couplets[x].to_pylist() for x in _COLUMNS), strict=True)]
-
-
-_COLUMNS = ("first", "second")
 
 
 def main(argv: Sequence[str]) -> None:

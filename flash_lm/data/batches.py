@@ -107,11 +107,8 @@ class _Mixed(grain.MapDataset):
 
     def __init__(self, parts: Sequence[grain.MapDataset], shares: Sequence[float]):
         super().__init__(parts)
-        exact, left = [Fraction(str(share)) for share in shares], []
-        while exact:
-            left.append(exact[0] / sum(exact))
-            del exact[0]
-        self._of_those_left = left
+        exact = [Fraction(str(share)) for share in shares]
+        self._of_those_left = [share / sum(exact[part:]) for part, share in enumerate(exact)]
 
     def __len__(self) -> int:
         return min(map(len, self._parents))
