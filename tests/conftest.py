@@ -29,7 +29,8 @@ def _is_known(flag: str) -> bool:
     assert spec and spec.origin
     for path in pathlib.Path(spec.origin).parent.glob("libjax_common.*"):
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return content.find(flag.removeprefix("--").encode()) >= 0
+            # As a C string: names of former flags stay in the description of the message that holds the flags.
+            return content.find(b"\0" + flag.removeprefix("--").encode() + b"\0") >= 0
     return False
 
 
