@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Runs the benchmarks on one GPU, meant to take 8 minutes: scripts/benchmark_gpu.sh [folder, default results/gpu]
+# Runs the benchmarks on one GPU, meant to take 10 minutes: scripts/benchmark_gpu.sh [folder, default results/gpu]
 #
 # Needs jax, flax, optax and ml_collections; plots need matplotlib, and the peers need PyTorch. The kernels are checked
-# first: if one differs from the form that XLA compiles, nothing is timed. The script reports what it skips for lack of
-# time. PYTHON chooses the interpreter. Results of an earlier run in the folder are replaced.
+# first: those that differ from the form that XLA compiles end the run. Nearly all the time is compilation, which
+# JAX_COMPILATION_CACHE_DIR keeps for a second run. The script reports what it skips for lack of time. PYTHON chooses the
+# interpreter. Results of an earlier run in the folder are replaced.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 OUT=${1:-results/gpu}
@@ -13,28 +14,30 @@ step() { "$PYTHON" "scripts/benchmark_$1.py" "${@:2}"; echo "after $SECONDS s: $
 
 "$PYTHON" -c 'import jax, sys
 if jax.default_backend() != "gpu": sys.exit(f"error: no GPU, jax runs on a {jax.default_backend()}: install jax[cuda13]")'
-rm -rf "$OUT/kernels" "$OUT/step_time" "$OUT/decode" "$OUT/peers"
+rm -rf "$OUT/kernels" "$OUT/step_time" "$OUT/step_time_all" "$OUT/decode" "$OUT/peers"
 
-step kernels --lengths="2048 8192" --rounds=1 --out="$OUT/kernels"
+KERNELS="flash flash_quad linear_transformer mamba2"
+step kernels --families="$KERNELS" --lengths="2048 8192" --rounds=1 --out="$OUT/kernels"
 
-# Each family runs next to the one it is compared with. The plain form only fits with its layers recomputed, so flash is
-# also run that way for comparison. Both are last, since later ones would lack the memory that the plain form takes.
-MAIN="transformer_plus_plus transformer_plus_plus+quadratic.implementation=cudnn flash_quad flash"
-XLA="flash_quad+kernels=xla flash+kernels=xla linear_transformer+kernels=xla"
-REST="transformer transformer_plus mc_tfm linear_transformer performer cosformer flowformer"
-REST="$REST aft_full aft_local aft_simple aft_conv longformer adaptive_span log_sparse reformer retnet mamba2 gated_deltanet"
-REST="$REST gla based rwkv4 mega transformer_xl conformer lite_transformer"
-PLAIN="flash+remat=full transformer_plus_plus+quadratic.implementation=plain+remat=full"
-step step_time --size=base --dtype=bfloat16 --tokens_per_step=65536 --lengths="8192 512 2048 4096 1024 16384" \
-    --families="$MAIN $XLA $REST $PLAIN" --config.model.remat=none --rounds=1 --seconds=$((SECONDS < 390 ? 400 - SECONDS : 10)) \
+# Each family stands next to the forms it is compared with. With ALL=1 also the other families, without a time limit.
+MAIN="transformer_plus_plus transformer_plus_plus+quadratic.implementation=cudnn flash_quad flash linear_transformer"
+MAIN="$MAIN flash_quad+kernels=xla flash+kernels=xla mamba2"
+REST="transformer transformer_plus mc_tfm performer cosformer flowformer aft_full aft_local aft_simple aft_conv longformer"
+REST="$REST adaptive_span log_sparse reformer retnet gated_deltanet gla based rwkv4 mega transformer_xl conformer lite_transformer"
+step step_time --size=base --dtype=bfloat16 --tokens_per_step=65536 --lengths="8192 2048 512 16384" \
+    --families="$MAIN" --config.model.remat=none --rounds=1 --seconds=$((SECONDS < 390 ? 450 - SECONDS : 60)) \
     --out="$OUT/step_time"
+if [[ ${ALL:-} ]]; then
+    step step_time --size=base --dtype=bfloat16 --tokens_per_step=65536 --lengths="2048 8192" \
+        --families="transformer_plus_plus $REST" --config.model.remat=none --rounds=1 --out="$OUT/step_time_all"
+fi
 
 step decode --config=configs/flash_base.py --families="transformer_plus_plus flash linear_transformer" \
     --contexts="1024 16384" --batches="16" --rounds=1 --config.model.vocab_size=32000 --out="$OUT/decode"
 
 if ! "$PYTHON" -c 'import torch' 2>/dev/null; then
     echo "peers skipped: PyTorch is not installed"
-elif ((SECONDS > 440)); then
+elif ((SECONDS > 500)); then
     echo "peers skipped: no time left; run scripts/benchmark_peers.py to measure them separately"
 else
     # Both processes need memory on the device.

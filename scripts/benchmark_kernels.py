@@ -3,13 +3,14 @@
     python scripts/benchmark_kernels.py --out=results/gpu/kernels [--lengths="2048 8192"] [--config.model.chunks.size=…]
 
 Both are compared with the form that XLA compiles in float32 and in its highest precision, the outputs and the gradients
-of values, queries, keys and bias, on whole rows and on packed ones of a length that no tile divides, causal and not. A
-kernel that is further away than its precision allows ends the run before anything is timed. Times are of one attention
+of values, queries, keys and bias, on whole rows and on packed ones of a length that no tile divides, causal and not. The
+kernel of a family that is further away than its precision allows, or fails, is reported and not timed. Times are of one attention
 core, forward, and forward and backward, several calls a turn; a matrix product takes turns with them, and its rate is
 what a kernel's is a part of.
 """
 
 import argparse
+import concurrent.futures
 import copy
 import dataclasses
 import logging
@@ -40,6 +41,7 @@ WITH_KERNELS = [name for name, row in FAMILIES.items() if "model.kernels" in row
 FORMS = ("pallas", "xla")
 AGREES = {"bfloat16": 2e-2, "float32": 2e-3}  # relative distance; float32 products are in TF32 on a GPU
 PRODUCT = 8192  # rows and columns
+THREADS = 4  # cases that are compiled and checked at a time, limited by the memory of a device
 TAKEN = ("family", "kernels", "max_length", "causal", "dtype")  # keys that the flags set
 
 
@@ -131,11 +133,26 @@ def check(case: Case) -> Line:
     allowed = AGREES[case.dtype]
     if not line["pallas_error"] <= allowed:  # also true for NaN
         raise RunError(
-            f"the kernel of {case.name} is {line['pallas_error']:.2g} from the form in highest precision, where "
-            f"{allowed:g} is allowed and XLA's form is {line['xla_error']:.2g} away: nothing has been timed; "
-            f"set --config.model.kernels=xla in your runs"
+            f"{line['pallas_error']:.2g} from the form in highest precision, where {allowed:g} is allowed and XLA's "
+            f"form is {line['xla_error']:.2g} away"
         )
     return line
+
+
+def check_all(cases: list[Case]) -> tuple[dict[Case, Line], dict[Case, str]]:
+    """The distances of the cases that agree, and what is wrong with the others; most of the time is compilation."""
+    found, wrong = {}, {}
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        case_of = {pool.submit(check, case): case for case in cases}
+        for checked in concurrent.futures.as_completed(case_of):
+            case = case_of[checked]
+            try:
+                found[case] = checked.result()
+                text = ", ".join(f"{form} {found[case][f'{form}_error']:.1e}" for form in FORMS)
+            except (RunError, jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
+                text = wrong[case] = str(error).splitlines()[0][:300]
+            print(f"{case.name}: distance from highest precision: {text}", flush=True)
+    return found, wrong
 
 
 def time_forms(case: Case, product: Cell, rounds: int, calls: int) -> Line:
@@ -219,11 +236,8 @@ def main(argv: list[str]) -> None:
         for name in families
         for causal in ((True, False) if name in BOTH_WAYS else (True,))
     ]
-    found = {}
-    for case in [*packed, *cases]:
-        found[case] = check(case)
-        errors = ", ".join(f"{form} {found[case][f'{form}_error']:.1e}" for form in FORMS)
-        print(f"{case.name}: distance from highest precision: {errors}", flush=True)
+    found, wrong = check_all([*packed, *cases])
+    cases = [case for case in cases if case.family not in {wrongly.family for wrongly in wrong}]
     square = jax.random.normal(jax.random.key(0), (PRODUCT, PRODUCT), arguments.dtype)
     multiply = jax.jit(lambda a: jax.lax.dot(a, a, preferred_element_type=jnp.float32))
     work = timed(lambda: jax.block_until_ready([multiply(square) for _ in range(arguments.calls)]))
@@ -232,10 +246,13 @@ def main(argv: list[str]) -> None:
     about = {"tokens": arguments.tokens, "dtype": arguments.dtype} | provenance(jax.devices()[0].device_kind)
     for case in cases:
         found[case] |= time_forms(case, product, arguments.rounds, arguments.calls) | about
+        append_jsonl(file, [found[case]])
     lines = [found[case] for case in cases]
-    append_jsonl(file, lines)
     (arguments.out / "table.md").write_text(_table(lines) + "\n", encoding="utf-8")
     print(_table(lines))
+    if wrong:
+        said = "; ".join(f"{case.name}: {text}" for case, text in wrong.items())
+        raise RunError(f"kernels that fail are not timed: {said}; set --config.model.kernels=xla in runs of them")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ class Tile:
         rows: rows of scores and of the result.
         columns: columns of scores.
         value_bytes: bytes in a row of values.
+        entering_bytes: likewise, where sums enter the chunk, which need memory of their own.
         depth: width of the slices of values that `score_derivatives` sums over.
         keys: dimensions of keys in a tile of `entering_sums`.
         sums: dimensions of values in a tile of `entering_sums`.
@@ -33,13 +34,14 @@ class Tile:
     rows: int
     columns: int
     value_bytes: int
+    entering_bytes: int
     depth: int
     keys: int
     sums: int
 
-    def values(self, dtype: Any) -> int:
-        """Number of values in a row."""
-        return self.value_bytes // jnp.dtype(dtype).itemsize
+    def values(self, dtype: Any, *, entering: bool = False) -> int:
+        """Number of values in a row; `entering`: whether sums enter the chunk."""
+        return (self.entering_bytes if entering else self.value_bytes) // jnp.dtype(dtype).itemsize
 
 
 class Work(NamedTuple):
@@ -129,7 +131,7 @@ def _lanes(width: int) -> int:
 
 BACKENDS = {
     "triton": Backend(
-        tile=Tile(rows=128, columns=64, value_bytes=512, depth=64, keys=64, sums=128),
+        tile=Tile(rows=128, columns=64, value_bytes=512, entering_bytes=256, depth=64, keys=64, sums=128),
         functions=frozenset(ELEMENTWISE) - {"laplace"},  # Pallas cannot lower the error function to Triton
         problem=_problem_on_triton,
         first_is_fastest=True,
@@ -139,7 +141,7 @@ BACKENDS = {
         options=_on_triton,
     ),
     "mosaic": Backend(
-        tile=Tile(rows=128, columns=128, value_bytes=1024, depth=256, keys=128, sums=256),
+        tile=Tile(rows=128, columns=128, value_bytes=1024, entering_bytes=1024, depth=256, keys=128, sums=256),
         functions=frozenset(ELEMENTWISE),
         problem=_problem_on_mosaic,
         first_is_fastest=False,
@@ -149,7 +151,9 @@ BACKENDS = {
         options=_on_mosaic,
     ),
     "interpreted": Backend(
-        tile=Tile(rows=16, columns=8, value_bytes=64, depth=8, keys=8, sums=16),  # small arrays have several, too
+        tile=Tile(
+            rows=16, columns=8, value_bytes=64, entering_bytes=32, depth=8, keys=8, sums=16
+        ),  # small arrays have several, too
         functions=frozenset(ELEMENTWISE),
         problem=lambda work: None,
         first_is_fastest=False,

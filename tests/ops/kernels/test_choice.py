@@ -39,6 +39,7 @@ def test_auto_is_the_machines(platform, backend, monkeypatch):
         {"size": 64},
         {"width": 96},
         {"values": 1000},
+        {"values": 64},
         {"dtype": "float32"},
     ],
     ids=str,
