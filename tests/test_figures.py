@@ -58,7 +58,23 @@ def readme() -> Figures:
         *((f"{ratio:.1f} times", "decode/decode.jsonl") for ratio in over_grouped()),
         (f"{speedup('flash_quad', 8192):.1f} times", steps),
         (f"{one('performance/sdpa/peers.jsonl', length=4096)['speedup']:.2f} times", "performance/sdpa/peers.jsonl"),
+        *((f"{on_gpu(form):.1f} times", GPU_STEPS) for form in ("flash", CUDNN)),
     ]
+
+
+GPU_STEPS = "gpu/step_time/steps.jsonl"
+CUDNN = "transformer_plus_plus+quadratic.implementation=cudnn"
+
+
+def on_gpu(form: str, length: int = 16384) -> float:
+    return one(GPU_STEPS, family=form, length=length)["speedup"]
+
+
+def kernels() -> Figures:
+    assert all(on_gpu(CUDNN, length) > on_gpu("flash", length) for length in (512, 2048))
+    assert 0.9 < on_gpu("flash", 8192) / on_gpu(CUDNN, 8192) < 1.1 < on_gpu("flash") / on_gpu(CUDNN)
+    path = "gpu/peers/peers.jsonl"
+    return [(f"{one(path, peer='sdpa', length=2048)['speedup']:.2f} times", path)]
 
 
 def quality() -> Figures:
@@ -164,6 +180,7 @@ EXPECTED = {
     "README.md": readme,
     "decoding.md": decode,
     "families.md": families,
+    "kernels.md": kernels,
     "quality.md": quality,
     "runs.md": runs,
     "step_time.md": step_time,

@@ -72,7 +72,7 @@ def weighted_values(
     backend = BACKENDS[form.backend]
     (batch, chunks, length, width), (columns, expanded) = rows_NxGxIxK.shape, values_NxGxJxE.shape[2:]
     tile = backend.tile
-    depth = min(expanded, tile.values(values_NxGxJxE.dtype, entering=entering is not None))
+    depth = math.gcd(expanded, tile.values(values_NxGxJxE.dtype, entering=entering is not None))
     spans = _spans(seen, length if transposed else columns, tile.rows, tile.columns, transposed)
     row_of = _rows(batch, seen.inverse)
     of_rows = lambda *size: _block(lambda n, g, e, i: (n, g, i, 0), *size)
