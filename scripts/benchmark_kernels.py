@@ -5,8 +5,8 @@
 Both are compared with the form that XLA compiles in float32 and in its highest precision, the outputs and the gradients
 of values, queries, keys and bias, on whole rows and on packed ones of a length that no tile divides, causal and not. A
 kernel that is further away than its precision allows, or fails, is reported, and its family is not timed. Times are of
-one attention core, forward, and forward and backward, several calls a turn; a matrix product takes turns with them, and its rate is
-what a kernel's is a part of.
+one attention core, forward, and forward and backward, several calls a turn; a matrix product takes turns with them, and
+its rate is what a kernel's is a part of.
 """
 
 import argparse
