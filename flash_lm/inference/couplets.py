@@ -10,6 +10,7 @@ from flash_lm.data.tokenizers import CharacterTokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.sampling import Sampling, SamplingArrays
+from flash_lm.inference.settings import BeamSearch
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.tables import CORPORA, TASKS
 
@@ -73,6 +74,12 @@ class CoupletWriter:
         _, new = self.engine.advance(carry, SamplingArrays.of(sampling or Sampling()), seed, length)
         asked = np.s_[:candidates, :length]  # without the rows that pad the batch
         return self.ranked(first, new.tokens_BxT[asked], new.log_probs_BxT[asked])
+
+    def search(self, first: str, settings: BeamSearch) -> list[SecondLine]:
+        """The likeliest second lines that a beam search finds, the likeliest first; raises as the call does."""
+        prompt, length = self.question(first)
+        (found,) = self.engine.search([prompt], settings, length)
+        return self.ranked(first, [one.tokens for one in found], [one.log_probs for one in found])
 
     def question(self, first: str) -> tuple[np.ndarray, int]:
         """The prompt for a first line, and the length of its answer in tokens; raises as the call does."""

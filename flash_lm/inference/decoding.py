@@ -46,6 +46,22 @@ class Tokens:
     finished_B: np.ndarray
 
 
+class Hypothesis(NamedTuple):
+    """An answer that a beam search found.
+
+    Attributes:
+        tokens: token ids, end-of-text left out.
+        log_probs: their log-probabilities under the model.
+        score: what it is ranked by, see `inference.beams`.
+        finished: whether it ends; otherwise it is cut.
+    """
+
+    tokens: list[int]
+    log_probs: list[float]
+    score: float
+    finished: bool
+
+
 class Scored(NamedTuple):
     """The tokens of a given text under the model.
 

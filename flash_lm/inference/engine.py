@@ -15,9 +15,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flash_lm.data.tasks import Given
 from flash_lm.errors import InputError
-from flash_lm.inference.decoding import Decoding, Scored, Tokens
+from flash_lm.inference import beams
+from flash_lm.inference.decoding import Decoding, Hypothesis, Scored, Tokens
 from flash_lm.inference.held_params import Apart, HeldParams
 from flash_lm.inference.sampling import SamplingArrays, draw_tokens
+from flash_lm.inference.settings import BeamSearch
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.training.hosts import fetched
 from flash_lm.training.sharding import BATCH, rows_that_divide
@@ -74,6 +76,7 @@ class Engine:
         self._prefill = jax.jit(self._prefill_piece, donate_argnums=1)
         self._score = jax.jit(self._score_piece, donate_argnums=1, static_argnums=5)
         self._advance = jax.jit(self._advance_rows, donate_argnums=1, static_argnums=5)
+        self._search = jax.jit(self._search_rows, static_argnums=(4, 5))
         self._row_keys = jax.jit(_row_keys, static_argnums=1)
         self._join = jax.jit(self._join_row, donate_argnums=0)
         self._leave = jax.jit(self._leave_row, donate_argnums=0)
@@ -161,6 +164,28 @@ class Engine:
             carry, new = self._advance(self._params.apart, *arguments)
         tokens_BxT, log_probs_BxT, lengths_B = (fetched(x) for x in new)
         return carry, Tokens(tokens_BxT, log_probs_BxT, lengths_B, fetched(carry.finished_B))
+
+    def search(self, prompts: list[np.ndarray], settings: BeamSearch, max_tokens: int) -> list[list[Hypothesis]]:
+        """The best answers of a beam search to each prompt, the best first; at most as many as there are beams.
+
+        Args:
+            prompts: as for `prefill`.
+            settings: the number of beams, and what they are ranked by.
+            max_tokens: most tokens of an answer, 1 or more.
+        """
+        carry = self.apart(self.prefill(prompts, max_tokens))
+        with jax.set_mesh(self._mesh):
+            numbers = jnp.int32(max_tokens), jnp.float32(settings.length_penalty)
+            arguments = (carry, *numbers, settings.beams, bucket(max_tokens))
+            found = self._search(self._params.apart, *arguments)
+        tokens_BxWxT, log_probs_BxWxT, lengths_BxW, scores_BxW, finished_BxW = (fetched(x) for x in found)
+
+        def one(b: int, w: int) -> Hypothesis:
+            ids, log_probs = (x[b, w, : lengths_BxW[b, w]].tolist() for x in (tokens_BxWxT, log_probs_BxWxT))
+            return Hypothesis(ids, log_probs, float(scores_BxW[b, w]), bool(finished_BxW[b, w]))
+
+        exist_B = np.isfinite(scores_BxW).sum(axis=1)
+        return [[one(b, w) for w in range(exist_B[b])] for b in range(len(prompts))]
 
     def join(self, carry: Decoding, row: int, other: Decoding) -> Decoding:
         """Replaces a row by the first row of another carry of the same capacity.
@@ -351,6 +376,19 @@ class Engine:
         body = until_due if bound.settles_every else one_token
         _, carry, new = jax.lax.while_loop(going, body, (jnp.int32(0), carry, new))
         return carry, new
+
+    def _search_rows(self, params: Apart, carry: Decoding, budget, penalty, width: int, size: int) -> beams.Found:
+        bound = self._params.bind(params)
+
+        def step(tokens_B: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
+            logits_BxV, state = bound.step_apart(tokens_B, state, params.layers)
+            settle = lambda state: bound.settle_apart(state, params.layers)
+            due = [(state.positions_B % n == 0).any() for n in bound.settles_every]
+            return logits_BxV, jax.lax.cond(jnp.stack(due).any(), settle, lambda x: x, state) if due else state
+
+        never_V = jnp.asarray(self._never_V)
+        numbers = {"end": self._end, "budget": budget, "penalty": penalty, "width": width, "size": size}
+        return beams.search(step, carry.state, carry.logits_BxV, carry.finished_B, never_V, **numbers)
 
     def _join_row(self, carry: Decoding, row: jax.Array, other: Decoding) -> Decoding:
         return self._spread(jax.tree.map(lambda rows, new: rows.at[row].set(new[0]), carry, other))

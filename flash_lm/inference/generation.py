@@ -10,6 +10,7 @@ from flash_lm.data.tokenizers import MASK, Tokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.sampling import Sampling, SamplingArrays
+from flash_lm.inference.settings import BeamSearch
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.tables import CORPORA, TASKS
 
@@ -34,6 +35,13 @@ class Generation:
     tokens: list[int]
     log_probs: list[float]
     finish_reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer(Generation):
+    """A continuation that a beam search found; `score` is what it was ranked by, see `inference.beams`."""
+
+    score: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +108,15 @@ class Generator:
             reason = "end" if new.finished_B[b] else "length"
             found.append(Generation(prompt, self._trained.text_of(tokens), tokens, log_probs, reason))
         return found
+
+    def search(self, prompts: Sequence[str], max_tokens: int, settings: BeamSearch) -> list[list[Answer]]:
+        """The best continuations of each prompt, the best first, found by beam search; raises as `generate` does."""
+        rows = self.check(prompts, max_tokens, seed=0)
+        text, reason = self._trained.text_of, {True: "end", False: "length"}
+        return [
+            [Answer(prompt, text(ids), ids, each, reason[finished], score) for ids, each, score, finished in found]
+            for prompt, found in zip(prompts, self.engine.search(rows, settings, max_tokens), strict=True)
+        ]
 
     def stream(self, prompt: str, max_tokens: int, sampling: Sampling | None = None, seed: int = 0) -> Iterator[str]:
         """Streams the text of `generate` in whole characters; raises at once, before the first piece."""

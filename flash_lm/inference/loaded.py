@@ -17,7 +17,7 @@ from flash_lm.errors import InputError
 from flash_lm.inference.classify import TextClassifier
 from flash_lm.inference.fill_in import FilledIn, Filler
 from flash_lm.inference.generation import Generator
-from flash_lm.inference.sampling import Sampling
+from flash_lm.inference.settings import BeamSearch, Sampling
 from flash_lm.inference.trained_model import TrainedModel, load_model
 from flash_lm.models.attention_weights import AttentionMap, attention_weights
 from flash_lm.run_name import RunName
@@ -26,6 +26,8 @@ from flash_lm.training.hosts import fetched
 from flash_lm.training.hub import downloaded
 from flash_lm.training.sharding import batch_sharding, rows_that_divide
 from flash_lm.training.state import Params
+
+_KINDS = {Sampling: "sampling", BeamSearch: "a beam search"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +89,11 @@ class LoadedModel:
         return self._trained.model.constants
 
     @overload
-    def generate(self, text: str, max_tokens: int = 100, *, seed: int = 0, **sampling: float) -> str: ...
+    def generate(self, text: str, max_tokens: int = 100, *, seed: int = 0, **settings: float) -> str: ...
     @overload
-    def generate(self, text: list[str], max_tokens: int = 100, *, seed: int = 0, **sampling: float) -> list[str]: ...
+    def generate(self, text: list[str], max_tokens: int = 100, *, seed: int = 0, **settings: float) -> list[str]: ...
     def generate(
-        self, text: str | list[str], max_tokens: int = 100, *, seed: int = 0, **sampling: float
+        self, text: str | list[str], max_tokens: int = 100, *, seed: int = 0, **settings: float
     ) -> str | list[str]:
         """Continues a text, or several in one batch.
 
@@ -99,17 +101,22 @@ class LoadedModel:
             text: the prompt, or prompts.
             max_tokens: most new tokens.
             seed: random seed.
-            sampling: temperature, top_k, top_p, …: the fields of `inference.sampling.Sampling`.
+            settings: temperature, top_k, top_p, …: the fields of `inference.settings.Sampling`; or beams and
+                length_penalty, those of `BeamSearch`, for the best answer of a search instead of a sample.
 
         Raises:
             InputError: the model is bidirectional, a text is empty or unknown to the tokenizer, or a number is out of
                 range.
         """
-        known = [field.name for field in dataclasses.fields(Sampling)]
-        if wrong := [name for name in sampling if name not in known]:
-            raise InputError(f"unknown setting {', '.join(wrong)}: sampling has {', '.join(known)}")
-        prompts = [text] if isinstance(text, str) else list(text)
-        rows = self._generator.generate(prompts, max_tokens, Sampling(**sampling), seed)  # type: ignore[arg-type]
+        kind = BeamSearch if "beams" in settings else Sampling
+        known = [field.name for field in dataclasses.fields(kind)]
+        if wrong := [name for name in settings if name not in known]:
+            raise InputError(f"unknown setting {', '.join(wrong)}: {_KINDS[kind]} has {', '.join(known)}")
+        prompts, how = [text] if isinstance(text, str) else list(text), kind(**settings)  # type: ignore[arg-type]
+        if isinstance(how, BeamSearch):
+            rows = [answers[0] for answers in self._generator.search(prompts, max_tokens, how)]
+        else:
+            rows = self._generator.generate(prompts, max_tokens, how, seed)
         return rows[0].text if isinstance(text, str) else [row.text for row in rows]
 
     def classify(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[dict[str, float]]:

@@ -9,7 +9,7 @@ from flash_lm.errors import InputError
 from flash_lm.inference.couplets import CoupletWriter
 from flash_lm.inference.fill_in import Filler
 from flash_lm.inference.generation import Generator
-from flash_lm.inference.settings import CAUSAL_ONLY, MASKED_ONLY, Sampling
+from flash_lm.inference.settings import CAUSAL_ONLY, MASKED_ONLY, BeamSearch, Sampling
 from flash_lm.inference.trained_model import TrainedModel, load_model
 from flash_lm.tables import CORPORA, TASKS
 
@@ -30,6 +30,7 @@ def printed(prompt: str, flags: dict[str, Any]) -> Iterator[str]:
     set_ = {name: default if flags[name] is None else flags[name] for name, (_, default, _) in numbers.items()}
     if set_["samples"] < 1:
         raise InputError(f"--samples={set_['samples']} must be 1 or more")
+    search = _search(flags, set_)
     trained = load_model(flags["workdir"], dtype=flags["dtype"], mesh_shape=flags["mesh"])
     masked = TASKS[trained.config.task].answers == "fill_in"
     others = (CAUSAL_ONLY.keys() | {field.name for field in dataclasses.fields(Sampling)}) if masked else MASKED_ONLY
@@ -41,21 +42,41 @@ def printed(prompt: str, flags: dict[str, Any]) -> Iterator[str]:
     if CORPORA[trained.config.data.corpus].answers == "couplets":
         if wrong := [name for name in ("max_tokens", "continuation") if flags[name] is not None]:
             raise InputError(f"a second line is as long as the first: couplets do not support --{', --'.join(wrong)}")
-        return _second_lines(trained, prompt, sampling, flags)
-    return _continued(Generator(trained), prompt, sampling, set_, flags["json"])
+        return _second_lines(trained, prompt, search or sampling, flags)
+    return _continued(Generator(trained), prompt, search or sampling, set_, flags["json"])
+
+
+def _search(flags: dict[str, Any], set_: dict[str, Any]) -> BeamSearch | None:
+    """The settings of a beam search; None: samples are asked for."""
+    if flags["beams"] is None:
+        if flags["length_penalty"] is not None:
+            raise InputError("--length_penalty is of a beam search: set --beams, too")
+        return None
+    sampling = [field.name for field in dataclasses.fields(Sampling)]
+    if wrong := [name for name in (*sampling, "seed", "continuation") if flags[name] is not None]:
+        raise InputError(
+            f"a beam search draws and scores no text of yours: leave out --{', --'.join(wrong)} or --beams"
+        )
+    search = BeamSearch(set_["beams"], set_["length_penalty"])
+    if set_["samples"] > search.beams:
+        raise InputError(f"--samples={set_['samples']} are more than --beams={search.beams} can find")
+    return search
 
 
 def _continued(
-    generator: Generator, prompt: str, sampling: Sampling, flags: dict[str, Any], as_json: bool
+    generator: Generator, prompt: str, how: Sampling | BeamSearch, flags: dict[str, Any], as_json: bool
 ) -> Iterator[str]:
     max_tokens, seed = flags["max_tokens"], flags["seed"]
     if flags["continuation"] is not None:
         (scored,) = generator.score([prompt], [flags["continuation"]])
         return iter([_json(scored) if as_json else f"log-probability {sum(scored.log_probs):.4f} nats\n"])
-    if flags["samples"] == 1 and not as_json:
-        texts = generator.stream(prompt, max_tokens, sampling, seed)
+    if isinstance(how, BeamSearch):
+        found = generator.search([prompt], max_tokens, how)[0][: flags["samples"]]
+    elif flags["samples"] == 1 and not as_json:
+        texts = generator.stream(prompt, max_tokens, how, seed)
         return (text for part in ([_before(generator, prompt)], texts, ["\n"]) for text in part)
-    found = generator.generate([prompt] * flags["samples"], max_tokens, sampling, seed)
+    else:
+        found = generator.generate([prompt] * flags["samples"], max_tokens, how, seed)
     before = _before(generator, prompt)
     return (_json(one) if as_json else f"{before}{one.text}\n\n" for one in found)
 
@@ -65,14 +86,19 @@ def _before(generator: Generator, prompt: str) -> str:
     return "" if generator.of_pairs else prompt
 
 
-def _second_lines(trained: TrainedModel, prompt: str, sampling: Sampling, flags: dict[str, Any]) -> Iterator[str]:
+def _second_lines(
+    trained: TrainedModel, prompt: str, how: Sampling | BeamSearch, flags: dict[str, Any]
+) -> Iterator[str]:
     """Candidates for each line of the prompt, the most likely first; below that line if there are several lines."""
     settings = {
         name: flags[key] for name, key in (("candidates", "samples"), ("seed", "seed")) if flags[key] is not None
     }
     writer = CoupletWriter(trained)
     firsts = prompt.split("\n")
-    answers = [writer(first, sampling=sampling, **settings) for first in firsts]
+    if isinstance(how, BeamSearch):
+        answers = [writer.search(first, how)[: flags["samples"]] for first in firsts]
+    else:
+        answers = [writer(first, sampling=how, **settings) for first in firsts]
     if flags["json"]:
         return (_json(one) for found in answers for one in found)
     heads = [f"{first}\n" if len(firsts) > 1 else "" for first in firsts]

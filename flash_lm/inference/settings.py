@@ -7,6 +7,7 @@ from flash_lm.errors import InputError
 
 COLDEST = 1e-4  # also the divisor at temperature 0, whose result is not used
 _TOP_K = 2**31 - 1
+_MOST_BEAMS = 256
 
 # flag -> its type, its default, and its help text
 Flags = dict[str, tuple[type, Any, str]]
@@ -14,6 +15,8 @@ CAUSAL_ONLY: Flags = {
     "max_tokens": (int, 200, "new tokens"),
     "seed": (int, 0, "random seed"),
     "samples": (int, 1, "samples of the same prompt, in one batch (8 for couplets)"),
+    "beams": (int, None, "search with so many beams instead of sampling; --samples of them are shown"),
+    "length_penalty": (float, 0.6, "of the search: 0 ranks answers by probability, more prefers longer ones"),
     "continuation": (str, None, "a text to score after the prompt instead of generating one"),
 }
 MASKED_ONLY: Flags = {"candidates": (int, 5, "candidates per mask")}
@@ -61,13 +64,42 @@ class Sampling:
             "min_p": (0 <= self.min_p <= 1, "from 0 (all tokens) to 1"),
             "repetition_penalty": (1e-3 <= self.repetition_penalty <= 1e3, "from 0.001 to 1000; 1 is none"),
         }
-        problems = [
-            f"{name}={getattr(self, name)} must be {wanted}" for name, (fine, wanted) in good.items() if not fine
-        ]
-        if problems:
-            raise InputError.of(problems)
+        _check(self, good)
 
     @property
     def filters(self) -> bool:
         """Whether a filter removes tokens; the logits must then be sorted."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class BeamSearch:
+    """Settings of `Engine.search`; the defaults are those of Vaswani et al. 2017, section 6.1.
+
+    Attributes:
+        beams: how many answers are followed at a time.
+        length_penalty: α of the score, see `inference.beams`.
+    """
+
+    beams: int = 4
+    length_penalty: float = 0.6
+
+    def __post_init__(self):
+        """Checks the ranges.
+
+        Raises:
+            InputError: settings are out of range, one per line.
+        """
+        good = {
+            "beams": (1 <= self.beams <= _MOST_BEAMS, f"from 1 to {_MOST_BEAMS}"),
+            "length_penalty": (0 <= self.length_penalty <= 10, "from 0 (none) to 10"),
+        }
+        _check(self, good)
+
+
+def _check(settings: Any, good: dict[str, tuple[bool, str]]) -> None:
+    problems = [
+        f"{name}={getattr(settings, name)} must be {wanted}" for name, (fine, wanted) in good.items() if not fine
+    ]
+    if problems:
+        raise InputError.of(problems)

@@ -90,6 +90,9 @@ def test_the_command(run, capsys):
     generate.main([f"--workdir={run}", "--prompt=春山\n東", "--samples=1", "--temperature=0"])
     written = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert written == ["春山", "秋水", "東", "西"]
+    generate.main([f"--workdir={run}", "--prompt=春山", "--beams=4", "--samples=2"])
+    best, other = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert best[0] == "秋水" and float(best[1]) > float(other[1])
     with pytest.raises(InputError, match="couplets do not support --max_tokens"):
         generate.main([f"--workdir={run}", "--prompt=春", "--max_tokens=3"])
 

@@ -18,7 +18,8 @@ from flash_lm.data.tokenizers import ByteTokenizer, train_sentencepiece
 from flash_lm.errors import InputError
 from flash_lm.inference.fill_in import Filler
 from flash_lm.inference.generation import Generator, TextDecoder
-from flash_lm.inference.sampling import Sampling
+from flash_lm.inference.loaded import LoadedModel
+from flash_lm.inference.settings import BeamSearch, Sampling
 from flash_lm.inference.trained_model import load_model
 from flash_lm.run_name import run_name
 from flash_lm.training.experiment import build_experiment
@@ -266,6 +267,22 @@ def test_the_command(generator, causal, tmp_path, monkeypatch, capsys):
     assert out == f"log-probability {sum(scored.log_probs):.4f} nats\n"
 
 
+def test_the_command_searches(generator, causal, monkeypatch, capsys):
+    say = lambda *argv: command(
+        [f"--workdir={causal[1]}", "--prompt=the", "--max_tokens=5", *argv], monkeypatch, capsys
+    )
+    ((best, *others),) = generator.search(["the"], 5, BeamSearch(3, 1.0))
+    assert best.score >= others[0].score and best.text != others[0].text
+    assert say("--beams=3", "--length_penalty=1") == (0, f"the{best.text}\n\n", [])
+    code, out, _ = say("--beams=3", "--length_penalty=1", "--samples=2", "--json")
+    assert code == 0
+    assert [json.loads(line) for line in out.splitlines()] == [dataclasses.asdict(x) for x in (best, others[0])]
+    model = LoadedModel(load_model(causal[1]))
+    assert model.generate("the", 5, beams=3, length_penalty=1.0) == best.text
+    with pytest.raises(InputError, match="unknown setting top_k: a beam search has beams, length_penalty"):
+        model.generate("the", 5, beams=3, top_k=2)
+
+
 def test_the_command_fills_in(masked_run, masked, monkeypatch, capsys):
     argv = [f"--workdir={masked_run}", "--prompt=the [MASK]at", "--candidates=3"]
     (expected,) = Filler(masked)(["the [MASK]at"], 3)
@@ -283,6 +300,11 @@ BAD_ARGUMENTS = {
     "--prompt=the --seed=99999999999999999999": "must be from 0 to 4294967295",
     "--prompt=the --continuation=": "the continuation is empty",
     "--prompt=the --candidates=3": "is a causal language model and does not support --candidates",
+    "--prompt=the --beams=2 --top_k=3 --seed=1": "a beam search draws and scores no text of yours: leave out --top_k, "
+    "--seed or --beams",
+    "--prompt=the --beams=2 --samples=3": "--samples=3 are more than --beams=2 can find",
+    "--prompt=the --beams=0 --samples=1": "beams=0 must be from 1 to 256",
+    "--prompt=the --length_penalty=1": "--length_penalty is of a beam search: set --beams, too",
     "--prompt=the --samples=0": "--samples=0 must be 1 or more",
     "--prompt=the --mesh=2,2": "--mesh=2,2 must be three whole numbers",
     "--prompt=the --mesh=1,1,8": "does not divide a dimension of 260 of embedding: choose another mesh shape",
