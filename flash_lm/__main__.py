@@ -12,6 +12,7 @@ COMMANDS = {
     "export": "write a checkpoint as safetensors, with a model card",
     "import_model": "convert a Llama from Hugging Face's format",
     "generate": "continue a prompt, or fill in masks",
+    "translate": "answer all first texts of a split of pairs, and score the answers: BLEU",
     "harness": "score a checkpoint on tasks of the lm-evaluation-harness",
     "sweep": "train and score the runs of a grid or a study",
     "track": "replay runs' metrics into trackio or wandb",

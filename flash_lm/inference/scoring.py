@@ -73,7 +73,7 @@ def evaluate(
     name = run_name(run)
     trained = load_model(name, mesh_shape=mesh_shape, overrides=overrides)
     config, data = trained.config, trained.config.data
-    corpus = _load_text(trained, split)
+    corpus = load_text(trained, split)
     lengths = list(lengths) or [data.length]
     for length in lengths:
         trained.model.abstract.check_length(length)
@@ -197,7 +197,7 @@ def _in_whole_documents(trained: TrainedModel, corpus: Splits, split: str, first
     return lambda length, rows: [of(length, rows) | marks]
 
 
-def _load_text(trained: TrainedModel, split: str) -> Splits:
+def load_text(trained: TrainedModel, split: str) -> Splits:
     """Loads a run's corpus, or the other text that its config now selects, tokenised with the run's tokenizer.
 
     Raises:

@@ -1,0 +1,134 @@
+"""Answers to all first texts of a split, and how near they come to the second ones: BLEU, chrF, and how many are equal.
+
+BLEU is that of Papineni et al. 2002 and chrF that of Popović 2015, as sacrebleu computes them; its signatures say how.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+from flash_lm.data.examples import Examples
+from flash_lm.data.pairs import TextPairs
+from flash_lm.data.splits import Splits
+from flash_lm.errors import InputError
+from flash_lm.inference.engine import Engine
+from flash_lm.inference.settings import BeamSearch
+from flash_lm.inference.trained_model import TrainedModel
+from flash_lm.tables import TASKS
+
+_ROWS = 32  # that are on the device at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Translation:
+    """A pair of the split, and the model's answer to its first text; all as the tokenizer gives them back."""
+
+    first: str
+    second: str
+    answer: str
+
+
+class _Asked(NamedTuple):
+    """A prompt, the second text without its begin-of-text, and its number in the split."""
+
+    prompt: np.ndarray
+    second: np.ndarray
+    number: int
+
+
+def translate(
+    trained: TrainedModel,
+    corpus: Splits,
+    split: str,
+    settings: BeamSearch,
+    *,
+    first: int | None = None,
+    max_tokens: int | None = None,
+) -> list[Translation]:
+    """Answers the first texts of a split, with the best answer of a beam search.
+
+    Where second texts end in end-of-text, an answer ends by itself; where they do not, as those of couplets, it is as
+    long as the second text. Texts that are too long are cut as in training; second texts are whole.
+
+    Args:
+        trained: a model that was trained on pairs.
+        corpus: the pairs.
+        split: a name of `corpus.splits`.
+        settings: the number of beams, 1 for greedy decoding, and what they are ranked by.
+        first: only so many pairs; None: all.
+        max_tokens: most tokens of an answer; None: as many as a row of training has.
+
+    Raises:
+        InputError: these are no pairs, or the model does not write.
+    """
+    if TASKS[trained.config.task].answers != "continue":
+        raise InputError(f"{trained.name} was trained with task={trained.config.task}, and does not write texts")
+    pairs: Any = corpus.splits[split]
+    length, tokenizer = trained.config.data.length, trained.tokenizer
+    asked = [_asked(pairs, number, length, trained) for number in range(min(len(pairs), first or len(pairs)))]
+    ends = isinstance(pairs, TextPairs)
+    allowed_V = trained.text_ids()
+    allowed_V[tokenizer.end] = ends
+    engine = Engine(trained.held, trained.mesh, end=tokenizer.end, allowed_V=allowed_V, **trained.asking)
+    answers: list[str] = [""] * len(asked)
+    for batch in _batches(asked, ends):
+        most = _room(engine, batch, max_tokens or length) if ends else len(batch[0].second)
+        for one, found in zip(batch, engine.search([one.prompt for one in batch], settings, most), strict=True):
+            answers[one.number] = trained.text_of(found[0].tokens)
+    text = trained.text_of
+    return [Translation(text(one.prompt), text(one.second), answers[one.number]) for one in asked]
+
+
+def scores_of(translations: list[Translation], tokenize: str) -> dict[str, Any]:
+    """BLEU and chrF of the answers (0 to 100), the share that equals the second text, and sacrebleu's signatures.
+
+    Args:
+        translations: at least one.
+        tokenize: how BLEU cuts texts into words.
+    """
+    answers, seconds = [one.answer for one in translations], [[one.second for one in translations]]
+    bleu, chrf = BLEU(tokenize=tokenize), CHRF()
+    return {
+        "pairs": len(translations),
+        "bleu": bleu.corpus_score(answers, seconds).score,
+        "chrf": chrf.corpus_score(answers, seconds).score,
+        "exact": sum(one.answer == one.second for one in translations) / len(translations),
+        "bleu_signature": str(bleu.get_signature()),
+        "chrf_signature": str(chrf.get_signature()),
+    }
+
+
+def _asked(pairs: Examples, number: int, length: int, trained: TrainedModel) -> _Asked:
+    """A pair as a model with rows of `length` tokens is asked."""
+    has_source = trained.given == "source"
+    ids, given, targets, _ = pairs.example(number, 2 * length if has_source else length)
+    if targets is not None or given < 2 or ids[given - 1] != trained.tokenizer.begin:
+        raise InputError(
+            "translations are of pairs of texts: use couplets, copy, or hf with data.pair_column, and pack=examples"
+        )
+    prompt, second = ids[: given - 1 if has_source else given], ids[given:]
+    if isinstance(pairs, TextPairs):  # whose example may be cut
+        whole, (_, *second) = pairs.pair(number)
+        prompt = whole[:length] if has_source else prompt
+    return _Asked(prompt, np.asarray(second, np.int32), number)
+
+
+def _batches(asked: list[_Asked], ends: bool) -> Iterator[list[_Asked]]:
+    """Prompts of about the same length; where answers do not end, of second texts of one length."""
+    size = (lambda one: len(one.prompt)) if ends else (lambda one: len(one.second))
+    in_order = sorted(asked, key=size)
+    groups = [in_order] if ends else [list(group) for _, group in itertools.groupby(in_order, key=size)]
+    for group in groups:
+        yield from (group[i : i + _ROWS] for i in range(0, len(group), _ROWS))
+
+
+def _room(engine: Engine, batch: list[_Asked], most: int) -> int:
+    """Most tokens of an answer, `most` or as many positions as there are after the longest prompt."""
+    if engine.limit is None:
+        return most
+    return min(most, engine.limit - max(engine.places(len(one.prompt)) for one in batch))

@@ -1,0 +1,77 @@
+"""python -m flash_lm.translate --workdir=runs/pairs [--split=test] [--beams=4] [--answers=answers.jsonl]."""
+
+import argparse
+import dataclasses
+import pathlib
+
+from flash_lm.command import positive, run
+from flash_lm.errors import InputError
+from flash_lm.inference.settings import BeamSearch
+from flash_lm.jsonl import append_jsonl, write_jsonl
+from flash_lm.run_flags import add_run_flags, results_file, run_of
+
+_TOKENIZERS = ("13a", "intl", "zh", "char", "none")
+
+
+def flags() -> argparse.ArgumentParser:
+    """Returns the command's argument parser."""
+    parser = argparse.ArgumentParser(prog="python -m flash_lm.translate", description=main.__doc__)
+    add_run_flags(parser)
+    search = BeamSearch()
+    parser.add_argument("--split", default="test", help="train, validation or test; default: test")
+    parser.add_argument("--first", type=positive, help="only so many pairs; default: all")
+    parser.add_argument("--beams", type=int, default=search.beams, help="1: greedy decoding; default: %(default)s")
+    parser.add_argument(
+        "--length_penalty",
+        type=float,
+        default=search.length_penalty,
+        help="0 ranks answers by probability, more prefers longer ones; default: %(default)s",
+    )
+    parser.add_argument("--max_tokens", type=positive, help="of an answer; default: as many as a row of training has")
+    parser.add_argument(
+        "--tokenize", default="13a", choices=_TOKENIZERS, help="how BLEU cuts texts into words; default: %(default)s"
+    )
+    parser.add_argument("--answers", type=pathlib.Path, help="a JSONL file for pairs and answers")
+    parser.add_argument("--out", type=pathlib.Path, help="a JSONL file; default: bleu.jsonl in the run's folder")
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    """Answers the first texts of a split of pairs by beam search, and scores the answers: BLEU, chrF, share of equals.
+
+    --config.data.KEY=VALUE selects pairs other than the run's own.
+    """
+    arguments, overrides = flags().parse_known_args(argv)
+    settings = BeamSearch(arguments.beams, arguments.length_penalty)
+    try:
+        from flash_lm.inference.translation import scores_of, translate
+    except ImportError as error:
+        raise InputError(f"{error.name} is not installed, and this needs it: pip install flash_lm[bleu]") from None
+    from flash_lm.inference.scoring import load_text
+    from flash_lm.inference.trained_model import load_model
+    from flash_lm.training.hosts import is_first, lost_hosts_reported
+
+    name, mesh = run_of(arguments)
+    out = results_file(arguments, name, "bleu.jsonl")
+    trained = load_model(name, mesh_shape=mesh, overrides=overrides)
+    corpus = load_text(trained, arguments.split)
+    with lost_hosts_reported():
+        limits = {"first": arguments.first, "max_tokens": arguments.max_tokens}
+        translations = translate(trained, corpus, arguments.split, settings, **limits)
+    if not is_first():
+        return
+    if arguments.answers:
+        arguments.answers.parent.mkdir(parents=True, exist_ok=True)
+        write_jsonl(arguments.answers, [dataclasses.asdict(one) for one in translations])
+    about = {"run": trained.name, "step": trained.step, "family": trained.config.model.label, "corpus": corpus.name}
+    scores = scores_of(translations, arguments.tokenize)
+    append_jsonl(out, [about | {"split": arguments.split, **dataclasses.asdict(settings), **scores}])
+    print(
+        f"{about['family']} on {corpus.name} {arguments.split}, step {trained.step}, {settings.beams} beams: BLEU "
+        f"{scores['bleu']:.2f}, chrF {scores['chrf']:.2f}, {scores['exact']:.2%} equal, over {scores['pairs']} pairs\n"
+        f"BLEU {scores['bleu_signature']}"
+    )
+
+
+if __name__ == "__main__":
+    run(main, flags)

@@ -1,0 +1,134 @@
+"""Answers to a whole split of pairs, and their scores."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from small import small_config
+
+from flash_lm import translate as command
+from flash_lm.data.copying import copying
+from flash_lm.data.couplets import couplets
+from flash_lm.data.made_corpora import MQAROptions
+from flash_lm.data.mqar import mqar
+from flash_lm.data.splits import load_splits
+from flash_lm.errors import InputError
+from flash_lm.inference.generation import Generator
+from flash_lm.inference.settings import BeamSearch
+from flash_lm.inference.translation import Translation, scores_of, translate
+from flash_lm.training.loop import train
+from inference.service.serving import CHARACTERS, random_model
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+PAIRS = [("eins zwei", "one two"), ("drei", "three"), ("ein Satz", "a sentence"), ("ja", "yes"), ("nein", "no")]
+OF_PAIRS = {"data.corpus": "hf", "data.pair_column": "en", "data.text_column": "de", "data.pack": "examples"}
+FORMS = {
+    "decoder": {},
+    "prefix": {"task": "prefix_lm", "model.family": "linear_transformer"},
+    "encoder": {"task": "seq2seq", "model.encoder.family": "transformer_plus_plus"},
+}
+GREEDY = BeamSearch(1)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "pairs").mkdir()
+    for split in ("train", "validation", "test"):
+        lines = "".join(json.dumps({"de": a, "en": b}) + "\n" for a, b in PAIRS)
+        (tmp_path / "pairs" / f"{split}.jsonl").write_text(lines)
+    return tmp_path / "pairs"
+
+
+def of_pairs(folder, form: str, **keys):
+    """A model with random parameters, and the pairs."""
+    places = {"data.path": str(folder), "data.cache_dir": str(folder.parent / "cache")}
+    trained = random_model("text", keys=OF_PAIRS | places | FORMS[form] | keys)
+    return trained, load_splits(trained.config.data)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_first_text_gets_its_own_answer(form, folder):
+    """In the order of the split, though batches are of another; and as `generate` gives it."""
+    trained, corpus = of_pairs(folder, form)
+    found = translate(trained, corpus, "test", BeamSearch(2), max_tokens=6)
+    assert [(one.first, one.second) for one in found] == PAIRS
+    answers = Generator(trained).search([first for first, _ in PAIRS], 6, BeamSearch(2))
+    assert [one.answer for one in found] == [best.text for best, *_ in answers]
+    assert len({one.answer for one in found}) > 1
+    assert translate(trained, corpus, "test", BeamSearch(2), first=2, max_tokens=6) == found[:2]
+
+
+def test_a_source_is_cut_as_in_training_and_a_second_text_is_not(folder):
+    trained, corpus = of_pairs(folder, "encoder", **{"data.length": 6, "data.tokens_per_batch": 48})
+    found = translate(trained, corpus, "test", GREEDY, first=1)
+    assert (found[0].first, found[0].second) == ("eins ", "one two")
+
+
+def test_an_answer_has_room_where_positions_end(folder):
+    """Rows of 24 tokens, one of which has 12 before the answer."""
+    keys = {"model.family": "aft_full", "model.max_length": 24, "data.length": 24, "data.tokens_per_batch": 96}
+    trained, corpus = of_pairs(folder, "decoder", **keys)
+    found = translate(trained, corpus, "test", GREEDY)
+    answers = Generator(trained).search([first for first, _ in PAIRS], 12, GREEDY)
+    assert [one.answer for one in found] == [best.text for (best,) in answers]
+
+
+def test_the_copy_task_has_answers_of_its_own_length():
+    trained = random_model("text")
+    trained = dataclasses.replace(trained, tokenizer=copying().tokenizer)
+    (found,) = translate(trained, copying(reverse=True), "test", GREEDY, first=1)
+    assert found.second == found.first[::-1] and set(found.answer) <= set("abcdefghij")
+    assert len(found.answer) == len(found.second)
+
+
+def test_a_couplets_answer_is_as_long_as_the_second_line(tmp_path):
+    trained = random_model("couplets", "transformer_plus_plus")
+    lines = [("春夏", "秋冬"), ("東南西", "北山水"), ("山", "水"), ("東春", "南夏")]
+    for split in ("train", "validation", "test"):
+        (tmp_path / split).mkdir()
+        for name, column in zip(("in.txt", "out.txt"), zip(*lines, strict=True), strict=True):
+            (tmp_path / split / name).write_text("\n".join(column) + "\n", encoding="utf-8")
+    corpus = couplets(dataclasses.replace(trained.config.data, path=str(tmp_path)), trained.tokenizer)
+    found = translate(trained, corpus, "test", BeamSearch(3))
+    assert [(one.first, one.second) for one in found] == lines
+    assert all(len(one.answer) == len(one.second) and set(one.answer) <= set(CHARACTERS) for one in found)
+
+
+def test_a_reference_is_what_the_answer_must_be():
+    """Shorter answers are punished: all n-grams of the answer are there, so BLEU is the penalty alone."""
+    found = scores_of([Translation("x", "the cat sat on the mat", "the cat sat on")], "13a")
+    assert math.isclose(found["bleu"], 100 * math.exp(1 - 6 / 4))
+    assert found["exact"] == 0 and found["pairs"] == 1 and "tok:13a" in found["bleu_signature"]
+    two = [Translation("x", "春山水色青", "春山水色青"), Translation("x", "a b", "b a")]
+    assert scores_of(two, "char")["exact"] == 0.5
+    assert math.isclose(scores_of(two[:1], "char")["bleu"], 100) and scores_of(two[:1], "13a")["bleu"] < 100
+
+
+def test_what_has_no_second_text(folder):
+    trained, corpus = of_pairs(folder, "decoder")
+    with pytest.raises(InputError, match="was trained with task=masked_lm, and does not write texts"):
+        translate(random_model("fill_in"), corpus, "test", GREEDY)
+    with pytest.raises(InputError, match="translations are of pairs of texts"):
+        translate(trained, mqar(MQAROptions()), "test", GREEDY)
+
+
+@pytest.mark.slow
+def test_the_command(folder, capsys):
+    config = small_config(str(folder), folder.parent / "cache", "transformer_plus_plus")
+    config.update_from_flattened_dict(OF_PAIRS | FORMS["encoder"] | {"mesh.shape": (-1, 1, 1)})
+    config.train.update(steps=300, learning_rate=1e-2, eval_every=0, checkpoint_every=0)
+    run = folder.parent / "run"
+    train(config, run)
+    command.main([f"--workdir={run}", "--beams=2", f"--answers={run / 'new' / 'answers.jsonl'}"])
+    out = capsys.readouterr().out
+    assert "100.00% equal, over 5 pairs" in out
+    (line,) = map(json.loads, (run / "bleu.jsonl").read_text().splitlines())
+    assert (line["exact"], line["beams"], line["split"]) == (1.0, 2, "test") and np.isclose(line["chrf"], 100)
+    answers = [json.loads(x) for x in (run / "new" / "answers.jsonl").read_text().splitlines()]
+    assert [(one["first"], one["answer"]) for one in answers] == PAIRS
+    with pytest.raises(InputError, match="beams=0 must be from 1"):
+        command.main([f"--workdir={run}", "--beams=0"])
+    with pytest.raises(InputError, match="no split none"):
+        command.main([f"--workdir={run}", "--split=none"])
