@@ -1,6 +1,7 @@
 """A corpus and a run small enough for every test that trains."""
 
 import importlib.util
+import json
 import os
 import pathlib
 import random
@@ -51,6 +52,15 @@ def write_corpus(folder: pathlib.Path, documents: int = 12, lines: int = 30, see
         text = "\n".join(" ".join(draw.choices(_WORDS, k=draw.randint(1, 12))) for _ in range(draw.randint(1, lines)))
         (folder / f"{i:02}.txt").write_text(text + "\n", encoding="utf-8")
     return str(folder / "*.txt")
+
+
+def write_pairs(folder: pathlib.Path, pairs: list[tuple[str, str]]) -> pathlib.Path:
+    """Writes the same pairs, in columns `de` and `en`, for each split."""
+    folder.mkdir()
+    for split in ("train", "validation", "test"):
+        lines = "".join(json.dumps({"de": a, "en": b}) + "\n" for a, b in pairs)
+        (folder / f"{split}.jsonl").write_text(lines, encoding="utf-8")
+    return folder
 
 
 def documents(corpus, split: str) -> list[str]:

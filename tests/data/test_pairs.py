@@ -1,9 +1,8 @@
 """Pairs of texts: as examples, and as rows with a source."""
 
-import json
-
 import numpy as np
 import pytest
+from small import write_pairs
 
 from flash_lm.config import parse
 from flash_lm.configs.base import get_config
@@ -36,11 +35,7 @@ def config(folder):
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "pairs").mkdir()
-    for split in ("train", "validation", "test"):
-        lines = "".join(json.dumps({"de": a, "en": b}) + "\n" for a, b in PAIRS)
-        (tmp_path / "pairs" / f"{split}.jsonl").write_text(lines)
-    return tmp_path / "pairs"
+    return write_pairs(tmp_path / "pairs", PAIRS)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from small import small_config
+from small import small_config, write_pairs
 
 from flash_lm import translate as command
 from flash_lm.data.copying import copying
@@ -34,11 +34,7 @@ GREEDY = BeamSearch(1)
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "pairs").mkdir()
-    for split in ("train", "validation", "test"):
-        lines = "".join(json.dumps({"de": a, "en": b}) + "\n" for a, b in PAIRS)
-        (tmp_path / "pairs" / f"{split}.jsonl").write_text(lines)
-    return tmp_path / "pairs"
+    return write_pairs(tmp_path / "pairs", PAIRS)
 
 
 def of_pairs(folder, form: str, **keys):
