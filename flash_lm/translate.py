@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import importlib.util
 import pathlib
 
 from flash_lm.command import positive, run
@@ -43,12 +44,11 @@ def main(argv: list[str]) -> None:
     """
     arguments, overrides = flags().parse_known_args(argv)
     settings = BeamSearch(arguments.beams, arguments.length_penalty)
-    try:
-        from flash_lm.inference.translation import scores_of, translate
-    except ImportError as error:
-        raise InputError(f"{error.name} is not installed, and this needs it: pip install flash_lm[bleu]") from None
+    if importlib.util.find_spec("sacrebleu") is None:
+        raise InputError("sacrebleu is not installed, and this needs it: pip install flash_lm[bleu]")
     from flash_lm.inference.scoring import load_text
     from flash_lm.inference.trained_model import load_model
+    from flash_lm.inference.translation import scores_of, translate
     from flash_lm.training.hosts import is_first, lost_hosts_reported
 
     name, mesh = run_of(arguments)
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> None:
         write_jsonl(arguments.answers, [dataclasses.asdict(one) for one in translations])
     about = {"run": trained.name, "step": trained.step, "family": trained.config.model.label, "corpus": corpus.name}
     scores = scores_of(translations, arguments.tokenize)
-    append_jsonl(out, [about | {"split": arguments.split, **dataclasses.asdict(settings), **scores}])
+    append_jsonl(out, [about | {"split": arguments.split, **dataclasses.asdict(settings), **limits, **scores}])
     print(
         f"{about['family']} on {corpus.name} {arguments.split}, step {trained.step}, {settings.beams} beams: BLEU "
         f"{scores['bleu']:.2f}, chrF {scores['chrf']:.2f}, {scores['exact']:.2%} equal, over {scores['pairs']} pairs\n"

@@ -41,7 +41,7 @@ class _Live(NamedTuple):
     log_probs_BxWxT: jax.Array
 
 
-_Answers = TypeVar("_Answers", _Live, Found)
+_Answers = TypeVar("_Answers", _Live, Found, jax.Array)
 
 
 def search(
@@ -59,8 +59,9 @@ def search(
 ) -> Found:
     """Searches from a state after B prompts; for use inside a compiled function.
 
-    An end of text counts where it is among the `width` likeliest next tokens of all beams, so that a single beam is
-    greedy decoding. A prompt's search ends when no beam can come to a better score than the worst answer that it has.
+    An end of text counts where it is among the `width` likeliest next tokens of all beams. A search ends when no beam
+    can come to a better score than the worst of `width` answers; what the budget cuts is ranked with them. A single
+    beam is ranked by probability, so that it is greedy decoding.
 
     Args:
         step: from one token of each of B·W rows, and the state before it, the next logits and state.
@@ -82,7 +83,7 @@ def search(
     live = _Live(jnp.where(first, 0.0, -jnp.inf), *empty)
     nothing = jnp.zeros((rows, width), jnp.int32), jnp.full((rows, width), -jnp.inf), jnp.zeros((rows, width), bool)
     done = Found(*empty, *nothing)
-    normaliser = lambda tokens: ((5.0 + tokens) / 6.0) ** penalty
+    normaliser = lambda tokens: ((5.0 + tokens) / 6.0) ** (penalty if width > 1 else 0.0)
 
     def going(loop) -> jax.Array:
         place, _, _, live, done = loop
@@ -112,12 +113,12 @@ def search(
             before.log_probs_BxWxT.at[..., place].set(log_prob_BxC),
         )
         _, kept_BxW = jax.lax.top_k(written.total_BxW, width)
-        live = _of(written, kept_BxW)
-        rows_R = (jnp.arange(rows)[:, None] * width + jnp.take_along_axis(beam_BxC, kept_BxW, axis=1)).reshape(-1)
-        of_rows = lambda x: x[rows_R]
+        live, done = _of(written, kept_BxW), _best(done, ends)
+        from_BxW = jnp.take_along_axis(beam_BxC, kept_BxW, axis=1)
+        of_rows = lambda x: _of(x.reshape(rows, width, *x.shape[1:]), from_BxW).reshape(x.shape)
         state = DecodeState(of_rows(state.positions_B), jax.tree.map(of_rows, state.layers), state.capacity)
         logits_RxV, state = step(jnp.take_along_axis(token_BxC, kept_BxW, axis=1).reshape(-1), state)
-        return place + 1, state, logits_RxV, live, _best(done, ends)
+        return place + 1, state, logits_RxV, live, done
 
     place, _, _, live, done = jax.lax.while_loop(going, one_token, (jnp.int32(0), state, each(logits_BxV), live, done))
     lengths_BxW = jnp.full((rows, width), place)
@@ -126,7 +127,7 @@ def search(
 
 
 def _of(answers: _Answers, chosen_BxC: jax.Array) -> _Answers:
-    """The answers with these numbers, of each prompt."""
+    """What these beams of each prompt have."""
     return jax.tree.map(lambda x: jax.vmap(lambda row, chosen: row[chosen])(x, chosen_BxC), answers)
 
 

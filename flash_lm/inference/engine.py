@@ -6,7 +6,7 @@ What is compiled depends only on bucketed lengths, so other prompts and numbers 
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flash_lm.data.tasks import Given
-from flash_lm.errors import InputError
+from flash_lm.errors import InputError, RunError
 from flash_lm.inference import beams
 from flash_lm.inference.decoding import Decoding, Hypothesis, Scored, Tokens
 from flash_lm.inference.held_params import Apart, HeldParams
@@ -172,6 +172,9 @@ class Engine:
             prompts: as for `prefill`.
             settings: the number of beams, and what they are ranked by.
             max_tokens: most tokens of an answer, 1 or more.
+
+        Raises:
+            RunError: the parameters are not finite.
         """
         carry = self.apart(self.prefill(prompts, max_tokens))
         with jax.set_mesh(self._mesh):
@@ -185,6 +188,8 @@ class Engine:
             return Hypothesis(ids, log_probs, float(scores_BxW[b, w]), bool(finished_BxW[b, w]))
 
         exist_B = np.isfinite(scores_BxW).sum(axis=1)
+        if not exist_B[: len(prompts)].all():
+            raise RunError("the model's logits are not finite: use an earlier checkpoint, or train it again")
         return [[one(b, w) for w in range(exist_B[b])] for b in range(len(prompts))]
 
     def join(self, carry: Decoding, row: int, other: Decoding) -> Decoding:
@@ -383,8 +388,9 @@ class Engine:
         def step(tokens_B: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
             logits_BxV, state = bound.step_apart(tokens_B, state, params.layers)
             settle = lambda state: bound.settle_apart(state, params.layers)
-            due = [(state.positions_B % n == 0).any() for n in bound.settles_every]
-            return logits_BxV, jax.lax.cond(jnp.stack(due).any(), settle, lambda x: x, state) if due else state
+            if due := [(state.positions_B % n == 0).any() for n in bound.settles_every]:
+                state = jax.lax.cond(jnp.stack(due).any(), settle, lambda x: x, state)
+            return logits_BxV, self._spread_state(state)
 
         never_V = jnp.asarray(self._never_V)
         numbers = {"end": self._end, "budget": budget, "penalty": penalty, "width": width, "size": size}
@@ -397,22 +403,26 @@ class Engine:
         return dataclasses.replace(carry, finished_B=carry.finished_B.at[row].set(True))
 
     def _spread(self, carry: Decoding) -> Decoding:
-        """Shards the rows over the data and fsdp axes; rows are axis 0, or axis 1 in states stacked over layers."""
-
-        def over(*spec):
-            def spread(x: jax.Array) -> jax.Array:
-                # The compiler decides on the axes after the rows, so that heads may stay sharded over tensor.
-                free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - len(spec))
-                return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, PartitionSpec(*spec, *free)))
-
-            return spread
-
-        rows, state = over(*BATCH), carry.state
-        is_apart = isinstance(state.layers, list)
-        layers = jax.tree.map(rows if is_apart else over(None, *BATCH), state.layers)
-        state = dataclasses.replace(state, positions_B=rows(state.positions_B), layers=layers)
+        """Shards the rows over the data and fsdp axes."""
+        rows = self._over(*BATCH)
         logits_BxV, seen_BxV = rows(carry.logits_BxV), rows(carry.seen_BxV)
-        return Decoding(state, logits_BxV, seen_BxV, rows(carry.count_B), rows(carry.finished_B))
+        return Decoding(
+            self._spread_state(carry.state), logits_BxV, seen_BxV, rows(carry.count_B), rows(carry.finished_B)
+        )
+
+    def _spread_state(self, state: DecodeState) -> DecodeState:
+        """As `_spread`; rows are axis 0, or axis 1 in states stacked over layers."""
+        rows, is_apart = self._over(*BATCH), isinstance(state.layers, list)
+        layers = jax.tree.map(rows if is_apart else self._over(None, *BATCH), state.layers)
+        return dataclasses.replace(state, positions_B=rows(state.positions_B), layers=layers)
+
+    def _over(self, *spec) -> Callable[[jax.Array], jax.Array]:
+        def spread(x: jax.Array) -> jax.Array:
+            # The compiler decides on the axes after the rows, so that heads may stay sharded over tensor.
+            free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - len(spec))
+            return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, PartitionSpec(*spec, *free)))
+
+        return spread
 
 
 def bucket(n: int) -> int:

@@ -27,8 +27,6 @@ from flash_lm.training.hub import downloaded
 from flash_lm.training.sharding import batch_sharding, rows_that_divide
 from flash_lm.training.state import Params
 
-_KINDS = {Sampling: "sampling", BeamSearch: "a beam search"}
-
 
 @dataclasses.dataclass(frozen=True)
 class TextScore:
@@ -100,7 +98,7 @@ class LoadedModel:
         Args:
             text: the prompt, or prompts.
             max_tokens: most new tokens.
-            seed: random seed.
+            seed: random seed of samples.
             settings: temperature, top_k, top_p, …: the fields of `inference.settings.Sampling`; or beams and
                 length_penalty, those of `BeamSearch`, for the best answer of a search instead of a sample.
 
@@ -108,10 +106,11 @@ class LoadedModel:
             InputError: the model is bidirectional, a text is empty or unknown to the tokenizer, or a number is out of
                 range.
         """
-        kind = BeamSearch if "beams" in settings else Sampling
-        known = [field.name for field in dataclasses.fields(kind)]
-        if wrong := [name for name in settings if name not in known]:
-            raise InputError(f"unknown setting {', '.join(wrong)}: {_KINDS[kind]} has {', '.join(known)}")
+        names = {kind: [field.name for field in dataclasses.fields(kind)] for kind in (BeamSearch, Sampling)}
+        kind = BeamSearch if settings.keys() & names[BeamSearch] else Sampling
+        if wrong := [name for name in settings if name not in names[kind]]:
+            what = "a beam search" if kind is BeamSearch else "sampling"
+            raise InputError(f"unknown setting {', '.join(wrong)}: {what} has {', '.join(names[kind])}")
         prompts, how = [text] if isinstance(text, str) else list(text), kind(**settings)  # type: ignore[arg-type]
         if isinstance(how, BeamSearch):
             rows = [answers[0] for answers in self._generator.search(prompts, max_tokens, how)]

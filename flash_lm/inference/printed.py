@@ -55,7 +55,7 @@ def _search(flags: dict[str, Any], set_: dict[str, Any]) -> BeamSearch | None:
     sampling = [field.name for field in dataclasses.fields(Sampling)]
     if wrong := [name for name in (*sampling, "seed", "continuation") if flags[name] is not None]:
         raise InputError(
-            f"a beam search draws and scores no text of yours: leave out --{', --'.join(wrong)} or --beams"
+            f"a beam search neither samples nor scores a given text: leave out --{', --'.join(wrong)} or --beams"
         )
     search = BeamSearch(set_["beams"], set_["length_penalty"])
     if set_["samples"] > search.beams:

@@ -5,14 +5,14 @@ BLEU is that of Papineni et al. 2002 and chrF that of Popović 2015, as sacreble
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from flash_lm.data.examples import Examples
+from flash_lm.data.examples import ExampleCorpus, Examples
 from flash_lm.data.pairs import TextPairs
 from flash_lm.data.splits import Splits
 from flash_lm.errors import InputError
@@ -21,7 +21,7 @@ from flash_lm.inference.settings import BeamSearch
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.tables import TASKS
 
-_ROWS = 32  # that are on the device at a time
+_ROWS = 128  # with a beam each, that are on the device at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,25 +61,41 @@ def translate(
         split: a name of `corpus.splits`.
         settings: the number of beams, 1 for greedy decoding, and what they are ranked by.
         first: only so many pairs; None: all.
-        max_tokens: most tokens of an answer; None: as many as a row of training has.
+        max_tokens: most tokens of an answer that ends; None: as many as a row of training has.
 
     Raises:
         InputError: these are no pairs, or the model does not write.
     """
     if TASKS[trained.config.task].answers != "continue":
         raise InputError(f"{trained.name} was trained with task={trained.config.task}, and does not write texts")
-    pairs: Any = corpus.splits[split]
-    length, tokenizer = trained.config.data.length, trained.tokenizer
+    if not isinstance(corpus, ExampleCorpus):
+        raise _no_pairs()
+    pairs, length, end = corpus.splits[split], trained.config.data.length, trained.tokenizer.end
     asked = [_asked(pairs, number, length, trained) for number in range(min(len(pairs), first or len(pairs)))]
     ends = isinstance(pairs, TextPairs)
+    if max_tokens and not ends:
+        raise InputError(
+            f"max_tokens={max_tokens}: an answer of {corpus.name} is as long as its second text; leave it out"
+        )
     allowed_V = trained.text_ids()
-    allowed_V[tokenizer.end] = ends
-    engine = Engine(trained.held, trained.mesh, end=tokenizer.end, allowed_V=allowed_V, **trained.asking)
+    allowed_V[end] = ends
+    engine = Engine(trained.held, trained.mesh, end=end, allowed_V=allowed_V, **trained.asking)
+
+    def most(one: _Asked) -> int:
+        """Of the tokens of an answer."""
+        if not ends:
+            return len(one.second)
+        after = max_tokens or length
+        return after if engine.limit is None else min(after, engine.limit - engine.places(len(one.prompt)))
+
     answers: list[str] = [""] * len(asked)
-    for batch in _batches(asked, ends):
-        most = _room(engine, batch, max_tokens or length) if ends else len(batch[0].second)
-        for one, found in zip(batch, engine.search([one.prompt for one in batch], settings, most), strict=True):
-            answers[one.number] = trained.text_of(found[0].tokens)
+    rows = min(max(1, _ROWS // settings.beams), len(asked))
+    for batch in _batches(asked, most, rows):
+        prompts = [one.prompt for one in batch]
+        prompts += prompts[:1] * (rows - len(batch))  # other numbers of rows would be compiled, too
+        found = engine.search(prompts, settings, most(batch[0]))
+        for one, (best, *_) in zip(batch, found, strict=False):
+            answers[one.number] = trained.text_of(best.tokens)
     text = trained.text_of
     return [Translation(text(one.prompt), text(one.second), answers[one.number]) for one in asked]
 
@@ -108,9 +124,7 @@ def _asked(pairs: Examples, number: int, length: int, trained: TrainedModel) -> 
     has_source = trained.given == "source"
     ids, given, targets, _ = pairs.example(number, 2 * length if has_source else length)
     if targets is not None or given < 2 or ids[given - 1] != trained.tokenizer.begin:
-        raise InputError(
-            "translations are of pairs of texts: use couplets, copy, or hf with data.pair_column, and pack=examples"
-        )
+        raise _no_pairs()
     prompt, second = ids[: given - 1 if has_source else given], ids[given:]
     if isinstance(pairs, TextPairs):  # whose example may be cut
         whole, (_, *second) = pairs.pair(number)
@@ -118,17 +132,15 @@ def _asked(pairs: Examples, number: int, length: int, trained: TrainedModel) -> 
     return _Asked(prompt, np.asarray(second, np.int32), number)
 
 
-def _batches(asked: list[_Asked], ends: bool) -> Iterator[list[_Asked]]:
-    """Prompts of about the same length; where answers do not end, of second texts of one length."""
-    size = (lambda one: len(one.prompt)) if ends else (lambda one: len(one.second))
-    in_order = sorted(asked, key=size)
-    groups = [in_order] if ends else [list(group) for _, group in itertools.groupby(in_order, key=size)]
-    for group in groups:
-        yield from (group[i : i + _ROWS] for i in range(0, len(group), _ROWS))
+def _batches(asked: list[_Asked], most: Callable[[_Asked], int], rows: int) -> Iterator[list[_Asked]]:
+    """So many prompts of about the same length, whose answers may have equally many tokens."""
+    in_order = sorted(asked, key=lambda one: (most(one), len(one.prompt)))
+    for _, group in itertools.groupby(in_order, key=most):
+        alike = list(group)
+        yield from (alike[i : i + rows] for i in range(0, len(alike), rows))
 
 
-def _room(engine: Engine, batch: list[_Asked], most: int) -> int:
-    """Most tokens of an answer, `most` or as many positions as there are after the longest prompt."""
-    if engine.limit is None:
-        return most
-    return min(most, engine.limit - max(engine.places(len(one.prompt)) for one in batch))
+def _no_pairs() -> InputError:
+    return InputError(
+        "translations are of pairs of texts: use couplets, copy, or hf with data.pair_column, and data.pack=examples"
+    )

@@ -2,57 +2,91 @@
 
 import functools
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from models.cases import LENGTH, case
+from models.test_encoder_decoder import model as reader
 
-from flash_lm.errors import InputError
+from flash_lm.errors import InputError, RunError
 from flash_lm.inference.decoding import Hypothesis
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.settings import BeamSearch
 from flash_lm.training.state import ModelFunction
+from inference import test_given
 from inference.test_engine import ALLOWED, END, MAX_TOKENS, PROMPTS, VOCAB, engine, mesh, recomputed
-from inference.test_given import reading_engine, written
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 # One whose state is a sum, one whose state must be settled, and one with a cache.
 each_family = pytest.mark.parametrize("family", ["linear_transformer", "flash", "transformer"])
 WIDE = 4
+Next = Callable[[tuple[int, ...]], np.ndarray]  # log-probabilities of the token after some ids
 
 
 def normaliser(tokens: int, penalty: float) -> float:
     return ((5 + tokens) / 6) ** penalty
 
 
-@functools.cache
-def log_probs_after(family: str, ids: tuple[int, ...]) -> np.ndarray:
-    """The next token's log-probabilities, the whole row read again; −∞ for ids that may not be generated."""
-    padded = np.zeros((2, LENGTH), np.int32)
-    padded[:, : len(ids)] = ids
+def allowed(logits) -> np.ndarray:
+    logits = np.asarray(logits, np.float64)
+    return np.where(ALLOWED, logits - np.logaddexp.reduce(logits), -np.inf)
+
+
+def after(family: str, prompt: np.ndarray) -> Next:
+    """The whole row read again for each token."""
     model = case(family, True)
-    logits = np.asarray(model.logits(model.params, padded), np.float64)[0, len(ids) - 1]
-    log_probs = logits - np.logaddexp.reduce(logits)
-    return np.where(ALLOWED, log_probs, -np.inf)
+
+    @functools.cache
+    def log_probs(ids: tuple[int, ...]) -> np.ndarray:
+        padded = np.zeros((2, LENGTH), np.int32)
+        padded[:, : len(prompt) + len(ids)] = [*prompt, *ids]
+        return allowed(model.logits(model.params, padded)[0, len(prompt) + len(ids) - 1])
+
+    return log_probs
 
 
-def searched(family: str, prompt: np.ndarray, beams: int, penalty: float, count: int) -> list[tuple]:
-    """The answers, best first, as (score, tokens, whether it ended): lists and loops, without early stopping."""
+def after_a_prefix(family: str, prompt: np.ndarray) -> Next:
+    given = np.full((1, LENGTH), len(prompt), np.int32)
+
+    def log_probs(ids: tuple[int, ...]) -> np.ndarray:
+        padded = np.zeros((1, LENGTH), np.int32)
+        padded[0, : len(prompt) + len(ids)] = [*prompt, *ids]
+        logits = test_given.logits_of(family)(case(family, True).params, padded, given)
+        return allowed(logits[0, len(prompt) + len(ids) - 1])
+
+    return log_probs
+
+
+def after_a_source(name: str, prompt: np.ndarray) -> Next:
+    one, source = reader(name), np.zeros((1, LENGTH), np.int32)
+    source[0, : len(prompt)] = prompt
+    given = {"source": source, "source_segment_ids": (np.arange(LENGTH) < len(prompt))[None].astype(np.int32)}
+
+    def log_probs(ids: tuple[int, ...]) -> np.ndarray:
+        padded = np.zeros((1, LENGTH), np.int32)
+        padded[0, : 1 + len(ids)] = [test_given.BEGIN, *ids]
+        return allowed(one.logits(one.params, padded, **given)[0, len(ids)])
+
+    return log_probs
+
+
+def searched(next_: Next, beams: int, penalty: float, count: int, end: int = END) -> list[tuple]:
+    """The answers, best first, as (score, tokens, whether it ended), with lists and loops."""
     live: list[tuple] = [(0.0, ())]
     done: list[tuple] = []
     for place in range(count):
-        after = [
+        longer = [
             (total + log_prob, (*ids, token))
             for total, ids in live
-            for token, log_prob in enumerate(log_probs_after(family, (*prompt.tolist(), *ids)))
+            for token, log_prob in enumerate(next_(ids))
             if log_prob > -np.inf
         ]
-        after = sorted(after, key=lambda one: -one[0])[: 2 * beams]
-        done += [
-            (total / normaliser(place + 1, penalty), ids[:-1], True) for total, ids in after[:beams] if ids[-1] == END
-        ]
-        live = [one for one in after if one[1][-1] != END][:beams]
+        longer = sorted(longer, key=lambda one: -one[0])[: 2 * beams]
+        ends = [one for one in longer[:beams] if one[1][-1] == end]
+        done += [(total / normaliser(place + 1, penalty), ids[:-1], True) for total, ids in ends]
+        live = [one for one in longer if one[1][-1] != end][:beams]
     done += [(total / normaliser(count, penalty), ids, False) for total, ids in live]
     return sorted(done, key=lambda one: -one[0])[:beams]
 
@@ -63,51 +97,69 @@ def assert_found(found: list[Hypothesis], expected: list[tuple]) -> None:
         np.testing.assert_allclose(one.score, score, atol=1e-4)
 
 
+@functools.cache
+def often(family: str) -> int:
+    """A token that ends many answers, if it is the end: the second one of a greedy answer."""
+    return recomputed(family, 0)[0][1]
+
+
 @each_family
 @pytest.mark.parametrize("penalty", [0.0, 1.5])
-def test_is_a_search_in_numpy(family, penalty):
-    found = engine(family).search(PROMPTS, BeamSearch(WIDE, penalty), MAX_TOKENS)
+@pytest.mark.parametrize("early", [False, True])
+def test_is_a_search_in_numpy(family, penalty, early):
+    end = often(family) if early else END
+    found = engine(family, end=end).search(PROMPTS, BeamSearch(WIDE, penalty), MAX_TOKENS)
     for prompt, answers in zip(PROMPTS, found, strict=True):
-        assert_found(answers, searched(family, prompt, WIDE, penalty, MAX_TOKENS))
+        assert_found(answers, searched(after(family, prompt), WIDE, penalty, MAX_TOKENS, end))
         for one in answers:
             if not one.finished:
                 total = sum(one.log_probs)
                 np.testing.assert_allclose(total / normaliser(MAX_TOKENS, penalty), one.score, atol=1e-4)
+    assert any(one.finished for one in found[0]) or not early
 
 
 @each_family
-def test_one_beam_is_greedy(family):
-    for row, (found,) in enumerate(engine(family).search(PROMPTS, BeamSearch(1), MAX_TOKENS)):
+@pytest.mark.parametrize("penalty", [0.0, 3.0])
+def test_one_beam_is_greedy(family, penalty):
+    """Whatever longer answers would score."""
+    for row, (found,) in enumerate(engine(family).search(PROMPTS, BeamSearch(1, penalty), MAX_TOKENS)):
         tokens, log_probs = recomputed(family, row)
         assert found.tokens == tokens
         np.testing.assert_allclose(found.log_probs, log_probs, atol=1e-4)
+    (found,) = engine(family, end=often(family)).search(PROMPTS[:1], BeamSearch(1, penalty), MAX_TOKENS)[0]
+    assert found.finished and found.tokens == recomputed(family, 0)[0][:1]
 
 
 def test_enough_beams_find_the_best_of_all_answers():
-    """Of seven words, three tokens long: 7 + 49 + 343 beams are never too few."""
+    """Of seven words, three tokens long: there are never more than 49 answers to go on with, and 43 that end."""
     words, family, penalty, count = (END, 7, 11, 20, 33, 41, 59), "linear_transformer", 0.7, 3
     model = case(family, True)
     held = HeldParams(ModelFunction(model.config, seed=0), model.params)
     few = Engine(held, mesh(1, 1, 1), end=END, allowed_V=np.isin(np.arange(VOCAB), words))
     (found,) = few.search(PROMPTS[:1], BeamSearch(49, penalty), count)
-    answers = []
+    answers, next_ = [], after(family, PROMPTS[0])
     for size in range(1, count + 1):
         for ids in itertools.product(words, repeat=size):
             if END in ids[:-1] or (size < count and ids[-1] != END):
                 continue
-            before = PROMPTS[0].tolist()
-            each = [log_probs_after(family, (*before, *ids[:i]))[ids[i]] for i in range(size)]
-            ended = ids[-1] == END
-            answers.append((sum(each) / normaliser(size, penalty), ids[:-1] if ended else ids, ended))
+            total, ended = sum(next_(ids[:i])[ids[i]] for i in range(size)), ids[-1] == END
+            answers.append((total / normaliser(size, penalty), ids[:-1] if ended else ids, ended))
     answers.sort(key=lambda one: -one[0])
     assert_found(found[:5], answers[:5])
 
 
-def test_answers_to_a_source():
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 1)])
+def test_answers_to_a_source(shape):
     """The memory of each prompt goes with its beams; and the batch is padded over four devices."""
-    for shape in ((1, 1, 1), (2, 2, 1)):
-        found = reading_engine("gau", shape).search(PROMPTS, BeamSearch(1), MAX_TOKENS)
-        assert [answers[0].tokens for answers in found] == [written("gau", row)[0] for row in range(len(PROMPTS))]
+    found = test_given.reading_engine("gau", shape).search(PROMPTS, BeamSearch(WIDE), MAX_TOKENS)
+    for prompt, answers in zip(PROMPTS, found, strict=True):
+        assert_found(answers, searched(after_a_source("gau", prompt), WIDE, 0.6, MAX_TOKENS))
+
+
+def test_answers_after_a_prefix():
+    found = test_given.engine("flash_quad").search(PROMPTS, BeamSearch(WIDE), MAX_TOKENS)
+    for prompt, answers in zip(PROMPTS, found, strict=True):
+        assert_found(answers, searched(after_a_prefix("flash_quad", prompt), WIDE, 0.6, MAX_TOKENS))
 
 
 def test_more_beams_than_answers():
@@ -118,6 +170,14 @@ def test_more_beams_than_answers():
     (found,) = one.search(PROMPTS[:1], BeamSearch(8, 0.0), 3)
     assert {(*x.tokens, x.finished) for x in found} == {(True,), (7, True), (7, 7, True), (7, 7, 7, False)}
     assert sorted((x.score for x in found), reverse=True) == [x.score for x in found]
+
+
+def test_parameters_that_are_not_finite():
+    model = case("linear_transformer", True)
+    params = {**model.params, "embedding": model.params["embedding"] * np.nan}
+    broken = Engine(HeldParams(ModelFunction(model.config, seed=0), params), mesh(1, 1, 1), end=END, allowed_V=ALLOWED)
+    with pytest.raises(RunError, match="logits are not finite"):
+        broken.search(PROMPTS[:1], BeamSearch(2), 3)
 
 
 @pytest.mark.parametrize(

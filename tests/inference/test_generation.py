@@ -300,8 +300,8 @@ BAD_ARGUMENTS = {
     "--prompt=the --seed=99999999999999999999": "must be from 0 to 4294967295",
     "--prompt=the --continuation=": "the continuation is empty",
     "--prompt=the --candidates=3": "is a causal language model and does not support --candidates",
-    "--prompt=the --beams=2 --top_k=3 --seed=1": "a beam search draws and scores no text of yours: leave out --top_k, "
-    "--seed or --beams",
+    "--prompt=the --beams=2 --top_k=3 --seed=1": "a beam search neither samples nor scores a given text: leave out "
+    "--top_k, --seed or --beams",
     "--prompt=the --beams=2 --samples=3": "--samples=3 are more than --beams=2 can find",
     "--prompt=the --beams=0 --samples=1": "beams=0 must be from 1 to 256",
     "--prompt=the --length_penalty=1": "--length_penalty is of a beam search: set --beams, too",

@@ -63,12 +63,14 @@ def test_a_source_is_cut_as_in_training_and_a_second_text_is_not(folder):
 
 
 def test_an_answer_has_room_where_positions_end(folder):
-    """Rows of 24 tokens, one of which has 12 before the answer."""
+    """Rows of 24 tokens: each answer has what its own prompt leaves, whatever else is in the batch."""
     keys = {"model.family": "aft_full", "model.max_length": 24, "data.length": 24, "data.tokens_per_batch": 96}
     trained, corpus = of_pairs(folder, "decoder", **keys)
+    generator = Generator(trained)
     found = translate(trained, corpus, "test", GREEDY)
-    answers = Generator(trained).search([first for first, _ in PAIRS], 12, GREEDY)
-    assert [one.answer for one in found] == [best.text for (best,) in answers]
+    for one, (first, _) in zip(found, PAIRS, strict=True):
+        ((best,),) = generator.search([first], 24 - len(f"<{first}><"), GREEDY)
+        assert one.answer == best.text
 
 
 def test_the_copy_task_has_answers_of_its_own_length():
@@ -106,8 +108,12 @@ def test_what_has_no_second_text(folder):
     trained, corpus = of_pairs(folder, "decoder")
     with pytest.raises(InputError, match="was trained with task=masked_lm, and does not write texts"):
         translate(random_model("fill_in"), corpus, "test", GREEDY)
-    with pytest.raises(InputError, match="translations are of pairs of texts"):
-        translate(trained, mqar(MQAROptions()), "test", GREEDY)
+    text = load_splits(dataclasses.replace(trained.config.data, pair_column=None, pack="stream"))
+    for other in (mqar(MQAROptions()), text):
+        with pytest.raises(InputError, match="translations are of pairs of texts"):
+            translate(trained, other, "test", GREEDY)
+    with pytest.raises(InputError, match="an answer of reverse is as long as its second text; leave it out"):
+        translate(trained, copying(reverse=True), "test", GREEDY, max_tokens=3)
 
 
 @pytest.mark.slow
