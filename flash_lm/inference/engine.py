@@ -1,24 +1,24 @@
-"""The decode loop of all families: prompts are prefilled in parallel, then one compiled loop generates tokens.
+"""Decoding of all families: prompts are prefilled in parallel, then one compiled loop generates tokens.
 
-What is compiled depends only on bucketed lengths, so other prompts and numbers of tokens compile nothing new.
+What `decode_loop` compiles depends only on bucketed lengths: other prompts and numbers of tokens compile nothing new.
 """
 
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from flash_lm.data.tasks import Given
 from flash_lm.errors import InputError, RunError
-from flash_lm.inference import beams
+from flash_lm.inference.decode_loop import DecodeLoop
 from flash_lm.inference.decoding import Decoding, Hypothesis, Scored, Tokens
-from flash_lm.inference.held_params import Apart, HeldParams
-from flash_lm.inference.sampling import SamplingArrays, draw_tokens
+from flash_lm.inference.held_params import HeldParams
+from flash_lm.inference.sampling import SamplingArrays
 from flash_lm.inference.settings import BeamSearch
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.training.hosts import fetched
@@ -65,22 +65,12 @@ class Engine:
         model = params.model
         model.abstract.check_decodable()
         self._params, self._mesh = params, mesh
-        self._end, self._begin, self._never_V = end, begin, ~allowed_V
+        self._begin, self._most_source = begin, model.config.max_length
         self.given: Given = given
-        self._most_source = model.config.max_length
         self.limit = model.abstract.longest
         self.turn = threading.RLock() if mesh.size > 1 else contextlib.nullcontext()
         self.grows = model.abstract.state_grows
-        self._read = jax.jit(self._read_sources, donate_argnums=1)
-        self._start = jax.jit(self._start_rows, static_argnums=(2, 3))
-        self._prefill = jax.jit(self._prefill_piece, donate_argnums=1)
-        self._score = jax.jit(self._score_piece, donate_argnums=1, static_argnums=5)
-        self._advance = jax.jit(self._advance_rows, donate_argnums=1, static_argnums=5)
-        self._search = jax.jit(self._search_rows, static_argnums=(4, 5))
-        self._row_keys = jax.jit(_row_keys, static_argnums=1)
-        self._join = jax.jit(self._join_row, donate_argnums=0)
-        self._leave = jax.jit(self._leave_row, donate_argnums=0)
-        self._put_apart = jax.jit(lambda carry: self._spread(dataclasses.replace(carry, state=carry.state.apart())))
+        self._loop = DecodeLoop(params, mesh, end=end, never_V=~allowed_V, given=given)
 
     def start(self, rows: int, tokens: int) -> Decoding:
         """The carry before the first token: this many rows, each with room for this many tokens."""
@@ -93,12 +83,12 @@ class Engine:
     def _filled(self, going: int, rows: int, tokens: int) -> Decoding:
         with jax.set_mesh(self._mesh):
             filled = rows_that_divide(rows, self._mesh)
-            return self._start(self._params.apart, jnp.int32(going), filled, self._capacity(tokens))
+            return self._loop.start(self._params.apart, jnp.int32(going), filled, self._capacity(tokens))
 
     def state_bytes(self, rows: int, tokens: int) -> int:
         """Size of the model's state for this many rows with room for this many tokens."""
         with jax.set_mesh(self._mesh):
-            start = lambda params: self._start_rows(params, jnp.int32(rows), rows, self._capacity(tokens))
+            start = lambda params: self._loop.start(params, jnp.int32(rows), rows, self._capacity(tokens))
             shapes = jax.eval_shape(start, self._params.apart).state
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
@@ -116,7 +106,7 @@ class Engine:
             prompts = [self._first] * len(prompts)
         with jax.set_mesh(self._mesh):
             for inputs_BxL, lengths_B in self._pieces(prompts, size):
-                carry = self._prefill(self._params.apart, carry, inputs_BxL, lengths_B)
+                carry = self._loop.prefill(self._params.apart, carry, inputs_BxL, lengths_B)
         return carry
 
     def places(self, prompt: int) -> int:
@@ -136,7 +126,7 @@ class Engine:
         if isinstance(carry.state.layers, list):
             return carry
         with jax.set_mesh(self._mesh):
-            apart = self._put_apart(carry)
+            apart = self._loop.put_apart(carry)
         jax.tree.map(lambda x: x.delete(), carry.state.layers)  # JAX cannot donate arrays to outputs of other shapes
         return apart
 
@@ -151,7 +141,7 @@ class Engine:
             seed: random seed.
             max_tokens: 1 or more.
         """
-        keys_B = self._row_keys(jax.random.key(seed), len(carry.finished_B))
+        keys_B = self._loop.row_keys(jax.random.key(seed), len(carry.finished_B))
         return self.advance_rows(carry, settings, keys_B, max_tokens)
 
     def advance_rows(
@@ -161,7 +151,7 @@ class Engine:
         carry = self.apart(carry)
         with jax.set_mesh(self._mesh):
             arguments = (carry, settings, keys_B, jnp.int32(max_tokens), bucket(max_tokens))
-            carry, new = self._advance(self._params.apart, *arguments)
+            carry, new = self._loop.advance(self._params.apart, *arguments)
         tokens_BxT, log_probs_BxT, lengths_B = (fetched(x) for x in new)
         return carry, Tokens(tokens_BxT, log_probs_BxT, lengths_B, fetched(carry.finished_B))
 
@@ -180,7 +170,7 @@ class Engine:
         with jax.set_mesh(self._mesh):
             numbers = jnp.int32(max_tokens), jnp.float32(settings.length_penalty)
             arguments = (carry, *numbers, settings.beams, bucket(max_tokens))
-            found = self._search(self._params.apart, *arguments)
+            found = self._loop.search(self._params.apart, *arguments)
         tokens_BxWxT, log_probs_BxWxT, lengths_BxW, scores_BxW, finished_BxW = (fetched(x) for x in found)
 
         def one(b: int, w: int) -> Hypothesis:
@@ -201,12 +191,12 @@ class Engine:
             other: from `prefill`, then `apart`.
         """
         with jax.set_mesh(self._mesh):
-            return self._join(carry, jnp.int32(row), other)
+            return self._loop.join(carry, jnp.int32(row), other)
 
     def leave(self, carry: Decoding, row: int) -> Decoding:
         """Ends a row; `carry` is donated."""
         with jax.set_mesh(self._mesh):
-            return self._leave(carry, jnp.int32(row))
+            return self._loop.leave(carry, jnp.int32(row))
 
     def score(self, prompts: Sequence[np.ndarray], continuations: Sequence[np.ndarray]) -> list[Scored]:
         """The tokens of each continuation, after its prompt and the tokens before them."""
@@ -250,7 +240,9 @@ class Engine:
             size = size or self._whole(max(map(len, prompts), default=0))
             pieces = (self._pieces(part, size) for part in ([row[:-1] for row in rows], [row[1:] for row in rows]))
             for (inputs_BxL, lengths_B), (targets_BxL, _) in zip(*pieces, strict=True):
-                found, state = self._score(self._params.apart, state, inputs_BxL, targets_BxL, lengths_B, top, prefix_B)
+                found, state = self._loop.score(
+                    self._params.apart, state, inputs_BxL, targets_BxL, lengths_B, top, prefix_B
+                )
                 scored.append([fetched(x) for x in found])
         joined = [np.concatenate(x, axis=1) for x in zip(*scored, strict=True)]
         return [Scored(*(x[b, : len(row) - 1] for x in joined)) for b, row in enumerate(rows)]
@@ -277,7 +269,7 @@ class Engine:
             raise InputError(f"a source of {longest} tokens is longer than model.max_length={self._most_source}")
         with jax.set_mesh(self._mesh):
             ((source_BxM, lengths_B),) = self._pieces(sources, min(bucket(longest), self._most_source))
-            return self._read(self._params.apart, state, source_BxM, lengths_B)
+            return self._loop.read(self._params.apart, state, source_BxM, lengths_B)
 
     def _capacity(self, tokens: int) -> int:
         """The capacity in tokens; 1 if the state does not grow, so that a longer row compiles nothing new."""
@@ -299,141 +291,7 @@ class Engine:
             yield jax.device_put(inputs_BxL, spread), jax.device_put(lengths_B, spread)
             start += size
 
-    # What is compiled.
-
-    def _start_rows(self, params: Apart, rows: jax.Array, filled: int, capacity: int) -> Decoding:
-        logits_BxV = jnp.zeros((filled, self._params.model.config.vocab_size), jnp.float32)
-        state = self._params.bind(params).init_state(filled, capacity)
-        seen_BxV = jnp.zeros(logits_BxV.shape, bool)
-        finished_B = jnp.arange(filled) >= rows  # padding rows have ended from the start
-        count_B = jnp.zeros(filled, jnp.int32)
-        return self._spread(Decoding(state, logits_BxV, seen_BxV, count_B, finished_B))
-
-    def _read_sources(self, params: Apart, state: DecodeState, source_BxM: jax.Array, lengths_B) -> DecodeState:
-        return self._params.bind(params).remember(source_BxM, state, lengths_B)
-
-    def _prefill_piece(self, params: Apart, carry: Decoding, inputs_BxL: jax.Array, lengths_B: jax.Array) -> Decoding:
-        prefix_B = lengths_B if self.given == "prefix" else None  # a whole prompt
-        logits_BxV, state = self._params.bind(params).prefill_last(inputs_BxL, carry.state, lengths_B, prefix_B)
-        logits_BxV = jnp.where(lengths_B[:, None] > 0, logits_BxV, carry.logits_BxV)
-        real_BxL = jnp.arange(inputs_BxL.shape[1])[None] < lengths_B[:, None]
-        seen_BxV = jax.vmap(lambda seen, ids, real: seen.at[ids].max(real))(carry.seen_BxV, inputs_BxL, real_BxL)
-        return self._spread(dataclasses.replace(carry, state=state, logits_BxV=logits_BxV, seen_BxV=seen_BxV))
-
-    def _score_piece(self, params: Apart, state: DecodeState, inputs_BxL, targets_BxL, lengths_B, top: int, prefix_B):
-        logits_BxLxV, state = self._params.bind(params).prefill(inputs_BxL, state, lengths_B, prefix_B)
-        total_BxLx1 = jax.nn.logsumexp(logits_BxLxV, axis=-1, keepdims=True)
-        top_BxLxK, ids_BxLxK = jax.lax.top_k(logits_BxLxV, top)
-        is_likeliest_BxL = logits_BxLxV.argmax(axis=-1) == targets_BxL
-        return (_log_prob(logits_BxLxV, targets_BxL), is_likeliest_BxL, ids_BxLxK, top_BxLxK - total_BxLx1), state
-
-    def _advance_rows(
-        self,
-        params: Apart,
-        carry: Decoding,
-        settings: SamplingArrays,
-        keys_B: jax.Array,
-        budget: jax.Array,
-        size: int,
-    ):
-        bound, layers, never_V = self._params.bind(params), params.layers, jnp.asarray(self._never_V)
-        rows = carry.finished_B.shape[0]
-
-        def going(loop) -> jax.Array:
-            place, carry, _ = loop
-            return (place < budget) & ~carry.finished_B.all()
-
-        def one_token(loop):
-            place, carry, (tokens_BxT, log_probs_BxT, lengths_B) = loop
-            possible_BxV = jnp.where(never_V[None], -jnp.inf, carry.logits_BxV)
-            token_keys_B = jax.vmap(jax.random.fold_in)(keys_B, carry.count_B)
-            tokens_B = draw_tokens(possible_BxV, carry.seen_BxV, token_keys_B, settings)
-            tokens_B = jnp.where(carry.finished_B, self._end, tokens_B)
-            finished_B = carry.finished_B | (tokens_B == self._end)
-            new = (
-                tokens_BxT.at[:, place].set(tokens_B),
-                log_probs_BxT.at[:, place].set(_log_prob(carry.logits_BxV, tokens_B)),
-                lengths_B + (~finished_B).astype(jnp.int32),
-            )
-            logits_BxV, state = bound.step_apart(tokens_B, carry.state, layers)
-            seen_BxV = carry.seen_BxV.at[jnp.arange(rows), tokens_B].set(True)
-            carry = self._spread(Decoding(state, logits_BxV, seen_BxV, carry.count_B + 1, finished_B))
-            return place + 1, carry, new
-
-        def due(carry: Decoding) -> jax.Array:
-            return jnp.stack([carry.state.positions_B % n == 0 for n in bound.settles_every]).any()
-
-        def until_due(loop):
-            """Generates up to the next token after which the state must be settled, then settles it."""
-
-            def one_more(both):
-                loop = one_token(both[0])
-                return loop, due(loop[1])
-
-            (place, carry, new), _ = jax.lax.while_loop(
-                lambda both: going(both[0]) & ~both[1], one_more, (loop, jnp.zeros((), bool))
-            )
-            state = bound.settle_apart(carry.state, layers)
-            return place, self._spread(dataclasses.replace(carry, state=state)), new
-
-        tokens_BxT = jnp.full((rows, size), self._end, jnp.int32)
-        new = (tokens_BxT, jnp.zeros((rows, size), jnp.float32), jnp.zeros(rows, jnp.int32))
-        body = until_due if bound.settles_every else one_token
-        _, carry, new = jax.lax.while_loop(going, body, (jnp.int32(0), carry, new))
-        return carry, new
-
-    def _search_rows(self, params: Apart, carry: Decoding, budget, penalty, width: int, size: int) -> beams.Found:
-        bound = self._params.bind(params)
-
-        def step(tokens_B: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
-            logits_BxV, state = bound.step_apart(tokens_B, state, params.layers)
-            settle = lambda state: bound.settle_apart(state, params.layers)
-            if due := [(state.positions_B % n == 0).any() for n in bound.settles_every]:
-                state = jax.lax.cond(jnp.stack(due).any(), settle, lambda x: x, state)
-            return logits_BxV, self._spread_state(state)
-
-        never_V = jnp.asarray(self._never_V)
-        numbers = {"end": self._end, "budget": budget, "penalty": penalty, "width": width, "size": size}
-        return beams.search(step, carry.state, carry.logits_BxV, carry.finished_B, never_V, **numbers)
-
-    def _join_row(self, carry: Decoding, row: jax.Array, other: Decoding) -> Decoding:
-        return self._spread(jax.tree.map(lambda rows, new: rows.at[row].set(new[0]), carry, other))
-
-    def _leave_row(self, carry: Decoding, row: jax.Array) -> Decoding:
-        return dataclasses.replace(carry, finished_B=carry.finished_B.at[row].set(True))
-
-    def _spread(self, carry: Decoding) -> Decoding:
-        """Shards the rows over the data and fsdp axes."""
-        rows = self._over(*BATCH)
-        logits_BxV, seen_BxV = rows(carry.logits_BxV), rows(carry.seen_BxV)
-        return Decoding(
-            self._spread_state(carry.state), logits_BxV, seen_BxV, rows(carry.count_B), rows(carry.finished_B)
-        )
-
-    def _spread_state(self, state: DecodeState) -> DecodeState:
-        """As `_spread`; rows are axis 0, or axis 1 in states stacked over layers."""
-        rows, is_apart = self._over(*BATCH), isinstance(state.layers, list)
-        layers = jax.tree.map(rows if is_apart else self._over(None, *BATCH), state.layers)
-        return dataclasses.replace(state, positions_B=rows(state.positions_B), layers=layers)
-
-    def _over(self, *spec) -> Callable[[jax.Array], jax.Array]:
-        def spread(x: jax.Array) -> jax.Array:
-            # The compiler decides on the axes after the rows, so that heads may stay sharded over tensor.
-            free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - len(spec))
-            return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, PartitionSpec(*spec, *free)))
-
-        return spread
-
 
 def bucket(n: int) -> int:
     """The next power of two, at least 16: all n of the same bucket share one compiled program."""
     return max(_SHORTEST, 1 << (int(n) - 1).bit_length())
-
-
-def _row_keys(key: jax.Array, rows: int) -> jax.Array:
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(rows))
-
-
-def _log_prob(logits_xV: jax.Array, ids_x: jax.Array) -> jax.Array:
-    chosen_x = jnp.take_along_axis(logits_xV, ids_x[..., None], axis=-1)[..., 0]
-    return chosen_x - jax.nn.logsumexp(logits_xV, axis=-1)

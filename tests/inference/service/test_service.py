@@ -104,8 +104,8 @@ def test_which_checkpoint_it_serves(text):
 
 def test_no_request_waits_for_a_compiler():
     text = TextService(random_model("text"), LIMITS, Metrics())
-    engine = text._generator.engine
-    compiled = [engine._start, engine._prefill, engine._put_apart, engine._join, engine._advance, engine._leave]
+    loop = text._generator.engine._loop
+    compiled = [loop.start, loop.prefill, loop.put_apart, loop.join, loop.advance, loop.leave]
     before = [function._cache_size() for function in compiled]
 
     async def answer(asked: TextAsked) -> int:
