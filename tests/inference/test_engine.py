@@ -124,7 +124,8 @@ def test_many_short_calls_are_one_long_call():
 def test_other_lengths_compile_nothing(family):
     """Within a bucket: prompts of 1 to 16 tokens, 1 to 16 new ones, in one call or two, at any temperature."""
     one = engine(family)
-    compiled = (one._start, one._prefill, one._advance, one._score)
+    loop = one._loop
+    compiled = (loop.start, loop.prefill, loop.advance, loop.score)
 
     def work(length: int, max_tokens: int, temperature: float) -> None:
         prompts = [np.arange(5, 5 + length, dtype=np.int32)] * 3
@@ -148,7 +149,7 @@ def test_the_state_is_donated_to_one_loop():
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(prefilled.state.layers))
     with jax.set_mesh(one._mesh):
         arguments = (one._params.apart, carry, GREEDY, keys_B, jnp.int32(3), 16)
-        text = one._advance.lower(*arguments).compile().as_text()
+        text = one._loop.advance.lower(*arguments).compile().as_text()
     aliased = text.splitlines()[0].count("may-alias") + text.splitlines()[0].count("must-alias")
     assert aliased == len(jax.tree.leaves(carry))
     one.advance(carry, GREEDY, 0, 3)

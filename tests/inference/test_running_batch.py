@@ -68,7 +68,8 @@ def test_rows_over_devices():
 def test_requests_compile_nothing_after_the_first_ones(family):
     one = engine(family)
     served(RunningBatch(one, 2, CAPACITY), REQUESTS, at_a_time=2)
-    compiled = (one._prefill, one._advance, one._join, one._leave, one._put_apart)
+    loop = one._loop
+    compiled = (loop.prefill, loop.advance, loop.join, loop.leave, loop.put_apart)
     before = [function._cache_size() for function in compiled]
     served(RunningBatch(one, 2, CAPACITY), [(prompt[:-1], *rest) for prompt, *rest in REQUESTS], at_a_time=2)
     assert [function._cache_size() for function in compiled] == before
