@@ -160,6 +160,7 @@ def test_a_kernel_that_differs_is_not_timed(tmp_path, monkeypatch, wrong, found)
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_memory_of_a_step(tmp_path):
     words = ["--config=configs/tiny.py", "--config.data.tokens_per_batch=64", "--config.model.max_length=32"]
     load_script("benchmark_memory").main(

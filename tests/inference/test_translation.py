@@ -44,7 +44,7 @@ def of_pairs(folder, form: str, **keys):
     return trained, load_splits(trained.config.data)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["encoder", *(pytest.param(x, marks=pytest.mark.slow) for x in ("decoder", "prefix"))])
 def test_each_first_text_gets_its_own_answer(form, folder):
     """In the order of the split, though batches are of another; and as `generate` gives it."""
     trained, corpus = of_pairs(folder, form)
@@ -62,6 +62,7 @@ def test_a_source_is_cut_as_in_training_and_a_second_text_is_not(folder):
     assert (found[0].first, found[0].second) == ("eins ", "one two")
 
 
+@pytest.mark.slow
 def test_an_answer_has_room_where_positions_end(folder):
     """Rows of 24 tokens: each answer has what its own prompt leaves, whatever else is in the batch."""
     keys = {"model.family": "aft_full", "model.max_length": 24, "data.length": 24, "data.tokens_per_batch": 96}
