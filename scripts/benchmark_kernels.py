@@ -155,6 +155,15 @@ def check_all(cases: list[Case]) -> tuple[dict[Case, Line], dict[Case, str]]:
     return found, wrong
 
 
+def product_of_squares(dtype: str, calls: int) -> Cell:
+    """CALLS products of two square matrices, compiled and warm: the rate that a kernel's is compared with."""
+    square = jax.random.normal(jax.random.key(0), (PRODUCT, PRODUCT), dtype)
+    multiply = jax.jit(lambda a: jax.lax.dot(a, a, preferred_element_type=jnp.float32))
+    work = timed(lambda: jax.block_until_ready([multiply(square) for _ in range(calls)]))
+    work()
+    return Cell.warmed("matrix product", work)
+
+
 def time_forms(case: Case, product: Cell, rounds: int, calls: int) -> Line:
     """Milliseconds per call of both versions, and the kernel's rate as a share of a matrix product's.
 
@@ -227,8 +236,9 @@ def main(argv: list[str]) -> None:
         raise InputError(
             f"--tokens={arguments.tokens} must be a multiple of each length, but is not one of {uneven[0]}"
         )
-    file = arguments.out / "kernels.jsonl"
-    file.unlink(missing_ok=True)  # else the speeds of a kernel that no longer agrees would remain
+    file, table = arguments.out / "kernels.jsonl", arguments.out / "table.md"
+    for old in (file, table):
+        old.unlink(missing_ok=True)  # else the speeds of a kernel that no longer agrees would remain
     cases = [Case(config, name, length, arguments.tokens, arguments.dtype) for name in families for length in lengths]
     odd = lengths[0] - lengths[0] // 7
     packed = [
@@ -237,19 +247,16 @@ def main(argv: list[str]) -> None:
         for causal in ((True, False) if name in BOTH_WAYS else (True,))
     ]
     found, wrong = check_all([*packed, *cases])
-    cases = [case for case in cases if case.family not in {wrongly.family for wrongly in wrong}]
-    square = jax.random.normal(jax.random.key(0), (PRODUCT, PRODUCT), arguments.dtype)
-    multiply = jax.jit(lambda a: jax.lax.dot(a, a, preferred_element_type=jnp.float32))
-    work = timed(lambda: jax.block_until_ready([multiply(square) for _ in range(arguments.calls)]))
-    work()
-    product = Cell.warmed("matrix product", work)
-    about = {"tokens": arguments.tokens, "dtype": arguments.dtype} | provenance(jax.devices()[0].device_kind)
-    for case in cases:
-        found[case] |= time_forms(case, product, arguments.rounds, arguments.calls) | about
-        append_jsonl(file, [found[case]])
-    lines = [found[case] for case in cases]
-    (arguments.out / "table.md").write_text(_table(lines) + "\n", encoding="utf-8")
-    print(_table(lines))
+    failed = {case.family for case in wrong}
+    if intact := [case for case in cases if case.family not in failed]:
+        product = product_of_squares(arguments.dtype, arguments.calls)
+        about = {"tokens": arguments.tokens, "dtype": arguments.dtype} | provenance(jax.devices()[0].device_kind)
+        for case in intact:
+            found[case] |= time_forms(case, product, arguments.rounds, arguments.calls) | about
+            append_jsonl(file, [found[case]])
+        text = _table([found[case] for case in intact])
+        table.write_text(f"{text}\n", encoding="utf-8")
+        print(text)
     if wrong:
         said = "; ".join(f"{case.name}: {text}" for case, text in wrong.items())
         raise RunError(f"kernels that fail are not timed: {said}; set --config.model.kernels=xla in runs of them")
