@@ -33,7 +33,7 @@ def requests(*arguments):
     return [types.SimpleNamespace(args=one) for one in arguments]
 
 
-@pytest.fixture(scope="module", params=["flash", "linear_transformer"])
+@pytest.fixture(scope="module", params=["flash", pytest.param("linear_transformer", marks=pytest.mark.slow)])
 def trained(request):
     return random_model("text", request.param)
 

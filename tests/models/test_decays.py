@@ -18,7 +18,7 @@ def ids(length: int) -> np.ndarray:
     return np.random.default_rng(length).integers(SHAPE["vocab_size"], size=(1, length)).astype(np.int32)
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["causal", "bidirectional"])
 @each
 def test_documents_that_begin_inside_a_chunk(family, causal):
     """Packed training in prime-rl (#3000), axolotl (#3572) and Hydra lets states and convolutions cross documents."""

@@ -37,7 +37,10 @@ MODELS = {
     "mixed": ("linear_transformer", "linear_transformer", "softmax", {}),
     "linear": ("transformer_plus_plus", "flash", "linear", {"encoder.num_layers": 1}),
 }
-each_model = pytest.mark.parametrize("name", MODELS)
+_SLOW = ("gau_heads", "mixed")
+each_model = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in MODELS]
+)
 # The source of each document of PACKED: ids 5, 5, 2 and 1, 3. An id that comes again is read by both of its documents.
 SOURCE_IDS = np.array([[5] * 7 + [2] * 4 + [0] * 2, [1] * 5 + [0] * 1 + [3] * 7], np.int32)
 LENGTHS = np.array([13, 6], np.int32)  # of two sources of whole rows

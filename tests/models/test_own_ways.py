@@ -111,7 +111,7 @@ def test_who_owns_the_residual_gets_it_raw():
         np.testing.assert_allclose(logits, expected[:, t], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_penalty_is_in_the_gradient_and_beside_the_loss(accumulate):
     model, config = function("gain", accumulate=accumulate)
     plain, _ = function("free")

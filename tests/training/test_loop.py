@@ -65,7 +65,9 @@ def test_the_run_is_recorded(config, finished):
     assert kept == {9, 12}
 
 
-@pytest.mark.parametrize("stops", [[1], [4], pytest.param([3, 4, 11], marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "stops", [[4], *(pytest.param(several, marks=pytest.mark.slow) for several in ([1], [3, 4, 11]))], ids=str
+)
 def test_stopped_and_resumed_equals_one_go(config, finished, tmp_path, stops):
     for stop in stops:
         counter = itertools.count(1 + (int(max(stops[: stops.index(stop)], default=0))))

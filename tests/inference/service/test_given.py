@@ -49,7 +49,7 @@ def test_a_prompt_that_is_too_long(form):
         assert str(limit) in message
 
 
-@pytest.mark.parametrize("keys", [PREFIX, READS], ids=["prefix", "source"])
+@pytest.mark.parametrize("keys", [pytest.param(PREFIX, marks=pytest.mark.slow), READS], ids=["prefix", "source"])
 def test_second_lines_are_those_of_the_command(keys):
     writer = CoupletWriter(random_model("couplets", keys=keys))
     body = {"first": "春南", "candidates": 4, "temperature": 1, "seed": 3}
