@@ -230,9 +230,14 @@ def _run(at: Line, config: Any, rates: pathlib.Path, folder: pathlib.Path, shoul
         return [{**at, "failed": f"no learning rate stays finite: {best['failed']}"}]
     try:
         _trained(changed(config, {"train.learning_rate": best["value"]}), folder, should_stop)
-        return [score | at for score in evaluate(folder, "test")]
+        return [_named(score) | at for score in evaluate(folder, "test")]
     except NonfiniteError as error:
         return [{**at, "failed": str(error)}]
+
+
+def _named(score: Line) -> Line:
+    """With the name of the run that it began from, and not its place on this machine."""
+    return score | ({"parent_run": pathlib.Path(score["parent_run"]).name} if "parent_run" in score else {})
 
 
 def _failure(file: pathlib.Path) -> str | None:
