@@ -61,6 +61,13 @@ class ModelConfig(Group, name="model"):
     init: str = key(
         "normal", "normal (standard deviation 0.02), or lecun (1 / sqrt(fan in))", one_of("normal", "lecun")
     )
+    scale_init: str = key(
+        "normal",
+        "what γ of a gated unit's queries and keys starts with: normal (standard deviation 0.02), or as_init (1 with "
+        "init=lecun, where queries and keys start equal)",
+        one_of("normal", "as_init"),
+        before="as_init",
+    )
     norm: str = key(None, "open: from the family", one_of("layer", "rms", "scale"))
     norm_epsilon: float = key(1e-6, "added under the square root of a norm", above(0), before=1e-6)
     absolute_positions: str = key(

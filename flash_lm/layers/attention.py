@@ -301,7 +301,10 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
         self.shared = Dense(dim, z_width, config, rngs=rngs)
         self.output = Dense(expanded, dim, config, rngs=rngs)
         width = (shared,) if self.heads == 1 else (self.heads, shared)
-        self.dense, self.variants = dense, ScaleOffsets(first_scales(core.scaled, width, config, rngs=rngs))
+        self.dense, self.variants = (
+            dense,
+            ScaleOffsets(first_scales(core.scaled, width, config, of_one_source=not dense, rngs=rngs)),
+        )
         self.convolutions = short_convolutions({"value": expanded, "shared": z_width}, config)
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
@@ -351,7 +354,7 @@ def _unit_scales(scaled: Mapping[str, bool], width: tuple[int, ...], config: Mod
     return jnp.stack([jnp.full(width, start, config.param_dtype) for start in starts])
 
 
-# model.init -> γ of the queries and keys of a GAU, in turn; the paper has the first, for wide models
+# What γ of the queries and keys of a gated attention unit starts with, in turn, by the names of model.init
 _SCALES = {
     "normal": lambda key, scaled, width, config: KERNEL_INITS["normal"](
         key, (2 * len(scaled), *width), jnp.dtype(config.param_dtype)
@@ -361,10 +364,21 @@ _SCALES = {
 
 
 def first_scales(
-    scaled: Mapping[str, bool], width: tuple[int, ...], config: ModelConfig, *, rngs: nnx.Rngs
+    scaled: Mapping[str, bool], width: tuple[int, ...], config: ModelConfig, *, of_one_source: bool, rngs: nnx.Rngs
 ) -> jax.Array:
-    """γ that the queries and keys of a gated attention unit start with, in turn, 2n×K or 2n×H×K for n pairs."""
-    return _SCALES[config.init](rngs.params(), scaled, width, config)
+    """γ that the queries and keys of a gated attention unit start with, in turn, 2n×K or 2n×H×K for n pairs.
+
+    Args:
+        scaled: the core's pairs, and whether their scores are divided by √K.
+        width: (K,) or (H, K).
+        config: of the layer.
+        of_one_source: whether queries and keys are scale-offsets of the same Z. With equal γ each token would then see
+            tokens like itself most, and masked tokens each other: a masked language model needs several times as many
+            steps until it uses its context. So they start as `model.scale_init` says.
+        rngs: for the random starts.
+    """
+    init = "normal" if of_one_source and config.scale_init == "normal" else config.init
+    return _SCALES[init](rngs.params(), scaled, width, config)
 
 
 def split_heads(x_BxLxD: jax.Array, heads: int) -> jax.Array:

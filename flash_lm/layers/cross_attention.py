@@ -147,7 +147,7 @@ class CrossGatedUnit(CrossSublayer):
         self.query, self.key = (Dense(dim, shared, config, rngs=rngs) for _ in range(2))
         self.output = Dense(expanded, dim, config, rngs=rngs)
         width = (shared,) if self.heads == 1 else (self.heads, shared)
-        scales = first_scales({"attention": True}, width, config, rngs=rngs)
+        scales = first_scales({"attention": True}, width, config, of_one_source=False, rngs=rngs)
         self.query_variant, self.key_variant = ScaleOffsets(scales[:1]), ScaleOffsets(scales[1:])
 
     def queries(self, x_BxLxD: jax.Array) -> tuple[jax.Array, Any]:

@@ -142,7 +142,7 @@ class MegaUnit(AttentionSublayer[Pairs]):
         self.shared = Dense(dim, shared, config, rngs=rngs)
         self.update, self.candidate = (Dense(dim, dim, config, rngs=rngs) for _ in range(2))
         self.output = Dense(expanded, dim, config, rngs=rngs)
-        self.variants = ScaleOffsets(first_scales(core.scaled, (shared,), config, rngs=rngs))
+        self.variants = ScaleOffsets(first_scales(core.scaled, (shared,), config, of_one_source=True, rngs=rngs))
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
         """The stream, its values, and what is to be averaged."""

@@ -320,7 +320,7 @@ _HEADS = frozenset({"num_heads", "rotary", "rotary_base"})
 _MULTI_HEAD = _HEADS | {"query_key_norm"}
 _WHOLE_ROWS = frozenset({"bidirectional"})
 _GAU: dict[str, Any] = {"problems": _gau_problems, "defaults": {"gau.expanded_dim": times(2)}}
-_GAU_KEYS = frozenset({"rotary", "rotary_base", "normalizer", "kernels"})
+_GAU_KEYS = frozenset({"rotary", "rotary_base", "normalizer", "scale_init", "kernels"})
 
 MLP_PART = Part(MLP, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": times(4)}, serves=EVERYTHING)
 # Two thirds of an MLP's width, so that three matrices have as many parameters as two.
