@@ -1,0 +1,56 @@
+"""What the queries and keys of gated units start with (`model.scale_init`)."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from models.cases import model_config
+
+from flash_lm.config import parse_model, upgrade
+from flash_lm.layers.context import Context
+from flash_lm.models.family import FAMILIES, complete
+
+STARTS = ("normal", "as_init")
+
+
+def _unit(family: str, start: str, seed: int = 0, **changes) -> nnx.Module:
+    raw = model_config(family, False, init="lecun", scale_init=start, rotary=False, **changes)
+    return FAMILIES[family].sublayers[0](complete(parse_model(raw)), rngs=nnx.Rngs(seed))
+
+
+def _scales(unit: nnx.Module) -> np.ndarray:
+    return np.asarray(unit.variants.scale[...])
+
+
+@pytest.mark.parametrize("family", ["flash", "flash_quad", "mega"])
+def test_queries_and_keys_of_one_source_start_apart(family):
+    section = "mega" if family == "mega" else "gau"
+    scales = _scales(_unit(family, "normal", **{f"{section}.shared_dim": 256}))
+    assert abs(scales.std() / 0.02 - 1) < 0.15 and abs(scales.mean()) < 0.004  # FLASH: normal, 0.02
+    assert not np.isclose(scales[::2], scales[1::2]).all(axis=-1).any()
+    alike = _scales(_unit(family, "as_init"))
+    np.testing.assert_array_equal(alike[::2], alike[1::2])
+
+
+def test_those_with_a_source_each_start_at_one():
+    for start in STARTS:
+        np.testing.assert_array_equal(_scales(_unit("flash_quad", start, **{"gau.query_key": "dense"})), 1)
+
+
+@pytest.mark.parametrize(("start", "signs"), [("normal", {True, False}), ("as_init", {True})])
+def test_equal_tokens_need_not_see_each_other_most(start, signs):
+    """Masked tokens are equal. If they always see each other most, little of what they see is context."""
+    x = np.random.default_rng(0).normal(size=(1, 32, 16)).astype(np.float32)
+    x[:, :8] = x[:, :1]
+    seen = set()
+    for seed in range(8):
+        unit = _unit("flash_quad", start, seed, model_dim=16)
+        q, k = unit.arrange(unit.maps(x), Context(positions_BxL=jnp.arange(32)[None])).by["attention"]
+        scores = np.asarray(q[0, 0] @ k[0, 0].T)
+        seen.add(bool(scores[0, 7] > scores[0, 8:].mean()))
+    assert seen == signs
+
+
+def test_runs_from_before_the_key_keep_their_start():
+    old = {"task": "causal_lm", "model": {"family": "flash"}, "data": {}, "train": {}}
+    assert upgrade(old)["model"]["scale_init"] == "as_init"
