@@ -179,11 +179,24 @@ def test_a_verdict_needs_three_seeds_that_agree(points, verdict):
     lines += [scored("flash", seed, 0.8 + x / 100) for seed, x in enumerate(points)]
     lines += [scored("flash", seed, 0.1, share=1.0) for seed in range(3)]
     lines += [scored("flash", seed, 0.1, arm="from scratch") for seed in range(3)]
-    found = rule.judge(lines, 0.1)
+    found = rule.judge(lines, [], 0.1)
     assert found["verdict"] == verdict and found["figure"] == ", ".join(f"{x:+.1f}" for x in points)
     if points:
         failed = {"family": "flash", "arm": "frozen", "share": 0.1, "seed": 9, "rate": 1e-3, "failed": "loss nan"}
-        assert rule.judge([*lines, failed, scored("attention", 9, 0.8)], 0.1)["verdict"] == UNDECIDED
+        assert rule.judge([*lines, failed, scored("attention", 9, 0.8)], [], 0.1)["verdict"] == UNDECIDED
+
+
+def test_a_model_that_uses_no_context_decides_nothing():
+    rule = NoWorse("frozen", "flash", "attention", 2.0, pretraining="plain", nats=5.5)
+    lines = [scored(family, seed, 0.8) for family in ("flash", "attention") for seed in range(3)]
+    losses = lambda x, corpus="plain": [
+        {"family": "attention", "pretraining": "plain", "loss": 4.0},
+        {"family": "flash", "pretraining": corpus, "loss": x},
+    ]
+    assert rule.judge(lines, losses(5.4), 0.1)["verdict"] == HOLDS
+    assert rule.judge(lines, losses(6.2, "own"), 0.1)["verdict"] == HOLDS  # of another arm
+    found = rule.judge(lines, losses(5.5), 0.1)
+    assert found["verdict"] == UNDECIDED and "context: flash" in found["figure"]
 
 
 def test_the_table_has_means_and_spreads():

@@ -1,12 +1,13 @@
 """What the lines of a study of transfer say together: a table, a picture, and verdicts."""
 
 import dataclasses
+import math
 import pathlib
 import statistics
 from collections.abc import Sequence
 
 from flash_lm.analysis.figure import can_draw
-from flash_lm.analysis.hypotheses import decided_by_seeds
+from flash_lm.analysis.hypotheses import FAILS, HOLDS, UNDECIDED, decided_by_seeds
 from flash_lm.analysis.panels import Panel, plot_panels
 from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.errors import InputError
@@ -40,18 +41,24 @@ class NoWorse:
         first: the family.
         second: the other family.
         points: how much lower it may be.
+        pretraining: name of the corpus that both were pretrained on; None: of none.
+        nats: the masked loss that both pretrained models must be below. Above it, a model uses no context, and what
+            it transfers says nothing about attention.
     """
 
     arm: str
     first: str
     second: str
     points: float
+    pretraining: str | None = None
+    nats: float = math.inf
 
-    def judge(self, lines: Sequence[Line], share: float) -> Line:
-        """The verdict with a share of the labels: it needs three seeds that agree.
+    def judge(self, lines: Sequence[Line], pretrained: Sequence[Line], share: float) -> Line:
+        """The verdict with a share of the labels: it needs three seeds that agree, and models that use context.
 
         Args:
             lines: of `run_transfer`.
+            pretrained: its lines of pretraining.
             share: of the labels.
 
         Returns:
@@ -69,8 +76,17 @@ class NoWorse:
         figure = ", ".join(f"{x:+.1f}" for x in points)
         if len(whole) < len(pairs):
             figure += f" ({len(pairs) - len(whole)} seeds failed or scored on other texts)"
+        if verdict in (HOLDS, FAILS) and (blind := self._without_context(pretrained)):
+            verdict = UNDECIDED
+            figure += f" (pretrained without learning to use context: {', '.join(blind)})"
         about = f"{self.arm}: {self.first} at most {self.points:g} points below {self.second}"
         return {"hypothesis": about, "share": share, "verdict": verdict, "figure": figure}
+
+    def _without_context(self, pretrained: Sequence[Line]) -> list[str]:
+        """Which of the two families learned too little in pretraining."""
+        own = [line for line in pretrained if line["pretraining"] == self.pretraining]
+        high = {line["family"] for line in own if line.get("loss", 0.0) >= self.nats}
+        return [family for family in (self.first, self.second) if family in high]
 
 
 def _same_texts(one: Line, other: Line) -> bool:
@@ -113,10 +129,10 @@ def write_transfer(title: str, hypotheses: Sequence[NoWorse], shares: Sequence[f
     if not lines:
         raise InputError(f"{out}/runs has no finished run: make some with scripts/transfer.py run")
     found, baselines = summary(lines), read_lines(file)
-    verdicts = [one.judge(lines, share) for one in hypotheses for share in shares]
+    pretrained = made_lines(out / "pretraining")
+    verdicts = [one.judge(lines, pretrained, share) for one in hypotheses for share in shares]
     write_jsonl(out / "summary.jsonl", found)
     write_jsonl(out / "verdicts.jsonl", verdicts)
-    pretrained = made_lines(out / "pretraining")
     tables = [markdown_table(verdicts, _VERDICTS), transfer_table([*found, *baselines])]
     tables += [markdown_table(pretrained, _PRETRAINED)] if pretrained else []
     text = "\n\n".join([title, *tables])
