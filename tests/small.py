@@ -86,6 +86,7 @@ def small_config(path: str, cache: pathlib.Path, family: str = "transformer_plus
         linear={"chunk_size": 8},
         max_length=32,
         init="lecun",
+        scale_init="as_init",  # gated units mix visibly from the start
         dropout=0.1,
     )
     config.data.update(corpus="text", path=path, tokenizer="bytes", tokens_per_batch=256, cache_dir=str(cache))

@@ -59,9 +59,10 @@ def test_megas_averages_start_as_the_authors_do():
 
 @pytest.mark.parametrize(("family", "init"), [("flash", "lecun"), ("mc_tfm", "lecun"), ("mc_tfm", "normal")])
 def test_scores_of_the_linear_part_start_divided_by_the_root_of_their_width(family, init):
-    """As those of the quadratic part are by their equation: γ_q γ_k = 1/√K. A GAU has the paper's with `normal`."""
+    """As those of the quadratic part are by their equation: γ_q γ_k = 1/√K. A GAU usually has the paper's."""
+    start = {"init": init, "scale_init": "as_init"}
     width = WIDE["gau.shared_dim"]  # of a GAU's queries and of a head's
-    scales = [value for name, value in parameters(family=family, init=init).items() if "variants/scale" in name]
+    scales = [value for name, value in parameters(family=family, **start).items() if "variants/scale" in name]
     for scale in scales:
         local, linear = np.split(scale, 2, axis=1)
         assert (local == 1).all()

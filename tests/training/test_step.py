@@ -38,6 +38,7 @@ def parts(**model_keys):
         max_length=L,
         vocab_size=VOCAB,
         init="lecun",
+        scale_init="as_init",  # gated units mix visibly from the start
     )
     config.model.update_from_flattened_dict(model_keys)
     config.data.tokens_per_batch = B * L
