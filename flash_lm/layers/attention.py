@@ -301,10 +301,8 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
         self.shared = Dense(dim, z_width, config, rngs=rngs)
         self.output = Dense(expanded, dim, config, rngs=rngs)
         width = (shared,) if self.heads == 1 else (self.heads, shared)
-        self.dense, self.variants = (
-            dense,
-            ScaleOffsets(first_scales(core.scaled, width, config, of_one_source=not dense, rngs=rngs)),
-        )
+        scales = first_scales(core.scaled, width, config, of_one_source=not dense, rngs=rngs)
+        self.dense, self.variants = dense, ScaleOffsets(scales)
         self.convolutions = short_convolutions({"value": expanded, "shared": z_width}, config)
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
@@ -373,8 +371,8 @@ def first_scales(
         width: (K,) or (H, K).
         config: of the layer.
         of_one_source: whether queries and keys are scale-offsets of the same Z. With equal γ each token would then see
-            tokens like itself most, and masked tokens each other: a masked language model needs several times as many
-            steps until it uses its context. So they start as `model.scale_init` says.
+            tokens like itself most, and masked tokens each other, which keeps a masked language model from its context
+            for long (docs/quality.md). So they start as `model.scale_init` says.
         rngs: for the random starts.
     """
     init = "normal" if of_one_source and config.scale_init == "normal" else config.init
