@@ -42,8 +42,8 @@ class NoWorse:
         second: the other family.
         points: how much lower it may be.
         pretraining: name of the corpus that both were pretrained on; None: of none.
-        nats: the masked loss that both pretrained models must be below. Above it, a model uses no context, and what
-            it transfers says nothing about attention.
+        nats: the masked loss that both pretrained models must be below. From it on, a model uses no context, and
+            what it transfers says nothing about attention.
     """
 
     arm: str
