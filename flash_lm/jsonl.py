@@ -48,8 +48,3 @@ def grouped(lines: Sequence[Line], *keys: str) -> dict[tuple[Any, ...], list[Lin
     for line in lines:
         found.setdefault(tuple(line.get(key) for key in keys), []).append(line)
     return found
-
-
-def named_parent(line: Line) -> Line:
-    """A scored line with the name of the run that its model began from, if there is one, not its place on a machine."""
-    return line | ({"parent_run": pathlib.Path(line["parent_run"]).name} if "parent_run" in line else {})

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from flash_lm.errors import NonfiniteError
 from flash_lm.inference.scoring import evaluate
-from flash_lm.jsonl import Line, named_parent, read_jsonl
+from flash_lm.jsonl import Line, read_jsonl
 from flash_lm.provenance import config_hash
 from flash_lm.shared_work import begun_here, is_made, write_made
 from flash_lm.study import Changes, changed, check_runs
@@ -230,7 +230,7 @@ def _run(at: Line, config: Any, rates: pathlib.Path, folder: pathlib.Path, shoul
         return [{**at, "failed": f"no learning rate stays finite: {best['failed']}"}]
     try:
         _trained(changed(config, {"train.learning_rate": best["value"]}), folder, should_stop)
-        return [named_parent(score) | at for score in evaluate(folder, "test")]
+        return [score | at for score in evaluate(folder, "test")]
     except NonfiniteError as error:
         return [{**at, "failed": str(error)}]
 

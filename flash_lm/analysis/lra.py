@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from flash_lm.analysis.figure import drawing, style
 from flash_lm.analysis.table import Columns, markdown_table
-from flash_lm.jsonl import Line, named_parent, read_lines
+from flash_lm.jsonl import Line, read_lines
 
 ARMS = ("scratch", "pretrained")
 MAJORITY = "most frequent label"
@@ -24,7 +24,7 @@ def lines_of(workdir: pathlib.Path, task: str) -> list[Line]:
         if arm in ARMS:
             own = [line for line in read_lines(folder / "results.jsonl") if line["split"] == "test"]
             for line in own[-1:]:
-                found.append({"lra": task, "family": family, "arm": arm} | named_parent(line))
+                found.append({"lra": task, "family": family, "arm": arm} | line)
     return found
 
 

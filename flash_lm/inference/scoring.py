@@ -243,10 +243,12 @@ def _of_text(nll: float, store: TokenizedText) -> dict[str, float]:
 
 
 def _origin(trained: TrainedModel) -> dict[str, Any]:
-    """The provenance of the training, and the run from which it branched, if it did."""
+    """The provenance of the training, and the run from which it began, if there is one: its name, not its place."""
     found = {f"trained_{key}": value for key, value in trained.facts.get("code", {}).items()}
-    parent = trained.facts.get("parent", {})
-    return found | {f"parent_{key}": parent[key] for key in ("run", "step", "params") if parent}
+    if not (parent := trained.facts.get("parent")):
+        return found
+    name = pathlib.Path(parent["run"]).name  # a line is read on other machines
+    return found | {"parent_run": name, "parent_step": parent["step"], "parent_params": parent["params"]}
 
 
 def _speed(metrics: pathlib.Path) -> dict[str, float]:

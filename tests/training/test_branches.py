@@ -66,7 +66,7 @@ def test_a_branch_continues_exactly(constant, tmp_path):
     assert [step for step, split in found if split == "train"] == [7, 8, 9]
     assert found.items() <= losses(tmp_path / "whole").items()
     (line,) = evaluate(tmp_path / "branch", "test")
-    assert line["parent_run"] == str(parent) + "@6" and line["parent_step"] == 6 and len(line["parent_params"]) == 16
+    assert line["parent_run"] == "parent@6" and line["parent_step"] == 6 and len(line["parent_params"]) == 16
     (whole,) = evaluate(tmp_path / "whole", "test")
     assert line["loss"] == whole["loss"] and "parent_run" not in whole
 
