@@ -20,8 +20,7 @@ from flash_lm.jsonl import Line
 from flash_lm.models.facts import facts
 from flash_lm.provenance import provenance
 from flash_lm.rate_study import rates_then_seeds
-from flash_lm.study import changed
-from flash_lm.training.loop import train
+from flash_lm.study import changed, train_whole
 
 _TOKENS, _ROWS = 8, 16  # of a turn of decoding
 
@@ -68,9 +67,7 @@ def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_s
         KeyboardInterrupt: it was asked to stop; the run can go on.
     """
     config = model.of_run(rate, seed)
-    train(config, folder, should_stop)
-    if should_stop():
-        raise KeyboardInterrupt
+    train_whole(config, folder, should_stop)
     parts = evaluate(folder, "test", slices="parts")
     curve = validation_curve(folder)
     length = parse(config).data.length

@@ -10,8 +10,7 @@ from flash_lm.analysis.results import validation_curve
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import Line
 from flash_lm.provenance import provenance
-from flash_lm.study import changed
-from flash_lm.training.loop import train
+from flash_lm.study import changed, train_whole
 
 
 class Model(NamedTuple):
@@ -46,9 +45,7 @@ def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_s
         NonfiniteError: the loss became non-finite.
         KeyboardInterrupt: it was asked to stop; the run can go on.
     """
-    train(model.of_run(rate, seed), folder, should_stop)
-    if should_stop():
-        raise KeyboardInterrupt
+    train_whole(model.of_run(rate, seed), folder, should_stop)
     (scores,) = evaluate(folder, "test", [])
     curve = validation_curve(folder)
     return {

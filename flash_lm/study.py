@@ -149,6 +149,18 @@ def run_study(
     return failures
 
 
+def train_whole(config: ConfigDict, folder: pathlib.Path, should_stop: Callable[[], bool]) -> None:
+    """Trains the run of a folder to its end, so that it can be scored.
+
+    Raises:
+        NonfiniteError: the loss became non-finite.
+        KeyboardInterrupt: it was asked to stop; the run can go on.
+    """
+    train(config, folder, should_stop)
+    if should_stop():
+        raise KeyboardInterrupt
+
+
 def raise_failures(failures: Mapping[str, str]) -> None:
     """Ends a command whose study had failed runs.
 

@@ -19,8 +19,7 @@ from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import Line, read_jsonl
 from flash_lm.provenance import config_hash
 from flash_lm.shared_work import begun_here, is_made, write_made
-from flash_lm.study import Changes, changed, check_runs
-from flash_lm.training.loop import train
+from flash_lm.study import Changes, changed, check_runs, train_whole
 from flash_lm.training.workdir import run_hash
 from flash_lm.tuning import best_values, tune
 
@@ -197,7 +196,7 @@ def _check(study: Transfer, family: str) -> None:
 def _pretrain(config: Any, family: str, corpus: str, runs: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
     at, folder = {"family": family, "pretraining": corpus}, _parent(runs, family, corpus)
     try:
-        _trained(config, folder, should_stop)
+        train_whole(config, folder, should_stop)
     except NonfiniteError as error:
         shutil.rmtree(folder)
         return [{**at, "failed": str(error)}]
@@ -229,7 +228,7 @@ def _run(at: Line, config: Any, rates: pathlib.Path, folder: pathlib.Path, shoul
     if "failed" in best:
         return [{**at, "failed": f"no learning rate stays finite: {best['failed']}"}]
     try:
-        _trained(changed(config, {"train.learning_rate": best["value"]}), folder, should_stop)
+        train_whole(changed(config, {"train.learning_rate": best["value"]}), folder, should_stop)
         return [score | at for score in evaluate(folder, "test")]
     except NonfiniteError as error:
         return [{**at, "failed": str(error)}]
@@ -239,12 +238,6 @@ def _failure(file: pathlib.Path) -> str | None:
     """Why the task of a file has no result; None: it has one."""
     lines = read_jsonl(file)
     return lines[0].get("failed") if len(lines) == 1 else None
-
-
-def _trained(config: Any, folder: pathlib.Path, should_stop: ShouldStop) -> None:
-    train(config, folder, should_stop)
-    if should_stop():
-        raise KeyboardInterrupt
 
 
 def _parent(runs: pathlib.Path, family: str, corpus: str) -> pathlib.Path:

@@ -18,8 +18,7 @@ from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import Line, read_jsonl
 from flash_lm.provenance import config_hash
 from flash_lm.shared_work import begun_here, is_made, write_made
-from flash_lm.study import Changes, Runs, changed, check_runs
-from flash_lm.training.loop import train
+from flash_lm.study import Changes, Runs, changed, check_runs, train_whole
 from flash_lm.training.workdir import run_hash
 from flash_lm.tuning import best_values, tune
 
@@ -192,9 +191,7 @@ def one_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: Shou
     lines, model = [], trunk.config.model
     data = parse(trunk.config).data
     for name, changes in schedules(trunk, rate, folder).items():
-        train(changed(trunk.config, changes), folder / name, should_stop)
-        if should_stop():
-            raise KeyboardInterrupt
+        train_whole(changed(trunk.config, changes), folder / name, should_stop)
         if name == STABLE:
             continue
         whole = float(name) == 1

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from small import load_script, small_config
 
-from flash_lm import transfer_study
+from flash_lm import study, transfer_study
 from flash_lm.analysis.hypotheses import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from flash_lm.analysis.transfer import NoWorse, summary, transfer_table, write_transfer
 from flash_lm.errors import InputError, NonfiniteError
@@ -62,7 +62,8 @@ def quick(monkeypatch):
             return [{"model": name, "round": 3, "value": 2e-3, "loss": 1.0}]
 
     here = Quick()
-    for name in ("train", "evaluate", "tune"):
+    monkeypatch.setattr(study, "train", here.train)
+    for name in ("evaluate", "tune"):
         monkeypatch.setattr(transfer_study, name, getattr(here, name))
     return here
 

@@ -123,7 +123,7 @@ def _sum(
         return jnp.einsum(subscripts, a, b, preferred_element_type=jnp.float32)
 
     def body(place, carry):
-        total_P, z_P, smoothing_P, hits_P, d_table_PxVxD, d_features_GxPxNxD = carry
+        total_P, z_P, smoothing_P, hits_P, d_table_PxDxV, d_features_GxPxNxD = carry
         x_PxNxD, targets_PxN, weights_PxN = (jax.lax.dynamic_index_in_dim(x, place, keepdims=False) for x in sliced)
         logits_PxNxV = soft_capped(product("pnd,vd->pnv", x_PxNxD, table), cap)
         top_PxNx1 = logits_PxNxV.max(axis=-1, keepdims=True)
@@ -151,23 +151,24 @@ def _sum(
         if cap:
             d_logits_PxNxV *= 1 - jnp.square(logits_PxNxV / cap)
         d_logits_PxNxV = (d_logits_PxNxV * weights_PxN[..., None]).astype(table.dtype)
-        d_table_PxVxD += product("pnv,pnd->pvd", d_logits_PxNxV, x_PxNxD)
+        d_table_PxDxV += product("pnd,pnv->pdv", x_PxNxD, d_logits_PxNxV)  # on CPUs faster than its transpose
         d_x_PxNxD = product("pnv,vd->pnd", d_logits_PxNxV, table).astype(x_PxNxD.dtype)
         d_features_GxPxNxD = jax.lax.dynamic_update_index_in_dim(d_features_GxPxNxD, d_x_PxNxD, place, axis=0)
-        return total_P, z_P, smoothing_P, hits_P, d_table_PxVxD, d_features_GxPxNxD
+        return total_P, z_P, smoothing_P, hits_P, d_table_PxDxV, d_features_GxPxNxD
 
     ahead_BxLxD = counts.take(features_BxLxD[:, None])[:, 0]
     sliced = tuple(slices(x) for x in (ahead_BxLxD, in_front(targets_BxL), in_front(weights_BxL.astype(jnp.float32))))
-    d_table = jnp.zeros((parts, *table_VxD.shape), jnp.float32) if with_gradients else None
+    d_table = jnp.zeros((parts, *table_VxD.T.shape), jnp.float32) if with_gradients else None
     d_features = jnp.zeros_like(sliced[0]) if with_gradients else None
     start = (*(jnp.zeros(parts, jnp.float32) for _ in range(4)), d_table, d_features)
     most = counts.before_BxM[:, -1].max()
-    *sums, d_table_PxVxD, d_features_GxPxNxD = jax.lax.fori_loop(0, -(-most // size), body, start)
+    *sums, d_table_PxDxV, d_features_GxPxNxD = jax.lax.fori_loop(0, -(-most // size), body, start)
     total, z, smooth, hits = (sum_P.sum() for sum_P in sums)
-    if d_features_GxPxNxD is None or d_table_PxVxD is None:
+    if d_features_GxPxNxD is None or d_table_PxDxV is None:
         return _Sums(total, z, smooth, hits, None)
     d_ahead_BxGxCxD = jnp.moveaxis(d_features_GxPxNxD.reshape(-1, batch, size, width), 0, 1)
     d_ahead_BxLxD = d_ahead_BxGxCxD.reshape(batch, -1, width)[:, :length]
     d_features_BxLxD = counts.put_back(d_ahead_BxLxD[:, None])[:, 0]
     d_features_BxLxD = jnp.where(weights_BxL[..., None] > 0, d_features_BxLxD, 0)
-    return _Sums(total, z, smooth, hits, (d_features_BxLxD, d_table_PxVxD.sum(axis=0).astype(table_VxD.dtype)))
+    d_table_VxD = d_table_PxDxV.sum(axis=0).T.astype(table_VxD.dtype)
+    return _Sums(total, z, smooth, hits, (d_features_BxLxD, d_table_VxD))
