@@ -5,6 +5,7 @@ import math
 import pathlib
 import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from flash_lm.analysis.figure import can_draw
 from flash_lm.analysis.hypotheses import FAILS, HOLDS, UNDECIDED, decided_by_seeds
@@ -15,6 +16,7 @@ from flash_lm.jsonl import Line, grouped, read_lines, write_jsonl
 from flash_lm.shared_work import made_lines
 
 POINTS = 100.0  # of a share
+_NORMAL_95 = 1.959964  # standard deviations of a normal distribution that hold 95 % of it
 BASELINE = "baseline"  # the arm of what is no model of ours
 _SCORE = "accuracy"
 _PRETRAINED: Columns = {
@@ -41,6 +43,8 @@ class NoWorse:
         first: the family.
         second: the other family.
         points: how much lower it may be.
+        over: an arm whose accuracies are subtracted first, each family's from its own: what is then compared is what
+            `arm` gains, and the other family must gain something. None: accuracies are compared.
         pretraining: name of the corpus that both were pretrained on; None: of none.
         nats: the masked loss that both pretrained models must be below. From it on, a model uses no context, and
             what it transfers says nothing about attention.
@@ -50,11 +54,12 @@ class NoWorse:
     first: str
     second: str
     points: float
+    over: str | None = None
     pretraining: str | None = None
     nats: float = math.inf
 
     def judge(self, lines: Sequence[Line], pretrained: Sequence[Line], share: float) -> Line:
-        """The verdict with a share of the labels: it needs three seeds that agree, and models that use context.
+        """The verdict with a share of the labels: it needs three seeds that agree, beyond the error of the test texts.
 
         Args:
             lines: of `run_transfer`.
@@ -64,33 +69,71 @@ class NoWorse:
         Returns:
             A line with hypothesis, share, verdict and figure.
         """
-        found: dict[int, dict[str, Line]] = {}
-        for line in lines:
-            if (line["arm"], line["share"]) == (self.arm, share):
-                found.setdefault(line["seed"], {})[line["family"]] = line
-        pairs = [(own[self.first], own[self.second]) for own in found.values() if {self.first, self.second} <= {*own}]
-        whole = [pair for pair in pairs if not any("failed" in line for line in pair) and _same_texts(*pair)]
-        # Rounded: two of a hundred texts are two points, and not a little more.
-        points = [round(POINTS * (one[_SCORE] - other[_SCORE]), 9) for one, other in whole]
-        verdict = decided_by_seeds([x >= -self.points for x in points], lost=len(whole) < len(pairs))
-        figure = ", ".join(f"{x:+.1f}" for x in points)
-        if len(whole) < len(pairs):
-            figure += f" ({len(pairs) - len(whole)} seeds failed or scored on other texts)"
-        if verdict in (HOLDS, FAILS) and (blind := self._without_context(pretrained)):
-            verdict = UNDECIDED
-            figure += f" (pretrained without learning to use context: {', '.join(blind)})"
-        about = f"{self.arm}: {self.first} at most {self.points:g} points below {self.second}"
-        return {"hypothesis": about, "share": share, "verdict": verdict, "figure": figure}
+        ours, theirs = (self._by_seed(lines, family, share) for family in (self.first, self.second))
+        pairs = [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
+        whole = [pair for pair in pairs if _is_whole([*pair[0], *pair[1]])]
+        gaps = [_difference([*one, *other[::-1]]) for one, other in whole]
+        sides = [_side(gap, -self.points) for gap in gaps]
+        lost = len(pairs) - len(whole)
+        verdict = UNDECIDED if 0 in sides else decided_by_seeds([side > 0 for side in sides], bool(lost))
+        figure = ", ".join(f"{gap.points:+.1f}" for gap in gaps)
+        doubts = [f"± {max(gap.error for gap in gaps):.1f}"] if gaps else []
+        doubts += [f"{lost} seeds failed or scored on other texts"] if lost else []
+        if verdict in (HOLDS, FAILS) and (reasons := self._doubts(whole, pretrained)):
+            verdict, doubts = UNDECIDED, doubts + reasons
+        figure += f" ({'; '.join(doubts)})" if doubts else ""
+        return {"hypothesis": self._text, "share": share, "verdict": verdict, "figure": figure.strip()}
 
-    def _without_context(self, pretrained: Sequence[Line]) -> list[str]:
-        """Which of the two families learned too little in pretraining."""
-        own = [line for line in pretrained if line["pretraining"] == self.pretraining]
-        high = {line["family"] for line in own if line.get("loss", 0.0) >= self.nats}
-        return [family for family in (self.first, self.second) if family in high]
+    @property
+    def _text(self) -> str:
+        what = f"{self.arm} over {self.over}: the gain of {self.first}" if self.over else f"{self.arm}: {self.first}"
+        return f"{what} at most {self.points:g} points below {self.second}"
+
+    def _by_seed(self, lines: Sequence[Line], family: str, share: float) -> dict[int, list[Line]]:
+        """The family's line of the arm, and of the one that is subtracted, for seeds that have both."""
+        own = {(x["arm"], x["seed"]): x for x in lines if (x["family"], x["share"]) == (family, share)}
+        arms = [self.arm, *([self.over] if self.over else [])]
+        seeds = {seed for arm, seed in own if arm == self.arm}
+        return {seed: [own[arm, seed] for arm in arms] for seed in seeds if all((arm, seed) in own for arm in arms)}
+
+    def _doubts(self, whole: Sequence[tuple[list[Line], list[Line]]], pretrained: Sequence[Line]) -> list[str]:
+        """Why no verdict follows, although the seeds agree."""
+        found, names = [], (self.first, self.second)
+        losses = {line["family"]: line.get("loss") for line in pretrained if line["pretraining"] == self.pretraining}
+        blind = [name for name in names if (losses.get(name) or math.inf) >= self.nats]
+        if self.pretraining and blind:
+            found.append(f"pretrained without learning to use context: {', '.join(blind)}")
+        if guessing := [
+            name for i, name in enumerate(names) if any(x[i][0]["accuracy_low"] <= x[i][0]["majority"] for x in whole)
+        ]:
+            found.append(f"no better than the most frequent label: {', '.join(guessing)}")
+        gains = [_difference(other) for _, other in whole] if self.over else []
+        if any(_side(gain, 0.0) <= 0 for gain in gains):
+            found.append(f"{self.second} gains too little: {', '.join(f'{gain.points:+.1f}' for gain in gains)}")
+        return found
 
 
-def _same_texts(one: Line, other: Line) -> bool:
-    return all(one.get(key) == other.get(key) for key in ("corpus_hash", "split", "tokens"))
+class _Difference(NamedTuple):
+    points: float
+    error: float  # half of the 95 % interval, for test texts that were drawn for each accuracy anew: a wide one
+
+
+def _difference(lines: Sequence[Line]) -> _Difference:
+    """Of accuracies on the same number of texts: added and subtracted in turn."""
+    total = sum((-1) ** i * line[_SCORE] for i, line in enumerate(lines))
+    variance = sum(line[_SCORE] * (1 - line[_SCORE]) / line["tokens"] for line in lines)
+    return _Difference(POINTS * total, POINTS * _NORMAL_95 * math.sqrt(variance))
+
+
+def _side(difference: _Difference, of: float) -> int:
+    """1 above, -1 below, 0 if it cannot be told."""
+    away = difference.points - of
+    return 0 if abs(away) <= difference.error else int(math.copysign(1, away))
+
+
+def _is_whole(lines: Sequence[Line]) -> bool:
+    same = len({tuple(line.get(key) for key in ("corpus_hash", "split", "tokens")) for line in lines}) == 1
+    return same and not any("failed" in line for line in lines)
 
 
 def summary(lines: Sequence[Line]) -> list[Line]:

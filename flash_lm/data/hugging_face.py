@@ -91,7 +91,7 @@ class DatasetCorpus:
         """The names of all labels of the training split, in the order of their values.
 
         Raises:
-            InputError: the data set names a label that no text has.
+            InputError: the data set names a label that no text has, or there is one label only.
         """
         rows, column = self._of("train"), self._config.label_column
         name, values = _names_of(rows, column), set(self._values("train"))
@@ -100,6 +100,11 @@ class DatasetCorpus:
             raise InputError(
                 f"no text of the training split has the label {', '.join(empty)}, which column {column} names: add "
                 "some, or write the labels to another column as text"
+            )
+        if len(found) == 1:
+            raise InputError(
+                f"all texts of the training split have the same label in column {column}, {found[0]}: give it two "
+                "or more"
             )
         return found
 
@@ -317,9 +322,12 @@ def _check_column(config: DataConfig, column: str, split: str, rows: Dataset) ->
 def _check_labels(config: DataConfig, split: str, rows: Dataset) -> None:
     kinds = [name for name, feature in rows.features.items() if getattr(feature, "dtype", "") in _LABEL_TYPES]
     if config.label_column not in kinds:
+        there = rows.features.get(config.label_column)
+        # In CSV one empty cell turns whole numbers into fractions.
+        holes = ", without empty cells" if str(getattr(there, "dtype", "")).startswith("float") else ""
         raise InputError(
-            f"no column {config.label_column} of labels (whole numbers, text or truth values) in the {split} split of "
-            f"the data set: --config.data.label_column is one of {', '.join(kinds)}"
+            f"no column {config.label_column} of labels (whole numbers, text or truth values{holes}) in the {split} "
+            f"split of the data set: --config.data.label_column is one of {', '.join(kinds)}"
         )
 
 

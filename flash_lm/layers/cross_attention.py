@@ -9,8 +9,6 @@ from flax import nnx
 from flash_lm.config import ModelConfig
 from flash_lm.errors import InputError
 from flash_lm.layers.attention import (
-    ScaleOffsets,
-    first_scales,
     gated,
     join_heads,
     normalised,
@@ -21,6 +19,7 @@ from flash_lm.layers.attention import (
 from flash_lm.layers.context import Context
 from flash_lm.layers.cross_core import CrossCore
 from flash_lm.layers.dense import Dense
+from flash_lm.layers.scale_offsets import ScaleOffsets, first_scales
 from flash_lm.layers.sublayer import State, Sublayer
 from flash_lm.schema import at_least, key, one_of, section
 

@@ -11,8 +11,6 @@ from flash_lm.config import ModelConfig
 from flash_lm.layers.attention import (
     AttentionSublayer,
     Projected,
-    ScaleOffsets,
-    first_scales,
     gated,
     join_heads,
     named_pairs,
@@ -23,6 +21,7 @@ from flash_lm.layers.core import CoreOfPairs, Pairs
 from flash_lm.layers.dense import Dense
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.parameter import VECTORS
+from flash_lm.layers.scale_offsets import ScaleOffsets, first_scales
 from flash_lm.ops.dropout import drop
 from flash_lm.ops.moving_average import Average, moving_average, prefill_moving_average
 from flash_lm.schema import at_least, key, one_of, section

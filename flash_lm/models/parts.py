@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from flax import nnx
@@ -41,6 +41,23 @@ from flash_lm.layers.taylor_core import BasedOptions, TaylorCore
 from flash_lm.layers.transformer_xl import SegmentAttention, XLOptions
 from flash_lm.layers.window_core import WindowOptions
 from flash_lm.models.part import EVERYTHING, Part
+from flash_lm.models.part_problems import (
+    delta_problems,
+    filter_problems,
+    gau_problems,
+    gla_problems,
+    head_problems,
+    log_sparse_problems,
+    long_short_problems,
+    mega_problems,
+    segment_problems,
+    softmax_problems,
+    span_problems,
+    ssd_problems,
+    taylor_problems,
+    width_problems,
+    window_problems,
+)
 from flash_lm.ops.linear_attention import elu_plus_one
 
 
@@ -172,138 +189,6 @@ def _long_short(config: ModelConfig, lite: LiteOptions, quadratic: QuadraticOpti
     return LongShortAttention(lite, quadratic, config, rngs=rngs)
 
 
-def _long_short_problems(config: ModelConfig) -> list[str]:
-    found, lite, heads = _head_problems(config), config[LiteOptions], config.num_heads
-    if not 0 < lite.attending(heads) < heads:
-        found.append(
-            f"model.lite.attention_share={lite.attention_share} of model.num_heads={heads} must leave a head or more "
-            "to the attention and to the convolution"
-        )
-    return found
-
-
-def _taylor_problems(config: ModelConfig) -> list[str]:
-    found, width = _width_problems(config), config[BasedOptions].feature_dim
-    if config.rotary and width % 2:
-        found.append(f"model.rotary pairs dimensions: model.based.feature_dim={width} must be even")
-    return found
-
-
-def _delta_problems(config: ModelConfig) -> list[str]:
-    delta = config[DeltaOptions]
-    widths = {"model.delta.key_dim": delta.key_dim, "model.delta.value_dim": delta.value_dim}
-    return _uneven_heads(widths, config) + _one_way_problems(config)
-
-
-def _gla_problems(config: ModelConfig) -> list[str]:
-    widths = {"model.gla.key_dim": config[GLAOptions].key_dim}
-    return _width_problems(config) + _uneven_heads(widths, config) + _one_way_problems(config)
-
-
-def _uneven_heads(widths: Mapping[str, int], config: ModelConfig) -> list[str]:
-    heads = config.num_heads
-    return [
-        f"{name}={width} must be a multiple of model.num_heads={heads}"
-        for name, width in widths.items()
-        if width % heads
-    ]
-
-
-def _one_way_problems(config: ModelConfig) -> list[str]:
-    if config.num_heads % 2 == 0 or config.causal:
-        return []
-    return [
-        f"model.num_heads={config.num_heads} must be even: in a bidirectional model every second head reads backward"
-    ]
-
-
-def _ssd_problems(config: ModelConfig) -> list[str]:
-    width, head = config[SSDOptions].expanded_dim, config[SSDOptions].head_width
-    return [f"model.ssd.expanded_dim={width} must be a multiple of model.ssd.head_width={head}"] if width % head else []
-
-
-def _width_problems(config: ModelConfig) -> list[str]:
-    dim, heads = config.model_dim, config.num_heads
-    return [f"model.model_dim={dim} must be a multiple of model.num_heads={heads}"] if dim % heads else []
-
-
-def _segment_problems(config: ModelConfig) -> list[str]:
-    found = _width_problems(config)
-    if config.model_dim % 2:
-        found.append(f"sinusoids of distances need an even width: model.model_dim={config.model_dim} must be even")
-    if config.short_convolution:
-        found.append("model.family=transformer_xl has no short convolutions: set --config.model.short_convolution=0")
-    return found
-
-
-def _head_problems(config: ModelConfig) -> list[str]:
-    dim, heads = config.model_dim, config.num_heads
-    if found := _width_problems(config):
-        return found
-    if config.rotary and dim // heads % 2:
-        return [f"model.rotary pairs dimensions: the head width {dim} / {heads} must be even"]
-    return []
-
-
-def _softmax_problems(config: ModelConfig) -> list[str]:
-    found, heads, key_heads = _head_problems(config), config.num_heads, config.num_kv_heads
-    if heads % key_heads:
-        found.append(f"model.num_heads={heads} must be a multiple of model.num_kv_heads={key_heads}")
-    return found
-
-
-def _window_problems(config: ModelConfig) -> list[str]:
-    found, window = _head_problems(config), config[WindowOptions]
-    if len(window.dilations) > config.num_layers:
-        found.append(
-            f"model.window.dilations={window.dilations} must be at most model.num_layers={config.num_layers} numbers"
-        )
-    if window.dilated_heads > config.num_heads:
-        found.append(
-            f"model.window.dilated_heads={window.dilated_heads} must be at most model.num_heads={config.num_heads}"
-        )
-    return found
-
-
-def _span_problems(config: ModelConfig) -> list[str]:
-    found, span = _head_problems(config), config[SpanOptions]
-    if span.init > span.limit:
-        found.append(f"model.span.init={span.init} must be at most model.span.limit={span.limit}")
-    return found
-
-
-def _log_sparse_problems(config: ModelConfig) -> list[str]:
-    found, own = _head_problems(config), config[LogSparseOptions]
-    if 0 < own.restart < own.local:
-        found.append(f"model.log_sparse.restart={own.restart} must be 0 or at least model.log_sparse.local={own.local}")
-    if own.convolution == "full" and not config.short_convolution:
-        found.append("model.log_sparse.convolution=full needs model.short_convolution, its number of taps")
-    return found
-
-
-def _gau_problems(config: ModelConfig) -> list[str]:
-    found, gau = [], config[GAUOptions]
-    if gau.expanded_dim % gau.heads:
-        found.append(f"model.gau.expanded_dim={gau.expanded_dim} must be a multiple of model.gau.heads={gau.heads}")
-    if (config.rotary or gau.relative_bias == "rope") and gau.shared_dim % 2:
-        found.append(f"rotary positions pair dimensions: model.gau.shared_dim={gau.shared_dim} must be even")
-    return found
-
-
-def _mega_problems(config: ModelConfig) -> list[str]:
-    mega = config[MegaOptions]
-    if (config.rotary or mega.relative_bias == "rope") and mega.shared_dim % 2:
-        return [f"rotary positions pair dimensions: model.mega.shared_dim={mega.shared_dim} must be even"]
-    return []
-
-
-def _filter_problems(config: ModelConfig) -> list[str]:
-    found = _width_problems(config)
-    if not config[AFTOptions].window:
-        found.append("model.family=aft_conv needs a filter of one tap or more: raise --config.model.aft.window")
-    return found
-
-
 def times(numerator: int, denominator: int = 1) -> Callable[[ModelConfig], int]:
     """A multiple of D; a fraction is rounded up to a multiple of 8."""
     if denominator == 1:
@@ -319,7 +204,7 @@ def _heads_of(numerator: int, denominator: int) -> Callable[[ModelConfig], int]:
 _HEADS = frozenset({"num_heads", "rotary", "rotary_base"})
 _MULTI_HEAD = _HEADS | {"query_key_norm"}
 _WHOLE_ROWS = frozenset({"bidirectional"})
-_GAU: dict[str, Any] = {"problems": _gau_problems, "defaults": {"gau.expanded_dim": times(2)}}
+_GAU: dict[str, Any] = {"problems": gau_problems, "defaults": {"gau.expanded_dim": times(2)}}
 _GAU_KEYS = frozenset({"rotary", "rotary_base", "normalizer", "scale_init", "kernels"})
 
 MLP_PART = Part(MLP, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": times(4)}, serves=EVERYTHING)
@@ -330,7 +215,7 @@ SOFTMAX = Part(
     (QuadraticOptions, ConvolutionOptions),
     _MULTI_HEAD | {"num_kv_heads"},
     defaults={"num_kv_heads": lambda config: config.num_heads},
-    problems=_softmax_problems,
+    problems=softmax_problems,
     serves=EVERYTHING,
 )
 GAU_QUADRATIC = Part(_gau_quadratic, (GAUOptions, QuadraticOptions), _GAU_KEYS, serves=EVERYTHING, **_GAU)
@@ -341,16 +226,16 @@ MEGA = Part(
     _GAU_KEYS,
     unread=frozenset({"chunks.local_attention", "chunks.global_attention", "short_convolution"}),
     defaults={"mega.expanded_dim": times(2), "mega.shared_dim": lambda config: max(2, config.model_dim // 8 * 2)},
-    problems=_mega_problems,
+    problems=mega_problems,
 )
 SOFTMAX_MIXED_CHUNK = Part(
-    _softmax_mixed_chunk, (ChunkOptions, ConvolutionOptions), _MULTI_HEAD | {"normalizer"}, problems=_head_problems
+    _softmax_mixed_chunk, (ChunkOptions, ConvolutionOptions), _MULTI_HEAD | {"normalizer"}, problems=head_problems
 )
 LINEAR = Part(
     _heads_over(functools.partial(LinearCore, elu_plus_one)),
     (LinearOptions, ConvolutionOptions),
     _MULTI_HEAD | {"kernels"},
-    problems=_head_problems,
+    problems=head_problems,
     serves=EVERYTHING,
 )
 FAVOR = Part(
@@ -358,53 +243,53 @@ FAVOR = Part(
     (FavorOptions, LinearOptions, ConvolutionOptions),
     _MULTI_HEAD,
     defaults={"favor.features": default_features},
-    problems=_head_problems,
+    problems=head_problems,
 )
-WINDOW = Part(_window, (WindowOptions, ConvolutionOptions), _MULTI_HEAD, problems=_window_problems)
-SPAN = Part(_span, (SpanOptions, ConvolutionOptions), _MULTI_HEAD, problems=_span_problems)
+WINDOW = Part(_window, (WindowOptions, ConvolutionOptions), _MULTI_HEAD, problems=window_problems)
+SPAN = Part(_span, (SpanOptions, ConvolutionOptions), _MULTI_HEAD, problems=span_problems)
 LOG_SPARSE = Part(
     _log_sparse,
     (LogSparseOptions,),
     _MULTI_HEAD,
     defaults={"short_convolution": 3},
-    problems=_log_sparse_problems,
+    problems=log_sparse_problems,
 )
-LSH = Part(_lsh, (LSHOptions, ConvolutionOptions), frozenset({"num_heads"}), problems=_width_problems)
+LSH = Part(_lsh, (LSHOptions, ConvolutionOptions), frozenset({"num_heads"}), problems=width_problems)
 COSINE = Part(
     _heads_over(CosformerCore),
     (CosformerOptions, LinearOptions, ConvolutionOptions),
     _MULTI_HEAD | {"kernels"},
     defaults={"cosformer.cos_length": lambda config: config.max_length},
-    problems=_head_problems,
+    problems=head_problems,
 )
 FLOW = Part(
-    _heads_over(FlowCore), (FlowOptions, LinearOptions, ConvolutionOptions), _MULTI_HEAD, problems=_head_problems
+    _heads_over(FlowCore), (FlowOptions, LinearOptions, ConvolutionOptions), _MULTI_HEAD, problems=head_problems
 )
 SLOTS = Part(
     _heads_over(LinformerCore, draws=True),
     (LinformerOptions, ConvolutionOptions),
     _MULTI_HEAD,
-    problems=_head_problems,
+    problems=head_problems,
     serves=_WHOLE_ROWS,
 )
 NYSTROM = Part(
     _heads_over(NystromCore, draws=True),
     (NystromOptions, ConvolutionOptions),
     _MULTI_HEAD,
-    problems=_head_problems,
+    problems=head_problems,
     serves=_WHOLE_ROWS,
 )
 SEGMENTS = Part(
     _segments,
     (XLOptions,),
     frozenset({"num_heads"}),
-    problems=_segment_problems,
+    problems=segment_problems,
 )
 RETENTION = Part(
     _retention,
     (RetentionOptions, LinearOptions, ConvolutionOptions),
     _HEADS | {"kernels"},
-    problems=_head_problems,
+    problems=head_problems,
 )
 SSD = Part(
     _ssd,
@@ -415,27 +300,27 @@ SSD = Part(
         "ssd.head_width": lambda config: min(64, config[SSDOptions].expanded_dim),
         "short_convolution": lambda config: 4 if config.causal else 7,
     },
-    problems=_ssd_problems,
+    problems=ssd_problems,
 )
 DELTA = Part(
     _delta,
     (DeltaOptions,),
     frozenset({"num_heads"}),
     defaults={"delta.key_dim": _heads_of(3, 4), "delta.value_dim": _heads_of(3, 2), "short_convolution": 4},
-    problems=_delta_problems,
+    problems=delta_problems,
 )
 GLA = Part(
     _gla,
     (GLAOptions, LinearOptions, ConvolutionOptions),
     frozenset({"num_heads"}),
     defaults={"gla.key_dim": _heads_of(1, 2)},
-    problems=_gla_problems,
+    problems=gla_problems,
 )
 TAYLOR = Part(
     _taylor,
     (BasedOptions, LinearOptions, ConvolutionOptions),
     _MULTI_HEAD | {"kernels"},
-    problems=_taylor_problems,
+    problems=taylor_problems,
 )
 TIME_MIX = Part(_time_mix, (LinearOptions,), unread=frozenset({"short_convolution"}))
 # A third matrix of D² parameters leaves 7 D² of a layer's 12 to the other two.
@@ -444,7 +329,7 @@ _HALF: dict[str, Any] = {"keys": frozenset({"mlp_dim"}), "defaults": {"mlp_dim":
 HALF_STEP = Part(HalfStep, **_HALF)
 CONVOLUTION_MODULE = Part(_convolution_module, (ConformerOptions,))
 CLOSING_HALF_STEP = Part(ClosingHalfStep, **_HALF)
-LONG_SHORT = Part(_long_short, (LiteOptions, QuadraticOptions), _MULTI_HEAD, problems=_long_short_problems)
+LONG_SHORT = Part(_long_short, (LiteOptions, QuadraticOptions), _MULTI_HEAD, problems=long_short_problems)
 AFT_FULL = Part(_aft_full, (AFTOptions, ConvolutionOptions), unread=frozenset({"aft.window"}))
 AFT_LOCAL = Part(_aft_local, (AFTOptions, ConvolutionOptions))
 AFT_SIMPLE = Part(_aft_simple, (ConvolutionOptions,))
@@ -453,5 +338,5 @@ AFT_CONV = Part(
     (AFTOptions, ConvolutionOptions),
     frozenset({"num_heads"}),
     unread=frozenset({"aft.bias_dim", "aft.bias_rate"}),
-    problems=_filter_problems,
+    problems=filter_problems,
 )

@@ -97,7 +97,7 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
         drawn: the newly initialised state; its parameters are kept where the other model has none of that name.
 
     Raises:
-        InputError: no such model, another vocabulary, or parameters of other shapes, which are all listed.
+        InputError: no such model, another family or vocabulary, or parameters of other shapes, which are all listed.
     """
     config = experiment.config
     given = config.train.init_from
@@ -106,6 +106,11 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
     raw.update_from_flattened_dict({"mesh.shape": config.mesh.shape, "mesh.rules": config.mesh.rules})
     raw.update_from_flattened_dict({f"model.{key}": config.model.get(key) for key in _HOW})
     theirs = read_weights(name, raw, raw.model.param_dtype)
+    if (family := theirs.config.model.family) != config.model.family:  # parameters may fit, and mean something else
+        raise InputError(
+            f"train.init_from={given} is of the family {family}, and this run of {config.model.family}: choose a model "
+            f"of the same family, or set --config.model.family={family}"
+        )
     if theirs.tokenizer.fingerprint != experiment.corpus.tokenizer.fingerprint:
         raise InputError(
             f"train.init_from={given} has another vocabulary than the corpus {experiment.corpus.name}: choose a model "

@@ -1,5 +1,6 @@
 """Scores of predicted labels, from counts of (label, prediction), each with its 95 % interval."""
 
+import functools
 import math
 from collections.abc import Iterator
 
@@ -25,7 +26,8 @@ def scores_of_confusion(counts_CxC: np.ndarray) -> dict[str, float]:
     low, high = wilson(hits, count)
     scores = {"accuracy": hits / count if count else math.nan, "accuracy_low": low, "accuracy_high": high}
     scores["majority"] = float(counts_CxC.sum(axis=1).max() / count) if count else math.nan
-    kinds = {"macro_f1": macro_f1, "matthews": matthews}
+    seen_C = counts_CxC.sum(axis=0) + counts_CxC.sum(axis=1) > 0
+    kinds = {"macro_f1": functools.partial(macro_f1, of_C=seen_C), "matthews": matthews}
     drawn = [[score(again_CxC) for score in kinds.values()] for again_CxC in _resampled(counts_CxC)]
     ends = np.quantile(drawn, (0.025, 0.975), axis=0) if drawn else np.full((2, len(kinds)), math.nan)
     for (name, score), low, high in zip(kinds.items(), *ends, strict=True):
@@ -33,15 +35,18 @@ def scores_of_confusion(counts_CxC: np.ndarray) -> dict[str, float]:
     return scores
 
 
-def macro_f1(counts_CxC: np.ndarray) -> float:
+def macro_f1(counts_CxC: np.ndarray, of_C: np.ndarray | None = None) -> float:
     """The mean of F1 = 2 hits / (rows with the label + predictions of it), over labels that have either.
 
     Args:
         counts_CxC: as in `scores_of_confusion`.
+        of_C: the labels of the mean instead, of which one that has neither counts as 0. Rows that are drawn again may
+            miss a rare label; if it then left the mean, the interval would reach far too high.
     """
     either_C = counts_CxC.sum(axis=0) + counts_CxC.sum(axis=1)
-    seen_C = either_C > 0
-    return float((2 * np.diag(counts_CxC)[seen_C] / either_C[seen_C]).mean()) if seen_C.any() else math.nan
+    chosen_C = either_C > 0 if of_C is None else of_C
+    f1_C = 2 * np.diag(counts_CxC) / np.maximum(either_C, 1)
+    return float(f1_C[chosen_C].mean()) if chosen_C.any() else math.nan
 
 
 def matthews(counts_CxC: np.ndarray) -> float:

@@ -107,6 +107,21 @@ def test_a_label_that_no_text_of_training_has(tmp_path):
         load(tmp_path / "data", tmp_path / "cache")
 
 
+def test_a_table_with_an_empty_label(tmp_path):
+    """Its whole numbers are read as fractions."""
+    (tmp_path / "data").mkdir()
+    for split in SPLITS:
+        (tmp_path / "data" / f"{split}.csv").write_text("text,label\na text,1\nanother,\na third,0\n")
+    with pytest.raises(InputError, match=r"no column label of labels .* without empty cells"):
+        load(tmp_path / "data", tmp_path / "cache")
+
+
+def test_one_label_only(tmp_path):
+    same = {split: (texts, ["yes"] * len(texts)) for split, (texts, _) in SPLITS.items()}
+    with pytest.raises(InputError, match="all texts of the training split have the same label in column label, yes"):
+        load(write(tmp_path / "data", same), tmp_path / "cache")
+
+
 PAIRS = {
     "train": (["a cat", "one", "x" * 9, " ", "y" * 4], ["a dog", "two", "y", "alone", "z" * 40], list("noyno")),
     "validation": (["one"], ["two"], ["n"]),

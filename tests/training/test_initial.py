@@ -117,6 +117,7 @@ def test_features_that_were_drawn_are_the_parents(config, tmp_path):
         ),
         ({"data.tokenizer": "sentencepiece"}, "another vocabulary .data.tokenizer=bytes there, sentencepiece here"),
         ({"train.branch_from": "{parent}"}, "train.branch_from the whole state: give one of them"),
+        ({"model.family": "performer"}, "is of the family transformer_plus_plus, and this run of performer: choose"),
         ({"train.init_from": "nowhere"}, "nowhere holds no run"),
         ({"train.init_from": "{parent}@5"}, "no checkpoint of step 5"),
         ({"train.freeze": ("head", "shared")}, "train.freeze: head, shared matches no parameter: they are embedding"),

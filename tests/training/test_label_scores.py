@@ -7,7 +7,7 @@ from sklearn.metrics import confusion_matrix, f1_score, matthews_corrcoef
 from flash_lm.training.label_scores import macro_f1, matthews, scores_of_confusion, wilson
 
 REFERENCES = {
-    "macro_f1": lambda labels, found: f1_score(labels, found, average="macro"),
+    "macro_f1": lambda labels, found, of=None: f1_score(labels, found, labels=of, average="macro", zero_division=0),
     "matthews": matthews_corrcoef,
 }
 
@@ -57,3 +57,16 @@ def test_intervals_are_those_of_rows_drawn_again(name):
     assert (scores[f"{name}_low"], scores[f"{name}_high"]) == pytest.approx((low, high), abs=0.015)
     assert high - low > 0.1
     assert (scores["accuracy_low"], scores["accuracy_high"]) == wilson((labels == found).sum(), 200)
+
+
+def test_rows_drawn_again_without_a_rare_label_do_not_raise_the_interval():
+    """Of 100 rows two have the second label, and are not found: at best its F1 is 0, whatever is drawn."""
+    labels, found = np.repeat([0, 1], (98, 2)), np.zeros(100, int)
+    scores = scores_of_confusion(confusion_matrix(labels, found))
+    draw, drawn = np.random.default_rng(1), []
+    for _ in range(1000):
+        again = draw.integers(100, size=100)
+        drawn.append(REFERENCES["macro_f1"](labels[again], found[again], of=[0, 1]))
+    ends = np.quantile(drawn, (0.025, 0.975))
+    assert (scores["macro_f1_low"], scores["macro_f1_high"]) == pytest.approx(tuple(ends), abs=0.005)
+    assert scores["macro_f1_low"] < scores["macro_f1"] <= scores["macro_f1_high"] <= 0.5
