@@ -42,6 +42,10 @@ def make_data(arguments: argparse.Namespace) -> None:
         raise InputError(
             f"{arguments.imdb} must have train, test and unlabelled.parquet: {str(error).splitlines()[0]}"
         ) from None
+    for name, table in tables.items():
+        needed = ["text"] if name == "unlabelled" else ["text", "label"]
+        if missing := [column for column in needed if column not in table.column_names]:
+            raise InputError(f"{arguments.imdb}/{name}.parquet must have a column {' and a column '.join(missing)}")
     known: set[str] = set()
     # Those that are scored come first, so that what stands twice is not trained on.
     test = _spread(_unseen(tables["test"], known), _TEST)

@@ -263,12 +263,18 @@ def test_the_table_has_means_and_spreads():
 
 
 def test_baselines_are_of_the_same_texts(tmp_path):
-    script = load_script("transfer")
+    """The word that tells the label stands behind what a row has."""
     study = study_in(tmp_path)
-    found = script.baselines(study._replace(config=study.config))
-    assert {line["share"] for line in found} == {0.5, 1.0} and len(found) == 6
-    assert all(0 <= line["accuracy"] <= 1 for line in found)
-    assert [line["accuracy"] for line in found if line["family"] == "most frequent label"] == [0.5, 0.5]
+    for split, count in (("train", 40), ("validation", 16), ("test", 16)):
+        of = lambda label: {"text": "words that say nothing " + ("good", "dull")[label], "label": label}
+        lines = [json.dumps(of(i % 2 if i % 5 else 1)) + "\n" for i in range(count)]
+        (tmp_path / "data" / f"{split}.jsonl").write_text("".join(lines))
+    study.config.data.length = len("words that say nothing")
+    found = load_script("transfer").baselines(study)
+    often = sum(i % 2 or not i % 5 for i in range(16)) / 16
+    expected = {"most frequent label": often, "bag of words, whole texts": 1.0, "bag of words, as long as rows": often}
+    for share in (0.5, 1.0):
+        assert {line["family"]: line["accuracy"] for line in found if line["share"] == share} == expected
 
 
 def test_the_data_of_the_study_share_no_text(tmp_path):
@@ -297,6 +303,9 @@ def test_the_data_of_the_study_share_no_text(tmp_path):
         "unlabelled/train": 300,
         "unlabelled/validation": 500,
     }
+    pq.write_table(pa.table({"review": texts}), imdb / "unlabelled.parquet")
+    with pytest.raises(InputError, match=r"unlabelled.parquet must have a column text$"):
+        script.main(["data", str(imdb), f"--out={tmp_path}/other"])
     with pytest.raises(InputError, match="must have train, test and unlabelled.parquet"):
         script.main(["data", str(tmp_path), f"--out={tmp_path}/other"])
     assert (tmp_path / "out" / "tokenizer.model").stat().st_size > 1000

@@ -143,20 +143,21 @@ class _Shared(grain.MapDataset):
 
 
 def evaluation_batches(rows: Rows, share: Share, limit: int = 0) -> Iterator[Batch]:
-    """Every row once, in order; the last batch is padded.
+    """Every row once, in order; the last batch is padded. With a limit, batches that are spread evenly over them.
 
     Args:
         rows: the rows of a split.
         share: this host's share of each batch.
-        limit: number of batches; 0 = all.
+        limit: number of batches; 0 = all. The first ones alone could be of one kind: rows may be sorted by label.
 
     Yields:
         This host's rows of each batch, as dicts of arrays of L columns.
     """
     batches = -(-len(rows) // share.batch_size)
     padding = {name: np.zeros_like(x) for name, x in rows[0].items()}
-    for i in range(min(batches, limit) if limit else batches):
-        numbers = (i * share.batch_size + row for row in share.rows)
+    chosen = min(batches, limit) if limit else batches
+    for i in range(chosen):
+        numbers = (i * batches // chosen * share.batch_size + row for row in share.rows)
         yield stack([rows[n] if n < len(rows) else padding for n in numbers])
 
 

@@ -10,7 +10,13 @@ from flash_lm.tables import CORPORA, TASKS
 from flash_lm.training import workdir as run_folder
 
 # Key of a result line -> its name in the card.
-_METRICS = {"perplexity": "perplexity a token", "bits_per_byte": "bits a byte", "accuracy": "accuracy"}
+_OF_TOKENS = {"perplexity": "perplexity a token", "bits_per_byte": "bits a byte", "accuracy": "accuracy"}
+_OF_LABELS = {
+    "accuracy": "accuracy",
+    "macro_f1": "macro F1",
+    "matthews": "Matthews' correlation",
+    "majority": "share of the most frequent label",
+}
 
 
 class Library(NamedTuple):
@@ -89,8 +95,7 @@ def model_card(
             metric_value=line[key],
         )
         for line in lines
-        for key, what in _METRICS.items()
-        if key in line
+        for key, what in _metrics(line).items()
     ]
     data = ModelCardData(
         license=license_,
@@ -113,7 +118,7 @@ def model_card(
 
 # {name}
 
-A language model of family `{config.model.label}` with {trained.model.parameter_count():,} parameters in
+A {_kind(trained)} of family `{config.model.label}` with {trained.model.parameter_count():,} parameters in
 {config.model.param_dtype}{"" if trained.imported_from else f", trained with `task={config.task}` by flash_lm"}.
 
 ```python
@@ -127,6 +132,10 @@ A language model of family `{config.model.label}` with {trained.model.parameter_
 {chr(10).join(table)}
 """
     return ModelCard(text)
+
+
+def _kind(trained: TrainedModel) -> str:
+    return f"classifier into {len(trained.labels)} labels," if trained.labels else "language model"
 
 
 def _origin(trained: TrainedModel) -> str:
@@ -153,7 +162,13 @@ def _results(trained: TrainedModel) -> list[Line]:
 
 
 def _figures(line: Line) -> str:
-    return ", ".join(f"{what} {line[key]:.4g}" for key, what in _METRICS.items() if key in line)
+    return ", ".join(f"{what} {line[key]:.4g}" for key, what in _metrics(line).items())
+
+
+def _metrics(line: Line) -> dict[str, str]:
+    """The names of what a line has, by key."""
+    names = _OF_LABELS if "macro_f1" in line else _OF_TOKENS
+    return {key: what for key, what in names.items() if key in line}
 
 
 def _example(trained: TrainedModel) -> tuple[str, str] | None:

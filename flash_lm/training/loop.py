@@ -257,10 +257,10 @@ class _Loop:
             averaged = self.validate(self.state.ema)
             scores |= {f"ema_{name}": averaged[name] for name in ("loss", "perplexity", "accuracy") if name in averaged}
         self.writer.write(self.step, "validation", scores | {"train_seconds": self.clock.seconds})
-        self.writer.say(
-            f"step {self.step}: validation loss {scores['loss']:.4f}, perplexity {scores['perplexity']:.2f}"
-        )
-        goal, accuracy = self.config.train.stop_accuracy, scores.get("accuracy", 0.0)
+        loss, accuracy = scores["loss"], scores.get("accuracy", math.nan)
+        told = "" if math.isnan(accuracy) else f", accuracy {accuracy:.1%}"
+        self.writer.say(f"step {self.step}: validation loss {loss:.4f}, perplexity {scores['perplexity']:.2f}{told}")
+        goal = self.config.train.stop_accuracy
         self.reached = accuracy if goal and accuracy >= goal else None
         return scores
 

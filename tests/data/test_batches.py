@@ -71,4 +71,10 @@ def test_evaluation_has_each_row_once_and_pads_the_last_batch(shares):
         assert all(batch["x"].shape == (len(mine), 3) for batch in batches)
         flat += sum(rows(batches, 99), [])
     assert sorted(flat) == [0, 0, *range(1, 11)]
-    assert len(list(evaluation_batches(Numbers(10), whole_batch(4), limit=2))) == 2
+
+
+@pytest.mark.parametrize(("limit", "starts"), [(1, [1]), (2, [1, 49]), (3, [1, 33, 65]), (24, None), (30, None)])
+def test_a_limited_evaluation_is_spread_over_the_split(limit, starts):
+    """Its rows may be sorted by label; 96 of them are 24 batches."""
+    found = [batch[0] for batch in rows(evaluation_batches(Numbers(96), whole_batch(4), limit=limit), 99)]
+    assert found == (starts or list(range(1, 97, 4)))

@@ -1,6 +1,7 @@
 """Training on labels: it learns, ends where it should, is scored, and starts from a model of the same text."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -127,7 +128,11 @@ def test_the_command_says_so(run):
 
 @pytest.mark.slow
 def test_an_export_knows_its_labels(run, tmp_path):
+    append_jsonl(run / "results.jsonl", evaluate(run, "test"))
     export(load_model(run), tmp_path / "export", "apache-2.0")
+    card = (tmp_path / "export" / "README.md").read_text()
+    assert "A classifier into 2 labels, of family" in card and "perplexity" not in card
+    assert re.search(r"\| accuracy [\d.]+, macro F1 [\d.]+, Matthews' correlation [\d.]+, share of the most ", card)
     assert flash_lm.load(run).classify([]) == []
     with pytest.raises(InputError, match="takes a list of texts"):
         flash_lm.load(run).classify("abc")
