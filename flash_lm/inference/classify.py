@@ -1,6 +1,7 @@
 """Labels of texts, or of pairs of texts, from a model that was trained on them."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,18 @@ from flash_lm.training.sharding import batch_sharding, rows_that_divide
 from flash_lm.training.state import Params
 
 ROWS = 16  # on the device at a time; a text alone has a smaller batch
+
+
+class TextRow(NamedTuple):
+    """A text, or both texts of a pair, as a row of training has them.
+
+    Attributes:
+        tokens: those that fit into the row.
+        left_out: how many did not, of the text's end, or of both ends.
+    """
+
+    tokens: list[int]
+    left_out: int
 
 
 class TextClassifier:
@@ -39,8 +52,8 @@ class TextClassifier:
         self.pairs, self.length = trained.config.data.pair_column is not None, trained.config.data.length
         self._probabilities = jax.jit(self._of_rows)
 
-    def __call__(self, rows: Sequence[np.ndarray]) -> list[dict[str, float]]:
-        """The probability of each label, for each row from `encode`."""
+    def __call__(self, rows: Sequence[list[int]]) -> list[dict[str, float]]:
+        """The probability of each label, for the tokens of each row from `encode`."""
         found = []
         for i in range(0, len(rows), ROWS):
             found += self._some(rows[i : i + ROWS])
@@ -49,10 +62,10 @@ class TextClassifier:
     def compile(self) -> None:
         """Compiles all shapes that a call may need."""
         for count in (1, ROWS):
-            self._some([np.zeros(1, np.int32)] * count)
+            self._some([[0]] * count)
 
-    def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """The tokens of a text, or of both texts of a pair, as a row of training has them.
+    def encode(self, texts: Sequence[str]) -> TextRow:
+        """The row of a text, or of a pair.
 
         Args:
             texts: one text, or two.
@@ -66,12 +79,13 @@ class TextClassifier:
         end = self._trained.tokenizer.end
         ids = [np.append(self._trained.encode(text, "text"), end) for text in texts]
         sizes = sizes_in_row([len(x) for x in ids], self.length)
-        return np.concatenate([x[:size] for x, size in zip(ids, sizes, strict=True)])
+        tokens = np.concatenate([x[:size] for x, size in zip(ids, sizes, strict=True)])
+        return TextRow(tokens.tolist(), sum(map(len, ids)) - len(tokens))
 
-    def _some(self, rows: Sequence[np.ndarray]) -> list[list[float]]:
+    def _some(self, rows: Sequence[list[int]]) -> list[list[float]]:
         mesh = self._trained.mesh
         count = rows_that_divide(1 if len(rows) == 1 else ROWS, mesh)
-        batch = stack([row_of(row, self.length) for row in rows])
+        batch = stack([row_of(np.array(row, np.int32), self.length) for row in rows])
         place = lambda x_BxL: np.resize(x_BxL, (count, self.length)).astype(np.int32)  # repeats rows
         with jax.set_mesh(mesh):
             names = ("inputs_BxL", "segment_ids_BxL")

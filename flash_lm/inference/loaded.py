@@ -130,7 +130,7 @@ class LoadedModel:
         if isinstance(texts, str):
             raise InputError("classify takes a list of texts: put the text into one")
         one = lambda texts: (texts,) if isinstance(texts, str) else tuple(texts)
-        return self._classifier([self._classifier.encode(one(row)) for row in texts])
+        return self._classifier([self._classifier.encode(one(row)).tokens for row in texts])
 
     def fill_in(self, text: str, candidates: int = 5) -> FilledIn:
         """The candidates for each [MASK] of a text; raises as `inference.fill_in.Filler` does."""

@@ -141,10 +141,11 @@ class LabelFound(BaseModel):
 
 
 class LabelAnswer(BaseModel):
-    """The likeliest label, and all labels, most likely first."""
+    """The likeliest label, and all labels, most likely first; `left_out`: tokens that did not fit into the row."""
 
     label: str
     labels: list[LabelFound]
+    left_out: int
     seconds: float
 
 

@@ -5,11 +5,9 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Literal
 
-import numpy as np
-
 from flash_lm.data.tokenizers import MASK
 from flash_lm.errors import InputError
-from flash_lm.inference.classify import TextClassifier
+from flash_lm.inference.classify import TextClassifier, TextRow
 from flash_lm.inference.couplets import CoupletWriter
 from flash_lm.inference.fill_in import MASKS, FilledIn, Filler
 from flash_lm.inference.generation import Generator, TextDecoder
@@ -223,23 +221,24 @@ class LabelService:
         self._together = Together(lambda batch: self.calls_on_all_hosts("classify", batch), limits)
         metrics.watch("waiting_rows", WAITING, lambda: self._together.waiting)
 
-    def check(self, asked: LabelAsked) -> list[int]:
-        """The tokens of a request's row; raises InputError if it cannot be answered."""
+    def check(self, asked: LabelAsked) -> TextRow:
+        """A request's row; raises InputError if it cannot be answered."""
         texts = [asked.text, *([] if asked.pair is None else [asked.pair])]
         for text in texts:
             self._limits.check_text("a text", text, self._trained)
-        return self._classifier.encode(texts).tolist()
+        return self._classifier.encode(texts)
 
-    async def answer(self, row: list[int]) -> LabelAnswer:
+    async def answer(self, row: TextRow) -> LabelAnswer:
         """Returns the likeliest label, and the probability of each."""
         start = time.perf_counter()
-        found = await self._together(row)
+        found = await self._together(row.tokens)
         ranked = sorted(found.items(), key=lambda one: -one[1])
         labels = [LabelFound(label=label, probability=probability) for label, probability in ranked]
-        return LabelAnswer(label=labels[0].label, labels=labels, seconds=time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        return LabelAnswer(label=labels[0].label, labels=labels, left_out=row.left_out, seconds=seconds)
 
     def _classify(self, rows: list[list[int]]) -> list[dict[str, float]]:
-        return self._classifier([np.array(row, np.int32) for row in rows])
+        return self._classifier(rows)
 
     def close(self) -> None:
         """Ends the calls on other hosts; requests on the device wait for their own answers."""

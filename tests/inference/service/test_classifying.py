@@ -27,7 +27,7 @@ def client(kind):
 
 def test_labels_are_those_of_python(client, kind):
     """Also of requests that are on the device together, and of texts that are cut."""
-    pairs = [("a cat sees", "a dog"), *(("x" * i, "y" * (40 - i)) for i in range(1, 20))]
+    pairs = [("a cat sees", "a dog"), *(("x" * 2 * i, "y" * (40 - 2 * i)) for i in range(1, 20))]
     texts = [pair[: 1 + (kind == "label_pairs")] for pair in pairs]
     model = LoadedModel(random_model(kind))
     expected = model.classify([pair if kind == "label_pairs" else pair[0] for pair in texts])
@@ -39,6 +39,8 @@ def test_labels_are_those_of_python(client, kind):
         assert found == pytest.approx(alone, rel=1e-4) and set(found) == set(LABELS)
         assert answer["label"] == answer["labels"][0]["label"] == max(found, key=found.get)
         assert sum(found.values()) == pytest.approx(1, abs=1e-5)
+    sizes = [sum(len(text) + 2 for text in pair) for pair in texts]  # bytes, begin and end
+    assert [x["left_out"] for x in answers] == [max(0, size - model.config.data.length) for size in sizes]
     assert len({round(answer["labels"][0]["probability"], 5) for answer in answers}) > 5  # they depend on the text
 
 
@@ -57,7 +59,7 @@ def test_nothing_waits_for_a_compiler():
     compiled = found._classifier._probabilities
     before = compiled._cache_size()
     for count in (1, 2, ROWS, ROWS + 1):
-        rows = [found.check(LabelAsked(text="a" * i)) for i in range(1, count + 1)]
+        rows = [found.check(LabelAsked(text="a" * i)).tokens for i in range(1, count + 1)]
         assert len(found._classify(rows)) == count
     assert compiled._cache_size() == before
 
