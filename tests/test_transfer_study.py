@@ -40,7 +40,7 @@ def study_in(folder: pathlib.Path, **changes) -> Transfer:
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Nothing is trained: a run is an empty folder, whose seed is its score; `lost`: names of runs that fail."""
+    """Nothing is trained: a run is an empty folder, and all have the same scores; `lost`: names of runs that fail."""
 
     class Quick:
         trained, scored, lost = [], [], ()
