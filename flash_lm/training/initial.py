@@ -103,14 +103,14 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
     given = config.train.init_from
     name = downloaded(given)
     raw = run_folder.read_config(name.workdir)
-    raw.update_from_flattened_dict({"mesh.shape": config.mesh.shape, "mesh.rules": config.mesh.rules})
-    raw.update_from_flattened_dict({f"model.{key}": config.model.get(key) for key in _HOW})
-    theirs = read_weights(name, raw, raw.model.param_dtype)
-    if (family := theirs.config.model.family) != config.model.family:  # parameters may fit, and mean something else
+    if (family := raw.model.family) != config.model.family:  # parameters may fit, and mean something else
         raise InputError(
             f"train.init_from={given} is of the family {family}, and this run of {config.model.family}: choose a model "
             f"of the same family, or set --config.model.family={family}"
         )
+    raw.update_from_flattened_dict({"mesh.shape": config.mesh.shape, "mesh.rules": config.mesh.rules})
+    raw.update_from_flattened_dict({f"model.{key}": config.model.get(key) for key in _HOW})
+    theirs = read_weights(name, raw, raw.model.param_dtype)
     if theirs.tokenizer.fingerprint != experiment.corpus.tokenizer.fingerprint:
         raise InputError(
             f"train.init_from={given} has another vocabulary than the corpus {experiment.corpus.name}: choose a model "

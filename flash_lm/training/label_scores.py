@@ -26,8 +26,7 @@ def scores_of_confusion(counts_CxC: np.ndarray) -> dict[str, float]:
     low, high = wilson(hits, count)
     scores = {"accuracy": hits / count if count else math.nan, "accuracy_low": low, "accuracy_high": high}
     scores["majority"] = float(counts_CxC.sum(axis=1).max() / count) if count else math.nan
-    seen_C = counts_CxC.sum(axis=0) + counts_CxC.sum(axis=1) > 0
-    kinds = {"macro_f1": functools.partial(macro_f1, of_C=seen_C), "matthews": matthews}
+    kinds = {"macro_f1": functools.partial(macro_f1, of_C=_either(counts_CxC) > 0), "matthews": matthews}
     drawn = [[score(again_CxC) for score in kinds.values()] for again_CxC in _resampled(counts_CxC)]
     ends = np.quantile(drawn, (0.025, 0.975), axis=0) if drawn else np.full((2, len(kinds)), math.nan)
     for (name, score), low, high in zip(kinds.items(), *ends, strict=True):
@@ -43,7 +42,7 @@ def macro_f1(counts_CxC: np.ndarray, of_C: np.ndarray | None = None) -> float:
         of_C: the labels of the mean instead, of which one that has neither counts as 0. Rows that are drawn again may
             miss a rare label; if it then left the mean, the interval would reach far too high.
     """
-    either_C = counts_CxC.sum(axis=0) + counts_CxC.sum(axis=1)
+    either_C = _either(counts_CxC)
     chosen_C = either_C > 0 if of_C is None else of_C
     f1_C = 2 * np.diag(counts_CxC) / np.maximum(either_C, 1)
     return float(f1_C[chosen_C].mean()) if chosen_C.any() else math.nan
@@ -72,6 +71,11 @@ def wilson(hits: float, count: float) -> tuple[float, float]:
     half = _NORMAL_95 / (1 + z2) * math.sqrt(share * (1 - share) / count + z2 / (4 * count))
     # The share itself is always inside, but for rounding.
     return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
+
+
+def _either(counts_CxC: np.ndarray) -> np.ndarray:
+    """Rows with each label and predictions of it, together."""
+    return counts_CxC.sum(axis=0) + counts_CxC.sum(axis=1)
 
 
 def _resampled(counts_CxC: np.ndarray) -> Iterator[np.ndarray]:
