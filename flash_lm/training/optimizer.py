@@ -5,9 +5,7 @@ are computed for each layer separately, so stacking changes nothing.
 """
 
 import dataclasses
-import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -15,9 +13,9 @@ import jax.numpy as jnp
 import optax
 
 from flash_lm.config import TrainConfig
-from flash_lm.errors import InputError
-from flash_lm.layers.parameter import Traits, is_stacked, name_of
+from flash_lm.layers.parameter import Traits, is_stacked
 from flash_lm.tables import OPTIMIZERS
+from flash_lm.training.frozen import frozen_parameters
 from flash_lm.training.muon import scale_by_muon
 from flash_lm.training.schedule_free import schedule_free
 
@@ -97,7 +95,8 @@ def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransfo
     """Clipping, then the optimizer config.optimizer; decoupled weight decay for matrices only.
 
     Its `update` also takes `learning_rate`, that of the step (see `training.schedule`): an input, so that runs that
-    differ in their schedules share one compiled program.
+    differ in their schedules share one compiled program. Gradients of frozen parameters must be zero, as the step gives
+    them: they would count in the norm that is clipped.
 
     Args:
         config: training config.
@@ -112,13 +111,11 @@ def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransfo
 
     frozen = frozen_parameters(config.freeze, traits.matrix)
     # Not 0, because adding it to a parameter of -0 would change it.
-    still = lambda x, is_frozen, value: jnp.full_like(x, value) if is_frozen else x
-    without_frozen = lambda updates: jax.tree.map(partial(still, value=-0.0), updates, frozen)
+    still = lambda x, is_frozen: jnp.full_like(x, -0.0) if is_frozen else x
+    without_frozen = lambda updates: jax.tree.map(still, updates, frozen)
 
     def moves(gradients: Any, state: Any, params: Any, moved: Any, rate: jax.Array) -> tuple[Any, Any]:
         """The updates of `moved`, given gradients at `params`."""
-        # Zeros, so that the global norm does not count them.
-        gradients = jax.tree.map(partial(still, value=0), gradients, frozen)
         updates, state = whole.update(gradients, state, params, learning_rate=rate)
         updates = jax.tree.map(lambda x, own: x if own == 1 else x * own, updates, traits.rate)
         return without_frozen(jax.tree_util.tree_map_with_path(_projected, updates, moved, traits.project)), state
@@ -147,22 +144,6 @@ def _scale_by_learning_rate() -> optax.GradientTransformationExtraArgs:
         return jax.tree.map(lambda x: jnp.asarray(-inputs["learning_rate"], x.dtype) * x, updates), state
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def frozen_parameters(regexes: tuple[str, ...], parameters: Any) -> Any:
-    """Which parameters a config freezes: a tree of booleans like theirs.
-
-    Raises:
-        InputError: a regex matches no parameter, or all are frozen.
-    """
-    names = [name_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(parameters)]
-    if idle := [regex for regex in regexes if not any(re.search(regex, name) for name in names)]:
-        raise InputError(f"train.freeze: {', '.join(idle)} matches no parameter: they are {', '.join(names)}")
-    is_frozen = lambda path, _: any(re.search(regex, name_of(path)) for regex in regexes)
-    frozen = jax.tree_util.tree_map_with_path(is_frozen, parameters)
-    if all(jax.tree.leaves(frozen)):
-        raise InputError(f"train.freeze={','.join(regexes)} freezes every parameter: leave at least one to train")
-    return frozen
 
 
 def _projected(path: Any, update: jax.Array, param: jax.Array, project: Any) -> jax.Array:

@@ -13,6 +13,7 @@ from flash_lm.layers.parameter import is_stacked, name_of
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.models.heads import Losses
 from flash_lm.models.language_model import LanguageModel
+from flash_lm.training.frozen import without_gradient
 from flash_lm.training.schedule import learning_rate as schedule
 from flash_lm.training.schedule_free import gradient_point
 from flash_lm.training.sharding import batch_parts
@@ -106,6 +107,7 @@ def make_gradients(
     factors = {name: getattr(config, name) for name in ("z_loss", "label_smoothing") if getattr(config, name)}
 
     def loss_sum(params: Params, batch: Batch, key: jax.Array, carried: Carried) -> tuple[jax.Array, Any]:
+        params = without_gradient(config.freeze, params)
         bound, predictions, carried = _predictions(model, params, batch, config.loss_chunk, key, carried)
         total, penalties = task.loss(bound.head(), *predictions, **factors)
         if (penalty := bound.penalty()) is not None:

@@ -17,7 +17,7 @@ from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.schedule import learning_rate
 from flash_lm.training.sharding import make_mesh
 from flash_lm.training.state import ModelFunction, TrainState, init_state
-from flash_lm.training.step import make_evaluation_step, make_scheduled_step, make_train_step
+from flash_lm.training.step import make_evaluation_step, make_gradients, make_scheduled_step, make_train_step
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -183,6 +183,22 @@ def test_runs_of_other_rates_and_budgets_have_the_same_program():
 
     assert program() == program(learning_rate=0.3, steps=77, warmup_steps=5, schedule="cosine", decay_steps=9)
     assert program() != program(weight_decay=0.3)
+
+
+def test_what_is_frozen_has_no_gradient_and_costs_no_backward_pass():
+    model, config = parts()
+    params = first_parameters()
+
+    def gradient(freeze=()):
+        gradients = make_gradients(model, dataclasses.replace(config, freeze=freeze), seed=0)
+        found = jax.jit(gradients).lower(params, jnp.int32(0), batch()).compile()
+        return found.cost_analysis()["flops"], found(params, jnp.int32(0), batch())[1]
+
+    flops, whole = gradient()
+    fewer, norm_alone = gradient(("^(?!norm)",))
+    assert fewer < 0.5 * flops
+    np.testing.assert_allclose(norm_alone.pop("norm")["scale"], whole["norm"]["scale"], rtol=1e-5)
+    assert not any(x.any() for x in jax.tree.leaves(norm_alone))
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters():
