@@ -8,7 +8,10 @@ import pathlib
 import platform
 import re
 import subprocess
+from collections.abc import Collection
 from typing import Any
+
+from flash_lm.errors import InputError
 
 _PACKAGES = ("jax", "flax")
 
@@ -45,6 +48,19 @@ def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 def config_hash(config: Any) -> str:
     """A hash of twelve digits, the same for equal configs; `config` must be serializable as JSON."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def hash_of_files(folder: pathlib.Path, suffixes: Collection[str]) -> str:
+    """A hash of twelve digits of the contents of all files with these suffixes in a folder and those in it.
+
+    Raises:
+        InputError: there is none.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.suffix in suffixes)
+    if not files:
+        raise InputError(f"{folder} has no file that ends in {' or '.join(suffixes)}: make the data of the study first")
+    digests = [hashlib.sha256(path.read_bytes()).digest() for path in files]
+    return hashlib.sha256(b"".join(digests)).hexdigest()[:12]
 
 
 def _git(*words: str) -> str | None:

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from flash_lm.config import parse
 from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.inference.scoring import evaluate
-from flash_lm.jsonl import Line, read_jsonl
+from flash_lm.jsonl import Line, read_jsonl, write_jsonl
 from flash_lm.provenance import config_hash
 from flash_lm.shared_work import begun_here, is_made, write_made
 from flash_lm.study import Changes, Runs, changed, check_runs, train_whole
@@ -24,6 +24,8 @@ from flash_lm.tuning import best_values, tune
 
 DECAY = 5  # the last fifth of each budget decays
 STABLE = "stable"
+BLOCKS = 50  # of consecutive rows of the test split
+_OF_A_CURVE = ("split", "step", "loss", "grad_norm", "learning_rate", "skipped_steps", "loss_spikes")
 ShouldStop = Callable[[], bool]
 
 
@@ -37,6 +39,8 @@ class Part(NamedTuple):
         seeds: of all of them.
         steps: of the whole budget.
         shares: of the whole budget that have a decay each; 1 is the last.
+        lengths: of rows that are scored at the whole budget, besides those of training; a model without so many
+            positions leaves them out.
         slices: keys of `SLICES`, scored at the whole budget.
     """
 
@@ -46,6 +50,7 @@ class Part(NamedTuple):
     seeds: Sequence[int]
     steps: int
     shares: Sequence[float] = (1.0,)
+    lengths: Sequence[int] = ()
     slices: Sequence[str] = ()
 
     @property
@@ -57,22 +62,20 @@ class Part(NamedTuple):
 class Trunk(NamedTuple):
     """One model and seed of a part."""
 
-    part: str
+    part: Part
     model: str
     seed: int
     config: Any
-    shares: Sequence[float]
-    slices: Sequence[str]
 
     @property
     def at(self) -> dict[str, Any]:
         """What identifies its lines."""
-        return {"part": self.part, "run": self.model, "seed": self.seed}
+        return {"part": self.part.name, "run": self.model, "seed": self.seed}
 
     @property
     def name(self) -> str:
         """Of its folder."""
-        return f"{self.part}_{self.model}_seed_{self.seed}".replace("/", "_")
+        return f"{self.part.name}_{self.model}_seed_{self.seed}".replace("/", "_")
 
     @property
     def tuned_as(self) -> str:
@@ -95,7 +98,7 @@ def trunks_of(config: ConfigDict, parts: Sequence[Part]) -> list[Trunk]:
     for part in parts:
         check_runs(config, part.runs)
         found += [
-            Trunk(part.name, model, seed, changed(config, {**own, "seed": seed}), part.shares, part.slices)
+            Trunk(part, model, seed, changed(config, {**own, "seed": seed}))
             for seed in part.seeds
             for model, own in part.runs.items()
         ]
@@ -103,7 +106,13 @@ def trunks_of(config: ConfigDict, parts: Sequence[Part]) -> list[Trunk]:
 
 
 def tune_models(
-    config: ConfigDict, models: Runs, steps: int, out: pathlib.Path, runs: pathlib.Path, should_stop: ShouldStop
+    config: ConfigDict,
+    models: Runs,
+    steps: int,
+    data: str,
+    out: pathlib.Path,
+    runs: pathlib.Path,
+    should_stop: ShouldStop,
 ) -> None:
     """Finds the learning rate of each model that has none in OUT/rates, on the validation split.
 
@@ -111,6 +120,7 @@ def tune_models(
         config: what all models start from.
         models: what differs in each.
         steps: of the longest runs.
+        data: identifies all texts, see `hash_of_files`.
         out: gets rates/MODEL.jsonl, with a line for each run.
         runs: folder for runs in progress.
         should_stop: called after every step; when it returns true, tuning stops where it is.
@@ -124,7 +134,7 @@ def tune_models(
     budget = steps * of_longest.data.tokens_per_batch
     for model, changes in models.items():
         file, folder = out / "rates" / f"{model}.jsonl", runs / f"tuning_{model}"
-        known = config_hash([run_hash(changed(of_longest, changes).to_dict()), budget])
+        known = _hash(changed(of_longest, changes), data, budget)
         with begun_here(runs / f"tuning_{model}.lock") as free:
             if is_made(file, known) or not free:
                 continue
@@ -143,10 +153,20 @@ def rates(out: pathlib.Path) -> dict[str, Line]:
     return found
 
 
-def run_trunks(trunks: Sequence[Trunk], out: pathlib.Path, runs: pathlib.Path, should_stop: ShouldStop) -> list[Trunk]:
+def run_trunks(
+    trunks: Sequence[Trunk], data: str, out: pathlib.Path, runs: pathlib.Path, should_stop: ShouldStop
+) -> list[Trunk]:
     """Trains and scores each trunk that has no file in OUT/runs, unless another process is at it.
 
-    A file is written whole, after all that it has, so a process may be killed at any time.
+    A file is written whole, after all that it has, so a process may be killed at any time. A trunk whose loss becomes
+    non-finite, or whose model has no finite rate, has one line, which says so.
+
+    Args:
+        trunks: what is to be made.
+        data: identifies all texts, see `hash_of_files`.
+        out: has rates/, and gets runs/ with a file of lines for each trunk, and curves/ with how its loss fell.
+        runs: folder for runs in progress.
+        should_stop: called after every step; when it returns true, work stops where it is.
 
     Returns:
         Trunks without a file: another process has begun them, or is finding their rate.
@@ -158,49 +178,74 @@ def run_trunks(trunks: Sequence[Trunk], out: pathlib.Path, runs: pathlib.Path, s
     left = []
     for trunk in trunks:
         file, folder = out / "runs" / f"{trunk.name}.jsonl", runs / trunk.name
-        known = config_hash([run_hash(trunk.config.to_dict()), [*trunk.shares], [*trunk.slices]])
+        best = rates(out).get(trunk.tuned_as)
+        if best is None:
+            left.append(trunk)
+            continue
+        scored = [[*of] for of in (trunk.part.shares, trunk.part.lengths, trunk.part.slices)]
+        known = _hash(trunk.config, data, scored, best["value"])
         with begun_here(runs / f"{trunk.name}.lock") as free:
             if is_made(file, known):
                 continue
-            best = rates(out).get(trunk.tuned_as)
-            if not free or best is None:
+            if not free:
                 left.append(trunk)
                 continue
-            if "failed" in best:
-                raise InputError(f"no learning rate of {trunk.tuned_as} stays finite: see {out}/rates")
             print(trunk.name, flush=True)
-            try:
-                lines = one_trunk(trunk, best["value"], folder, should_stop)
-            except NonfiniteError as error:
-                lines = [{**trunk.at, "failed": str(error), "rate": best["value"]}]
+            lines = _lines(trunk, best, folder, should_stop)
+            (out / "curves").mkdir(parents=True, exist_ok=True)
+            write_jsonl(out / "curves" / f"{trunk.name}.jsonl", _curves(folder))
             write_made(file, lines, known)
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)
     return left
+
+
+def _lines(trunk: Trunk, best: Line, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
+    """What is reported of a trunk, or why there is nothing."""
+    about = {**trunk.at, "rate": best["value"]}
+    if "failed" in best:
+        return [{**about, "failed": f"no learning rate stays finite: {best['failed']}"}]
+    try:
+        return one_trunk(trunk, best["value"], folder, should_stop)
+    except NonfiniteError as error:
+        return [{**about, "failed": str(error)}]
 
 
 def one_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
     """Trains and scores a trunk and its decays; returns a line for each score, with `share`: of the whole budget.
 
-    Each budget is scored on the test split; the whole one also by slices, and, if its positions reach further than its
-    rows, on rows of `model.max_length`.
+    Each budget is scored on the validation and the test split; the whole one also in rows of other lengths and by
+    slices. Scores of the test split have blocks, from which `analysis.hypotheses` knows the error of the text.
 
     Raises:
         NonfiniteError: the loss became non-finite.
         KeyboardInterrupt: it was asked to stop; the runs can go on.
     """
-    lines, model = [], trunk.config.model
-    data = parse(trunk.config).data
+    lines, data = [], parse(trunk.config).data
+    further = [length for length in trunk.part.lengths if length <= trunk.config.model.max_length]
     for name, changes in schedules(trunk, rate, folder).items():
         train_whole(changed(trunk.config, changes), folder / name, should_stop)
         if name == STABLE:
             continue
         whole = float(name) == 1
-        further = [model.max_length] if whole and model.max_length > data.length else []
-        scores = evaluate(folder / name, "test", [data.length, *further])
-        for slices in trunk.slices if whole else ():
-            scores += evaluate(folder / name, "test", slices=slices)
+        scores = evaluate(folder / name, "validation")
+        scores += evaluate(folder / name, "test", [data.length, *(further if whole else ())], blocks=BLOCKS)
+        for slices in trunk.part.slices if whole else ():
+            scores += evaluate(folder / name, "test", slices=slices, blocks=BLOCKS)
         lines += [score | trunk.at | {"share": float(name), "rate": rate} for score in scores]
     return lines
+
+
+def _curves(folder: pathlib.Path) -> list[Line]:
+    """How the loss of each of a trunk's runs fell, as far as it came: what explains a score when the run is gone."""
+    return [
+        {"schedule": file.parent.name, **{key: line[key] for key in _OF_A_CURVE if key in line}}
+        for file in sorted(folder.glob("*/metrics.jsonl"))
+        for line in read_jsonl(file)
+    ]
+
+
+def _hash(config: Any, *more: Any) -> str:
+    return config_hash([run_hash(config.to_dict()), *more])
 
 
 def schedules(trunk: Trunk, rate: float, folder: pathlib.Path) -> Runs:
@@ -208,7 +253,7 @@ def schedules(trunk: Trunk, rate: float, folder: pathlib.Path) -> Runs:
 
     A decay is the run of its budget from the beginning, to the bit.
     """
-    steps = {share: round(share * trunk.config.train.steps) for share in trunk.shares}
+    steps = {share: round(share * trunk.config.train.steps) for share in trunk.part.shares}
     decays = {share: count // DECAY for share, count in steps.items()}
     sqrt = lambda share: {
         "train.learning_rate": rate,
@@ -222,7 +267,7 @@ def schedules(trunk: Trunk, rate: float, folder: pathlib.Path) -> Runs:
     shortest, longest = min(starts.values()), max(starts.values())
     if odd := [start for start in starts.values() if start % shortest]:
         raise InputError(f"decays begin at steps {odd}, which are no multiples of {shortest}: change steps or shares")
-    every = {"train.checkpoint_every": shortest, "train.keep": longest // shortest}
+    every = {"train.checkpoint_every": shortest, "train.keep": longest}  # all: those of a stop come on top
     stable = {"train.learning_rate": rate, "train.steps": longest, "train.schedule": "constant"}
     branch = lambda share: {"train.branch_from": f"{folder / STABLE}@{starts[share]}"}
     return {STABLE: stable | every} | {f"{share:g}": sqrt(share) | branch(share) for share in steps}

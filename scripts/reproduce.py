@@ -33,7 +33,7 @@ from flash_lm.analysis.study import write_study
 from flash_lm.command import apply_overrides, load_module, positive, run
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, append_jsonl, read_lines, write_jsonl
-from flash_lm.provenance import config_hash, provenance
+from flash_lm.provenance import config_hash, hash_of_files, provenance
 from flash_lm.study import Runs, changed, check_runs, raise_failures, run_study
 from flash_lm.training.bare_step import BareStep
 from flash_lm.training.experiment import build_experiment
@@ -143,10 +143,11 @@ def reproduce_study(table: Any, arguments: argparse.Namespace, overrides: list[s
         raise InputError("--table=study reads the folder that scripts/study_data.py has written: give it as --corpus")
     config.data.mixture = tuple((f"{arguments.corpus}/{name}", share) for name, share in table.SHARES_OF_TEXT)
     if arguments.run:
+        data = hash_of_files(pathlib.Path(arguments.corpus), (".jsonl",))
         with stop_on_signal() as should_stop:
             try:
-                tune_models(config, table.MODELS, table.TUNING_STEPS, out, arguments.run, should_stop)
-                left = run_trunks(trunks_of(config, parts), out, arguments.run, should_stop)
+                tune_models(config, table.MODELS, table.TUNING_STEPS, data, out, arguments.run, should_stop)
+                left = run_trunks(trunks_of(config, parts), data, out, arguments.run, should_stop)
             except KeyboardInterrupt:
                 print("stopped: run the same command again to continue")
                 return

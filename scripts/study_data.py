@@ -8,6 +8,7 @@ and reviews. A text that stands twice is taken once, and a held-out text is not 
 """
 
 import argparse
+import json
 import pathlib
 from collections.abc import Iterator, Mapping
 
@@ -60,7 +61,7 @@ def texts(file: pathlib.Path, each: int | None, total: int | None, known: set[st
 
 
 def main(argv: list[str]) -> None:
-    """Writes OUT/CORPUS/SPLIT.parquet, and prints the size of each."""
+    """Writes OUT/CORPUS/SPLIT.jsonl, and prints the size of each."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("data", type=pathlib.Path, help="the folder with books/, wiki/ and imdb/")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
@@ -71,7 +72,9 @@ def main(argv: list[str]) -> None:
             found = list(texts(arguments.data / corpus / f"{name}.parquet", each, total, known))
             folder = arguments.out / corpus
             folder.mkdir(parents=True, exist_ok=True)
-            pq.write_table(pa.table({"text": found}), folder / f"{split}.parquet")
+            # A parquet file would also say which library wrote it, so its hash would differ for the same text.
+            lines = (json.dumps({"text": text}, ensure_ascii=False) for text in found)
+            (folder / f"{split}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
             print(f"{corpus} {split}: {len(found):,} texts, {sum(map(len, found)):,} characters")
 
 

@@ -9,7 +9,6 @@ python scripts/transfer.py table --out=runs/transfer/results
 """
 
 import argparse
-import hashlib
 import pathlib
 from typing import Any
 
@@ -23,6 +22,7 @@ from flash_lm.data.splits import load_splits
 from flash_lm.data.tokenizers import train_sentencepiece
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, write_jsonl
+from flash_lm.provenance import hash_of_files
 from flash_lm.study import changed
 from flash_lm.training.interrupt import stop_on_signal
 from flash_lm.transfer_study import Transfer, run_transfer
@@ -93,16 +93,8 @@ def study(data: pathlib.Path) -> Transfer:
         table.SEEDS,
         table.TUNED_SHARE,
         table.TUNING_STEPS,
-        _fingerprint(data),
+        hash_of_files(data, (".parquet", ".model")),
     )
-
-
-def _fingerprint(data: pathlib.Path) -> str:
-    """Of all files that `data` has written."""
-    files = sorted(path for path in data.rglob("*") if path.suffix in (".parquet", ".model"))
-    if not files:
-        raise InputError(f"--data={data} has no data: make some with scripts/transfer.py data")
-    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()[:12]
 
 
 def make_runs(arguments: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ from flash_lm import trunk_study
 from flash_lm.command import load_module
 from flash_lm.errors import InputError, NonfiniteError, RunError
 from flash_lm.inference.scoring import evaluate
-from flash_lm.jsonl import write_jsonl
+from flash_lm.jsonl import read_jsonl, write_jsonl
 from flash_lm.models.facts import facts
 from flash_lm.shared_work import begun_here, made_lines
 from flash_lm.study import changed
@@ -21,6 +21,7 @@ from flash_lm.trunk_study import Part, rates, run_trunks, schedules, trunks_of, 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 FAMILY = "linear_transformer"
+DATA = "abc"  # which texts
 MODELS = {FAMILY: {}, f"{FAMILY}/wide": {"model.mlp_dim": 40}}
 
 
@@ -38,7 +39,7 @@ def parts(**options):
 
 @pytest.mark.slow
 def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
-    trunks = trunks_of(config_in(tmp_path), parts(shares=(0.5, 1.0), slices=("positions",)))
+    trunks = trunks_of(config_in(tmp_path), parts(shares=(0.5, 1.0), lengths=(64, 128), slices=("positions",)))
     out, runs = tmp_path / "out", tmp_path / "runs"
     rate_is(out, 2e-3)
     assert [trunk.name for trunk in trunks[:3]] == [
@@ -46,33 +47,66 @@ def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
         "first_linear_transformer_wide_seed_0",
         "first_linear_transformer_seed_1",
     ]
-    assert run_trunks(trunks[:1], out, runs, bool) == []
+    assert run_trunks(trunks[:1], DATA, out, runs, bool) == []
     lines = made_lines(out / "runs")
-    assert [(x["share"], x["length"], x["step"], x.get("slice")) for x in lines] == [
-        (0.5, 32, 10, None),
-        (1.0, 32, 20, None),
-        (1.0, 64, 20, None),
-        (1.0, 32, 20, "0–31"),
+    assert [(x["split"], x["share"], x["length"], x["step"], x.get("slice")) for x in lines] == [
+        ("validation", 0.5, 32, 10, None),
+        ("test", 0.5, 32, 10, None),
+        ("validation", 1.0, 32, 20, None),
+        ("test", 1.0, 32, 20, None),
+        ("test", 1.0, 64, 20, None),  # and not 128: it has 64 positions
+        ("test", 1.0, 32, 20, "0–31"),
     ]
-    assert all(
-        (x["part"], x["run"], x["seed"], x["rate"], x["split"]) == ("first", FAMILY, 0, 2e-3, "test") for x in lines
-    )
-    assert lines[3]["loss"] == pytest.approx(lines[1]["loss"], rel=1e-5)
+    assert all((x["part"], x["run"], x["seed"], x["rate"]) == ("first", FAMILY, 0, 2e-3) for x in lines)
+    whole, sliced = lines[3], lines[5]
+    assert sliced["loss"] == pytest.approx(whole["loss"], rel=1e-5)
+    for line in (whole, sliced):
+        assert sum(line["nll_blocks"]) == pytest.approx(line["nll"], abs=0.1)
+        assert sum(line["tokens_blocks"]) == line["tokens"]
+    curves = read_jsonl(out / "curves" / f"{trunks[0].name}.jsonl")
+    assert {(x["schedule"], x["split"]) for x in curves if x["step"] in (10, 16, 20)} == {
+        *(("stable", split) for split in ("train", "validation")),
+        *((name, split) for name in ("0.5", "1") for split in ("train", "validation")),
+    }
     assert not [path for path in runs.iterdir() if path.is_dir()]
     # The decay of a budget is its whole run.
-    whole = schedules(trunks[0]._replace(shares=(1.0,)), 2e-3, tmp_path)["1"]
+    alone = trunks[0]._replace(part=trunks[0].part._replace(shares=(1.0,)))
+    whole = schedules(alone, 2e-3, tmp_path)["1"]
     train(changed(trunks[0].config, whole), tmp_path / "alone")
-    assert evaluate(tmp_path / "alone", "test")[0]["loss"] == lines[1]["loss"]
+    assert evaluate(tmp_path / "alone", "test")[0]["loss"] == lines[3]["loss"]
     # What has lines is not made again; another config is another study.
-    assert run_trunks(trunks[:1], out, runs, bool) == [] and made_lines(out / "runs") == lines
+    assert run_trunks(trunks[:1], DATA, out, runs, bool) == [] and made_lines(out / "runs") == lines
     other = trunks[0]._replace(config=changed(trunks[0].config, {"train.clip": 7.0}))
-    for wrong in (other, trunks[0]._replace(slices=())):
+    fewer = trunks[0]._replace(part=trunks[0].part._replace(slices=()))
+    for wrong, data in ((other, DATA), (fewer, DATA), (trunks[0], "other texts")):
         with pytest.raises(InputError, match="first_linear_transformer_seed_0.jsonl is of another config"):
-            run_trunks([wrong], out, runs, bool)
+            run_trunks([wrong], data, out, runs, bool)
+    rate_is(out, 3e-3)  # a search that was made again
+    with pytest.raises(InputError, match="first_linear_transformer_seed_0.jsonl is of another config"):
+        run_trunks(trunks[:1], DATA, out, runs, bool)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [5, 17])
+def test_a_stopped_trunk_goes_on(tmp_path, stop):
+    """Also where the stop saved checkpoints besides those that decays begin at."""
+    (trunk, *_) = trunks_of(config_in(tmp_path), parts(shares=(0.25, 0.5, 1.0)))
+    out, runs = tmp_path / "out", tmp_path / "runs"
+    rate_is(out, 2e-3)
+    steps = itertools.count(1)
+    with pytest.raises(KeyboardInterrupt):
+        run_trunks([trunk], DATA, out, runs, lambda: next(steps) >= stop)
+    assert not made_lines(out / "runs")
+    assert run_trunks([trunk], DATA, out, runs, bool) == []
+    lines = made_lines(out / "runs")
+    assert run_trunks([trunk], DATA, tmp_path / "whole", tmp_path / "other", bool) == [trunk]  # no rate there
+    shutil.copytree(out / "rates", tmp_path / "whole" / "rates")
+    run_trunks([trunk], DATA, tmp_path / "whole", tmp_path / "other", bool)
+    assert [x["loss"] for x in lines] == [x["loss"] for x in made_lines(tmp_path / "whole" / "runs")]
 
 
 def rate_is(out, value, **more):
-    (out / "rates").mkdir(parents=True)
+    (out / "rates").mkdir(parents=True, exist_ok=True)
     line = {"model": FAMILY, "round": 3, "value": value, "loss": 1.0, **more}
     write_jsonl(out / "rates" / f"{FAMILY}.jsonl", [line])
 
@@ -102,13 +136,13 @@ def without_training(monkeypatch):
 
 def test_what_another_process_has_begun_is_left_to_it(tmp_path, without_training):
     trunks, out, runs = trunks_of(config_in(tmp_path), parts()), tmp_path / "out", tmp_path / "runs"
-    assert run_trunks(trunks, out, runs, bool) == trunks and not without_training  # no rate is known yet
+    assert run_trunks(trunks, DATA, out, runs, bool) == trunks and not without_training  # no rate is known yet
     rate_is(out, 1e-3)
     with begun_here(runs / f"{trunks[1].name}.lock") as free:
         assert free
-        assert run_trunks(trunks, out, runs, bool) == [trunks[1]]
+        assert run_trunks(trunks, DATA, out, runs, bool) == [trunks[1]]
     assert [name for name, _ in without_training] == [trunks[i].name for i in (0, 2, 3)]
-    assert run_trunks(trunks, out, runs, bool) == []
+    assert run_trunks(trunks, DATA, out, runs, bool) == []
     assert [name for name, _ in without_training] == [trunks[i].name for i in (0, 2, 3, 1)]
     assert {rate for _, rate in without_training} == {1e-3}  # the ablation has its model's
     failed = [line for line in made_lines(out / "runs") if line["seed"] == 1]
@@ -121,18 +155,19 @@ def test_a_full_disk_is_no_failed_run(tmp_path, without_training):
     rate_is(out, 1e-3)
     without_training.full.append(True)
     with pytest.raises(RunError, match="the disk is full"):
-        run_trunks(trunks, out, runs, bool)
+        run_trunks(trunks, DATA, out, runs, bool)
     assert (runs / trunks[0].name).is_dir() and not made_lines(out / "runs")
     without_training.full.clear()
     shutil.rmtree(runs / trunks[0].name)  # the stand-in makes it anew
-    assert run_trunks(trunks, out, runs, bool) == [] and len(made_lines(out / "runs")) == 1
+    assert run_trunks(trunks, DATA, out, runs, bool) == [] and len(made_lines(out / "runs")) == 1
 
 
 def test_without_a_finite_rate_there_is_no_run(tmp_path, without_training):
     trunks, out = trunks_of(config_in(tmp_path), parts()), tmp_path / "out"
     rate_is(out, 1e-3, failed="loss nan")
-    with pytest.raises(InputError, match="no learning rate of linear_transformer stays finite"):
-        run_trunks(trunks, out, tmp_path / "runs", bool)
+    assert run_trunks(trunks, DATA, out, tmp_path / "runs", bool) == [] and not without_training
+    lines = made_lines(out / "runs")
+    assert len(lines) == 4 and all(x["failed"] == "no learning rate stays finite: loss nan" for x in lines)
 
 
 def test_each_model_is_tuned_once(tmp_path, monkeypatch):
@@ -150,7 +185,7 @@ def test_each_model_is_tuned_once(tmp_path, monkeypatch):
     monkeypatch.setattr(trunk_study, "tune", tune)
     config, out = config_in(tmp_path), tmp_path / "out"
     for _ in range(2):
-        tune_models(config, {"a": {}, "b": {}}, 50, out, tmp_path / "runs", bool)
+        tune_models(config, {"a": {}, "b": {}}, 50, DATA, out, tmp_path / "runs", bool)
     tokens = 50 * config.data.tokens_per_batch
     assert asked == [(name, "train.learning_rate", tokens, "sqrt", 10) for name in "ab"]
     assert {model: (line["value"], line["bracketed"]) for model, line in rates(out).items()} == {
@@ -158,9 +193,9 @@ def test_each_model_is_tuned_once(tmp_path, monkeypatch):
         "b": (2.0, True),
     }
     with pytest.raises(InputError, match="a.jsonl is of another config"):
-        tune_models(config, {"a": {}}, 100, out, tmp_path / "runs", bool)
+        tune_models(config, {"a": {}}, 100, DATA, out, tmp_path / "runs", bool)
     with begun_here(tmp_path / "runs" / "tuning_c.lock"):
-        tune_models(config, {"c": {}}, 50, out, tmp_path / "runs", bool)
+        tune_models(config, {"c": {}}, 50, DATA, out, tmp_path / "runs", bool)
     assert len(asked) == 2
 
 
@@ -174,7 +209,7 @@ def test_schedules_of_several_budgets(tmp_path):
     ]
     assert [found[x]["train.decay_steps"] for x in ("0.25", "0.5", "1")] == [20, 40, 80]
     with pytest.raises(InputError, match="decays begin at steps .* which are no multiples of 88: change steps or"):
-        schedules(trunk._replace(shares=(0.275, 0.5, 1.0)), 1e-3, tmp_path)
+        schedules(trunk._replace(part=trunk.part._replace(shares=(0.275, 0.5, 1.0))), 1e-3, tmp_path)
 
 
 def test_the_models_of_the_study_have_one_size():

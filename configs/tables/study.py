@@ -1,8 +1,8 @@
 """The study: quality against step time of fourteen models. Its design, set before the first run, is docs/study.md.
 
 python scripts/study_data.py $DATA --out=runs/study/data
-python scripts/reproduce.py --table=study --run=runs/study --corpus=runs/study/data --out=runs/study/results
-python scripts/reproduce.py --table=study --out=runs/study/results    # tables and pictures, from the lines
+python scripts/reproduce.py --table=study --run=runs/study --corpus=runs/study/data --out=results/study
+python scripts/reproduce.py --table=study --out=results/study    # tables and pictures, from the lines
 """
 
 from ml_collections import ConfigDict
@@ -61,7 +61,7 @@ def get_config() -> ConfigDict:
     config = quickstart.get_config()
     config.model.max_length = 2048
     config.data.update(corpus="hf", length=512, vocab_size=4096, tokens_per_batch=4096)
-    config.train.update(warmup_steps=80, eval_every=640, eval_steps=20, checkpoint_every=640, log_every=20)
+    config.train.update(warmup_steps=80, eval_every=640, eval_steps=20, checkpoint_every=640, log_every=40)
     return config
 
 
@@ -71,12 +71,12 @@ def get_parts() -> list[Part]:
     rows = lambda length: {"data.length": length, "model.max_length": max(length, 2048)}
     ablations = {name: _FLASH | changes for name, changes in ABLATIONS.items()}
     return [
-        Part("rows_of_512", MODELS, {}, seeds=(0,), **whole),
-        Part("rows_of_512", _of(*_REPEATED), {}, seeds=(1, 2), **whole),
-        Part("rows_of_2048", _of(*_LONG), rows(2048), seeds=(0,), **whole),
-        Part("rows_of_4096", _of(*_LONG), rows(4096), seeds=(0,), steps=1220, slices=_SLICES),
-        Part("ablations", ablations, {}, seeds=(0, 1, 2), steps=980),
-        Part("masked", _of(*_REPEATED), {"task": "masked_lm"}, seeds=(0,), steps=1220),
+        Part("rows_of_512", MODELS, {}, seeds=(0,), **whole, lengths=(2048,)),
+        Part("rows_of_512", _of(*_REPEATED), {}, seeds=(1, 2), **whole, lengths=(2048,)),
+        Part("rows_of_2048", _of(*_LONG), rows(2048), seeds=(0,), **whole, lengths=(512,)),
+        Part("rows_of_4096", _of(*_LONG), rows(4096), seeds=(0,), steps=1220, lengths=(512, 2048), slices=_SLICES),
+        Part("ablations", ablations, {}, seeds=(0, 1, 2), steps=980, lengths=(2048,)),
+        Part("masked", _of(*_REPEATED), {"task": "masked_lm"}, seeds=(0,), steps=1220, lengths=(2048,)),
     ]
 
 

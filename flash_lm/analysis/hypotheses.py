@@ -1,13 +1,16 @@
 """Verdicts on the hypotheses of a study of trunks, by rules that are set before its runs.
 
 A hypothesis says how one model's perplexity stands to another's. It is judged seed by seed, and only seeds that all
-agree decide.
+agree decide, each by more than the error of the text that was scored.
 """
 
 import bisect
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from flash_lm.analysis.rules import ALIKE, RELATIONS, bounds, spread
 from flash_lm.analysis.table import Columns, markdown_table
@@ -16,6 +19,7 @@ from flash_lm.jsonl import Line
 from flash_lm.trunk_study import step_name
 
 SEEDS = 3  # that a verdict needs
+NORMAL_95 = 1.959964  # standard deviations of a normal distribution that hold 95 % of it
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 _COLUMNS: Columns = {
     "": ("number", "{}"),
@@ -25,16 +29,16 @@ _COLUMNS: Columns = {
 }
 
 
-def decided_by_seeds(held: Sequence[bool], lost: bool) -> str:
+def decided_by_seeds(held: Sequence[bool | None], lost: bool) -> str:
     """The verdict: it needs seeds enough, all of which agree.
 
     Args:
-        held: whether the hypothesis held, with each seed that has a figure.
+        held: whether the hypothesis held, with each seed that has a figure; None: too near to tell.
         lost: whether another seed was run that has none.
     """
     if not held and not lost:
         return NOT_RUN
-    if lost or len(held) < SEEDS or len(set(held)) > 1:
+    if lost or len(held) < SEEDS or len(set(held)) > 1 or None in held:
         return UNDECIDED
     return HOLDS if held[0] else FAILS
 
@@ -77,24 +81,28 @@ class Hypothesis:
             times: lines whose `run` is `step_name`, with microbatch_ms.
 
         Returns:
-            A line with number, hypothesis, verdict, figure, and `ratios` by seed, as far as there are any.
+            A line with number, hypothesis, verdict, figure, and, as far as there are any, `ratios` by seed and their
+            `errors`: half of the 95 % interval, as a share.
         """
         step_ms = {line["run"]: line["microbatch_ms"] for line in times}
-        ratios, reasons = {}, []
+        found: dict[int, _Ratio] = {}
+        reasons = []
         for seed, one, other in self._pairs(lines):
             try:
-                ratios[seed] = self._ratio(one, other, step_ms)
+                found[seed] = self._ratio(one, other, step_ms)
             except _NoFigureError as error:
                 reasons.append(str(error))
         low, high = RELATIONS[self.relation](ALIKE)
-        held = [low <= ratio <= high for ratio in ratios.values()]
-        figure = [f"{spread([*ratios.values()])} {self.second}"] if ratios else []
+        held = [ratio.is_within(low, high) for ratio in found.values()]
+        error = max((ratio.error for ratio in found.values()), default=0.0)
+        figure = [f"{spread([x.value for x in found.values()])} {self.second} (± {100 * error:.1f} %)"] if found else []
         return {
             "number": self.number,
             "hypothesis": self.text,
             "verdict": decided_by_seeds(held, lost=bool(reasons)),
             "figure": "; ".join([*figure, *dict.fromkeys(reasons)]),
-            "ratios": {str(seed): ratio for seed, ratio in ratios.items()},
+            "ratios": {str(seed): ratio.value for seed, ratio in found.items()},
+            "errors": {str(seed): ratio.error for seed, ratio in found.items()},
         }
 
     def _pairs(self, lines: Sequence[Line]) -> Iterator[tuple[int, list[Line], list[Line]]]:
@@ -109,27 +117,56 @@ class Hypothesis:
     def _is_ours(self, line: Line) -> bool:
         if "failed" in line:
             return True
-        return line.get("slice") == self.slice and line["length"] == line["trained_length"]
+        at = line["split"], line["length"], line.get("slice")
+        return at == ("test", line["trained_length"], self.slice)
 
-    def _ratio(self, one: list[Line], other: list[Line], step_ms: Mapping[str, float]) -> float:
+    def _ratio(self, one: list[Line], other: list[Line], step_ms: Mapping[str, float]) -> "_Ratio":
         for line in (*one, *other):
             if "failed" in line:
                 raise _NoFigureError(f"{line['run']} failed with seed {line['seed']}")
-        if len({(x["corpus_hash"], x["split"], x["tokens"]) for x in (*one, *other)}) > 1:
+        if len({(x["corpus_hash"], x["split"], *x["tokens_blocks"]) for x in (*one, *other)}) > 1:
             raise _NoFigureError("not scored on the same targets")
+        tokens_N = np.array(one[-1]["tokens_blocks"])
         if not self.at_equal_time:
-            return one[-1]["perplexity"] / other[-1]["perplexity"]
+            return _ratio_of(_nll(one[-1]), _nll(other[-1]), tokens_N)
         curves = [_against_time(lines, step_ms) for lines in (one, other)]
         end = min(curve[-1][0] for curve in curves)
-        first, second = (perplexity_at(curve, end) for curve in curves)
-        return first / second
+        first_N, second_N = (loss_at(curve, end) for curve in curves)
+        return _ratio_of(first_N, second_N, tokens_N)
 
 
-def perplexity_at(curve: Sequence[tuple[float, float]], time: float) -> float:
-    """The perplexity at a time, on the straight line between the two nearest points of a curve, on logarithmic axes.
+class _Ratio(NamedTuple):
+    """Of two perplexities on the same blocks of a text."""
+
+    value: float
+    error: float  # half of the 95 % interval, as a share
+
+    def is_within(self, low: float, high: float) -> bool | None:
+        """Whether it is; None: its interval has one of the ends."""
+        ends = self.value * math.exp(-self.error), self.value * math.exp(self.error)
+        if any(ends[0] <= end <= ends[1] for end in (low, high)):
+            return None
+        return low < self.value < high
+
+
+def _ratio_of(one_N: np.ndarray, other_N: np.ndarray, tokens_N: np.ndarray) -> _Ratio:
+    """Of the negative log-likelihoods of two models on N blocks, each a draw of text that both have read.
+
+    The error is that of a ratio of sums of independent blocks (Cochran 1977, "Sampling Techniques", section 6.4).
+    """
+    if len(tokens_N) == 1:
+        raise _NoFigureError("scored in one block of text, which has no error")
+    differences_N, count, total = one_N - other_N, len(tokens_N), tokens_N.sum()
+    mean = differences_N.sum() / total
+    square = count / (count - 1) * np.square(differences_N - mean * tokens_N).sum()
+    return _Ratio(math.exp(mean), NORMAL_95 * math.sqrt(square) / total)
+
+
+def loss_at(curve: Sequence[tuple[float, np.ndarray]], time: float) -> np.ndarray:
+    """The loss at a time, on the straight line between the two nearest points of a curve over the logarithm of time.
 
     Args:
-        curve: times and perplexities of runs that were annealed, by growing time.
+        curve: times and losses (of any shape, such as one of each block) of runs that were annealed, by growing time.
         time: within those of the curve.
 
     Raises:
@@ -142,7 +179,7 @@ def perplexity_at(curve: Sequence[tuple[float, float]], time: float) -> float:
         raise _NoFigureError(f"{time:.3g} is not within the {curve[0][0]:.3g} to {curve[-1][0]:.3g} of the curve")
     (before, high), (after, low) = curve[i - 1], curve[i]
     weight = math.log(time / before) / math.log(after / before)
-    return math.exp((1 - weight) * math.log(high) + weight * math.log(low))
+    return (1 - weight) * high + weight * low
 
 
 def verdict_table(found: Sequence[Line], figures: str = "Ratios of perplexities") -> str:
@@ -152,7 +189,7 @@ def verdict_table(found: Sequence[Line], figures: str = "Ratios of perplexities"
         found: lines with number, hypothesis, verdict and figure, such as those of `Hypothesis.judge`.
         figures: what the figures are.
     """
-    needs = f"{figures}, seed by seed; a verdict needs {SEEDS} seeds that agree."
+    needs = f"{figures}, seed by seed; a verdict needs {SEEDS} seeds that agree, each beyond its error."
     return f"{needs}\n\n{markdown_table(found, _COLUMNS)}"
 
 
@@ -160,9 +197,13 @@ class _NoFigureError(ValueError):
     """Why a seed has no ratio."""
 
 
-def _against_time(lines: Sequence[Line], step_ms: Mapping[str, float]) -> list[tuple[float, float]]:
-    """Minutes of training and perplexity of each budget."""
+def _nll(line: Line) -> np.ndarray:
+    return np.array(line["nll_blocks"])
+
+
+def _against_time(lines: Sequence[Line], step_ms: Mapping[str, float]) -> list[tuple[float, np.ndarray]]:
+    """Minutes of training and losses of each budget."""
     name = step_name(lines[0]["part"], lines[0]["run"])
     if name not in step_ms:
         raise _NoFigureError(f"the step of {lines[0]['run']} was not timed")
-    return [(line["step"] * step_ms[name] / 60_000, line["perplexity"]) for line in lines]
+    return [(line["step"] * step_ms[name] / 60_000, _nll(line)) for line in lines]

@@ -26,7 +26,8 @@ class Panel:
         y_label: label of the y axis, with the unit.
         unit: factor for the y values.
         title: the panel's title.
-        band: keys of the lowest and the highest y values, between which a curve has a band, where it has them.
+        band: keys of the lowest and the highest y values, between which a curve has a band, or a
+            single point a line, where it has them.
     """
 
     lines: list[Line]
@@ -57,7 +58,10 @@ def plot_panels(rows: list[list[Panel]], path: pathlib.Path, *, curve: str = "fa
                 if points:
                     x, y = zip(*points, strict=True)
                     axes.plot(x, y, markersize=4, **style(i))
-                    if band := _band((line for line in panel.lines if line[curve] == name), panel):
+                    band = _band((line for line in panel.lines if line[curve] == name), panel)
+                    if len(band) == 1:
+                        axes.vlines(*band[0], color=style(i)["color"], alpha=0.4)
+                    elif band:
                         axes.fill_between(*zip(*band, strict=True), color=style(i)["color"], alpha=0.15, linewidth=0)
                     ends.append((x[-1], y[-1], name, style(i)["color"]))
             axes.set_xscale("log", base=2)

@@ -63,7 +63,7 @@ def summary(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
         part, without scores.
     """
     step_of = {line["run"]: line for line in times}
-    scored = grouped([line for line in lines if "failed" not in line], *_KEYS)
+    scored = grouped([line for line in lines if line.get("split") == "test"], *_KEYS)
     failed = grouped([line for line in lines if "failed" in line], *_MODEL)
     found = []
     for key, own in scored.items():
@@ -133,7 +133,10 @@ def _heading(line: Line) -> str:
 
 
 def plot_study(lines: Sequence[Line], out: pathlib.Path, title: str) -> None:
-    """Draws curves.png (perplexity against time and FLOPs of training) and context.png (by position) into a folder.
+    """Draws pictures of perplexity into a folder, a panel for each part.
+
+    They are curves.png (against time and FLOPs of training), quality.png (against the time of a step) and context.png
+    (by position in the row).
 
     Args:
         lines: of `summary`.
@@ -148,6 +151,10 @@ def plot_study(lines: Sequence[Line], out: pathlib.Path, title: str) -> None:
         of = grouped(curves, "part").items()
         rows = [[panel(own, part) for panel in (_against_time, _against_flops)] for (part,), own in of]
         plot_panels(rows, out / "curves.png", curve="run", title=title)
+    timed = [line for line in trained if "step_ms" in line and line["share"] == 1]
+    if timed:
+        panels = [_against_step(own, part) for (part,), own in grouped(timed, "part").items()]
+        plot_panels([panels], out / "quality.png", curve="run", title=title)
     places = [line | {"from": _first_of(line)} for line in lines if line.get("slices") == "positions"]
     if places:
         panels = [_against_place(own, part) for (part,), own in grouped(places, "part").items()]
@@ -160,6 +167,10 @@ def _against_time(lines: list[Line], title: str) -> Panel:
 
 def _against_flops(lines: list[Line], title: str) -> Panel:
     return _panel(lines, "flops", "model FLOPs of training", title)
+
+
+def _against_step(lines: list[Line], title: str) -> Panel:
+    return _panel(lines, "step_ms", "ms a step, timed side by side", title)
 
 
 def _against_place(lines: list[Line], title: str) -> Panel:

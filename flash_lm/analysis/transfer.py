@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from flash_lm.analysis.figure import can_draw
-from flash_lm.analysis.hypotheses import FAILS, HOLDS, UNDECIDED, decided_by_seeds
+from flash_lm.analysis.hypotheses import FAILS, HOLDS, NORMAL_95, UNDECIDED, decided_by_seeds
 from flash_lm.analysis.panels import Panel, plot_panels
 from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.errors import InputError
@@ -16,7 +16,6 @@ from flash_lm.jsonl import Line, grouped, read_lines, write_jsonl
 from flash_lm.shared_work import made_lines
 
 POINTS = 100.0  # of a share
-_NORMAL_95 = 1.959964  # standard deviations of a normal distribution that hold 95 % of it
 BASELINE = "baseline"  # the arm of what is no model of ours
 _SCORE = "accuracy"
 _PRETRAINED: Columns = {
@@ -73,9 +72,8 @@ class NoWorse:
         pairs = [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
         whole = [pair for pair in pairs if _is_whole([*pair[0], *pair[1]])]
         gaps = [_difference([*one, *other[::-1]]) for one, other in whole]
-        sides = [_side(gap, -self.points) for gap in gaps]
         lost = len(pairs) - len(whole)
-        verdict = UNDECIDED if 0 in sides else decided_by_seeds([side > 0 for side in sides], bool(lost))
+        verdict = decided_by_seeds([_is_above(gap, -self.points) for gap in gaps], bool(lost))
         figure = ", ".join(f"{gap.points:+.1f}" for gap in gaps)
         doubts = [f"± {max(gap.error for gap in gaps):.1f}"] if gaps else []
         doubts += [f"{lost} seeds failed or scored on other texts"] if lost else []
@@ -108,7 +106,7 @@ class NoWorse:
         ]:
             found.append(f"no better than the most frequent label: {', '.join(guessing)}")
         gains = [_difference(other) for _, other in whole] if self.over else []
-        if any(_side(gain, 0.0) <= 0 for gain in gains):
+        if not all(_is_above(gain, 0.0) for gain in gains):
             found.append(f"{self.second} gains too little: {', '.join(f'{gain.points:+.1f}' for gain in gains)}")
         return found
 
@@ -122,13 +120,13 @@ def _difference(lines: Sequence[Line]) -> _Difference:
     """Of accuracies on the same number of texts: added and subtracted in turn."""
     total = sum((-1) ** i * line[_SCORE] for i, line in enumerate(lines))
     variance = sum(line[_SCORE] * (1 - line[_SCORE]) / line["tokens"] for line in lines)
-    return _Difference(POINTS * total, POINTS * _NORMAL_95 * math.sqrt(variance))
+    return _Difference(POINTS * total, POINTS * NORMAL_95 * math.sqrt(variance))
 
 
-def _side(difference: _Difference, of: float) -> int:
-    """1 above, -1 below, 0 if it cannot be told."""
+def _is_above(difference: _Difference, of: float) -> bool | None:
+    """Whether it is; None: it is too near to tell."""
     away = difference.points - of
-    return 0 if abs(away) <= difference.error else int(math.copysign(1, away))
+    return None if abs(away) <= difference.error else away > 0
 
 
 def _is_whole(lines: Sequence[Line]) -> bool:

@@ -21,6 +21,7 @@ from flash_lm.errors import InputError
 MASK = "[MASK]"
 SPECIALS = ("<pad>", "<s>", "</s>", MASK)
 _MODEL_FILE, _INFO_FILE = "sentencepiece.model", "kind.json"  # the first holds the model, whatever its kind
+_TRAINING_THREADS = 2  # a trained model holds the number, so that another one would be another tokenizer
 _OLD_INFO_FILE = "tokenizer.json"  # other libraries take a file of this name for one of theirs
 
 
@@ -240,7 +241,7 @@ def train_sentencepiece(lines: Iterable[str], vocab_size: int) -> SentencePieceT
             add_dummy_prefix=False,
             allow_whitespace_only_pieces=True,
             max_sentence_length=1 << 16,
-            num_threads=os.cpu_count() or 1,
+            num_threads=_TRAINING_THREADS,
             pad_id=0,
             bos_id=1,
             eos_id=2,

@@ -41,6 +41,7 @@ def evaluate(
     first: int | None = None,
     slices: str | None = None,
     rare: int | None = None,
+    blocks: int = 0,
     mesh_shape: tuple[int, ...] = (-1, 1, 1),
     overrides: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
@@ -55,6 +56,7 @@ def evaluate(
         slices: a key of `SLICES`: slices of the split that get a result each, with their name in `slice`; None: one
             result for the whole split.
         rare: with slices=recall, see `recall_slices`.
+        blocks: without `carry`, so many blocks of consecutive rows whose nll and tokens are returned, too.
         mesh_shape: devices along (data, fsdp, tensor); it may differ from that of training.
         overrides: words such as --config.data.path=…, which select a text other than the run's own.
 
@@ -85,9 +87,9 @@ def evaluate(
     if carry:
         score = _in_whole_documents(trained, corpus, split, first)
     elif slices:
-        score = _in_slices(trained, corpus, split, slices, rare)
+        score = _in_slices(trained, corpus, split, slices, rare, blocks)
     else:
-        score = _in_rows(trained, corpus, split)
+        score = _in_rows(trained, corpus, split, blocks)
     results = []
     for length, scores in _at_lengths(trained, lengths, score):
         if not slices and not task.rows and not task.labels and isinstance(corpus, TokenizedCorpus) and not first:
@@ -148,12 +150,12 @@ def _evaluator(trained: TrainedModel, corpus: Splits) -> Evaluator:
     return Evaluator(model, corpus.tokenizer, trained.mesh, config.train.loss_chunk, TASKS[config.task])
 
 
-def _in_rows(trained: TrainedModel, corpus: Splits, split: str) -> Score:
+def _in_rows(trained: TrainedModel, corpus: Splits, split: str, blocks: int) -> Score:
     evaluator, text = _evaluator(trained, corpus), corpus.splits[split]
 
     def score(length: int, batch_size: int) -> list[dict[str, Any]]:
         rows = evaluation_rows(trained.config, corpus, split, length)
-        scores = evaluator(trained.params, rows, batch_size)
+        scores = evaluator(trained.params, rows, batch_size, blocks=blocks)
         if hasattr(text, "best_nll"):
             made: Any = text
             scores["best_loss"] = sum(made.best_nll(i, length) for i in range(len(rows))) / scores["tokens"]
@@ -164,12 +166,12 @@ def _in_rows(trained: TrainedModel, corpus: Splits, split: str) -> Score:
     return score
 
 
-def _in_slices(trained: TrainedModel, corpus: Splits, split: str, slices: str, rare: int | None) -> Score:
+def _in_slices(trained: TrainedModel, corpus: Splits, split: str, slices: str, rare: int | None, blocks: int) -> Score:
     evaluator, slices_of = _evaluator(trained, corpus), SLICES[slices](corpus, split, rare)
 
     def score(length: int, batch_size: int) -> list[dict[str, Any]]:
         rows = evaluation_rows(trained.config, corpus, split, length)
-        found = evaluator.of_slices(trained.params, SlicedRows(rows, slices_of(rows)), batch_size)
+        found = evaluator.of_slices(trained.params, SlicedRows(rows, slices_of(rows)), batch_size, blocks)
         if empty := [name for name, scores in found.items() if not scores["tokens"]]:
             raise InputError(f"the slice {empty[0]} of the {split} split has no target: change --rare or --split")
         return [scores | {"slices": slices, "slice": name} for name, scores in found.items()]

@@ -41,7 +41,7 @@ class Evaluator:
         self._step = jax.jit(make_evaluation_step(model, loss_chunk, task))
         self._bytes_per_token, self._labels = bytes_per_token(model, tokenizer), task.labels
 
-    def __call__(self, params: Params, rows: Rows, batch_size: int, limit: int = 0) -> dict[str, float]:
+    def __call__(self, params: Params, rows: Rows, batch_size: int, limit: int = 0, blocks: int = 0) -> dict[str, Any]:
         """Scores each row once; call it inside `jax.set_mesh`.
 
         Args:
@@ -49,30 +49,47 @@ class Evaluator:
             rows: rows of a split.
             batch_size: B; rounded up to a multiple of the devices.
             limit: number of batches; 0 = all.
+            blocks: of consecutive rows, whose sums are returned, too; 0: none.
 
         Returns:
             loss (nats a token), perplexity (a token), accuracy (share of the targets that are the likeliest token; not
             for images), bits_per_byte; and nll (nats), tokens and bytes, the sums over all targets. If targets are
-            labels, "tokens" counts them, the scores of `scores_of_confusion` are there, and no bytes.
+            labels, "tokens" counts them, the scores of `scores_of_confusion` are there, and no bytes. With `blocks`,
+            also nll_blocks and tokens_blocks, which tell how much a difference of two models varies over the text.
         """
-        sums = self.sums(params, rows, batch_size, limit)
+        sums = self.sums(params, rows, batch_size, limit, blocks)
         return scores_of_labels(sums) if self._labels else scores_of(sums)
 
-    def of_slices(self, params: Params, rows: SlicedRows, batch_size: int) -> dict[str, dict[str, float]]:
+    def of_slices(
+        self, params: Params, rows: SlicedRows, batch_size: int, blocks: int = 0
+    ) -> dict[str, dict[str, Any]]:
         """As a call, for each slice by name."""
         scores = scores_of_labels if self._labels else scores_of
-        sums: Any = self.sums(params, rows, batch_size)
+        sums: Any = self.sums(params, rows, batch_size, blocks=blocks)
         return {name: scores({key: x[k] for key, x in sums.items()}) for k, name in enumerate(rows.names)}
 
-    def sums(self, params: Params, rows: Rows, batch_size: int, limit: int = 0) -> collections.Counter[str]:
-        """What scores are made of, see `make_evaluation_step`, for the same arguments."""
+    def sums(
+        self, params: Params, rows: Rows, batch_size: int, limit: int = 0, blocks: int = 0
+    ) -> collections.Counter[str]:
+        """What scores are made of, see `make_evaluation_step`, for the same arguments. Blocks are a last axis."""
         sharding, sums = batch_sharding(self._mesh), collections.Counter()
+        of_batches: dict[str, list[np.ndarray]] = {name: [] for name in ("nll", "tokens")}
         share = share_of(sharding, rows_that_divide(batch_size, self._mesh))
         for batch in evaluation_batches(rows, share, limit):
             here = jax.device_get(self._step(params, place(batch, sharding, share), self._bytes_per_token))
             # Python floats: a float32 sum over a long split would lose the last tokens.
             sums.update({name: x.astype(float) if x.ndim else float(x) for name, x in here.items()})
+            for name, found in of_batches.items():
+                found.append(here[name].astype(float))
+        if blocks:
+            sums.update({f"{name}_blocks": _in_blocks(found, blocks) for name, found in of_batches.items()})
         return sums
+
+
+def _in_blocks(of_batches: list[np.ndarray], blocks: int) -> np.ndarray:
+    """Sums of at most so many blocks of consecutive batches, as the last axis."""
+    parts = np.array_split(np.stack(of_batches), min(blocks, len(of_batches)))
+    return np.stack([part.sum(axis=0) for part in parts], axis=-1)
 
 
 def bytes_per_token(model: ModelFunction, tokenizer: Tokenizer) -> np.ndarray:
@@ -83,7 +100,7 @@ def bytes_per_token(model: ModelFunction, tokenizer: Tokenizer) -> np.ndarray:
     return found
 
 
-def scores_of(sums: Mapping[str, float]) -> dict[str, float]:
+def scores_of(sums: Mapping[str, Any]) -> dict[str, Any]:
     """What `Evaluator` returns, from the sums over all targets."""
     of = lambda what, each: sums[what] / sums[each] if sums[each] else math.nan
     return {
@@ -92,10 +109,11 @@ def scores_of(sums: Mapping[str, float]) -> dict[str, float]:
         **({"accuracy": of("hits", "tokens")} if "hits" in sums else {}),
         "bits_per_byte": of("nll", "bytes") / math.log(2),
         **{name: sums[name] for name in ("nll", "tokens", "bytes")},
+        **{name: np.asarray(x).round(3).tolist() for name, x in sums.items() if name.endswith("_blocks")},
     }
 
 
-def scores_of_labels(sums: Mapping[str, Any]) -> dict[str, float]:
+def scores_of_labels(sums: Mapping[str, Any]) -> dict[str, Any]:
     """As `scores_of`, without bytes, and with what `scores_of_confusion` returns."""
     scores = {name: x for name, x in scores_of(sums).items() if name not in ("bits_per_byte", "bytes")}
     return scores | scores_of_confusion(sums["confusion"])

@@ -1,19 +1,24 @@
 """Verdicts on hypotheses, from planted lines and from curves whose values at any time are known."""
 
+import math
+
+import numpy as np
 import pytest
 
-from flash_lm.analysis.hypotheses import FAILS, HOLDS, NOT_RUN, UNDECIDED, Hypothesis, perplexity_at, verdict_table
+from flash_lm.analysis.hypotheses import FAILS, HOLDS, NOT_RUN, UNDECIDED, Hypothesis, loss_at, verdict_table
 from flash_lm.trunk_study import step_name
 
 SEEDS = (0, 1, 2)
+TOKENS = [100, 300, 200, 400]  # of each block
 NO_WORSE = Hypothesis(1, "rows", "flash", "no worse", "attention")
 AT_EQUAL_TIME = Hypothesis(2, "rows", "flash", "better", "attention", at_equal_time=True)
 
 
 def line(run, seed, perplexity, share=1.0, **more):
     about = {"part": "rows", "run": run, "seed": seed, "share": share, "step": round(1000 * share)}
-    scored = {"length": 512, "trained_length": 512, "corpus_hash": "x", "split": "test", "tokens": 9}
-    return {**about, **scored, "perplexity": perplexity, **more}
+    scored = {"length": 512, "trained_length": 512, "corpus_hash": "x", "split": "test", "tokens_blocks": TOKENS}
+    losses = [count * math.log(perplexity) for count in TOKENS]
+    return {**about, **scored, "perplexity": perplexity, "nll_blocks": losses, **more}
 
 
 def failed(run, seed):
@@ -27,6 +32,7 @@ def pairs(*ratios):
         yield from (line("flash", seed, 999.0, share=0.5), line("flash", seed, 999.0, length=2048))
         yield line("flash", seed, 999.0, slices="recall", slice="recall")
         yield line("flash", seed, 999.0) | {"part": "long rows"}
+        yield line("flash", seed, 999.0, split="validation")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +72,40 @@ def test_a_slice_is_judged_by_itself():
         line(run, s, p, slices="recall", slice="recall") for s in SEEDS for run, p in (("flash", 8), ("attention", 4))
     ]
     found = of_slice.judge([*pairs(1.0, 1.0, 1.0)][:2] + recall, [])
-    assert found["verdict"] == FAILS and [*found["ratios"].values()] == [2.0] * 3
+    assert found["verdict"] == FAILS and [*found["ratios"].values()] == pytest.approx([2.0] * 3)
+
+
+def varied(spread):
+    """Two models, one 1 % worse over all, whose difference varies over fifty blocks of the text."""
+    draw = np.random.default_rng(0)
+    tokens, differences = draw.integers(500, 1500, 50), draw.normal(0, spread, 50)
+    differences += math.log(1.01) - np.average(differences, weights=tokens)
+    mine = tokens * 4.0
+    return mine, mine - tokens * differences, tokens
+
+
+def test_the_error_of_a_ratio_is_that_of_text_drawn_again():
+    """The bootstrap of the blocks says the same."""
+    mine, other, tokens = varied(0.1)
+    (found,) = judged(mine, other, tokens)["errors"].values()
+    picks = np.random.default_rng(1).integers(0, 50, (20_000, 50))
+    drawn = (mine - other)[picks].sum(1) / tokens[picks].sum(1)
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    assert found == pytest.approx((high - low) / 2, rel=0.05)
+
+
+def judged(mine, other, tokens, seeds=(0,)):
+    blocks = lambda x: {"nll_blocks": x.tolist(), "tokens_blocks": tokens.tolist()}
+    lines = [line(run, seed, 1.0, **blocks(x)) for seed in seeds for run, x in (("flash", mine), ("attention", other))]
+    return NO_WORSE.judge(lines, [])
+
+
+@pytest.mark.parametrize(("spread", "verdict"), [(0.002, HOLDS), (0.1, UNDECIDED)])
+def test_what_the_text_cannot_tell_decides_nothing(spread, verdict):
+    """All seeds are below the bound; but other text could put them above it."""
+    found = judged(*varied(spread), seeds=SEEDS)
+    assert [*found["ratios"].values()] == pytest.approx([1.01] * 3)
+    assert found["verdict"] == verdict
 
 
 def power_law(time):
@@ -76,14 +115,14 @@ def power_law(time):
 @pytest.mark.parametrize("time", (1.0, 1.7, 2.0, 3.1, 4.0))
 def test_a_power_law_is_read_exactly(time):
     """A straight line on logarithmic axes, so that reading between its points makes no error."""
-    curve = [(x, power_law(x)) for x in (1.0, 2.0, 4.0)]
-    assert perplexity_at(curve, time) == pytest.approx(power_law(time))
+    curve = [(x, np.log([power_law(x), 2.0])) for x in (1.0, 2.0, 4.0)]
+    assert np.exp(loss_at(curve, time)) == pytest.approx([power_law(time), 2.0])
 
 
 @pytest.mark.parametrize("time", (0.9, 4.1))
 def test_a_curve_is_never_read_beyond_its_ends(time):
     with pytest.raises(ValueError, match="is not within the 1 to 4 of the curve"):
-        perplexity_at([(1.0, 80.0), (4.0, 60.0)], time)
+        loss_at([(1.0, np.log(80.0)), (4.0, np.log(60.0))], time)
 
 
 def curves(flash_ms, attention_ms=600.0):

@@ -17,7 +17,7 @@ ABOUT = {
     "trained_length": 512,
     "corpus_hash": "x",
     "split": "test",
-    "tokens": 9,
+    "tokens_blocks": [4, 5],
     "corpus": "books-wiki-imdb",
     "batch_tokens": 4096,
 }
@@ -32,7 +32,8 @@ def scored(run, seed, share, perplexity, **more):
         "step": round(3200 * share),
         "length": 512,
     }
-    return {**ABOUT, **about, "perplexity": perplexity, **more}
+    losses = [count * math.log(perplexity) for count in ABOUT["tokens_blocks"]]
+    return {**ABOUT, **about, "perplexity": perplexity, "nll_blocks": losses, **more}
 
 
 LINES = [
@@ -42,6 +43,7 @@ LINES = [
     scored("flash", 0, 1.0, 90.0, slices="recall", slice="recall"),
     scored("flash", 0, 1.0, 80.0, slices="positions", slice="0–63"),
     scored("flash", 0, 1.0, 35.0, slices="positions", slice="64–511"),
+    scored("flash", 0, 1.0, 999.0, split="validation"),
     scored("flash", 1, 0.5, 60.0),
     scored("flash", 1, 1.0, 90.0),
     {"part": "rows_of_512", "run": "flash", "seed": 2, "failed": "loss nan", "rate": 3e-3},
@@ -99,6 +101,7 @@ def test_files_and_pictures(tmp_path):
     write_jsonl(tmp_path / "step_times.jsonl", TIMES)
     write_study("A study", HYPOTHESES, tmp_path)
     assert (tmp_path / "curves.png").stat().st_size > 10_000 and (tmp_path / "context.png").stat().st_size > 10_000
+    assert (tmp_path / "quality.png").stat().st_size > 10_000
     assert len(read_jsonl(tmp_path / "summary.jsonl")) == 8
     (verdict,) = read_jsonl(tmp_path / "verdicts.jsonl")
-    assert verdict["verdict"] == "undecided" and verdict["ratios"] == {"0": 40 / 30}
+    assert verdict["verdict"] == "undecided" and verdict["ratios"] == pytest.approx({"0": 40 / 30})

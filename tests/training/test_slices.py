@@ -43,6 +43,22 @@ def test_recall_and_rest_are_the_whole(run):
         evaluate(run, "validation", slices="recall", rare=1)
 
 
+def test_blocks_add_up_to_the_whole_and_to_each_slice(run):
+    (whole,) = evaluate(run, "train", blocks=5)
+    assert len(whole["nll_blocks"]) == 5 and len(set(whole["nll_blocks"])) == 5
+    *before, last = whole["tokens_blocks"]
+    assert sum(before) + last == whole["tokens"] and all(
+        0.95 < count / 1024 <= 1 for count in before
+    )  # of four batches
+    assert sum(whole["nll_blocks"]) == pytest.approx(whole["nll"], rel=1e-5)
+    slices = evaluate(run, "train", slices="recall", rare=100, blocks=5)
+    for key in ("nll_blocks", "tokens_blocks"):
+        np.testing.assert_allclose(sum(np.array(line[key]) for line in slices), whole[key], rtol=1e-4)
+    (few,) = evaluate(run, "validation", blocks=50)
+    assert 1 < len(few["nll_blocks"]) < 50  # a block has a batch at least
+    assert "nll_blocks" not in evaluate(run, "validation")[0]
+
+
 @pytest.mark.slow
 def test_the_command_writes_a_line_for_each_slice(run):
     out, _ = finish(
