@@ -1,8 +1,8 @@
 """The study: quality against step time of fourteen models. Its design, set before the first run, is docs/study.md.
 
 python scripts/study_data.py $DATA --out=runs/study/data
-python scripts/reproduce.py --table=study --run=runs/study --corpus=runs/study/data --out=results/study
-python scripts/reproduce.py --table=study --out=results/study    # tables and pictures, from the lines
+python scripts/reproduce.py --table=study --run=runs/study --corpus=runs/study/data --out=runs/study/results
+python scripts/reproduce.py --table=study --out=runs/study/results    # tables and pictures, from the lines
 """
 
 from ml_collections import ConfigDict
