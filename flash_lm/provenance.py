@@ -51,14 +51,14 @@ def config_hash(config: Any) -> str:
 
 
 def hash_of_files(folder: pathlib.Path, suffixes: Collection[str]) -> str:
-    """A hash of twelve digits of the contents of all files with these suffixes in a folder and those in it.
+    """A hash of twelve digits of the contents of all files with these suffixes in a folder and its subfolders.
 
     Raises:
         InputError: there is none.
     """
     files = sorted(path for path in folder.rglob("*") if path.suffix in suffixes)
     if not files:
-        raise InputError(f"{folder} has no file that ends in {' or '.join(suffixes)}: make the data of the study first")
+        raise InputError(f"{folder} has no file that ends in {' or '.join(suffixes)}: give a folder of data")
     digests = [hashlib.sha256(path.read_bytes()).digest() for path in files]
     return hashlib.sha256(b"".join(digests)).hexdigest()[:12]
 

@@ -24,7 +24,8 @@ from flash_lm.tuning import best_values, tune
 
 DECAY = 5  # the last fifth of each budget decays
 STABLE = "stable"
-BLOCKS = 50  # of consecutive rows of the test split
+POSITIONS = "positions"  # slices that are scored in rows of every length
+BLOCKS = 50  # at most, of consecutive rows of the test split
 _OF_A_CURVE = ("split", "step", "loss", "grad_norm", "learning_rate", "skipped_steps", "loss_spikes")
 ShouldStop = Callable[[], bool]
 
@@ -133,7 +134,10 @@ def tune_models(
     of_longest: Any = changed(config, schedule)
     budget = steps * of_longest.data.tokens_per_batch
     for model, changes in models.items():
-        file, folder = out / "rates" / f"{model}.jsonl", runs / f"tuning_{model}"
+        file, folder = (
+            out / "rates" / f"{model}.jsonl",
+            runs / f"tuning_{model}_{data}",
+        )  # whose finished runs do not know their texts
         known = _hash(changed(of_longest, changes), data, budget)
         with begun_here(runs / f"tuning_{model}.lock") as free:
             if is_made(file, known) or not free:
@@ -180,7 +184,7 @@ def run_trunks(
         file, folder = out / "runs" / f"{trunk.name}.jsonl", runs / trunk.name
         best = rates(out).get(trunk.tuned_as)
         if best is None:
-            left.append(trunk)
+            left += [] if file.exists() else [trunk]
             continue
         scored = [[*of] for of in (trunk.part.shares, trunk.part.lengths, trunk.part.slices)]
         known = _hash(trunk.config, data, scored, best["value"])
@@ -227,10 +231,12 @@ def one_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: Shou
         if name == STABLE:
             continue
         whole = float(name) == 1
+        lengths = [data.length, *(further if whole else ())]
         scores = evaluate(folder / name, "validation")
-        scores += evaluate(folder / name, "test", [data.length, *(further if whole else ())], blocks=BLOCKS)
+        scores += evaluate(folder / name, "test", lengths, blocks=BLOCKS)
         for slices in trunk.part.slices if whole else ():
-            scores += evaluate(folder / name, "test", slices=slices, blocks=BLOCKS)
+            of = lengths if slices == POSITIONS else [data.length]
+            scores += evaluate(folder / name, "test", of, slices=slices, blocks=BLOCKS)
         lines += [score | trunk.at | {"share": float(name), "rate": rate} for score in scores]
     return lines
 

@@ -143,7 +143,7 @@ def reproduce_study(table: Any, arguments: argparse.Namespace, overrides: list[s
         raise InputError("--table=study reads the folder that scripts/study_data.py has written: give it as --corpus")
     config.data.mixture = tuple((f"{arguments.corpus}/{name}", share) for name, share in table.SHARES_OF_TEXT)
     if arguments.run:
-        data = hash_of_files(pathlib.Path(arguments.corpus), (".jsonl",))
+        data = hash_of_files(pathlib.Path(arguments.corpus), (".jsonl", ".parquet"))
         with stop_on_signal() as should_stop:
             try:
                 tune_models(config, table.MODELS, table.TUNING_STEPS, data, out, arguments.run, should_stop)

@@ -4,8 +4,10 @@ import itertools
 import pathlib
 import shutil
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from small import small_config, write_corpus
+from small import load_script, small_config, write_corpus
 
 from flash_lm import trunk_study
 from flash_lm.command import load_module
@@ -13,6 +15,7 @@ from flash_lm.errors import InputError, NonfiniteError, RunError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import read_jsonl, write_jsonl
 from flash_lm.models.facts import facts
+from flash_lm.provenance import hash_of_files
 from flash_lm.shared_work import begun_here, made_lines
 from flash_lm.study import changed
 from flash_lm.training.loop import train
@@ -56,6 +59,7 @@ def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
         ("test", 1.0, 32, 20, None),
         ("test", 1.0, 64, 20, None),  # and not 128: it has 64 positions
         ("test", 1.0, 32, 20, "0–31"),
+        ("test", 1.0, 64, 20, "0–63"),
     ]
     assert all((x["part"], x["run"], x["seed"], x["rate"]) == ("first", FAMILY, 0, 2e-3) for x in lines)
     whole, sliced = lines[3], lines[5]
@@ -210,6 +214,27 @@ def test_schedules_of_several_budgets(tmp_path):
     assert [found[x]["train.decay_steps"] for x in ("0.25", "0.5", "1")] == [20, 40, 80]
     with pytest.raises(InputError, match="decays begin at steps .* which are no multiples of 88: change steps or"):
         schedules(trunk._replace(part=trunk.part._replace(shares=(0.275, 0.5, 1.0))), 1e-3, tmp_path)
+
+
+def test_the_texts_of_the_study_have_an_identity(tmp_path):
+    """No text is in two splits; other texts have another hash, and another folder has not."""
+    script, found = load_script("study_data"), []
+    for number, (given, out) in enumerate([("a", "one"), ("b", "two"), ("c", "other")]):
+        for corpus, splits in script.SPLITS.items():
+            for name in {name for name, _, _ in splits.values()}:
+                (tmp_path / given / corpus).mkdir(parents=True, exist_ok=True)
+                texts = [f"{corpus} {name} {i}" for i in range(3)] + ["twice", f"ä\n{number // 2}"]
+                pq.write_table(pa.table({"text": texts}), tmp_path / given / corpus / f"{name}.parquet")
+        script.main([str(tmp_path / given), f"--out={tmp_path / out}"])
+        found.append(hash_of_files(tmp_path / out, (".jsonl",)))
+    assert found[0] == found[1] != found[2]
+    (tmp_path / "one" / "notes.txt").write_text("x")
+    assert hash_of_files(tmp_path / "one", (".jsonl",)) == found[0]
+    splits = [read_jsonl(tmp_path / "one" / "books" / f"{name}.jsonl") for name in ("validation", "test", "train")]
+    texts = [line["text"] for lines in splits for line in lines]
+    assert len(set(texts)) == len(texts) == 3 * 3 + 2 and "ä\n0" in texts
+    with pytest.raises(InputError, match="has no file that ends in .jsonl"):
+        hash_of_files(tmp_path / "a", (".jsonl",))
 
 
 def test_the_models_of_the_study_have_one_size():

@@ -19,6 +19,7 @@ from flash_lm.jsonl import Line
 from flash_lm.trunk_study import step_name
 
 SEEDS = 3  # that a verdict needs
+_FEWEST_BLOCKS = 20  # from which an error is known
 NORMAL_95 = 1.959964  # standard deviations of a normal distribution that hold 95 % of it
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 _COLUMNS: Columns = {
@@ -150,12 +151,13 @@ class _Ratio(NamedTuple):
 
 
 def _ratio_of(one_N: np.ndarray, other_N: np.ndarray, tokens_N: np.ndarray) -> _Ratio:
-    """Of the negative log-likelihoods of two models on N blocks, each a draw of text that both have read.
+    """Of the negative log-likelihoods of two models on N blocks of text, on which both were scored.
 
-    The error is that of a ratio of sums of independent blocks (Cochran 1977, "Sampling Techniques", section 6.4).
+    The error is that of a ratio of sums of independent blocks (Cochran 1977, "Sampling Techniques", section 6.4). It is
+    an approximation: neighbours may be parts of one document.
     """
-    if len(tokens_N) == 1:
-        raise _NoFigureError("scored in one block of text, which has no error")
+    if len(tokens_N) < _FEWEST_BLOCKS:
+        raise _NoFigureError(f"scored in {len(tokens_N)} blocks of text, too few to know its error")
     differences_N, count, total = one_N - other_N, len(tokens_N), tokens_N.sum()
     mean = differences_N.sum() / total
     square = count / (count - 1) * np.square(differences_N - mean * tokens_N).sum()

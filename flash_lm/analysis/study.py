@@ -11,7 +11,7 @@ from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, grouped, read_lines, write_jsonl
 from flash_lm.shared_work import made_lines
-from flash_lm.trunk_study import step_name
+from flash_lm.trunk_study import POSITIONS, step_name
 
 _SAME = ("family", "parameters", "rate", "step", "trained_length", "corpus", "batch_tokens")  # with every seed
 _MODEL = ("part", "run")
@@ -104,7 +104,7 @@ def _table(lines: Sequence[Line]) -> str:
     """Of one part."""
     rows: dict[str, Line] = {}
     lost = [line for line in lines if not line["seeds"]]
-    tabled = [line for line in lines if line["seeds"] and line.get("slices") != "positions"]  # which have a picture
+    tabled = [line for line in lines if line["seeds"] and line.get("slices") != POSITIONS]  # which have a picture
     if not tabled:
         return f"{lost[0]['part']}: no run stayed finite\n\n{markdown_table(lost, {**_ABOUT, **_SPREAD})}"
     for line in tabled:
@@ -155,7 +155,11 @@ def plot_study(lines: Sequence[Line], out: pathlib.Path, title: str) -> None:
     if timed:
         panels = [_against_step(own, part) for (part,), own in grouped(timed, "part").items()]
         plot_panels([panels], out / "quality.png", curve="run", title=title)
-    places = [line | {"from": _first_of(line)} for line in lines if line.get("slices") == "positions"]
+    placed = [line for line in lines if line.get("slices") == POSITIONS]
+    longest = {key: max(line["length"] for line in own) for key, own in grouped(placed, *_MODEL).items()}
+    places = [
+        line | {"from": _first_of(line)} for line in placed if line["length"] == longest[line["part"], line["run"]]
+    ]
     if places:
         panels = [_against_place(own, part) for (part,), own in grouped(places, "part").items()]
         plot_panels([panels], out / "context.png", curve="run", title=title)

@@ -56,7 +56,8 @@ def evaluate(
         slices: a key of `SLICES`: slices of the split that get a result each, with their name in `slice`; None: one
             result for the whole split.
         rare: with slices=recall, see `recall_slices`.
-        blocks: without `carry`, so many blocks of consecutive rows whose nll and tokens are returned, too.
+        blocks: without `carry`: number of blocks of consecutive batches whose nll and tokens are returned, too; fewer
+            if there are fewer batches.
         mesh_shape: devices along (data, fsdp, tensor); it may differ from that of training.
         overrides: words such as --config.data.path=…, which select a text other than the run's own.
 
@@ -71,7 +72,7 @@ def evaluate(
     Raises:
         InputError: there is no such run, checkpoint or split, or a length exceeds the model's positions.
     """
-    _check_asked(split, carry, first, slices, rare)
+    _check_asked(split, carry, first, slices, rare, blocks)
     name = run_name(run)
     trained = load_model(name, mesh_shape=mesh_shape, overrides=overrides)
     config, data = trained.config, trained.config.data
@@ -133,8 +134,10 @@ def _at_lengths(trained: TrainedModel, lengths: Sequence[int], score: Score) -> 
         yield from ((length, scores) for scores in found)
 
 
-def _check_asked(split: str, carry: bool, first: int | None, slices: str | None, rare: int | None) -> None:
+def _check_asked(split: str, carry: bool, first: int | None, slices: str | None, rare: int | None, blocks: int) -> None:
     """Checks that the arguments of `evaluate` go together, before a model is loaded."""
+    if blocks and carry:
+        raise InputError("blocks are of rows, and carry scores documents: leave one of them out")
     if first is not None and not carry:
         raise InputError("--first counts tokens of whole documents: add --carry")
     if slices not in (None, *SLICES) or (slices and carry) or (rare is not None and slices != "recall"):

@@ -49,7 +49,8 @@ class Evaluator:
             rows: rows of a split.
             batch_size: B; rounded up to a multiple of the devices.
             limit: number of batches; 0 = all.
-            blocks: of consecutive rows, whose sums are returned, too; 0: none.
+            blocks: number of blocks of consecutive batches whose sums are returned, too; fewer if there are fewer
+                batches; 0: none.
 
         Returns:
             loss (nats a token), perplexity (a token), accuracy (share of the targets that are the likeliest token; not

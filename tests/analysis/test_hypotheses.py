@@ -9,7 +9,7 @@ from flash_lm.analysis.hypotheses import FAILS, HOLDS, NOT_RUN, UNDECIDED, Hypot
 from flash_lm.trunk_study import step_name
 
 SEEDS = (0, 1, 2)
-TOKENS = [100, 300, 200, 400]  # of each block
+TOKENS = [100, 300, 200, 400] * 5  # of each block
 NO_WORSE = Hypothesis(1, "rows", "flash", "no worse", "attention")
 AT_EQUAL_TIME = Hypothesis(2, "rows", "flash", "better", "attention", at_equal_time=True)
 

@@ -17,7 +17,7 @@ ABOUT = {
     "trained_length": 512,
     "corpus_hash": "x",
     "split": "test",
-    "tokens_blocks": [4, 5],
+    "tokens_blocks": [4, 5] * 10,
     "corpus": "books-wiki-imdb",
     "batch_tokens": 4096,
 }
