@@ -209,7 +209,7 @@ def _cell(line: Line) -> str:
 
 
 def _plot(lines: Sequence[Line], baselines: Sequence[Line], path: pathlib.Path, title: str) -> None:
-    """A panel for each arm; the baselines are in all of them."""
+    """A panel for each arm, in two rows if their number is even; the baselines are in all of them."""
     drawn = [line | {"labels": POINTS * line["share"]} for line in (*lines, *baselines) if _SCORE in line]
     panels = [
         Panel(
@@ -225,4 +225,5 @@ def _plot(lines: Sequence[Line], baselines: Sequence[Line], path: pathlib.Path, 
         for arm in dict.fromkeys(line["arm"] for line in drawn)
         if arm != BASELINE
     ]
-    plot_panels([panels], path, curve="family", title=title)
+    half = len(panels) if len(panels) % 2 else len(panels) // 2
+    plot_panels([panels[:half], panels[half:]] if half < len(panels) else [panels], path, curve="family", title=title)
