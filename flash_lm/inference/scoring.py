@@ -75,12 +75,10 @@ def evaluate(
     _check_asked(split, carry, first, slices, rare, blocks)
     name = run_name(run)
     trained = load_model(name, mesh_shape=mesh_shape, overrides=overrides)
-    config, data = trained.config, trained.config.data
-    corpus = load_text(trained, split)
-    lengths = list(lengths) or [data.length]
+    corpus, task = load_text(trained, split), TASKS[trained.config.task]
+    lengths = list(lengths) or [trained.config.data.length]
     for length in lengths:
         trained.model.abstract.check_length(length)
-    task = TASKS[config.task]
     if slices == "recall" and (task.rows or task.labels):
         raise InputError("--slices=recall is of models that predict the next token")
     if slices == "recall" and corpus.fingerprint != trained.facts["corpus"]:
@@ -92,37 +90,45 @@ def evaluate(
     else:
         score = _in_rows(trained, corpus, split, blocks)
     results = []
+    in_part = slices or first or task.rows or task.labels
+    text = None if in_part or not isinstance(corpus, TokenizedCorpus) else corpus.splits[split]
     for length, scores in _at_lengths(trained, lengths, score):
-        if not slices and not task.rows and not task.labels and isinstance(corpus, TokenizedCorpus) and not first:
-            scores |= _of_text(scores["nll"], corpus.splits[split]) if corpus.splits[split].bytes else {}
-        results.append(
-            {
-                "run": trained.name,
-                "checkpoint": name.which if isinstance(name.which, str) else "step",
-                **({"ema": True} if name.ema else {}),
-                "task": config.task,
-                "family": config.model.label,
-                "parameters": trained.model.parameter_count(),
-                "corpus": corpus.name,
-                "corpus_hash": corpus.fingerprint[:12],
-                "own_corpus": corpus.fingerprint == trained.facts["corpus"],
-                "pack": data.pack,
-                "split": split,
-                "length": length,
-                "step": trained.step,
-                "trained_length": data.length,
-                "batch_tokens": data.tokens_per_batch,
-                "train_seconds": trained.facts["train_seconds"],
-                **_speed(name.workdir / "metrics.jsonl"),
-                **scores,
-                **{key: trained.facts[key] for key in ("reached",) if key in trained.facts},
-                "seed": config.seed,
-                "config_hash": run_folder.hash_of_config(name.workdir),
-                **provenance(jax.devices()[0].device_kind),
-                **_origin(trained),
-            }
-        )
+        if text is not None and text.bytes:
+            scores |= _of_text(scores["nll"], text)
+        results.append(_result(trained, name, corpus, split, length, scores))
     return results
+
+
+def _result(
+    trained: TrainedModel, name: RunName, corpus: Splits, split: str, length: int, scores: dict[str, Any]
+) -> dict[str, Any]:
+    """The scores, between what was scored and where it comes from."""
+    config, facts = trained.config, trained.facts
+    return {
+        "run": trained.name,
+        "checkpoint": name.which if isinstance(name.which, str) else "step",
+        **({"ema": True} if name.ema else {}),
+        "task": config.task,
+        "family": config.model.label,
+        "parameters": trained.model.parameter_count(),
+        "corpus": corpus.name,
+        "corpus_hash": corpus.fingerprint[:12],
+        "own_corpus": corpus.fingerprint == facts["corpus"],
+        "pack": config.data.pack,
+        "split": split,
+        "length": length,
+        "step": trained.step,
+        "trained_length": config.data.length,
+        "batch_tokens": config.data.tokens_per_batch,
+        "train_seconds": facts["train_seconds"],
+        **_speed(name.workdir / "metrics.jsonl"),
+        **scores,
+        **{key: facts[key] for key in ("reached",) if key in facts},
+        "seed": config.seed,
+        "config_hash": run_folder.hash_of_config(name.workdir),
+        **provenance(jax.devices()[0].device_kind),
+        **_origin(trained),
+    }
 
 
 def _at_lengths(trained: TrainedModel, lengths: Sequence[int], score: Score) -> Iterator[tuple[int, dict[str, Any]]]:
