@@ -36,6 +36,8 @@ _BUILDERS = {
     ".gz": "json",
     ".csv": "csv",
 }
+# Pandas takes the words None, NA, null and others for an empty cell, and they may be a label or a text.
+_OPTIONS = {"csv": {"keep_default_na": False, "na_values": [""]}}
 
 
 class DatasetCorpus:
@@ -272,7 +274,10 @@ def _builder(config: DataConfig) -> Any:
     path = _path(config)
     if path.is_dir():
         # A folder has configs only if its README says so; otherwise data.config is left from a data set of the hub.
-        return load_dataset_builder(str(path), config.config if (path / "README.md").exists() else None)
+        name = config.config if (path / "README.md").exists() else None
+        builder = load_dataset_builder(str(path), name)
+        options = _OPTIONS.get(builder.name)
+        return load_dataset_builder(str(path), name, **options) if options else builder
     files = sorted(glob.glob(str(path), recursive=True))
     if not files:
         raise InputError(f"no file matches data.path={config.path}: give an existing folder, file or glob")
@@ -284,7 +289,8 @@ def _builder(config: DataConfig) -> Any:
     if len(splits) > 1:
         found = " and ".join(splits)
         raise InputError(f"data.path={config.path} would train on the files of {found}: give their folder instead")
-    return load_dataset_builder(_BUILDERS[suffix], data_files=files)
+    kind = _BUILDERS[suffix]
+    return load_dataset_builder(kind, data_files=files, **_OPTIONS.get(kind, {}))
 
 
 def _content(config: DataConfig, builder: Any) -> Any:

@@ -116,6 +116,18 @@ def test_a_table_with_an_empty_label(tmp_path):
         load(tmp_path / "data", tmp_path / "cache")
 
 
+@pytest.mark.parametrize("path", ["data", "data/train.csv"])
+def test_words_of_a_table_that_mean_nothing_elsewhere(path, tmp_path):
+    """None and NA are labels and texts, and only an empty cell is none."""
+    (tmp_path / "data").mkdir()
+    for split in SPLITS if path == "data" else ["train"]:
+        (tmp_path / "data" / f"{split}.csv").write_text("text,label\n" + "a text,NA\nnull,None\n,None\n" * 30)
+    corpus = load(tmp_path / path, tmp_path / "cache")
+    assert corpus.labels == ("NA", "None")
+    rows = LabelledRows(corpus.splits["train"], 8, corpus.tokenizer.begin)
+    assert {corpus.tokenizer.decode(rows[i]["inputs_BxL"]) for i in range(len(rows))} == {"a text", "null"}
+
+
 def test_one_label_only(tmp_path):
     same = {split: (texts, ["yes"] * len(texts)) for split, (texts, _) in SPLITS.items()}
     with pytest.raises(InputError, match="all texts of the training split have the same label in column label, yes"):
