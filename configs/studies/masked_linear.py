@@ -1,0 +1,31 @@
+"""Why the Linear Transformer learned no context when the transfer study pretrained it: rate, positions or attention.
+
+    python scripts/transfer.py data $DATA/imdb --out=runs/transfer/data
+    python -m flash_lm.sweep --config=configs/studies/masked_linear.py --workdir=runs/masked_linear --split=validation
+
+Everything but what a run names is as in that pretraining (configs/transfer/imdb.py), seed 0. A run has learned context
+if its loss is below 5.5 nats, the limit of that study; frequencies alone have 6.2. One seed tells what can happen.
+"""
+
+from ml_collections import ConfigDict
+
+from flash_lm.configs.transfer import imdb
+
+
+def get_config() -> ConfigDict:
+    config = imdb.get_config()
+    config.update_from_flattened_dict(imdb.get_pretraining())
+    config.model.family = "linear_transformer"
+    config.data.update(
+        path="runs/transfer/data/unlabelled", tokenizer_path="runs/transfer/data/tokenizer.model", text_column="text"
+    )
+    return config
+
+
+def get_runs(config: ConfigDict) -> dict[str, dict]:
+    return {
+        "rate_0.001": {"train.learning_rate": 1e-3},
+        "rate_0.01": {"train.learning_rate": 1e-2},
+        "rotary_positions": {"model.rotary": True},
+        "softmax": {"model.family": "transformer"},
+    }
