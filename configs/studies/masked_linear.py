@@ -24,8 +24,7 @@ def get_config() -> ConfigDict:
 
 def get_runs(config: ConfigDict) -> dict[str, dict]:
     return {
-        "rate_0.001": {"train.learning_rate": 1e-3},
-        "rate_0.01": {"train.learning_rate": 1e-2},
         "rotary_positions": {"model.rotary": True},
         "softmax": {"model.family": "transformer"},
+        "rate_0.01": {"train.learning_rate": 1e-2},
     }
