@@ -129,19 +129,19 @@ def test_weights_that_decay(chunk, length):
 @pytest.mark.slow
 def test_bands_of_queries_whose_weights_decay(monkeypatch):
     monkeypatch.setattr(attention, "_BAND", 32)
-    jax.clear_caches()
+    run.clear_cache()
     assert_right(decaying(1, 2, 90, 90), packed(1, 90), chunk=90, causal=True, function="identity", rtol=1e-5)
-    jax.clear_caches()
+    run.clear_cache()
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
 def test_bands_of_queries(bias, monkeypatch):
     """Derivatives of scores exist for a band of queries at a time; here there are three."""
     monkeypatch.setattr(attention, "_BAND", 32)
-    jax.clear_caches()
+    run.clear_cache()
     x = draw(2, 1, 90, 90, (6, 24), bias=bias, across=False)
     assert_right(x, packed(2, 90), chunk=90, causal=True, function="relu2")
-    jax.clear_caches()
+    run.clear_cache()
 
 
 @pytest.mark.parametrize("across", [True, False], ids=["mixed", "all_pairs"])
@@ -159,11 +159,11 @@ def test_tiles_of_the_machines(name, across, monkeypatch):
     machine, here = backends.BACKENDS[name], backends.BACKENDS["interpreted"]
     real = dataclasses.replace(machine, scalars=here.scalars, diagonals=here.diagonals, options=here.options)
     monkeypatch.setitem(backends.BACKENDS, "interpreted", real)
-    jax.clear_caches()
+    run.clear_cache()
     chunk, length = (256, 600) if across else (300, 300)
     x = draw(1, 1, length, chunk, (64, 300), bias=True, across=across)
     assert_right(x, packed(1, length), chunk=chunk, causal=True, function="relu2")
-    jax.clear_caches()
+    run.clear_cache()
 
 
 @pytest.mark.parametrize("heads", [1, 2])
