@@ -267,6 +267,7 @@ def test_the_command(generator, causal, tmp_path, monkeypatch, capsys):
     assert out == f"log-probability {sum(scored.log_probs):.4f} nats\n"
 
 
+@pytest.mark.slow
 def test_the_command_searches(generator, causal, monkeypatch, capsys):
     say = lambda *argv: command(
         [f"--workdir={causal[1]}", "--prompt=the", "--max_tokens=5", *argv], monkeypatch, capsys

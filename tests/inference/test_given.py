@@ -98,7 +98,9 @@ def written(name: str, row: int) -> tuple[list[int], list[float]]:
     return greedy(lambda padded: one.logits(one.params, padded, **given), [BEGIN])
 
 
-@pytest.mark.parametrize("name", ["transformer", "gau", "linear"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("transformer", marks=pytest.mark.slow), "gau", pytest.param("linear", marks=pytest.mark.slow)]
+)
 def test_a_prompt_is_a_source(name):
     one = reading_engine(name)
     _, new = one.advance(one.prefill(PROMPTS, MAX_TOKENS), GREEDY, 0, MAX_TOKENS)

@@ -50,6 +50,7 @@ def test_each_request_gets_what_it_gets_alone(family):
     assert batch.free == batch.rows == 2
 
 
+@pytest.mark.slow
 def test_other_rows_do_not_matter():
     batch = RunningBatch(engine("flash"), 2, CAPACITY)
     (first,) = served(batch, REQUESTS[1:2], at_a_time=3)

@@ -44,16 +44,19 @@ def influence(page):
     return found
 
 
+@pytest.mark.slow
 def test_a_causal_mixer_sees_what_came_before(page, influence):
     moved_BxL = influence(page["block"], 20)
     # All of the chunk before; of its own chunk relu² leaves out some.
     assert (moved_BxL[:, :CHUNK] > 0).all() and (moved_BxL[:, 21:] == 0).all()
 
 
+@pytest.mark.slow
 def test_a_bidirectional_mixer_sees_all(page, influence):
     assert (influence(page["both_ways"], 20, length=64) > 0).all()
 
 
+@pytest.mark.slow
 def test_documents_do_not_see_each_other(page, influence):
     moved_BxL = influence(page["block"], 40, page["segment_ids"])
     assert (moved_BxL[0, :16] == 0).all() and (moved_BxL[0, 16:32] > 0).all() and (moved_BxL[1, :32] > 0).all()
@@ -66,6 +69,7 @@ def test_a_document_on_a_chunk_is_what_it_is_alone(page):
     np.testing.assert_allclose(found, page["block"](x_BxLxD[:1, CHUNK:46])[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_steps_equal_the_parallel_form(page):
     parallel_BxLxD = page["block"].mixer(page["x_BxLxD"])
     stepped_BxLxD = jnp.concatenate([page["prompt_BxLxD"], jnp.stack(page["steps"], axis=1)], axis=1)
@@ -74,6 +78,7 @@ def test_steps_equal_the_parallel_form(page):
     assert page["state"].positions_B.tolist() == [LENGTH] * 2
 
 
+@pytest.mark.slow
 def test_rows_of_different_lengths(page):
     """Each row goes on from where it stands."""
     x_BxLxD, mixer = page["x_BxLxD"], page["block"].mixer

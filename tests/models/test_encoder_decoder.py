@@ -37,7 +37,7 @@ MODELS = {
     "mixed": ("linear_transformer", "linear_transformer", "softmax", {}),
     "linear": ("transformer_plus_plus", "flash", "linear", {"encoder.num_layers": 1}),
 }
-_SLOW = ("gau_heads", "mixed")
+_SLOW = ("gau_heads", "mixed", "linear")
 each_model = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in MODELS]
 )

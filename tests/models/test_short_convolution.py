@@ -107,6 +107,7 @@ def test_neighbours_and_padding_do_not_matter(family, causal):
     assert_close(two[kept], one[kept], 1e-6)
 
 
+@pytest.mark.slow
 @each
 def test_scanned_and_unrolled_are_the_same(family):
     expected, found = convolved(family).run(PACKED), convolved(family, scan_layers=False).run(PACKED)

@@ -40,7 +40,9 @@ def input_of(seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("gradient", "causal"), [(False, True), (True, True), (False, False)], ids=["ends", "goes-through", "bidirectional"]
+    ("gradient", "causal"),
+    [(False, True), (True, True), pytest.param(False, False, marks=pytest.mark.slow)],
+    ids=["ends", "goes-through", "bidirectional"],
 )
 def test_the_derivative_ends_at_the_memory(gradient, causal):
     """Against differences of the oracle whose memory stays where it is, or moves along, as it does both ways."""

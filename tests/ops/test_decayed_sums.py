@@ -96,6 +96,7 @@ def test_derivatives(chunk_size, arrays):
         )
 
 
+@pytest.mark.slow
 def test_without_decay_it_is_linear_attention_without_its_denominator(arrays):
     """To the bit: the weights are exactly one."""
     found = decayed_sums(*map(jnp.asarray, arrays), jnp.zeros((1, HEADS, 1)), jnp.asarray(RUNS), chunk_size=CHUNK)

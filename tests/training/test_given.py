@@ -109,7 +109,8 @@ def test_from_pairs_of_texts_to_a_second_text(pairs, tmp_path, form):
     assert sum(right) >= 7, found
 
 
-@pytest.mark.parametrize("form", ["prefix", pytest.param("source", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("form", ["prefix", "source"])
+@pytest.mark.slow
 def test_a_step_of_the_benchmarks_has_what_is_given(form):
     config = small_config("corpus", "cache")
     config.data.update(corpus="copy", path=None, pack="examples")

@@ -99,6 +99,7 @@ def test_a_finished_run_does_nothing(config, finished, capsys):
     assert (finished / "metrics.jsonl").read_text() == before
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_outlives_the_newest(config, tmp_path):
     config = config.copy_and_resolve_references()
     # A rate that ruins the model after the first evaluation.

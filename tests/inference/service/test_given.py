@@ -14,7 +14,7 @@ PAIRS = {"data.corpus": "hf", "data.path": "pairs", "data.pair_column": "answer"
 FORMS = {"prefix": PREFIX, "prefix_of_pairs": PREFIX | PAIRS, "pairs": READS | PAIRS}
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(scope="module", params=["prefix_of_pairs", "pairs", pytest.param("prefix", marks=pytest.mark.slow)])
 def form(request):
     with service("text", keys=FORMS[request.param]) as client:
         yield client, Generator(random_model("text", keys=FORMS[request.param]))
@@ -49,7 +49,8 @@ def test_a_prompt_that_is_too_long(form):
         assert str(limit) in message
 
 
-@pytest.mark.parametrize("keys", [pytest.param(PREFIX, marks=pytest.mark.slow), READS], ids=["prefix", "source"])
+@pytest.mark.parametrize("keys", [PREFIX, READS], ids=["prefix", "source"])
+@pytest.mark.slow
 def test_second_lines_are_those_of_the_command(keys):
     writer = CoupletWriter(random_model("couplets", keys=keys))
     body = {"first": "春南", "candidates": 4, "temperature": 1, "seed": 3}
