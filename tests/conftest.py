@@ -90,8 +90,7 @@ _FEW_FAMILIES = {
     "test_influence_without_segment_ids": {"transformer_plus_plus", "flash", "linear_transformer"},
     "test_flops_are_those_that_xla_counts": {"transformer_plus_plus", "flash", "aft_local"},
 }
-
-
+# Their bidirectional forms are in `make test-all`.
 _CAUSAL_ALONE = {"test_sublayers", "test_short_convolution"}
 
 

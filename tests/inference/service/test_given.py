@@ -14,7 +14,9 @@ PAIRS = {"data.corpus": "hf", "data.path": "pairs", "data.pair_column": "answer"
 FORMS = {"prefix": PREFIX, "prefix_of_pairs": PREFIX | PAIRS, "pairs": READS | PAIRS}
 
 
-@pytest.fixture(scope="module", params=["prefix_of_pairs", "pairs", pytest.param("prefix", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=[pytest.param(x, marks=pytest.mark.slow if x == "prefix" else ()) for x in FORMS]
+)
 def form(request):
     with service("text", keys=FORMS[request.param]) as client:
         yield client, Generator(random_model("text", keys=FORMS[request.param]))

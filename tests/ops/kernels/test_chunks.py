@@ -74,6 +74,14 @@ def run(x: dict, ids: jax.Array, *, chunk: int, causal: bool, function: str, dty
     return found, pull(x["d_out"].astype(dtype))[0]
 
 
+@pytest.fixture
+def traced_anew():
+    """For tests that change sizes which are read when `run` is traced."""
+    run.clear_cache()
+    yield
+    run.clear_cache()
+
+
 def assert_right(x: dict, ids: np.ndarray, rtol: float = 2e-6, **settings) -> None:
     out, d = run(x, ids, **settings)
     expected, expected_d = reference.attend(
@@ -127,21 +135,17 @@ def test_weights_that_decay(chunk, length):
 
 
 @pytest.mark.slow
-def test_bands_of_queries_whose_weights_decay(monkeypatch):
+def test_bands_of_queries_whose_weights_decay(traced_anew, monkeypatch):
     monkeypatch.setattr(attention, "_BAND", 32)
-    run.clear_cache()
     assert_right(decaying(1, 2, 90, 90), packed(1, 90), chunk=90, causal=True, function="identity", rtol=1e-5)
-    run.clear_cache()
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
-def test_bands_of_queries(bias, monkeypatch):
+def test_bands_of_queries(bias, traced_anew, monkeypatch):
     """Derivatives of scores exist for a band of queries at a time; here there are three."""
     monkeypatch.setattr(attention, "_BAND", 32)
-    run.clear_cache()
     x = draw(2, 1, 90, 90, (6, 24), bias=bias, across=False)
     assert_right(x, packed(2, 90), chunk=90, causal=True, function="relu2")
-    run.clear_cache()
 
 
 @pytest.mark.parametrize("across", [True, False], ids=["mixed", "all_pairs"])
@@ -154,16 +158,14 @@ def test_bfloat16(across):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["triton", "mosaic"])
 @pytest.mark.parametrize("across", [True, False], ids=["mixed", "all_pairs"])
-def test_tiles_of_the_machines(name, across, monkeypatch):
+def test_tiles_of_the_machines(name, across, traced_anew, monkeypatch):
     """The sizes that a GPU and a TPU are given, with values in several tiles."""
     machine, here = backends.BACKENDS[name], backends.BACKENDS["interpreted"]
     real = dataclasses.replace(machine, scalars=here.scalars, diagonals=here.diagonals, options=here.options)
     monkeypatch.setitem(backends.BACKENDS, "interpreted", real)
-    run.clear_cache()
     chunk, length = (256, 600) if across else (300, 300)
     x = draw(1, 1, length, chunk, (64, 300), bias=True, across=across)
     assert_right(x, packed(1, length), chunk=chunk, causal=True, function="relu2")
-    run.clear_cache()
 
 
 @pytest.mark.parametrize("heads", [1, 2])
