@@ -112,7 +112,7 @@ def test_links_lead_somewhere(page):
     assert not [file for file in files if not (ROOT / "results" / file).exists()]
 
 
-# Its code has tests of its own in tests/layers/test_mixer.py; they and this one are in `make test-all`.
+# The code of layers.md has tests of its own in tests/layers/test_mixer.py; they and this one are in `make test-all`.
 RUN = [pytest.param(page, marks=pytest.mark.slow if page.name == "layers.md" else ()) for page in PAGES]
 
 
