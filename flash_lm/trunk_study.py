@@ -106,6 +106,43 @@ def trunks_of(config: ConfigDict, parts: Sequence[Part]) -> list[Trunk]:
     return found
 
 
+def make_parts(
+    config: ConfigDict,
+    parts: Sequence[Part],
+    models: Runs,
+    steps: int,
+    data: str,
+    out: pathlib.Path,
+    runs: pathlib.Path,
+    should_stop: ShouldStop,
+) -> list[Trunk]:
+    """Makes the parts of a study in their order, each after the rates of its models.
+
+    Args:
+        config: what all models start from.
+        parts: of the study.
+        models: what differs in each model that is tuned, by name.
+        steps: of the longest runs of tuning.
+        data: identifies all texts, see `hash_of_files`.
+        out: gets what `tune_models` and `run_trunks` write.
+        runs: folder for runs in progress.
+        should_stop: called after every step; when it returns true, work stops where it is.
+
+    Returns:
+        Trunks that other processes have begun, or whose rate they are finding.
+
+    Raises:
+        InputError: a config is wrong, the lines are of another config, or bad data.
+        KeyboardInterrupt: it was asked to stop.
+    """
+    left = []
+    for trunks in [trunks_of(config, [part]) for part in parts]:  # all are checked before the first run
+        own = {trunk.tuned_as: models[trunk.tuned_as] for trunk in trunks}
+        tune_models(config, own, steps, data, out, runs, should_stop)
+        left += run_trunks(trunks, data, out, runs, should_stop)
+    return left
+
+
 def tune_models(
     config: ConfigDict,
     models: Runs,

@@ -19,7 +19,7 @@ from flash_lm.provenance import hash_of_files
 from flash_lm.shared_work import begun_here, made_lines
 from flash_lm.study import changed
 from flash_lm.training.loop import train
-from flash_lm.trunk_study import Part, rates, run_trunks, schedules, trunks_of, tune_models
+from flash_lm.trunk_study import Part, make_parts, rates, run_trunks, schedules, trunks_of, tune_models
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -235,6 +235,32 @@ def test_the_texts_of_the_study_have_an_identity(tmp_path):
     assert len(set(texts)) == len(texts) == 3 * 3 + 2 and "ä\n0" in texts
     with pytest.raises(InputError, match="has no file that ends in .jsonl"):
         hash_of_files(tmp_path / "a", (".jsonl",))
+
+
+def test_each_part_is_made_after_the_rates_of_its_models(tmp_path, monkeypatch):
+    config, made = config_in(tmp_path), []
+    models = {"a": {}, "b": {}}
+    two = [Part("first", {"b/x": {}}, {}, (0, 1), 50), Part("second", {"a": {}, "b": {}}, {}, (0,), 50)]
+    monkeypatch.setattr(trunk_study, "tune_models", lambda config, models, *more: made.append(("rates", *models)))
+    monkeypatch.setattr(trunk_study, "run_trunks", lambda trunks, *more: made.extend(x.name for x in trunks) or trunks)
+    left = make_parts(config, two, models, 50, DATA, tmp_path / "out", tmp_path / "runs", bool)
+    trunks = ["first_b_x_seed_0", "first_b_x_seed_1"], ["second_a_seed_0", "second_b_seed_0"]
+    assert made == [("rates", "b"), *trunks[0], ("rates", "a", "b"), *trunks[1]]
+    assert [trunk.name for trunk in left] == [*trunks[0], *trunks[1]]
+
+    made.clear()
+    with pytest.raises(InputError, match="nonsense"):
+        make_parts(
+            config,
+            [*two, two[0]._replace(changes={"model.family": "nonsense"})],
+            models,
+            50,
+            DATA,
+            tmp_path,
+            tmp_path,
+            bool,
+        )
+    assert not made
 
 
 def test_the_models_of_the_study_have_one_size():

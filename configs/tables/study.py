@@ -69,10 +69,11 @@ def get_parts() -> list[Part]:
     """The parts of the study, in the order of their worth."""
     whole = {"steps": 3200, "shares": (0.25, 0.5, 1.0), "slices": _SLICES}
     rows = lambda length: {"data.length": length, "model.max_length": max(length, 2048)}
+    others = {name: changes for name, changes in MODELS.items() if name not in _REPEATED}
     ablations = {name: _FLASH | changes for name, changes in ABLATIONS.items()}
     return [
-        Part("rows_of_512", MODELS, {}, seeds=(0,), **whole, lengths=(2048,)),
-        Part("rows_of_512", _of(*_REPEATED), {}, seeds=(1, 2), **whole, lengths=(2048,)),
+        Part("rows_of_512", _of(*_REPEATED), {}, seeds=(0, 1, 2), **whole, lengths=(2048,)),
+        Part("rows_of_512", others, {}, seeds=(0,), **whole, lengths=(2048,)),
         Part("rows_of_2048", _of(*_LONG), rows(2048), seeds=(0,), **whole, lengths=(512,)),
         Part("rows_of_4096", _of(*_LONG), rows(4096), seeds=(0,), steps=1220, lengths=(512, 2048), slices=_SLICES),
         Part("ablations", ablations, {}, seeds=(0, 1, 2), steps=980, lengths=(2048,)),
