@@ -84,6 +84,11 @@ class Trunk(NamedTuple):
         return self.model.partition("/")[0]
 
 
+def study_hash(config: Any, *more: Any) -> str:
+    """A hash of twelve digits of what a run's lines follow from: its config, and more that JSON can hold."""
+    return config_hash([run_hash(config.to_dict()), *more])
+
+
 def step_name(part: str, model: str) -> str:
     """What names a model's step among the steps that are timed."""
     return f"{part} {model}"
@@ -175,7 +180,7 @@ def tune_models(
             out / "rates" / f"{model}.jsonl",
             runs / f"tuning_{model}_{data}",
         )  # whose finished runs do not know their texts
-        known = _hash(changed(of_longest, changes), data, budget)
+        known = study_hash(changed(of_longest, changes), data, budget)
         with begun_here(runs / f"tuning_{model}.lock") as free:
             if is_made(file, known) or not free:
                 continue
@@ -224,7 +229,7 @@ def run_trunks(
             left += [] if file.exists() else [trunk]
             continue
         scored = [[*of] for of in (trunk.part.shares, trunk.part.lengths, trunk.part.slices)]
-        known = _hash(trunk.config, data, scored, best["value"])
+        known = study_hash(trunk.config, data, scored, best["value"])
         with begun_here(runs / f"{trunk.name}.lock") as free:
             if is_made(file, known):
                 continue
@@ -285,10 +290,6 @@ def _curves(folder: pathlib.Path) -> list[Line]:
         for file in sorted(folder.glob("*/metrics.jsonl"))
         for line in read_jsonl(file)
     ]
-
-
-def _hash(config: Any, *more: Any) -> str:
-    return config_hash([run_hash(config.to_dict()), *more])
 
 
 def schedules(trunk: Trunk, rate: float, folder: pathlib.Path) -> Runs:

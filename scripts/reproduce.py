@@ -141,7 +141,7 @@ def reproduce_study(table: Any, arguments: argparse.Namespace, overrides: list[s
         return
     if not arguments.corpus:
         raise InputError("--table=study reads the folder that scripts/study_data.py has written: give it as --corpus")
-    config.data.mixture = tuple((f"{arguments.corpus}/{name}", share) for name, share in table.SHARES_OF_TEXT)
+    config.data.mixture = table.mixture(arguments.corpus)
     if arguments.run:
         data = hash_of_files(pathlib.Path(arguments.corpus), (".jsonl", ".parquet"))
         with stop_on_signal() as should_stop:

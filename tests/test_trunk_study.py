@@ -280,7 +280,7 @@ def test_the_parts_of_the_study_can_run():
     table = load_module("configs/tables/study.py")
     config = changed(table.get_config(), {"data.path": "x", "data.tokens_per_batch": 8 * 4096})  # for eight devices
     trunks = trunks_of(config, table.get_parts())
-    assert len({trunk.name for trunk in trunks}) == len(trunks) == 14 + 8 + 3 + 3 + 33 + 4
+    assert len({trunk.name for trunk in trunks}) == len(trunks) == 14 + 8 + 3 + 3 + 3 + 33 + 4
     assert {trunk.tuned_as for trunk in trunks} == set(table.MODELS)
     for trunk in trunks:
         assert schedules(trunk, 1e-3, pathlib.Path("runs"))  # their decays begin at checkpoints

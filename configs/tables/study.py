@@ -5,6 +5,8 @@ python scripts/reproduce.py --table=study --run=runs/study --corpus=runs/study/d
 python scripts/reproduce.py --table=study --out=runs/study/results    # tables and pictures, from the lines
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from flash_lm.analysis.hypotheses import Hypothesis
@@ -65,15 +67,22 @@ def get_config() -> ConfigDict:
     return config
 
 
+def mixture(folder: pathlib.Path) -> tuple[tuple[str, float], ...]:
+    """The corpora in the folder that scripts/study_data.py has written, for `data.mixture`."""
+    return tuple((f"{folder}/{name}", share) for name, share in SHARES_OF_TEXT)
+
+
 def get_parts() -> list[Part]:
     """The parts of the study, in the order of their worth."""
     whole = {"steps": 3200, "shares": (0.25, 0.5, 1.0), "slices": _SLICES}
     rows = lambda length: {"data.length": length, "model.max_length": max(length, 2048)}
     others = {name: changes for name, changes in MODELS.items() if name not in _REPEATED}
+    untied = {"flash/untied": _FLASH | {"model.tie_embeddings": False}}  # as FLASH-pytorch is
     ablations = {name: _FLASH | changes for name, changes in ABLATIONS.items()}
     return [
         Part("rows_of_512", _of(*_REPEATED), {}, seeds=(0, 1, 2), **whole, lengths=(2048,)),
         Part("rows_of_512", others, {}, seeds=(0,), **whole, lengths=(2048,)),
+        Part("peers", _of("transformer", "transformer_plus_plus") | untied, {}, seeds=(0,), steps=1220),
         Part("rows_of_2048", _of(*_LONG), rows(2048), seeds=(0,), **whole, lengths=(512,)),
         Part("rows_of_4096", _of(*_LONG), rows(4096), seeds=(0,), steps=1220, lengths=(512, 2048), slices=_SLICES),
         Part("ablations", ablations, {}, seeds=(0, 1, 2), steps=980, lengths=(2048,)),

@@ -83,12 +83,17 @@ class Evaluator:
             for name, found in of_batches.items():
                 found.append(here[name].astype(float))
         if blocks:
-            sums.update({f"{name}_blocks": _in_blocks(found, blocks) for name, found in of_batches.items()})
+            sums.update({f"{name}_blocks": in_blocks(found, blocks) for name, found in of_batches.items()})
         return sums
 
 
-def _in_blocks(of_batches: list[np.ndarray], blocks: int) -> np.ndarray:
-    """Sums of at most so many blocks of consecutive batches, as the last axis."""
+def in_blocks(of_batches: list[np.ndarray], blocks: int) -> np.ndarray:
+    """Sums of at most so many blocks of consecutive batches, as the last axis.
+
+    Args:
+        of_batches: a sum of each batch, scalars or arrays of one shape.
+        blocks: how many, at most.
+    """
     parts = np.array_split(np.stack(of_batches), min(blocks, len(of_batches)))
     return np.stack([part.sum(axis=0) for part in parts], axis=-1)
 

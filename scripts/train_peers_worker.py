@@ -1,0 +1,161 @@
+"""Other implementations' side of `scripts/train_peers.py`, in the peers' environment.
+
+train_peers_worker.py FOLDER trains and scores the model that FOLDER/question.json names, with the learning rate of
+each step and the numbers of AdamW there, on the batches of FOLDER/train.npz. FOLDER/SPLIT.npz has batches to score.
+FOLDER/answer.json gets version and parameters, and the nats and targets of each batch of a split; or the error.
+"""
+
+import importlib.metadata
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from peer_worker import flash_pytorch
+from torch import nn
+from torch.nn import functional
+
+Shape = dict[str, Any]  # the keys that `shape_of` of the asking script gives
+Batch = tuple[torch.Tensor, torch.Tensor]
+_EVERY = 100  # steps between two lines of progress
+_NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None}  # theirs are beyond our vocabulary
+
+
+class Logits(nn.Module):
+    """A model of transformers, tokens B×L -> logits B×L×V."""
+
+    def __init__(self, model: nn.Module):
+        """`model`: a causal language model."""
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """B×L -> B×L×V."""
+        return self.model(tokens, use_cache=False).logits
+
+
+def gpt2(shape: Shape) -> nn.Module:
+    """The GPT-2 of transformers, without dropout."""
+    from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415
+
+    config = GPT2Config(
+        vocab_size=shape["vocab_size"],
+        n_positions=shape["length"],
+        n_embd=shape["model_dim"],
+        n_layer=shape["num_layers"],
+        n_head=shape["num_heads"],
+        n_inner=shape["mlp_dim"],
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        **_NO_SPECIAL_TOKENS,
+    )
+    return Logits(GPT2LMHeadModel(config))
+
+
+def llama(shape: Shape) -> nn.Module:
+    """The Llama of transformers, with tied embeddings."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
+
+    config = LlamaConfig(
+        vocab_size=shape["vocab_size"],
+        max_position_embeddings=shape["length"],
+        hidden_size=shape["model_dim"],
+        intermediate_size=shape["mlp_dim"],
+        num_hidden_layers=shape["num_layers"],
+        num_attention_heads=shape["num_heads"],
+        tie_word_embeddings=True,
+        **_NO_SPECIAL_TOKENS,
+    )
+    return Logits(LlamaForCausalLM(config))
+
+
+# name -> (distribution that is trained, what builds its model)
+PEERS: dict[str, tuple[str, Callable[[Shape], nn.Module]]] = {
+    "gpt2": ("transformers", gpt2),
+    "llama": ("transformers", llama),
+    "flash_pytorch": ("FLASH-pytorch", flash_pytorch),
+}
+
+
+def batches(file: pathlib.Path) -> Iterator[Batch]:
+    """Inputs and targets of each batch, B×L; what is no target is -100, which cross_entropy leaves out."""
+    with np.load(file) as arrays:
+        pairs = zip(arrays["inputs_NxBxL"], arrays["targets_NxBxL"], strict=True)
+    yield from ((torch.from_numpy(inputs).long(), torch.from_numpy(targets).long()) for inputs, targets in pairs)
+
+
+def loss_of(model: nn.Module, batch: Batch, reduction: str) -> torch.Tensor:
+    """Nats a target, or of all."""
+    inputs, targets = batch
+    return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction=reduction)
+
+
+def train(model: nn.Module, file: pathlib.Path, question: dict[str, Any]) -> None:
+    """AdamW, whose weight decay is for matrices only, after clipping by the norm of all gradients.
+
+    Raises:
+        ArithmeticError: the loss became non-finite.
+    """
+    params = [x for x in model.parameters() if x.requires_grad]
+    decayed = [
+        {"params": [x for x in params if x.ndim >= 2], "weight_decay": question["weight_decay"]},
+        {"params": [x for x in params if x.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(decayed, betas=(question["b1"], question["b2"]), eps=question["eps"])
+    for step, (rate, batch) in enumerate(zip(question["rates"], batches(file), strict=True)):
+        loss = loss_of(model, batch, "mean")
+        if not torch.isfinite(loss):
+            raise ArithmeticError(f"the loss of step {step} is {loss.item()}")
+        if step % _EVERY == 0:
+            print(f"step {step}: loss {loss.item():.3f}", file=sys.stderr, flush=True)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(params, question["clip"])
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+
+
+def answer(folder: pathlib.Path) -> dict[str, Any]:
+    """Trains and scores."""
+    question = json.loads((folder / "question.json").read_text())
+    torch.manual_seed(question["seed"])
+    distribution, build = PEERS[question["peer"]]
+    model = build(question["shape"])
+    names = (distribution, "torch")
+    about = {
+        "parameters": sum(x.numel() for x in model.parameters() if x.requires_grad),
+        "peer_versions": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names),
+    }
+    theirs, ours = about["parameters"], question["parameters"]
+    if abs(theirs / ours - 1) > question["most_unequal"]:
+        raise ValueError(f"it has {theirs:,} parameters, and ours {ours:,}: change its widths")
+    train(model.train(), folder / "train.npz", question)
+    model.eval()
+    for split in question["splits"]:
+        with torch.inference_mode():
+            found = [
+                (loss_of(model, batch, "sum").item(), int((batch[1] >= 0).sum()))
+                for batch in batches(folder / f"{split}.npz")
+            ]
+        about[split] = dict(zip(("nll", "tokens"), map(list, zip(*found, strict=True)), strict=True))
+    return about
+
+
+def main(folder: pathlib.Path) -> None:
+    """Whatever a library raises, the calling script reports it."""
+    try:
+        found = answer(folder)
+    except Exception as error:
+        found = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+        if isinstance(error, ArithmeticError):
+            found = {"failed": str(error)}
+    (folder / "answer.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))

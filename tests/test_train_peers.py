@@ -1,0 +1,102 @@
+"""`scripts/train_peers.py` with a peer that is NumPy: uniform logits."""
+
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+from small import load_script, small_config, write_corpus
+
+from flash_lm.errors import InputError, RunError
+from flash_lm.inference.scoring import evaluate
+from flash_lm.jsonl import read_jsonl, write_jsonl
+from flash_lm.study import changed
+from flash_lm.training.loop import train
+from flash_lm.trunk_study import Part, schedules, trunks_of
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+FAMILY = "linear_transformer"
+UNIFORM = """
+import json, math, pathlib, sys
+import numpy as np
+folder = pathlib.Path(sys.argv[1])
+question = json.loads((folder / "question.json").read_text())
+found = {"parameters": question["parameters"], "peer_versions": "uniform 1"}
+for split in question["splits"]:
+    tokens = (np.load(folder / f"{split}.npz")["targets_NxBxL"] >= 0).sum(axis=(1, 2))
+    found[split] = {"nll": (math.log(question["shape"]["vocab_size"]) * tokens).tolist(), "tokens": tokens.tolist()}
+if question["seed"] == 1:
+    found = {"failed": "the loss of step 3 is nan"}
+if question["seed"] == 2:
+    found = {"error": "ValueError: it has 5 parameters"}
+if question["seed"] < 3:
+    (folder / "answer.json").write_text(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def script():
+    return load_script("train_peers")
+
+
+@pytest.fixture
+def trunks(tmp_path, script, monkeypatch):
+    """By seed."""
+    worker = tmp_path / "worker.py"
+    worker.write_text(UNIFORM)
+    monkeypatch.setattr(script, "WORKER", worker)
+    monkeypatch.setattr(script, "PEERS", {"uniform": FAMILY})
+    config = small_config(write_corpus(tmp_path / "text"), tmp_path / "cache", FAMILY)
+    config.data.pack = "stream"
+    config.train.update(warmup_steps=4, eval_every=0, eval_steps=1, checkpoint_every=0, log_every=1)
+    return trunks_of(config, [Part("peers", {FAMILY: {}}, {}, seeds=range(4), steps=20)])
+
+
+def test_a_peer_is_scored_as_ours_is(script, trunks, tmp_path):
+    trunk = trunks[0]
+    lines = script.make(script.Task("uniform", trunk, 2e-3), sys.executable, tmp_path / "peer")
+    ((_, schedule),) = schedules(trunk, 2e-3, tmp_path).items()
+    train(changed(trunk.config, schedule), tmp_path / "ours")
+    ours = [evaluate(tmp_path / "ours", split, blocks=script.BLOCKS)[0] for split in script.SPLITS]
+    for line, own in zip(lines, ours, strict=True):
+        same = ("split", "tokens", "bytes", "tokens_blocks", "corpus", "corpus_hash", "length", "step", "batch_tokens")
+        assert {key: line[key] for key in same} == {key: own[key] for key in same}
+        assert line.keys() >= {"task", "family", "parameters", "trained_length", "perplexity", "nll_blocks", "git"}
+    question = json.loads((tmp_path / "peer" / "question.json").read_text())
+    words = question["shape"]["vocab_size"]
+    assert lines[1]["perplexity"] == pytest.approx(words) and sum(lines[1]["nll_blocks"]) == pytest.approx(
+        math.log(words) * lines[1]["tokens"], abs=0.1
+    )
+    metrics = [x for x in read_jsonl(tmp_path / "ours" / "metrics.jsonl") if x["split"] == "train"]
+    assert question["rates"] == pytest.approx([x["learning_rate"] for x in metrics])
+    assert question["parameters"] == ours[0]["parameters"]
+    with np.load(tmp_path / "peer" / "train.npz") as arrays:
+        inputs, targets = arrays["inputs_NxBxL"], arrays["targets_NxBxL"]
+    are_targets = (targets[:, :, :-1] >= 0) & (targets[:, :, 1:] >= 0)
+    assert len(inputs) == 20 and (targets[:, :, :-1] == inputs[:, :, 1:])[are_targets].all()
+    assert sum((targets[i] >= 0).sum() for i in range(20)) == sum(x["tokens"] for x in metrics)
+
+
+def test_what_a_peer_says_is_reported(script, trunks, tmp_path):
+    of = lambda seed: script.make(script.Task("uniform", trunks[seed], 2e-3), sys.executable, tmp_path / str(seed))
+    assert of(1) == [
+        {"part": "peers", "run": "uniform at 0.002", "seed": 1, "rate": 2e-3, "failed": "the loss of step 3 is nan"}
+    ]
+    with pytest.raises(RunError, match="uniform: ValueError: it has 5 parameters"):
+        of(2)
+    with pytest.raises(RunError, match="uniform: its process ended with code 0"):
+        of(3)
+
+
+def test_each_peer_has_three_rates(script, trunks, tmp_path):
+    with pytest.raises(InputError, match=f"no rate of {FAMILY} in"):
+        script.tasks_of(["uniform"], trunks[:1], tmp_path)
+    with pytest.raises(InputError, match="--peers=nobody: must be among uniform"):
+        script.tasks_of(["nobody"], trunks[:1], tmp_path)
+    line = {"model": FAMILY, "round": 3, "key": "train.learning_rate", "value": 3e-3, "loss": 1.0}
+    (tmp_path / "rates").mkdir()
+    write_jsonl(tmp_path / "rates" / f"{FAMILY}.jsonl", [line])
+    tasks = script.tasks_of(["uniform"], trunks[:1], tmp_path)
+    assert [task.name for task in tasks] == [f"peers_uniform_{rate}_seed_0" for rate in ("0.003", "0.0015", "0.006")]
