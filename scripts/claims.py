@@ -14,12 +14,13 @@ from typing import Any
 
 from flash_lm.analysis.claims import Claim, read_claim
 from flash_lm.analysis.evidence import Evidence
-from flash_lm.analysis.rules import ALIKE
+from flash_lm.analysis.relations import ALIKE
 from flash_lm.analysis.study_results import collect, gather, merged
 from flash_lm.analysis.verdicts import ARITHMETIC, WORDS, Verdict
 from flash_lm.command import run
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, read_lines, write_jsonl
+from flash_lm.shared_work import made_lines
 
 TABLE = pathlib.Path(__file__).parent.parent / "results" / "claims.toml"
 RUNS, CURVES = "runs.jsonl", "curves.jsonl"
@@ -54,7 +55,8 @@ def read_evidence(results: pathlib.Path) -> Evidence:
     studies = {study: gather(read_lines(results / "claims" / study / RUNS)) for study in table["studies"]}
     files = {path for claim in claims for rule in claim.rules for path in getattr(rule, "files", ())}
     files |= {part["times"] for row in table["claims"] for part in row["rules"] if "times" in part}
-    return Evidence(studies, {path: read_lines(results / path) for path in sorted(files)})
+    of = lambda path: made_lines(path) if path.is_dir() else read_lines(path)
+    return Evidence(studies, {path: of(results / path) for path in sorted(files)})
 
 
 def page(evidence: Evidence) -> str:
@@ -65,7 +67,10 @@ def page(evidence: Evidence) -> str:
     found = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     commands = dict.fromkeys(command for claim in claims for command in claim.commands)
     letters = {command: string.ascii_uppercase[i] for i, command in enumerate(commands)}
-    rows = [_row(claim, verdict, letters) for claim, verdict in verdicts]
+    of_source = {claim.source: [x for x in verdicts if x[0].source == claim.source] for claim in claims}
+    sections = [
+        "\n\n".join([f"## {source}", *(_section(*x, letters) for x in own)]) for source, own in of_source.items()
+    ]
     return "\n".join(
         [
             "# A verdict on every claim",
@@ -75,10 +80,11 @@ def page(evidence: Evidence) -> str:
             "",
             INTRODUCTION,
             "",
-            "| claim | of | rule | verdict | figure | made by |",
-            "|---|---|---|---|---|---|",
-            *rows,
+            "| claim | of | verdict |",
+            "|---|---|---|",
+            *(f"| {claim.text} | {claim.source} | {verdict.word} |" for claim, verdict in verdicts),
             "",
+            *(f"{section}\n" for section in sections),
             "## The studies",
             "",
             *(_described(study, facts["what"], evidence) for study, facts in table["studies"].items()),
@@ -90,11 +96,24 @@ def page(evidence: Evidence) -> str:
     )
 
 
-def _row(claim: Claim, verdict: Verdict, letters: dict[str, str]) -> str:
-    rules = "; ".join(filter(None, (rule.text for rule in claim.rules)))
-    word = "<br>".join([f"**{verdict.word}**", *verdict.reasons])
-    made_by = ", ".join(letters[command] for command in claim.commands)
-    return f"| {claim.text} | {claim.source} | {rules} | {word} | {verdict.figure} | {made_by} |"
+def _section(claim: Claim, verdict: Verdict, letters: dict[str, str]) -> str:
+    facts = {
+        "rule": "; ".join(filter(None, (rule.text for rule in claim.rules))),
+        "found": verdict.figure,
+        "models": verdict.size,
+        "what would change it": claim.change,
+        "made by": ", ".join(letters[command] for command in claim.commands),
+    }
+    lines = [f"- {name}: {fact}" for name, fact in facts.items() if fact]
+    return "\n".join(
+        [
+            f"### {claim.text}",
+            "",
+            ": ".join(filter(None, [f"**{verdict.word}**", "; ".join(verdict.reasons)])),
+            "",
+            *lines,
+        ]
+    )
 
 
 def _described(study: str, what: str, evidence: Evidence) -> str:

@@ -21,9 +21,14 @@ RESULTS = pathlib.Path(__file__).parent.parent / "results"
 TABLE = tomllib.loads((RESULTS / "claims.toml").read_text())
 
 
-def rows_of(text: str) -> dict[str, list[str]]:
-    rows = [row.strip("| ").split(" | ") for row in text.splitlines() if row.startswith("| ")]
-    return {cells[0]: cells for cells in rows}
+def sections_of(text: str) -> dict[str, dict[str, str]]:
+    """What is said of each claim; `verdict` with its reasons."""
+    found = {}
+    for section in re.split(r"^### ", text.partition("## The studies")[0], flags=re.MULTILINE)[1:]:
+        claim, _, verdict, *facts = section.splitlines()
+        lines = (re.fullmatch(r"- (.*?): (.*)", line) for line in facts)
+        found[claim] = {"verdict": verdict} | {line[1]: line[2] for line in lines if line}
+    return found
 
 
 def write_run(folder: pathlib.Path, name: str, seed: int, perplexity: float, split: str = "test") -> None:
@@ -47,18 +52,22 @@ def test_finished_runs_get_a_verdict_and_the_others_say_so(tmp_path, capsys):
         write_run(runs, "full", seed, 6.0 if seed else 9.0)
     script.main(["--study=aft", f"--runs={runs}", f"--out={out}"])
     text = (out / "CLAIMS.md").read_text()
-    rows = rows_of(text)
-    _, _, rule, verdict, figure, _ = rows["AFT-simple is as good as the Linear Transformer"]
-    assert (
-        verdict == "**reproduced at small scale**"
-        and rule == "bits a byte of simple between 0.9901 and 1.01 × that of linear_transformer"
-    )
-    assert figure == "bits a byte of simple 0.995 (0.995–0.995, 2 seeds) × that of linear_transformer"
-    assert rows["AFT-local is best with a window in the middle"][3] == "**undecided at small scale**"
-    assert "no finished run of rows_of_1024 in aft" in rows["AFT-local gains from longer rows"]
-    assert "**not run**" in rows["FLASH's step time is flat in the length"]
+    claims = sections_of(text)
+    claim = claims["AFT-simple is as good as the Linear Transformer"]
+    assert claim["verdict"] == "**reproduced at small scale**"
+    assert claim["rule"] == "bits a byte of simple between 0.9901 and 1.01 × that of linear_transformer"
+    assert claim["found"] == "bits a byte of simple 0.995 (0.995–0.995, 2 seeds) × that of linear_transformer"
+    assert claim["models"] == "9 parameters, 500 steps, 1.02M tokens of training" and claim["what would change it"]
+    assert claims["AFT-local is best with a window in the middle"]["verdict"] == "**undecided at small scale**"
+    assert claims["AFT-local gains from longer rows"]["found"] == "no finished run of rows_of_1024 in aft"
+    assert claims["FLASH's step time is flat in the length"]["verdict"] == "**not run**"
     assert "trained by commit c0ffee." in text and "seeds 0, 1" in text
-    assert len(rows) == len(TABLE["claims"]) + 1
+    assert list(claims) and len(claims) == len(TABLE["claims"])
+    for row in TABLE["claims"]:
+        (word,) = re.findall(
+            rf"^\| {re.escape(row['text'])} \| {re.escape(row['source'])} \| (.*) \|$", text, re.MULTILINE
+        )
+        assert claims[row["text"]]["verdict"].startswith(f"**{word}**")
     assert text.strip() in capsys.readouterr().out
     script.main([f"--out={out}"])  # the page alone
     assert (out / "CLAIMS.md").read_text() == text
@@ -100,6 +109,19 @@ def test_the_committed_page_is_that_of_the_committed_results():
     assert (RESULTS / "CLAIMS.md").read_text() == script.page(script.read_evidence(RESULTS)) + "\n"
 
 
+def test_each_claim_says_what_would_change_its_verdict():
+    changes = [row["change"] for row in TABLE["claims"]]
+    assert all(changes)
+    claims = sections_of((RESULTS / "CLAIMS.md").read_text()).values()
+    assert [claim["what would change it"] for claim in claims] == [row["change"] for row in in_sections()]
+
+
+def in_sections() -> list[dict]:
+    """The rows in the order of the page: those of one source stand together."""
+    sources = [*dict.fromkeys(row["source"] for row in TABLE["claims"])]
+    return sorted(TABLE["claims"], key=lambda row: sources.index(row["source"]))
+
+
 def perplexities(part: dict, run: str) -> tuple[dict[int, float], bool] | None:
     """By seed, straight from the file, and whether they are of the test split; None: it has not been run."""
     file = RESULTS / "claims" / part["study"] / "runs.jsonl"
@@ -117,7 +139,8 @@ RATIOS = [row for row in TABLE["claims"] if {part["rule"] for part in row["rules
 @pytest.mark.parametrize("row", RATIOS, ids=lambda row: row["text"])
 def test_each_verdict_recomputed_from_the_files(row):
     """Without the code that made the page: the rule as it is printed, on the lines as they are."""
-    _, _, rules, verdict, figure, _ = rows_of((RESULTS / "CLAIMS.md").read_text())[row["text"]]
+    claim = sections_of((RESULTS / "CLAIMS.md").read_text())[row["text"]]
+    rules, verdict, figure = (claim.get(key, "") for key in ("rule", "verdict", "found"))
     scores = [[perplexities(part, part[name]) for name in ("first", "second")] for part in row["rules"]]
     if verdict == "**not run**":
         assert any(None in pair for pair in scores)
@@ -144,7 +167,7 @@ def test_each_verdict_recomputed_from_the_files(row):
 
 def test_the_others_recomputed_from_the_files():
     """What one run of a study loses beside what another loses, and the ratios of the benchmarks."""
-    page = rows_of((RESULTS / "CLAIMS.md").read_text())
+    page = sections_of((RESULTS / "CLAIMS.md").read_text())
     scores = {
         name: perplexities({"study": "books"}, name)[0]
         for name in ("transformer_plus_plus", "mc_tfm", "flash_quad", "flash")
@@ -155,7 +178,9 @@ def test_the_others_recomputed_from_the_files():
         for seed in (0, 1, 2)
     ]
     row = page["Mixed chunks cost a Transformer++ more than they cost FLASH-Quad"]
-    assert min(cost) > 1.02 and "more than 1.02 ×" in row[2] and row[3].startswith("**undecided")  # not the test split
+    assert (
+        min(cost) > 1.02 and "more than 1.02 ×" in row["rule"] and row["verdict"].startswith("**undecided")
+    )  # not the test split
     for text, first, second, least, most in (
         ("FLASH's step time is flat in the length", ("flash", 8192), ("flash", 512), 0, 1.15),
         ("FLASH trains up to 4.9 times as fast", ("transformer_plus_plus", 8192), ("flash", 8192), 4.9, math.inf),
@@ -167,8 +192,11 @@ def test_the_others_recomputed_from_the_files():
             ratios.append(ms[first] / ms[second])
         (row,) = (row for name, row in page.items() if name.startswith(text))
         held = {least <= ratio <= most for ratio in ratios}
-        assert len(held) == 1 and row[3] == f"**{'reproduced' if True in held else 'contradicted'} at small scale**"
-        assert all(f"{ratio:.2f}" in row[4] for ratio in ratios)
+        assert (
+            len(held) == 1
+            and row["verdict"] == f"**{'reproduced' if True in held else 'contradicted'} at small scale**"
+        )
+        assert all(f"{ratio:.2f}" in row["found"] for ratio in ratios)
 
 
 def flags(command: str) -> dict[str, str]:

@@ -20,6 +20,7 @@ class Claim:
         commands: the commands that produce its evidence.
         withdrawn: why this evidence allows no verdict, whatever it says.
         note: a remark on the figure.
+        change: what would change the verdict.
     """
 
     text: str
@@ -28,6 +29,7 @@ class Claim:
     commands: Sequence[str]
     withdrawn: str = ""
     note: str = ""
+    change: str = ""
 
     def verdict(self, evidence: Evidence) -> Verdict:
         """What the evidence says, or that it is missing."""
@@ -41,10 +43,12 @@ class Claim:
         if self.withdrawn:
             word, reasons = UNDECIDED, {f"withdrawn: {self.withdrawn}": None} | reasons
         figure = "; ".join(verdict.figure for verdict in verdicts)
-        return Verdict(word, f"{figure}; {self.note}" if self.note else figure, tuple(reasons))
+        lines = tuple(line for verdict in verdicts for line in verdict.lines)
+        return Verdict(word, f"{figure}; {self.note}" if self.note else figure, tuple(reasons), lines)
 
 
 def read_claim(row: Mapping[str, Any], commands: Sequence[str]) -> Claim:
     """Reads a claim from a row of the table; each of its rules has a `rule` of RULES and that rule's fields."""
     rules = [RULES[part["rule"]](**{key: x for key, x in part.items() if key != "rule"}) for part in row["rules"]]
-    return Claim(row["text"], row["source"], rules, commands, row.get("withdrawn", ""), row.get("note", ""))
+    told = {key: row.get(key, "") for key in ("withdrawn", "note", "change")}
+    return Claim(row["text"], row["source"], rules, commands, **told)

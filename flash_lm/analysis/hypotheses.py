@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flash_lm.analysis.rules import ALIKE, RELATIONS, bounds, spread
+from flash_lm.analysis.relations import ALIKE, RELATIONS, bounds, spread
 from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.analysis.verdicts import NOT_RUN
 from flash_lm.jsonl import Line

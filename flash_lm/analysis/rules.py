@@ -6,23 +6,17 @@ two or more seeds, or two or more runs of a benchmark, all agree. The result of 
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from flash_lm.analysis.evidence import Evidence, MissingError, Run
 from flash_lm.analysis.recall_rules import RecallGrows, Recalls
+from flash_lm.analysis.relations import ALIKE, RELATIONS, bounds, spread
+from flash_lm.analysis.trunk_rules import Trunks
 from flash_lm.analysis.verdicts import ARITHMETIC, NOT_TESTABLE, UNDECIDED, Verdict, decided
 from flash_lm.jsonl import Line
 
-ALIKE = 1.02  # perplexities within this factor of each other are alike
-SAME_TIME = 1.03  # and so are training times
-# the relation that a ratio must satisfy -> its bounds, as a function of the margin
-RELATIONS = {
-    "better": lambda margin: (0.0, 1 / margin),
-    "no worse": lambda margin: (0.0, margin),
-    "alike": lambda margin: (1 / margin, margin),
-}
+SAME_TIME = 1.03  # training times within this factor of each other are alike
 
 
 class Rule(Protocol):
@@ -66,7 +60,8 @@ class Ratio:
         word = UNDECIDED if reasons else decided([low < ratio < high for ratio in ratios])
         if not self.judged:
             word, reasons = None, ()
-        return Verdict(word, f"{self._what} {spread(ratios)} that of {self.second}", reasons)
+        figure = f"{self._what} {spread(ratios)} that of {self.second}"
+        return Verdict(word, figure, reasons, _lines(pairs, self.length))
 
     @property
     def _what(self) -> str:
@@ -96,7 +91,7 @@ class Growth:
         than, _ = _ratios([(after, before) for _, _, before, after in runs], None, "perplexity")
         word = UNDECIDED if reasons else decided([a > self.margin * b for a, b in zip(of, than, strict=True)])
         figures = (f"{self._pair(pair)} {spread(x)}" for pair, x in ((self.of, of), (self.than, than)))
-        return Verdict(word, "; ".join(figures), reasons)
+        return Verdict(word, "; ".join(figures), reasons, _lines(runs))
 
     def _pair(self, pair: Sequence[str]) -> str:
         return f"{pair[1]} / {pair[0]}"
@@ -132,21 +127,21 @@ class EqualTime:
         pairs = evidence.of_same_seeds(self.study, self.first, self.second)
         ratios, reasons = _ratios(pairs, None, "perplexity")
         steps = {tuple(_scored(run, None)[0]["step"] for run in pair) for pair in pairs}
-        figure = f"perplexity of {self.first} {spread(ratios)} that of {self.second}"
+        figure, lines = f"perplexity of {self.first} {spread(ratios)} that of {self.second}", _lines(pairs)
         if all(one == other for one, other in steps):
             figure += " at equal steps"
         try:
             step_ms = [evidence.value(self.times, "median_ms", {"run": name}) for name in (self.first, self.second)]
         except MissingError:
-            return Verdict(UNDECIDED, figure, ("no steps timed side by side", *reasons))
+            return Verdict(UNDECIDED, figure, ("no steps timed side by side", *reasons), lines)
         for pair in steps:
             seconds = [ms * count / 1000 for ms, count in zip(step_ms, pair, strict=True)]
             if max(seconds) > SAME_TIME * min(seconds):
                 ends = " and ".join(f"{x:.0f}" for x in seconds)
-                return Verdict(UNDECIDED, figure, (f"the schedules end after {ends} s", *reasons))
+                return Verdict(UNDECIDED, figure, (f"the schedules end after {ends} s", *reasons), lines)
         low, high = RELATIONS[self.relation](self.margin)
         word = UNDECIDED if reasons else decided([low < ratio < high for ratio in ratios])
-        return Verdict(word, f"{figure} after the same time", reasons)
+        return Verdict(word, f"{figure} after the same time", reasons, lines)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +180,9 @@ class Measured:
         figures = ", ".join(f"{x:,.{_digits(x)}f}{asked}" for x in found)
         runs = f"{len(found)} runs" if len(found) > 1 else "one run"
         word = decided([self.least <= x <= self.most for x in found]) if self.judged else None
-        return Verdict(word, f"{self.what} {figures} ({runs})")
+        wanted = [x for x in (self.first, self.second) if x]
+        of = lambda path: [x for x in evidence.files.get(path, ()) if any(y.items() <= x.items() for y in wanted)]
+        return Verdict(word, f"{self.what} {figures} ({runs})", (), tuple(x for path in self.files for x in of(path)))
 
     def _of(self, evidence: Evidence, path: str) -> float:
         first = evidence.value(path, self.value, self.first)
@@ -238,6 +235,7 @@ RULES = {
     "recalls": Recalls,
     "arithmetic": Arithmetic,
     "untestable": Untestable,
+    "trunks": Trunks,
 }
 
 
@@ -250,6 +248,10 @@ def _scored(run: Run, length: int | None) -> tuple[Line, str]:
     raise MissingError(f"not scored on rows of {length or run.trained_at}")
 
 
+def _lines(groups: Sequence[tuple[Run, ...]], length: int | None = None) -> tuple[Line, ...]:
+    return tuple(_scored(run, length)[0] for group in groups for run in group)
+
+
 def _ratios(pairs: Sequence[tuple[Run, ...]], length: int | None, metric: str) -> tuple[list[float], tuple[str, ...]]:
     """First divided by second for each seed, and the reasons, if any, why the ratios decide nothing."""
     ratios, reasons = [], {}
@@ -260,21 +262,6 @@ def _ratios(pairs: Sequence[tuple[Run, ...]], length: int | None, metric: str) -
             reasons["not scored on the same text"] = None
         ratios.append(a[metric] / b[metric])
     return ratios, tuple(filter(None, reasons))
-
-
-def spread(ratios: Sequence[float]) -> str:
-    """The geometric mean of ratios of each seed, with the smallest and largest."""
-    middle = statistics.geometric_mean(ratios)
-    if len(ratios) == 1:
-        return f"{middle:.3f} (one seed) ×"
-    return f"{middle:.3f} ({min(ratios):.3f}–{max(ratios):.3f}, {len(ratios)} seeds) ×"
-
-
-def bounds(low: float, high: float, times: str = " ×") -> str:
-    """The interval in which a ratio must be, in words."""
-    if low <= 0:
-        return f"at most {high:.4g}{times}"
-    return f"at least {low:.4g}{times}" if math.isinf(high) else f"between {low:.4g} and {high:.4g}{times}"
 
 
 def _digits(x: float) -> int:

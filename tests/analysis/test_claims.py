@@ -1,5 +1,6 @@
 """Verdicts from losses that are made up, with the answer known."""
 
+import dataclasses
 import math
 
 import pytest
@@ -8,6 +9,7 @@ from flash_lm.analysis.claims import Claim, read_claim
 from flash_lm.analysis.evidence import Evidence, Run
 from flash_lm.analysis.recall_rules import RecallGrows, Recalls, rank_correlation
 from flash_lm.analysis.rules import Arithmetic, EqualTime, Growth, Measured, Ratio, Untestable
+from flash_lm.analysis.trunk_rules import Trunks
 from flash_lm.analysis.verdicts import ARITHMETIC, CONTRADICTED, NOT_RUN, NOT_TESTABLE, REPRODUCED, UNDECIDED
 
 
@@ -197,8 +199,48 @@ def test_arithmetic_is_counted_separately():
 def test_a_row_of_the_table():
     row = {"text": "t", "source": "s", "rules": [{"rule": "ratio", "study": "x", "first": "a", "second": "b"}]}
     row["rules"][0]["relation"] = "alike"
-    claim = read_claim(row, ["make it"])
-    assert claim.rules == [Ratio("x", "a", "b", "alike")] and (claim.withdrawn, claim.note) == ("", "")
+    claim = read_claim(row | {"change": "more seeds"}, ["make it"])
+    assert claim.rules == [Ratio("x", "a", "b", "alike")]
+    assert (claim.withdrawn, claim.note, claim.change) == ("", "", "more seeds")
+
+
+def of_a_trunk(name: str, seed: int, perplexity: float, **more) -> dict:
+    """A line of a study of trunks, whose test split has 25 blocks alike."""
+    at = {"part": "rows", "run": name, "seed": seed, "share": 1.0, "trained_length": 512, "corpus_hash": "x"}
+    blocks = {"tokens_blocks": [100] * 25, "nll_blocks": [100 * math.log(perplexity)] * 25}
+    return line(perplexity, parameters=1_300_000, batch_tokens=4096, **blocks, **at) | more
+
+
+def test_a_hypothesis_of_a_study_of_trunks():
+    rule = Trunks(("runs", "times"), "rows", "a", "no worse", "b")
+    assert rule.text == "rows: a at most 1.02 × b, at equal tokens"
+    lines = [of_a_trunk(name, i, x) for i in range(3) for name, x in (("a", 10.1), ("b", 10.0), ("c", 8.0))]
+    verdict = rule.judge(Evidence({}, {"runs": lines}))
+    assert verdict.word == REPRODUCED and verdict.figure == "1.010 (1.010–1.010, 3 seeds) × b (± 0.0 %)"
+    assert verdict.size == "1.3M parameters, 500 steps, 2.05M tokens of training"
+    of = lambda rule, lines, times=(): rule.judge(Evidence({}, {"runs": lines, "times": times})).word
+    assert of(rule, lines[:6]) == UNDECIDED  # two seeds
+    assert of(dataclasses.replace(rule, relation="better"), lines) == CONTRADICTED
+    faster = dataclasses.replace(rule, relation="better", at_equal_time=True)
+    budgets = [x | {"share": share, "step": round(500 * share)} for x in lines for share in (0.5, 1.0)]
+    times = [{"run": "rows a", "microbatch_ms": 10.0}, {"run": "rows b", "microbatch_ms": 20.0}]
+    assert of(faster, budgets) == UNDECIDED  # no step was timed
+    # After the same time b is at half of its budget, here as good as at its end.
+    assert of(faster, budgets, times) == CONTRADICTED
+    worse = [x | {"nll_blocks": [300.0] * 25} if (x["run"], x["share"]) == ("b", 0.5) else x for x in budgets]
+    assert of(faster, worse, times) == REPRODUCED
+    claim = Claim("", "", [rule], [])
+    assert claim.verdict(Evidence({}, {})).figure == "no seed of both a and b in rows of runs"
+    assert claim.verdict(Evidence({}, {})).word == NOT_RUN
+
+
+def test_the_size_of_what_was_compared():
+    sized = [line(9.0, parameters=40, batch_tokens=8), line(9.0, parameters=2_345_678, step=2)]
+    runs = {name: {0: run(x)} for name, x in zip("ab", sized, strict=True)}
+    verdict = Claim("", "", [ratio("better")], []).verdict(Evidence({"study": runs}, {}))
+    assert verdict.size == "40 to 2.35M parameters, 2 to 500 steps, 4,000 tokens of training"
+    assert ratio("better").judge(evidence(a=[1], b=[1])).size == "500 steps"
+    assert Untestable("no cluster").judge(evidence()).size == ""
 
 
 def recalls(
