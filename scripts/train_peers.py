@@ -12,6 +12,7 @@ OUT/runs beside ours, so tables and verdicts of the study (scripts/reproduce.py 
 import argparse
 import json
 import pathlib
+import shutil
 import subprocess
 from typing import Any, NamedTuple
 
@@ -201,7 +202,9 @@ def main(argv: list[str]) -> None:
             if is_made(file, known) or not free:
                 continue
             print(task.name, flush=True)
-            write_made(file, make(task, arguments.python, arguments.run / task.name), known)
+            folder = arguments.run / task.name
+            write_made(file, make(task, arguments.python, folder), known)
+            shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def train(model: nn.Module, file: pathlib.Path, question: dict[str, Any]) -> Non
     """AdamW, whose weight decay is for matrices only, after clipping by the norm of all gradients.
 
     Raises:
-        ArithmeticError: the loss became non-finite.
+        FloatingPointError: the loss became non-finite.
     """
     params = [x for x in model.parameters() if x.requires_grad]
     decayed = [
@@ -109,7 +109,7 @@ def train(model: nn.Module, file: pathlib.Path, question: dict[str, Any]) -> Non
     for step, (rate, batch) in enumerate(zip(question["rates"], batches(file), strict=True)):
         loss = loss_of(model, batch, "mean")
         if not torch.isfinite(loss):
-            raise ArithmeticError(f"the loss of step {step} is {loss.item()}")
+            raise FloatingPointError(f"the loss of step {step} is {loss.item()}")
         if step % _EVERY == 0:
             print(f"step {step}: loss {loss.item():.3f}", file=sys.stderr, flush=True)
         optimizer.zero_grad(set_to_none=True)
@@ -152,7 +152,7 @@ def main(folder: pathlib.Path) -> None:
         found = answer(folder)
     except Exception as error:
         found = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
-        if isinstance(error, ArithmeticError):
+        if isinstance(error, FloatingPointError):
             found = {"failed": str(error)}
     (folder / "answer.json").write_text(json.dumps(found))
 
