@@ -268,19 +268,21 @@ def test_the_models_of_the_study_have_one_size():
     config, sizes = table.get_config(), {}
     config.model.vocab_size = config.data.vocab_size
     ablations = {name: table.MODELS["flash"] | changes for name, changes in table.ABLATIONS.items()}
-    for name, changes in (table.MODELS | ablations).items():
+    for name, changes in (table.MODELS | ablations | table.LARGE).items():
         own = changed(config, changes)
         sizes[name] = facts(own.model.family, own.model, (), ()).parameters
-    assert len(table.MODELS) == 14 and len(sizes) == 24
-    for (one, a), (other, b) in itertools.combinations(sizes.items(), 2):
+    assert len(table.MODELS) == 14 and len(sizes) == 24 + 2
+    small, large = ({k: x for k, x in sizes.items() if (k in table.LARGE) == big} for big in (False, True))
+    for (one, a), (other, b) in [*itertools.combinations(small.items(), 2), *itertools.combinations(large.items(), 2)]:
         assert max(a, b) / min(a, b) <= 1.03, (one, a, other, b)
+    assert all(4.9e6 < size < 5.1e6 for size in large.values())
 
 
 def test_the_parts_of_the_study_can_run():
     table = load_module("configs/tables/study.py")
     config = changed(table.get_config(), {"data.path": "x", "data.tokens_per_batch": 8 * 4096})  # for eight devices
     trunks = trunks_of(config, table.get_parts())
-    assert len({trunk.name for trunk in trunks}) == len(trunks) == 14 + 8 + 3 + 3 + 3 + 33 + 4
+    assert len({trunk.name for trunk in trunks}) == len(trunks) == 14 + 8 + 3 + 3 + 3 + 33 + 4 + 2
     assert {trunk.tuned_as for trunk in trunks} == set(table.MODELS)
     for trunk in trunks:
         assert schedules(trunk, 1e-3, pathlib.Path("runs"))  # their decays begin at checkpoints

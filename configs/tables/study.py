@@ -52,6 +52,11 @@ ABLATIONS = {
     "flash/heads_4": {"model.gau.heads": 4},
     "flash/dense": {"model.gau.query_key": "dense", "model.gau.expanded_dim": 176},  # at the same size
 }
+_WIDE = {"model.model_dim": 256, "model.num_layers": 5}
+LARGE = {  # 5M parameters, also within 3 % of each other
+    "transformer_plus_plus/5M": MODELS["transformer_plus_plus"] | _WIDE,
+    "flash/5M": _FLASH | _WIDE | {"model.gau.expanded_dim": 496},
+}
 _REPEATED = ("transformer_plus_plus", "flash_quad", "flash", "linear_transformer")
 _LONG = ("transformer_plus_plus", "flash_quad", "flash")
 _of = lambda *names: {name: MODELS[name] for name in names}
@@ -87,6 +92,7 @@ def get_parts() -> list[Part]:
         Part("rows_of_4096", _of(*_LONG), rows(4096), seeds=(0,), steps=1220, lengths=(512, 2048), slices=_SLICES),
         Part("ablations", ablations, {}, seeds=(0, 1, 2), steps=980, lengths=(2048,)),
         Part("masked", _of(*_REPEATED), {"task": "masked_lm"}, seeds=(0,), steps=1220, lengths=(2048,)),
+        Part("large", LARGE, {}, seeds=(0,), **whole | {"steps": 6400}, lengths=(2048,)),
     ]
 
 
