@@ -8,6 +8,7 @@ from flash_lm.analysis.figure import can_draw
 from flash_lm.analysis.hypotheses import Hypothesis, verdict_table
 from flash_lm.analysis.panels import Panel, plot_panels
 from flash_lm.analysis.table import Columns, markdown_table
+from flash_lm.analysis.tuning import write_tuning
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, grouped, read_lines, write_jsonl
 from flash_lm.shared_work import made_lines
@@ -29,21 +30,25 @@ _SPREAD: Columns = {
 
 
 def write_study(title: str, hypotheses: Sequence[Hypothesis], out: pathlib.Path) -> str:
-    """Writes what the lines of OUT/runs and OUT/step_times.jsonl say, and returns table.md.
+    """Writes what the lines of OUT/runs, OUT/rates and OUT/step_times.jsonl say, and returns table.md.
 
-    The other files are summary.jsonl, verdicts.jsonl, and the pictures.
+    The other files are summary.jsonl, verdicts.jsonl, the pictures, and in tuning/ what the search of rates found.
 
     Raises:
         InputError: no run has finished.
     """
     file = out / "step_times.jsonl"
-    runs, times = made_lines(out / "runs"), read_lines(file)
+    runs, times, tuned = made_lines(out / "runs"), read_lines(file), made_lines(out / "rates")
     if not runs:
         raise InputError(f"{out}/runs has no finished run: make some with --run=FOLDER --corpus=DATA")
     lines, verdicts = summary(runs, times), [hypothesis.judge(runs, times) for hypothesis in hypotheses]
     write_jsonl(out / "summary.jsonl", lines)
     write_jsonl(out / "verdicts.jsonl", verdicts)
-    text = f"{title}\n\n{verdict_table(verdicts)}\n\n{study_tables(lines)}"
+    parts = [title, verdict_table(verdicts), study_tables(lines)]
+    if tuned:
+        (out / "tuning").mkdir(exist_ok=True)
+        parts.append(write_tuning(tuned, out / "tuning"))
+    text = "\n\n".join(parts)
     (out / "table.md").write_text(f"{text}\n", encoding="utf-8")
     if can_draw():
         plot_study(lines, out, title)

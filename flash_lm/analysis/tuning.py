@@ -3,7 +3,7 @@
 import math
 import pathlib
 
-from flash_lm.analysis.figure import drawing, style
+from flash_lm.analysis.figure import can_draw, drawing, style
 from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.jsonl import Line, write_jsonl
 from flash_lm.tuning import best_values
@@ -21,7 +21,7 @@ _ACROSS = 4  # panels in a row of the plot
 
 
 def write_tuning(lines: list[Line], out: pathlib.Path) -> str:
-    """Writes table.md, best.jsonl and tuning.png into a folder.
+    """Writes table.md, best.jsonl and, with matplotlib, tuning.png into a folder.
 
     Args:
         lines: from `tune`, at least one.
@@ -34,7 +34,8 @@ def write_tuning(lines: list[Line], out: pathlib.Path) -> str:
     write_jsonl(out / "best.jsonl", best)
     text = f"{_title(lines)}\n\n{markdown_table([_row(line, lines) for line in best], _COLUMNS)}"
     (out / "table.md").write_text(f"{text}\n", encoding="utf-8")
-    _plot(lines, best, out / "tuning.png")
+    if can_draw():
+        _plot(lines, best, out / "tuning.png")
     return text
 
 

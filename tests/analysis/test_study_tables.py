@@ -102,6 +102,23 @@ def test_files_and_pictures(tmp_path):
     write_study("A study", HYPOTHESES, tmp_path)
     assert (tmp_path / "curves.png").stat().st_size > 10_000 and (tmp_path / "context.png").stat().st_size > 10_000
     assert (tmp_path / "quality.png").stat().st_size > 10_000
-    assert len(read_jsonl(tmp_path / "summary.jsonl")) == 8
+    assert len(read_jsonl(tmp_path / "summary.jsonl")) == 8 and not (tmp_path / "tuning").exists()
+    tuned = [
+        {
+            "model": "flash",
+            "round": 3,
+            "tokens": 9,
+            "key": "train.learning_rate",
+            "value": x,
+            "loss": abs(x - 2),
+            "seed": 0,
+        }
+        for x in (1.0, 2.0, 4.0)
+    ]
+    (tmp_path / "rates").mkdir()
+    write_jsonl(tmp_path / "rates" / "flash.jsonl", tuned)
+    assert "| flash |          2 |          0.0000 |" in write_study("A study", HYPOTHESES, tmp_path)
+    (best,) = read_jsonl(tmp_path / "tuning" / "best.jsonl")
+    assert best["value"] == 2.0 and (tmp_path / "tuning" / "tuning.png").exists()
     (verdict,) = read_jsonl(tmp_path / "verdicts.jsonl")
     assert verdict["verdict"] == "undecided" and verdict["ratios"] == pytest.approx({"0": 40 / 30})
