@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from flash_lm.analysis.evidence import Evidence, MissingError, Run
 from flash_lm.analysis.recall_rules import RecallGrows, Recalls
 from flash_lm.analysis.relations import ALIKE, RELATIONS, bounds, spread
-from flash_lm.analysis.trunk_rules import Trunks
+from flash_lm.analysis.trunk_rules import trunks
 from flash_lm.analysis.verdicts import ARITHMETIC, NOT_TESTABLE, UNDECIDED, Verdict, decided
 from flash_lm.jsonl import Line
 
@@ -235,7 +235,7 @@ RULES = {
     "recalls": Recalls,
     "arithmetic": Arithmetic,
     "untestable": Untestable,
-    "trunks": Trunks,
+    "trunks": trunks,
 }
 
 

@@ -1,6 +1,7 @@
 """The rule on the runs of a study of trunks: one of its hypotheses decides a claim."""
 
 import dataclasses
+from typing import Any
 
 from flash_lm.analysis.evidence import Evidence, MissingError
 from flash_lm.analysis.hypotheses import FAILS, HOLDS, Hypothesis
@@ -11,35 +12,32 @@ _WORDS = {HOLDS: REPRODUCED, FAILS: CONTRADICTED}
 
 @dataclasses.dataclass(frozen=True)
 class Trunks:
-    """A ratio of perplexities that was judged as the study's design says, see `Hypothesis`.
+    """A ratio of perplexities, judged as the design of the study says.
 
     Attributes:
         files: the folder of the study's lines, and the file of its step times.
+        hypothesis: what is judged.
     """
 
     files: tuple[str, str]
-    part: str
-    first: str
-    relation: str
-    second: str
-    slice: str | None = None
-    at_equal_time: bool = False
+    hypothesis: Hypothesis
 
     @property
     def text(self) -> str:
         """With the bounds of the relation."""
-        return self._hypothesis.text
+        return self.hypothesis.text
 
     def judge(self, evidence: Evidence) -> Verdict:
         """As the hypothesis is."""
         lines, times = (evidence.files.get(path, ()) for path in self.files)
-        found = self._hypothesis.judge(lines, times)
+        found, models = self.hypothesis.judge(lines, times), (self.hypothesis.first, self.hypothesis.second)
+        part = self.hypothesis.part
         if found["verdict"] == NOT_RUN:
-            raise MissingError(f"no seed of both {self.first} and {self.second} in {self.part} of {self.files[0]}")
-        own = (x for x in lines if x["part"] == self.part and x["run"] in (self.first, self.second))
+            raise MissingError(f"no seed of both {' and '.join(models)} in {part} of {self.files[0]}")
+        own = (line for line in lines if line["part"] == part and line["run"] in models)
         return Verdict(_WORDS.get(found["verdict"], UNDECIDED), found["figure"], (), tuple(own))
 
-    @property
-    def _hypothesis(self) -> Hypothesis:
-        of = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "files"}
-        return Hypothesis(number=0, **of)
+
+def trunks(files: tuple[str, str], **hypothesis: Any) -> Trunks:
+    """The rule, from the attributes of the hypothesis but its number, which is of the study's design."""
+    return Trunks(files, Hypothesis(number=0, **hypothesis))
