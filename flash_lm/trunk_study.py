@@ -84,6 +84,22 @@ class Trunk(NamedTuple):
         return self.model.partition("/")[0]
 
 
+class Workplace(NamedTuple):
+    """Where a process works at a study.
+
+    Attributes:
+        data: identifies all texts, see `hash_of_files`.
+        out: folder of the study's lines.
+        runs: folder for runs in progress; several processes may share it.
+        should_stop: called after every step; when it returns true, work stops where it is.
+    """
+
+    data: str
+    out: pathlib.Path
+    runs: pathlib.Path
+    should_stop: ShouldStop
+
+
 def study_hash(config: Any, *more: Any) -> str:
     """A hash of twelve digits of what a run's lines follow from: its config, and more that JSON can hold."""
     return config_hash([run_hash(config.to_dict()), *more])
@@ -111,16 +127,7 @@ def trunks_of(config: ConfigDict, parts: Sequence[Part]) -> list[Trunk]:
     return found
 
 
-def make_parts(
-    config: ConfigDict,
-    parts: Sequence[Part],
-    models: Runs,
-    steps: int,
-    data: str,
-    out: pathlib.Path,
-    runs: pathlib.Path,
-    should_stop: ShouldStop,
-) -> list[Trunk]:
+def make_parts(config: ConfigDict, parts: Sequence[Part], models: Runs, steps: int, place: Workplace) -> list[Trunk]:
     """Makes the parts of a study in their order, each after the rates of its models.
 
     Args:
@@ -128,10 +135,7 @@ def make_parts(
         parts: of the study.
         models: what differs in each model that is tuned, by name.
         steps: of the longest runs of tuning.
-        data: identifies all texts, see `hash_of_files`.
-        out: gets what `tune_models` and `run_trunks` write.
-        runs: folder for runs in progress.
-        should_stop: called after every step; when it returns true, work stops where it is.
+        place: where `tune_models` and `run_trunks` work.
 
     Returns:
         Trunks that other processes have begun, or whose rate they are finding.
@@ -142,31 +146,19 @@ def make_parts(
     """
     left = []
     for trunks in [trunks_of(config, [part]) for part in parts]:  # all are checked before the first run
-        own = {trunk.tuned_as: models[trunk.tuned_as] for trunk in trunks}
-        tune_models(config, own, steps, data, out, runs, should_stop)
-        left += run_trunks(trunks, data, out, runs, should_stop)
+        tune_models(config, {trunk.tuned_as: models[trunk.tuned_as] for trunk in trunks}, steps, place)
+        left += run_trunks(trunks, place)
     return left
 
 
-def tune_models(
-    config: ConfigDict,
-    models: Runs,
-    steps: int,
-    data: str,
-    out: pathlib.Path,
-    runs: pathlib.Path,
-    should_stop: ShouldStop,
-) -> None:
+def tune_models(config: ConfigDict, models: Runs, steps: int, place: Workplace) -> None:
     """Finds the learning rate of each model that has none in OUT/rates, on the validation split.
 
     Args:
         config: what all models start from.
         models: what differs in each.
         steps: of the longest runs.
-        data: identifies all texts, see `hash_of_files`.
-        out: gets rates/MODEL.jsonl, with a line for each run.
-        runs: folder for runs in progress.
-        should_stop: called after every step; when it returns true, tuning stops where it is.
+        place: its `out` gets rates/MODEL.jsonl, with a line for each run.
 
     Raises:
         InputError: bad config or data, or the rates there are of another config.
@@ -176,16 +168,14 @@ def tune_models(
     of_longest: Any = changed(config, schedule)
     budget = steps * of_longest.data.tokens_per_batch
     for model, changes in models.items():
-        file, folder = (
-            out / "rates" / f"{model}.jsonl",
-            runs / f"tuning_{model}_{data}",
-        )  # whose finished runs do not know their texts
-        known = study_hash(changed(of_longest, changes), data, budget)
-        with begun_here(runs / f"tuning_{model}.lock") as free:
+        file = place.out / "rates" / f"{model}.jsonl"
+        folder = place.runs / f"tuning_{model}_{place.data}"  # its finished runs do not know their texts
+        known = study_hash(changed(of_longest, changes), place.data, budget)
+        with begun_here(place.runs / f"tuning_{model}.lock") as free:
             if is_made(file, known) or not free:
                 continue
             print(f"rate of {model}", flush=True)
-            lines = tune(of_longest, {model: changes}, "train.learning_rate", budget, folder, should_stop)
+            lines = tune(of_longest, {model: changes}, "train.learning_rate", budget, folder, place.should_stop)
             write_made(file, lines, known)
             shutil.rmtree(folder)
 
@@ -199,9 +189,7 @@ def rates(out: pathlib.Path) -> dict[str, Line]:
     return found
 
 
-def run_trunks(
-    trunks: Sequence[Trunk], data: str, out: pathlib.Path, runs: pathlib.Path, should_stop: ShouldStop
-) -> list[Trunk]:
+def run_trunks(trunks: Sequence[Trunk], place: Workplace) -> list[Trunk]:
     """Trains and scores each trunk that has no file in OUT/runs, unless another process is at it.
 
     A file is written whole, after all that it has, so a process may be killed at any time. A trunk whose loss becomes
@@ -209,10 +197,8 @@ def run_trunks(
 
     Args:
         trunks: what is to be made.
-        data: identifies all texts, see `hash_of_files`.
-        out: has rates/, and gets runs/ with a file of lines for each trunk, and curves/ with how its loss fell.
-        runs: folder for runs in progress.
-        should_stop: called after every step; when it returns true, work stops where it is.
+        place: its `out` has rates/, and gets runs/ with a file of lines for each trunk, and curves/ with how its loss
+            fell.
 
     Returns:
         Trunks without a file: another process has begun them, or is finding their rate.
@@ -223,23 +209,24 @@ def run_trunks(
     """
     left = []
     for trunk in trunks:
-        file, folder = out / "runs" / f"{trunk.name}.jsonl", runs / trunk.name
-        best = rates(out).get(trunk.tuned_as)
+        file, folder = place.out / "runs" / f"{trunk.name}.jsonl", place.runs / trunk.name
+        best = rates(place.out).get(trunk.tuned_as)
         if best is None:
             left += [] if file.exists() else [trunk]
             continue
         scored = [[*of] for of in (trunk.part.shares, trunk.part.lengths, trunk.part.slices)]
-        known = study_hash(trunk.config, data, scored, best["value"])
-        with begun_here(runs / f"{trunk.name}.lock") as free:
+        known = study_hash(trunk.config, place.data, scored, best["value"])
+        with begun_here(place.runs / f"{trunk.name}.lock") as free:
             if is_made(file, known):
                 continue
             if not free:
                 left.append(trunk)
                 continue
             print(trunk.name, flush=True)
-            lines = _lines(trunk, best, folder, should_stop)
-            (out / "curves").mkdir(parents=True, exist_ok=True)
-            write_jsonl(out / "curves" / f"{trunk.name}.jsonl", _curves(folder))
+            lines = _lines(trunk, best, folder, place.should_stop)
+            curves = place.out / "curves" / file.name
+            curves.parent.mkdir(parents=True, exist_ok=True)
+            write_jsonl(curves, _curves(folder))
             write_made(file, lines, known)
             shutil.rmtree(folder, ignore_errors=True)
     return left

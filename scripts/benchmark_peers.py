@@ -26,6 +26,7 @@ from flash_lm.command import load_config, positive, run, whole_numbers, words_of
 from flash_lm.config import DTYPES, Config
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, append_jsonl
+from flash_lm.peers import MOST_UNEQUAL, add_python, check_python, shape_of
 from flash_lm.provenance import provenance
 from flash_lm.training.bare_step import BareStep, step_config
 from flash_lm.training.state import ModelFunction
@@ -38,7 +39,6 @@ PEERS: dict[str, dict[str, Any]] = {
     "flash_linear_attention": {"family": "linear_transformer", "absolute_positions": "none"},
 }
 WORKER = pathlib.Path(__file__).with_name("peer_worker.py")
-MOST_UNEQUAL = 0.03  # relative difference in the number of parameters
 COLUMNS = {
     "peer": ("peer", "{}"),
     "ours": ("family", "{}"),
@@ -80,14 +80,6 @@ def ask(peer: subprocess.Popen, question: Line) -> Line:
     if "error" in answer:
         raise PeerError(answer["error"])
     return answer
-
-
-def shape_of(config: Config) -> Line:
-    """The sizes that a peer needs to build the same model."""
-    keys = ("vocab_size", "model_dim", "num_layers", "num_heads", "dtype")
-    sections = ("chunks.size", "gau.shared_dim", "gau.expanded_dim")
-    model = {key.split(".")[-1]: config.model.get(key) for key in (*keys, *sections)}
-    return model | {"length": config.data.length, "rows": config.data.batch_size}
 
 
 def compare(config: Config, peer: subprocess.Popen, rounds: int) -> Line:
@@ -144,14 +136,11 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--tokens_per_step", type=positive, default=4096)
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
-    parser.add_argument(
-        "--python", type=pathlib.Path, default=".venv-peers/bin/python", help="the peers' Python interpreter"
-    )
+    add_python(parser)
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
-    if not arguments.python.exists():
-        raise InputError(f"no interpreter {arguments.python} for the peers: run `make peers`, or set --python")
+    check_python(arguments.python)
     config = load_config(arguments.config, overrides)
     peers, lengths = words_of(arguments.peers), whole_numbers(arguments.lengths)
     about: Line = {key: getattr(arguments, key) for key in ("dtype", "tokens_per_step")}

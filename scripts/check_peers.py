@@ -35,6 +35,7 @@ from flash_lm.layers.lsh_core import LSHCore
 from flash_lm.layers.mixer import Mixer
 from flash_lm.layers.reformer import ReformerAttention
 from flash_lm.ops.lsh_attention import buckets_of
+from flash_lm.peers import add_python, check_python
 from flash_lm.provenance import provenance
 
 WORKER = pathlib.Path(__file__).with_name("check_peers_worker.py")
@@ -269,9 +270,7 @@ def main(argv: list[str]) -> None:
     """Writes check_peers.jsonl to OUT; fails where a case is not as expected."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--families", help="separated by spaces; default: all")
-    parser.add_argument(
-        "--python", type=pathlib.Path, default=".venv-peers/bin/python", help="the peers' Python interpreter"
-    )
+    add_python(parser)
     for family, (repository, commit) in REPOSITORIES.items():
         default = SOURCES / repository.split("/")[1]
         text = f"checkout of github.com/{repository} at {commit[:12]}; default: {default}"
@@ -279,8 +278,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments = parser.parse_args(argv)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides how each layer is compiled
-    if not arguments.python.exists():
-        raise InputError(f"--python={arguments.python} does not exist: run `make peers`")
+    check_python(arguments.python)
     cases = read_cases(TABLE, words_of(arguments.families) if arguments.families else None)
     asked = {case.family for case in cases}
     folders = {family: checkout(family, getattr(arguments, family)) for family in REPOSITORIES if family in asked}

@@ -21,7 +21,7 @@ from flash_lm.allocator import user_environment
 from flash_lm.command import run
 from flash_lm.data.hf_tokenizer import to_hugging_face
 from flash_lm.data.tokenizers import ByteTokenizer
-from flash_lm.errors import InputError, RunError
+from flash_lm.errors import RunError
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.exporting import export
 from flash_lm.inference.importing import import_hf
@@ -29,6 +29,7 @@ from flash_lm.inference.loaded import LoadedModel
 from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.inference.trained_model import TrainedModel, load_model
 from flash_lm.jsonl import Line, write_jsonl
+from flash_lm.peers import add_python, check_python
 from flash_lm.provenance import provenance
 
 WORKER = pathlib.Path(__file__).parent / "llama_worker.py"
@@ -104,16 +105,10 @@ def compare(python: pathlib.Path, name: str, folder: pathlib.Path) -> Line:
 def main(argv: list[str]) -> None:
     """Writes llama.jsonl to OUT; fails when a difference is above 1e-4."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument(
-        "--python",
-        type=pathlib.Path,
-        default=".venv-peers/bin/python",
-        help="Python interpreter of the peers' environment",
-    )
+    add_python(parser)
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments = parser.parse_args(argv)
-    if not arguments.python.exists():
-        raise InputError(f"--python={arguments.python} does not exist: run `make peers`")
+    check_python(arguments.python)
     about, lines = provenance(jax.devices()[0].device_kind), []
     for name in SHAPES:
         with tempfile.TemporaryDirectory() as folder:

@@ -38,7 +38,7 @@ from flash_lm.study import Runs, changed, check_runs, raise_failures, run_study
 from flash_lm.training.bare_step import BareStep
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.interrupt import stop_on_signal
-from flash_lm.trunk_study import make_parts, step_name
+from flash_lm.trunk_study import Workplace, make_parts, step_name
 
 FOLDER = pathlib.Path(__file__).parent.parent / "configs" / "tables"
 TABLES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
@@ -146,9 +146,8 @@ def reproduce_study(table: Any, arguments: argparse.Namespace, overrides: list[s
         data = hash_of_files(pathlib.Path(arguments.corpus), (".jsonl", ".parquet"))
         with stop_on_signal() as should_stop:
             try:
-                left = make_parts(
-                    config, parts, table.MODELS, table.TUNING_STEPS, data, out, arguments.run, should_stop
-                )
+                place = Workplace(data, out, arguments.run, should_stop)
+                left = make_parts(config, parts, table.MODELS, table.TUNING_STEPS, place)
             except KeyboardInterrupt:
                 print("stopped: run the same command again to continue")
                 return

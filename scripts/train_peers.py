@@ -20,11 +20,11 @@ import numpy as np
 
 from flash_lm.allocator import user_environment
 from flash_lm.command import load_module, run, words_of
-from flash_lm.config import Config
 from flash_lm.data.batches import evaluation_batches
 from flash_lm.data.share import whole_batch
 from flash_lm.errors import InputError, RunError
 from flash_lm.jsonl import Line
+from flash_lm.peers import MOST_UNEQUAL, add_python, check_python, shape_of
 from flash_lm.provenance import hash_of_files, provenance
 from flash_lm.shared_work import begun_here, is_made, write_made
 from flash_lm.study import changed
@@ -40,7 +40,6 @@ PART = "peers"
 PEERS = {"gpt2": "transformer", "llama": "transformer_plus_plus", "flash_pytorch": "flash/untied"}
 FACTORS = (1.0, 0.5, 2.0)  # of our rate, in the order of their worth
 SPLITS = ("validation", "test")
-MOST_UNEQUAL = 0.03  # relative difference in the number of parameters
 _NO_TARGET = -100
 
 
@@ -79,14 +78,6 @@ def tasks_of(peers: list[str], trunks: list[Trunk], out: pathlib.Path) -> list[T
         for factor in FACTORS
         for peer, trunk in beside.items()
     ]
-
-
-def shape_of(config: Config) -> Line:
-    """The sizes that a peer needs to build the same model."""
-    keys = ("vocab_size", "model_dim", "num_layers", "num_heads", "mlp_dim")
-    sections = ("chunks.size", "gau.shared_dim", "gau.expanded_dim")
-    model = {key.split(".")[-1]: config.model.get(key) for key in (*keys, *sections)}
-    return model | {"length": config.data.length, "rows": config.data.batch_size}
 
 
 def ask(python: pathlib.Path, folder: pathlib.Path, question: Line) -> Line:
@@ -183,12 +174,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--corpus", required=True, type=pathlib.Path, help="what scripts/study_data.py has written")
     parser.add_argument("--run", required=True, type=pathlib.Path, help="folder for runs in progress")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder of the study's lines")
-    parser.add_argument(
-        "--python", type=pathlib.Path, default=".venv-peers/bin/python", help="the peers' Python interpreter"
-    )
+    add_python(parser)
     arguments = parser.parse_args(argv)
-    if not arguments.python.exists():
-        raise InputError(f"no interpreter {arguments.python} for the peers: run `make peers`, or set --python")
+    check_python(arguments.python)
     table: Any = load_module(str(TABLE))
     config = table.get_config()
     config.data.mixture = table.mixture(arguments.corpus)

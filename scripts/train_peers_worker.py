@@ -18,7 +18,7 @@ from peer_worker import flash_pytorch
 from torch import nn
 from torch.nn import functional
 
-Shape = dict[str, Any]  # the keys that `shape_of` of the asking script gives
+Shape = dict[str, Any]  # the keys that `flash_lm.peers.shape_of` gives
 Batch = tuple[torch.Tensor, torch.Tensor]
 _EVERY = 100  # steps between two lines of progress
 _NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None}  # theirs are beyond our vocabulary

@@ -19,7 +19,7 @@ from flash_lm.provenance import hash_of_files
 from flash_lm.shared_work import begun_here, made_lines
 from flash_lm.study import changed
 from flash_lm.training.loop import train
-from flash_lm.trunk_study import Part, make_parts, rates, run_trunks, schedules, trunks_of, tune_models
+from flash_lm.trunk_study import Part, Workplace, make_parts, rates, run_trunks, schedules, trunks_of, tune_models
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -44,13 +44,14 @@ def parts(**options):
 def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
     trunks = trunks_of(config_in(tmp_path), parts(shares=(0.5, 1.0), lengths=(64, 128), slices=("positions",)))
     out, runs = tmp_path / "out", tmp_path / "runs"
+    place = Workplace(DATA, out, runs, bool)
     rate_is(out, 2e-3)
     assert [trunk.name for trunk in trunks[:3]] == [
         "first_linear_transformer_seed_0",
         "first_linear_transformer_wide_seed_0",
         "first_linear_transformer_seed_1",
     ]
-    assert run_trunks(trunks[:1], DATA, out, runs, bool) == []
+    assert run_trunks(trunks[:1], place) == []
     lines = made_lines(out / "runs")
     assert [(x["split"], x["share"], x["length"], x["step"], x.get("slice")) for x in lines] == [
         ("validation", 0.5, 32, 10, None),
@@ -79,15 +80,15 @@ def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
     train(changed(trunks[0].config, whole), tmp_path / "alone")
     assert evaluate(tmp_path / "alone", "test")[0]["loss"] == lines[3]["loss"]
     # What has lines is not made again; another config is another study.
-    assert run_trunks(trunks[:1], DATA, out, runs, bool) == [] and made_lines(out / "runs") == lines
+    assert run_trunks(trunks[:1], place) == [] and made_lines(out / "runs") == lines
     other = trunks[0]._replace(config=changed(trunks[0].config, {"train.clip": 7.0}))
     fewer = trunks[0]._replace(part=trunks[0].part._replace(slices=()))
     for wrong, data in ((other, DATA), (fewer, DATA), (trunks[0], "other texts")):
         with pytest.raises(InputError, match="first_linear_transformer_seed_0.jsonl is of another config"):
-            run_trunks([wrong], data, out, runs, bool)
+            run_trunks([wrong], Workplace(data, out, runs, bool))
     rate_is(out, 3e-3)  # a search that was made again
     with pytest.raises(InputError, match="first_linear_transformer_seed_0.jsonl is of another config"):
-        run_trunks(trunks[:1], DATA, out, runs, bool)
+        run_trunks(trunks[:1], place)
 
 
 @pytest.mark.slow
@@ -99,13 +100,14 @@ def test_a_stopped_trunk_goes_on(tmp_path, stop):
     rate_is(out, 2e-3)
     steps = itertools.count(1)
     with pytest.raises(KeyboardInterrupt):
-        run_trunks([trunk], DATA, out, runs, lambda: next(steps) >= stop)
+        run_trunks([trunk], Workplace(DATA, out, runs, lambda: next(steps) >= stop))
     assert not made_lines(out / "runs")
-    assert run_trunks([trunk], DATA, out, runs, bool) == []
+    assert run_trunks([trunk], Workplace(DATA, out, runs, bool)) == []
     lines = made_lines(out / "runs")
-    assert run_trunks([trunk], DATA, tmp_path / "whole", tmp_path / "other", bool) == [trunk]  # no rate there
+    other = Workplace(DATA, tmp_path / "whole", tmp_path / "other", bool)
+    assert run_trunks([trunk], other) == [trunk]  # no rate there
     shutil.copytree(out / "rates", tmp_path / "whole" / "rates")
-    run_trunks([trunk], DATA, tmp_path / "whole", tmp_path / "other", bool)
+    run_trunks([trunk], other)
     assert [x["loss"] for x in lines] == [x["loss"] for x in made_lines(tmp_path / "whole" / "runs")]
 
 
@@ -140,13 +142,14 @@ def without_training(monkeypatch):
 
 def test_what_another_process_has_begun_is_left_to_it(tmp_path, without_training):
     trunks, out, runs = trunks_of(config_in(tmp_path), parts()), tmp_path / "out", tmp_path / "runs"
-    assert run_trunks(trunks, DATA, out, runs, bool) == trunks and not without_training  # no rate is known yet
+    place = Workplace(DATA, out, runs, bool)
+    assert run_trunks(trunks, place) == trunks and not without_training  # no rate is known yet
     rate_is(out, 1e-3)
     with begun_here(runs / f"{trunks[1].name}.lock") as free:
         assert free
-        assert run_trunks(trunks, DATA, out, runs, bool) == [trunks[1]]
+        assert run_trunks(trunks, place) == [trunks[1]]
     assert [name for name, _ in without_training] == [trunks[i].name for i in (0, 2, 3)]
-    assert run_trunks(trunks, DATA, out, runs, bool) == []
+    assert run_trunks(trunks, place) == []
     assert [name for name, _ in without_training] == [trunks[i].name for i in (0, 2, 3, 1)]
     assert {rate for _, rate in without_training} == {1e-3}  # the ablation has its model's
     failed = [line for line in made_lines(out / "runs") if line["seed"] == 1]
@@ -156,20 +159,21 @@ def test_what_another_process_has_begun_is_left_to_it(tmp_path, without_training
 def test_a_full_disk_is_no_failed_run(tmp_path, without_training):
     """The folder stays, and the run goes on when there is room."""
     trunks, out, runs = trunks_of(config_in(tmp_path), parts())[:1], tmp_path / "out", tmp_path / "runs"
+    place = Workplace(DATA, out, runs, bool)
     rate_is(out, 1e-3)
     without_training.full.append(True)
     with pytest.raises(RunError, match="the disk is full"):
-        run_trunks(trunks, DATA, out, runs, bool)
+        run_trunks(trunks, place)
     assert (runs / trunks[0].name).is_dir() and not made_lines(out / "runs")
     without_training.full.clear()
     shutil.rmtree(runs / trunks[0].name)  # the stand-in makes it anew
-    assert run_trunks(trunks, DATA, out, runs, bool) == [] and len(made_lines(out / "runs")) == 1
+    assert run_trunks(trunks, place) == [] and len(made_lines(out / "runs")) == 1
 
 
 def test_without_a_finite_rate_there_is_no_run(tmp_path, without_training):
     trunks, out = trunks_of(config_in(tmp_path), parts()), tmp_path / "out"
     rate_is(out, 1e-3, failed="loss nan")
-    assert run_trunks(trunks, DATA, out, tmp_path / "runs", bool) == [] and not without_training
+    assert run_trunks(trunks, Workplace(DATA, out, tmp_path / "runs", bool)) == [] and not without_training
     lines = made_lines(out / "runs")
     assert len(lines) == 4 and all(x["failed"] == "no learning rate stays finite: loss nan" for x in lines)
 
@@ -189,7 +193,7 @@ def test_each_model_is_tuned_once(tmp_path, monkeypatch):
     monkeypatch.setattr(trunk_study, "tune", tune)
     config, out = config_in(tmp_path), tmp_path / "out"
     for _ in range(2):
-        tune_models(config, {"a": {}, "b": {}}, 50, DATA, out, tmp_path / "runs", bool)
+        tune_models(config, {"a": {}, "b": {}}, 50, Workplace(DATA, out, tmp_path / "runs", bool))
     tokens = 50 * config.data.tokens_per_batch
     assert asked == [(name, "train.learning_rate", tokens, "sqrt", 10) for name in "ab"]
     assert {model: (line["value"], line["bracketed"]) for model, line in rates(out).items()} == {
@@ -197,9 +201,9 @@ def test_each_model_is_tuned_once(tmp_path, monkeypatch):
         "b": (2.0, True),
     }
     with pytest.raises(InputError, match="a.jsonl is of another config"):
-        tune_models(config, {"a": {}}, 100, DATA, out, tmp_path / "runs", bool)
+        tune_models(config, {"a": {}}, 100, Workplace(DATA, out, tmp_path / "runs", bool))
     with begun_here(tmp_path / "runs" / "tuning_c.lock"):
-        tune_models(config, {"c": {}}, 50, DATA, out, tmp_path / "runs", bool)
+        tune_models(config, {"c": {}}, 50, Workplace(DATA, out, tmp_path / "runs", bool))
     assert len(asked) == 2
 
 
@@ -243,23 +247,15 @@ def test_each_part_is_made_after_the_rates_of_its_models(tmp_path, monkeypatch):
     two = [Part("first", {"b/x": {}}, {}, (0, 1), 50), Part("second", {"a": {}, "b": {}}, {}, (0,), 50)]
     monkeypatch.setattr(trunk_study, "tune_models", lambda config, models, *more: made.append(("rates", *models)))
     monkeypatch.setattr(trunk_study, "run_trunks", lambda trunks, *more: made.extend(x.name for x in trunks) or trunks)
-    left = make_parts(config, two, models, 50, DATA, tmp_path / "out", tmp_path / "runs", bool)
+    left = make_parts(config, two, models, 50, Workplace(DATA, tmp_path / "out", tmp_path / "runs", bool))
     trunks = ["first_b_x_seed_0", "first_b_x_seed_1"], ["second_a_seed_0", "second_b_seed_0"]
     assert made == [("rates", "b"), *trunks[0], ("rates", "a", "b"), *trunks[1]]
     assert [trunk.name for trunk in left] == [*trunks[0], *trunks[1]]
 
     made.clear()
+    wrong = two[0]._replace(changes={"model.family": "nonsense"})
     with pytest.raises(InputError, match="nonsense"):
-        make_parts(
-            config,
-            [*two, two[0]._replace(changes={"model.family": "nonsense"})],
-            models,
-            50,
-            DATA,
-            tmp_path,
-            tmp_path,
-            bool,
-        )
+        make_parts(config, [*two, wrong], models, 50, Workplace(DATA, tmp_path, tmp_path, bool))
     assert not made
 
 
