@@ -4,7 +4,7 @@ import argparse
 import math
 import pathlib
 
-from flash_lm.command import positive, run, whole_numbers
+from flash_lm.command import positive, run, whole_numbers, words_of
 from flash_lm.jsonl import append_jsonl
 from flash_lm.run_flags import add_run_flags, results_file, run_of
 from flash_lm.tables import TASKS
@@ -22,8 +22,8 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=positive, help="with --carry: tokens of each document to score, in whole rows")
     parser.add_argument(
         "--slices",
-        help="score slices by themselves: recall (what the row itself must have said), positions (how much of the row "
-        "stands before) or parts (made data, mixtures)",
+        help="score slices by themselves, such as all,recall: recall (what the row itself must have said), positions "
+        "(how much of the row stands before), parts (made data, mixtures), and all targets",
     )
     parser.add_argument(
         "--rare", type=positive, help="with --slices=recall: how often at most a rare pair of tokens stands in training"
@@ -42,6 +42,7 @@ def main(argv: list[str]) -> None:
     --config.data.KEY=VALUE selects a text other than the run's own; --split=whole scores all of it.
     """
     arguments, overrides = flags().parse_known_args(argv)
+    from flash_lm.data.slices import ALL
     from flash_lm.inference.scoring import evaluate
     from flash_lm.training.hosts import is_first, lost_hosts_reported
 
@@ -57,7 +58,7 @@ def main(argv: list[str]) -> None:
             lengths,
             carry=arguments.carry,
             first=arguments.first,
-            slices=arguments.slices,
+            slices=words_of(arguments.slices or ALL),
             rare=arguments.rare,
             mesh_shape=mesh,
             overrides=overrides,

@@ -68,7 +68,7 @@ def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_s
     """
     config = model.of_run(rate, seed)
     train_whole(config, folder, should_stop)
-    parts = evaluate(folder, "test", slices="parts")
+    parts = evaluate(folder, "test", slices=("parts",))
     curve = validation_curve(folder)
     length = parse(config).data.length
     about = facts(model.family, config.model, (length,), ())

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from flash_lm.config import parse
+from flash_lm.data.slices import ALL
 from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import Line, read_jsonl, write_jsonl
@@ -262,10 +263,9 @@ def one_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: Shou
         whole = float(name) == 1
         lengths = [data.length, *(further if whole else ())]
         scores = evaluate(folder / name, "validation")
-        scores += evaluate(folder / name, "test", lengths, blocks=BLOCKS)
-        for slices in trunk.part.slices if whole else ():
-            of = lengths if slices == POSITIONS else [data.length]
-            scores += evaluate(folder / name, "test", of, slices=slices, blocks=BLOCKS)
+        for length in lengths:
+            asked = [x for x in trunk.part.slices if whole and (x == POSITIONS or length == data.length)]
+            scores += evaluate(folder / name, "test", [length], slices=[ALL, *asked], blocks=BLOCKS)
         lines += [score | trunk.at | {"share": float(name), "rate": rate} for score in scores]
     return lines
 

@@ -102,13 +102,13 @@ class BiasedHead(NamedTuple):
         return found_xV + jnp.broadcast_to(self.bias_V, found_xV.shape)
 
     def loss(self, features_BxLxD, targets_BxL, weights_BxL, chunk, parts, z_loss=0.0):
-        nll = self.scores(features_BxLxD, targets_BxL, weights_BxL, chunk, parts)["nll"]
+        nll_BxL = self.scores(features_BxLxD, targets_BxL, weights_BxL, chunk, parts)["nll"]
         penalty = self.pull * jnp.square(self.bias_V).sum() * weights_BxL.sum()
-        return nll + penalty, {"bias": penalty}
+        return jnp.where(weights_BxL > 0, nll_BxL * weights_BxL, 0).sum() + penalty, {"bias": penalty}
 
     def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk, parts):
-        nll_BxL = optax.softmax_cross_entropy_with_integer_labels(self.logits(features_BxLxD), targets_BxL)
-        return {"nll": jnp.where(weights_BxL > 0, nll_BxL * weights_BxL, 0).sum()}
+        logits_BxLxV = self.logits(features_BxLxD)
+        return {"nll": optax.softmax_cross_entropy_with_integer_labels(logits_BxLxV, targets_BxL)}
 
 
 register_head(

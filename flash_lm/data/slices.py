@@ -1,6 +1,6 @@
 """Slices of a split: rows, or targets of rows, that are scored by themselves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from flash_lm.data.token_cache import TokenizedCorpus
 from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.errors import InputError
 
+ALL = "all"  # of the targets: the slice that is none
 _FIRST_POSITIONS = 64  # of a row: the first slice of them
 _PUBLISHED_RARE, _PUBLISHED_TOKENS = 1250, 10**10
 
@@ -170,7 +171,25 @@ def part_slices(corpus: Splits, split: str, rare: int | None) -> SlicesOf:
     return of
 
 
+def all_targets(corpus: Splits, split: str, rare: int | None) -> SlicesOf:
+    """All of them, which are scored in one pass with slices of them."""
+    del corpus, split, rare
+    return lambda rows: Slices([ALL], lambda number, row: np.ones((1, 1), bool))
+
+
+def together(kinds: Collection[Slices]) -> Slices:
+    """Slices of several kinds, whose masks are K×L."""
+
+    def masks(number: int, row: Row) -> np.ndarray:
+        found = [kind.masks(number, row) for kind in kinds]
+        length = max(x.shape[1] for x in found)
+        return np.concatenate([np.broadcast_to(x, (len(x), length)) for x in found])
+
+    return Slices([name for kind in kinds for name in kind.names], masks)
+
+
 SLICES: dict[str, Callable[[Splits, str, int | None], SlicesOf]] = {
+    ALL: all_targets,
     "recall": recall_slices,
     "positions": position_slices,
     "parts": part_slices,

@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict
 
 from flash_lm.data.corpus import SPLITS, WHOLE
 from flash_lm.data.labelled import cut_share
-from flash_lm.data.slices import SLICES, SlicedRows
+from flash_lm.data.slices import ALL, SLICES, SlicedRows, together
 from flash_lm.data.splits import Splits, load_splits
 from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus
 from flash_lm.data.tokenized_text import TokenizedText
@@ -39,7 +39,7 @@ def evaluate(
     *,
     carry: bool = False,
     first: int | None = None,
-    slices: str | None = None,
+    slices: Sequence[str] = (ALL,),
     rare: int | None = None,
     blocks: int = 0,
     mesh_shape: tuple[int, ...] = (-1, 1, 1),
@@ -53,9 +53,9 @@ def evaluate(
         lengths: row lengths; empty: the length of training.
         carry: whole documents, whose rows have the state of the rows before; the result also has scores by position.
         first: with `carry`, tokens at the beginning of each document that are scored, in whole rows; None: all.
-        slices: a key of `SLICES`: slices of the split that get a result each, with their name in `slice`; None: one
-            result for the whole split.
-        rare: with slices=recall, see `recall_slices`.
+        slices: keys of `SLICES`, which are scored in one pass and get a result each, all targets and each slice of
+            them, with the key in `slices` and the name in `slice`.
+        rare: with the slices recall, see `recall_slices`.
         blocks: without `carry`: number of blocks of consecutive batches whose nll and tokens are returned, too; fewer
             if there are fewer batches.
         mesh_shape: devices along (data, fsdp, tensor); it may differ from that of training.
@@ -79,21 +79,19 @@ def evaluate(
     lengths = list(lengths) or [trained.config.data.length]
     for length in lengths:
         trained.model.abstract.check_length(length)
-    if slices == "recall" and (task.rows or task.labels):
+    if "recall" in slices and (task.rows or task.labels):
         raise InputError("--slices=recall is of models that predict the next token")
-    if slices == "recall" and corpus.fingerprint != trained.facts["corpus"]:
+    if "recall" in slices and corpus.fingerprint != trained.facts["corpus"]:
         raise InputError("--slices=recall counts pairs in the text of training: score a split of the run's own corpus")
     if carry:
         score = _in_whole_documents(trained, corpus, split, first)
-    elif slices:
-        score = _in_slices(trained, corpus, split, slices, rare, blocks)
     else:
-        score = _in_rows(trained, corpus, split, blocks)
+        score = _in_rows(trained, corpus, split, slices, rare, blocks)
     results = []
-    in_part = slices or first or task.rows or task.labels
+    in_part = first or task.rows or task.labels
     text = None if in_part or not isinstance(corpus, TokenizedCorpus) else corpus.splits[split]
     for length, scores in _at_lengths(trained, lengths, score):
-        if text is not None and text.bytes:
+        if text is not None and text.bytes and "slice" not in scores:
             scores |= _of_text(scores["nll"], text)
         results.append(_result(trained, name, corpus, split, length, scores))
     return results
@@ -132,7 +130,7 @@ def _result(
 
 
 def _at_lengths(trained: TrainedModel, lengths: Sequence[int], score: Score) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each length, with the scores of its rows or of each of their slices."""
+    """Each length, with each of its scores."""
     batch_tokens = trained.config.data.tokens_per_batch // trained.config.train.accumulate
     for length in lengths:
         with jax.set_mesh(trained.mesh):
@@ -140,15 +138,18 @@ def _at_lengths(trained: TrainedModel, lengths: Sequence[int], score: Score) -> 
         yield from ((length, scores) for scores in found)
 
 
-def _check_asked(split: str, carry: bool, first: int | None, slices: str | None, rare: int | None, blocks: int) -> None:
+def _check_asked(
+    split: str, carry: bool, first: int | None, slices: Sequence[str], rare: int | None, blocks: int
+) -> None:
     """Checks that the arguments of `evaluate` go together, before a model is loaded."""
     if blocks and carry:
         raise InputError("blocks are of rows, and carry scores documents: leave one of them out")
     if first is not None and not carry:
         raise InputError("--first counts tokens of whole documents: add --carry")
-    if slices not in (None, *SLICES) or (slices and carry) or (rare is not None and slices != "recall"):
+    in_parts = [*slices] != [ALL]
+    if not {*slices} <= {*SLICES} or (in_parts and carry) or (rare is not None and "recall" not in slices):
         raise InputError(
-            f"--slices is one of {', '.join(SLICES)}, without --carry, and --rare belongs to --slices=recall"
+            f"--slices is some of {', '.join(SLICES)}, without --carry, and --rare belongs to --slices=recall"
         )
     if split not in (*SPLITS, WHOLE):
         raise InputError(f"no split {split}: --split is one of {', '.join((*SPLITS, WHOLE))}")
@@ -159,31 +160,36 @@ def _evaluator(trained: TrainedModel, corpus: Splits) -> Evaluator:
     return Evaluator(model, corpus.tokenizer, trained.mesh, config.train.loss_chunk, TASKS[config.task])
 
 
-def _in_rows(trained: TrainedModel, corpus: Splits, split: str, blocks: int) -> Score:
+def _in_rows(
+    trained: TrainedModel, corpus: Splits, split: str, kinds: Sequence[str], rare: int | None, blocks: int
+) -> Score:
     evaluator, text = _evaluator(trained, corpus), corpus.splits[split]
+    makers = {kind: SLICES[kind](corpus, split, rare) for kind in kinds}
 
     def score(length: int, batch_size: int) -> list[dict[str, Any]]:
         rows = evaluation_rows(trained.config, corpus, split, length)
-        scores = evaluator(trained.params, rows, batch_size, blocks=blocks)
+        slices = {kind: of(rows) for kind, of in makers.items()}
+        marks = [{"slices": kind, "slice": name} for kind, of in slices.items() for name in of.names]
+        found = evaluator.of_slices(trained.params, SlicedRows(rows, together(slices.values())), batch_size, blocks)
+        for mark, scores in zip(marks, found, strict=True):
+            if mark["slices"] == ALL:
+                scores |= more_of_all(length, len(rows), scores["tokens"])
+            elif scores["tokens"]:
+                scores |= mark
+            else:
+                raise InputError(
+                    f"the slice {mark['slice']} of the {split} split has no target: change --rare or --split"
+                )
+        return found
+
+    def more_of_all(length: int, count: int, tokens: float) -> dict[str, float]:
+        more = {}
         if hasattr(text, "best_nll"):
             made: Any = text
-            scores["best_loss"] = sum(made.best_nll(i, length) for i in range(len(rows))) / scores["tokens"]
+            more["best_loss"] = sum(made.best_nll(i, length) for i in range(count)) / tokens
         if TASKS[trained.config.task].labels:
-            scores["cut"] = cut_share(text, length)
-        return [scores]
-
-    return score
-
-
-def _in_slices(trained: TrainedModel, corpus: Splits, split: str, slices: str, rare: int | None, blocks: int) -> Score:
-    evaluator, slices_of = _evaluator(trained, corpus), SLICES[slices](corpus, split, rare)
-
-    def score(length: int, batch_size: int) -> list[dict[str, Any]]:
-        rows = evaluation_rows(trained.config, corpus, split, length)
-        found = evaluator.of_slices(trained.params, SlicedRows(rows, slices_of(rows)), batch_size, blocks)
-        if empty := [name for name, scores in found.items() if not scores["tokens"]]:
-            raise InputError(f"the slice {empty[0]} of the {split} split has no target: change --rare or --split")
-        return [scores | {"slices": slices, "slice": name} for name, scores in found.items()]
+            more["cut"] = cut_share(text, length)
+        return more
 
     return score
 

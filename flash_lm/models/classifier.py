@@ -85,21 +85,19 @@ class ClassHead(NamedTuple):
     ) -> Losses:
         """See `Head`; there is no large array to cut into chunks or parts, and there are no penalties."""
         del chunk, parts, z_loss, label_smoothing
-        return _nll(self.logits(features_BxLxD), targets_BxL, weights_BxL), {}
+        nll_BxL = optax.softmax_cross_entropy_with_integer_labels(self.logits(features_BxLxD), targets_BxL)
+        return jnp.where(weights_BxL > 0, nll_BxL * weights_BxL, 0).sum(), {}
 
     def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int) -> dict[str, jax.Array]:
-        """See `Head`; and `confusion`, the rows with each label (first axis) and prediction (second), C×C."""
-        del chunk, parts
+        """See `Head`; and "confusion", with a 1 at the label (first axis) and the prediction (second), B×L×C×C."""
+        del weights_BxL, chunk, parts
         logits_BxLxC = self.logits(features_BxLxD)
-        count, found_BxL = logits_BxLxC.shape[-1], logits_BxLxC.argmax(axis=-1)
-        confusion_CxC = jnp.zeros((count, count)).at[targets_BxL, found_BxL].add(weights_BxL)
-        nll = _nll(logits_BxLxC, targets_BxL, weights_BxL)
-        return {"nll": nll, "hits": jnp.trace(confusion_CxC), "confusion": confusion_CxC}
-
-
-def _nll(logits_BxLxC: jax.Array, targets_BxL: jax.Array, weights_BxL: jax.Array) -> jax.Array:
-    nll_BxL = optax.softmax_cross_entropy_with_integer_labels(logits_BxLxC, targets_BxL)
-    return jnp.where(weights_BxL > 0, nll_BxL * weights_BxL, 0).sum()
+        nll_BxL = optax.softmax_cross_entropy_with_integer_labels(logits_BxLxC, targets_BxL)
+        label_BxLxC, found_BxLxC = (
+            jax.nn.one_hot(x_BxL, logits_BxLxC.shape[-1]) for x_BxL in (targets_BxL, logits_BxLxC.argmax(axis=-1))
+        )
+        confusion_BxLxCxC = label_BxLxC[..., :, None] * found_BxLxC[..., None, :]
+        return {"nll": nll_BxL, "hits": (label_BxLxC * found_BxLxC).sum(axis=-1), "confusion": confusion_BxLxCxC}
 
 
 def _pool(config: ModelConfig, features_BxLxD: jax.Array, real_BxL: jax.Array) -> jax.Array:

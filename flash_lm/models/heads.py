@@ -13,7 +13,7 @@ from flax import nnx
 
 from flash_lm.config import ModelConfig
 from flash_lm.layers.dense import EMBEDDING_INITS, Dense
-from flash_lm.ops.cross_entropy import cross_entropy, cross_entropy_and_hits, soft_capped
+from flash_lm.ops.cross_entropy import cross_entropy, soft_capped, token_scores
 from flash_lm.ops.logistics import VALUES, mixture_log_probs
 from flash_lm.schema import at_least, key, section
 from flash_lm.tables import HEADS
@@ -47,7 +47,10 @@ class Head(Protocol):
     def scores(
         self, features_BxLxD: jax.Array, targets_BxL: jax.Array, weights_BxL: jax.Array, chunk: int, parts: int
     ) -> dict[str, jax.Array]:
-        """Sums over the targets: "nll", nats, and perhaps "hits", the targets that are the likeliest token."""
+        """Of each target, B×L: "nll", nats, and perhaps "hits", 1 if it is the likeliest token; more axes may follow.
+
+        Where the weight is 0 there may be anything.
+        """
         ...
 
 
@@ -134,8 +137,7 @@ class SoftmaxHead(NamedTuple):
     def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int) -> dict[str, jax.Array]:
         """See `Head`."""
         arguments = features_BxLxD, self.table_VxD, targets_BxL, weights_BxL, chunk, parts, self.cap
-        found = cross_entropy_and_hits(*arguments)
-        return dict(zip(("nll", "hits"), found, strict=True))
+        return dict(zip(("nll", "hits"), token_scores(*arguments), strict=True))
 
 
 class LogisticsHead(NamedTuple):
@@ -167,14 +169,15 @@ class LogisticsHead(NamedTuple):
         label_smoothing: float = 0.0,
     ) -> Losses:
         """As `SoftmaxHead.loss`, without penalties; there is no large array to cut into chunks or parts."""
-        del chunk, parts, z_loss, label_smoothing
-        values_BxL = targets_BxL - (self.vocab_size - VALUES)
-        log_probs_BxL = mixture_log_probs(self._parameters(features_BxLxD), values_BxL)
-        return -jnp.where(weights_BxL > 0, log_probs_BxL * weights_BxL, 0).sum(), {}
+        del z_loss, label_smoothing
+        nll_BxL = self.scores(features_BxLxD, targets_BxL, weights_BxL, chunk, parts)["nll"]
+        return jnp.where(weights_BxL > 0, nll_BxL * weights_BxL, 0).sum(), {}
 
     def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int) -> dict[str, jax.Array]:
-        """Only "nll", the same sum: accuracy over 256 values says little."""
-        return {"nll": self.loss(features_BxLxD, targets_BxL, weights_BxL, chunk, parts)[0]}
+        """Only "nll": accuracy over 256 values says little."""
+        del weights_BxL, chunk, parts
+        values_BxL = targets_BxL - (self.vocab_size - VALUES)
+        return {"nll": -mixture_log_probs(self._parameters(features_BxLxD), values_BxL)}
 
     def _parameters(self, features_xD: jax.Array) -> jax.Array:
         kernel_Dx3P = self.kernel_Dx3P.astype(features_xD.dtype)

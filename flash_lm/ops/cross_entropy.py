@@ -51,7 +51,7 @@ def cross_entropy(
     return found.total, (found.z, found.smoothing)
 
 
-def cross_entropy_and_hits(
+def token_scores(
     features_BxLxD: jax.Array,
     table_VxD: jax.Array,
     targets_BxL: jax.Array,
@@ -60,14 +60,79 @@ def cross_entropy_and_hits(
     parts: int = 1,
     cap: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """The sum without a z-loss, not differentiable, and the weighted number of targets with the largest logit."""
-    found = _sum(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, cap=cap)
-    return found.total, found.hits
+    """−log softmax(features · tableᵀ)[target], in nats, and whether the target has the largest logit, 1 or 0.
+
+    Args:
+        features_BxLxD: see `cross_entropy`, for all arguments.
+        table_VxD: the unembedding.
+        targets_BxL: token ids.
+        weights_BxL: only where it is 0 matters: such a token has zeros.
+        chunk: tokens in a slice.
+        parts: of the batch.
+        cap: of the logits.
+
+    Returns:
+        Two B×L float32, without gradients.
+    """
+    slices = _Slices(weights_BxL, chunk, parts)
+    table = table_VxD.astype(features_BxLxD.dtype)
+    cut = tuple(slices.cut(x) for x in (features_BxLxD, targets_BxL))
+
+    def body(place, found):
+        x_PxNxD, targets_PxN = (jax.lax.dynamic_index_in_dim(x, place, keepdims=False) for x in cut)
+        logits_PxNxV = _logits(x_PxNxD, table, cap)
+        log_z_PxN = jax.nn.logsumexp(logits_PxNxV, axis=-1)
+        target_logit_PxN = jnp.take_along_axis(logits_PxNxV, targets_PxN[..., None], axis=-1)[..., 0]
+        is_hit_PxN = (logits_PxNxV.argmax(axis=-1) == targets_PxN).astype(jnp.float32)
+        here = log_z_PxN - target_logit_PxN, is_hit_PxN
+        return tuple(jax.lax.dynamic_update_index_in_dim(x, y, place, axis=0) for x, y in zip(found, here, strict=True))
+
+    start = (jnp.zeros(cut[1].shape, jnp.float32),) * 2
+    nll_BxL, hits_BxL = (slices.join(x) for x in jax.lax.fori_loop(0, slices.used, body, start))
+    return jnp.where(weights_BxL > 0, nll_BxL, 0), jnp.where(weights_BxL > 0, hits_BxL, 0)
 
 
 def soft_capped(x: jax.Array, cap: float) -> jax.Array:
     """Cap · tanh(x / cap); x if cap is 0."""
     return cap * jnp.tanh(x / cap) if cap else x
+
+
+class _Slices:
+    """A batch whose tokens that count are first in their rows, cut along L: a batch over devices stays in place."""
+
+    def __init__(self, weights_BxL: jax.Array, chunk: int, parts: int):
+        self._batch, self._length = weights_BxL.shape
+        self._size, self._parts = min(max(chunk * parts // self._batch, 1), self._length), parts
+        self._counted = compacted(weights_BxL > 0, self._length)
+
+    @property
+    def used(self) -> jax.Array:
+        """How many, from the first, have a token that counts."""
+        return -(-self._counted.before_BxM[:, -1].max() // self._size)
+
+    def cut(self, x_BxLx: jax.Array) -> jax.Array:
+        """B×L×… -> G×P×N×…; one dimension of tokens, since XLA's CPU backend is slow at products that sum over two."""
+        more = x_BxLx.shape[2:]
+        ahead_BxLx = self._counted.take(x_BxLx.reshape(self._batch, 1, self._length, -1)).reshape(x_BxLx.shape)
+        padded = jnp.pad(ahead_BxLx, [(0, 0), (0, -self._length % self._size)] + [(0, 0)] * len(more))
+        split = jnp.moveaxis(padded.reshape(self._batch, -1, self._size, *more), 1, 0)
+        return split.reshape(split.shape[0], self._parts, -1, *more)
+
+    def join(self, x_GxPxNx: jax.Array) -> jax.Array:
+        """G×P×N×… -> B×L×…, where a token that does not count has what another one has."""
+        more = x_GxPxNx.shape[3:]
+        split = jnp.moveaxis(x_GxPxNx.reshape(-1, self._batch, self._size, *more), 0, 1)
+        ahead_BxLx = split.reshape(self._batch, -1, *more)[:, : self._length]
+        found = self._counted.put_back(ahead_BxLx.reshape(self._batch, 1, self._length, -1))
+        return found.reshape(ahead_BxLx.shape)
+
+
+def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.einsum(subscripts, a, b, preferred_element_type=jnp.float32)
+
+
+def _logits(x_PxNxD: jax.Array, table_VxD: jax.Array, cap: float) -> jax.Array:
+    return soft_capped(_product("pnd,vd->pnv", x_PxNxD, table_VxD), cap)
 
 
 def _forward(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss, cap, smoothing):
@@ -85,7 +150,6 @@ class _Sums(NamedTuple):
     total: jax.Array
     z: jax.Array
     smoothing: jax.Array
-    hits: jax.Array  # zero if gradients are computed
     gradients: tuple[jax.Array, jax.Array] | None  # with respect to features and table
 
 
@@ -104,28 +168,14 @@ def _sum(
     smoothing: float = 0.0,
     with_gradients: bool = False,
 ) -> _Sums:
-    batch, length, width = features_BxLxD.shape
-    # Slices run along L, so that a batch sharded over devices stays in place.
-    size = min(max(chunk * parts // batch, 1), length)
+    slices = _Slices(weights_BxL, chunk, parts)
     table = table_VxD.astype(features_BxLxD.dtype)
-    counts = compacted(weights_BxL > 0, length)
-
-    def slices(x_BxLx: jax.Array) -> jax.Array:
-        """B×L×… -> G×P×N×…; one dimension of tokens, since XLA's CPU backend is slow at products that sum over two."""
-        padded = jnp.pad(x_BxLx, [(0, 0), (0, -length % size)] + [(0, 0)] * (x_BxLx.ndim - 2))
-        split = jnp.moveaxis(padded.reshape(batch, -1, size, *x_BxLx.shape[2:]), 1, 0)
-        return split.reshape(split.shape[0], parts, -1, *x_BxLx.shape[2:])
-
-    def in_front(x_BxL: jax.Array) -> jax.Array:
-        return jnp.take_along_axis(x_BxL, counts.order_BxN, axis=1)
-
-    def product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.einsum(subscripts, a, b, preferred_element_type=jnp.float32)
+    cut = tuple(slices.cut(x) for x in (features_BxLxD, targets_BxL, weights_BxL.astype(jnp.float32)))
 
     def body(place, carry):
-        total_P, z_P, smoothing_P, hits_P, d_table_PxDxV, d_features_GxPxNxD = carry
-        x_PxNxD, targets_PxN, weights_PxN = (jax.lax.dynamic_index_in_dim(x, place, keepdims=False) for x in sliced)
-        logits_PxNxV = soft_capped(product("pnd,vd->pnv", x_PxNxD, table), cap)
+        total_P, z_P, smoothing_P, d_table_PxDxV, d_features_GxPxNxD = carry
+        x_PxNxD, targets_PxN, weights_PxN = (jax.lax.dynamic_index_in_dim(x, place, keepdims=False) for x in cut)
+        logits_PxNxV = _logits(x_PxNxD, table, cap)
         top_PxNx1 = logits_PxNxV.max(axis=-1, keepdims=True)
         exponentials_PxNxV = jnp.exp(logits_PxNxV - top_PxNx1)
         denominator_PxNx1 = exponentials_PxNxV.sum(axis=-1, keepdims=True)
@@ -140,8 +190,7 @@ def _sum(
             smoothing_P += (here_P := weighted(smoothing * (target_logit_PxN - logits_PxNxV.mean(axis=-1))))
             total_P += here_P
         if not with_gradients:
-            is_hit_PxN = (logits_PxNxV.argmax(axis=-1) == targets_PxN).astype(jnp.float32)
-            return total_P, z_P, smoothing_P, hits_P + (is_hit_PxN * weights_PxN).sum(axis=1), None, None
+            return total_P, z_P, smoothing_P, None, None
         is_target_PxNxV = jnp.arange(table.shape[0], dtype=jnp.int32)[None, None] == targets_PxN[..., None]
         probabilities_PxNxV = exponentials_PxNxV / denominator_PxNx1
         if z_loss:
@@ -151,24 +200,19 @@ def _sum(
         if cap:
             d_logits_PxNxV *= 1 - jnp.square(logits_PxNxV / cap)
         d_logits_PxNxV = (d_logits_PxNxV * weights_PxN[..., None]).astype(table.dtype)
-        d_table_PxDxV += product("pnd,pnv->pdv", x_PxNxD, d_logits_PxNxV)  # on CPUs faster than its transpose
-        d_x_PxNxD = product("pnv,vd->pnd", d_logits_PxNxV, table).astype(x_PxNxD.dtype)
+        d_table_PxDxV += _product("pnd,pnv->pdv", x_PxNxD, d_logits_PxNxV)  # on CPUs faster than its transpose
+        d_x_PxNxD = _product("pnv,vd->pnd", d_logits_PxNxV, table).astype(x_PxNxD.dtype)
         d_features_GxPxNxD = jax.lax.dynamic_update_index_in_dim(d_features_GxPxNxD, d_x_PxNxD, place, axis=0)
-        return total_P, z_P, smoothing_P, hits_P, d_table_PxDxV, d_features_GxPxNxD
+        return total_P, z_P, smoothing_P, d_table_PxDxV, d_features_GxPxNxD
 
-    ahead_BxLxD = counts.take(features_BxLxD[:, None])[:, 0]
-    sliced = tuple(slices(x) for x in (ahead_BxLxD, in_front(targets_BxL), in_front(weights_BxL.astype(jnp.float32))))
     d_table = jnp.zeros((parts, *table_VxD.T.shape), jnp.float32) if with_gradients else None
-    d_features = jnp.zeros_like(sliced[0]) if with_gradients else None
-    start = (*(jnp.zeros(parts, jnp.float32) for _ in range(4)), d_table, d_features)
-    most = counts.before_BxM[:, -1].max()
-    *sums, d_table_PxDxV, d_features_GxPxNxD = jax.lax.fori_loop(0, -(-most // size), body, start)
-    total, z, smooth, hits = (sum_P.sum() for sum_P in sums)
+    d_features = jnp.zeros_like(cut[0]) if with_gradients else None
+    start = (*(jnp.zeros(parts, jnp.float32) for _ in range(3)), d_table, d_features)
+    *sums, d_table_PxDxV, d_features_GxPxNxD = jax.lax.fori_loop(0, slices.used, body, start)
+    total, z, smooth = (sum_P.sum() for sum_P in sums)
     if d_features_GxPxNxD is None or d_table_PxDxV is None:
-        return _Sums(total, z, smooth, hits, None)
-    d_ahead_BxGxCxD = jnp.moveaxis(d_features_GxPxNxD.reshape(-1, batch, size, width), 0, 1)
-    d_ahead_BxLxD = d_ahead_BxGxCxD.reshape(batch, -1, width)[:, :length]
-    d_features_BxLxD = counts.put_back(d_ahead_BxLxD[:, None])[:, 0]
+        return _Sums(total, z, smooth, None)
+    d_features_BxLxD = slices.join(d_features_GxPxNxD)
     d_features_BxLxD = jnp.where(weights_BxL[..., None] > 0, d_features_BxLxD, 0)
     d_table_VxD = d_table_PxDxV.sum(axis=0).T.astype(table_VxD.dtype)
-    return _Sums(total, z, smooth, hits, (d_features_BxLxD, d_table_VxD))
+    return _Sums(total, z, smooth, (d_features_BxLxD, d_table_VxD))

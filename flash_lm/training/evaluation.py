@@ -61,13 +61,11 @@ class Evaluator:
         sums = self.sums(params, rows, batch_size, limit, blocks)
         return scores_of_labels(sums) if self._labels else scores_of(sums)
 
-    def of_slices(
-        self, params: Params, rows: SlicedRows, batch_size: int, blocks: int = 0
-    ) -> dict[str, dict[str, Any]]:
-        """As a call, for each slice by name."""
+    def of_slices(self, params: Params, rows: SlicedRows, batch_size: int, blocks: int = 0) -> list[dict[str, Any]]:
+        """As a call, for each slice."""
         scores = scores_of_labels if self._labels else scores_of
         sums: Any = self.sums(params, rows, batch_size, blocks=blocks)
-        return {name: scores({key: x[k] for key, x in sums.items()}) for k, name in enumerate(rows.names)}
+        return [scores({key: x[k] for key, x in sums.items()}) for k in range(len(rows.names))]
 
     def sums(
         self, params: Params, rows: Rows, batch_size: int, limit: int = 0, blocks: int = 0

@@ -167,18 +167,12 @@ def make_evaluation_step(
     """
 
     def step(params: Params, batch: Batch, bytes_per_token_V: jax.Array) -> dict[str, jax.Array]:
-        bound, (features_BxLxD, targets_BxT, _, *how), _ = _predictions(model, params, batch, loss_chunk, None, None)
-        bytes_BxL = bytes_per_token_V[batch["targets_BxL"]].astype(jnp.float32)
-
-        def sums(mask_BxL: jax.Array) -> dict[str, jax.Array]:
-            weights_BxT = mask_BxL[:, : targets_BxT.shape[1]]
-            scores = task.scores(bound.head(), features_BxLxD, targets_BxT, weights_BxT, *how)
-            return scores | {"tokens": mask_BxL.sum(), "bytes": (bytes_BxL * mask_BxL).sum()}
-
-        mask_BxL = batch["loss_mask_BxL"]
-        if "slices_BxKxL" not in batch:
-            return sums(mask_BxL)
-        return jax.lax.map(sums, jnp.moveaxis(batch["slices_BxKxL"], 1, 0) * mask_BxL)
+        bound, predictions, _ = _predictions(model, params, batch, loss_chunk, None, None)
+        weights = predictions[2]
+        if "slices_BxKxL" in batch:
+            weights = weights * jnp.moveaxis(batch["slices_BxKxL"][..., : weights.shape[1]], 1, 0)
+        scores = _scores(task, bound, predictions, bytes_per_token_V)
+        return {name: _of_rows(x, weights).sum(axis=weights.ndim - 2) for name, x in scores.items()}
 
     return step
 
@@ -195,13 +189,8 @@ def make_carried_evaluation_step(
 
     def step(params: Params, batch: Batch, bytes_per_token_V: jax.Array, carried: DecodeState):
         bound, predictions, after = _predictions(model, params, batch, loss_chunk, None, carried)
-        *arrays, _, _ = predictions
-        chunk = max(1, loss_chunk // len(batch["inputs_BxL"]))
-        of_row = lambda *row: task.scores(bound.head(), *(x[None] for x in row), chunk, 1)
-        mask_BxL = batch["loss_mask_BxL"]
-        bytes_BxL = bytes_per_token_V[batch["targets_BxL"]].astype(jnp.float32) * mask_BxL
-        counts = {"tokens": mask_BxL, "bytes": bytes_BxL}
-        sums = jax.vmap(of_row)(*arrays) | {name: x.sum(axis=1) for name, x in counts.items()}
+        scores = _scores(task, bound, predictions, bytes_per_token_V)
+        sums = {name: _of_rows(x, predictions[2]) for name, x in scores.items()}
         assert after is not None
         return sums | {"start": batch["positions_BxL"][:, 0]}, after
 
@@ -234,6 +223,22 @@ def _predictions(
     targets_BxL, weights_BxL = (batch[name][:, : features_BxLxD.shape[1]] for name in ("targets_BxL", "loss_mask_BxL"))
     parts = batch_parts(features_BxLxD.shape[0])
     return bound, (features_BxLxD, targets_BxL, weights_BxL, loss_chunk, parts), carried
+
+
+def _scores(
+    task: Task, bound: LanguageModel, predictions: tuple[Any, ...], bytes_per_token_V: jax.Array
+) -> dict[str, jax.Array]:
+    """Of each target, B×T×…: the task's scores, and what its sums count, tokens and bytes."""
+    _, targets_BxT, *_ = predictions
+    bytes_BxT = bytes_per_token_V[targets_BxT].astype(jnp.float32)
+    counts = {"tokens": jnp.ones(targets_BxT.shape, jnp.float32), "bytes": bytes_BxT}
+    return task.scores(bound.head(), *predictions) | counts
+
+
+def _of_rows(x_BxTx: jax.Array, weights_xBxT: jax.Array) -> jax.Array:
+    """The weighted sum over each row's targets, …×B×…; where the weight is 0 there may be anything."""
+    weights = weights_xBxT.reshape(*weights_xBxT.shape, *(1,) * (x_BxTx.ndim - 2))
+    return jnp.where(weights > 0, x_BxTx * weights, 0).sum(axis=weights_xBxT.ndim - 1)
 
 
 def given_of(batch: Batch) -> dict[str, jax.Array | None]:

@@ -151,7 +151,7 @@ def test_a_run_resumes_and_scores_each_part(config, tmp_path):
     losses = [{(x["step"], x["split"]): x["loss"] for x in lines} for lines in found]
     assert losses[0] == losses[1]
     line = [x for x in found[0] if x["split"] == "validation"][-1]
-    results = evaluate(tmp_path / "run", "validation", slices="parts")
+    results = evaluate(tmp_path / "run", "validation", slices=("parts",))
     assert [x["slice"] for x in results] == ["a", "b", "c"]
     for result in results:
         assert np.isclose(line[f"loss/{result['slice']}"], result["loss"], rtol=1e-6)

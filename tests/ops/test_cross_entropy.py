@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flash_lm.ops.cross_entropy import cross_entropy, cross_entropy_and_hits
+from flash_lm.ops.cross_entropy import cross_entropy, token_scores
 
 B, L, D, V = 2, 7, 5, 11
 
@@ -95,22 +95,29 @@ def test_capped_logits_and_penalties_equal_the_formula(z_loss, smoothing):
                 pair[which][place] += sign
             slope = (expected(*moved[0]) - expected(*moved[1])) / (2 * h)
             assert np.isclose(gradient[place], slope, rtol=1e-3, atol=1e-4)
-    total, hits = cross_entropy_and_hits(*arguments, 4, 2, cap)
+    nll, hits = token_scores(*arguments, 4, 2, cap)
     penalties = cross_entropy(*arguments, 4, 2, z_loss, cap, smoothing)[1]
-    assert np.isclose(total, value - sum(penalties), rtol=1e-5)
+    assert np.isclose((nll * weights).sum(), value - sum(penalties), rtol=1e-5)
     assert [float(x) != 0 for x in penalties] == [z_loss > 0, smoothing > 0]
-    assert hits == cross_entropy_and_hits(*arguments, 4, 2)[1]
+    assert (hits == token_scores(*arguments, 4, 2)[1]).all()
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_hits_are_the_targets_of_the_largest_logit(parts):
+@pytest.mark.parametrize("chunk", [1, 4, 6, 100])
+def test_scores_of_tokens_equal_the_formula(chunk, parts):
+    """Each at its place, wherever the tokens that count are; the others have zeros."""
     features, table, targets, weights = inputs()
-    best = (features @ table.T).argmax(axis=-1)
+    logits, counts = features @ table.T, weights > 0
+    best = logits.argmax(axis=-1)
     targets = np.where(np.arange(L) % 2, best, targets)
-    arguments = (jnp.float32(features), jnp.float32(table), jnp.int32(targets), jnp.float32(weights))
-    total, hits = cross_entropy_and_hits(*arguments, 4, parts)
-    assert hits == ((best == targets) * weights).sum() and 0 < hits < weights.sum()
-    assert (total, (0, 0)) == cross_entropy(*arguments, 4, parts)
+    dirty = np.where(counts[..., None], features, 1e18)
+    arguments = (jnp.float32(dirty), jnp.float32(table), jnp.int32(targets), jnp.float32(weights))
+    nll, hits = (np.asarray(x) for x in token_scores(*arguments, chunk, parts))
+    log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    expected = -np.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]
+    np.testing.assert_allclose(nll, np.where(counts, expected, 0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(hits, (best == targets) & counts)
+    assert 0 < hits.sum() < counts.sum()
 
 
 def test_a_left_out_token_may_be_anything():

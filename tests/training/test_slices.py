@@ -28,19 +28,35 @@ def mean(lines, key="loss"):
 
 
 def test_recall_and_rest_are_the_whole(run):
-    (whole,), slices = evaluate(run, "validation"), evaluate(run, "validation", slices="recall", rare=100)
+    (whole,), slices = evaluate(run, "validation"), evaluate(run, "validation", slices=("recall",), rare=100)
     assert [line["slice"] for line in slices] == ["recall", "rest"]
     assert sum(line["tokens"] for line in slices) == whole["tokens"] and min(line["tokens"] for line in slices) > 0
     assert mean(slices) == pytest.approx(whole["loss"], rel=1e-5)
     assert mean(slices, "accuracy") == pytest.approx(whole["accuracy"], rel=1e-6)
-    places = evaluate(run, "validation", [16, 80], slices="positions")
+    places = evaluate(run, "validation", [16, 80], slices=("positions",))
     assert [(line["length"], line["slice"]) for line in places] == [(16, "0–15"), (80, "0–63"), (80, "64–79")]
     (longer,) = evaluate(run, "validation", [80])
     assert mean(places[1:]) == pytest.approx(longer["loss"], rel=1e-5)
-    fewer = evaluate(run, "validation", slices="recall", rare=60)
+    fewer = evaluate(run, "validation", slices=("recall",), rare=60)
     assert 0 < fewer[0]["tokens"] < slices[0]["tokens"]
     with pytest.raises(InputError, match="the slice recall of the validation split has no target: change --rare"):
-        evaluate(run, "validation", slices="recall", rare=1)
+        evaluate(run, "validation", slices=("recall",), rare=1)
+
+
+def test_slices_of_one_pass_are_those_of_each(run):
+    """And all targets have the line that they have without slices."""
+    kinds = ("positions", "recall")
+    whole, *together = evaluate(run, "validation", slices=("all", *kinds), rare=100)
+    (alone,) = evaluate(run, "validation")
+    assert whole == pytest.approx(alone, rel=1e-6)
+    each = [*evaluate(run, "validation", slices=kinds[:1]), *evaluate(run, "validation", slices=kinds[1:], rare=100)]
+    assert [(x["slices"], x["slice"]) for x in together] == [
+        ("positions", "0–31"),
+        ("recall", "recall"),
+        ("recall", "rest"),
+    ]
+    for one, other in zip(together, each, strict=True):
+        assert one == pytest.approx(other, rel=1e-6)
 
 
 def test_blocks_add_up_to_the_whole_and_to_each_slice(run):
@@ -51,7 +67,7 @@ def test_blocks_add_up_to_the_whole_and_to_each_slice(run):
         0.95 < count / 1024 <= 1 for count in before
     )  # of four batches
     assert sum(whole["nll_blocks"]) == pytest.approx(whole["nll"], rel=1e-5)
-    slices = evaluate(run, "train", slices="recall", rare=100, blocks=5)
+    slices = evaluate(run, "train", slices=("recall",), rare=100, blocks=5)
     for key in ("nll_blocks", "tokens_blocks"):
         np.testing.assert_allclose(sum(np.array(line[key]) for line in slices), whole[key], rtol=1e-4)
     (few,) = evaluate(run, "validation", blocks=50)
@@ -72,16 +88,16 @@ def test_the_command_writes_a_line_for_each_slice(run):
 def test_pairs_are_counted_in_the_text_of_training(run, tmp_path):
     other = write_corpus(tmp_path / "other", seed=1)
     with pytest.raises(InputError, match="score a split of the run's own corpus"):
-        evaluate(run, "validation", slices="recall", overrides=[f"--config.data.path={other}"])
+        evaluate(run, "validation", slices=("recall",), overrides=[f"--config.data.path={other}"])
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"slices": "other"}, "--slices is one of recall, positions, parts"),
-        ({"slices": "recall", "carry": True}, "without --carry"),
+        ({"slices": ("other",)}, "--slices is some of all, recall, positions, parts"),
+        ({"slices": ("recall",), "carry": True}, "without --carry"),
         ({"rare": 3}, "--rare belongs to --slices=recall"),
-        ({"slices": "parts"}, "--slices=parts needs a corpus of parts"),
+        ({"slices": ("parts",)}, "--slices=parts needs a corpus of parts"),
     ],
 )
 def test_what_cannot_be_sliced(run, options, expected):
@@ -125,7 +141,7 @@ def test_the_best_reader_of_bigrams_is_beside_the_score(tmp_path):
 
 @pytest.mark.slow
 def test_parts_are_the_whole(needles):
-    (whole,), parts = evaluate(needles, "validation"), evaluate(needles, "validation", slices="parts")
+    (whole,), parts = evaluate(needles, "validation"), evaluate(needles, "validation", slices=("parts",))
     assert len(parts) == 10 and {line["tokens"] for line in parts} == {80}
     assert mean(parts) == pytest.approx(whole["loss"], rel=1e-5)
 
