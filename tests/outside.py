@@ -15,7 +15,7 @@ from flash_lm.data.tasks import Task
 from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.linear_core import LinearCore, LinearOptions
 from flash_lm.models.family import Family, Part
-from flash_lm.models.heads import HeadKind
+from flash_lm.models.heads import HeadKind, weighted_sum
 from flash_lm.models.parts import MLP_PART
 from flash_lm.schema import above, key, section
 from flash_lm.training.optimizer import Optimizer
@@ -104,7 +104,7 @@ class BiasedHead(NamedTuple):
     def loss(self, features_BxLxD, targets_BxL, weights_BxL, chunk, parts, z_loss=0.0):
         nll_BxL = self.scores(features_BxLxD, targets_BxL, weights_BxL, chunk, parts)["nll"]
         penalty = self.pull * jnp.square(self.bias_V).sum() * weights_BxL.sum()
-        return jnp.where(weights_BxL > 0, nll_BxL * weights_BxL, 0).sum() + penalty, {"bias": penalty}
+        return weighted_sum(nll_BxL, weights_BxL) + penalty, {"bias": penalty}
 
     def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk, parts):
         logits_BxLxV = self.logits(features_BxLxD)

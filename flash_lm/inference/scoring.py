@@ -146,8 +146,8 @@ def _check_asked(
         raise InputError("blocks are of rows, and carry scores documents: leave one of them out")
     if first is not None and not carry:
         raise InputError("--first counts tokens of whole documents: add --carry")
-    in_parts = [*slices] != [ALL]
-    if not {*slices} <= {*SLICES} or (in_parts and carry) or (rare is not None and "recall" not in slices):
+    known, in_parts = slices and {*slices} <= {*SLICES}, [*slices] != [ALL]
+    if not known or (in_parts and carry) or (rare is not None and "recall" not in slices):
         raise InputError(
             f"--slices is some of {', '.join(SLICES)}, without --carry, and --rare belongs to --slices=recall"
         )

@@ -12,7 +12,7 @@ from flash_lm.config import ModelConfig
 from flash_lm.errors import InputError
 from flash_lm.layers.dense import Dense
 from flash_lm.layers.parameter import VECTORS
-from flash_lm.models.heads import HeadKind, Losses, register_head
+from flash_lm.models.heads import HeadKind, Losses, register_head, weighted_sum
 from flash_lm.schema import at_least, key, one_of, section
 
 
@@ -84,9 +84,9 @@ class ClassHead(NamedTuple):
         label_smoothing: float = 0.0,
     ) -> Losses:
         """See `Head`; there is no large array to cut into chunks or parts, and there are no penalties."""
-        del chunk, parts, z_loss, label_smoothing
-        nll_BxL = optax.softmax_cross_entropy_with_integer_labels(self.logits(features_BxLxD), targets_BxL)
-        return jnp.where(weights_BxL > 0, nll_BxL * weights_BxL, 0).sum(), {}
+        del z_loss, label_smoothing
+        nll_BxL = self.scores(features_BxLxD, targets_BxL, weights_BxL, chunk, parts)["nll"]
+        return weighted_sum(nll_BxL, weights_BxL), {}
 
     def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int) -> dict[str, jax.Array]:
         """See `Head`; and "confusion", with a 1 at the label (first axis) and the prediction (second), B×L×C×C."""

@@ -95,6 +95,11 @@ class LogisticsOptions:
     mixtures: int = key(10, "logistics", at_least(1), before=10)
 
 
+def weighted_sum(x_BxL: jax.Array, weights_BxL: jax.Array) -> jax.Array:
+    """A loss from what each target adds; where the weight is 0 there may be anything."""
+    return jnp.where(weights_BxL > 0, x_BxL * weights_BxL, 0).sum()
+
+
 class SoftmaxHead(NamedTuple):
     """softmax(features · tableᵀ), whose logits may be kept within ± cap ("Gemma 2", arXiv:2408.00118, section 2)."""
 
@@ -171,7 +176,7 @@ class LogisticsHead(NamedTuple):
         """As `SoftmaxHead.loss`, without penalties; there is no large array to cut into chunks or parts."""
         del z_loss, label_smoothing
         nll_BxL = self.scores(features_BxLxD, targets_BxL, weights_BxL, chunk, parts)["nll"]
-        return jnp.where(weights_BxL > 0, nll_BxL * weights_BxL, 0).sum(), {}
+        return weighted_sum(nll_BxL, weights_BxL), {}
 
     def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int) -> dict[str, jax.Array]:
         """Only "nll": accuracy over 256 values says little."""

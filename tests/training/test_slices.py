@@ -95,6 +95,7 @@ def test_pairs_are_counted_in_the_text_of_training(run, tmp_path):
     ("options", "expected"),
     [
         ({"slices": ("other",)}, "--slices is some of all, recall, positions, parts"),
+        ({"slices": ()}, "--slices is some of all, recall, positions, parts"),
         ({"slices": ("recall",), "carry": True}, "without --carry"),
         ({"rare": 3}, "--rare belongs to --slices=recall"),
         ({"slices": ("parts",)}, "--slices=parts needs a corpus of parts"),
