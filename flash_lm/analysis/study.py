@@ -117,7 +117,7 @@ def _table(lines: Sequence[Line]) -> str:
         row[_heading(line)] = line["perplexity"]
         if _heading(line) == _WHOLE:
             row |= line
-    headings = list(dict.fromkeys(map(_heading, tabled)))
+    headings = list(dict.fromkeys(map(_heading, sorted(tabled, key=_place_in_row))))
     split = headings.index(_WHOLE) + 1
     scores = lambda names: {name: (name, "{:.2f}") for name in names}
     columns: Columns = {**_ABOUT, **scores(headings[:split]), **_SPREAD, **scores(headings[split:])}
@@ -135,6 +135,11 @@ def _heading(line: Line) -> str:
     if line["length"] != line["trained_length"]:
         return f"in rows of {line['length']}"
     return _WHOLE if line["share"] == 1 else f"at {line['share']:g} of the budget"
+
+
+def _place_in_row(line: Line) -> tuple:
+    """Budgets as they grow, other lengths behind the whole budget, and slices last."""
+    return line["share"], "slice" in line, line["length"] != line["trained_length"], line["length"]
 
 
 def plot_study(lines: Sequence[Line], out: pathlib.Path, title: str) -> None:

@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,6 +30,7 @@ def join(coordinator: str | None = None, hosts: int | None = None, number: int |
     Raises:
         InputError: no cluster was found, or the other hosts do not connect.
     """
+    _keep_output_ours()
     try:
         jax.distributed.initialize(
             coordinator,
@@ -41,6 +44,15 @@ def join(coordinator: str | None = None, hosts: int | None = None, number: int |
             f"cannot reach other hosts ({first_line(error).rstrip('.')}): on SLURM, Kubernetes, MPI or a TPU pod use "
             f"--hosts=auto, anywhere else --hosts=ADDRESS:PORT,COUNT,NUMBER"
         ) from None
+
+
+def _keep_output_ours() -> None:
+    """Sends to standard error what libraries write to file 1 (as Gloo does on CPUs), so that output can be piped."""
+    ours = sys.stdout
+    ours.flush()
+    buffering = 1 if ours.isatty() else -1
+    sys.stdout = os.fdopen(os.dup(1), "w", buffering, encoding=ours.encoding, errors=ours.errors)
+    os.dup2(2, 1)
 
 
 def parse_hosts(word: str) -> tuple[str | None, int | None, int | None]:

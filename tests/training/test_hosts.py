@@ -179,12 +179,10 @@ def test_several_hosts_score_and_generate_as_one_does(alone, tmp_path, mesh):
         ]
         first, second = finish(several)
         (one,) = finish([command(f"flash_lm.{name}", *words, devices=1)])
-        # Gloo's threads write to the same stream, at times into each other's lines.
-        ours = lambda out: [line for line in out.splitlines() if "[Gloo]" not in line and "peer ranks" not in line]
         if name == "generate":
-            here, there = (json.loads(ours(out)[0]) for out in (first, one))
+            here, there = (json.loads(out) for out in (first, one))  # a line of a library would not be JSON
             assert here["tokens"] == there["tokens"] and np.allclose(here["log_probs"], there["log_probs"], atol=1e-4)
-        assert not ours(second)
+        assert not second
     scores = [line["loss"] for line in read_jsonl(tmp_path / "results.jsonl")]
     assert len(scores) == 2 and np.isclose(*scores, rtol=1e-6)
 
