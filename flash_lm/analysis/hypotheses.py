@@ -79,18 +79,19 @@ class Hypothesis:
 
         Args:
             lines: of `run_trunks`.
-            times: lines whose `run` is `step_name`, with microbatch_ms.
+            times: lines whose `run` is `step_name`, with microbatch_ms and iqr_ms.
 
         Returns:
             A line with number, hypothesis, verdict, figure, and, as far as there are any, `ratios` by seed and their
-            `errors`: half of the 95 % interval, as a share.
+            `errors`: half of the 95 % interval, as a share. At equal time an error is the farthest end of that interval
+            when half of its interquartile range is taken from the time of one model's step, and added to the other's.
         """
-        step_ms = {line["run"]: line["microbatch_ms"] for line in times}
+        steps = {line["run"]: line for line in times}
         found: dict[int, _Ratio] = {}
         reasons = []
         for seed, one, other in self._pairs(lines):
             try:
-                found[seed] = self._ratio(one, other, step_ms)
+                found[seed] = self._ratio(one, other, steps)
             except _NoFigureError as error:
                 reasons.append(str(error))
         low, high = RELATIONS[self.relation](ALIKE)
@@ -121,7 +122,7 @@ class Hypothesis:
         at = line["split"], line["length"], line.get("slice")
         return at == ("test", line["trained_length"], self.slice)
 
-    def _ratio(self, one: list[Line], other: list[Line], step_ms: Mapping[str, float]) -> "_Ratio":
+    def _ratio(self, one: list[Line], other: list[Line], steps: Mapping[str, Line]) -> "_Ratio":
         for line in (*one, *other):
             if "failed" in line:
                 raise _NoFigureError(f"{line['run']} failed with seed {line['seed']}")
@@ -130,10 +131,8 @@ class Hypothesis:
         tokens_N = np.array(one[-1]["tokens_blocks"])
         if not self.at_equal_time:
             return _ratio_of(_nll(one[-1]), _nll(other[-1]), tokens_N)
-        curves = [_against_time(lines, step_ms) for lines in (one, other)]
-        end = min(curve[-1][0] for curve in curves)
-        first_N, second_N = (loss_at(curve, end) for curve in curves)
-        return _ratio_of(first_N, second_N, tokens_N)
+        at, *ends = (_at_equal_time(one, other, steps, halves) for halves in ((0, 0), (-1, 1), (1, -1)))
+        return at._replace(error=max(abs(math.log(x.value / at.value)) + x.error for x in (at, *ends)))
 
 
 class _Ratio(NamedTuple):
@@ -203,9 +202,18 @@ def _nll(line: Line) -> np.ndarray:
     return np.array(line["nll_blocks"])
 
 
-def _against_time(lines: Sequence[Line], step_ms: Mapping[str, float]) -> list[tuple[float, np.ndarray]]:
+def _at_equal_time(one: list[Line], other: list[Line], steps: Mapping[str, Line], halves: tuple[int, int]) -> _Ratio:
+    """At the end of the one that needs less. The halves of interquartile ranges are added to the steps' median times."""
+    curves = [_against_time(lines, steps, half) for lines, half in zip((one, other), halves, strict=True)]
+    end = min(curve[-1][0] for curve in curves)
+    first_N, second_N = (loss_at(curve, end) for curve in curves)
+    return _ratio_of(first_N, second_N, np.array(one[-1]["tokens_blocks"]))
+
+
+def _against_time(lines: Sequence[Line], steps: Mapping[str, Line], half: int) -> list[tuple[float, np.ndarray]]:
     """Minutes of training and losses of each budget."""
     name = step_name(lines[0]["part"], lines[0]["run"])
-    if name not in step_ms:
+    if name not in steps:
         raise _NoFigureError(f"the step of {lines[0]['run']} was not timed")
-    return [(line["step"] * step_ms[name] / 60_000, _nll(line)) for line in lines]
+    step_ms = steps[name]["microbatch_ms"] + half * steps[name]["iqr_ms"] / 2
+    return [(line["step"] * step_ms / 60_000, _nll(line)) for line in lines]

@@ -223,7 +223,7 @@ def test_a_hypothesis_of_a_study_of_trunks():
     assert of(of_row(relation="better"), lines) == CONTRADICTED
     faster = of_row(relation="better", at_equal_time=True)
     budgets = [x | {"share": share, "step": round(500 * share)} for x in lines for share in (0.5, 1.0)]
-    times = [{"run": "rows a", "microbatch_ms": 10.0}, {"run": "rows b", "microbatch_ms": 20.0}]
+    times = [{"run": f"rows {name}", "microbatch_ms": ms, "iqr_ms": 0.0} for name, ms in (("a", 10.0), ("b", 20.0))]
     assert of(faster, budgets) == UNDECIDED  # no step was timed
     # After the same time b is at half of its budget, here as good as at its end.
     assert of(faster, budgets, times) == CONTRADICTED

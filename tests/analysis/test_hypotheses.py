@@ -125,7 +125,7 @@ def test_a_curve_is_never_read_beyond_its_ends(time):
         loss_at([(1.0, np.log(80.0)), (4.0, np.log(60.0))], time)
 
 
-def curves(flash_ms, attention_ms=600.0):
+def curves(flash_ms, attention_ms=600.0, iqr_ms=0.0):
     """Both have the same power law in steps, so at equal time the quicker one is better by (its speed)^0.3."""
     lines = [
         line(run, seed, power_law(1000 * share), share)
@@ -134,7 +134,7 @@ def curves(flash_ms, attention_ms=600.0):
         for share in (1.0, 0.25, 0.5)
     ]
     times = {"flash": flash_ms, "attention": attention_ms}
-    return lines, [{"run": step_name("rows", run), "microbatch_ms": ms} for run, ms in times.items()]
+    return lines, [{"run": step_name("rows", run), "microbatch_ms": ms, "iqr_ms": iqr_ms} for run, ms in times.items()]
 
 
 @pytest.mark.parametrize(("flash_ms", "verdict"), [(300.0, HOLDS), (400.0, HOLDS), (600.0, FAILS), (1000.0, FAILS)])
@@ -142,6 +142,16 @@ def test_at_equal_time_the_slower_curve_is_read_where_the_quicker_one_ends(flash
     found = AT_EQUAL_TIME.judge(*curves(flash_ms))
     assert found["verdict"] == verdict
     assert [*found["ratios"].values()] == pytest.approx([(flash_ms / 600) ** 0.3] * 3)
+
+
+@pytest.mark.parametrize(("iqr_ms", "verdict"), [(0.0, HOLDS), (40.0, HOLDS), (200.0, UNDECIDED)])
+def test_at_equal_time_the_spread_of_times_counts(iqr_ms, verdict):
+    """400 ms against 600 ms are better by 1.13, and worst is 500 ms against 500 ms."""
+    found = AT_EQUAL_TIME.judge(*curves(400.0, iqr_ms=iqr_ms))
+    assert found["verdict"] == verdict
+    ends = [(400 - k * iqr_ms / 2) / (600 + k * iqr_ms / 2) for k in (1, -1)]
+    farthest = max(abs(0.3 * math.log(ratio / (400 / 600))) for ratio in ends)
+    assert [*found["errors"].values()] == pytest.approx([farthest] * 3)
 
 
 def test_at_equal_time_without_a_time_or_an_overlap():
