@@ -203,7 +203,7 @@ def _nll(line: Line) -> np.ndarray:
 
 
 def _at_equal_time(one: list[Line], other: list[Line], steps: Mapping[str, Line], halves: tuple[int, int]) -> _Ratio:
-    """At the end of the one that needs less. The halves of interquartile ranges are added to the steps' median times."""
+    """At the end of the one that needs less; so many halves of the interquartile range are added to a step's time."""
     curves = [_against_time(lines, steps, half) for lines, half in zip((one, other), halves, strict=True)]
     end = min(curve[-1][0] for curve in curves)
     first_N, second_N = (loss_at(curve, end) for curve in curves)
