@@ -58,13 +58,15 @@ def time_steps(
 ) -> list[Line]:
     """Milliseconds of one microbatch of each run on one device; runs with the same baseline take turns.
 
-    They are appended to a file, group by group; what is there of the same config and device is not measured again.
+    They are appended to a file, group by group; what is there of the same config, device and number of rounds is not
+    measured again.
     """
     lines, about = [], provenance(jax.devices()[0].device_kind)
     before = read_lines(file)
     for baseline in dict.fromkeys(baseline_of.values()):
         group = {name: one_microbatch(changed(config, runs[name])) for name in runs if baseline_of[name] == baseline}
-        known = {"device": about["device"], "config_hash": config_hash({n: c.to_dict() for n, c in group.items()})}
+        of_group = config_hash({name: config.to_dict() for name, config in group.items()})
+        known = {"device": about["device"], "config_hash": of_group, "rounds": rounds}
         found = [line for line in before if known.items() <= line.items()]
         if not found:
             found = [line | about | known for line in time_group(group, baseline, rounds)]

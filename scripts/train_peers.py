@@ -58,7 +58,9 @@ class Task(NamedTuple):
     @property
     def at(self) -> Line:
         """What identifies its lines."""
-        return {"part": PART, "run": f"{self.peer} at {self.rate:g}", "seed": self.ours.seed, "rate": self.rate}
+        run = f"{self.peer} at {self.rate:g}"
+        who = {"peer": self.peer, "beside": self.ours.model, "run": run}
+        return {"part": PART, **who, "seed": self.ours.seed, "rate": self.rate}
 
 
 def tasks_of(peers: list[str], trunks: list[Trunk], out: pathlib.Path) -> list[Task]:

@@ -8,6 +8,7 @@ FOLDER/answer.json gets version and parameters, and the nats and targets of each
 import importlib.metadata
 import json
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +22,8 @@ from torch.nn import functional
 Shape = dict[str, Any]  # the keys that `flash_lm.peers.shape_of` gives
 Batch = tuple[torch.Tensor, torch.Tensor]
 _EVERY = 100  # steps between two lines of progress
+# Vectors by their role, which FLASH-pytorch keeps as matrices: scales, offsets, and a bias for each distance.
+_VECTORS = re.compile(r"\b(gamma|beta|relative_attention_bias)\b")
 _NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None}  # theirs are beyond our vocabulary
 
 
@@ -37,6 +40,11 @@ class Logits(nn.Module):
         return self.model(tokens, use_cache=False).logits
 
 
+def _scale(shape: Shape) -> float:
+    """Of initial values, as ours: the library's 0.02 is for wider models, and would slow these for a thousand steps."""
+    return shape["model_dim"] ** -0.5
+
+
 def gpt2(shape: Shape) -> nn.Module:
     """The GPT-2 of transformers, without dropout."""
     from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415
@@ -51,6 +59,7 @@ def gpt2(shape: Shape) -> nn.Module:
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
+        initializer_range=_scale(shape),
         **_NO_SPECIAL_TOKENS,
     )
     return Logits(GPT2LMHeadModel(config))
@@ -68,6 +77,7 @@ def llama(shape: Shape) -> nn.Module:
         num_hidden_layers=shape["num_layers"],
         num_attention_heads=shape["num_heads"],
         tie_word_embeddings=True,
+        initializer_range=_scale(shape),
         **_NO_SPECIAL_TOKENS,
     )
     return Logits(LlamaForCausalLM(config))
@@ -100,10 +110,11 @@ def train(model: nn.Module, file: pathlib.Path, question: dict[str, Any]) -> Non
     Raises:
         FloatingPointError: the loss became non-finite.
     """
-    params = [x for x in model.parameters() if x.requires_grad]
+    named = {name: x for name, x in model.named_parameters() if x.requires_grad}
+    matrices = {name for name, x in named.items() if x.ndim >= 2 and not _VECTORS.search(name)}
     decayed = [
-        {"params": [x for x in params if x.ndim >= 2], "weight_decay": question["weight_decay"]},
-        {"params": [x for x in params if x.ndim < 2], "weight_decay": 0.0},
+        {"params": [named[name] for name in named if name in matrices], "weight_decay": question["weight_decay"]},
+        {"params": [named[name] for name in named if name not in matrices], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(decayed, betas=(question["b1"], question["b2"]), eps=question["eps"])
     for step, (rate, batch) in enumerate(zip(question["rates"], batches(file), strict=True)):
@@ -114,7 +125,7 @@ def train(model: nn.Module, file: pathlib.Path, question: dict[str, Any]) -> Non
             print(f"step {step}: loss {loss.item():.3f}", file=sys.stderr, flush=True)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(params, question["clip"])
+        nn.utils.clip_grad_norm_(named.values(), question["clip"])
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()

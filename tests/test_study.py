@@ -284,3 +284,5 @@ def test_a_table_is_reproduced_and_continues_after_a_stop(config, tmp_path, caps
     reproduce.main(argv)
     assert capsys.readouterr().out.count("already done") == 3
     assert (out / "step_times.jsonl").read_text() == before
+    reproduce.main([*argv, "--rounds=1"])
+    assert [line["rounds"] for line in read_jsonl(out / "step_times.jsonl")] == [2] * 3 + [1] * 3

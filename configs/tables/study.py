@@ -16,6 +16,7 @@ from flash_lm.trunk_study import Part
 TITLE = "Quality against step time"
 SHARES_OF_TEXT = (("books", 0.4), ("wiki", 0.4), ("imdb", 0.2))
 TUNING_STEPS = 320
+WORDS = 4096  # of the vocabulary
 
 _TABLES = {"model.max_length": 512}  # positions are parameters: as many as a row has
 _HYBRID = ("gated_deltanet",) * 3 + ("transformer_plus_plus",)
@@ -67,7 +68,7 @@ def get_config() -> ConfigDict:
     """What all runs start from; scripts/reproduce.py fills in the places of the corpora."""
     config = quickstart.get_config()
     config.model.max_length = 2048
-    config.data.update(corpus="hf", length=512, vocab_size=4096, tokens_per_batch=4096)
+    config.data.update(corpus="hf", length=512, vocab_size=WORDS, tokens_per_batch=4096)
     config.train.update(warmup_steps=80, eval_every=640, eval_steps=20, checkpoint_every=640, log_every=40)
     return config
 
@@ -104,7 +105,7 @@ def get_hypotheses() -> list[Hypothesis]:
         Hypothesis(1, rows, "flash_quad", "no worse", "transformer_plus_plus"),
         Hypothesis(2, rows, "flash", "better", "transformer_plus_plus", at_equal_time=True),
         Hypothesis(3, rows, "transformer_plus_plus", "better", "linear_transformer"),
-        Hypothesis(4, rows, "flash", "no worse", "transformer_plus_plus", slice="recall"),
+        Hypothesis(4, rows, "flash", "no worse", "transformer_plus_plus", slice="recall", guess=WORDS),
         Hypothesis(5, ablations, "flash/local", "better", "flash/global"),
         Hypothesis(5, ablations, "flash", "better", "flash/local"),
         Hypothesis(6, ablations, "flash", "no worse", "flash/softmax"),

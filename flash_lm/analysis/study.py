@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from flash_lm.analysis.figure import can_draw
 from flash_lm.analysis.hypotheses import Hypothesis, verdict_table
+from flash_lm.analysis.implementations import implementations, implementations_table
 from flash_lm.analysis.panels import Panel, plot_panels
 from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.analysis.tuning import write_tuning
@@ -45,6 +46,8 @@ def write_study(title: str, hypotheses: Sequence[Hypothesis], out: pathlib.Path)
     write_jsonl(out / "summary.jsonl", lines)
     write_jsonl(out / "verdicts.jsonl", verdicts)
     parts = [title, verdict_table(verdicts), study_tables(lines)]
+    if beside := implementations(runs):
+        parts.append(implementations_table(beside))
     if tuned:
         (out / "tuning").mkdir(exist_ok=True)
         parts.append(write_tuning(tuned, out / "tuning"))

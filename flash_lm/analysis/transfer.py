@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from flash_lm.analysis.figure import can_draw
-from flash_lm.analysis.hypotheses import FAILS, HOLDS, NORMAL_95, UNDECIDED, decided_by_seeds
+from flash_lm.analysis.hypotheses import FAILS, HOLDS, UNDECIDED, decided_by_seeds
 from flash_lm.analysis.panels import Panel, plot_panels
+from flash_lm.analysis.ratios import NORMAL_95
 from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, grouped, read_lines, write_jsonl

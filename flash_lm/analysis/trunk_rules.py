@@ -30,12 +30,12 @@ class Trunks:
     def judge(self, evidence: Evidence) -> Verdict:
         """As the hypothesis is."""
         lines, times = (evidence.files.get(path, ()) for path in self.files)
-        found, models = self.hypothesis.judge(lines, times), (self.hypothesis.first, self.hypothesis.second)
-        part = self.hypothesis.part
+        asked = self.hypothesis
+        found = asked.judge(lines, times)
         if found["verdict"] == NOT_RUN:
-            raise MissingError(f"no seed of both {' and '.join(models)} in {part} of {self.files[0]}")
-        own = (line for line in lines if line["part"] == part and line["run"] in models)
-        return Verdict(_WORDS.get(found["verdict"], UNDECIDED), found["figure"], (), tuple(own))
+            raise MissingError(f"no seed of both {asked.first} and {asked.second} in {asked.part} of {self.files[0]}")
+        own = tuple(asked.read_of(lines))
+        return Verdict(_WORDS.get(found["verdict"], UNDECIDED), found["figure"], (), own)
 
 
 def trunks(files: tuple[str, str], **hypothesis: Any) -> Trunks:

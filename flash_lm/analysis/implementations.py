@@ -1,0 +1,61 @@
+"""What public code reaches beside ours, trained on the same batches: the rule of a study for its part of peers."""
+
+from collections.abc import Sequence
+
+from flash_lm.analysis.relations import ALIKE, RELATIONS
+from flash_lm.analysis.table import Columns, markdown_table
+from flash_lm.jsonl import Line, grouped
+
+RATES = 3  # of each peer
+AGREES, DIFFERS, UNFINISHED = "no sign of a fault", "to be examined", "unfinished"
+_COLUMNS: Columns = {
+    "public code": ("peer", "{}"),
+    "ours": ("ours", "{}"),
+    "its best rate": ("rate", "{:g}"),
+    "perplexity": ("perplexity", "{:.2f}"),
+    "of ours": ("ours_perplexity", "{:.2f}"),
+    "ratio": ("ratio", "{:.3f}"),
+    "result": ("result", "{}"),
+}
+
+
+def implementations(lines: Sequence[Line]) -> list[Line]:
+    """A line for each peer: its best rate by the validation split, and its perplexity on the test split beside ours.
+
+    Args:
+        lines: of a study's runs; those of peers have `beside`, the model of ours in their part.
+    """
+    return [_compared(own, lines) for own in grouped([line for line in lines if "beside" in line], "peer").values()]
+
+
+def _compared(own: Sequence[Line], lines: Sequence[Line]) -> Line:
+    """Of one peer."""
+    at, beside = own[0]["part"], own[0]["beside"]
+    whole = lambda line: "slice" not in line and line.get("length") == line.get("trained_length")
+    of_ours = lambda line: (line["part"], line["run"], line.get("split")) == (at, beside, "test") and whole(line)
+    ours = [line for line in lines if of_ours(line)]
+    of_split = lambda split: {line["run"]: line for line in own if line.get("split") == split}
+    validation, test = of_split("validation"), of_split("test")
+    found: Line = {"peer": own[0]["peer"], "ours": beside, "result": UNFINISHED}
+    if len({line["run"] for line in own}) < RATES or not validation or not ours:
+        return found
+    best = test[min(validation.values(), key=lambda line: line["perplexity"])["run"]]
+    low, high = RELATIONS["alike"](ALIKE)
+    ratio = best["perplexity"] / ours[0]["perplexity"]
+    return found | {
+        "rate": best["rate"],
+        "perplexity": best["perplexity"],
+        "ours_perplexity": ours[0]["perplexity"],
+        "ratio": ratio,
+        "result": AGREES if low <= ratio <= high else DIFFERS,
+    }
+
+
+def implementations_table(lines: Sequence[Line]) -> str:
+    """Markdown.
+
+    Args:
+        lines: of `implementations`.
+    """
+    rule = f"The best of {RATES} rates by the validation split; perplexities of the test split, alike within {ALIKE:g}."
+    return f"Public code beside ours, one seed. {rule}\n\n{markdown_table(lines, _COLUMNS)}"

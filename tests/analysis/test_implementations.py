@@ -1,0 +1,39 @@
+"""What public code reaches beside ours, from planted lines."""
+
+import pytest
+
+from flash_lm.analysis.implementations import (
+    AGREES,
+    DIFFERS,
+    UNFINISHED,
+    implementations,
+    implementations_table,
+)
+
+OURS = {"part": "peers", "run": "flash", "split": "test", "length": 512, "trained_length": 512, "perplexity": 100.0}
+
+
+def of_peer(rate, validation, test):
+    at = {"part": "peers", "run": f"theirs at {rate:g}", "peer": "theirs", "beside": "flash", "rate": rate}
+    at |= {"length": 512, "trained_length": 512}
+    return [at | {"split": split, "perplexity": x} for split, x in (("validation", validation), ("test", test))]
+
+
+@pytest.mark.parametrize(("test", "result"), [(101.9, AGREES), (98.1, AGREES), (102.1, DIFFERS), (97.9, DIFFERS)])
+def test_the_best_on_the_validation_split_is_compared_on_the_test_split(test, result):
+    """Another rate is better there, which nobody may choose by."""
+    theirs = [*of_peer(0.1, 90.0, test), *of_peer(0.2, 91.0, 100.0), *of_peer(0.4, 95.0, 99.0)]
+    others = [OURS | {"slice": "recall", "perplexity": 9.0}, OURS | {"part": "rows", "perplexity": 8.0}]
+    (found,) = implementations([*others, OURS, *theirs])
+    assert found["result"] == result and found["rate"] == 0.1
+    assert found["ratio"] == pytest.approx(test / 100) and found["perplexity"] == test
+    assert f"{test:.2f}" in implementations_table([found])
+
+
+def test_without_all_rates_or_ours_there_is_no_result():
+    theirs = [*of_peer(0.1, 90.0, 100.0), *of_peer(0.2, 91.0, 100.0)]
+    lost = {"part": "peers", "run": "theirs at 0.4", "peer": "theirs", "beside": "flash", "rate": 0.4, "failed": "nan"}
+    assert [x["result"] for x in implementations([OURS, *theirs])] == [UNFINISHED]
+    assert [x["result"] for x in implementations([OURS, *theirs, lost])] == [AGREES]  # one rate diverged
+    assert [x["result"] for x in implementations([*theirs, lost])] == [UNFINISHED]
+    assert implementations([OURS]) == []
