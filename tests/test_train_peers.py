@@ -83,7 +83,7 @@ def test_what_a_peer_says_is_reported(script, trunks, tmp_path):
     of = lambda seed: script.make(script.Task("uniform", trunks[seed], 2e-3), sys.executable, tmp_path / str(seed))
     assert of(1) == [
         {"part": "peers", "peer": "uniform", "beside": "linear_transformer", "run": "uniform at 0.002"}
-            | {"seed": 1, "rate": 2e-3, "failed": "the loss of step 3 is nan"}
+        | {"seed": 1, "rate": 2e-3, "failed": "the loss of step 3 is nan"}
     ]
     with pytest.raises(RunError, match="uniform: ValueError: it has 5 parameters"):
         of(2)

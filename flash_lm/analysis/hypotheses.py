@@ -98,7 +98,9 @@ class Hypothesis:
                 reasons.append(str(error))
         ratios, limits = [x.value for x in found.values()], RELATIONS[self.relation](ALIKE)
         held = [x.is_within(*limits) for x in found.values()]
-        errors = {"text": max((x.error for x in found.values()), default=0.0)}
+        errors = {
+            "text and times" if self.at_equal_time else "text": max((x.error for x in found.values()), default=0.0)
+        }
         if len(ratios) > 1:
             together = over_seeds(ratios)
             errors["seeds"] = together.error
