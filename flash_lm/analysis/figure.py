@@ -2,8 +2,9 @@
 
 import contextlib
 import importlib.util
+import math
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 _LINES = ("-", "--", "-.", ":")
@@ -50,3 +51,11 @@ def drawing(path: pathlib.Path, rows: int, columns: int, size: tuple[float, floa
 def style(i: int) -> dict[str, Any]:
     """The style of the i-th curve."""
     return {"linestyle": _LINES[i % len(_LINES)], "marker": _MARKERS[i % len(_MARKERS)], "color": f"C{i % 10}"}
+
+
+def round_ticks(values: Sequence[float]) -> list[float]:
+    """Round numbers that cover positive values, for a logarithmic axis."""
+    powers = range(math.floor(math.log10(min(values))) - 1, math.ceil(math.log10(max(values))) + 1)
+    steps = [factor * 10.0**power for power in powers for factor in (1, 1.5, 2, 3, 5, 7)]
+    first = max(x for x in steps if x <= min(values))
+    return [x for x in steps if first <= x <= 1.2 * max(values)]

@@ -1,15 +1,16 @@
 """Panels of curves with their names at their ends, readable without colour."""
 
 import dataclasses
+import itertools
 import math
 import pathlib
 from collections.abc import Iterable
 
-from flash_lm.analysis.figure import drawing, style
+from flash_lm.analysis.figure import drawing, round_ticks, style
 from flash_lm.jsonl import Line
 
 _NAME_HEIGHT = 0.045  # height of a curve's name, as a share of the axes
-_MOST_TICKS = 12  # on the x axis; with more values it has round ones
+_TICKS_APART = 0.06  # of the x axis; where values are nearer to each other, it has round ones
 _PLAIN = 10**8  # larger numbers are written with an exponent
 _LONGEST_NAME = 34  # characters that are written of a curve's name: a longer one would leave no room for the axes
 
@@ -67,8 +68,8 @@ def plot_panels(rows: list[list[Panel]], path: pathlib.Path, *, curve: str = "fa
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
             measured = sorted({line[panel.x] for line in panel.lines})
-            if len(measured) <= _MOST_TICKS:
-                axes.set_xticks(measured)
+            if measured:
+                axes.set_xticks(measured if _are_apart(measured, axes.get_xlim()) else round_ticks(measured))
             axes.xaxis.set_major_formatter("{x:,.4g}" if measured and measured[-1] > _PLAIN else "{x:,.0f}")
             axes.yaxis.set_major_formatter("{x:,g}")
             _name_ticks(axes)
@@ -77,12 +78,24 @@ def plot_panels(rows: list[list[Panel]], path: pathlib.Path, *, curve: str = "fa
         figure.suptitle(title)
 
 
+def _are_apart(values: list[float], ends: tuple[float, float]) -> bool:
+    """Whether the labels of sorted values have room on a logarithmic axis with these ends."""
+    least = (ends[1] / ends[0]) ** _TICKS_APART
+    return all(after > least * before for before, after in itertools.pairwise(values))
+
+
 def _name_ticks(axes) -> None:
-    """Labels ticks of the y axis: all within a decade; 1, 2 and 5 within three decades; else only the decades."""
-    from matplotlib.ticker import LogLocator  # noqa: PLC0415 (an extra, and slow to import)
+    """Labels ticks of the y axis.
+
+    They are even steps within half a decade, all of 1 to 9 within a decade, 1, 2 and 5 within three, else the decades.
+    """
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator  # noqa: PLC0415 (an extra, and slow to import)
 
     bottom, top = axes.get_ylim()
-    if 10 * bottom <= top < 1000 * bottom:
+    if top < 3 * bottom:
+        axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
+        axes.yaxis.set_minor_locator(NullLocator())
+    elif 10 * bottom <= top < 1000 * bottom:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_minor_formatter("{x:,g}" if top < 10 * bottom else "")
 

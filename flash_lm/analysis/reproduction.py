@@ -2,7 +2,7 @@
 
 import pathlib
 
-from flash_lm.analysis.figure import drawing, style
+from flash_lm.analysis.figure import drawing, round_ticks, style
 from flash_lm.analysis.table import markdown_table
 from flash_lm.jsonl import Line
 
@@ -56,7 +56,7 @@ def plot_quality_against_step_time(lines: list[Line], metric: str, path: pathlib
         axes.set_xlabel("milliseconds a microbatch of training, on one device")
         axes.margins(x=0.15, y=0.1)
         axes.set_xticks([], minor=True)
-        axes.set_xticks(_ticks([line["microbatch_ms"] for line in lines]))
+        axes.set_xticks(round_ticks([line["microbatch_ms"] for line in lines]))
         axes.xaxis.set_major_formatter("{x:,.0f}")
         _name_points(axes, [(line["microbatch_ms"], line[metric], line["run"]) for line in lines], names)
 
@@ -68,13 +68,6 @@ def prominent(lines: list[Line], metric: str, most: int = 12) -> set[str]:
         return any(x["microbatch_ms"] < line["microbatch_ms"] and x[metric] < line[metric] for x in lines)
 
     return {line["run"] for line in sorted(lines, key=lambda line: (beaten(line), line[metric]))[:most]}
-
-
-def _ticks(values: list[float]) -> list[float]:
-    """Round numbers that cover the values."""
-    steps = [factor * 10.0**power for power in range(-1, 8) for factor in (1, 1.5, 2, 3, 5, 7)]
-    first = max(x for x in steps if x <= min(values))
-    return [x for x in steps if first <= x <= 1.2 * max(values)]
 
 
 # Of a name beside its point, in points of length: level with it first, so that it is clear which one is meant.

@@ -197,7 +197,7 @@ def _against_place(lines: list[Line], title: str) -> Panel:
 def _panel(lines: list[Line], x: str, label: str, title: str) -> Panel:
     """With a band over the seeds."""
     quality = "perplexity a token, test split"
-    return Panel(lines, x, label, "perplexity", quality, title=title, band=("lowest", "highest"))
+    return Panel(lines, x, label, "perplexity", quality, title=title.replace("_", " "), band=("lowest", "highest"))
 
 
 def _first_of(line: Line) -> int:

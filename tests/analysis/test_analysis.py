@@ -182,6 +182,23 @@ def test_examples_are_compared_by_accuracy_too(tmp_path):
     assert (solved, unsolved) == ("200", "")
 
 
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ((64, 128, 2048), [64, 128, 2048]),
+        ((33, 33.5, 49), [30, 50]),
+        ((3.1e13, 3.2e13, 1.3e14), [3e13, 5e13, 7e13, 1e14, 1.5e14]),
+    ],
+)
+def test_ticks_are_at_the_values_where_they_have_room(tmp_path, monkeypatch, values, ticks):
+    drawn = []
+    monkeypatch.setattr(Axes, "set_xticks", lambda axes, values, **_: drawn.append(values))
+    plot_panels(
+        [[Panel([{"family": "flash", "x": x, "y": 1.0} for x in values], "x", "x", "y", "y")]], tmp_path / "a.png"
+    )
+    assert drawn == [pytest.approx(ticks)]
+
+
 def test_panels_are_drawn_with_names_that_do_not_cover_each_other(tmp_path, monkeypatch):
     """Also for curves that end at the same height; and lines without a value are left out."""
     drawn = []
