@@ -32,6 +32,7 @@ def test_a_table_has_one_row_per_line_or_one_column_per_value():
     columns = {"family": "`{family}`", "*": "{ms:.0f}", "MB": "{bytes/1e6:.0f}"}
     across = results.table(LINES, columns, "length")
     assert across == [["family", "512", "1,024", "MB"], ["`a`", "1234", "2000", "2"], ["`b`", "", "10", ""]]
+    assert results.table(LINES[::-1], columns, "length")[0] == across[0]  # numbers ascend, however rows are sorted
 
 
 def test_columns_of_words_stand_on_the_left():

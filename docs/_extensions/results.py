@@ -65,6 +65,8 @@ def table(lines: list[Line], columns: dict[str, str], across: str | None) -> lis
         return [list(columns), *([written(form, line) for form in columns.values()] for line in lines)]
     (heading, first), *others = ((name, form) for name, form in columns.items() if name != "*")
     values = list(dict.fromkeys(line[across] for line in lines))
+    if not any(isinstance(value, str) for value in values):
+        values.sort()  # as numbers, whatever the rows are sorted by
     rows: dict[str, dict[Any, Line]] = {}
     for line in lines:
         rows.setdefault(written(first, line), {})[line[across]] = line
