@@ -27,13 +27,13 @@ TABLE = pathlib.Path(__file__).parent.parent / "results" / "claims.toml"
 RUNS, CURVES = "runs.jsonl", "curves.jsonl"
 INTRODUCTION = f"""\
 A verdict needs two seeds, or two runs of a benchmark, and all of them must agree; otherwise the claim is undecided. In
-the study of docs/study.md it needs {SEEDS} seeds, each beyond the error of the text, and all together beyond that of
-the seeds: ± is half of a 95 % interval, the widest of the seeds' for the text. A claim that was scored only on the
-validation split, on which choices were made, is undecided too: verdicts are of the test split. Perplexities within a
-factor of {ALIKE:g} of each other count as equal. "As good as" means no worse than that factor, and "better" means
-better by more; a rule may name another factor. What is measured stands beside what is claimed ("237 of 317"). What
-holds after so few steps of such small models may not hold for those of the papers, and what fails here may hold
-there."""
+the study of docs/study.md it needs {SEEDS} seeds, each beyond the error of the text (± is half of the widest 95 %
+interval, at equal time with the spread of the times), and all together beyond the 95 % interval of their mean. A claim
+that was scored only on the validation split, on which choices were made, is undecided too: verdicts are of the test
+split. Perplexities within a factor of {ALIKE:g} of each other count as equal. "As good as" means no worse than that
+factor, and "better" means better by more; a rule may name another factor. What is measured stands beside what is
+claimed ("237 of 317"). What holds after so few steps of such small models may not hold for those of the papers, and
+what fails here may hold there."""
 
 
 def read_table() -> tuple[dict[str, Any], list[Claim]]:

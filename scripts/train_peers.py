@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flash_lm.allocator import user_environment
+from flash_lm.analysis.implementations import FACTORS
 from flash_lm.command import load_module, run, words_of
 from flash_lm.data.batches import evaluation_batches
 from flash_lm.data.share import whole_batch
@@ -38,7 +39,6 @@ TABLE = pathlib.Path(__file__).parent.parent / "configs" / "tables" / "study.py"
 PART = "peers"
 # peer -> ours
 PEERS = {"gpt2": "transformer", "llama": "transformer_plus_plus", "flash_pytorch": "flash/untied"}
-FACTORS = (1.0, 0.5, 2.0)  # of our rate, in the order of their worth
 SPLITS = ("validation", "test")
 _NO_TARGET = -100
 

@@ -41,7 +41,7 @@ class Logits(nn.Module):
 
 
 def _scale(shape: Shape) -> float:
-    """Of initial values, as ours: the library's 0.02 is for wider models, and would slow these for a thousand steps."""
+    """Of initial values: the library's 0.02 is for wider models, and would slow these for a thousand steps."""
     return shape["model_dim"] ** -0.5
 
 
@@ -153,6 +153,8 @@ def answer(folder: pathlib.Path) -> dict[str, Any]:
                 (loss_of(model, batch, "sum").item(), int((batch[1] >= 0).sum()))
                 for batch in batches(folder / f"{split}.npz")
             ]
+        if not np.isfinite([nll for nll, _ in found]).all():
+            raise FloatingPointError(f"the loss on the {split} split is not finite")
         about[split] = dict(zip(("nll", "tokens"), map(list, zip(*found, strict=True)), strict=True))
     return about
 

@@ -53,8 +53,8 @@ class Hypothesis:
         second: the other model.
         slice: of the targets; None: all of them.
         at_equal_time: not at the whole budget of both, but at the training time of the one that needs less.
-        guess: the perplexity of a uniform guess. Where both models are above guess / e there is no figure: a ratio
-            would say how sure they are of what they do not know. None: not asked.
+        guess: the perplexity of a uniform guess. Where both models are above guess / e there is no figure: neither
+            has learned enough for a comparison. None: not asked.
     """
 
     number: int
@@ -88,7 +88,7 @@ class Hypothesis:
             the farthest end of that interval when half of its interquartile range is taken from the time of one model's
             step, and added to the other's. `seeds_error` is that of the mean, from the ratios of the seeds.
         """
-        steps = {line["run"]: line for line in times}
+        steps = timed_steps(times)
         found: dict[int, Ratio] = {}
         reasons = []
         for seed, one, other in self._pairs(lines):
@@ -98,15 +98,13 @@ class Hypothesis:
                 reasons.append(str(error))
         ratios, limits = [x.value for x in found.values()], RELATIONS[self.relation](ALIKE)
         held = [x.is_within(*limits) for x in found.values()]
-        errors = {
-            "text and times" if self.at_equal_time else "text": max((x.error for x in found.values()), default=0.0)
-        }
-        if len(ratios) > 1:
-            together = over_seeds(ratios)
-            errors["seeds"] = together.error
+        error = max((x.error for x in found.values()), default=0.0)
+        known = [f"± {100 * math.expm1(error):.1f} % by the text{' and the times' if self.at_equal_time else ''}"]
+        together = over_seeds(ratios) if len(ratios) > 1 else None
+        if together:
+            known.append("{:.3f} to {:.3f} by the seeds".format(*together.ends))
             held += [None] if together.is_within(*limits) is None else []
-        known = ", ".join(f"± {100 * error:.1f} % for the {of}" for of, error in errors.items())
-        figure = [f"{spread(ratios)} {self.second} ({known})"] if ratios else []
+        figure = [f"{spread(ratios)} {self.second} (95 %: {', '.join(known)})"] if ratios else []
         return {
             "number": self.number,
             "hypothesis": self.text,
@@ -114,7 +112,7 @@ class Hypothesis:
             "figure": "; ".join([*figure, *dict.fromkeys(reasons)]),
             "ratios": {str(seed): ratio.value for seed, ratio in found.items()},
             "errors": {str(seed): ratio.error for seed, ratio in found.items()},
-            "seeds_error": errors.get("seeds"),
+            "seeds_error": together and together.error,
         }
 
     def read_of(self, lines: Sequence[Line]) -> list[Line]:
@@ -144,21 +142,29 @@ class Hypothesis:
         if len({(x["corpus_hash"], x["split"], *x["tokens_blocks"]) for x in (*one, *other)}) > 1:
             raise NoFigureError("not scored on the same targets")
         if self.guess and min(one[-1]["perplexity"], other[-1]["perplexity"]) > self.guess / math.e:
-            raise NoFigureError(f"neither knows better than to guess, at a perplexity of {self.guess:,.0f}")
+            raise NoFigureError(
+                f"neither is below {self.guess / math.e:,.0f}, the perplexity of a uniform guess over e"
+            )
         if not self.at_equal_time:
             return ratio_of(_nll(one[-1]), _nll(other[-1]), np.array(one[-1]["tokens_blocks"]))
         at, *ends = (_at_equal_time(one, other, steps, halves) for halves in ((0, 0), (-1, 1), (1, -1)))
         return at._replace(error=max(abs(math.log(x.value / at.value)) + x.error for x in (at, *ends)))
 
 
-def verdict_table(found: Sequence[Line], figures: str = "Ratios of perplexities") -> str:
+def timed_steps(times: Sequence[Line]) -> dict[str, Line]:
+    """The line of each step: that with the most rounds, and of these the last."""
+    return {line["run"]: line for line in sorted(times, key=lambda line: line.get("rounds", 0))}
+
+
+def verdict_table(found: Sequence[Line], figures: str = "Ratios of perplexities", beyond: str = "its error") -> str:
     """Markdown.
 
     Args:
         found: lines with number, hypothesis, verdict and figure, such as those of `Hypothesis.judge`.
         figures: what the figures are.
+        beyond: what each seed must be beyond.
     """
-    needs = f"{figures}, seed by seed; a verdict needs {SEEDS} seeds that agree, each beyond its error."
+    needs = f"{figures}, seed by seed; a verdict needs {SEEDS} seeds that agree, each beyond {beyond}."
     return f"{needs}\n\n{markdown_table(found, _COLUMNS)}"
 
 

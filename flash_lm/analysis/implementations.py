@@ -6,8 +6,8 @@ from flash_lm.analysis.relations import ALIKE, RELATIONS
 from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.jsonl import Line, grouped
 
-RATES = 3  # of each peer
-AGREES, DIFFERS, UNFINISHED = "no sign of a fault", "to be examined", "unfinished"
+FACTORS = (1.0, 0.5, 2.0)  # of our rate, at which each peer is trained, in the order of their worth
+AGREES, DIFFERS, UNFINISHED, FAILED = "no sign of a fault", "to be examined", "unfinished", "failed"
 _COLUMNS: Columns = {
     "public code": ("peer", "{}"),
     "ours": ("ours", "{}"),
@@ -15,6 +15,7 @@ _COLUMNS: Columns = {
     "perplexity": ("perplexity", "{:.2f}"),
     "of ours": ("ours_perplexity", "{:.2f}"),
     "ratio": ("ratio", "{:.3f}"),
+    "failed": ("failed", "{}"),
     "result": ("result", "{}"),
 }
 
@@ -31,21 +32,23 @@ def implementations(lines: Sequence[Line]) -> list[Line]:
 def _compared(own: Sequence[Line], lines: Sequence[Line]) -> Line:
     """Of one peer."""
     at, beside = own[0]["part"], own[0]["beside"]
-    whole = lambda line: "slice" not in line and line.get("length") == line.get("trained_length")
-    of_ours = lambda line: (line["part"], line["run"], line.get("split")) == (at, beside, "test") and whole(line)
-    ours = [line for line in lines if of_ours(line)]
+    ours = [line for line in lines if (line["part"], line["run"]) == (at, beside) and "slice" not in line]
+    ours_test = [line for line in ours if line.get("split") == "test" and line["length"] == line["trained_length"]]
     of_split = lambda split: {line["run"]: line for line in own if line.get("split") == split}
     validation, test = of_split("validation"), of_split("test")
-    found: Line = {"peer": own[0]["peer"], "ours": beside, "result": UNFINISHED}
-    if len({line["run"] for line in own}) < RATES or not validation or not ours:
+    lost = [line["run"] for line in own if "failed" in line]
+    found: Line = {"peer": own[0]["peer"], "ours": beside, "failed": len(lost), "result": UNFINISHED}
+    if len(lost) == len(FACTORS) or any("failed" in line for line in ours):
+        return found | {"result": FAILED}
+    if len(validation) + len(lost) < len(FACTORS) or not ours_test:
         return found
     best = test[min(validation.values(), key=lambda line: line["perplexity"])["run"]]
     low, high = RELATIONS["alike"](ALIKE)
-    ratio = best["perplexity"] / ours[0]["perplexity"]
+    ratio = best["perplexity"] / ours_test[0]["perplexity"]
     return found | {
         "rate": best["rate"],
         "perplexity": best["perplexity"],
-        "ours_perplexity": ours[0]["perplexity"],
+        "ours_perplexity": ours_test[0]["perplexity"],
         "ratio": ratio,
         "result": AGREES if low <= ratio <= high else DIFFERS,
     }
@@ -57,5 +60,5 @@ def implementations_table(lines: Sequence[Line]) -> str:
     Args:
         lines: of `implementations`.
     """
-    rule = f"The best of {RATES} rates by the validation split; perplexities of the test split, alike within {ALIKE:g}."
-    return f"Public code beside ours, one seed. {rule}\n\n{markdown_table(lines, _COLUMNS)}"
+    rule = f"The best of {len(FACTORS)} rates by the validation split; perplexities of the test split"
+    return f"Public code beside ours, one seed. {rule}, alike within {ALIKE:g}.\n\n{markdown_table(lines, _COLUMNS)}"

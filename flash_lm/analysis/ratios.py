@@ -7,9 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-NORMAL_95 = 1.959964  # standard deviations of a normal distribution that hold 95 % of it
 _FEWEST_BLOCKS = 20  # from which an error is known
-_LAGS = 3  # between blocks that may be of one document; 4 (n / 100)^(2/9) for 50 blocks (Newey and West 1994)
+_STRETCHES = 5  # of a text: neighbouring blocks are correlated over several of them, stretches of ten hardly
 
 
 class NoFigureError(ValueError):
@@ -22,10 +21,14 @@ class Ratio(NamedTuple):
     value: float
     error: float  # half of the 95 % interval of its logarithm
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Of its 95 % interval."""
+        return self.value * math.exp(-self.error), self.value * math.exp(self.error)
+
     def is_within(self, low: float, high: float) -> bool | None:
         """Whether it is; None: its interval has one of the ends."""
-        ends = self.value * math.exp(-self.error), self.value * math.exp(self.error)
-        if any(ends[0] <= end <= ends[1] for end in (low, high)):
+        if any(self.ends[0] <= end <= self.ends[1] for end in (low, high)):
             return None
         return low < self.value < high
 
@@ -33,20 +36,21 @@ class Ratio(NamedTuple):
 def ratio_of(one_N: np.ndarray, other_N: np.ndarray, tokens_N: np.ndarray) -> Ratio:
     """Of two models' perplexities, from their negative log-likelihoods on N blocks that follow each other in a text.
 
-    The error is that of a ratio of sums (Cochran 1977, "Sampling Techniques", section 6.4). Neighbours are not
-    independent: covariances of blocks up to three apart count with falling weights (Newey and West 1987).
+    The error is that of a ratio of sums over a few long stretches of the text, with Student's t (Cochran 1977,
+    "Sampling Techniques", section 6.4).
 
     Raises:
-        NoFigureError: there are too few blocks.
+        NoFigureError: a score is not finite, or there are too few blocks.
     """
+    if not (np.isfinite(one_N).all() and np.isfinite(other_N).all()):
+        raise NoFigureError("a score is not finite")
     if len(tokens_N) < _FEWEST_BLOCKS:
         raise NoFigureError(f"scored in {len(tokens_N)} blocks of text, too few to know its error")
-    differences_N, count, total = one_N - other_N, len(tokens_N), tokens_N.sum()
-    mean = differences_N.sum() / total
-    rest_N = differences_N - mean * tokens_N
-    alike = [2 * (1 - lag / (_LAGS + 1)) * rest_N[lag:] @ rest_N[:-lag] for lag in range(1, _LAGS + 1)]
-    square = count / (count - 1) * (rest_N @ rest_N + sum(alike))
-    return Ratio(math.exp(mean), NORMAL_95 * math.sqrt(square) / total)
+    of_stretches = lambda blocks: np.array([part.sum() for part in np.array_split(blocks, _STRETCHES)])
+    differences, tokens = of_stretches(one_N - other_N), of_stretches(tokens_N)
+    mean = differences.sum() / tokens.sum()
+    square = _STRETCHES / (_STRETCHES - 1) * np.square(differences - mean * tokens).sum()
+    return Ratio(math.exp(mean), float(stdtrit(_STRETCHES - 1, 0.975)) * math.sqrt(square) / tokens.sum())
 
 
 def over_seeds(ratios: Sequence[float]) -> Ratio:

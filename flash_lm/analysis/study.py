@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 
 from flash_lm.analysis.figure import can_draw
-from flash_lm.analysis.hypotheses import Hypothesis, verdict_table
+from flash_lm.analysis.hypotheses import Hypothesis, timed_steps, verdict_table
 from flash_lm.analysis.implementations import implementations, implementations_table
 from flash_lm.analysis.panels import Panel, plot_panels
 from flash_lm.analysis.table import Columns, markdown_table
@@ -45,7 +45,8 @@ def write_study(title: str, hypotheses: Sequence[Hypothesis], out: pathlib.Path)
     lines, verdicts = summary(runs, times), [hypothesis.judge(runs, times) for hypothesis in hypotheses]
     write_jsonl(out / "summary.jsonl", lines)
     write_jsonl(out / "verdicts.jsonl", verdicts)
-    parts = [title, verdict_table(verdicts), study_tables(lines)]
+    beyond = "the error of the text, and all together beyond that of the seeds"
+    parts = [title, verdict_table(verdicts, beyond=beyond), study_tables(lines)]
     if beside := implementations(runs):
         parts.append(implementations_table(beside))
     if tuned:
@@ -70,7 +71,7 @@ def summary(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
         `flops` of the training, if the model's step was timed. A model whose seeds all failed has one line for its
         part, without scores.
     """
-    step_of = {line["run"]: line for line in times}
+    step_of = timed_steps(times)
     scored = grouped([line for line in lines if line.get("split") == "test"], *_KEYS)
     failed = grouped([line for line in lines if "failed" in line], *_MODEL)
     found = []

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from flash_lm.analysis.figure import can_draw
 from flash_lm.analysis.hypotheses import FAILS, HOLDS, UNDECIDED, decided_by_seeds
 from flash_lm.analysis.panels import Panel, plot_panels
-from flash_lm.analysis.ratios import NORMAL_95
 from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, grouped, read_lines, write_jsonl
@@ -18,6 +17,7 @@ from flash_lm.shared_work import made_lines
 
 POINTS = 100.0  # of a share
 BASELINE = "baseline"  # the arm of what is no model of ours
+_NORMAL_95 = 1.959964  # standard deviations of a normal distribution that hold 95 % of it
 _SCORE = "accuracy"
 _PRETRAINED: Columns = {
     "pretrained": ("family", "{}"),
@@ -121,7 +121,7 @@ def _difference(lines: Sequence[Line]) -> _Difference:
     """Of accuracies on the same number of texts: added and subtracted in turn."""
     total = sum((-1) ** i * line[_SCORE] for i, line in enumerate(lines))
     variance = sum(line[_SCORE] * (1 - line[_SCORE]) / line["tokens"] for line in lines)
-    return _Difference(POINTS * total, POINTS * NORMAL_95 * math.sqrt(variance))
+    return _Difference(POINTS * total, POINTS * _NORMAL_95 * math.sqrt(variance))
 
 
 def _is_above(difference: _Difference, of: float) -> bool | None:

@@ -1,6 +1,7 @@
 """The hosts of a run: how they find each other and exchange values."""
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -49,8 +50,10 @@ def join(coordinator: str | None = None, hosts: int | None = None, number: int |
 def _keep_output_ours() -> None:
     """Sends to standard error what libraries write to file 1 (as Gloo does on CPUs), so that output can be piped."""
     ours = sys.stdout
+    if ours is not sys.__stdout__ or not isinstance(ours, io.TextIOWrapper):  # it goes elsewhere, as in a notebook
+        return
     ours.flush()
-    buffering = 1 if ours.isatty() else -1
+    buffering = 1 if ours.line_buffering or ours.write_through else -1
     sys.stdout = os.fdopen(os.dup(1), "w", buffering, encoding=ours.encoding, errors=ours.errors)
     os.dup2(2, 1)
 

@@ -216,7 +216,7 @@ def test_a_hypothesis_of_a_study_of_trunks():
     assert rule.text == "rows: a at most 1.02 × b, at equal tokens"
     lines = [of_a_trunk(name, i, x) for i in range(3) for name, x in (("a", 10.1), ("b", 10.0), ("c", 8.0))]
     verdict = rule.judge(Evidence({}, {"runs": lines}))
-    figure = "1.010 (1.010–1.010, 3 seeds) × b (± 0.0 % for the text, ± 0.0 % for the seeds)"
+    figure = "1.010 (1.010–1.010, 3 seeds) × b (95 %: ± 0.0 % by the text, 1.010 to 1.010 by the seeds)"
     assert verdict.word == REPRODUCED and verdict.figure == figure
     assert verdict.size == "1.3M parameters, 500 steps, 2.05M tokens of training"
     of = lambda rule, lines, times=(): rule.judge(Evidence({}, {"runs": lines, "times": times})).word

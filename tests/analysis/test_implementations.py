@@ -5,6 +5,7 @@ import pytest
 from flash_lm.analysis.implementations import (
     AGREES,
     DIFFERS,
+    FAILED,
     UNFINISHED,
     implementations,
     implementations_table,
@@ -34,6 +35,11 @@ def test_without_all_rates_or_ours_there_is_no_result():
     theirs = [*of_peer(0.1, 90.0, 100.0), *of_peer(0.2, 91.0, 100.0)]
     lost = {"part": "peers", "run": "theirs at 0.4", "peer": "theirs", "beside": "flash", "rate": 0.4, "failed": "nan"}
     assert [x["result"] for x in implementations([OURS, *theirs])] == [UNFINISHED]
-    assert [x["result"] for x in implementations([OURS, *theirs, lost])] == [AGREES]  # one rate diverged
+    (found,) = implementations([OURS, *theirs, lost])
+    assert (found["result"], found["failed"]) == (AGREES, 1)  # one rate diverged
     assert [x["result"] for x in implementations([*theirs, lost])] == [UNFINISHED]
+    all_lost = [lost | {"run": f"theirs at {rate}"} for rate in (0.1, 0.2, 0.4)]
+    assert [x["result"] for x in implementations([OURS, *all_lost])] == [FAILED]
+    ours_lost = {"part": "peers", "run": "flash", "failed": "nan", "rate": 0.1}
+    assert [x["result"] for x in implementations([ours_lost, *theirs, lost])] == [FAILED]
     assert implementations([OURS]) == []
