@@ -157,7 +157,7 @@ def make(task: Task, python: pathlib.Path, folder: pathlib.Path) -> list[Line]:
         "batch_tokens": config.data.tokens_per_batch,
         "share": float(name),
         "peer_versions": answer["peer_versions"],
-        **provenance("cpu"),
+        **provenance(answer["device"]),
     }
     return [{**about, **_scores(answer[split], count[split]), "split": split, **task.at} for split in SPLITS]
 

@@ -2,7 +2,8 @@
 
 train_peers_worker.py FOLDER trains and scores the model that FOLDER/question.json names, with the learning rate of
 each step and the numbers of AdamW there, on the batches of FOLDER/train.npz. FOLDER/SPLIT.npz has batches to score.
-FOLDER/answer.json gets version and parameters, and the nats and targets of each batch of a split; or the error.
+FOLDER/answer.json gets version, device and parameters, and the nats and targets of each batch of a split; or the
+error. It runs on a GPU if PyTorch finds one.
 """
 
 import importlib.metadata
@@ -21,6 +22,7 @@ from torch.nn import functional
 
 Shape = dict[str, Any]  # the keys that `flash_lm.peers.shape_of` gives
 Batch = tuple[torch.Tensor, torch.Tensor]
+_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _EVERY = 100  # steps between two lines of progress
 # Vectors by their role, which FLASH-pytorch keeps as matrices: scales, offsets, and a bias for each distance.
 _VECTORS = re.compile(r"\b(gamma|beta|relative_attention_bias)\b")
@@ -100,7 +102,7 @@ def batches(file: pathlib.Path) -> Iterator[Batch]:
 
 def loss_of(model: nn.Module, batch: Batch, reduction: str) -> torch.Tensor:
     """Nats a target, or of all."""
-    inputs, targets = batch
+    inputs, targets = (x.to(_DEVICE) for x in batch)
     return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction=reduction)
 
 
@@ -136,10 +138,11 @@ def answer(folder: pathlib.Path) -> dict[str, Any]:
     question = json.loads((folder / "question.json").read_text())
     torch.manual_seed(question["seed"])
     distribution, build = PEERS[question["peer"]]
-    model = build(question["shape"])
+    model = build(question["shape"]).to(_DEVICE)
     names = (distribution, "torch")
     about = {
         "parameters": sum(x.numel() for x in model.parameters() if x.requires_grad),
+        "device": torch.cuda.get_device_name() if _DEVICE == "cuda" else _DEVICE,
         "peer_versions": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names),
     }
     theirs, ours = about["parameters"], question["parameters"]

@@ -23,7 +23,7 @@ import json, math, pathlib, sys
 import numpy as np
 folder = pathlib.Path(sys.argv[1])
 question = json.loads((folder / "question.json").read_text())
-found = {"parameters": question["parameters"], "peer_versions": "uniform 1"}
+found = {"parameters": question["parameters"], "device": "uniform", "peer_versions": "uniform 1"}
 for split in question["splits"]:
     tokens = (np.load(folder / f"{split}.npz")["targets_NxBxL"] >= 0).sum(axis=(1, 2))
     found[split] = {"nll": (math.log(question["shape"]["vocab_size"]) * tokens).tolist(), "tokens": tokens.tolist()}
@@ -64,6 +64,7 @@ def test_a_peer_is_scored_as_ours_is(script, trunks, tmp_path):
         same = ("split", "tokens", "bytes", "tokens_blocks", "corpus", "corpus_hash", "length", "step", "batch_tokens")
         assert {key: line[key] for key in same} == {key: own[key] for key in same}
         assert line.keys() >= {"task", "family", "parameters", "trained_length", "perplexity", "nll_blocks", "git"}
+        assert line["device"] == "uniform"
     question = json.loads((tmp_path / "peer" / "question.json").read_text())
     words = question["shape"]["vocab_size"]
     assert lines[1]["perplexity"] == pytest.approx(words) and sum(lines[1]["nll_blocks"]) == pytest.approx(
