@@ -128,6 +128,18 @@ def trunks_of(config: ConfigDict, parts: Sequence[Part]) -> list[Trunk]:
     return found
 
 
+def parts_named(names: Sequence[str], parts: Sequence[Part]) -> list[Part]:
+    """The parts of these names, in the order of the parts.
+
+    Raises:
+        InputError: there is no part of a name.
+    """
+    known = dict.fromkeys(part.name for part in parts)
+    if unknown := [name for name in names if name not in known]:
+        raise InputError(f"no part {', '.join(unknown)}: must be among {', '.join(known)}")
+    return [part for part in parts if part.name in names]
+
+
 def make_parts(config: ConfigDict, parts: Sequence[Part], models: Runs, steps: int, place: Workplace) -> list[Trunk]:
     """Makes the parts of a study in their order, each after the rates of its models.
 

@@ -10,7 +10,8 @@ time of a step).
     python scripts/reproduce.py --table=study --out=results/study
 
 The study (configs/tables/study.py) is made in parts: --run makes the runs that are missing, --time times their steps,
-and without either it writes tables and pictures from the lines in OUT.
+both of all parts or of those that --parts names, and without either it writes tables and pictures from the lines in
+OUT.
 
 It runs on one host. Several hosts run a command for each of its runs, and `--commands` prints them: docs/scaling.md.
 """
@@ -30,7 +31,7 @@ from flash_lm.analysis.reproduction import plot_quality_against_step_time, repro
 from flash_lm.analysis.results import newest_results
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.study import write_study
-from flash_lm.command import apply_overrides, load_module, positive, run
+from flash_lm.command import apply_overrides, load_module, positive, run, words_of
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, append_jsonl, read_lines, write_jsonl
 from flash_lm.provenance import config_hash, hash_of_files, provenance
@@ -38,7 +39,7 @@ from flash_lm.study import Runs, changed, check_runs, raise_failures, run_study
 from flash_lm.training.bare_step import BareStep
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.interrupt import stop_on_signal
-from flash_lm.trunk_study import Workplace, make_parts, step_name
+from flash_lm.trunk_study import Workplace, make_parts, parts_named, step_name
 
 FOLDER = pathlib.Path(__file__).parent.parent / "configs" / "tables"
 TABLES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
@@ -139,11 +140,14 @@ def reproduce_study(table: Any, arguments: argparse.Namespace, overrides: list[s
     config, parts, out = table.get_config(), table.get_parts(), arguments.out
     apply_overrides(config, overrides)
     if not (arguments.run or arguments.time):
+        if arguments.parts:
+            raise InputError("--parts names what --run makes or --time times: give one of them, too")
         print(write_study(table.TITLE, table.get_hypotheses(), out))
         return
     if not arguments.corpus:
         raise InputError("--table=study reads the folder that scripts/study_data.py has written: give it as --corpus")
     config.data.mixture = table.mixture(arguments.corpus)
+    parts = parts_named(words_of(arguments.parts), parts) if arguments.parts else parts
     if arguments.run:
         data = hash_of_files(pathlib.Path(arguments.corpus), (".jsonl", ".parquet"))
         with stop_on_signal() as should_stop:
@@ -184,6 +188,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--run", type=pathlib.Path, metavar="FOLDER", help="of the study: make its runs, in this folder"
     )
+    parser.add_argument("--parts", metavar="NAMES", help="of the study: separated by spaces; default: all")
     parser.add_argument("--time", action="store_true", help="of the study: time the steps of its models")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
@@ -194,8 +199,8 @@ def main(argv: list[str]) -> None:
     if hasattr(table, "get_parts"):
         reproduce_study(table, arguments, overrides)
         return
-    if arguments.run or arguments.time:
-        raise InputError(f"--run and --time belong to --table=study: leave them out for --table={arguments.table}")
+    if arguments.run or arguments.time or arguments.parts:
+        raise InputError(f"--run, --parts and --time are for --table=study: leave them out for --table={arguments.table}")
     config = table.get_config(arguments.scale)
     apply_overrides(config, overrides)
     config = with_corpus(config, arguments.corpus) if arguments.corpus else config

@@ -19,7 +19,17 @@ from flash_lm.provenance import hash_of_files
 from flash_lm.shared_work import begun_here, made_lines
 from flash_lm.study import changed
 from flash_lm.training.loop import train
-from flash_lm.trunk_study import Part, Workplace, make_parts, rates, run_trunks, schedules, trunks_of, tune_models
+from flash_lm.trunk_study import (
+    Part,
+    Workplace,
+    make_parts,
+    parts_named,
+    rates,
+    run_trunks,
+    schedules,
+    trunks_of,
+    tune_models,
+)
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -257,6 +267,18 @@ def test_each_part_is_made_after_the_rates_of_its_models(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="nonsense"):
         make_parts(config, [*two, wrong], models, 50, Workplace(DATA, tmp_path, tmp_path, bool))
     assert not made
+
+
+def test_parts_are_chosen_by_name(tmp_path):
+    parts = load_module("configs/tables/study.py").get_parts()
+    assert parts_named(["peers", "rows_of_512"], parts) == parts[:3]
+    with pytest.raises(InputError, match="no part rows: must be among rows_of_512, peers, "):
+        parts_named(["peers", "rows"], parts)
+    main, argv = load_script("reproduce").main, ["--parts=peers", f"--out={tmp_path}"]
+    with pytest.raises(InputError, match="--run, --parts and --time are for --table=study"):
+        main(["--table=enwik8", *argv])
+    with pytest.raises(InputError, match="--parts names what --run makes or --time times"):
+        main(["--table=study", *argv])
 
 
 def test_the_models_of_the_study_have_one_size():
