@@ -200,7 +200,7 @@ def main(argv: list[str]) -> None:
         reproduce_study(table, arguments, overrides)
         return
     if arguments.run or arguments.time or arguments.parts:
-        raise InputError(f"--run, --parts and --time are for --table=study: leave them out for --table={arguments.table}")
+        raise InputError(f"--run, --parts and --time are for --table=study, not for --table={arguments.table}")
     config = table.get_config(arguments.scale)
     apply_overrides(config, overrides)
     config = with_corpus(config, arguments.corpus) if arguments.corpus else config
