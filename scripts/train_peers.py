@@ -5,8 +5,9 @@
 
 A peer stands beside the model of the study's part "peers" that is the same by its papers: as many parameters, within
 3 %, the same batches in the same order, AdamW with the same numbers and the same schedule. Its rate is half of ours,
-ours, and twice ours, which was tuned and must be in OUT/rates: all three are reported. Each run takes its place in
-OUT/runs beside ours, so tables and verdicts of the study (scripts/reproduce.py --table=study) have it.
+ours, and twice ours, which was tuned and must be in OUT/rates: all three are reported. A peer that differs from ours
+is examined: flash_pytorch/our_values is FLASH-pytorch from the initial values of ours, at our rate. Each run takes its
+place in OUT/runs beside ours, so tables and verdicts of the study (scripts/reproduce.py --table=study) have it.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flash_lm.allocator import user_environment
-from flash_lm.analysis.implementations import FACTORS
+from flash_lm.analysis.implementations import FACTORS, factors
 from flash_lm.command import load_module, run, words_of
 from flash_lm.data.batches import evaluation_batches
 from flash_lm.data.share import whole_batch
@@ -38,7 +39,12 @@ WORKER = pathlib.Path(__file__).with_name("train_peers_worker.py")
 TABLE = pathlib.Path(__file__).parent.parent / "configs" / "tables" / "study.py"
 PART = "peers"
 # peer -> ours
-PEERS = {"gpt2": "transformer", "llama": "transformer_plus_plus", "flash_pytorch": "flash/untied"}
+PEERS = {
+    "gpt2": "transformer",
+    "llama": "transformer_plus_plus",
+    "flash_pytorch": "flash/untied",
+    "flash_pytorch/our_values": "flash/untied",
+}
 SPLITS = ("validation", "test")
 _NO_TARGET = -100
 
@@ -53,7 +59,7 @@ class Task(NamedTuple):
     @property
     def name(self) -> str:
         """Of its folder and file."""
-        return f"{PART}_{self.peer}_{self.rate:g}_seed_{self.ours.seed}"
+        return f"{PART}_{self.peer}_{self.rate:g}_seed_{self.ours.seed}".replace("/", "_")
 
     @property
     def at(self) -> Line:
@@ -79,6 +85,7 @@ def tasks_of(peers: list[str], trunks: list[Trunk], out: pathlib.Path) -> list[T
         Task(peer, trunk, float(f"{factor * tuned[trunk.tuned_as]['value']:.3g}"))
         for factor in FACTORS
         for peer, trunk in beside.items()
+        if factor in factors(peer)
     ]
 
 

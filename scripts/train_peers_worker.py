@@ -85,11 +85,30 @@ def llama(shape: Shape) -> nn.Module:
     return Logits(LlamaForCausalLM(config))
 
 
+def flash_pytorch_from_our_values(shape: Shape) -> nn.Module:
+    """FLASH-pytorch, with initial values that are drawn as those of our FLASH with `model.init=lecun`.
+
+    Its own are 1 for embeddings, 1/√3 of ours for matrices, small biases, and for a distance's bias √S in place of
+    0.02: the attention of a new model is far from zero.
+    """
+    model = flash_pytorch(shape)
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+            nn.init.zeros_(layer.bias)
+    nn.init.normal_(model.token_emb.weight, std=_scale(shape))
+    nn.init.constant_(model.abs_pos_emb.scale, _scale(shape))
+    for layer in model.layers:
+        nn.init.normal_(layer.rel_pos_bias.relative_attention_bias.weight, std=0.02 / layer.rel_pos_bias.scale)
+    return model
+
+
 # name -> (distribution that is trained, what builds its model)
 PEERS: dict[str, tuple[str, Callable[[Shape], nn.Module]]] = {
     "gpt2": ("transformers", gpt2),
     "llama": ("transformers", llama),
     "flash_pytorch": ("FLASH-pytorch", flash_pytorch),
+    "flash_pytorch/our_values": ("FLASH-pytorch", flash_pytorch_from_our_values),
 }
 
 

@@ -47,7 +47,7 @@ def trunks(tmp_path, script, monkeypatch):
     worker = tmp_path / "worker.py"
     worker.write_text(UNIFORM)
     monkeypatch.setattr(script, "WORKER", worker)
-    monkeypatch.setattr(script, "PEERS", {"uniform": FAMILY})
+    monkeypatch.setattr(script, "PEERS", {"uniform": FAMILY, "uniform/changed": FAMILY})
     config = small_config(write_corpus(tmp_path / "text"), tmp_path / "cache", FAMILY)
     config.data.pack = "stream"
     config.train.update(warmup_steps=4, eval_every=0, eval_steps=1, checkpoint_every=0, log_every=1)
@@ -95,10 +95,11 @@ def test_what_a_peer_says_is_reported(script, trunks, tmp_path):
 def test_each_peer_has_three_rates(script, trunks, tmp_path):
     with pytest.raises(InputError, match=f"no rate of {FAMILY} in"):
         script.tasks_of(["uniform"], trunks[:1], tmp_path)
-    with pytest.raises(InputError, match="--peers=nobody: must be among uniform"):
+    with pytest.raises(InputError, match="--peers=nobody: must be among uniform, uniform/changed"):
         script.tasks_of(["nobody"], trunks[:1], tmp_path)
     line = {"model": FAMILY, "round": 3, "key": "train.learning_rate", "value": 3e-3, "loss": 1.0}
     (tmp_path / "rates").mkdir()
     write_jsonl(tmp_path / "rates" / f"{FAMILY}.jsonl", [line])
-    tasks = script.tasks_of(["uniform"], trunks[:1], tmp_path)
-    assert [task.name for task in tasks] == [f"peers_uniform_{rate}_seed_0" for rate in ("0.003", "0.0015", "0.006")]
+    tasks = script.tasks_of(["uniform", "uniform/changed"], trunks[:1], tmp_path)
+    named = ("uniform_0.003", "uniform_changed_0.003", "uniform_0.0015", "uniform_0.006")
+    assert [task.name for task in tasks] == [f"peers_{name}_seed_0" for name in named]

@@ -20,6 +20,11 @@ _COLUMNS: Columns = {
 }
 
 
+def factors(peer: str) -> tuple[float, ...]:
+    """Of our rate, at which a peer is trained; one that was changed, PEER/CHANGE, is examined at our rate alone."""
+    return FACTORS[:1] if "/" in peer else FACTORS
+
+
 def implementations(lines: Sequence[Line]) -> list[Line]:
     """A line for each peer: its best rate by the validation split, and its perplexity on the test split beside ours.
 
@@ -31,16 +36,16 @@ def implementations(lines: Sequence[Line]) -> list[Line]:
 
 def _compared(own: Sequence[Line], lines: Sequence[Line]) -> Line:
     """Of one peer."""
-    at, beside = own[0]["part"], own[0]["beside"]
+    at, beside, rates = own[0]["part"], own[0]["beside"], len(factors(own[0]["peer"]))
     ours = [line for line in lines if (line["part"], line["run"]) == (at, beside) and "slice" not in line]
     ours_test = [line for line in ours if line.get("split") == "test" and line["length"] == line["trained_length"]]
     of_split = lambda split: {line["run"]: line for line in own if line.get("split") == split}
     validation, test = of_split("validation"), of_split("test")
     lost = [line["run"] for line in own if "failed" in line]
     found: Line = {"peer": own[0]["peer"], "ours": beside, "failed": len(lost), "result": UNFINISHED}
-    if len(lost) == len(FACTORS) or any("failed" in line for line in ours):
+    if len(lost) == rates or any("failed" in line for line in ours):
         return found | {"result": FAILED}
-    if len(validation) + len(lost) < len(FACTORS) or not ours_test:
+    if len(validation) + len(lost) < rates or not ours_test:
         return found
     best = test[min(validation.values(), key=lambda line: line["perplexity"])["run"]]
     low, high = RELATIONS["alike"](ALIKE)
@@ -60,5 +65,6 @@ def implementations_table(lines: Sequence[Line]) -> str:
     Args:
         lines: of `implementations`.
     """
-    rule = f"The best of {len(FACTORS)} rates by the validation split; perplexities of the test split"
-    return f"Public code beside ours, one seed. {rule}, alike within {ALIKE:g}.\n\n{markdown_table(lines, _COLUMNS)}"
+    rule = f"The best of {len(FACTORS)} rates by the validation split, of code that we changed (/) our rate alone"
+    alike = f"Perplexities of the test split, alike within {ALIKE:g}"
+    return f"Public code beside ours, one seed. {rule}. {alike}.\n\n{markdown_table(lines, _COLUMNS)}"

@@ -5,8 +5,10 @@ import pytest
 from flash_lm.analysis.implementations import (
     AGREES,
     DIFFERS,
+    FACTORS,
     FAILED,
     UNFINISHED,
+    factors,
     implementations,
     implementations_table,
 )
@@ -43,3 +45,11 @@ def test_without_all_rates_or_ours_there_is_no_result():
     ours_lost = {"part": "peers", "run": "flash", "failed": "nan", "rate": 0.1}
     assert [x["result"] for x in implementations([ours_lost, *theirs, lost])] == [FAILED]
     assert implementations([OURS]) == []
+
+
+def test_a_changed_peer_has_our_rate_alone():
+    changed = [line | {"peer": "theirs/changed"} for line in of_peer(0.1, 90.0, 105.0)]
+    theirs = [*of_peer(0.1, 80.0, 95.0), *of_peer(0.2, 91.0, 100.0)]
+    found = implementations([OURS, *theirs, *changed])
+    assert [(x["peer"], x["result"]) for x in found] == [("theirs", UNFINISHED), ("theirs/changed", DIFFERS)]
+    assert [factors(x["peer"]) for x in found] == [FACTORS, (1.0,)]
