@@ -68,6 +68,13 @@ class ModelConfig(Group, name="model"):
         one_of("normal", "as_init"),
         before="as_init",
     )
+    residual_init: str = key(
+        "as_init",
+        "what the last map of each sublayer starts with: as_init, or depth (by 1 / sqrt(2 num_layers), as in GPT-2); "
+        "Mega's gated sublayers have no such map",
+        one_of("as_init", "depth"),
+        before="as_init",
+    )
     norm: str = key(None, "open: from the family", one_of("layer", "rms", "scale"))
     norm_epsilon: float = key(1e-6, "added under the square root of a norm", above(0), before=1e-6)
     absolute_positions: str = key(

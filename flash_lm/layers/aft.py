@@ -12,7 +12,7 @@ from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, 
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
 from flash_lm.layers.core import PlainCore
-from flash_lm.layers.dense import Dense
+from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.table import gathered
 from flash_lm.ops.aft import aft
@@ -62,7 +62,7 @@ class AttentionFreeUnit(AttentionSublayer[jax.Array]):
         self.query = Dense(dim, dim, config, rngs=rngs)
         self.key = Dense(dim, keys, config, rngs=rngs)
         self.value = Dense(dim, dim, config, rngs=rngs)
-        self.output = Dense(dim, dim, config, rngs=rngs)
+        self.output = Output(dim, dim, config, rngs=rngs)
         self.convolutions = short_convolutions({"key": keys, "value": dim}, config, convolution)
 
     core: "AFTCore"

@@ -11,7 +11,7 @@ from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, ShortConvolutions, short_convolutions
 from flash_lm.layers.core import Core, CoreOfPairs, Pair, Pairs
-from flash_lm.layers.dense import Dense
+from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.norms import RMSNorm
 from flash_lm.layers.scale_offsets import ScaleOffsets, first_scales, unit_scales
 from flash_lm.layers.sublayer import State, Sublayer
@@ -227,7 +227,7 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
         }
         self.projection_weights = dim * (dim + sum(widths.values()))
         self.query, self.key, self.value = (Dense(dim, width, config, rngs=rngs) for width in widths.values())
-        self.output = Dense(dim, dim, config, rngs=rngs)
+        self.output = Output(dim, dim, config, rngs=rngs)
         self.convolutions = short_convolutions(widths, config, convolution)
         width = (self.heads, self.key_width)
 
@@ -277,7 +277,7 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
         self.gate = Dense(dim, expanded, config, rngs=rngs)
         self.value = Dense(dim, expanded, config, rngs=rngs)
         self.shared = Dense(dim, z_width, config, rngs=rngs)
-        self.output = Dense(expanded, dim, config, rngs=rngs)
+        self.output = Output(expanded, dim, config, rngs=rngs)
         width = (shared,) if self.heads == 1 else (self.heads, shared)
         scales = first_scales(core.scaled, width, config, of_one_source=not dense, rngs=rngs)
         self.dense, self.variants = dense, ScaleOffsets(scales)

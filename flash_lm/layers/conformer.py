@@ -8,7 +8,7 @@ from flax import nnx
 from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ShortConvolutions, identity_filter
-from flash_lm.layers.dense import Dense
+from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.sublayer import Sublayer
 from flash_lm.ops.dropout import drop
@@ -28,7 +28,7 @@ class HalfStep(Sublayer):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """Width config.mlp_dim."""
         self.up = Dense(config.model_dim, config.mlp_dim, config, rngs=rngs)
-        self.down = Dense(config.mlp_dim, config.model_dim, config, rngs=rngs)
+        self.down = Output(config.mlp_dim, config.model_dim, config, rngs=rngs)
         self.weights = 2 * config.model_dim * config.mlp_dim
 
     def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
@@ -66,7 +66,8 @@ class ConvolutionModule(Sublayer):
     def __init__(self, options: ConformerOptions, config: ModelConfig, *, rngs: nnx.Rngs):
         """Width D."""
         dim = config.model_dim
-        self.value, self.gate, self.output = (Dense(dim, dim, config, rngs=rngs) for _ in range(3))
+        self.value, self.gate = (Dense(dim, dim, config, rngs=rngs) for _ in range(2))
+        self.output = Output(dim, dim, config, rngs=rngs)
         self.convolutions = ShortConvolutions({"value": identity_filter(options.kernel, dim, config)}, config, "none")
         self.norm = NORMS[config.norm](config)
         self.weights = 3 * dim * dim

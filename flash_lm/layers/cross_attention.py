@@ -18,7 +18,7 @@ from flash_lm.layers.attention import (
 )
 from flash_lm.layers.context import Context
 from flash_lm.layers.cross_core import CrossCore
-from flash_lm.layers.dense import Dense
+from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.scale_offsets import ScaleOffsets, first_scales
 from flash_lm.layers.sublayer import State, Sublayer
 from flash_lm.schema import at_least, key, one_of, section
@@ -111,7 +111,8 @@ class CrossAttention(CrossSublayer):
         self.core, self.heads, self.memory_length = core, options.heads, config.max_length
         self.key_width = self.value_width = dim // self.heads
         self.projection_weights = 4 * dim**2
-        self.query, self.key, self.value, self.output = (Dense(dim, dim, config, rngs=rngs) for _ in range(4))
+        self.query, self.key, self.value = (Dense(dim, dim, config, rngs=rngs) for _ in range(3))
+        self.output = Output(dim, dim, config, rngs=rngs)
         self.query_norm, self.key_norm = query_key_norms(config, self.key_width)
 
     def queries(self, x_BxLxD: jax.Array) -> tuple[jax.Array, Any]:
@@ -144,7 +145,7 @@ class CrossGatedUnit(CrossSublayer):
         self.projection_weights = 3 * dim * expanded + 2 * dim * shared
         self.gate, self.value = (Dense(dim, expanded, config, rngs=rngs) for _ in range(2))
         self.query, self.key = (Dense(dim, shared, config, rngs=rngs) for _ in range(2))
-        self.output = Dense(expanded, dim, config, rngs=rngs)
+        self.output = Output(expanded, dim, config, rngs=rngs)
         width = (shared,) if self.heads == 1 else (self.heads, shared)
         scales = first_scales({"attention": True}, width, config, of_one_source=False, rngs=rngs)
         self.query_variant, self.key_variant = ScaleOffsets(scales[:1]), ScaleOffsets(scales[1:])

@@ -21,7 +21,12 @@ class Dense(nnx.Module):
     def __init__(self, inputs: int, outputs: int, config: ModelConfig, *, rngs: nnx.Rngs):
         """Initialises W, (inputs, outputs), as config.init says."""
         init = KERNEL_INITS[config.init]
-        self.kernel = nnx.Param(init(rngs.params(), (inputs, outputs), jnp.dtype(config.param_dtype)))
+        kernel = init(rngs.params(), (inputs, outputs), jnp.dtype(config.param_dtype))
+        self.kernel = nnx.Param(kernel * self.first_scale(config))
+
+    def first_scale(self, config: ModelConfig) -> float:
+        """Factor of the initial values."""
+        return 1.0
 
     def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
         """Maps the last dimension."""
@@ -30,3 +35,11 @@ class Dense(nnx.Module):
         kernel = self.kernel[...].astype(x_BxLxD.dtype)
         y_NxM = x_BxLxD.reshape(-1, kernel.shape[0]) @ kernel
         return y_NxM.reshape(*x_BxLxD.shape[:-1], kernel.shape[1])
+
+
+class Output(Dense):
+    """The map that a sublayer ends with: what it adds to the residual stream."""
+
+    def first_scale(self, config: ModelConfig) -> float:
+        """1/√N of N sublayers with `residual_init=depth` (GPT-2, Radford et al. 2019, section 2.3), where N is 2 L."""
+        return (2 * config.num_layers) ** -0.5 if config.residual_init == "depth" else 1.0

@@ -5,7 +5,7 @@ from flax import nnx
 
 from flash_lm.config import ModelConfig
 from flash_lm.layers.context import Context
-from flash_lm.layers.dense import Dense
+from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.sublayer import Sublayer
 
 
@@ -15,7 +15,7 @@ class MLP(Sublayer):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """Width config.mlp_dim."""
         self.up = Dense(config.model_dim, config.mlp_dim, config, rngs=rngs)
-        self.down = Dense(config.mlp_dim, config.model_dim, config, rngs=rngs)
+        self.down = Output(config.mlp_dim, config.model_dim, config, rngs=rngs)
         self.weights = 2 * config.model_dim * config.mlp_dim
 
     def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
@@ -34,7 +34,7 @@ class GLU(Sublayer):
         """Width config.mlp_dim."""
         self.gate = Dense(config.model_dim, config.mlp_dim, config, rngs=rngs)
         self.up = Dense(config.model_dim, config.mlp_dim, config, rngs=rngs)
-        self.down = Dense(config.mlp_dim, config.model_dim, config, rngs=rngs)
+        self.down = Output(config.mlp_dim, config.model_dim, config, rngs=rngs)
         self.weights = 3 * config.model_dim * config.mlp_dim
 
     def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:

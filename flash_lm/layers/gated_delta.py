@@ -14,7 +14,7 @@ from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import short_convolutions
 from flash_lm.layers.core import PlainCore
 from flash_lm.layers.decayed_core import from_either_end
-from flash_lm.layers.dense import Dense
+from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.linear_core import chunk_work
 from flash_lm.layers.norms import normal_heads
 from flash_lm.layers.parameter import VECTORS
@@ -90,7 +90,7 @@ class GatedDeltaAttention(AttentionSublayer[DeltaInputs]):
         self.value = Dense(dim, values, config, rngs=rngs)
         self.gate = Dense(dim, values, config, rngs=rngs)
         self.beta = Dense(dim, self.heads, config, rngs=rngs)
-        self.output = Dense(values, dim, config, rngs=rngs)
+        self.output = Output(values, dim, config, rngs=rngs)
         self.convolutions = short_convolutions({"query": keys, "key": keys, "value": values}, config)
         vector = lambda x: nnx.Param(x.astype(jnp.dtype(config.param_dtype)), **VECTORS)
         self.gain = vector(jnp.ones(self.value_width))

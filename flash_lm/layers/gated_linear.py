@@ -14,7 +14,7 @@ from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
 from flash_lm.layers.core import PlainCore
 from flash_lm.layers.decayed_core import from_either_end
-from flash_lm.layers.dense import Dense
+from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.linear_core import LinearOptions, sums_flops
 from flash_lm.layers.norms import normal_heads
 from flash_lm.layers.parameter import VECTORS
@@ -90,7 +90,7 @@ class GatedLinearAttention(AttentionSublayer[GatedInputs]):
         self.gate = Dense(dim, dim, config, rngs=rngs)
         self.decay_down = Dense(dim, rank, config, rngs=rngs)
         self.decay_up = Dense(rank, keys, config, rngs=rngs)
-        self.output = Dense(dim, dim, config, rngs=rngs)
+        self.output = Output(dim, dim, config, rngs=rngs)
         self.convolutions = short_convolutions({"query": keys, "key": keys, "value": dim}, config, convolution)
         self.decay_bias = nnx.Param(jnp.zeros(keys, jnp.dtype(config.param_dtype)), **VECTORS)
         self.gain = nnx.Param(jnp.ones(self.value_width, jnp.dtype(config.param_dtype)), **VECTORS)

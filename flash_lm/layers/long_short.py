@@ -13,7 +13,7 @@ from flash_lm.layers.attention import MultiHeadAttention, Projected
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import taps_inside
 from flash_lm.layers.core import Pairs
-from flash_lm.layers.dense import Dense
+from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.quadratic_core import QuadraticCore, QuadraticOptions
 from flash_lm.layers.sublayer import LayerArray
@@ -109,9 +109,8 @@ class LongShortAttention(MultiHeadAttention):
         self.kernels += self.kernels[-1:] * (config.num_layers - len(self.kernels))
         count = max(self.kernels)
         self.convolutions = nnx.data(TokenConvolution(short_width, count, config))  # it was None, which is static
-        self.short_value, self.short_gate, self.short_output = (
-            Dense(short_width, short_width, config, rngs=rngs) for _ in range(3)
-        )
+        self.short_value, self.short_gate = (Dense(short_width, short_width, config, rngs=rngs) for _ in range(2))
+        self.short_output = Output(short_width, short_width, config, rngs=rngs)
         self.projection_weights += 3 * short_width * short_width
         self.causal = bool(config.causal)
         if options.convolution == "dynamic":

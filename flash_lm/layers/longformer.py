@@ -19,7 +19,7 @@ from flash_lm.layers.attention import (
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
 from flash_lm.layers.core import Pair
-from flash_lm.layers.dense import Dense
+from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.sublayer import LayerArray
 from flash_lm.layers.window_core import WindowCore, WindowInputs, WindowOptions
 
@@ -55,7 +55,7 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
         self.query_norm, self.key_norm = query_key_norms(config, self.key_width)
         if options.global_tokens:
             self.global_query_norm, self.global_key_norm = query_key_norms(config, self.key_width)
-        self.output = Dense(dim, dim, config, rngs=rngs)
+        self.output = Output(dim, dim, config, rngs=rngs)
         self.convolutions = short_convolutions(dict.fromkeys(self.names, dim), config, convolution)
         self.projection_weights = (len(self.names) + 1) * dim * dim
         # Those of the first layer, unless a stack says which layers these are.

@@ -9,7 +9,7 @@ from flash_lm.config import ModelConfig
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
-from flash_lm.layers.dense import Dense
+from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.lsh_core import LSHCore, LSHOptions
 
 
@@ -30,7 +30,8 @@ class ReformerAttention(AttentionSublayer[jax.Array]):
         self.heads = self.key_heads = config.num_heads
         self.key_width = self.value_width = dim // self.heads
         self.projection_weights = 3 * dim * dim
-        self.query, self.value, self.output = (Dense(dim, dim, config, rngs=rngs) for _ in range(3))
+        self.query, self.value = (Dense(dim, dim, config, rngs=rngs) for _ in range(2))
+        self.output = Output(dim, dim, config, rngs=rngs)
         self.convolutions = short_convolutions({"query": dim, "value": dim}, config, convolution)
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:

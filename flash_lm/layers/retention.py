@@ -13,7 +13,7 @@ from flash_lm.layers.attention import AttentionSublayer, Projected, gated, join_
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
 from flash_lm.layers.decayed_core import DecayedCore, DecayedInputs
-from flash_lm.layers.dense import Dense
+from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.linear_core import LinearOptions
 from flash_lm.layers.norms import normal_heads
 from flash_lm.ops.positions import rotate
@@ -54,7 +54,7 @@ class Retention(AttentionSublayer[DecayedInputs]):
         self.key = Dense(dim, dim, config, rngs=rngs)
         self.value = Dense(dim, values, config, rngs=rngs)
         self.gate = Dense(dim, values, config, rngs=rngs)
-        self.output = Dense(values, dim, config, rngs=rngs)
+        self.output = Output(values, dim, config, rngs=rngs)
         self.convolutions = short_convolutions({"query": dim, "key": dim, "value": values}, config, convolution)
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:

@@ -11,7 +11,7 @@ from flash_lm.config import ModelConfig
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import PlainCore
-from flash_lm.layers.dense import Dense
+from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.linear_core import LinearOptions
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.sublayer import Sublayer
@@ -125,7 +125,7 @@ class TimeMix(AttentionSublayer[jax.Array]):
         self.receptance = Dense(dim, dim, config, rngs=rngs)
         self.key = Dense(dim, dim, config, rngs=rngs)
         self.value = Dense(dim, dim, config, rngs=rngs)
-        self.output = Dense(dim, dim, config, rngs=rngs)
+        self.output = Output(dim, dim, config, rngs=rngs)
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
         """The input itself: the shift stands before the linear maps."""
@@ -150,7 +150,7 @@ class ChannelMix(Sublayer):
         self.shift = TokenShift(_CHANNEL_POWERS, config)
         self.receptance = Dense(dim, dim, config, rngs=rngs)
         self.up = Dense(dim, width, config, rngs=rngs)
-        self.down = Dense(width, dim, config, rngs=rngs)
+        self.down = Output(width, dim, config, rngs=rngs)
         self.weights = dim * dim + 2 * dim * width
 
     def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:

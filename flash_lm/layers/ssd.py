@@ -13,7 +13,7 @@ from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, 
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import short_convolutions
 from flash_lm.layers.decayed_core import DecayedCore, DecayedInputs, TwoWayCore
-from flash_lm.layers.dense import Dense
+from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.norms import RMSNorm
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.schema import at_least, key, section
@@ -61,7 +61,7 @@ class StateSpaceUnit(AttentionSublayer[Any]):
         self.shared = Dense(dim, shared, config, rngs=rngs)
         self.step_size = Dense(dim, ways * self.heads, config, rngs=rngs)
         self.skip_map = None if config.causal else Dense(width, self.heads, config, rngs=rngs)
-        self.output = Dense(width, dim, config, rngs=rngs)
+        self.output = Output(width, dim, config, rngs=rngs)
         self.convolutions = short_convolutions({"value": width, "shared": shared}, config)
         self.norm = RMSNorm(config, width)
 

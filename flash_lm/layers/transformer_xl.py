@@ -11,7 +11,7 @@ from flash_lm.config import ModelConfig
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import PlainCore
-from flash_lm.layers.dense import Dense
+from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.table import gathered
 from flash_lm.ops import segment_recurrence as ops
@@ -95,7 +95,7 @@ class SegmentAttention(AttentionSublayer[SegmentInputs]):
         self.projection_weights = 4 * dim * dim
         self.query, self.key, self.value = (Dense(dim, dim, config, rngs=rngs) for _ in range(3))
         self.distance = Dense(dim, dim, config, rngs=rngs)
-        self.output = Dense(dim, dim, config, rngs=rngs)
+        self.output = Output(dim, dim, config, rngs=rngs)
         bias = lambda: nnx.Param(jnp.zeros((self.heads, self.key_width), jnp.dtype(config.param_dtype)), **VECTORS)
         self.content_bias, self.position_bias = bias(), bias()
 

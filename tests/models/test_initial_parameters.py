@@ -1,5 +1,7 @@
 """The initial parameters of `build_model`."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from models.cases import FORM, model_config
 WIDE = {"model_dim": 128, "gau.shared_dim": 64, "num_heads": 2}
 
 
+@functools.cache
 def parameters(seed=0, **overrides) -> dict[str, np.ndarray]:
     config = model_config(**{"family": "flash", "causal": True, **WIDE, **overrides})
     state = nnx.to_pure_dict(nnx.state(build_model(config, rngs=nnx.Rngs(seed)), nnx.Param))
@@ -83,6 +86,20 @@ def test_draws_are_independent_and_repeatable(family):
         assert (value != other[name]).any(), name
         if name.startswith("layers"):
             assert (value[0] != value[1]).any(), f"{name}: the layers are the same"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_residual_init_scales_what_each_sublayer_ends_with(family):
+    """GPT-2: "by a factor of 1/√N where N is the number of residual layers", here two a layer of ours."""
+    changes = {"family": family, "causal": FORM[family], "num_layers": 3}
+    one, other = parameters(**changes), parameters(**changes, residual_init="depth")
+    scaled = {name for name, value in one.items() if (value != other[name]).any()}
+    for name in scaled:
+        np.testing.assert_allclose(other[name], one[name] / np.sqrt(6), rtol=1e-6)
+        assert name.endswith(("output/kernel", "down/kernel"))
+    sublayers = {name.split("/")[1] for name in one if "/sublayer_" in name}
+    gated = {"sublayer_0"} if family == "mega" else set()
+    assert {name.split("/")[1] for name in scaled} == sublayers - gated
 
 
 def test_parameter_dtype():
