@@ -5,6 +5,7 @@ python scripts/reproduce.py --table=study --run=runs/study --corpus=runs/study/d
 python scripts/reproduce.py --table=study --out=runs/study/results    # tables and pictures, from the lines
 """
 
+import functools
 import pathlib
 
 from ml_collections import ConfigDict
@@ -61,6 +62,8 @@ LARGE = {  # 5M parameters, also within 3 % of each other
 _REPEATED = ("transformer_plus_plus", "flash_quad", "flash", "linear_transformer")
 _LONG = ("transformer_plus_plus", "flash_quad", "flash")
 _of = lambda *names: {name: MODELS[name] for name in names}
+# Found on 28 November 2026, when public code learned faster than ours: docs/study.md.
+_WITHDRAWN = "the Transformers of these runs start with sublayers that add too much (model.residual_init)"
 _SLICES = ("recall", "positions", "parts")
 
 
@@ -99,13 +102,14 @@ def get_parts() -> list[Part]:
 
 def get_hypotheses() -> list[Hypothesis]:
     """What the study is to decide, by the numbers of docs/study.md."""
-    rows, ablations = "rows_of_512", "ablations"
+    ablations = "ablations"
+    on_rows = functools.partial(Hypothesis, part="rows_of_512", withdrawn=_WITHDRAWN)
     return [
-        Hypothesis(1, rows, "flash", "no worse", "transformer_plus_plus"),
-        Hypothesis(1, rows, "flash_quad", "no worse", "transformer_plus_plus"),
-        Hypothesis(2, rows, "flash", "better", "transformer_plus_plus", at_equal_time=True),
-        Hypothesis(3, rows, "transformer_plus_plus", "better", "linear_transformer"),
-        Hypothesis(4, rows, "flash", "no worse", "transformer_plus_plus", slice="recall", guess=WORDS),
+        on_rows(1, first="flash", relation="no worse", second="transformer_plus_plus"),
+        on_rows(1, first="flash_quad", relation="no worse", second="transformer_plus_plus"),
+        on_rows(2, first="flash", relation="better", second="transformer_plus_plus", at_equal_time=True),
+        on_rows(3, first="transformer_plus_plus", relation="better", second="linear_transformer"),
+        on_rows(4, first="flash", relation="no worse", second="transformer_plus_plus", slice="recall", guess=WORDS),
         Hypothesis(5, ablations, "flash/local", "better", "flash/global"),
         Hypothesis(5, ablations, "flash", "better", "flash/local"),
         Hypothesis(6, ablations, "flash", "no worse", "flash/softmax"),
