@@ -176,6 +176,15 @@ def step_time() -> Figures:
     ]
 
 
+def study() -> Figures:
+    now, before, other = "study/tuning/best.jsonl", "study_as_init/tuning/best.jsonl", "study_depth/flash.jsonl"
+    searched = [line["model"] for line in lines(now) if not line["model"].startswith("flash")]
+    best = [(f"{one(path, model=model)['loss']:.4f}", path) for model in searched for path in (before, now)]
+    of = lambda value: one("study/rates/flash.jsonl", round=1, value=value)["loss"]
+    worse = [line["loss"] - of(line["value"]) for line in lines(other)]
+    return [*best, (f"{min(worse):.2f} to {max(worse):.2f} nats", other)]
+
+
 EXPECTED = {
     "README.md": readme,
     "decoding.md": decode,
@@ -184,6 +193,7 @@ EXPECTED = {
     "quality.md": quality,
     "runs.md": runs,
     "step_time.md": step_time,
+    "study.md": study,
     "tasks.md": tasks,
 }
 

@@ -1,7 +1,6 @@
 """A study of trunks: each is made once, whoever works at it, and its lines have all that is reported."""
 
 import itertools
-import pathlib
 import shutil
 
 import pyarrow as pa
@@ -14,7 +13,6 @@ from flash_lm.command import load_module
 from flash_lm.errors import InputError, NonfiniteError, RunError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import read_jsonl, write_jsonl
-from flash_lm.models.facts import facts
 from flash_lm.provenance import hash_of_files
 from flash_lm.shared_work import begun_here, made_lines
 from flash_lm.study import changed
@@ -279,28 +277,3 @@ def test_parts_are_chosen_by_name(tmp_path):
         main(["--table=enwik8", *argv])
     with pytest.raises(InputError, match="--parts names what --run makes or --time times"):
         main(["--table=study", *argv])
-
-
-def test_the_models_of_the_study_have_one_size():
-    table = load_module("configs/tables/study.py")
-    config, sizes = table.get_config(), {}
-    config.model.vocab_size = config.data.vocab_size
-    ablations = {name: table.MODELS["flash"] | changes for name, changes in table.ABLATIONS.items()}
-    for name, changes in (table.MODELS | ablations | table.LARGE).items():
-        own = changed(config, changes)
-        sizes[name] = facts(own.model.family, own.model, (), ()).parameters
-    assert len(table.MODELS) == 14 and len(sizes) == 24 + 2
-    small, large = ({k: x for k, x in sizes.items() if (k in table.LARGE) == big} for big in (False, True))
-    for (one, a), (other, b) in [*itertools.combinations(small.items(), 2), *itertools.combinations(large.items(), 2)]:
-        assert max(a, b) / min(a, b) <= 1.03, (one, a, other, b)
-    assert all(4.9e6 < size < 5.1e6 for size in large.values())
-
-
-def test_the_parts_of_the_study_can_run():
-    table = load_module("configs/tables/study.py")
-    config = changed(table.get_config(), {"data.path": "x", "data.tokens_per_batch": 8 * 4096})  # for eight devices
-    trunks = trunks_of(config, table.get_parts())
-    assert len({trunk.name for trunk in trunks}) == len(trunks) == 14 + 8 + 3 + 3 + 3 + 33 + 4 + 2
-    assert {trunk.tuned_as for trunk in trunks} == set(table.MODELS)
-    for trunk in trunks:
-        assert schedules(trunk, 1e-3, pathlib.Path("runs"))  # their decays begin at checkpoints

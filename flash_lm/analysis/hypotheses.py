@@ -55,7 +55,6 @@ class Hypothesis:
         at_equal_time: not at the whole budget of both, but at the training time of the one that needs less.
         guess: the perplexity of a uniform guess. Where both models are above guess / e there is no figure: neither
             has learned enough for a comparison. None: not asked.
-        withdrawn: why its runs allow no verdict, whatever they say; it is known since they were made.
     """
 
     number: int
@@ -66,7 +65,6 @@ class Hypothesis:
     slice: str | None = None
     at_equal_time: bool = False
     guess: float | None = None
-    withdrawn: str = ""
 
     @property
     def text(self) -> str:
@@ -107,14 +105,10 @@ class Hypothesis:
             known.append("{:.3f} to {:.3f} by the seeds".format(*together.ends))
             held += [None] if together.is_within(*limits) is None else []
         figure = [f"{spread(ratios)} {self.second} (95 %: {', '.join(known)})"] if ratios else []
-        verdict = decided_by_seeds(held, lost=bool(reasons))
-        if self.withdrawn and verdict != NOT_RUN:
-            verdict = UNDECIDED
-            reasons.append(f"withdrawn: {self.withdrawn}")
         return {
             "number": self.number,
             "hypothesis": self.text,
-            "verdict": verdict,
+            "verdict": decided_by_seeds(held, lost=bool(reasons)),
             "figure": "; ".join([*figure, *dict.fromkeys(reasons)]),
             "ratios": {str(seed): ratio.value for seed, ratio in found.items()},
             "errors": {str(seed): ratio.error for seed, ratio in found.items()},

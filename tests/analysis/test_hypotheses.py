@@ -1,6 +1,5 @@
 """Verdicts on hypotheses, from planted lines and from curves whose values at any time are known."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -58,14 +57,6 @@ def test_a_verdict_needs_three_seeds_that_agree(relation, ratios, verdict):
     found = Hypothesis(1, "rows", "flash", relation, "attention").judge([*pairs(*ratios)], [])
     assert found["verdict"] == verdict
     assert found["ratios"] == pytest.approx({str(seed): ratio for seed, ratio in enumerate(ratios)})
-
-
-def test_what_was_withdrawn_has_its_figure_and_no_verdict():
-    withdrawn = dataclasses.replace(NO_WORSE, withdrawn="both began badly")
-    found = withdrawn.judge([*pairs(1.0, 1.001, 0.995)], [])
-    assert found["verdict"] == UNDECIDED and found["figure"].endswith("; withdrawn: both began badly")
-    assert found["ratios"] == NO_WORSE.judge([*pairs(1.0, 1.001, 0.995)], [])["ratios"]
-    assert withdrawn.judge([], [])["verdict"] == NOT_RUN
 
 
 def test_what_was_not_run_or_failed_decides_nothing():

@@ -1,0 +1,76 @@
+"""The table of the study: its models are as large as each other, start alike, and can run."""
+
+import itertools
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from flash_lm import build_model
+from flash_lm.command import load_module
+from flash_lm.models.facts import facts
+from flash_lm.study import changed
+from flash_lm.trunk_study import schedules, trunks_of
+
+TABLE = load_module("configs/tables/study.py")
+VARIANTS = {name: TABLE.MODELS["flash"] | changes for name, changes in TABLE.ABLATIONS.items()}
+
+
+def config_of(changes):
+    config = changed(TABLE.get_config(), changes)
+    config.model.vocab_size = config.data.vocab_size
+    return config
+
+
+def test_the_models_of_the_study_have_one_size():
+    sizes = {}
+    for name, changes in (TABLE.MODELS | VARIANTS | TABLE.LARGE).items():
+        own = config_of(changes)
+        sizes[name] = facts(own.model.family, own.model, (), ()).parameters
+    assert len(TABLE.MODELS) == 14 and len(sizes) == 24 + 2
+    small, large = ({k: x for k, x in sizes.items() if (k in TABLE.LARGE) == big} for big in (False, True))
+    for (one, a), (other, b) in [*itertools.combinations(small.items(), 2), *itertools.combinations(large.items(), 2)]:
+        assert max(a, b) / min(a, b) <= 1.03, (one, a, other, b)
+    assert all(4.9e6 < size < 5.1e6 for size in large.values())
+
+
+class Unchanged(nnx.Module):
+    """In place of the last norm."""
+
+    def __call__(self, x_BxLxD):
+        return x_BxLxD
+
+
+def deviation(model):
+    """Of the residual stream after the last layer."""
+    inputs_1xL = np.random.default_rng(0).integers(0, TABLE.WORDS, (1, 512)).astype(np.int32)
+    model.norm = Unchanged()
+    return float(nnx.jit(lambda model, inputs: model.features(inputs))(model, inputs_1xL).std())
+
+
+def without_sublayers(model):
+    """The model whose sublayers add nothing, since the map that each ends with is zero."""
+    ends = ("['output']['kernel']", "['down']['kernel']")
+    zero = lambda path, x: 0 * x if any(end in jax.tree_util.keystr(path) for end in ends) else x
+    nnx.update(model, jax.tree_util.tree_map_with_path(zero, nnx.state(model)))
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*TABLE.MODELS, *VARIANTS])
+def test_only_what_adds_little_by_itself_starts_as_it_is(name):
+    changes = (TABLE.MODELS | VARIANTS)[name]
+    model = lambda: build_model(config_of(changes | {"model.residual_init": "as_init"}).model, rngs=nnx.Rngs(0))
+    adds_little = deviation(model()) <= TABLE.MOST_ADDED * deviation(without_sublayers(model()))
+    assert config_of(changes).model.residual_init == ("as_init" if adds_little else "depth")
+
+
+def test_the_parts_of_the_study_can_run():
+    config = changed(TABLE.get_config(), {"data.path": "x", "data.tokens_per_batch": 8 * 4096})  # for eight devices
+    trunks = trunks_of(config, TABLE.get_parts())
+    assert len({trunk.name for trunk in trunks}) == len(trunks) == 14 + 8 + 3 + 3 + 3 + 33 + 4 + 2
+    assert {trunk.tuned_as for trunk in trunks} == set(TABLE.MODELS)
+    for trunk in trunks:
+        assert schedules(trunk, 1e-3, pathlib.Path("runs"))  # their decays begin at checkpoints
