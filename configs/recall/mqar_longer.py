@@ -5,8 +5,8 @@
 In mqar.py a hybrid with one softmax layer in four recalls 38 points less than softmax at width 32, and the models with
 the largest states recall nothing after 600 steps: two claims are contradicted. Its Transformers start with sublayers
 that add much (docs/study.md). So here width 32 has 2400 steps; all but the gated attention units, whose layers add next
-to nothing at first, are also trained with `residual_init=depth`; and the rate 3e-3, at which no model of mqar.py
-learned the most, is left out.
+to nothing at first, are also trained with `residual_init=depth`; and the rate 3e-3, the best one at this width for no
+model that recalled anything, is left out.
 
 Set before the first run. Of the hybrid: if it is at most one point below softmax with every seed, it had not been
 trained enough; if so with `depth` alone, it started badly; else a larger width, where it is 2 points below in mqar.py,
