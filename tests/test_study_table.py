@@ -10,7 +10,9 @@ from flax import nnx
 
 from flash_lm import build_model
 from flash_lm.command import load_module
+from flash_lm.config import parse_model
 from flash_lm.models.facts import facts
+from flash_lm.models.family import complete, of_layers
 from flash_lm.study import changed
 from flash_lm.trunk_study import schedules, trunks_of
 
@@ -65,6 +67,14 @@ def test_only_what_adds_little_by_itself_starts_as_it_is(name):
     model = lambda: build_model(config_of(changes | {"model.residual_init": "as_init"}).model, rngs=nnx.Rngs(0))
     adds_little = deviation(model()) <= TABLE.MOST_ADDED * deviation(without_sublayers(model()))
     assert config_of(changes).model.residual_init == ("as_init" if adds_little else "depth")
+
+
+@pytest.mark.parametrize("name", [*TABLE.MODELS, *VARIANTS])
+def test_models_start_as_by_default(name):
+    changes = (TABLE.MODELS | VARIANTS)[name]
+    by_default = complete(parse_model(config_of(changes | {"model.residual_init": None}).model))
+    own = {layer.residual_init for layer in of_layers(by_default)}
+    assert own == {config_of(changes).model.residual_init}
 
 
 def test_the_parts_of_the_study_can_run():

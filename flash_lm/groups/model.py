@@ -69,9 +69,9 @@ class ModelConfig(Group, name="model"):
         before="as_init",
     )
     residual_init: str = key(
-        "as_init",
+        None,
         "what the last map of each sublayer starts with: as_init, or depth (by 1 / sqrt(2 num_layers), as in GPT-2); "
-        "Mega's gated sublayers have no such map",
+        "Mega's gated sublayers have no such map; open: as_init for a gated unit that adds little at first, else depth",
         one_of("as_init", "depth"),
         before="as_init",
     )

@@ -69,6 +69,7 @@ _OF_THE_MODEL: Mapping[str, Default] = {
 _OF_A_LAYER: Mapping[str, Default] = {
     "rotary": False,
     "short_convolution": 0,
+    "residual_init": "depth",
     "state_dtype": lambda config: config.dtype,
     "normalizer": lambda config: "count" if config.causal else str(config.max_length),
 }

@@ -12,8 +12,9 @@ from flash_lm.layers.mixer import Mixer
 from flash_lm.models.family import complete, served
 from flash_lm.tables import FAMILIES
 
-# There is no embedding, so the vocabulary (a config needs at least two words) and absolute positions are not used.
-_NOT_OF_A_MIXER = {"vocab_size": 2, "absolute_positions": "none"}
+# There is no embedding, so the vocabulary (a config needs at least two words) and absolute positions are not used. How
+# many layers the model will have only its owner knows.
+_NOT_OF_A_MIXER = {"vocab_size": 2, "absolute_positions": "none", "residual_init": "as_init"}
 
 
 def build_mixer(family: str, *, rngs: nnx.Rngs, **keys: Any) -> Mixer:

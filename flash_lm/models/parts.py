@@ -196,6 +196,13 @@ def times(numerator: int, denominator: int = 1) -> Callable[[ModelConfig], int]:
     return lambda config: -(-numerator * config.model_dim // denominator // 8) * 8
 
 
+def _gated_residual_init(config: ModelConfig) -> str:
+    """Scores of a scaled Z are next to zero at first, so nothing is added, but where softmax makes weights of them."""
+    gau = config[GAUOptions]
+    small = config.scale_init == "normal" and gau.query_key != "dense" and gau.attention_function != "softmax"
+    return "as_init" if small else "depth"
+
+
 def _heads_of(numerator: int, denominator: int) -> Callable[[ModelConfig], int]:
     """A fraction of D for all heads together, each rounded up to a whole width."""
     return lambda config: config.num_heads * -(-numerator * config.model_dim // (denominator * config.num_heads))
@@ -204,7 +211,10 @@ def _heads_of(numerator: int, denominator: int) -> Callable[[ModelConfig], int]:
 _HEADS = frozenset({"num_heads", "rotary", "rotary_base"})
 _MULTI_HEAD = _HEADS | {"query_key_norm"}
 _WHOLE_ROWS = frozenset({"bidirectional"})
-_GAU: dict[str, Any] = {"problems": gau_problems, "defaults": {"gau.expanded_dim": times(2)}}
+_GAU: dict[str, Any] = {
+    "problems": gau_problems,
+    "defaults": {"gau.expanded_dim": times(2), "residual_init": _gated_residual_init},
+}
 _GAU_KEYS = frozenset({"rotary", "rotary_base", "normalizer", "scale_init", "kernels"})
 
 MLP_PART = Part(MLP, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": times(4)}, serves=EVERYTHING)

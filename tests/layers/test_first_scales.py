@@ -1,4 +1,4 @@
-"""What the queries and keys of gated units start with (`model.scale_init`)."""
+"""What the queries and keys of gated units start with (`model.scale_init`), and runs from before a start had a key."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -51,6 +51,7 @@ def test_equal_tokens_need_not_see_each_other_most(start, signs):
     assert seen == signs
 
 
-def test_runs_from_before_the_key_keep_their_start():
-    old = {"task": "causal_lm", "model": {"family": "flash"}, "data": {}, "train": {}}
-    assert upgrade(old)["model"]["scale_init"] == "as_init"
+@pytest.mark.parametrize("key", ["scale_init", "residual_init"])
+def test_runs_from_before_the_key_keep_their_start(key):
+    old = {"task": "causal_lm", "model": {"family": "transformer"}, "data": {}, "train": {}}
+    assert upgrade(old)["model"][key] == "as_init"

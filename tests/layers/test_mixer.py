@@ -127,6 +127,12 @@ def test_wrong_keys(keys, told):
         flash_lm.build_mixer(**({"family": "flash", "rngs": nnx.Rngs(0)} | keys))
 
 
+def test_only_its_owner_knows_of_how_many_layers_it_is_one():
+    of = lambda **keys: flash_lm.build_mixer("transformer", model_dim=16, num_heads=2, rngs=nnx.Rngs(0), **keys)
+    first, smaller = (mixer.sublayer.output.kernel[...] for mixer in (of(), of(residual_init="depth", num_layers=8)))
+    np.testing.assert_allclose(smaller, first / 4, rtol=1e-6)
+
+
 def test_what_cannot_be_decoded():
     with pytest.raises(ValueError, match="causal=False"):
         flash_lm.build_mixer("flash", model_dim=64, causal=False, max_length=64, rngs=nnx.Rngs(1)).init_state(1)

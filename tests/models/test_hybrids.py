@@ -146,6 +146,7 @@ def test_each_layer_has_the_keys_of_its_family():
     assert (flash.absolute_positions, softmax.absolute_positions) == ("scaled_sinusoid",) * 2
     assert (softmax.mlp_dim, flash.mlp_dim) == (88, None) and flash.get("gau.expanded_dim") == 64
     assert (flash.rotary, softmax.rotary) == (True, True) and config.mlp_dim is None
+    assert (flash.residual_init, softmax.residual_init) == ("as_init", "depth")
     by_hand = complete(parse_model(model_config("flash", True, **KEYS, mlp_dim=40, rotary=False)))
     assert [(one.mlp_dim, one.rotary) for one in of_layers(by_hand)] == [(40, False)] * 2
 

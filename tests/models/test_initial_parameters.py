@@ -8,7 +8,8 @@ import pytest
 from flax import nnx
 
 from flash_lm import build_model
-from flash_lm.models.family import FAMILIES
+from flash_lm.config import parse_model
+from flash_lm.models.family import FAMILIES, complete
 from models.cases import FORM, model_config
 
 WIDE = {"model_dim": 128, "gau.shared_dim": 64, "num_heads": 2}
@@ -92,7 +93,7 @@ def test_draws_are_independent_and_repeatable(family):
 def test_residual_init_scales_what_each_sublayer_ends_with(family):
     """GPT-2: "by a factor of 1/√N where N is the number of residual layers", here two a layer of ours."""
     changes = {"family": family, "causal": FORM[family], "num_layers": 3}
-    one, other = parameters(**changes), parameters(**changes, residual_init="depth")
+    one, other = (parameters(**changes, residual_init=start) for start in ("as_init", "depth"))
     scaled = {name for name, value in one.items() if (value != other[name]).any()}
     for name in scaled:
         np.testing.assert_allclose(other[name], one[name] / np.sqrt(6), rtol=1e-6)
@@ -100,6 +101,23 @@ def test_residual_init_scales_what_each_sublayer_ends_with(family):
     sublayers = {name.split("/")[1] for name in one if "/sublayer_" in name}
     gated = {"sublayer_0"} if family == "mega" else set()
     assert {name.split("/")[1] for name in scaled} == sublayers - gated
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "start"),
+    [
+        ("flash", {}, "as_init"),
+        ("flash_quad", {}, "as_init"),
+        ("flash", {"gau.attention_function": "softmax"}, "depth"),
+        ("flash_quad", {"gau.query_key": "dense"}, "depth"),
+        ("flash", {"scale_init": "as_init"}, "depth"),
+        ("mc_tfm", {}, "depth"),
+        ("transformer", {}, "depth"),
+        ("transformer", {"residual_init": "as_init"}, "as_init"),
+    ],
+)
+def test_what_adds_much_at_first_starts_smaller(family, changes, start):
+    assert complete(parse_model(model_config(family, True, **changes))).residual_init == start
 
 
 def test_parameter_dtype():
