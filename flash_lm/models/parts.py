@@ -211,10 +211,8 @@ def _heads_of(numerator: int, denominator: int) -> Callable[[ModelConfig], int]:
 _HEADS = frozenset({"num_heads", "rotary", "rotary_base"})
 _MULTI_HEAD = _HEADS | {"query_key_norm"}
 _WHOLE_ROWS = frozenset({"bidirectional"})
-_GAU: dict[str, Any] = {
-    "problems": gau_problems,
-    "defaults": {"gau.expanded_dim": times(2), "residual_init": _gated_residual_init},
-}
+_GAU_DEFAULTS = {"gau.expanded_dim": times(2), "residual_init": _gated_residual_init}
+_GAU: dict[str, Any] = {"problems": gau_problems, "defaults": _GAU_DEFAULTS}
 _GAU_KEYS = frozenset({"rotary", "rotary_base", "normalizer", "scale_init", "kernels"})
 
 MLP_PART = Part(MLP, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": times(4)}, serves=EVERYTHING)
