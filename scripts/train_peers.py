@@ -68,6 +68,15 @@ class Task(NamedTuple):
         who = {"peer": self.peer, "beside": self.ours.model, "run": run}
         return {"part": PART, **who, "seed": self.ours.seed, "rate": self.rate}
 
+    def known(self, data: str) -> str:
+        """What its lines follow from: our config, but for how our sublayers start, which no peer takes over.
+
+        Args:
+            data: identifies all texts.
+        """
+        config = changed(self.ours.config, {"model.residual_init": "as_init"})
+        return study_hash(config, data, self.peer, self.rate)
+
 
 def tasks_of(peers: list[str], trunks: list[Trunk], out: pathlib.Path) -> list[Task]:
     """The runs of each peer, those at our rates first.
@@ -194,7 +203,7 @@ def main(argv: list[str]) -> None:
     data = hash_of_files(arguments.corpus, (".jsonl", ".parquet"))
     for task in tasks:
         file = arguments.out / "runs" / f"{task.name}.jsonl"
-        known = study_hash(task.ours.config, data, task.peer, task.rate)
+        known = task.known(data)
         with begun_here(arguments.run / f"{task.name}.lock") as free:
             if is_made(file, known) or not free:
                 continue

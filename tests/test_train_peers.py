@@ -103,3 +103,11 @@ def test_each_peer_has_three_rates(script, trunks, tmp_path):
     tasks = script.tasks_of(["uniform", "uniform/changed"], trunks[:1], tmp_path)
     named = ("uniform_0.003", "uniform_changed_0.003", "uniform_0.0015", "uniform_0.006")
     assert [task.name for task in tasks] == [f"peers_{name}_seed_0" for name in named]
+
+
+def test_lines_of_a_peer_stand_when_ours_starts_otherwise(script, trunks):
+    of = lambda key, value: trunks[0]._replace(config=changed(trunks[0].config, {key: value}))
+    known = lambda trunk, rate=2e-3, data="texts": script.Task("uniform", trunk, rate).known(data)
+    assert known(of("model.residual_init", "as_init")) == known(of("model.residual_init", "depth")) == known(trunks[0])
+    others = known(of("model.mlp_dim", 99)), known(trunks[0], 1e-3), known(trunks[0], data="others")
+    assert known(trunks[0]) not in others
