@@ -6,8 +6,8 @@
 A peer stands beside the model of the study's part "peers" that is the same by its papers: as many parameters, within
 3 %, the same batches in the same order, AdamW with the same numbers and the same schedule. Its rate is half of ours,
 ours, and twice ours, which was tuned and must be in OUT/rates: all three are reported. A peer that differs from ours
-is examined: flash_pytorch/our_values is FLASH-pytorch from the initial values of ours, at our rate. Each run takes its
-place in OUT/runs beside ours, so tables and verdicts of the study (scripts/reproduce.py --table=study) have it.
+is examined: PEER/our_values starts from the initial values of ours, at our rate. Each run takes its place in OUT/runs
+beside ours, so tables and verdicts of the study (scripts/reproduce.py --table=study) have it.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flash_lm.allocator import user_environment
-from flash_lm.analysis.implementations import FACTORS, factors
+from flash_lm.analysis.implementations import rates_of
 from flash_lm.command import load_module, run, words_of
 from flash_lm.data.batches import evaluation_batches
 from flash_lm.data.share import whole_batch
@@ -41,7 +41,9 @@ PART = "peers"
 # peer -> ours
 PEERS = {
     "gpt2": "transformer",
+    "gpt2/our_values": "transformer",
     "llama": "transformer_plus_plus",
+    "llama/our_values": "transformer_plus_plus",
     "flash_pytorch": "flash/untied",
     "flash_pytorch/our_values": "flash/untied",
 }
@@ -90,12 +92,9 @@ def tasks_of(peers: list[str], trunks: list[Trunk], out: pathlib.Path) -> list[T
     beside = {peer: ours[PEERS[peer]] for peer in peers}
     if missing := [trunk.tuned_as for trunk in beside.values() if trunk.tuned_as not in tuned]:
         raise InputError(f"no rate of {', '.join(missing)} in {out}/rates: run reproduce.py --table=study --run=…")
-    return [
-        Task(peer, trunk, float(f"{factor * tuned[trunk.tuned_as]['value']:.3g}"))
-        for factor in FACTORS
-        for peer, trunk in beside.items()
-        if factor in factors(peer)
-    ]
+    of_ours = lambda trunk: tuned[trunk.tuned_as]["value"]
+    tasks = [Task(peer, trunk, rate) for peer, trunk in beside.items() for rate in rates_of(peer, of_ours(trunk))]
+    return sorted(tasks, key=lambda task: task.rate != of_ours(task.ours))
 
 
 def ask(python: pathlib.Path, folder: pathlib.Path, question: Line) -> Line:

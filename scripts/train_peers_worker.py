@@ -26,6 +26,9 @@ _DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _EVERY = 100  # steps between two lines of progress
 # Vectors by their role, which FLASH-pytorch keeps as matrices: scales, offsets, and a bias for each distance.
 _VECTORS = re.compile(r"\b(gamma|beta|relative_attention_bias)\b")
+# By their names' ends, in a model of transformers: positions, the map that a sublayer ends with, and all maps.
+_POSITIONS, _LAST_MAPS = "wpe", ("c_proj", "o_proj", "down_proj")
+_MAPS = (*_LAST_MAPS, "c_attn", "c_fc", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None}  # theirs are beyond our vocabulary
 
 
@@ -103,10 +106,32 @@ def flash_pytorch_from_our_values(shape: Shape) -> nn.Module:
     return model
 
 
+def from_our_values(build: Callable[[Shape], nn.Module]) -> Callable[[Shape], nn.Module]:
+    """A model of transformers with initial values drawn as those of ours with `init=lecun`, `residual_init=depth`.
+
+    The library's have one deviation for all matrices, and those of a Llama ignore the depth.
+    """
+
+    def built(shape: Shape) -> nn.Module:
+        model = build(shape)
+        for name, layer in model.named_modules():
+            if isinstance(layer, nn.Embedding):
+                nn.init.normal_(layer.weight, std=0.02 if name.endswith(_POSITIONS) else _scale(shape))
+            elif name.endswith(_MAPS):
+                inputs = layer.weight.shape[1 if isinstance(layer, nn.Linear) else 0]  # GPT-2's are (inputs, outputs)
+                of_depth = (2 * shape["num_layers"]) ** -0.5 if name.endswith(_LAST_MAPS) else 1.0
+                nn.init.normal_(layer.weight, std=of_depth * inputs**-0.5)
+        return model
+
+    return built
+
+
 # name -> (distribution that is trained, what builds its model)
 PEERS: dict[str, tuple[str, Callable[[Shape], nn.Module]]] = {
     "gpt2": ("transformers", gpt2),
+    "gpt2/our_values": ("transformers", from_our_values(gpt2)),
     "llama": ("transformers", llama),
+    "llama/our_values": ("transformers", from_our_values(llama)),
     "flash_pytorch": ("FLASH-pytorch", flash_pytorch),
     "flash_pytorch/our_values": ("FLASH-pytorch", flash_pytorch_from_our_values),
 }

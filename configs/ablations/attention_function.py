@@ -13,7 +13,9 @@ FUNCTIONS = ("relu2", "softmax", "laplace")
 
 
 def get_config() -> ConfigDict:
-    return quickstart.get_config()
+    config = quickstart.get_config()
+    config.model.residual_init = "as_init"  # it follows the function by default
+    return config
 
 
 def get_runs(config: ConfigDict) -> dict[str, dict]:

@@ -20,9 +20,10 @@ _COLUMNS: Columns = {
 }
 
 
-def factors(peer: str) -> tuple[float, ...]:
-    """Of our rate, at which a peer is trained; one that was changed, PEER/CHANGE, is examined at our rate alone."""
-    return FACTORS[:1] if "/" in peer else FACTORS
+def rates_of(peer: str, ours: float) -> tuple[float, ...]:
+    """The rates at which a peer is trained; one that was changed, PEER/CHANGE, is examined at ours alone."""
+    factors = FACTORS[:1] if "/" in peer else FACTORS
+    return tuple(float(f"{factor * ours:.3g}") for factor in factors)
 
 
 def implementations(lines: Sequence[Line]) -> list[Line]:
@@ -35,17 +36,19 @@ def implementations(lines: Sequence[Line]) -> list[Line]:
 
 
 def _compared(own: Sequence[Line], lines: Sequence[Line]) -> Line:
-    """Of one peer."""
-    at, beside, rates = own[0]["part"], own[0]["beside"], len(factors(own[0]["peer"]))
+    """Of one peer; its runs at rates that are not asked for, since ours has another rate by now, do not count."""
+    peer, at, beside = (own[0][key] for key in ("peer", "part", "beside"))
     ours = [line for line in lines if (line["part"], line["run"]) == (at, beside) and "slice" not in line]
+    rates = rates_of(peer, ours[0]["rate"]) if ours else ()
+    own = [line for line in own if line["rate"] in rates]
     ours_test = [line for line in ours if line.get("split") == "test" and line["length"] == line["trained_length"]]
     of_split = lambda split: {line["run"]: line for line in own if line.get("split") == split}
     validation, test = of_split("validation"), of_split("test")
     lost = [line["run"] for line in own if "failed" in line]
-    found: Line = {"peer": own[0]["peer"], "ours": beside, "failed": len(lost), "result": UNFINISHED}
-    if len(lost) == rates or any("failed" in line for line in ours):
+    found: Line = {"peer": peer, "ours": beside, "failed": len(lost), "result": UNFINISHED}
+    if ours and (len(lost) == len(rates) or any("failed" in line for line in ours)):
         return found | {"result": FAILED}
-    if len(validation) + len(lost) < rates or not ours_test:
+    if len(validation) + len(lost) < len(rates) or not ours_test:
         return found
     best = test[min(validation.values(), key=lambda line: line["perplexity"])["run"]]
     low, high = RELATIONS["alike"](ALIKE)

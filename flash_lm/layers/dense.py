@@ -21,12 +21,7 @@ class Dense(nnx.Module):
     def __init__(self, inputs: int, outputs: int, config: ModelConfig, *, rngs: nnx.Rngs):
         """Initialises W, (inputs, outputs), as config.init says."""
         init = KERNEL_INITS[config.init]
-        kernel = init(rngs.params(), (inputs, outputs), jnp.dtype(config.param_dtype))
-        self.kernel = nnx.Param(kernel * self.first_scale(config))
-
-    def first_scale(self, config: ModelConfig) -> float:
-        """Factor of the initial values."""
-        return 1.0
+        self.kernel = nnx.Param(init(rngs.params(), (inputs, outputs), jnp.dtype(config.param_dtype)))
 
     def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
         """Maps the last dimension."""
@@ -40,6 +35,11 @@ class Dense(nnx.Module):
 class Output(Dense):
     """The map that a sublayer ends with: what it adds to the residual stream."""
 
-    def first_scale(self, config: ModelConfig) -> float:
-        """1/√N of N sublayers with `residual_init=depth` (GPT-2, Radford et al. 2019, section 2.3), where N is 2 L."""
-        return (2 * config.num_layers) ** -0.5 if config.residual_init == "depth" else 1.0
+    def __init__(self, inputs: int, outputs: int, config: ModelConfig, *, rngs: nnx.Rngs):
+        """With `residual_init=depth` W starts 1/√N times as large (GPT-2, Radford et al. 2019, section 2.3).
+
+        N is 2 L, as if each layer had two sublayers.
+        """
+        super().__init__(inputs, outputs, config, rngs=rngs)
+        if config.residual_init == "depth":
+            self.kernel[...] *= (2 * config.num_layers) ** -0.5

@@ -140,7 +140,7 @@ class MegaUnit(AttentionSublayer[Pairs]):
         self.value, self.gate = (Dense(dim, expanded, config, rngs=rngs) for _ in range(2))
         self.shared = Dense(dim, shared, config, rngs=rngs)
         self.update, self.candidate = (Dense(dim, dim, config, rngs=rngs) for _ in range(2))
-        self.output = Dense(expanded, dim, config, rngs=rngs)
+        self.output = Dense(expanded, dim, config, rngs=rngs)  # into the candidate, not the residual stream
         self.variants = ScaleOffsets(first_scales(core.scaled, (shared,), config, of_one_source=True, rngs=rngs))
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:

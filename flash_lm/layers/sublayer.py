@@ -18,6 +18,8 @@ class LayerArray(nnx.Variable):
 class Sublayer(nnx.Module):
     """A part of a layer. Residual, norm and dropout are outside, unless it owns its residual.
 
+    The map that it ends with is an `Output`, which `model.residual_init` scales, in place of a `Dense`.
+
     Attributes:
         owns_residual: whether its input is the residual stream itself, and its output replaces the stream.
         state_grows: whether the decode state grows with the number of tokens, which its capacity then bounds.

@@ -197,9 +197,13 @@ def times(numerator: int, denominator: int = 1) -> Callable[[ModelConfig], int]:
 
 
 def _gated_residual_init(config: ModelConfig) -> str:
-    """Scores of a scaled Z are next to zero at first, so nothing is added, but where softmax makes weights of them."""
+    """By what a new unit adds: next to nothing if its maps are small, or its scores are and no softmax lifts them.
+
+    Cross attention beside it adds much, whatever the unit does.
+    """
     gau = config[GAUOptions]
-    small = config.scale_init == "normal" and gau.query_key != "dense" and gau.attention_function != "softmax"
+    low = config.scale_init == "normal" and gau.query_key != "dense" and gau.attention_function != "softmax"
+    small = config.encoder is None and (config.init == "normal" or low)
     return "as_init" if small else "depth"
 
 

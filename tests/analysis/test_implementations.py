@@ -5,15 +5,15 @@ import pytest
 from flash_lm.analysis.implementations import (
     AGREES,
     DIFFERS,
-    FACTORS,
     FAILED,
     UNFINISHED,
-    factors,
     implementations,
     implementations_table,
+    rates_of,
 )
 
 OURS = {"part": "peers", "run": "flash", "split": "test", "length": 512, "trained_length": 512, "perplexity": 100.0}
+OURS |= {"rate": 0.2}
 
 
 def of_peer(rate, validation, test):
@@ -42,14 +42,23 @@ def test_without_all_rates_or_ours_there_is_no_result():
     assert [x["result"] for x in implementations([*theirs, lost])] == [UNFINISHED]
     all_lost = [lost | {"run": f"theirs at {rate}"} for rate in (0.1, 0.2, 0.4)]
     assert [x["result"] for x in implementations([OURS, *all_lost])] == [FAILED]
-    ours_lost = {"part": "peers", "run": "flash", "failed": "nan", "rate": 0.1}
+    ours_lost = {"part": "peers", "run": "flash", "failed": "nan", "rate": 0.2}
     assert [x["result"] for x in implementations([ours_lost, *theirs, lost])] == [FAILED]
     assert implementations([OURS]) == []
 
 
 def test_a_changed_peer_has_our_rate_alone():
-    changed = [line | {"peer": "theirs/changed"} for line in of_peer(0.1, 90.0, 105.0)]
+    changed = [line | {"peer": "theirs/changed"} for line in of_peer(0.2, 90.0, 105.0)]
     theirs = [*of_peer(0.1, 80.0, 95.0), *of_peer(0.2, 91.0, 100.0)]
     found = implementations([OURS, *theirs, *changed])
     assert [(x["peer"], x["result"]) for x in found] == [("theirs", UNFINISHED), ("theirs/changed", DIFFERS)]
-    assert [factors(x["peer"]) for x in found] == [FACTORS, (1.0,)]
+    assert [rates_of(x["peer"], 0.006) for x in found] == [(0.006, 0.003, 0.012), (0.006,)]
+
+
+def test_runs_at_rates_of_another_search_do_not_count():
+    """Ours was tuned again: what was made at half and twice another rate is no part of the three, however good."""
+    old = [*of_peer(0.3, 70.0, 70.0), *of_peer(0.6, 71.0, 70.0)]
+    theirs = [*of_peer(0.1, 90.0, 100.0), *of_peer(0.2, 91.0, 100.0)]
+    assert [x["result"] for x in implementations([OURS, *old, *theirs])] == [UNFINISHED]
+    (found,) = implementations([OURS, *old, *theirs, *of_peer(0.4, 95.0, 99.0)])
+    assert (found["result"], found["rate"]) == (AGREES, 0.1)

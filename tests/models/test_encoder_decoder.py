@@ -11,8 +11,10 @@ from oracles.encoder_decoder import encoder_decoder
 from oracles.language_model import cross_entropy
 
 from flash_lm import build_model
+from flash_lm.config import parse_model
 from flash_lm.errors import InputError
-from flash_lm.models.family import FAMILIES, complete, unread
+from flash_lm.models.encoder import encoder_of
+from flash_lm.models.family import FAMILIES, complete, of_layers, unread
 from models.cases import (
     BATCH,
     LENGTH,
@@ -297,6 +299,13 @@ def test_keys_set_by_hand_hold_for_both_towers_and_those_of_the_encoder_for_itse
     assert built.encoder.periods == 1
     again = complete(built.config)
     assert again == built.config
+
+
+def test_a_unit_beside_cross_attention_starts_smaller_by_default():
+    """Its own unit adds little at first, the cross attention of its layer does not."""
+    config = complete(parse_model(model_config("flash_quad", True, **{"encoder.family": "flash_quad"})))
+    reading, read = of_layers(config), of_layers(encoder_of(config))
+    assert {x.residual_init for x in reading} == {"depth"} and {x.residual_init for x in read} == {"as_init"}
 
 
 @pytest.mark.parametrize("name", ["transformer", "linear"])

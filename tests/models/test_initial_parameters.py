@@ -111,12 +111,15 @@ def test_residual_init_scales_what_each_sublayer_ends_with(family):
         ("flash", {"gau.attention_function": "softmax"}, "depth"),
         ("flash_quad", {"gau.query_key": "dense"}, "depth"),
         ("flash", {"scale_init": "as_init"}, "depth"),
+        ("flash", {"scale_init": "as_init", "init": "normal"}, "as_init"),
+        ("flash", {"gau.attention_function": "softmax", "init": "normal"}, "as_init"),
+        ("transformer", {"init": "normal"}, "depth"),
         ("mc_tfm", {}, "depth"),
         ("transformer", {}, "depth"),
         ("transformer", {"residual_init": "as_init"}, "as_init"),
     ],
 )
-def test_what_adds_much_at_first_starts_smaller(family, changes, start):
+def test_default_of_residual_init(family, changes, start):
     assert complete(parse_model(model_config(family, True, **changes))).residual_init == start
 
 
