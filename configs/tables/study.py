@@ -13,7 +13,7 @@ from flash_lm.analysis.hypotheses import Hypothesis
 from flash_lm.configs import quickstart
 from flash_lm.trunk_study import Part
 
-TITLE = "Quality against step time"
+TITLE = "Quality against time, each model at its best learning rate"
 SHARES_OF_TEXT = (("books", 0.4), ("wiki", 0.4), ("imdb", 0.2))
 TUNING_STEPS = 320
 MOST_ADDED = 1.5  # factor by which new layers may raise the deviation of the residual stream without residual_init

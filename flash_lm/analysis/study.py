@@ -184,7 +184,8 @@ def _against_time(lines: list[Line], title: str) -> Panel:
 
 
 def _against_flops(lines: list[Line], title: str) -> Panel:
-    return _panel(lines, "flops", "model FLOPs of training", title)
+    scaled = [line | {"flops": line["flops"] / 1e12} for line in lines]
+    return _panel(scaled, "flops", "model FLOPs of training, 10¹²", title)
 
 
 def _against_step(lines: list[Line], title: str) -> Panel:
