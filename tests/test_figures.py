@@ -45,21 +45,40 @@ def over_grouped() -> tuple[float, ...]:
 
 
 def readme() -> Figures:
-    families, steps = "families/results.jsonl", "performance/step_time/steps.jsonl"
-    named = ("mamba2", "gated_deltanet", "flash", "transformer_plus_plus")
-    perplexities = [one(families, run=name)["perplexity"] for name in named]
-    assert perplexities[:2] == sorted(line["perplexity"] for line in lines(families))[:2]
-    assert all(speedup("flash_quad", length) < 1.05 for length in (512, 1024, 2048, 4096, 8192))
+    steps, study, first = "performance/step_time/steps.jsonl", "study/summary.jsonl", "study_as_init/summary.jsonl"
+    softmax, decided = "transformer_plus_plus", "study/verdicts.jsonl"
+    in_rows = {(name, length): of_study(study, name, length) for name in MODELS for length in (512, 2048)}
+    before = of_study(first, softmax, 512)
+    assert 0.895 < in_rows["flash", 512] / before < 0.915 and of_study(first, "flash", 512) == in_rows["flash", 512]
     return [
-        *((f"{perplexity:.1f}", families) for perplexity in perplexities),
-        (f"{one(families, run='mamba2')['speedup']:.2f} times", families),
+        *((f"{ratio} times", decided) for ratio in ratios_at_equal("flash", softmax)),
+        (f"{in_rows['flash', 2048]:.1f}", study),
+        (f"{in_rows['flash', 512]:.1f}", study),
+        *((f"{in_rows[name, length]:.1f}", study) for name in (softmax, "flash_quad") for length in (512, 2048)),
+        (f"{before:.1f}", first),
         (f"{speedup('flash', 512):.1f} times", steps),
         (f"{speedup('flash', 8192):.1f} times", steps),
-        *((f"{ratio:.1f} times", "decode/decode.jsonl") for ratio in over_grouped()),
         (f"{speedup('flash_quad', 8192):.1f} times", steps),
-        (f"{one('performance/sdpa/peers.jsonl', length=4096)['speedup']:.2f} times", "performance/sdpa/peers.jsonl"),
         *((f"{on_gpu(form):.1f} times", GPU_STEPS) for form in ("flash", CUDNN)),
+        *((f"{ratio:.1f} times", "decode/decode.jsonl") for ratio in over_grouped()),
     ]
+
+
+MODELS = ("flash", "transformer_plus_plus", "flash_quad")
+
+
+def of_study(path: str, model: str, length: int) -> float:
+    """Of a model of the study at the whole budget, trained in rows of 512 and scored in rows of `length`."""
+    where = {"part": "rows_of_512", "run": model, "share": 1.0, "length": length}
+    (line,) = (line for line in lines(path, **where) if "slice" not in line)
+    return line["perplexity"]
+
+
+def ratios_at_equal(model: str, other: str) -> list[str]:
+    """Tokens, and time."""
+    named = (f"{model} at most {{}} × {other}, at equal {what}" for what in ("tokens", "time"))
+    found = [name.format(bound) for name, bound in zip(named, ("1.02", "0.9804"), strict=True)]
+    return [one("study/verdicts.jsonl", hypothesis=f"rows_of_512: {name}")["figure"].split()[0] for name in found]
 
 
 GPU_STEPS = "gpu/step_time/steps.jsonl"
