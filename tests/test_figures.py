@@ -49,6 +49,7 @@ def readme() -> Figures:
     softmax, decided = "transformer_plus_plus", "study/verdicts.jsonl"
     in_rows = {(name, length): of_study(study, name, length) for name in MODELS for length in (512, 2048)}
     before = of_study(first, softmax, 512)
+    assert all(speedup("flash_quad", length) < 1.05 for length in (512, 1024, 2048, 4096, 8192))
     assert 0.895 < in_rows["flash", 512] / before < 0.915 and of_study(first, "flash", 512) == in_rows["flash", 512]
     return [
         *((f"{ratio} times", decided) for ratio in ratios_at_equal("flash", softmax)),
