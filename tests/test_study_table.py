@@ -12,7 +12,7 @@ from flash_lm.command import load_module
 from flash_lm.config import parse_model
 from flash_lm.layers.dense import Output
 from flash_lm.models.facts import facts
-from flash_lm.models.family import FAMILIES, complete, of_layers, served
+from flash_lm.models.family import FAMILIES, complete, of_layers
 from flash_lm.study import changed
 from flash_lm.trunk_study import schedules, trunks_of
 
@@ -21,7 +21,7 @@ VARIANTS = {name: TABLE.MODELS["flash"] | changes for name, changes in TABLE.ABL
 BY_RULE = {k: changes for k, changes in (TABLE.MODELS | VARIANTS).items() if not k.endswith("_as_init")}
 # Families that are not in the study have its rule, too; each layer of a Conformer ends with a norm, whatever it adds.
 OTHERS = FAMILIES.keys() - {changes["model.family"] for changes in TABLE.MODELS.values()} - {"conformer"}
-STARTS = BY_RULE | {name: {"model.family": name, "model.causal": "causal" in served([name])} for name in sorted(OTHERS)}
+STARTS = BY_RULE | {name: {"model.family": name, "model.causal": None} for name in sorted(OTHERS)}
 
 
 def config_of(changes):
