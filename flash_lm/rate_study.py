@@ -33,6 +33,7 @@ def rates_then_seeds(
     runs: pathlib.Path,
     one_run: Callable[[Model, float, int, pathlib.Path], Line],
     best: Callable[[list[Line]], Line],
+    beyond: int = 0,
 ) -> list[Line]:
     """Each model at each rate with seed 0, and at its best rate with more seeds.
 
@@ -44,6 +45,7 @@ def rates_then_seeds(
         runs: folder for runs in progress; a run's own folder is removed when its line is written.
         one_run: makes the run of a model, a rate and a seed in a folder; returns its line, with config_hash.
         best: of the lines of a model with seed 0, failed ones included, the one whose rate gets more seeds.
+        beyond: at most so many further rates of each model, while its best is its lowest or highest one.
 
     Returns:
         All lines of the file.
@@ -74,6 +76,17 @@ def rates_then_seeds(
 
     for model in models:
         first = [add(model, rate, 0) for rate in rates]
+        for _ in range(beyond):
+            further = next_rate([line["rate"] for line in first], best(first)["rate"])
+            first += [add(model, further, 0)] if further else []
         for seed in more_seeds:
             add(model, best(first)["rate"], seed)
     return lines
+
+
+def next_rate(tried: Sequence[float], best: float) -> float | None:
+    """The rate to try beyond those tried, by their last ratio; None: the best one is neither the lowest nor the highest."""
+    low, *_, high = ordered = sorted(tried)
+    if best not in (low, high):
+        return None
+    return float(f"{best**2 / ordered[1 if best == low else -2]:.2g}")

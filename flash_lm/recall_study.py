@@ -95,6 +95,7 @@ def recall_study(
     runs: pathlib.Path,
     file: pathlib.Path,
     should_stop: Callable[[], bool],
+    beyond: int = 0,
 ) -> list[Line]:
     """Each model at each rate with seed 0, and at the rate with the best validation accuracy with more seeds.
 
@@ -105,6 +106,7 @@ def recall_study(
         runs: folder for runs in progress.
         file: gets a line for each run as soon as it is scored; what has a line there is not made again.
         should_stop: called after every step; when it returns true, the study stops where it is.
+        beyond: at most so many further rates of each model, see `rates_then_seeds`.
 
     Returns:
         All lines of the file.
@@ -114,7 +116,7 @@ def recall_study(
         KeyboardInterrupt: it was asked to stop.
     """
     make = functools.partial(one_run, should_stop=should_stop)
-    return rates_then_seeds(models, rates, more_seeds, file, runs, make, best)
+    return rates_then_seeds(models, rates, more_seeds, file, runs, make, best, beyond)
 
 
 def time_decoding(models: Sequence[Model], rounds: int) -> list[Line]:

@@ -2,8 +2,8 @@
 
     python scripts/recall.py --config=configs/recall/mqar.py --runs=runs/mqar --out=results/recall/mqar
 
-Each model is trained at each rate with the first seed; the rate with the best accuracy on the validation split gets the
-other seeds. Every run is scored on the test split, by parts, and its line is added to OUT/runs.jsonl before the next
+Each model is trained at each rate with the first seed, and at most MORE_RATES further ones while its best is the lowest
+or the highest; the rate with the best accuracy on the validation split gets the other seeds. Every run is scored on the test split, by parts, and its line is added to OUT/runs.jsonl before the next
 run begins; run again, it goes on where it stopped. At the end each model's decode step is timed, models taking turns.
 OUT gets table.md and recall.png (accuracy against the bytes of the decode state, and against its time for a token).
 
@@ -42,7 +42,8 @@ def main(argv: list[str]) -> None:
     with stop_on_signal() as should_stop:
         try:
             own = models[first - 1 :: parts]
-            recall_study(own, module.RATES, module.MORE_SEEDS, arguments.runs, out / "runs.jsonl", should_stop)
+            seeds, file, beyond = module.MORE_SEEDS, out / "runs.jsonl", getattr(module, "MORE_RATES", 0)
+            recall_study(own, module.RATES, seeds, arguments.runs, file, should_stop, beyond)
         except KeyboardInterrupt:
             print("stopped: run the same command again to continue")
             return
