@@ -78,15 +78,15 @@ def rates_then_seeds(
         first = [add(model, rate, 0) for rate in rates]
         for _ in range(beyond):
             further = next_rate([line["rate"] for line in first], best(first)["rate"])
-            first += [add(model, further, 0)] if further else []
+            if further is None:
+                break
+            first.append(add(model, further, 0))
         for seed in more_seeds:
             add(model, best(first)["rate"], seed)
     return lines
 
 
 def next_rate(tried: Sequence[float], best: float) -> float | None:
-    """The rate to try beyond those tried, by their last ratio; None: the best one is neither the lowest nor the highest."""
-    low, *_, high = ordered = sorted(tried)
-    if best not in (low, high):
-        return None
-    return float(f"{best**2 / ordered[1 if best == low else -2]:.2g}")
+    """The rate to try below or above those tried, by a factor of 3; None: the best is neither lowest nor highest."""
+    factors = {min(tried): 1 / 3, max(tried): 3.0}
+    return float(f"{best * factors[best]:.2g}") if best in factors else None

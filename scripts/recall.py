@@ -2,10 +2,11 @@
 
     python scripts/recall.py --config=configs/recall/mqar.py --runs=runs/mqar --out=results/recall/mqar
 
-Each model is trained at each rate with the first seed, and at most MORE_RATES further ones while its best is the lowest
-or the highest; the rate with the best accuracy on the validation split gets the other seeds. Every run is scored on the test split, by parts, and its line is added to OUT/runs.jsonl before the next
-run begins; run again, it goes on where it stopped. At the end each model's decode step is timed, models taking turns.
-OUT gets table.md and recall.png (accuracy against the bytes of the decode state, and against its time for a token).
+Each model is trained at each rate with the first seed, and at up to MORE_RATES further ones while its best is the
+lowest or the highest; the rate with the best accuracy on the validation split gets the other seeds. Every run is scored
+on the test split, by parts, and its line is added to OUT/runs.jsonl before the next run begins; run again, it goes on
+where it stopped. At the end each model's decode step is timed, models taking turns. OUT gets table.md and recall.png
+(accuracy against the bytes of the decode state, and against its time for a token).
 
 Small models leave most of a machine idle. With --part=1/2 and --part=2/2 two processes, on a core each, train half of
 the models each, into the same OUT; the same command without --part then makes times, table and picture.
