@@ -12,12 +12,21 @@ from flash_lm.jsonl import Line
 
 @dataclasses.dataclass(frozen=True)
 class RecallGrows:
-    """Models with larger states recall more: the rank correlation of state bytes and accuracy."""
+    """Models with larger states recall more: the rank correlation of state bytes and accuracy.
+
+    Attributes:
+        files: the one file of runs.
+        width: of the models.
+        models: with states of several sizes.
+        least: smallest accepted value.
+        rates: that each model must have been trained at; default: all of the file.
+    """
 
     files: Sequence[str]
     width: int
     models: Sequence[str]
     least: float
+    rates: Sequence[float] = ()
 
     @property
     def text(self) -> str:
@@ -26,7 +35,7 @@ class RecallGrows:
 
     def judge(self, evidence: Evidence) -> Verdict:
         """Uses the seeds that all models have."""
-        runs, reasons = _by_seed(evidence, self.files, self.models, self.width)
+        runs, reasons = _by_seed(evidence, self, self.models)
         found = []
         for seed in _common(runs):
             lines = [seeds[seed] for seeds in runs]
@@ -47,6 +56,7 @@ class Recalls:
         part: of the test split; None: all of it.
         least: smallest accepted value.
         most: largest accepted value.
+        rates: that each model must have been trained at; default: all of the file.
     """
 
     files: Sequence[str]
@@ -56,6 +66,7 @@ class Recalls:
     most: float = 1.0
     second: str | None = None
     part: str | None = None
+    rates: Sequence[float] = ()
 
     @property
     def text(self) -> str:
@@ -67,7 +78,7 @@ class Recalls:
     def judge(self, evidence: Evidence) -> Verdict:
         """Uses the seeds that both models have."""
         names = [self.first, *([self.second] if self.second else [])]
-        runs, reasons = _by_seed(evidence, self.files, names, self.width)
+        runs, reasons = _by_seed(evidence, self, names)
         found = []
         for seed in _common(runs):
             value, *other = (self._accuracy(seeds[seed]) for seeds in runs)
@@ -98,14 +109,14 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def _by_seed(
-    evidence: Evidence, files: Sequence[str], models: Sequence[str], width: int
+    evidence: Evidence, rule: RecallGrows | Recalls, models: Sequence[str]
 ) -> tuple[list[dict[int, Line]], tuple[str, ...]]:
     """Each model's runs at its best rate by seed, and the reasons, if any, why they decide nothing.
 
     Raises:
         MissingError: a model lacks a rate or a seed that others have: the study goes on, and its best rate may change.
     """
-    (path,) = files
+    (path,), width = rule.files, rule.width
     lines, runs, reasons = [*evidence.files.get(path, ())], [], []
     rates, seeds = ({line[key] for line in lines} for key in ("rate", "seed"))
     for model in models:
@@ -113,7 +124,7 @@ def _by_seed(
         if not chosen:
             raise MissingError(f"{path} has no run of {model} at width {width}")
         tried = {x["rate"] for x in lines if (x["model"], x["width"]) == (model, width)}
-        if (tried, {x["seed"] for x in chosen}) != (rates, seeds):
+        if not tried >= set(rule.rates or rates) or {x["seed"] for x in chosen} != seeds:
             raise MissingError(f"{path} lacks rates or seeds of {model} at width {width}")
         reasons += [f"seed {x['seed']} of {model} failed" for x in chosen if "failed" in x]
         runs.append({x["seed"]: x for x in chosen if "failed" not in x})

@@ -281,6 +281,16 @@ def test_a_study_of_recall_that_goes_on_has_no_verdict(missing):
     assert verdict.word == NOT_RUN and "runs lacks rates or seeds of c at width 8" in str(verdict)
 
 
+def test_rates_beyond_those_of_a_rule_need_not_be_those_of_all_models():
+    """A study may try further ones where the best is at the edge."""
+    lines = [*RECALLED, *recalls("a", [0.1], state=10, rate=0.01, validation=0.3)]
+    rule = {"files": ["runs"], "width": 8, "models": ["a", "c"], "least": 0.8}
+    found = Evidence({}, {"runs": lines})
+    assert Claim("x", "y", [RecallGrows(**rule)], []).verdict(found).word == NOT_RUN
+    assert RecallGrows(**rule, rates=[0.1, 0.2, 0.3]).judge(found).word == REPRODUCED
+    assert Claim("x", "y", [RecallGrows(**rule, rates=[0.1, 0.4])], []).verdict(found).word == NOT_RUN
+
+
 def test_rank_correlation_against_a_formula():
     """Without equal values: 1 − 6 Σ d² / (n (n² − 1))."""
     one, other = [3.0, 1.0, 4.0, 1.5, 5.0], [2.0, 7.0, 1.0, 8.0, 2.5]
