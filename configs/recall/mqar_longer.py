@@ -11,11 +11,16 @@ as it starts by default today.
 A model whose best rate is the lowest or the highest is trained at up to two further ones. This was added after 19 runs:
 Mamba-2, as it starts in mqar.py, had recalled 17 %, 1 % and 0 % at the three rates, and the hybrid was best at 0.03.
 
+The hybrid with its softmax layer first was added when that with softmax last had its seeds, 20 to 27 points below
+softmax in spite of steps and start. In trials of 600 steps at a rate of 0.03, as today, without lines, it recalled 99 %
+after 200 steps; with softmax second 57 %, third 54 %, and last without positions 59 %.
+
 Set before the first run; "today" compares models that both start so.
 
 - The hybrid: if it is at most one point below softmax with every seed, as they start in mqar.py, it had not been
   trained enough; else, if so as they start today, it started badly; else a larger width, where it is 2 points below in
-  mqar.py, is what is left.
+  mqar.py, is what is left. Of the one with softmax first, added later: if it is at most one point below, it is the place
+  of the softmax layer.
 - State against recall: if FLASH, FLASH-Quad and Mamba-2 all recall more than 50 % with every seed, as they start in
   mqar.py, its rank correlation was that of how fast they learn; else, if so as they start today, that of how they
   start; else nothing is known of what still recalls less, and the contradiction stands.
@@ -31,6 +36,8 @@ WIDTHS = (32,)
 MORE_SEEDS = mqar.MORE_SEEDS
 _TAPS = "+short_convolution=3"
 _HYBRID = next(name for name in mqar.MODELS if "pattern" in name)
+_OTHERS = ",".join(("linear_transformer",) * 3)
+_SOFTMAX_FIRST = _HYBRID.replace(f"{_OTHERS},transformer_plus_plus", f"transformer_plus_plus,{_OTHERS}")
 # model -> the key by whose value it starts otherwise today
 _STARTS = {
     f"transformer_plus_plus{_TAPS}": "residual_init=depth",
@@ -38,6 +45,7 @@ _STARTS = {
     "mamba2": "residual_init=depth",
     f"flash{_TAPS}": "scale_init=normal",
     f"flash_quad{_TAPS}": "scale_init=normal",
+    _SOFTMAX_FIRST: "residual_init=depth",
 }
 MODELS = tuple(name for model, today in _STARTS.items() for name in (model, f"{model}+{today}"))
 
