@@ -19,8 +19,8 @@ Set before the first run; "today" compares models that both start so.
 
 - The hybrid: if it is at most one point below softmax with every seed, as they start in mqar.py, it had not been
   trained enough; else, if so as they start today, it started badly; else a larger width, where it is 2 points below in
-  mqar.py, is what is left. Of the one with softmax first, added later: if it is at most one point below, it is the place
-  of the softmax layer.
+  mqar.py, is what is left. Added later: if the one with softmax first is at most one point below, it is the place of
+  the softmax layer.
 - State against recall: if FLASH, FLASH-Quad and Mamba-2 all recall more than 50 % with every seed, as they start in
   mqar.py, its rank correlation was that of how fast they learn; else, if so as they start today, that of how they
   start; else nothing is known of what still recalls less, and the contradiction stands.
