@@ -92,6 +92,7 @@ def get_parts() -> list[Part]:
     rows = lambda length: {"data.length": length, "model.max_length": max(length, 2048)}
     others = {name: changes for name, changes in MODELS.items() if name not in _REPEATED}
     untied = {"flash/untied": _FLASH | {"model.tie_embeddings": False}}  # as FLASH-pytorch is
+    untied["flash/untied_paper"] = untied["flash/untied"] | {"model.normalizer": "paper"}  # and its divisor
     ablations = {name: _FLASH | changes for name, changes in ABLATIONS.items()}
     return [
         Part("rows_of_512", _of(*_REPEATED), {}, seeds=(0, 1, 2), **whole, lengths=(2048,)),
