@@ -35,7 +35,7 @@ def test_the_models_of_the_study_have_one_size():
     for name, changes in (TABLE.MODELS | VARIANTS | TABLE.LARGE).items():
         own = config_of(changes)
         sizes[name] = facts(own.model.family, own.model, (), ()).parameters
-    assert len(TABLE.MODELS) == 14 and len(sizes) == 26 + 2
+    assert len(TABLE.MODELS) == 16 and len(sizes) == 28 + 2
     small, large = ({k: x for k, x in sizes.items() if (k in TABLE.LARGE) == big} for big in (False, True))
     for (one, a), (other, b) in [*itertools.combinations(small.items(), 2), *itertools.combinations(large.items(), 2)]:
         assert max(a, b) / min(a, b) <= 1.03, (one, a, other, b)

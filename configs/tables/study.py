@@ -1,4 +1,4 @@
-"""The study: quality against step time of fourteen models. Its design, set before the first run, is docs/study.md.
+"""The study: quality against step time of sixteen models. Its design, set before the first run, is docs/study.md.
 
 python scripts/study_data.py $DATA --out=runs/study/data
 python scripts/reproduce.py --table=study --run=runs/study --corpus=runs/study/data --out=runs/study/results
@@ -21,6 +21,7 @@ WORDS = 4096  # of the vocabulary
 
 # All start with a smaller last map in each sublayer (get_config), but those whose layers together add little to the
 # residual stream by themselves: most gated attention units. A test measures it; why: docs/study.md.
+_PAPER = {"model.normalizer": "paper_512"}
 _AS_INIT, _DEPTH = ({"model.residual_init": x} for x in ("as_init", "depth"))
 _TABLES = {"model.max_length": 512}  # positions are parameters: as many as a row has
 _HYBRID = ("gated_deltanet",) * 3 + ("transformer_plus_plus",)
@@ -31,6 +32,8 @@ MODELS = {
     "transformer_plus_plus": {},
     "flash_quad": _AS_INIT | {"model.gau.expanded_dim": 232},
     "flash": _AS_INIT | {"model.gau.expanded_dim": 232},
+    "flash_quad_paper": _AS_INIT | _PAPER | {"model.family": "flash_quad", "model.gau.expanded_dim": 232},
+    "flash_paper": _AS_INIT | _PAPER | {"model.family": "flash", "model.gau.expanded_dim": 232},
     "mc_tfm": {},
     "aft_local": _TABLES | {"model.aft.bias_dim": 32, "model.mlp_dim": 320},
     "aft_conv": _TABLES | {"model.mlp_dim": 496},
@@ -67,6 +70,7 @@ LARGE = {  # 5M parameters, also within 3 % of each other
     "flash/5M": _FLASH | _WIDE | {"model.gau.expanded_dim": 496},
 }
 _REPEATED = ("transformer_plus_plus", "flash_quad", "flash", "linear_transformer")
+_WITH_PAPER = ("flash_paper", "flash_quad_paper")
 _LONG = ("transformer_plus_plus", "flash_quad", "flash")
 _of = lambda *names: {name: MODELS[name] for name in names}
 _SLICES = ("recall", "positions", "parts")
@@ -90,13 +94,14 @@ def get_parts() -> list[Part]:
     """The parts of the study, in the order of their worth."""
     whole = {"steps": 3200, "shares": (0.25, 0.5, 1.0), "slices": _SLICES}
     rows = lambda length: {"data.length": length, "model.max_length": max(length, 2048)}
-    others = {name: changes for name, changes in MODELS.items() if name not in _REPEATED}
+    others = {name: changes for name, changes in MODELS.items() if name not in _REPEATED + _WITH_PAPER}
     of_peer = _FLASH | {"model.tie_embeddings": False}  # as FLASH-pytorch is, then with two divisors near its own
     untied = {"flash/untied": of_peer}
     untied |= {f"flash/untied_{divisor}": of_peer | {"model.normalizer": divisor} for divisor in ("paper", "length")}
     ablations = {name: _FLASH | changes for name, changes in ABLATIONS.items()}
     return [
         Part("rows_of_512", _of(*_REPEATED), {}, seeds=(0, 1, 2), **whole, lengths=(2048,)),
+        *(Part("rows_of_512", _of(name), {}, seeds=(0, 1, 2), **whole, lengths=(2048,)) for name in _WITH_PAPER),
         Part("rows_of_512", others, {}, seeds=(0,), **whole, lengths=(2048,)),
         Part("peers", _of("transformer", "transformer_plus_plus") | untied, {}, seeds=(0,), steps=1220),
         Part("rows_of_2048", _of(*_LONG), rows(2048), seeds=(0,), **whole, lengths=(512,)),
@@ -114,7 +119,9 @@ def get_hypotheses() -> list[Hypothesis]:
     return [
         Hypothesis(1, rows, "flash", "no worse", "transformer_plus_plus"),
         Hypothesis(1, rows, "flash_quad", "no worse", "transformer_plus_plus"),
+        *(Hypothesis(1, rows, name, "no worse", "transformer_plus_plus") for name in _WITH_PAPER),
         Hypothesis(2, rows, "flash", "better", "transformer_plus_plus", at_equal_time=True),
+        Hypothesis(2, rows, "flash_paper", "better", "transformer_plus_plus", at_equal_time=True),
         Hypothesis(3, rows, "transformer_plus_plus", "better", "linear_transformer"),
         Hypothesis(4, rows, "flash", "no worse", "transformer_plus_plus", **recall),
         Hypothesis(5, ablations, "flash/local", "better", "flash/global"),
@@ -126,4 +133,5 @@ def get_hypotheses() -> list[Hypothesis]:
         Hypothesis(6, ablations, "flash", "no worse", "flash/dense_as_init"),
         Hypothesis(7, ablations, "flash/chunk_64", "alike", "flash"),
         Hypothesis(7, ablations, "flash/chunk_256", "alike", "flash"),
+        *(Hypothesis(8, rows, name, "better", name.removesuffix("_paper")) for name in _WITH_PAPER),
     ]

@@ -19,8 +19,9 @@ def _taps(x: int) -> str | None:
 
 
 def _normalizer(x: str) -> str | None:
-    good = x in ("count", "length", "paper") or (x.isdecimal() and int(x) > 0)
-    return None if good else "count, length, paper or a positive integer"
+    number = x.removeprefix("paper_")
+    good = x in ("count", "length", "paper") or (number.isdecimal() and int(number) > 0)
+    return None if good else "count, length, paper, or a positive integer N or paper_N"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ class ModelConfig(Group, name="model"):
     )
     normalizer: str = key(
         None,
-        "N of attention without softmax: count, length, paper or an integer; open: count if causal, else data.length",
+        "N of attention without softmax: count, length, paper, N or paper_N; open: count if causal, else data.length",
         _normalizer,
     )
     kernels: str = key(

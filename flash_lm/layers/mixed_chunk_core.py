@@ -142,7 +142,7 @@ class MixedChunkCore(PlainCore):
         return self.bias(jnp.arange(1 - self.chunk_size, self.chunk_size, dtype=jnp.int32) + chunks * self.chunk_size)
 
     def _scale(self, q: jax.Array) -> float:
-        return self.normalizer.scale(q.shape[-1], self.span, self.function)
+        return self.normalizer.scale_in_chunk(q.shape[-1], self.span, self.function)
 
     def _local_divisors(self, sight: Sight) -> jax.Array:
         """N of each query, (B or 1)×L."""

@@ -54,7 +54,7 @@ class Settings(NamedTuple):
 
     def scale(self, width: int) -> float:
         """Factor of the scores of queries and keys of this width."""
-        return self.normalizer.scale(width, self.span, self.function)
+        return self.normalizer.scale_in_chunk(width, self.span, self.function)
 
     def weight_of_sum(self, earlier_BxL: jax.Array) -> jax.Array:
         """1 / N of the global part, zero if no chunk came before; takes the number of tokens in earlier chunks."""

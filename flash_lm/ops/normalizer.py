@@ -3,10 +3,11 @@
 count: N is the number of visible keys, so it is exact under padding, packing and decoding.
 An integer: N is that constant.
 length: N is the row's length, as in published code.
-paper: relu²(q kᵀ / n + b), as in FLASH's appendix.
+paper: relu²(q kᵀ / n + b), as in FLASH's appendix; n is the row's length.
+paper_N: the same with the constant N for n, so that it is the paper's form for rows of N tokens.
 
-Inside a chunk, n is the chunk's length, except for count. The last two depend on the length of the whole row, so they
-do not support decoding.
+Inside a chunk, n is the chunk's length, except for count. `length` and `paper` depend on the length of the whole row,
+so they do not support decoding.
 """
 
 import dataclasses
@@ -40,30 +41,39 @@ class Normalizer:
         over_all: N over all pairs of tokens.
         in_chunk: N inside a chunk.
         of_sum: N of the linear part, which has no function whose argument could be scaled.
-        scale_by_length: whether the scores are divided by the length rather than by √K.
+        scores: what divides the scores in place of √K, from the length of the row; None: √K does.
         undecodable: a sentence on why decoding is not supported; None: it is.
     """
 
     over_all: Divisor
     in_chunk: Divisor
     of_sum: Divisor
-    scale_by_length: bool = False
+    scores: Callable[[int], int] | None = None
     undecodable: str | None = None
 
     def scale(self, width: int, length: int, function: str) -> float:
-        """Factor of q kᵀ: 1/√width, or 1/length in the paper's appendix. Softmax has its own normalisation."""
-        return 1 / length if self.scale_by_length and function != "softmax" else width**-0.5
+        """Factor of q kᵀ: 1/√width, or 1/n in the paper's appendix. Softmax has its own normalisation."""
+        return width**-0.5 if self.scores is None or function == "softmax" else 1 / self.scores(length)
+
+    def scale_in_chunk(self, width: int, span: int, function: str) -> float:
+        """The same in a chunk, where n is the number of tokens there."""
+        return width**-0.5 if self.scores is None or function == "softmax" else 1 / span
 
 
 def _refusal(name: str) -> str:
-    return f"model.normalizer={name} depends on the whole row and cannot be decoded: use count or an integer"
+    return f"model.normalizer={name} depends on the whole row and cannot be decoded: use count, an integer or paper_N"
+
+
+def _paper(of_sum: Divisor, scores: Callable[[int], int], undecodable: str | None = None) -> Normalizer:
+    return Normalizer(_constant(1), _constant(1), of_sum, scores, undecodable)
 
 
 _NAMED = {
     "count": Normalizer(_count, _count, _count),
     "length": Normalizer(_length, _length, _length, undecodable=_refusal("length")),
-    "paper": Normalizer(_constant(1), _constant(1), _length, scale_by_length=True, undecodable=_refusal("paper")),
+    "paper": _paper(_length, lambda length: length, _refusal("paper")),
 }
+_OF_PAPER = "paper_"
 
 
 @functools.cache
@@ -75,5 +85,7 @@ def normalizer(text: str) -> Normalizer:
     """
     if text in _NAMED:
         return _NAMED[text]
-    n = _constant(int(text))
-    return Normalizer(n, _length, n)
+    n = int(text.removeprefix(_OF_PAPER))
+    if text.startswith(_OF_PAPER):
+        return _paper(_constant(n), lambda length: n)
+    return Normalizer(_constant(n), _length, _constant(n))

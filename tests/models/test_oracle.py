@@ -124,6 +124,7 @@ OPTIONS = {
         "tie_embeddings": True,
     },
     "paper-relu2": {"normalizer": "paper"},
+    "paper_7": {"normalizer": "paper_7", "gau.relative_bias": "rope"},
     "paper-softmax": {"normalizer": "paper", "gau.attention_function": "softmax"},
     "count": {"normalizer": "count"},
     "two-heads": {"gau.heads": 2},
@@ -135,7 +136,7 @@ ONE_WAY = {
     ("two-heads", False),
     ("dense-two-heads", False),
 }  # the other direction has nothing new
-QUICK = ("t5-softmax", "plain-laplace", "rope-length")  # they have each value but paper
+QUICK = ("t5-softmax", "plain-laplace", "rope-length")  # they have each value but paper and paper_N
 BOTH_WAYS = [True, pytest.param(False, marks=pytest.mark.slow)]
 
 

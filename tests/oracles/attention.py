@@ -113,7 +113,7 @@ def gau_quadratic(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
             v,
             row.sees,
             function=function,
-            factor=normalizers.score_factor(normalizer, function, q.shape[1], length),
+            factor=normalizers.score_factor(normalizer, function, q.shape[1], normalizers.of_row(normalizer, length)),
             divisor=lambda visible: normalizers.quadratic(normalizer, visible, length),
             bias=relative_bias(settings.gau.relative_bias, settings.max_length, settings.causal, p["core"].get("bias")),
         )
