@@ -95,9 +95,12 @@ def get_parts() -> list[Part]:
     whole = {"steps": 3200, "shares": (0.25, 0.5, 1.0), "slices": _SLICES}
     rows = lambda length: {"data.length": length, "model.max_length": max(length, 2048)}
     others = {name: changes for name, changes in MODELS.items() if name not in _REPEATED + _WITH_PAPER}
-    of_peer = _FLASH | {"model.tie_embeddings": False}  # as FLASH-pytorch is, then with two divisors near its own
+    of_peer = _FLASH | {"model.tie_embeddings": False}  # as FLASH-pytorch is, then with other divisors
     untied = {"flash/untied": of_peer}
-    untied |= {f"flash/untied_{divisor}": of_peer | {"model.normalizer": divisor} for divisor in ("paper", "length")}
+    untied |= {
+        f"flash/untied_{divisor}": of_peer | {"model.normalizer": divisor}
+        for divisor in ("paper", "length", "paper_512")
+    }
     ablations = {name: _FLASH | changes for name, changes in ABLATIONS.items()}
     return [
         Part("rows_of_512", _of(*_REPEATED), {}, seeds=(0, 1, 2), **whole, lengths=(2048,)),

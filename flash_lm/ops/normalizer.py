@@ -4,7 +4,7 @@ count: N is the number of visible keys, so it is exact under padding, packing an
 An integer: N is that constant.
 length: N is the row's length, as in published code.
 paper: relu²(q kᵀ / n + b), as in FLASH's appendix; n is the row's length.
-paper_N: the same with the constant N for n, so that it is the paper's form for rows of N tokens.
+paper_N: the same with the constant N for n; the sums over chunks are divided by the number of their tokens.
 
 Inside a chunk, n is the chunk's length, except for count. `length` and `paper` depend on the length of the whole row,
 so they do not support decoding.
@@ -87,5 +87,5 @@ def normalizer(text: str) -> Normalizer:
         return _NAMED[text]
     n = int(text.removeprefix(_OF_PAPER))
     if text.startswith(_OF_PAPER):
-        return _paper(_constant(n), lambda length: n)
+        return _paper(_count, lambda length: n)
     return Normalizer(_constant(n), _length, _constant(n))

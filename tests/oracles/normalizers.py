@@ -1,7 +1,8 @@
 """`model.normalizer`: the factor of the scores and the divisor N (DESIGN: relu²(q kᵀ/√s + b) / N).
 
 count: N = keys that the query sees · an integer: N · length: N = the row's length · paper: the appendix's
-relu²(q kᵀ/n + b), which has n inside f and no divisor · paper_N: the same where n of a row is always N.
+relu²(q kᵀ/n + b), which has n inside f and no divisor · paper_N: the same where n of a row is always N, and a mean of
+the part without f.
 """
 
 import math
@@ -31,6 +32,5 @@ def local(normalizer: str, visible: int, chunk_size: int) -> float:
 
 def linear(normalizer: str, visible: int, length: int) -> float:
     """N of the part without f: what the appendix puts inside f divides the sum here."""
-    if normalizer.startswith("paper"):
-        return of_row(normalizer, length)
-    return {"count": visible, "length": length}.get(normalizer) or int(normalizer)
+    means = normalizer == "count" or normalizer.startswith("paper_")
+    return visible if means else {"length": length, "paper": length}.get(normalizer) or int(normalizer)
