@@ -52,7 +52,8 @@ def get_config() -> ConfigDict:
         linear={"chunk_size": 128},
         max_length=512,
     )
-    config.model.update(residual_init="as_init", scale_init="as_init")  # as the runs that are there
+    # As the runs that are there.
+    config.model.update(residual_init="as_init", scale_init="as_init", divides="weights")
     config.data.vocab_size = 2048
     config.train.update(steps=500, warmup_steps=50, eval_every=100, eval_steps=20)
     return config

@@ -1,4 +1,4 @@
-"""What divides relu² of the scores: the visible keys, a constant, the row's length, or n² (the appendix of FLASH).
+"""What N divides, scores (the appendix of FLASH) or relu² of them, and what it is: keys, a constant, or the length.
 
 python -m flash_lm.sweep --config=configs/ablations/normalizer.py
 """
@@ -14,8 +14,10 @@ def get_config() -> ConfigDict:
 
 def get_runs(config: ConfigDict) -> dict[str, dict]:
     constant = str(config.model.max_length)
+    divisors = {"weights": ("count", constant, "length"), "scores": (constant, "length", "paper")}
     return {
-        f"{family}_{normalizer}": {"model.family": family, "model.normalizer": normalizer}
+        f"{family}_{divides}_{n}": {"model.family": family, "model.divides": divides, "model.normalizer": n}
         for family in ("flash_quad", "flash")
-        for normalizer in ("count", constant, "length", "paper")
+        for divides, normalizers in divisors.items()
+        for n in normalizers
     }

@@ -27,7 +27,8 @@ def small_model(length: int, rows: int) -> ConfigDict:
     config.model.update(
         gau={"shared_dim": 32}, chunks={"size": 32}, window={"size": 32}, linear={"chunk_size": 32}, scan_layers=False
     )
-    config.model.update(residual_init="as_init", scale_init="as_init")  # as the runs that are there
+    # As the runs that are there.
+    config.model.update(residual_init="as_init", scale_init="as_init", divides="weights")
     config.data.tokens_per_batch = rows * length
     config.train.update(learning_rate=1e-3, weight_decay=0.1, eval_every=250, checkpoint_every=0)
     return config

@@ -53,7 +53,8 @@ def get_config() -> ConfigDict:
     config.model.update(
         family="transformer_plus_plus", num_layers=2, model_dim=32, num_heads=2, max_length=128, init="lecun"
     )
-    config.model.update(residual_init="as_init", scale_init="as_init")  # as the runs that are there
+    # As the runs that are there.
+    config.model.update(residual_init="as_init", scale_init="as_init", divides="weights")
     config.model.update(
         gau={"shared_dim": 32}, chunks={"size": 16}, window={"size": 16}, linear={"chunk_size": 32}, scan_layers=False
     )

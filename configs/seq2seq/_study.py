@@ -19,7 +19,8 @@ def small_model(dim: int, length: int, rows: int) -> ConfigDict:
     config = base.get_config()
     config.model.update(model_dim=dim, num_layers=4, num_heads=8, max_length=length, init="lecun", scan_layers=False)
     config.model.update(gau={"shared_dim": 32}, cross={"shared_dim": 32}, linear={"chunk_size": 32})
-    config.model.update(residual_init="as_init", scale_init="as_init")  # as the runs that are there
+    # As the runs that are there.
+    config.model.update(residual_init="as_init", scale_init="as_init", divides="weights")
     config.data.update(pack="examples", tokens_per_batch=rows * length)
     config.train.update(schedule="cosine", weight_decay=0.1, clip=0.5, checkpoint_every=0)
     return config

@@ -20,7 +20,8 @@ SEEDS = (1, 2)
 def get_config() -> ConfigDict:
     config = quickstart.get_config()
     config.task = "masked_lm"
-    config.model.update(num_layers=2, max_length=256, residual_init="as_init")  # by default it follows scale_init
+    config.model.update(num_layers=2, max_length=256, divides="weights")  # as the runs that are there
+    config.model.residual_init = "as_init"  # by default it follows scale_init
     config.data.update(corpus="hf", path="runs/transfer/data/unlabelled", length=256, vocab_size=4096)
     config.data.tokenizer_path = "runs/transfer/data/tokenizer.model"
     config.train.update(steps=1500, warmup_steps=150, eval_every=150, checkpoint_every=0)

@@ -1,4 +1,4 @@
-"""The divisor of FLASH's appendix, as a constant that decodes (`paper_N`), beside what was the default until then.
+"""The divisor of FLASH's appendix, which divides scores, beside what was the default, which divides weights.
 
     STUDY="python -m flash_lm.sweep --config=configs/studies/paper_divisor.py --split=test --config.data.corpus=hf"
     $STUDY --workdir=runs/paper_divisor/rows_of_512 --lengths=512,2048,8192 --config.data.path=$DATA/wiki
@@ -9,8 +9,9 @@
     $STUDY --workdir=runs/paper_divisor/masked --lengths=512 --config.data.path=$DATA/wiki --config.task=masked_lm
 
 What was the default: of causal models the number of visible keys (count), of masked ones `data.length` (constant).
+When the runs were made, `divides=scores` was `normalizer=paper_512` (2048 in rows of 2048), and computed the same.
 
-Criteria, set before the first run, as in flash.py: `paper_N` becomes the default of causal models only if it is no
+Criteria, set before the first run, as in flash.py: `scores` becomes the default of causal models only if it is no
 worse than the count (perplexity on the test split at most 1.02 times the count's) with every seed, for FLASH and
 FLASH-Quad, in the first three settings, at the training length and at four times that length, and if at sixteen times
 it does not break down where the count does not (at most 1.02 times the count's, too). It becomes that of masked models
@@ -31,10 +32,10 @@ def get_config() -> ConfigDict:
 
 
 def get_runs(config: ConfigDict) -> dict[str, dict]:
-    usual = {"masked_lm": ("constant", str(config.data.length))}.get(config.task, ("count", "count"))
+    usual = "constant" if config.task == "masked_lm" else "count"
     return {
-        f"{family}_{kind}_seed_{seed}": {"model.family": family, "model.normalizer": normalizer, "seed": seed}
+        f"{family}_{kind}_seed_{seed}": {"model.family": family, "model.divides": divides, "seed": seed}
         for seed in claims.SEEDS
         for family in flash.FAMILIES
-        for kind, normalizer in (usual, ("paper", f"paper_{config.data.length}"))
+        for kind, divides in ((usual, "weights"), ("scores", "scores"))
     }

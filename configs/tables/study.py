@@ -21,7 +21,7 @@ WORDS = 4096  # of the vocabulary
 
 # All start with a smaller last map in each sublayer (get_config), but those whose layers together add little to the
 # residual stream by themselves: most gated attention units. A test measures it; why: docs/study.md.
-_PAPER = {"model.normalizer": "paper_512"}
+_SCORES = {"model.divides": "scores"}  # by default today; the first models were made before that
 _AS_INIT, _DEPTH = ({"model.residual_init": x} for x in ("as_init", "depth"))
 _TABLES = {"model.max_length": 512}  # positions are parameters: as many as a row has
 _HYBRID = ("gated_deltanet",) * 3 + ("transformer_plus_plus",)
@@ -32,8 +32,8 @@ MODELS = {
     "transformer_plus_plus": {},
     "flash_quad": _AS_INIT | {"model.gau.expanded_dim": 232},
     "flash": _AS_INIT | {"model.gau.expanded_dim": 232},
-    "flash_quad_paper": _AS_INIT | _PAPER | {"model.family": "flash_quad", "model.gau.expanded_dim": 232},
-    "flash_paper": _AS_INIT | _PAPER | {"model.family": "flash", "model.gau.expanded_dim": 232},
+    "flash_quad_scores": _AS_INIT | _SCORES | {"model.family": "flash_quad", "model.gau.expanded_dim": 232},
+    "flash_scores": _AS_INIT | _SCORES | {"model.family": "flash", "model.gau.expanded_dim": 232},
     "mc_tfm": {},
     "aft_local": _TABLES | {"model.aft.bias_dim": 32, "model.mlp_dim": 320},
     "aft_conv": _TABLES | {"model.mlp_dim": 496},
@@ -70,7 +70,7 @@ LARGE = {  # 5M parameters, also within 3 % of each other
     "flash/5M": _FLASH | _WIDE | {"model.gau.expanded_dim": 496},
 }
 _REPEATED = ("transformer_plus_plus", "flash_quad", "flash", "linear_transformer")
-_WITH_PAPER = ("flash_paper", "flash_quad_paper")
+_OF_SCORES = ("flash_scores", "flash_quad_scores")
 _LONG = ("transformer_plus_plus", "flash_quad", "flash")
 _of = lambda *names: {name: MODELS[name] for name in names}
 _SLICES = ("recall", "positions", "parts")
@@ -79,7 +79,7 @@ _SLICES = ("recall", "positions", "parts")
 def get_config() -> ConfigDict:
     """What all runs start from; scripts/reproduce.py fills in the places of the corpora."""
     config = quickstart.get_config()
-    config.model.update(max_length=2048, residual_init="depth")
+    config.model.update(max_length=2048, residual_init="depth", divides="weights")
     config.data.update(corpus="hf", length=512, vocab_size=WORDS, tokens_per_batch=4096)
     config.train.update(warmup_steps=80, eval_every=640, eval_steps=20, checkpoint_every=640, log_every=40)
     return config
@@ -94,17 +94,14 @@ def get_parts() -> list[Part]:
     """The parts of the study, in the order of their worth."""
     whole = {"steps": 3200, "shares": (0.25, 0.5, 1.0), "slices": _SLICES}
     rows = lambda length: {"data.length": length, "model.max_length": max(length, 2048)}
-    others = {name: changes for name, changes in MODELS.items() if name not in _REPEATED + _WITH_PAPER}
+    others = {name: changes for name, changes in MODELS.items() if name not in _REPEATED + _OF_SCORES}
     of_peer = _FLASH | {"model.tie_embeddings": False}  # as FLASH-pytorch is, then with other divisors
-    untied = {"flash/untied": of_peer}
-    untied |= {
-        f"flash/untied_{divisor}": of_peer | {"model.normalizer": divisor}
-        for divisor in ("paper", "length", "paper_512")
-    }
+    untied = {f"flash/untied_{name}": of_peer | {"model.normalizer": name} for name in ("paper", "length")}
+    untied |= {"flash/untied": of_peer, "flash/untied_scores": of_peer | _SCORES}
     ablations = {name: _FLASH | changes for name, changes in ABLATIONS.items()}
     return [
         Part("rows_of_512", _of(*_REPEATED), {}, seeds=(0, 1, 2), **whole, lengths=(2048,)),
-        *(Part("rows_of_512", _of(name), {}, seeds=(0, 1, 2), **whole, lengths=(2048,)) for name in _WITH_PAPER),
+        *(Part("rows_of_512", _of(name), {}, seeds=(0, 1, 2), **whole, lengths=(2048,)) for name in _OF_SCORES),
         Part("rows_of_512", others, {}, seeds=(0,), **whole, lengths=(2048,)),
         Part("peers", _of("transformer", "transformer_plus_plus") | untied, {}, seeds=(0,), steps=1220),
         Part("rows_of_2048", _of(*_LONG), rows(2048), seeds=(0,), **whole, lengths=(512,)),
@@ -122,7 +119,7 @@ def get_hypotheses() -> list[Hypothesis]:
     return [
         Hypothesis(1, rows, "flash", "no worse", "transformer_plus_plus"),
         Hypothesis(1, rows, "flash_quad", "no worse", "transformer_plus_plus"),
-        *(Hypothesis(1, rows, name, "no worse", "transformer_plus_plus") for name in _WITH_PAPER),
+        *(Hypothesis(1, rows, name, "no worse", "transformer_plus_plus") for name in _OF_SCORES),
         Hypothesis(2, rows, "flash", "better", "transformer_plus_plus", at_equal_time=True),
         Hypothesis(2, rows, "flash_paper", "better", "transformer_plus_plus", at_equal_time=True),
         Hypothesis(3, rows, "transformer_plus_plus", "better", "linear_transformer"),
@@ -136,5 +133,5 @@ def get_hypotheses() -> list[Hypothesis]:
         Hypothesis(6, ablations, "flash", "no worse", "flash/dense_as_init"),
         Hypothesis(7, ablations, "flash/chunk_64", "alike", "flash"),
         Hypothesis(7, ablations, "flash/chunk_256", "alike", "flash"),
-        *(Hypothesis(8, rows, name, "better", name.removesuffix("_paper")) for name in _WITH_PAPER),
+        *(Hypothesis(8, rows, name, "better", name.removesuffix("_scores")) for name in _OF_SCORES),
     ]

@@ -27,7 +27,8 @@ ARMS = (
 def get_config() -> ConfigDict:
     """What all runs start from; the script fills in the place of the data."""
     config = quickstart.get_config()
-    config.model.update(num_layers=2, max_length=256, residual_init="as_init")  # as the runs that are there
+    config.model.update(num_layers=2, max_length=256)
+    config.model.update(residual_init="as_init", divides="weights")  # as the runs that are there
     config.data.update(corpus="hf", length=256, vocab_size=4096, tokens_per_batch=8192)
     config.train.update(
         steps=STEPS, warmup_steps=60, learning_rate=1e-3, eval_every=0, checkpoint_every=0, log_every=20

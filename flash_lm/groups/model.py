@@ -19,9 +19,8 @@ def _taps(x: int) -> str | None:
 
 
 def _normalizer(x: str) -> str | None:
-    number = x.removeprefix("paper_")
-    good = x in ("count", "length", "paper") or (number.isdecimal() and int(number) > 0)
-    return None if good else "count, length, paper, or a positive integer N or paper_N"
+    good = x in ("count", "length", "paper") or (x.isdecimal() and int(x) > 0)
+    return None if good else "count, length, paper or a positive integer"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,8 +98,15 @@ class ModelConfig(Group, name="model"):
     )
     normalizer: str = key(
         None,
-        "N of attention without softmax: count, length, paper, N or paper_N; open: count if causal, else data.length",
+        "N of attention without softmax: count, length, paper or an integer; open: data.length, but count where N "
+        "divides the weights of a causal model",
         _normalizer,
+    )
+    divides: str = key(
+        "scores",
+        "what N divides: scores (relu²(q kᵀ / N + b), as in FLASH's appendix) or weights (relu²(q kᵀ / √K + b) / N)",
+        one_of("scores", "weights"),
+        before="weights",
     )
     kernels: str = key(
         "auto",

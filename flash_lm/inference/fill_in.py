@@ -63,7 +63,8 @@ class Filler:
             )
         self._trained = trained
         self._text_ids = trained.text_ids()
-        self.exact = normalizer(trained.config.model.normalizer).undecodable is not None
+        own = trained.config.model
+        self.exact = normalizer(own.normalizer, own.divides).undecodable is not None
         self._features = jax.jit(self._all_features)
         self._best = jax.jit(self._likeliest, static_argnums=4)
 

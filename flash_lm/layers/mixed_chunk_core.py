@@ -56,7 +56,7 @@ class MixedChunkCore(PlainCore):
     def __init__(self, function: str, bias: MakeBias | None, options: ChunkOptions, config: ModelConfig):
         """A core with the local attention function `function`, and optionally a local bias."""
         self.function = function
-        self.normalizer = normalizer(config.normalizer)
+        self.normalizer = normalizer(config.normalizer, config.divides)
         self.chunk_size = options.size
         self.reach = _REACH[options.overlapping, config.causal]
         self.span = len(self.reach) * options.size  # tokens within reach of local attention

@@ -62,7 +62,7 @@ class QuadraticCore(PlainCore):
     def __init__(self, function: str, bias: MakeBias | None, options: QuadraticOptions, config: ModelConfig):
         """A core with the attention function `function`, and optionally a bias."""
         self.function = function
-        self.normalizer = normalizer(config.normalizer)
+        self.normalizer = normalizer(config.normalizer, config.divides)
         self.implementation, self.kernels = options.implementation, config.kernels
         self.state_dtype = jnp.dtype(config.state_dtype)
         if self.implementation == "cudnn":

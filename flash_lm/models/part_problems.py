@@ -144,15 +144,22 @@ def gau_problems(config: ModelConfig) -> list[str]:
         found.append(f"model.gau.expanded_dim={gau.expanded_dim} must be a multiple of model.gau.heads={gau.heads}")
     if (config.rotary or gau.relative_bias == "rope") and gau.shared_dim % 2:
         found.append(f"rotary positions pair dimensions: model.gau.shared_dim={gau.shared_dim} must be even")
-    return found
+    return found + _divisor_problems(config, gau.attention_function)
+
+
+def _divisor_problems(config: ModelConfig, function: str) -> list[str]:
+    """A count differs from query to query, and scores are divided by one number."""
+    if function == "softmax" or (config.normalizer, config.divides) != ("count", "scores"):
+        return []
+    return ["model.normalizer=count cannot divide scores: set model.divides=weights, or give N as an integer"]
 
 
 def mega_problems(config: ModelConfig) -> list[str]:
     """Of Mega's unit."""
-    mega = config[MegaOptions]
+    found, mega = [], config[MegaOptions]
     if (config.rotary or mega.relative_bias == "rope") and mega.shared_dim % 2:
-        return [f"rotary positions pair dimensions: model.mega.shared_dim={mega.shared_dim} must be even"]
-    return []
+        found.append(f"rotary positions pair dimensions: model.mega.shared_dim={mega.shared_dim} must be even")
+    return found + _divisor_problems(config, mega.attention_function)
 
 
 def filter_problems(config: ModelConfig) -> list[str]:

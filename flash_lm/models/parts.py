@@ -217,7 +217,7 @@ _MULTI_HEAD = _HEADS | {"query_key_norm"}
 _WHOLE_ROWS = frozenset({"bidirectional"})
 _GAU_DEFAULTS = {"gau.expanded_dim": times(2), "residual_init": _gated_residual_init}
 _GAU: dict[str, Any] = {"problems": gau_problems, "defaults": _GAU_DEFAULTS}
-_GAU_KEYS = frozenset({"rotary", "rotary_base", "normalizer", "scale_init", "kernels"})
+_GAU_KEYS = frozenset({"rotary", "rotary_base", "normalizer", "divides", "scale_init", "kernels"})
 
 MLP_PART = Part(MLP, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": times(4)}, serves=EVERYTHING)
 # Two thirds of an MLP's width, so that three matrices have as many parameters as two.
@@ -241,7 +241,10 @@ MEGA = Part(
     problems=mega_problems,
 )
 SOFTMAX_MIXED_CHUNK = Part(
-    _softmax_mixed_chunk, (ChunkOptions, ConvolutionOptions), _MULTI_HEAD | {"normalizer"}, problems=head_problems
+    _softmax_mixed_chunk,
+    (ChunkOptions, ConvolutionOptions),
+    _MULTI_HEAD | {"normalizer", "divides"},
+    problems=head_problems,
 )
 LINEAR = Part(
     _heads_over(functools.partial(LinearCore, elu_plus_one)),

@@ -1,13 +1,20 @@
-"""The factor of the scores and the divisor N for attention without a softmax, from `model.normalizer`.
+"""The factor of the scores and the divisor N for attention without a softmax.
 
-count: N is the number of visible keys, so it is exact under padding, packing and decoding.
-An integer: N is that constant.
-length: N is the row's length, as in published code.
-paper: relu²(q kᵀ / n + b), as in FLASH's appendix; n is the row's length.
-paper_N: the same with the constant N for n; the sums over chunks are divided by the number of their tokens.
+`model.normalizer` says what N is:
 
-Inside a chunk, n is the chunk's length, except for count. `length` and `paper` depend on the length of the whole row,
-so they do not support decoding.
+count: the number of visible keys, so it is exact under padding, packing and decoding.
+An integer: that constant.
+length: the row's length, as in published code.
+
+Inside a chunk N is the chunk's length, except for count. `model.divides` says what N divides:
+
+weights: f(q kᵀ / √K + b) / N; and the sums over chunks.
+scores: f(q kᵀ / N + b), as in FLASH's appendix. N cannot be a count. Sums over chunks are divided by the number of
+    their tokens.
+
+paper: as length and scores, and the row's length divides the sums over chunks, too; whatever `model.divides` is.
+
+`length` and `paper` depend on the length of the whole row, so they do not support decoding.
 """
 
 import dataclasses
@@ -38,54 +45,64 @@ class Normalizer:
     """The functions of one normalizer.
 
     Attributes:
-        over_all: N over all pairs of tokens.
-        in_chunk: N inside a chunk.
-        of_sum: N of the linear part, which has no function whose argument could be scaled.
-        scores: what divides the scores in place of √K, from the length of the row; None: √K does.
+        over_all: divisor of the weights of all pairs of tokens.
+        in_chunk: the same inside a chunk.
+        of_sum: divisor of the linear part, which has no function whose argument could be scaled.
+        of_scores: N of the scores in place of √K, from the row's length; None: √K divides them.
         undecodable: a sentence on why decoding is not supported; None: it is.
     """
 
     over_all: Divisor
     in_chunk: Divisor
     of_sum: Divisor
-    scores: Callable[[int], int] | None = None
+    of_scores: Callable[[int], int] | None = None
     undecodable: str | None = None
 
     def scale(self, width: int, length: int, function: str) -> float:
-        """Factor of q kᵀ: 1/√width, or 1/n in the paper's appendix. Softmax has its own normalisation."""
-        return width**-0.5 if self.scores is None or function == "softmax" else 1 / self.scores(length)
+        """Factor of q kᵀ in a row of this length: 1/√width, or 1/N. Softmax has its own normalisation."""
+        return width**-0.5 if self.of_scores is None or function == "softmax" else 1 / self.of_scores(length)
 
     def scale_in_chunk(self, width: int, span: int, function: str) -> float:
-        """The same in a chunk, where n is the number of tokens there."""
-        return width**-0.5 if self.scores is None or function == "softmax" else 1 / span
+        """The same inside a chunk, where N is the number of tokens within reach."""
+        return width**-0.5 if self.of_scores is None or function == "softmax" else 1 / span
+
+
+def _of_scores(n: Callable[[int], int], of_sum: Divisor, undecodable: str | None = None) -> Normalizer:
+    return Normalizer(_constant(1), _constant(1), of_sum, n, undecodable)
 
 
 def _refusal(name: str) -> str:
-    return f"model.normalizer={name} depends on the whole row and cannot be decoded: use count, an integer or paper_N"
+    return f"model.normalizer={name} depends on the whole row and cannot be decoded: use an integer"
 
 
-def _paper(of_sum: Divisor, scores: Callable[[int], int], undecodable: str | None = None) -> Normalizer:
-    return Normalizer(_constant(1), _constant(1), of_sum, scores, undecodable)
-
-
+_COUNT = Normalizer(_count, _count, _count)
+_LENGTH, _PAPER = _refusal("length"), _refusal("paper")
+# normalizer, divides -> its functions; count cannot divide scores (`part_problems`), so this is for softmax, which has
+# none of it but the sums
 _NAMED = {
-    "count": Normalizer(_count, _count, _count),
-    "length": Normalizer(_length, _length, _length, undecodable=_refusal("length")),
-    "paper": _paper(_length, lambda length: length, _refusal("paper")),
+    ("count", "weights"): _COUNT,
+    ("count", "scores"): _COUNT,
+    ("length", "weights"): Normalizer(_length, _length, _length, undecodable=_LENGTH),
+    ("length", "scores"): _of_scores(lambda length: length, _count, _LENGTH),
+    ("paper", "weights"): _of_scores(lambda length: length, _length, _PAPER),
+    ("paper", "scores"): _of_scores(lambda length: length, _length, _PAPER),
 }
-_OF_PAPER = "paper_"
 
 
 @functools.cache
-def normalizer(text: str) -> Normalizer:
-    """The normalizer that `model.normalizer` names; always the same object, so that equal models are equal to jax.jit.
+def normalizer(text: str, divides: str) -> Normalizer:
+    """That of two keys of the model; always the same object, so that equal models are equal to jax.jit.
+
+    Args:
+        text: `model.normalizer`.
+        divides: `model.divides`.
 
     Raises:
-        ValueError: it is neither a name nor an integer.
+        ValueError: `text` is neither a name nor an integer.
     """
-    if text in _NAMED:
-        return _NAMED[text]
-    n = int(text.removeprefix(_OF_PAPER))
-    if text.startswith(_OF_PAPER):
-        return _paper(_count, lambda length: n)
+    if named := _NAMED.get((text, divides)):
+        return named
+    n = int(text)
+    if divides == "scores":
+        return _of_scores(lambda length: n, _count)
     return Normalizer(_constant(n), _length, _constant(n))

@@ -193,7 +193,7 @@ def test_other_families_ignore_the_normalizer(family):
 
 
 OPTIONS = [
-    ("flash", {"normalizer": "paper_7", "gau.relative_bias": "rope", "gau.attention_function": "laplace"}),
+    ("flash", {"divides": "weights", "gau.relative_bias": "rope", "gau.attention_function": "laplace"}),
     (
         "flash",
         {"chunks.local_attention": False, "absolute_positions": "learned", "gau.heads": 2, "gau.query_key": "dense"},
@@ -208,8 +208,9 @@ MORE_OPTIONS = [
     ("mc_tfm", {"chunks.global_attention": False}),
     ("mc_tfm", {"chunks.overlapping": True, "normalizer": "7"}),
     ("flash", {"chunks.overlapping": True, "chunks.global_attention": False, "gau.relative_bias": "rope"}),
-    ("flash_quad", {"normalizer": "7", "gau.relative_bias": "rope", "gau.attention_function": "softmax"}),
-    ("flash_quad", {"normalizer": "paper_7"}),
+    ("flash_quad", {"gau.relative_bias": "rope", "gau.attention_function": "softmax"}),
+    ("flash_quad", {"divides": "weights"}),
+    ("flash", {"divides": "weights", "normalizer": "7"}),
     ("reformer", {"lsh.num_hashes": 3, "lsh.num_buckets": 2, "lsh.window": 64, "short_convolution": 3}),
     ("log_sparse", {"log_sparse.restart": 7, "log_sparse.convolution": "full"}),
     ("longformer", {"window.global_tokens": 9, "window.dilated_heads": 2, "window.dilations": (3,)}),

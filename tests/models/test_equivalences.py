@@ -164,10 +164,10 @@ def test_blocked_prefill_is_plain(family, monkeypatch):
         assert_close(logits[b, :length], np.asarray(expected)[b, :length], 1e-5)
 
 
-@pytest.mark.parametrize("normalizer", ["count", str(LENGTH), f"paper_{LENGTH}"])
-def test_flash_in_one_chunk_is_flash_quad(normalizer):
+@pytest.mark.parametrize("divisor", [{}, {"divides": "weights"}, {"divides": "weights", "normalizer": "count"}])
+def test_flash_in_one_chunk_is_flash_quad(divisor):
     """The local part, bidirectional. Both biases are Toeplitz over the row, so the parameters are the same."""
-    shape = {"max_length": LENGTH, "chunks.size": LENGTH, "normalizer": normalizer}
+    shape = {"max_length": LENGTH, "chunks.size": LENGTH, **divisor}
     quad = case("flash_quad", False, **shape)
     flash = case("flash", False, **{"chunks.global_attention": False}, **shape)
     assert_close(flash.logits(quad.params, tokens()), quad.logits(quad.params, tokens()), 1e-5)

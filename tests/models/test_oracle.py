@@ -114,7 +114,7 @@ OPTIONS = {
         "norm": "scale",
         "absolute_positions": "learned",
         "rotary": False,
-        "normalizer": "7",
+        "divides": "weights",
     },
     "rope-length": {
         "gau.relative_bias": "rope",
@@ -124,19 +124,21 @@ OPTIONS = {
         "tie_embeddings": True,
     },
     "paper-relu2": {"normalizer": "paper"},
-    "paper_7": {"normalizer": "paper_7", "gau.relative_bias": "rope"},
+    "weights-by-7": {"normalizer": "7", "divides": "weights"},
+    "weights-by-length": {"normalizer": "length", "divides": "weights", "gau.relative_bias": "rope"},
     "paper-softmax": {"normalizer": "paper", "gau.attention_function": "softmax"},
-    "count": {"normalizer": "count"},
+    "count": {"normalizer": "count", "divides": "weights"},
     "two-heads": {"gau.heads": 2},
     "dense-two-heads": {"gau.heads": 2, "gau.query_key": "dense"},
 }
 ONE_WAY = {
     ("paper-softmax", False),
-    ("count", True),
+    ("count", True),  # plain-laplace has it
+    ("weights-by-length", False),
     ("two-heads", False),
     ("dense-two-heads", False),
 }  # the other direction has nothing new
-QUICK = ("t5-softmax", "plain-laplace", "rope-length")  # they have each value but paper and paper_N
+QUICK = ("t5-softmax", "plain-laplace", "rope-length")  # they have each value but paper
 BOTH_WAYS = [True, pytest.param(False, marks=pytest.mark.slow)]
 
 
@@ -167,7 +169,7 @@ def test_without_a_part(family, causal, off):
     "options",
     [
         pytest.param({}, marks=pytest.mark.slow),
-        {"normalizer": "count", "gau.relative_bias": "t5", "gau.attention_function": "laplace"},
+        {"divides": "weights", "gau.relative_bias": "t5", "gau.attention_function": "laplace"},
         pytest.param({"gau.relative_bias": "rope", "normalizer": "paper"}, marks=pytest.mark.slow),
     ],
 )

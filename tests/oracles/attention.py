@@ -102,8 +102,9 @@ def _variants(x_LxD: np.ndarray, p: dict, h: int, row: Row, settings) -> list[np
 
 
 def gau_quadratic(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
-    """(U ⊙ f(q kᵀ / √S + b) / N · V) W_o."""
-    length, normalizer, function = len(x_LxD), settings.normalizer, settings.gau.attention_function
+    """(U ⊙ f(q kᵀ · factor + b) / divisor · V) W_o."""
+    length, function = len(x_LxD), settings.gau.attention_function
+    n = normalizers.of_row(settings, length)
 
     def mix(variants: list[np.ndarray], v: np.ndarray) -> np.ndarray:
         q, k = variants
@@ -113,8 +114,8 @@ def gau_quadratic(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
             v,
             row.sees,
             function=function,
-            factor=normalizers.score_factor(normalizer, function, q.shape[1], normalizers.of_row(normalizer, length)),
-            divisor=lambda visible: normalizers.quadratic(normalizer, visible, length),
+            factor=normalizers.score_factor(settings, function, q.shape[1], n),
+            divisor=lambda visible: normalizers.quadratic(settings, visible, length),
             bias=relative_bias(settings.gau.relative_bias, settings.max_length, settings.causal, p["core"].get("bias")),
         )
 

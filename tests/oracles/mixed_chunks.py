@@ -13,7 +13,7 @@ from oracles.positions import relative_bias
 
 
 def local_part(q, k, v, row: Row, settings, *, function: str, bias_name: str, bias_p: dict | None) -> np.ndarray:
-    """f(q kᵀ / √K + b) / N · v over the visible keys of the query's chunk, or also of the chunks that touch it."""
+    """f(q kᵀ · factor + b) / divisor · v over the visible keys of the query's chunk, or also of those that touch it."""
     chunk, overlap = settings.chunks.size, int(settings.chunks.overlapping)
     span = chunk * (1 + overlap * (1 if settings.causal else 2))
     bias = relative_bias(bias_name, chunk * (1 + overlap), settings.causal, bias_p)
@@ -24,8 +24,8 @@ def local_part(q, k, v, row: Row, settings, *, function: str, bias_name: str, bi
         v,
         lambda t, u: abs(t // chunk - u // chunk) <= overlap and row.sees(t, u),
         function=function,
-        factor=normalizers.score_factor(settings.normalizer, function, q.shape[1], span),
-        divisor=lambda visible: normalizers.local(settings.normalizer, visible, span),
+        factor=normalizers.score_factor(settings, function, q.shape[1], span),
+        divisor=lambda visible: normalizers.local(settings, visible, span),
         # Places near the chunk, which for a bias of the distance alone are as good as places in the row.
         bias=lambda t, u: bias(t - start(t), u - start(t)),
     )
@@ -38,7 +38,7 @@ def global_part(q, k, v, row: Row, settings) -> np.ndarray:
         earlier = lambda u, t=t: u // settings.chunks.size < t // settings.chunks.size
         seen = [u for u in range(len(k)) if row.sees(t, u) and (not settings.causal or earlier(u))]
         for u in seen:
-            n = normalizers.linear(settings.normalizer, len(seen), len(q))
+            n = normalizers.linear(settings, len(seen), len(q))
             out_LxE[t] += (q[t] @ k[u]) * v[u] / n
     return out_LxE
 

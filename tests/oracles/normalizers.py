@@ -1,36 +1,43 @@
-"""`model.normalizer`: the factor of the scores and the divisor N (DESIGN: relu²(q kᵀ/√s + b) / N).
+"""`model.normalizer` and `model.divides`: the factor of the scores and what divides weights and sums.
 
-count: N = keys that the query sees · an integer: N · length: N = the row's length · paper: the appendix's
-relu²(q kᵀ/n + b), which has n inside f and no divisor · paper_N: the same where n of a row is always N, and a mean of
-the part without f.
+N is the number of keys that the query sees (count), the row's length (length), or an integer. It divides the weights
+and the sums over chunks (weights: f(q kᵀ/√s + b) / N), or the scores (f(q kᵀ/N + b)), and the sums are means then.
+paper: the row's length divides scores and sums (the appendix).
 """
 
 import math
 
 
-def score_factor(normalizer: str, function: str, width: int, n: int) -> float:
-    """Factor of q·k; `n` is that of the appendix, see `of_row`. Softmax is scaled as ever."""
-    return 1 / n if normalizer.startswith("paper") and function != "softmax" else 1 / math.sqrt(width)
+def divides_scores(settings) -> bool:
+    return settings.divides == "scores" or settings.normalizer == "paper"
 
 
-def of_row(normalizer: str, length: int) -> int:
-    """n of the appendix for a row of this length."""
-    return int(normalizer[6:]) if normalizer.startswith("paper_") else length
+def score_factor(settings, function: str, width: int, n: int) -> float:
+    """Factor of q·k; `n`: N of the scores, see `of_row`. Softmax is scaled as ever."""
+    return 1 / n if divides_scores(settings) and function != "softmax" else 1 / math.sqrt(width)
 
 
-def quadratic(normalizer: str, visible: int, length: int) -> float:
-    """N of attention over the row."""
-    if normalizer.startswith("paper"):
+def of_row(settings, length: int) -> int:
+    """N of the scores of a row of this length; a count is none."""
+    return length if settings.normalizer in ("count", "length", "paper") else int(settings.normalizer)
+
+
+def quadratic(settings, visible: int, length: int) -> float:
+    """Divisor of weights over the row."""
+    if divides_scores(settings):
         return 1
-    return {"count": visible, "length": length}.get(normalizer) or int(normalizer)
+    return {"count": visible, "length": length}.get(settings.normalizer) or int(settings.normalizer)
 
 
-def local(normalizer: str, visible: int, chunk_size: int) -> float:
-    """N of attention inside a chunk: a constant of the row's length says nothing here, so it is C."""
-    return 1 if normalizer.startswith("paper") else {"count": visible}.get(normalizer, chunk_size)
+def local(settings, visible: int, chunk_size: int) -> float:
+    """Divisor of weights inside a chunk: a constant of the row's length says nothing here, so it is C."""
+    return 1 if divides_scores(settings) else {"count": visible}.get(settings.normalizer, chunk_size)
 
 
-def linear(normalizer: str, visible: int, length: int) -> float:
-    """N of the part without f: what the appendix puts inside f divides the sum here."""
-    means = normalizer == "count" or normalizer.startswith("paper_")
-    return visible if means else {"length": length, "paper": length}.get(normalizer) or int(normalizer)
+def linear(settings, visible: int, length: int) -> float:
+    """Divisor of the part without f."""
+    if settings.normalizer == "paper":
+        return length
+    if settings.divides == "scores":
+        return visible
+    return {"count": visible, "length": length}.get(settings.normalizer) or int(settings.normalizer)
