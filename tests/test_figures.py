@@ -207,6 +207,7 @@ def study() -> Figures:
         *best,
         (f"{min(worse):.2f} to {max(worse):.2f} nats", other),
         (f"{faster:.4f}", "study/rates/transformer.jsonl"),
+        *((f"{one(now, model=name)['loss']:.4f}", now) for name in ("flash_scores", "flash", "transformer_plus_plus")),
     ]
 
 

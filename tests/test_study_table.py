@@ -84,7 +84,7 @@ def test_models_start_as_by_default(name):
 def test_the_parts_of_the_study_can_run():
     config = changed(TABLE.get_config(), {"data.path": "x", "data.tokens_per_batch": 8 * 4096})  # for eight devices
     trunks = trunks_of(config, TABLE.get_parts())
-    assert len({trunk.name for trunk in trunks}) == len(trunks) == 14 + 8 + 3 + 3 + 3 + 39 + 4 + 2
+    assert len({trunk.name for trunk in trunks}) == len(trunks) == 14 + 8 + 6 + 6 + 3 + 3 + 39 + 4 + 2
     assert {trunk.tuned_as for trunk in trunks} == set(TABLE.MODELS)
     for trunk in trunks:
         assert schedules(trunk, 1e-3, pathlib.Path("runs"))  # their decays begin at checkpoints
