@@ -269,7 +269,7 @@ def test_each_part_is_made_after_the_rates_of_its_models(tmp_path, monkeypatch):
 
 def test_parts_are_chosen_by_name(tmp_path):
     parts = load_module("configs/tables/study.py").get_parts()
-    assert parts_named(["peers", "rows_of_512"], parts) == parts[:3]
+    assert parts_named(["peers", "rows_of_512"], parts) == parts[:5]
     with pytest.raises(InputError, match="no part rows: must be among rows_of_512, peers, "):
         parts_named(["peers", "rows"], parts)
     main, argv = load_script("reproduce").main, ["--parts=peers", f"--out={tmp_path}"]
