@@ -1,12 +1,12 @@
 """The divisor of FLASH's appendix, which divides scores, beside what was the default, which divides weights.
 
-    STUDY="python -m flash_lm.sweep --config=configs/studies/paper_divisor.py --split=test --config.data.corpus=hf"
-    $STUDY --workdir=runs/paper_divisor/rows_of_512 --lengths=512,2048,8192 --config.data.path=$DATA/wiki
-    $STUDY --workdir=runs/paper_divisor/rows_of_2048 --lengths=2048,8192 --config.data.path=$DATA/wiki \
+    STUDY="python -m flash_lm.sweep --config=configs/studies/divisor.py --split=test --config.data.corpus=hf"
+    $STUDY --workdir=runs/divisor/rows_of_512 --lengths=512,2048,8192 --config.data.path=$DATA/wiki
+    $STUDY --workdir=runs/divisor/rows_of_2048 --lengths=2048,8192 --config.data.path=$DATA/wiki \
         --config.data.length=2048
-    $STUDY --workdir=runs/paper_divisor/documents --lengths=512,2048 --config.data.path=$DATA/wikitext2 \
+    $STUDY --workdir=runs/divisor/documents --lengths=512,2048 --config.data.path=$DATA/wikitext2 \
         --config.data.pack=documents
-    $STUDY --workdir=runs/paper_divisor/masked --lengths=512 --config.data.path=$DATA/wiki --config.task=masked_lm
+    $STUDY --workdir=runs/divisor/masked --lengths=512 --config.data.path=$DATA/wiki --config.task=masked_lm
 
 What was the default: of causal models the number of visible keys (count), of masked ones `data.length` (constant).
 When the runs were made, `divides=scores` was `normalizer=paper_512` (2048 in rows of 2048), and computed the same.
