@@ -53,6 +53,7 @@ def readme() -> Figures:
     assert 0.895 < in_rows["flash", 512] / before < 0.915 and of_study(first, "flash", 512) == in_rows["flash", 512]
     return [
         *((f"{ratio} times", decided) for ratio in ratios_at_equal("flash", softmax)),
+        (f"{ratios_at_equal('flash_scores', softmax)[0]} times", decided),
         (f"{in_rows['flash', 2048]:.1f}", study),
         (f"{in_rows['flash', 512]:.1f}", study),
         *((f"{in_rows[name, length]:.1f}", study) for name in (softmax, "flash_quad") for length in (512, 2048)),
@@ -76,10 +77,11 @@ def of_study(path: str, model: str, length: int) -> float:
 
 
 def ratios_at_equal(model: str, other: str) -> list[str]:
-    """Tokens, and time."""
+    """Tokens, and time if it was measured."""
     named = (f"{model} at most {{}} × {other}, at equal {what}" for what in ("tokens", "time"))
     found = [name.format(bound) for name, bound in zip(named, ("1.02", "0.9804"), strict=True)]
-    return [one("study/verdicts.jsonl", hypothesis=f"rows_of_512: {name}")["figure"].split()[0] for name in found]
+    figures = [one("study/verdicts.jsonl", hypothesis=f"rows_of_512: {name}")["figure"] for name in found]
+    return [figure.split()[0] for figure in figures if figure]
 
 
 GPU_STEPS = "gpu/step_time/steps.jsonl"

@@ -88,3 +88,9 @@ def test_the_parts_of_the_study_can_run():
     assert {trunk.tuned_as for trunk in trunks} == set(TABLE.MODELS)
     for trunk in trunks:
         assert schedules(trunk, 1e-3, pathlib.Path("runs"))  # their decays begin at checkpoints
+
+
+def test_hypotheses_are_on_models_of_their_parts():
+    models = {(part.name, model) for part in TABLE.get_parts() for model in part.models}
+    for hypothesis in TABLE.get_hypotheses():
+        assert {(hypothesis.part, hypothesis.first), (hypothesis.part, hypothesis.second)} <= models, hypothesis.text

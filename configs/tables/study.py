@@ -121,7 +121,7 @@ def get_hypotheses() -> list[Hypothesis]:
         Hypothesis(1, rows, "flash_quad", "no worse", "transformer_plus_plus"),
         *(Hypothesis(1, rows, name, "no worse", "transformer_plus_plus") for name in _OF_SCORES),
         Hypothesis(2, rows, "flash", "better", "transformer_plus_plus", at_equal_time=True),
-        Hypothesis(2, rows, "flash_paper", "better", "transformer_plus_plus", at_equal_time=True),
+        Hypothesis(2, rows, "flash_scores", "better", "transformer_plus_plus", at_equal_time=True),
         Hypothesis(3, rows, "transformer_plus_plus", "better", "linear_transformer"),
         Hypothesis(4, rows, "flash", "no worse", "transformer_plus_plus", **recall),
         Hypothesis(5, ablations, "flash/local", "better", "flash/global"),
