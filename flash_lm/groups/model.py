@@ -103,8 +103,9 @@ class ModelConfig(Group, name="model"):
         _normalizer,
     )
     divides: str = key(
-        "scores",
-        "what N divides: scores (relu²(q kᵀ / N + b), as in FLASH's appendix) or weights (relu²(q kᵀ / √K + b) / N)",
+        None,
+        "what N divides: scores (relu²(q kᵀ / N + b), as in FLASH's appendix) or weights (relu²(q kᵀ / √K + b) / N); "
+        "open: scores",
         one_of("scores", "weights"),
         before="weights",
     )

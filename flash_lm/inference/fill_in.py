@@ -12,7 +12,7 @@ from flash_lm.data.tokenizers import MASK
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import bucket
 from flash_lm.inference.trained_model import TrainedModel
-from flash_lm.ops.normalizer import normalizer
+from flash_lm.ops.normalizer import needs_whole_row
 from flash_lm.tables import TASKS
 from flash_lm.training.hosts import fetched
 from flash_lm.training.sharding import batch_sharding, rows_that_divide
@@ -63,8 +63,7 @@ class Filler:
             )
         self._trained = trained
         self._text_ids = trained.text_ids()
-        own = trained.config.model
-        self.exact = normalizer(own.normalizer, own.divides).undecodable is not None
+        self.exact = needs_whole_row(trained.config.model.normalizer)
         self._features = jax.jit(self._all_features)
         self._best = jax.jit(self._likeliest, static_argnums=4)
 

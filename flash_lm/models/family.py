@@ -71,6 +71,7 @@ _OF_A_LAYER: Mapping[str, Default] = {
     "short_convolution": 0,
     "residual_init": "depth",
     "state_dtype": lambda config: config.dtype,
+    "divides": "scores",
     "normalizer": lambda config: "count" if config.causal and config.divides == "weights" else str(config.max_length),
 }
 

@@ -89,6 +89,11 @@ _NAMED = {
 }
 
 
+def needs_whole_row(text: str) -> bool:
+    """Whether `model.normalizer` depends on the length of the whole row, whatever N divides."""
+    return normalizer(text, "scores").undecodable is not None
+
+
 @functools.cache
 def normalizer(text: str, divides: str) -> Normalizer:
     """That of two keys of the model; always the same object, so that equal models are equal to jax.jit.

@@ -1,5 +1,6 @@
 """Runs that start from another model's parameters, and parameters that no step changes."""
 
+import json
 import shutil
 
 import jax
@@ -21,7 +22,7 @@ from flash_lm.layers.parameter import Traits, name_of
 from flash_lm.study import changed
 from flash_lm.tables import OPTIMIZERS
 from flash_lm.training.frozen import frozen_parameters
-from flash_lm.training.initial import tokenizer_of
+from flash_lm.training.initial import like_parent, tokenizer_of
 from flash_lm.training.loop import train
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.schedule_free import gradient_point
@@ -207,6 +208,17 @@ def test_an_export_is_not_a_run(config, parent, tmp_path):
         with pytest.raises(InputError, match=told):
             train(changed(config, keys), tmp_path / workdir)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_n_is_and_divides_is_as_in_the_parent(config, parent, tmp_path):
+    """Also of an older version's, whose config does not know the key; not by the length of the new rows."""
+    older = shutil.copytree(parent, tmp_path / "older")
+    values = json.loads((older / "config.json").read_text())
+    del values["model"]["divides"]
+    (older / "config.json").write_text(json.dumps(values))
+    for folder, divides in ((parent, "scores"), (older, "weights")):
+        model = like_parent(changed(config, {"data.length": 16}), str(folder)).model
+        assert (model.divides, model.normalizer) == (divides, str(parse(config).data.length))
 
 
 @pytest.mark.slow
