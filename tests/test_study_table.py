@@ -17,7 +17,7 @@ from flash_lm.study import changed
 from flash_lm.trunk_study import schedules, trunks_of
 
 TABLE = load_module("configs/tables/study.py")
-VARIANTS = {name: TABLE.MODELS["flash"] | changes for name, changes in TABLE.ABLATIONS.items()}
+VARIANTS = {name: TABLE.MODELS["flash_scores"] | changes for name, changes in TABLE.ABLATIONS.items()}
 BY_RULE = {k: changes for k, changes in (TABLE.MODELS | VARIANTS).items() if not k.endswith("_as_init")}
 # Families that are not in the study have its rule, too; each layer of a Conformer ends with a norm, whatever it adds.
 OTHERS = FAMILIES.keys() - {changes["model.family"] for changes in TABLE.MODELS.values()} - {"conformer"}

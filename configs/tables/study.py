@@ -46,32 +46,33 @@ MODELS = {
 }
 MODELS = {name: {"model.family": name} | changes for name, changes in MODELS.items()}
 
-_FLASH = MODELS["flash"]
+# What came later is made with FLASH as it is by default today.
+_FLASH = MODELS["flash_scores"]
 _SOFTMAX = {"model.gau.attention_function": "softmax"}
 _DENSE = {"model.gau.query_key": "dense", "model.gau.expanded_dim": 176}  # at the same size
 ABLATIONS = {  # where the rule of starts changes that of a variant, it is trained as FLASH starts, too
-    "flash": {},
-    "flash/local": {"model.chunks.global_attention": False},
-    "flash/global": {"model.chunks.local_attention": False},
-    "flash/softmax": _DEPTH | _SOFTMAX,
-    "flash/softmax_as_init": _SOFTMAX,
-    "flash/laplace": {"model.gau.attention_function": "laplace"},
-    "flash/length": {"model.normalizer": "length"},
-    "flash/rotary": {"model.absolute_positions": "none", "model.gau.relative_bias": "none"},
-    "flash/chunk_64": {"model.chunks.size": 64},
-    "flash/chunk_256": {"model.chunks.size": 256},
-    "flash/heads_4": {"model.gau.heads": 4},
-    "flash/dense": _DEPTH | _DENSE,
-    "flash/dense_as_init": _DENSE,
+    "flash_scores": {},
+    "flash_scores/local": {"model.chunks.global_attention": False},
+    "flash_scores/global": {"model.chunks.local_attention": False},
+    "flash_scores/softmax": _DEPTH | _SOFTMAX,
+    "flash_scores/softmax_as_init": _SOFTMAX,
+    "flash_scores/laplace": {"model.gau.attention_function": "laplace"},
+    "flash_scores/weights": {"model.divides": "weights"},
+    "flash_scores/rotary": {"model.absolute_positions": "none", "model.gau.relative_bias": "none"},
+    "flash_scores/chunk_64": {"model.chunks.size": 64},
+    "flash_scores/chunk_256": {"model.chunks.size": 256},
+    "flash_scores/heads_4": {"model.gau.heads": 4},
+    "flash_scores/dense": _DEPTH | _DENSE,
+    "flash_scores/dense_as_init": _DENSE,
 }
 _WIDE = {"model.model_dim": 256, "model.num_layers": 5}
 LARGE = {  # 5M parameters, also within 3 % of each other
     "transformer_plus_plus/5M": MODELS["transformer_plus_plus"] | _WIDE,
-    "flash/5M": _FLASH | _WIDE | {"model.gau.expanded_dim": 496},
+    "flash_scores/5M": _FLASH | _WIDE | {"model.gau.expanded_dim": 496},
 }
 _REPEATED = ("transformer_plus_plus", "flash_quad", "flash", "linear_transformer")
 _OF_SCORES = ("flash_scores", "flash_quad_scores")
-_LONG = ("transformer_plus_plus", "flash_quad", "flash")
+_LONG = ("transformer_plus_plus", *_OF_SCORES)
 _of = lambda *names: {name: MODELS[name] for name in names}
 _SLICES = ("recall", "positions", "parts")
 
@@ -95,7 +96,7 @@ def get_parts() -> list[Part]:
     whole = {"steps": 3200, "shares": (0.25, 0.5, 1.0), "slices": _SLICES}
     rows = lambda length: {"data.length": length, "model.max_length": max(length, 2048)}
     others = {name: changes for name, changes in MODELS.items() if name not in _REPEATED + _OF_SCORES}
-    of_peer = _FLASH | {"model.tie_embeddings": False}  # as FLASH-pytorch is, then with other divisors
+    of_peer = MODELS["flash"] | {"model.tie_embeddings": False}  # as FLASH-pytorch is, then with other divisors
     untied = {f"flash/untied_{name}": of_peer | {"model.normalizer": name} for name in ("paper", "length")}
     untied |= {"flash/untied": of_peer, "flash/untied_scores": of_peer | _SCORES}
     ablations = {name: _FLASH | changes for name, changes in ABLATIONS.items()}
@@ -107,7 +108,9 @@ def get_parts() -> list[Part]:
         Part("rows_of_2048", _of(*_LONG), rows(2048), seeds=(0,), **whole, lengths=(512,)),
         Part("rows_of_4096", _of(*_LONG), rows(4096), seeds=(0,), steps=1220, lengths=(512, 2048), slices=_SLICES),
         Part("ablations", ablations, {}, seeds=(0, 1, 2), steps=980, lengths=(2048,)),
-        Part("masked", _of(*_REPEATED), {"task": "masked_lm"}, seeds=(0,), steps=1220, lengths=(2048,)),
+        Part(
+            "masked", _of(*_LONG, "linear_transformer"), {"task": "masked_lm"}, seeds=(0,), steps=1220, lengths=(2048,)
+        ),
         Part("large", LARGE, {}, seeds=(0,), **whole | {"steps": 6400}, lengths=(2048,)),
     ]
 
@@ -124,14 +127,15 @@ def get_hypotheses() -> list[Hypothesis]:
         Hypothesis(2, rows, "flash_scores", "better", "transformer_plus_plus", at_equal_time=True),
         Hypothesis(3, rows, "transformer_plus_plus", "better", "linear_transformer"),
         Hypothesis(4, rows, "flash", "no worse", "transformer_plus_plus", **recall),
-        Hypothesis(5, ablations, "flash/local", "better", "flash/global"),
-        Hypothesis(5, ablations, "flash", "better", "flash/local"),
-        Hypothesis(6, ablations, "flash", "no worse", "flash/softmax"),
-        Hypothesis(6, ablations, "flash", "no worse", "flash/softmax_as_init"),
-        Hypothesis(6, ablations, "flash", "no worse", "flash/heads_4"),
-        Hypothesis(6, ablations, "flash", "no worse", "flash/dense"),
-        Hypothesis(6, ablations, "flash", "no worse", "flash/dense_as_init"),
-        Hypothesis(7, ablations, "flash/chunk_64", "alike", "flash"),
-        Hypothesis(7, ablations, "flash/chunk_256", "alike", "flash"),
+        Hypothesis(4, rows, "flash_scores", "no worse", "transformer_plus_plus", **recall),
+        Hypothesis(5, ablations, "flash_scores/local", "better", "flash_scores/global"),
+        Hypothesis(5, ablations, "flash_scores", "better", "flash_scores/local"),
+        Hypothesis(6, ablations, "flash_scores", "no worse", "flash_scores/softmax"),
+        Hypothesis(6, ablations, "flash_scores", "no worse", "flash_scores/softmax_as_init"),
+        Hypothesis(6, ablations, "flash_scores", "no worse", "flash_scores/heads_4"),
+        Hypothesis(6, ablations, "flash_scores", "no worse", "flash_scores/dense"),
+        Hypothesis(6, ablations, "flash_scores", "no worse", "flash_scores/dense_as_init"),
+        Hypothesis(7, ablations, "flash_scores/chunk_64", "alike", "flash_scores"),
+        Hypothesis(7, ablations, "flash_scores/chunk_256", "alike", "flash_scores"),
         *(Hypothesis(8, rows, name, "better", name.removesuffix("_scores")) for name in _OF_SCORES),
     ]
