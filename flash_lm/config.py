@@ -168,8 +168,7 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
         data["length"] = model.get("max_length")
     if data.get("shuffle_buffer") is None:
         data["shuffle_buffer"] = SHUFFLE_BUFFER
-    counts = model.get("causal") is not False and model.get("divides") == "weights"
-    if model.get("normalizer") is None and not counts:
+    if model.get("normalizer") is None and (model.get("causal") is False or model.get("divides") == "scores"):
         model["normalizer"] = str(data["length"])
     if train.get("steps") is None:
         train["steps"] = _steps(train.get("tokens"), data.get("tokens_per_batch"))

@@ -239,7 +239,9 @@ def test_the_ratios_of_claims_are_those_of_the_page_of_claims():
     places = ("rows_of_512", "rows_of_512 scored on rows of 2048", "rows_of_512 scored on rows of 8192")
     places += ("rows_of_2048", "rows_of_2048 scored on rows of 8192", "documents")
     models = ("flash", "flash_quad")
-    asked = [(f"{model}_constant ({place})", f"{model}_count") for place in places for model in models]
+    asked = [(f"{model}_scores ({place})", f"{model}_count") for place in places for model in models]
+    asked += [(f"{model}_scores (masked)", f"{model}_constant") for model in models]
+    asked += [(f"{model}_constant ({place})", f"{model}_count") for place in places for model in models]
     asked += [(f"{model}_count (rows_of_512)", f"{model}_rotary") for model in models]
     asked += [("window_32", "simple"), ("window_32", "full"), ("window_8", "window_32"), ("window_128", "window_32")]
     typed = {name: re.findall(rf"{RATIO}\)", page) for name, page in PAGES.items()}

@@ -21,7 +21,7 @@ WORDS = 4096  # of the vocabulary
 
 # All start with a smaller last map in each sublayer (get_config), but those whose layers together add little to the
 # residual stream by themselves: most gated attention units. A test measures it; why: docs/study.md.
-_SCORES = {"model.divides": "scores"}  # by default today; the first models were made before that
+_SCORES = {"model.divides": "scores"}  # FLASH's default today; the first models were made before that
 _AS_INIT, _DEPTH = ({"model.residual_init": x} for x in ("as_init", "depth"))
 _TABLES = {"model.max_length": 512}  # positions are parameters: as many as a row has
 _HYBRID = ("gated_deltanet",) * 3 + ("transformer_plus_plus",)

@@ -105,7 +105,7 @@ class ModelConfig(Group, name="model"):
     divides: str = key(
         None,
         "what N divides: scores (relu²(q kᵀ / N + b), as in FLASH's appendix) or weights (relu²(q kᵀ / √K + b) / N); "
-        "open: scores",
+        "open: scores, but weights in flash_quad",
         one_of("scores", "weights"),
         before="weights",
     )

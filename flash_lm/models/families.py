@@ -82,7 +82,7 @@ register_family(
     "flash_quad",
     Family(
         (GAU_QUADRATIC, GAU_QUADRATIC),
-        _UNITS | _BY_LENGTH,
+        _UNITS | _BY_LENGTH | {"divides": "weights"},  # by the rule of configs/studies/divisor.py
         about="two gated attention units over all pairs of tokens",
         paper=_FLASH,
     ),

@@ -209,7 +209,7 @@ MORE_OPTIONS = [
     ("mc_tfm", {"chunks.overlapping": True, "normalizer": "7"}),
     ("flash", {"chunks.overlapping": True, "chunks.global_attention": False, "gau.relative_bias": "rope"}),
     ("flash_quad", {"gau.relative_bias": "rope", "gau.attention_function": "softmax"}),
-    ("flash_quad", {"divides": "weights"}),
+    ("flash_quad", {"divides": "scores", "normalizer": "7"}),
     ("flash", {"divides": "weights", "normalizer": "7"}),
     ("reformer", {"lsh.num_hashes": 3, "lsh.num_buckets": 2, "lsh.window": 64, "short_convolution": 3}),
     ("log_sparse", {"log_sparse.restart": 7, "log_sparse.convolution": "full"}),

@@ -164,7 +164,9 @@ def test_blocked_prefill_is_plain(family, monkeypatch):
         assert_close(logits[b, :length], np.asarray(expected)[b, :length], 1e-5)
 
 
-@pytest.mark.parametrize("divisor", [{}, {"divides": "weights"}, {"divides": "weights", "normalizer": "count"}])
+@pytest.mark.parametrize(
+    "divisor", [{"divides": "scores"}, {"divides": "weights"}, {"divides": "weights", "normalizer": "count"}]
+)
 def test_flash_in_one_chunk_is_flash_quad(divisor):
     """The local part, bidirectional. Both biases are Toeplitz over the row, so the parameters are the same."""
     shape = {"max_length": LENGTH, "chunks.size": LENGTH, **divisor}

@@ -148,7 +148,7 @@ def complete(model: dict) -> SimpleNamespace:
         "num_kv_heads": s.num_heads,
         "state_dtype": s.dtype,
         "gau.relative_bias": toeplitz if family.bias else "none",
-        "divides": "scores",
+        "divides": "weights" if s.family == "flash_quad" else "scores",
         "normalizer": "count" if s.causal and s.divides == "weights" else str(s.max_length),
     }
     for key, value in defaults.items():
