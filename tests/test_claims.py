@@ -12,7 +12,7 @@ from small import load_script
 
 from flash_lm.config import parse
 from flash_lm.configs import claims as books
-from flash_lm.configs.studies import aft, flash
+from flash_lm.configs.studies import aft, divisor, flash
 from flash_lm.errors import InputError
 from flash_lm.models.family import complete_config
 from flash_lm.study import changed
@@ -233,6 +233,11 @@ def test_each_run_of_a_rule_is_one_of_its_study():
         "books": set(books.RUNS),
         "aft": set(aft.RUNS),
         "flash": {name.rpartition("_seed_")[0] for name in flash.get_runs(flash.get_config())},
+        "divisor": {
+            name.rpartition("_seed_")[0]
+            for task in ("causal_lm", "masked_lm")
+            for name in divisor.get_runs(changed(divisor.get_config(), {"task": task}))
+        },
     }
     for row in TABLE["claims"]:
         for part in row["rules"]:

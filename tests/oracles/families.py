@@ -127,6 +127,7 @@ def complete(model: dict) -> SimpleNamespace:
     width = s.model_dim // s.num_heads  # of a head, whose K ln K are rounded up to a multiple of 8
     features = next(count for count in range(8, 10_000, 8) if count >= width * math.log(width))
     taps = {log_sparse_attention: 3, state_space: 4 if s.causal else 7, gated_delta: 4}
+    divides = s.divides or ("weights" if s.family == "flash_quad" else "scores")
     defaults = {
         "residual_init": "as_init" if starts_small else "depth",
         "mlp_dim": glu_width if family.sublayers[1] is glu and family.sublayers[0] is not gated_delta else mlp_width,
@@ -148,8 +149,8 @@ def complete(model: dict) -> SimpleNamespace:
         "num_kv_heads": s.num_heads,
         "state_dtype": s.dtype,
         "gau.relative_bias": toeplitz if family.bias else "none",
-        "divides": "weights" if s.family == "flash_quad" else "scores",
-        "normalizer": "count" if s.causal and s.divides == "weights" else str(s.max_length),
+        "divides": divides,
+        "normalizer": "count" if s.causal and divides == "weights" else str(s.max_length),
     }
     for key, value in defaults.items():
         *section, name = key.split(".")
