@@ -216,6 +216,14 @@ def test_a_bool_is_not_an_integer():
         parse_model(type(config)(values))
 
 
+@pytest.mark.parametrize("keys", [{"family": "flash"}, {"family": "mega", "mega.attention_function": "laplace"}])
+def test_a_count_cannot_divide_scores(keys):
+    config = get_config().model
+    config.update_from_flattened_dict({**keys, "normalizer": "count", "vocab_size": 10})
+    with pytest.raises(InputError, match="normalizer=count cannot divide scores: set model.divides=weights"):
+        complete(parse_model(config))
+
+
 def test_bidirectional_models_take_the_longest_row_for_normalizer():
     config = get_config().model
     config.update(causal=False, vocab_size=10)

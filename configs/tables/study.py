@@ -19,9 +19,9 @@ TUNING_STEPS = 320
 MOST_ADDED = 1.5  # factor by which new layers may raise the deviation of the residual stream without residual_init
 WORDS = 4096  # of the vocabulary
 
+_SCORES = {"model.divides": "scores"}  # FLASH's default today; the first models were made before that
 # All start with a smaller last map in each sublayer (get_config), but those whose layers together add little to the
 # residual stream by themselves: most gated attention units. A test measures it; why: docs/study.md.
-_SCORES = {"model.divides": "scores"}  # FLASH's default today; the first models were made before that
 _AS_INIT, _DEPTH = ({"model.residual_init": x} for x in ("as_init", "depth"))
 _TABLES = {"model.max_length": 512}  # positions are parameters: as many as a row has
 _HYBRID = ("gated_deltanet",) * 3 + ("transformer_plus_plus",)
