@@ -36,10 +36,12 @@ def write_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
 
 
 def append_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
-    """Appends lines to a JSONL file; creates its folder if necessary."""
+    """Appends lines to a JSONL file, in place of a truncated last one; creates its folder if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
+    with open(path, "ab+") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
 def grouped(lines: Sequence[Line], *keys: str) -> dict[tuple[Any, ...], list[Line]]:

@@ -41,8 +41,15 @@ def provenance(device_kind: str) -> dict[str, Any]:
 
 def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """The provenance of something made in two sessions: the values of both; dirty if either was."""
-    both = {key: ", ".join(dict.fromkeys(str(x[key]) for x in (before, now) if x.get(key))) or None for key in now}
+    both = {key: _both(before.get(key), now[key]) for key in now}
     return both | {"dirty": before.get("dirty") or now["dirty"]}
+
+
+def _both(before: Any, now: Any) -> str | None:
+    """A value beside those of earlier sessions, if it is not among them."""
+    if not (before and now) or f", {now}," in f", {before},":
+        return str(before or now) if before or now else None
+    return f"{before}, {now}"
 
 
 def config_hash(config: Any) -> str:

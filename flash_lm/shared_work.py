@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator
 
 from flash_lm.errors import InputError
-from flash_lm.jsonl import Line, read_jsonl, write_jsonl
+from flash_lm.jsonl import Line, read_jsonl, read_lines, write_jsonl
 from flash_lm.training.lock import take
 
 
@@ -32,11 +32,13 @@ def is_made(file: pathlib.Path, known: str) -> bool:
     Raises:
         InputError: they are of another config.
     """
-    if not file.exists():
-        return False
-    if any(line["study_hash"] != known for line in read_jsonl(file)):
-        raise InputError(f"{file} is of another config: write to another folder")
-    return True
+    lines = read_lines(file)
+    if any(line["study_hash"] != known for line in lines):
+        raise InputError(
+            f"{file} is of another config, rate, texts or scores: write to another folder, or move it away, and it is "
+            "made again"
+        )
+    return bool(lines)
 
 
 def made_lines(folder: pathlib.Path) -> list[Line]:

@@ -39,6 +39,7 @@ from flash_lm.study import Runs, changed, check_runs, raise_failures, run_study
 from flash_lm.training.bare_step import BareStep
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.interrupt import stop_on_signal
+from flash_lm.training.workdir import run_hash
 from flash_lm.trunk_study import Workplace, make_parts, parts_named, step_name
 
 FOLDER = pathlib.Path(__file__).parent.parent / "configs" / "tables"
@@ -66,7 +67,7 @@ def time_steps(
     before = read_lines(file)
     for baseline in dict.fromkeys(baseline_of.values()):
         group = {name: one_microbatch(changed(config, runs[name])) for name in runs if baseline_of[name] == baseline}
-        of_group = config_hash({name: config.to_dict() for name, config in group.items()})
+        of_group = config_hash({name: run_hash(config.to_dict()) for name, config in group.items()})
         known = {"device": about["device"], "config_hash": of_group, "rounds": rounds}
         found = [line for line in before if known.items() <= line.items()]
         if not found:
@@ -138,10 +139,14 @@ def flat(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def reproduce_study(table: Any, arguments: argparse.Namespace, overrides: list[str]) -> None:
     """Makes the runs of a study of trunks, times their steps, or writes tables and pictures from their lines."""
     config, parts, out = table.get_config(), table.get_parts(), arguments.out
+    if arguments.commands or arguments.scale != "paper" or arguments.split != "test":
+        raise InputError("--commands, --scale and --split are not for --table=study, which has one scale and split")
     apply_overrides(config, overrides)
+    if config.train.accumulate > 1:
+        raise InputError("--table=study times whole steps: leave --config.train.accumulate at 1")
     if not (arguments.run or arguments.time):
-        if arguments.parts:
-            raise InputError("--parts names what --run makes or --time times: give one of them, too")
+        if arguments.parts or overrides:
+            raise InputError("--parts and --config.… change what --run makes or --time times: give one of them, too")
         print(write_study(table.TITLE, table.get_hypotheses(), out))
         return
     if not arguments.corpus:

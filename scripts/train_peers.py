@@ -14,6 +14,7 @@ import argparse
 import json
 import pathlib
 import shutil
+import signal
 import subprocess
 from typing import Any, NamedTuple
 
@@ -213,4 +214,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a worker ends with this process
     run(main)

@@ -1,5 +1,6 @@
 """The page of claims: from made-up folders of a study, and recomputed from the committed results."""
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -10,6 +11,8 @@ import tomllib
 import pytest
 from small import load_script
 
+from flash_lm.analysis.trunk_rules import trunks
+from flash_lm.command import load_module
 from flash_lm.config import parse
 from flash_lm.configs import claims as books
 from flash_lm.configs.studies import aft, divisor, flash
@@ -226,6 +229,12 @@ def test_the_runs_of_a_study_are_possible(study):
         complete_config(parse(changed(config, changes)))
     seeds = {int(name.rpartition("_")[2]) for name in runs}
     assert seeds <= set(books.SEEDS) and len(seeds) >= 2 and len(runs) % len(seeds) == 0
+
+
+def test_rules_on_the_study_are_its_hypotheses():
+    asked = [dataclasses.replace(x, number=0) for x in load_module("configs/tables/study.py").get_hypotheses()]
+    rules = [part for row in TABLE["claims"] for part in row["rules"] if part["rule"] == "trunks"]
+    assert rules and all(trunks(**{k: v for k, v in x.items() if k != "rule"}).hypothesis in asked for x in rules)
 
 
 def test_each_run_of_a_rule_is_one_of_its_study():

@@ -11,6 +11,7 @@ from small import load_script, small_config, write_corpus
 from flash_lm.errors import InputError, RunError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import read_jsonl, write_jsonl
+from flash_lm.shared_work import begun_here, made_lines, write_made
 from flash_lm.study import changed
 from flash_lm.training.loop import train
 from flash_lm.trunk_study import Part, schedules, trunks_of
@@ -103,6 +104,34 @@ def test_each_peer_has_three_rates(script, trunks, tmp_path):
     tasks = script.tasks_of(["uniform", "uniform/changed"], trunks[:1], tmp_path)
     named = ("uniform_0.003", "uniform_changed_0.003", "uniform_0.0015", "uniform_0.006")
     assert [task.name for task in tasks] == [f"peers_{name}_seed_0" for name in named]
+
+
+def test_each_run_of_a_peer_is_made_once(script, trunks, tmp_path, monkeypatch, capsys):
+    """Until its lines are there, whoever begins it; then its batches are gone."""
+    out, runs, made = tmp_path / "out", tmp_path / "runs", []
+
+    def make(task, python, folder):
+        folder.mkdir(parents=True)
+        made.append(task.name)
+        return [task.at | {"split": "test"}]
+
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.jsonl").write_text("{}")
+    write_made(out / "rates" / f"{FAMILY}.jsonl", [{"model": FAMILY, "round": 3, "value": 4e-3, "loss": 1.0}], "")
+    monkeypatch.setattr(script, "trunks_of", lambda config, parts: trunks[:1])
+    monkeypatch.setattr(script, "make", make)
+    monkeypatch.setattr(script, "check_python", lambda python: None)
+    argv = ["--peers=uniform", f"--corpus={tmp_path / 'texts'}", f"--run={runs}", f"--out={out}"]
+    names = [f"peers_uniform_{rate}_seed_0" for rate in (0.004, 0.002, 0.008)]
+    with begun_here(runs / f"{names[1]}.lock"):
+        script.main(argv)
+    assert made == [names[0], names[2]] and {x["rate"] for x in made_lines(out / "runs")} == {4e-3, 8e-3}
+    for _ in range(2):
+        script.main(argv)
+    assert made == [names[0], names[2], names[1]] and not [path for path in runs.iterdir() if path.is_dir()]
+    (tmp_path / "texts" / "a.jsonl").write_text("other")
+    with pytest.raises(InputError, match=f"{names[0]}.jsonl is of another config, rate, texts or scores"):
+        script.main(argv)
 
 
 def test_lines_of_a_peer_stand_when_ours_starts_otherwise(script, trunks):

@@ -275,5 +275,35 @@ def test_parts_are_chosen_by_name(tmp_path):
     main, argv = load_script("reproduce").main, ["--parts=peers", f"--out={tmp_path}"]
     with pytest.raises(InputError, match="--run, --parts and --time are for --table=study"):
         main(["--table=enwik8", *argv])
-    with pytest.raises(InputError, match="--parts names what --run makes or --time times"):
+    with pytest.raises(InputError, match="change what --run makes or --time times: give one of them, too"):
         main(["--table=study", *argv])
+    for wrong, message in (
+        ("--config.seed=1", "change what --run makes"),
+        ("--commands", "--commands, --scale and --split are not for --table=study"),
+        ("--split=validation", "--commands, --scale and --split are not"),
+        ("--config.train.accumulate=2", "leave --config.train.accumulate at 1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            main(["--table=study", wrong, f"--out={tmp_path}"])
+
+
+def test_the_command_makes_and_times_the_parts_that_it_names(tmp_path, monkeypatch, capsys):
+    """The steps of each part take turns among themselves; what was timed is not timed again, wherever the texts lie."""
+    script, made, timed = load_script("reproduce"), [], []
+
+    def time_group(group, baseline, rounds):
+        timed.append((baseline, *group))
+        return [{"run": name, "microbatch_ms": 1.0} for name in group]
+
+    monkeypatch.setattr(script, "make_parts", lambda config, parts, *more: made.extend(x.name for x in parts) or [])
+    monkeypatch.setattr(script, "time_group", time_group)
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.jsonl").write_text("{}")
+        argv = ["--table=study", f"--corpus={tmp_path / folder}", f"--out={tmp_path}", "--parts=rows_of_2048 large"]
+        script.main([*argv, f"--run={tmp_path}", "--time"])
+    assert made == ["rows_of_2048", "large"] * 2 and "all runs are made" in capsys.readouterr().out
+    long = [f"rows_of_2048 {name}" for name in ("transformer_plus_plus", "flash_scores", "flash_quad_scores")]
+    large = [f"large {name}" for name in ("transformer_plus_plus/5M", "flash_scores/5M")]
+    assert timed == [(long[0], *long), (large[0], *large)]
+    assert [line["run"] for line in read_jsonl(tmp_path / "step_times.jsonl")] == [*long, *large]

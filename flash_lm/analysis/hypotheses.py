@@ -6,7 +6,7 @@ agree decide: each by more than the error of the text that was scored, and all t
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from flash_lm.analysis.ratios import NoFigureError, Ratio, loss_at, over_seeds, 
 from flash_lm.analysis.relations import ALIKE, RELATIONS, bounds, spread
 from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.analysis.verdicts import NOT_RUN
-from flash_lm.jsonl import Line
+from flash_lm.jsonl import Line, grouped
 from flash_lm.trunk_study import step_name
 
 SEEDS = 3  # that a verdict needs
@@ -152,8 +152,22 @@ class Hypothesis:
 
 
 def timed_steps(times: Sequence[Line]) -> dict[str, Line]:
-    """The line of each step: that with the most rounds, and of these the last."""
-    return {line["run"]: line for line in sorted(times, key=lambda line: line.get("rounds", 0))}
+    """The line of each step. Those of a part are of one timing: the one with the most rounds, and of these the last."""
+    best: dict[str, list[Line]] = {}
+    for timing in sorted(_timings(times), key=lambda timing: timing[0].get("rounds", 0)):
+        best[_part_of(timing[0])] = timing
+    return {line["run"]: line for timing in best.values() for line in timing}
+
+
+def _timings(times: Sequence[Line]) -> Iterable[list[Line]]:
+    """Lines of steps that took turns: other models, another machine or other rounds make another timing."""
+    return grouped(
+        [line | {"part": _part_of(line)} for line in times], "part", "config_hash", "device", "rounds"
+    ).values()
+
+
+def _part_of(line: Line) -> str:
+    return line["run"].partition(" ")[0]
 
 
 def verdict_table(found: Sequence[Line], figures: str = "Ratios of perplexities", beyond: str = "its error") -> str:

@@ -8,6 +8,7 @@ from flash_lm.jsonl import Line, grouped
 
 FACTORS = (1.0, 0.5, 2.0)  # of our rate, at which each peer is trained, in the order of their worth
 AGREES, DIFFERS, UNFINISHED, FAILED = "no sign of a fault", "to be examined", "unfinished", "failed"
+OTHER_TARGETS = "not scored on the same targets"
 _COLUMNS: Columns = {
     "public code": ("peer", "{}"),
     "ours": ("ours", "{}"),
@@ -51,15 +52,23 @@ def _compared(own: Sequence[Line], lines: Sequence[Line]) -> Line:
     if len(validation) + len(lost) < len(rates) or not ours_test:
         return found
     best = test[min(validation.values(), key=lambda line: line["perplexity"])["run"]]
+    ours_best = next((line for line in ours_test if _targets_of(line) == _targets_of(best)), None)
+    if ours_best is None:
+        return found | {"result": OTHER_TARGETS}
     low, high = RELATIONS["alike"](ALIKE)
-    ratio = best["perplexity"] / ours_test[0]["perplexity"]
+    ratio = best["perplexity"] / ours_best["perplexity"]
     return found | {
         "rate": best["rate"],
         "perplexity": best["perplexity"],
-        "ours_perplexity": ours_test[0]["perplexity"],
+        "ours_perplexity": ours_best["perplexity"],
         "ratio": ratio,
         "result": AGREES if low <= ratio <= high else DIFFERS,
     }
+
+
+def _targets_of(line: Line) -> tuple:
+    """What two lines must share to be compared."""
+    return line["seed"], line["corpus_hash"], line["tokens_blocks"]
 
 
 def implementations_table(lines: Sequence[Line]) -> str:

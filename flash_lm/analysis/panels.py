@@ -41,16 +41,24 @@ class Panel:
     band: tuple[str, str] | None = None
 
 
-def plot_panels(rows: list[list[Panel]], path: pathlib.Path, *, curve: str = "family", title: str = "") -> None:
+def plot_panels(
+    rows: list[list[Panel]],
+    path: pathlib.Path,
+    *,
+    curve: str = "family",
+    names: Iterable[str] = (),
+    title: str = "",
+) -> None:
     """Draws rows of panels on logarithmic axes, a curve for each value of one key, the same style in all panels.
 
     Args:
         rows: rows with the same number of panels each.
         path: the PNG to write; its folder is created if necessary.
         curve: key of the lines that names the curves.
+        names: of all curves of several figures, so that a curve has the same style in all of them.
         title: title of the whole figure.
     """
-    names = list(dict.fromkeys(line[curve] for row in rows for panel in row for line in panel.lines))
+    names = list(dict.fromkeys([*names, *(line[curve] for row in rows for panel in row for line in panel.lines)]))
     with drawing(path, len(rows), len(rows[0]), (7, 6)) as (figure, grid):
         for panel, axes in zip((panel for row in rows for panel in row), grid.flat, strict=True):
             ends = []

@@ -87,8 +87,9 @@ class Growth:
     def judge(self, evidence: Evidence) -> Verdict:
         """Uses the seeds that all four runs have."""
         runs = evidence.of_same_seeds(self.study, *self.of, *self.than)
-        of, reasons = _ratios([(after, before) for before, after, _, _ in runs], None, "perplexity")
-        than, _ = _ratios([(after, before) for _, _, before, after in runs], None, "perplexity")
+        of, of_reasons = _ratios([(after, before) for before, after, _, _ in runs], None, "perplexity")
+        than, than_reasons = _ratios([(after, before) for _, _, before, after in runs], None, "perplexity")
+        reasons = tuple(dict.fromkeys((*of_reasons, *than_reasons)))
         word = UNDECIDED if reasons else decided([a > self.margin * b for a, b in zip(of, than, strict=True)])
         figures = (f"{self._pair(pair)} {spread(x)}" for pair, x in ((self.of, of), (self.than, than)))
         return Verdict(word, "; ".join(figures), reasons, _lines(runs))

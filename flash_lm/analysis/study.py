@@ -55,7 +55,7 @@ def write_study(title: str, hypotheses: Sequence[Hypothesis], out: pathlib.Path)
     text = "\n\n".join(parts)
     (out / "table.md").write_text(f"{text}\n", encoding="utf-8")
     if can_draw():
-        plot_study(lines, out, title)
+        plot_study(lines, out)
     return text
 
 
@@ -146,8 +146,8 @@ def _place_in_row(line: Line) -> tuple:
     return line["share"], "slice" in line, line["length"] != line["trained_length"], line["length"]
 
 
-def plot_study(lines: Sequence[Line], out: pathlib.Path, title: str) -> None:
-    """Draws pictures of perplexity into a folder, a panel for each part.
+def plot_study(lines: Sequence[Line], out: pathlib.Path) -> None:
+    """Draws pictures of perplexity into a folder, a row for each part; a model has the same style in all of them.
 
     They are curves.png (against time and FLOPs of training), quality.png (against the time of a step) and context.png
     (by position in the row).
@@ -155,53 +155,54 @@ def plot_study(lines: Sequence[Line], out: pathlib.Path, title: str) -> None:
     Args:
         lines: of `summary`.
         out: the folder.
-        title: says what was trained.
     """
     lines = [line for line in lines if line["seeds"]]
     trained = [line for line in lines if "slice" not in line and line["length"] == line["trained_length"]]
     several = {part for (part,), own in grouped(trained, "part").items() if len({x["share"] for x in own}) > 1}
     curves = [line for line in trained if "minutes" in line and line["part"] in several]
-    if curves:
-        of = grouped(curves, "part").items()
-        rows = [[panel(own, part) for panel in (_against_time, _against_flops)] for (part,), own in of]
-        plot_panels(rows, out / "curves.png", curve="run", title=title)
     timed = [line for line in trained if "step_ms" in line and line["share"] == 1]
-    if timed:
-        panels = [_against_step(own, part) for (part,), own in grouped(timed, "part").items()]
-        plot_panels([panels], out / "quality.png", curve="run", title=title)
     placed = [line for line in lines if line.get("slices") == POSITIONS]
     longest = {key: max(line["length"] for line in own) for key, own in grouped(placed, *_MODEL).items()}
     places = [
-        line | {"from": _first_of(line)} for line in placed if line["length"] == longest[line["part"], line["run"]]
+        line | {"place": _middle_of(line)} for line in placed if line["length"] == longest[line["part"], line["run"]]
     ]
-    if places:
-        panels = [_against_place(own, part) for (part,), own in grouped(places, "part").items()]
-        plot_panels([panels], out / "context.png", curve="run", title=title)
+    names = [line["run"] for line in (*curves, *timed, *places)]
+    for name, own, title, axes in (
+        ("curves", curves, "Quality against the cost of training", (_against_time, _against_flops)),
+        ("quality", timed, "Quality against the time of a step", (_against_step,)),
+        ("context", places, "Quality by position in the row, the longest that was scored", (_against_place,)),
+    ):
+        if own:
+            rows = [[panel(of_part) for panel in axes] for of_part in grouped(own, "part").values()]
+            plot_panels(rows, out / f"{name}.png", curve="run", names=names, title=title)
 
 
-def _against_time(lines: list[Line], title: str) -> Panel:
-    return _panel(lines, "minutes", "minutes of training, steps timed side by side", title)
+def _against_time(lines: list[Line]) -> Panel:
+    return _panel(lines, "minutes", "minutes of training, steps timed side by side")
 
 
-def _against_flops(lines: list[Line], title: str) -> Panel:
+def _against_flops(lines: list[Line]) -> Panel:
     scaled = [line | {"flops": line["flops"] / 1e12} for line in lines]
-    return _panel(scaled, "flops", "model FLOPs of training, 10¹²", title)
+    return _panel(scaled, "flops", "model FLOPs of training, 10¹²")
 
 
-def _against_step(lines: list[Line], title: str) -> Panel:
-    return _panel(lines, "step_ms", "ms a step, timed side by side", title)
+def _against_step(lines: list[Line]) -> Panel:
+    return _panel(lines, "step_ms", "ms a step, median, timed side by side")
 
 
-def _against_place(lines: list[Line], title: str) -> Panel:
-    return _panel(lines, "from", "tokens of the row before the target, at least", title)
+def _against_place(lines: list[Line]) -> Panel:
+    return _panel(lines, "place", "position in the row, the middle of each stretch")
 
 
-def _panel(lines: list[Line], x: str, label: str, title: str) -> Panel:
-    """With a band over the seeds."""
-    quality = "perplexity a token, test split"
-    return Panel(lines, x, label, "perplexity", quality, title=title.replace("_", " "), band=("lowest", "highest"))
+def _panel(lines: list[Line], x: str, label: str) -> Panel:
+    """Of one part, with a band over the seeds."""
+    first = lines[0]
+    title = f"{first['part']}: trained on rows of {first['trained_length']}"
+    quality = "perplexity a token, test split; band: lowest to highest seed"
+    return Panel(lines, x, label, "perplexity", quality, title=title, band=("lowest", "highest"))
 
 
-def _first_of(line: Line) -> int:
-    """The first position of a slice such as 64–127; one for the first slice, since the axis has no zero."""
-    return max(1, int(line["slice"].partition("–")[0]))
+def _middle_of(line: Line) -> float:
+    """The middle of the positions of a slice such as 64–127."""
+    first, _, last = line["slice"].partition("–")
+    return (int(first) + int(last) + 1) / 2

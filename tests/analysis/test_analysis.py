@@ -17,6 +17,7 @@ from flash_lm.analysis.results import labels, newest_results, validation_curve
 from flash_lm.analysis.table import RUNS, markdown_table
 from flash_lm.errors import InputError
 from flash_lm.jsonl import append_jsonl, read_jsonl, write_jsonl
+from flash_lm.provenance import joined
 from flash_lm.study import is_done
 
 
@@ -45,6 +46,28 @@ def test_a_damaged_line_is_named(tmp_path):
         (tmp_path / "x.jsonl").write_bytes(b'{"a": 1}\n' + damaged + b'\n{"a": 3}\n')
         with pytest.raises(InputError, match=r"x.jsonl: line 2 is damaged"):
             read_jsonl(tmp_path / "x.jsonl")
+
+
+def test_a_truncated_last_line_is_replaced(tmp_path):
+    """The process was killed as it wrote; what comes next is not lost with it."""
+    file = tmp_path / "new" / "x.jsonl"
+    for before, lines in ((b"", [{"b": "ü"}]), (b'{"a": 1}\n{"b', [{"a": 1}, {"b": "ü"}]), (b'{"b', [{"b": "ü"}])):
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(before)
+        append_jsonl(file, [{"b": "ü"}])
+        assert read_jsonl(file) == lines
+    append_jsonl(tmp_path / "other" / "x.jsonl", [{"c": 3}])
+    append_jsonl(tmp_path / "other" / "x.jsonl", [{"d": 4}])
+    assert read_jsonl(tmp_path / "other" / "x.jsonl") == [{"c": 3}, {"d": 4}]
+
+
+def test_the_provenance_of_several_sessions_names_each_once():
+    found = {"git": "aa", "versions": "python 3, jax 1", "dirty": False}
+    for git, versions in (("bb", "python 3, jax 1"), ("bb", "python 3, jax 2"), ("aa", "python 3, jax 1")):
+        found = joined(found, {"git": git, "versions": versions, "dirty": git == "bb"})
+    assert found == {"git": "aa, bb", "versions": "python 3, jax 1, python 3, jax 2", "dirty": True}
+    assert joined({}, {"git": "aa", "dirty": None}) == {"git": "aa", "dirty": None}
+    assert joined({"git": "aa"}, {"git": None, "dirty": False}) == {"git": "aa", "dirty": False}
 
 
 def scored_run(folder: pathlib.Path, *lines: dict) -> pathlib.Path:
@@ -216,6 +239,16 @@ def test_panels_are_drawn_with_names_that_do_not_cover_each_other(tmp_path, monk
     for axes in {axes for axes, _, _ in drawn}:
         heights = sorted(height for there, _, height in drawn if there == axes)
         assert len(heights) >= 3 and min(b - a for a, b in itertools.pairwise(heights)) > 0.04
+
+
+def test_a_curve_looks_alike_in_several_figures(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Axes, "plot", lambda axes, x, y, *_, color, **__: drawn.append(color))
+    line = lambda family: {"family": family, "x": 1.0, "y": 1.0}
+    for families in (("flash", "performer"), ("performer",)):
+        panel = Panel([line(family) for family in families], "x", "x", "y", "y")
+        plot_panels([[panel]], tmp_path / "a.png", names=("flash", "performer"))
+    assert drawn[2] == drawn[1] != drawn[0]
 
 
 def test_a_picture_names_the_unbeaten_and_then_the_best():

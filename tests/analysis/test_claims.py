@@ -130,6 +130,14 @@ def test_growth():
     assert Growth("study", ("a", "b"), ("c", "e")).judge(figures).word == CONTRADICTED  # by less than the margin
 
 
+@pytest.mark.parametrize("name", "abcd")
+def test_growth_is_undecided_if_one_of_four_was_scored_on_the_validation_split_alone(name):
+    runs = {key: {i: run(line(x)) for i in range(2)} for key, x in zip("abcd", (10, 12, 10, 11), strict=True)}
+    runs[name] = {i: run(line(10.5, split="validation")) for i in range(2)}
+    verdict = Growth("study", ("a", "b"), ("c", "d")).judge(Evidence({"study": runs}, {}))
+    assert verdict.word == UNDECIDED and verdict.reasons
+
+
 def test_growth_takes_all_four_of_a_seed():
     """Seed 0 of c has not been run, and d of seed 1 is no partner of c of seed 2."""
     one = lambda x: run(line(x))

@@ -193,6 +193,17 @@ def test_the_timing_with_the_most_rounds_counts():
     assert found["verdict"] == HOLDS
 
 
+@pytest.mark.parametrize("other", [{"device": "other"}, {"config_hash": "other"}])
+def test_steps_that_were_timed_apart_are_not_compared(other):
+    """The newer timing has no step of the second model, the older one has fewer rounds."""
+    lines, times = curves(400.0)
+    old = [x | {"rounds": 3} for x in times]
+    new = [x | other | {"rounds": 10, "microbatch_ms": 100.0} for x in times[:1]]
+    found = AT_EQUAL_TIME.judge(lines, [*old, *new])
+    assert found["verdict"] == UNDECIDED and "the step of attention was not timed" in found["figure"]
+    assert AT_EQUAL_TIME.judge(lines, [*old, *({**x, "rounds": 1} for x in new)])["verdict"] == HOLDS
+
+
 def test_at_equal_time_without_a_time_or_an_overlap():
     lines, times = curves(100.0)  # flash ends before the first budget of attention
     found = AT_EQUAL_TIME.judge(lines, times)

@@ -6,6 +6,7 @@ from flash_lm.analysis.implementations import (
     AGREES,
     DIFFERS,
     FAILED,
+    OTHER_TARGETS,
     UNFINISHED,
     implementations,
     implementations_table,
@@ -13,12 +14,13 @@ from flash_lm.analysis.implementations import (
 )
 
 OURS = {"part": "peers", "run": "flash", "split": "test", "length": 512, "trained_length": 512, "perplexity": 100.0}
-OURS |= {"rate": 0.2}
+TARGETS = {"seed": 0, "corpus_hash": "x", "tokens_blocks": [10, 20]}
+OURS |= {"rate": 0.2, **TARGETS}
 
 
 def of_peer(rate, validation, test):
     at = {"part": "peers", "run": f"theirs at {rate:g}", "peer": "theirs", "beside": "flash", "rate": rate}
-    at |= {"length": 512, "trained_length": 512}
+    at |= {"length": 512, "trained_length": 512, **TARGETS}
     return [at | {"split": split, "perplexity": x} for split, x in (("validation", validation), ("test", test))]
 
 
@@ -53,6 +55,15 @@ def test_a_changed_peer_has_our_rate_alone():
     found = implementations([OURS, *theirs, *changed])
     assert [(x["peer"], x["result"]) for x in found] == [("theirs", UNFINISHED), ("theirs/changed", DIFFERS)]
     assert [rates_of(x["peer"], 0.006) for x in found] == [(0.006, 0.003, 0.012), (0.006,)]
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"corpus_hash": "y"}, {"tokens_blocks": [20, 10]}])
+def test_only_scores_of_the_same_targets_are_compared(other):
+    theirs = [line for rate in (0.1, 0.2, 0.4) for line in of_peer(rate, 90.0, 100.0)]
+    (found,) = implementations([OURS | other, *theirs])
+    assert found["result"] == OTHER_TARGETS and "ratio" not in found
+    (found,) = implementations([OURS | other, OURS, *theirs])
+    assert found["result"] == AGREES and found["ratio"] == 1.0
 
 
 def test_runs_at_rates_of_another_search_do_not_count():
