@@ -15,8 +15,8 @@ The hybrid with its softmax layer first was added when that with softmax last ha
 softmax in spite of steps and start. In trials of 600 steps at a rate of 0.03, as today, without lines, it recalled 99 %
 after 200 steps; with softmax second 57 %, third 54 %, and last without positions 59 %.
 
-FLASH as it is by default today divides scores by N, and not weights. It was added when all else that has lines had them,
-and counts as FLASH as it starts today.
+FLASH as it is by default today divides scores by N, and not weights. It was added when all else that has lines had
+them, and counts as FLASH as it starts today.
 
 Set before the first run; "today" compares models that both start so.
 
