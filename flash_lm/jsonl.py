@@ -40,7 +40,9 @@ def append_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab+") as file:
         file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
+        content = file.read()
+        if not content.endswith(b"\n"):  # else another process may have appended a line by now
+            file.truncate(content.rfind(b"\n") + 1)
         file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 _LINES = ("-", "--", "-.", ":")
 _MARKERS = "osv^D"
+_NEAR = 2.0  # greatest over smallest value, below which even steps of an axis are read more easily than 1, 2, 5
+_FEW = 5  # about as many steps
 
 
 def can_draw() -> bool:
@@ -54,7 +56,12 @@ def style(i: int) -> dict[str, Any]:
 
 
 def round_ticks(values: Sequence[float]) -> list[float]:
-    """Round numbers that cover positive values, for a logarithmic axis."""
+    """Round numbers that cover positive values, for a logarithmic axis; in even steps where the values are alike."""
+    low, high = min(values), max(values)
+    if low < high < _NEAR * low:
+        power = 10.0 ** math.floor(math.log10((high - low) / _FEW))
+        step = next(x * power for x in (1, 2, 5, 10) if x * power * _FEW >= high - low)
+        return [step * i for i in range(math.floor(low / step), math.ceil(high / step) + 1)]
     powers = range(math.floor(math.log10(min(values))) - 1, math.ceil(math.log10(max(values))) + 1)
     steps = [factor * 10.0**power for power in powers for factor in (1, 1.5, 2, 3, 5, 7)]
     first = max(x for x in steps if x <= min(values))
