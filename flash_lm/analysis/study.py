@@ -163,7 +163,7 @@ def plot_study(lines: Sequence[Line], out: pathlib.Path) -> None:
     timed = [line for line in trained if "step_ms" in line and line["share"] == 1]
     placed = [line for line in lines if line.get("slices") == POSITIONS]
     longest = {key: max(line["length"] for line in own) for key, own in grouped(placed, *_MODEL).items()}
-    places = [
+    places: list[Line] = [
         line | {"place": _middle_of(line)} for line in placed if line["length"] == longest[line["part"], line["run"]]
     ]
     names = [line["run"] for line in (*curves, *timed, *places)]
