@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 PAIRS = [("eins zwei", "one two"), ("drei", "three"), ("ein Satz", "a sentence"), ("ja", "yes"), ("nein", "no")]
 OF_PAIRS = {"data.corpus": "hf", "data.pair_column": "en", "data.text_column": "de", "data.pack": "examples"}
 FORMS = {
-    "decoder": {},
+    "decoder": {"model.family": "linear_transformer"},
     "prefix": {"task": "prefix_lm", "model.family": "linear_transformer"},
     "encoder": {"task": "seq2seq", "model.encoder.family": "transformer_plus_plus"},
 }
