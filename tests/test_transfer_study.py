@@ -92,7 +92,8 @@ def test_every_task_is_done_once_and_weights_go_at_the_end(quick, tmp_path):
         ({"data": "other"}, "pretraining/"),
         ({"tuning_steps": 160}, "rates/"),
     ):
-        with pytest.raises(InputError, match=f"{file}.*is of another config, .*: write to another folder"):
+        message = f"{file}.*is of another config, rate, texts or scores: write to another folder"
+        with pytest.raises(InputError, match=message):
             run_transfer(study._replace(**other), out, runs, bool)
     # A run belongs to the pretraining that it began with.
     for path in (out / "pretraining").iterdir():

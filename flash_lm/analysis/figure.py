@@ -62,7 +62,7 @@ def round_ticks(values: Sequence[float]) -> list[float]:
         power = 10.0 ** math.floor(math.log10((high - low) / _FEW))
         step = next(x * power for x in (1, 2, 5, 10) if x * power * _FEW >= high - low)
         return [step * i for i in range(math.floor(low / step), math.ceil(high / step) + 1)]
-    powers = range(math.floor(math.log10(min(values))) - 1, math.ceil(math.log10(max(values))) + 1)
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     steps = [factor * 10.0**power for power in powers for factor in (1, 1.5, 2, 3, 5, 7)]
-    first = max(x for x in steps if x <= min(values))
-    return [x for x in steps if first <= x <= 1.2 * max(values)]
+    first = max(x for x in steps if x <= low)
+    return [x for x in steps if first <= x <= 1.2 * high]
