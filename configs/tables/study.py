@@ -49,21 +49,21 @@ MODELS = {name: {"model.family": name} | changes for name, changes in MODELS.ite
 # What came later is made with FLASH as it is by default today.
 _FLASH = MODELS["flash_scores"]
 _SOFTMAX = {"model.gau.attention_function": "softmax"}
-_DENSE = {"model.gau.query_key": "dense", "model.gau.expanded_dim": 176}  # at the same size
+_LAPLACE = {"model.gau.attention_function": "laplace"}
 ABLATIONS = {  # where the rule of starts changes that of a variant, it is trained as FLASH starts, too
     "flash_scores": {},
     "flash_scores/local": {"model.chunks.global_attention": False},
     "flash_scores/global": {"model.chunks.local_attention": False},
     "flash_scores/softmax": _DEPTH | _SOFTMAX,
     "flash_scores/softmax_as_init": _SOFTMAX,
-    "flash_scores/laplace": {"model.gau.attention_function": "laplace"},
+    "flash_scores/laplace": _DEPTH | _LAPLACE,
+    "flash_scores/laplace_as_init": _LAPLACE,
     "flash_scores/weights": {"model.divides": "weights"},
     "flash_scores/rotary": {"model.absolute_positions": "none", "model.gau.relative_bias": "none"},
     "flash_scores/chunk_64": {"model.chunks.size": 64},
     "flash_scores/chunk_256": {"model.chunks.size": 256},
     "flash_scores/heads_4": {"model.gau.heads": 4},
-    "flash_scores/dense": _DEPTH | _DENSE,
-    "flash_scores/dense_as_init": _DENSE,
+    "flash_scores/dense": {"model.gau.query_key": "dense", "model.gau.expanded_dim": 176},  # at the same size
 }
 _WIDE = {"model.model_dim": 256, "model.num_layers": 5}
 LARGE = {  # 5M parameters, also within 3 % of each other
@@ -133,9 +133,9 @@ def get_hypotheses() -> list[Hypothesis]:
         Hypothesis(6, ablations, "flash_scores", "no worse", "flash_scores/softmax"),
         Hypothesis(6, ablations, "flash_scores", "no worse", "flash_scores/softmax_as_init"),
         Hypothesis(6, ablations, "flash_scores", "no worse", "flash_scores/laplace"),
+        Hypothesis(6, ablations, "flash_scores", "no worse", "flash_scores/laplace_as_init"),
         Hypothesis(6, ablations, "flash_scores", "no worse", "flash_scores/heads_4"),
         Hypothesis(6, ablations, "flash_scores", "no worse", "flash_scores/dense"),
-        Hypothesis(6, ablations, "flash_scores", "no worse", "flash_scores/dense_as_init"),
         Hypothesis(7, ablations, "flash_scores/chunk_64", "alike", "flash_scores"),
         Hypothesis(7, ablations, "flash_scores/chunk_256", "alike", "flash_scores"),
         *(Hypothesis(8, rows, name, "better", name.removesuffix("_scores")) for name in _OF_SCORES),

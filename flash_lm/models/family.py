@@ -69,9 +69,9 @@ _OF_THE_MODEL: Mapping[str, Default] = {
 _OF_A_LAYER: Mapping[str, Default] = {
     "rotary": False,
     "short_convolution": 0,
-    "residual_init": "depth",
     "state_dtype": lambda config: config.dtype,
     "divides": "scores",
+    "residual_init": "depth",
     "normalizer": lambda config: "count" if config.causal and config.divides == "weights" else str(config.max_length),
 }
 

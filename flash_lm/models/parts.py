@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -196,13 +196,20 @@ def times(numerator: int, denominator: int = 1) -> Callable[[ModelConfig], int]:
     return lambda config: -(-numerator * config.model_dim // denominator // 8) * 8
 
 
+# Units whose small scores leave little: softmax divides by its own sum, and where no weight is divided, the Laplace
+# function's 0.006 of a zero adds up over the keys. Scores of dense queries and keys are small if N divides them.
+_LEAVES_LITTLE: Mapping[str, Callable[[GAUOptions], bool]] = {
+    "weights": lambda gau: gau.attention_function != "softmax" and gau.query_key != "dense",
+    "scores": lambda gau: gau.attention_function == "relu2",
+}
+
+
 def _gated_residual_init(config: ModelConfig) -> str:
-    """By what a new unit adds: next to nothing if its maps are small, or its scores are and no softmax lifts them.
+    """By what a new unit adds: next to nothing if its maps are small, or its scores are and leave little.
 
     Cross attention beside it adds much, whatever the unit does.
     """
-    gau = config[GAUOptions]
-    low = config.scale_init == "normal" and gau.query_key != "dense" and gau.attention_function != "softmax"
+    low = config.scale_init == "normal" and _LEAVES_LITTLE[str(config.divides)](config[GAUOptions])
     small = config.encoder is None and (config.init == "normal" or low)
     return "as_init" if small else "depth"
 

@@ -120,14 +120,17 @@ def complete(model: dict) -> SimpleNamespace:
         mlp_width = next(width for width in range(8, 8 * s.model_dim, 8) if 8 * width >= 41 * s.model_dim)
     if family.sublayers[0] is taylor_attention:  # the usual GLU's, and D / 2 for what narrow queries and keys leave
         glu_width = next(width for width in range(8, 8 * s.model_dim, 8) if 6 * width >= 19 * s.model_dim)
-    # A unit whose queries and keys start near zero (normal γ) has only what relu² leaves of their products; one whose
+    # A unit whose queries and keys start near zero (normal γ) has only what relu² leaves of their products, and a
+    # Laplace function if its 0.006 of a zero is divided by N; dense ones have it if N divides their products. One whose
     # maps are all small has small values anyway. Cross attention, which a layer has with an encoder, is not small.
-    low_scores = s.scale_init == "normal" and s.gau.query_key != "dense" and s.gau.attention_function != "softmax"
+    divides = s.divides or ("weights" if s.family == "flash_quad" else "scores")
+    near_zero = s.gau.query_key != "dense" or divides == "scores"
+    leaves_zero = s.gau.attention_function in (("relu2",) if divides == "scores" else ("relu2", "laplace"))
+    low_scores = s.scale_init == "normal" and near_zero and leaves_zero
     starts_small = gau and s.encoder.family is None and (low_scores or s.init == "normal")
     width = s.model_dim // s.num_heads  # of a head, whose K ln K are rounded up to a multiple of 8
     features = next(count for count in range(8, 10_000, 8) if count >= width * math.log(width))
     taps = {log_sparse_attention: 3, state_space: 4 if s.causal else 7, gated_delta: 4}
-    divides = s.divides or ("weights" if s.family == "flash_quad" else "scores")
     defaults = {
         "residual_init": "as_init" if starts_small else "depth",
         "mlp_dim": glu_width if family.sublayers[1] is glu and family.sublayers[0] is not gated_delta else mlp_width,
