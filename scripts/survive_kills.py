@@ -61,17 +61,21 @@ class Run:
         if code:
             raise RunError(f"{' '.join(self.command)} ended with code {code}: {self.errors.read_text()[-2000:]}")
 
-    def kill(self, after: float, *, in_a_save: bool) -> Line | None:
-        """Starts it and kills it `after` seconds after its start, or after its next save; None: it finished."""
+    def kill(self, after: float, steps: int, *, in_a_save: bool) -> Line | None:
+        """Starts it and kills it after so many seconds or steps, the first of the two; None: it finished.
+
+        They count from the process's start, or from its next save.
+        """
+        saved = max((int(x.name) for x in (self.workdir / "checkpoints").glob("*") if x.name.isdecimal()), default=0)
         opened, start, process = self._metrics_file(), time.perf_counter(), self.start()
-        next_step, since = None, None if in_a_save else 0.0  # seconds until it had done one; from which we count
+        next_step, begin = None, None if in_a_save else (0.0, 0)  # seconds until it had done one; from which we count
         while process.poll() is None:
             now = time.perf_counter() - start
-            if next_step is None and self._metrics_file() != opened and self._has_stepped():
-                next_step = now
+            done = 0 if self._metrics_file() == opened else self.last_step() - saved
+            next_step = now if next_step is None and done > 0 else next_step
             saving = next_step is not None and any((self.workdir / "checkpoints").glob("*tmp*"))
-            since = now if saving and since is None else since
-            if since is not None and now - since >= after:
+            begin = (now, done) if saving and begin is None else begin
+            if begin is not None and (now - begin[0] >= after or done - begin[1] >= steps):
                 process.kill()
                 process.wait()
                 return {"killed_after_s": now, "saving": saving, "next_step_s": next_step}
@@ -84,10 +88,9 @@ class Run:
         path = self.workdir / "metrics.jsonl"
         return path.stat().st_ino if path.exists() else None
 
-    def _has_stepped(self) -> bool:
-        """Whether the file has a step beyond the newest checkpoint: a resumed run first cuts it there."""
-        saved = [int(path.name) for path in (self.workdir / "checkpoints").glob("*") if path.name.isdecimal()]
-        return any(line["step"] > max(saved, default=0) for line in read_jsonl(self.workdir / "metrics.jsonl"))
+    def last_step(self) -> int:
+        """Of its metrics; a resumed run first cuts them at the newest checkpoint."""
+        return max((line["step"] for line in read_jsonl(self.workdir / "metrics.jsonl")), default=0)
 
     def training_seconds(self) -> float:
         """Training seconds of the whole run, without the start, compilation, evaluation and saving."""
@@ -109,12 +112,15 @@ def survive(command: list[str], folder: pathlib.Path, kills: int, draw: random.R
     whole, killed = Run(command, folder / "whole"), Run(command, folder / "killed")
     whole.finish()  # fills the caches of the corpus
     timed = Run(command, folder / "timed")
-    # At most a tenth of the training per kill, or it would end too soon.
+    # At most a tenth of the training per kill, or it would end too soon. Seconds alone cannot say it: a machine that is
+    # shared may be faster later.
     latest = timed.finish() - 0.9 * timed.training_seconds()
+    most = max(1, timed.last_step() // (2 * kills))
     lines: list[Line] = []
     while len(lines) < kills:
         in_a_save = len(lines) % 2 == 1
-        line = killed.kill(draw.uniform(0, LONGEST_SAVE if in_a_save else latest), in_a_save=in_a_save)
+        after, steps = (LONGEST_SAVE, most) if in_a_save else (latest, draw.randint(1, most))
+        line = killed.kill(draw.uniform(0, after), steps, in_a_save=in_a_save)
         if line is None:
             raise RunError(f"the run ended after {len(lines)} kills: raise --config.train.steps")
         lines.append(line)
