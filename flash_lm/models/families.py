@@ -6,6 +6,7 @@ models/parts.py and its row here, or both in your own module with `flash_lm.regi
 
 from flash_lm.models.family import Family, register_family
 from flash_lm.models.part import Default
+from flash_lm.models.part_defaults import times
 from flash_lm.models.parts import (
     AFT_CONV,
     AFT_FULL,
@@ -40,7 +41,6 @@ from flash_lm.models.parts import (
     TAYLOR,
     TIME_MIX,
     WINDOW,
-    times,
 )
 
 _LEARNED: dict[str, Default] = {"absolute_positions": "learned"}

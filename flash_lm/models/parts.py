@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from flax import nnx
@@ -41,6 +41,7 @@ from flash_lm.layers.taylor_core import BasedOptions, TaylorCore
 from flash_lm.layers.transformer_xl import SegmentAttention, XLOptions
 from flash_lm.layers.window_core import WindowOptions
 from flash_lm.models.part import EVERYTHING, Part
+from flash_lm.models.part_defaults import gated_residual_init, of_heads, times
 from flash_lm.models.part_problems import (
     delta_problems,
     filter_problems,
@@ -189,40 +190,10 @@ def _long_short(config: ModelConfig, lite: LiteOptions, quadratic: QuadraticOpti
     return LongShortAttention(lite, quadratic, config, rngs=rngs)
 
 
-def times(numerator: int, denominator: int = 1) -> Callable[[ModelConfig], int]:
-    """A multiple of D; a fraction is rounded up to a multiple of 8."""
-    if denominator == 1:
-        return lambda config: numerator * config.model_dim
-    return lambda config: -(-numerator * config.model_dim // denominator // 8) * 8
-
-
-# Units whose small scores leave little: softmax divides by its own sum, and where no weight is divided, the Laplace
-# function's 0.006 of a zero adds up over the keys. Scores of dense queries and keys are small if N divides them.
-_LEAVES_LITTLE: Mapping[str, Callable[[GAUOptions], bool]] = {
-    "weights": lambda gau: gau.attention_function != "softmax" and gau.query_key != "dense",
-    "scores": lambda gau: gau.attention_function == "relu2",
-}
-
-
-def _gated_residual_init(config: ModelConfig) -> str:
-    """By what a new unit adds: next to nothing if its maps are small, or its scores are and leave little.
-
-    Cross attention beside it adds much, whatever the unit does.
-    """
-    low = config.scale_init == "normal" and _LEAVES_LITTLE[str(config.divides)](config[GAUOptions])
-    small = config.encoder is None and (config.init == "normal" or low)
-    return "as_init" if small else "depth"
-
-
-def _heads_of(numerator: int, denominator: int) -> Callable[[ModelConfig], int]:
-    """A fraction of D for all heads together, each rounded up to a whole width."""
-    return lambda config: config.num_heads * -(-numerator * config.model_dim // (denominator * config.num_heads))
-
-
 _HEADS = frozenset({"num_heads", "rotary", "rotary_base"})
 _MULTI_HEAD = _HEADS | {"query_key_norm"}
 _WHOLE_ROWS = frozenset({"bidirectional"})
-_GAU_DEFAULTS = {"gau.expanded_dim": times(2), "residual_init": _gated_residual_init}
+_GAU_DEFAULTS = {"gau.expanded_dim": times(2), "residual_init": gated_residual_init}
 _GAU: dict[str, Any] = {"problems": gau_problems, "defaults": _GAU_DEFAULTS}
 _GAU_KEYS = frozenset({"rotary", "rotary_base", "normalizer", "divides", "scale_init", "kernels"})
 
@@ -328,14 +299,14 @@ DELTA = Part(
     _delta,
     (DeltaOptions,),
     frozenset({"num_heads"}),
-    defaults={"delta.key_dim": _heads_of(3, 4), "delta.value_dim": _heads_of(3, 2), "short_convolution": 4},
+    defaults={"delta.key_dim": of_heads(3, 4), "delta.value_dim": of_heads(3, 2), "short_convolution": 4},
     problems=delta_problems,
 )
 GLA = Part(
     _gla,
     (GLAOptions, LinearOptions, ConvolutionOptions),
     frozenset({"num_heads"}),
-    defaults={"gla.key_dim": _heads_of(1, 2)},
+    defaults={"gla.key_dim": of_heads(1, 2)},
     problems=gla_problems,
 )
 TAYLOR = Part(
