@@ -1,13 +1,13 @@
 """Our tokenizers in the format of Hugging Face's `tokenizers`, with the same ids.
 
-Two differences: our tokenizers treat text that spells a special token, such as [MASK], as text (set
-`encode_special_tokens` for that there); and text with SentencePiece's sign for a space, U+2581, gets a space there.
+One difference: our tokenizers treat text that spells a special token, such as [MASK], as text; set
+`encode_special_tokens` for that there.
 """
 
 from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+from tokenizers import AddedToken, Tokenizer, decoders, models
 from tokenizers.processors import TemplateProcessing
 
 from flash_lm.data.foreign_tokenizer import HuggingFaceTokenizer
@@ -26,7 +26,15 @@ from flash_lm.data.tokenizers import Tokenizer as OurTokenizer
 _proto: Any = sentencepiece_model_pb2  # generated code, without types
 _UNKNOWN = "<unk>"
 # Texts that different tokenizers cut in different ways.
-_PROBES = ("a b", "  two  blanks ", "\n\n\ttab\r\n", "naïve 猫 😀", "import os.path as p2", "The cat's 1,234.5 cats")
+_PROBES = (
+    "a b",
+    "  two  blanks ",
+    "\n\n\ttab\r\n",
+    "naïve 猫 😀",
+    "import os.path as p2",
+    "The cat's 1,234.5 cats",
+    "a▁b ▁",
+)
 
 
 def to_hugging_face(tokenizer: OurTokenizer) -> Tokenizer | str:
@@ -82,8 +90,9 @@ def _of_sentencepiece(tokenizer: SentencePieceTokenizer) -> Tokenizer | str:
     if normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces:
         return "its SentencePiece model adds or removes spaces, and no tokenizer there does so in the same way"
     kind = _proto.ModelProto.SentencePiece
-    vocab = {piece.piece: i for i, piece in enumerate(spec.pieces)}
-    scores = {piece.piece: piece.score for piece in spec.pieces if piece.type == kind.NORMAL}
+    # With spaces as they are: SentencePiece's sign for them may stand in a text, too.
+    vocab = {piece.piece.replace(SPACE, " "): i for i, piece in enumerate(spec.pieces)}
+    scores = {piece.piece.replace(SPACE, " "): piece.score for piece in spec.pieces if piece.type == kind.NORMAL}
     merges = [
         (piece[:i], piece[i:])
         for piece in sorted(scores, key=lambda piece: -scores[piece])
@@ -91,8 +100,7 @@ def _of_sentencepiece(tokenizer: SentencePieceTokenizer) -> Tokenizer | str:
         if piece[:i] in scores and piece[i:] in scores
     ]
     found = Tokenizer(models.BPE(vocab, merges, byte_fallback=True))
-    found.normalizer = normalizers.Replace(" ", SPACE)
-    found.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    found.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     whole = [piece.piece for piece in spec.pieces if piece.type == kind.USER_DEFINED]
     if any({" ", SPACE} & set(piece) for piece in whole):
         return (

@@ -1,21 +1,23 @@
 """Corpora of UTF-8 files: the interpreter's standard library, and your own files."""
 
 import codecs
-import glob
+import gzip
 import hashlib
-import os
 import pathlib
 import sys
 import sysconfig
-from collections.abc import Iterator
-from typing import NamedTuple
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO, NamedTuple
 
 from flash_lm.config import DataConfig
 from flash_lm.data.corpus import SPLITS, WHOLE, Piece
+from flash_lm.data.files import DataFile, find_files
 from flash_lm.errors import InputError
 
 _HELD_OUT = 0.05  # share of the documents, or of a single file's bytes, in each of validation and test
 _BLOCK = 1 << 20  # bytes read at a time
+_ENDINGS = (".txt", ".txt.gz")  # of the files of a folder
 
 
 class Span(NamedTuple):
@@ -26,53 +28,68 @@ class Span(NamedTuple):
     end: int
 
 
-class FileCorpus:
-    """UTF-8 text files.
+class _Content(NamedTuple):
+    """What a file holds: a document, the hash of its text, and its split."""
 
-    With three files or more, each is a document, and the splits are disjoint by document (files of equal content count
-    as one). One or two files are cut into contiguous blocks, the first 90 % for training.
+    span: Span
+    digest: str
+    split: str
+
+
+class FileCorpus:
+    """UTF-8 text files, plain or compressed with gzip.
+
+    Validation and test are the files of these splits. A missing one is held out of the training files: with three or
+    more by whole files (files of equal content count as one). With fewer, or where that would leave training less text
+    than is held out, each file is cut into contiguous blocks, the first 90 % for training.
+
+    Attributes:
+        fingerprint: hash of the content, and of what else decides on the splits.
     """
 
-    def __init__(self, name: str, paths: list[str]):
+    def __init__(self, name: str, files: Sequence[DataFile]):
         """Reads the files once, to hash them.
 
         Args:
             name: name of the corpus in messages and the cache.
-            paths: files; empty ones are left out.
+            files: the files with their splits; empty ones are left out.
 
         Raises:
             InputError: a file cannot be read, or there is no text.
         """
         self.name, self.stream = name, None
-        try:
-            files = [(path, file_hash(path)) for path in sorted(paths) if os.path.getsize(path)]
-        except OSError as error:
-            raise InputError(f"cannot read {error.filename}: {error.strerror}: check --config.data.path") from None
-        if not files:
+        contents = [_content(file) for file in files]
+        contents = [content for content in contents if content.span.start < content.span.end]
+        if not contents:
             raise InputError(f"corpus {name} is empty: give files with text in --config.data.path")
-        self.fingerprint = hashlib.sha256("".join(digest for _, digest in files).encode()).hexdigest()
-        distinct = sorted({digest for _, digest in files})
-        if len(distinct) < len(SPLITS):
-            self._spans = _blocks([path for path, _ in files])
-        else:
-            held_out = max(1, round(_HELD_OUT * len(distinct)))
-            place = {digest: i - (len(distinct) - 2 * held_out) for i, digest in enumerate(distinct)}
-            self._spans = {split: [] for split in SPLITS}
-            for path, digest in files:
-                split = SPLITS[0 if place[digest] < 0 else 1 + place[digest] // held_out]
-                self._spans[split].append(Span(path, 0, os.path.getsize(path)))
-        self._spans[WHOLE] = [Span(path, 0, os.path.getsize(path)) for path, _ in files]
+        self._spans = {split: [c.span for c in contents if c.split == split] for split in SPLITS}
+        self._none_for_training = not self._spans["train"]
+        self._spans[WHOLE] = [content.span for content in contents]
+        missing = [split for split in SPLITS[1:] if not self._spans[split]]
+        splits = "" if len(missing) == 2 else f" {[content.split for content in contents]}"
+        if missing:
+            dealt = _whole_files([content for content in contents if content.split == "train"], missing)
+            if dealt and _bytes(dealt["train"]) < sum(_bytes(dealt[split]) for split in missing):
+                dealt, splits = None, splits + " blocks"
+            self._spans |= dealt or _blocks(self._spans["train"], missing)
+        digests = "".join(content.digest for content in contents)
+        self.fingerprint = hashlib.sha256((digests + splits).encode()).hexdigest()
 
     def size(self, split: str) -> int:
         """Bytes of a split."""
-        return sum(span.end - span.start for span in self._spans[split])
+        return _bytes(self._spans[split])
 
     def pieces(self, split: str) -> Iterator[Piece]:
         """The text of a split, document by document.
 
         Raises:
-            InputError: a file is not UTF-8.
+            InputError: a file is not UTF-8, or no file is for training.
         """
+        if not self._spans[split] and self._none_for_training:
+            raise InputError(
+                f"the names of all files of corpus {self.name} say validation or test: give files for training, too, "
+                "or name the files with a glob in --config.data.path"
+            )
         for span in self._spans[split]:
             for i, text in enumerate(_read(span)):
                 yield Piece(text, begins_document=i == 0)
@@ -84,16 +101,13 @@ def text_files(config: DataConfig) -> FileCorpus:
     Raises:
         InputError: no such file, a file that cannot be read, or no text in it.
     """
-    path = os.path.expanduser(config.path)
-    if os.path.isdir(path):
-        path = os.path.join(glob.escape(path), "**", "*.txt")
-    paths = [p for p in glob.glob(path, recursive=True) if os.path.isfile(p)]
-    if not paths:
+    files = find_files(config.path, _ENDINGS)
+    if not files:
         raise InputError(
             f"no file matches data.path={config.path}: give a text file, a folder with .txt files, or a glob such as "
             f"'books/*.md'"
         )
-    return FileCorpus("text", paths)
+    return FileCorpus("text", files)
 
 
 def stdlib(config: DataConfig) -> FileCorpus:
@@ -103,7 +117,8 @@ def stdlib(config: DataConfig) -> FileCorpus:
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
     paths = [p for p in root.rglob("*.py") if not left_out & set(p.relative_to(root).parts)]
     return FileCorpus(
-        f"stdlib-{sys.version_info.major}.{sys.version_info.minor}", [str(p) for p in paths if _is_utf8(p)]
+        f"stdlib-{sys.version_info.major}.{sys.version_info.minor}",
+        [DataFile(path) for path in sorted(map(str, paths)) if _is_utf8(pathlib.Path(path))],
     )
 
 
@@ -122,18 +137,52 @@ def file_hash(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _blocks(paths: list[str]) -> dict[str, list[Span]]:
+def _content(file: DataFile) -> _Content:
+    """Reads a file once; a byte order mark at its start is no text."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with _open(file.path) as opened:
+            mark = len(codecs.BOM_UTF8) if opened.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
+            opened.seek(mark)
+            while block := opened.read(_BLOCK):
+                digest.update(block)
+                size += len(block)
+    except OSError as error:
+        reason = error.strerror or "it is not what gzip writes"
+        raise InputError(f"cannot read {file.path}: {reason}: check --config.data.path") from None
+    except (EOFError, zlib.error):
+        raise InputError(f"cannot read {file.path}: it is truncated or damaged: download it again") from None
+    return _Content(Span(file.path, mark, mark + size), digest.hexdigest(), file.split)
+
+
+def _open(path: str) -> BinaryIO:
+    return gzip.open(path) if path.endswith(".gz") else open(path, "rb")  # type: ignore[return-value]
+
+
+def _bytes(spans: list[Span]) -> int:
+    return sum(span.end - span.start for span in spans)
+
+
+def _whole_files(contents: list[_Content], missing: list[str]) -> dict[str, list[Span]] | None:
+    """Some files for each missing split, by the order of their hashes; None: there are too few."""
+    distinct = sorted({content.digest for content in contents})
+    if len(distinct) <= len(missing):
+        return None
+    held_out = max(1, round(_HELD_OUT * len(distinct)))
+    place = {digest: i - (len(distinct) - len(missing) * held_out) for i, digest in enumerate(distinct)}
+    spans: dict[str, list[Span]] = {split: [] for split in ("train", *missing)}
+    for span, digest, _ in contents:
+        spans["train" if place[digest] < 0 else missing[place[digest] // held_out]].append(span)
+    return spans
+
+
+def _blocks(files: list[Span], missing: list[str]) -> dict[str, list[Span]]:
     """Contiguous blocks of each file, cut at the ends of lines."""
-    spans: dict[str, list[Span]] = {split: [] for split in SPLITS}
-    for path in paths:
-        size = os.path.getsize(path)
-        cuts = [
-            0,
-            _line_start(path, int(size * (1 - 2 * _HELD_OUT))),
-            _line_start(path, int(size * (1 - _HELD_OUT))),
-            size,
-        ]
-        for split, start, end in zip(SPLITS, cuts[:-1], cuts[1:], strict=True):
+    spans: dict[str, list[Span]] = {split: [] for split in ("train", *missing)}
+    for path, first, last in files:
+        shares = [1 - n * _HELD_OUT for n in range(len(missing), 0, -1)]
+        cuts = [first, *(_line_start(path, first + int((last - first) * share)) for share in shares), last]
+        for split, start, end in zip(spans, cuts[:-1], cuts[1:], strict=True):
             if start < end:
                 spans[split].append(Span(path, start, end))
     return spans
@@ -141,7 +190,7 @@ def _blocks(paths: list[str]) -> dict[str, list[Span]]:
 
 def _line_start(path: str, offset: int) -> int:
     """The first start of a line at or after `offset`; in text without line ends nearby, the start of a character."""
-    with open(path, "rb") as file:
+    with _open(path) as file:
         file.seek(offset)
         block = file.read(_BLOCK)
     newline = block.find(b"\n")
@@ -154,7 +203,7 @@ def _line_start(path: str, offset: int) -> int:
 def _read(span: Span) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     position, rest = span.start, ""
-    with open(span.path, "rb") as file:
+    with _open(span.path) as file:
         file.seek(span.start)
         while position < span.end:
             block = file.read(min(_BLOCK, span.end - position))

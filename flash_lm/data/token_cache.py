@@ -134,7 +134,9 @@ def load_corpus(config: DataConfig) -> Corpus:
 
 
 def _key(fingerprint: str, tokenizer: Tokenizer) -> str:
-    return hashlib.sha256(f"{_FORMAT} {fingerprint} {tokenizer.fingerprint}".encode()).hexdigest()[:16]
+    # Such a tokenizer used to write another character in place of a space.
+    form = f"{_FORMAT} spaces" if getattr(tokenizer, "spells_spaces", False) else _FORMAT
+    return hashlib.sha256(f"{form} {fingerprint} {tokenizer.fingerprint}".encode()).hexdigest()[:16]
 
 
 def _kept(config: DataConfig, cache: pathlib.Path, own: OwnCorpus) -> TokenizedCorpus | None:

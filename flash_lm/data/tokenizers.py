@@ -60,7 +60,11 @@ class ByteTokenizer:
 
 
 class SentencePieceTokenizer:
-    """A SentencePiece model."""
+    """A SentencePiece model.
+
+    Attributes:
+        spells_spaces: whether a space is a token of a byte, since no piece has one.
+    """
 
     kind = "sentencepiece"
 
@@ -83,30 +87,39 @@ class SentencePieceTokenizer:
         mask = self._processor.piece_to_id(MASK)
         # A model from elsewhere has none: use the id after the last.
         self.mask = mask if self._processor.is_control(mask) else self.vocab_size
-        self._spelled_space = self._spell_space()
+        self._spelled = self._spell()
+        self.spells_spaces = " " in self._spelled
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token ids of each text, without special tokens."""
         ids = self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
         found = [np.asarray(x, np.int32) for x in ids]
         for i, text in enumerate(texts):
-            if SPACE in text and self._spelled_space:
-                found[i] = self._encode_around_spaces(text)
+            if not self._spelled.keys().isdisjoint(text):
+                found[i] = self._encode_around(text)
         return found
 
-    def _spell_space(self) -> list[int]:
-        """The byte tokens of SentencePiece's sign for a space; empty if the model has no such tokens."""
-        ids = [self._processor.piece_to_id(byte_piece(byte)) for byte in SPACE.encode()]
+    def _spell(self) -> dict[str, list[int]]:
+        """The byte tokens of characters that SentencePiece would not give back; none if the model has no bytes.
+
+        It writes a space as another character, which it decodes as a space. In a vocabulary without that one, of text
+        with few spaces, it spells this character where a space stood.
+        """
+        spelled = {x: [self._processor.piece_to_id(byte_piece(byte)) for byte in x.encode()] for x in (SPACE, " ")}
         first = self._processor.encode("x")[:1]
         begins_with_blank = any(self._processor.id_to_piece(i).startswith(SPACE) for i in first)
-        return ids if all(self._processor.is_byte(i) for i in ids) and not begins_with_blank else []
+        if begins_with_blank or not all(self._processor.is_byte(i) for ids in spelled.values() for i in ids):
+            return {}
+        if any(SPACE in self._processor.id_to_piece(i) for i in range(self.vocab_size)):
+            del spelled[" "]
+        return spelled
 
-    def _encode_around_spaces(self, text: str) -> np.ndarray:
-        """Encodes text that has this sign, which SentencePiece would decode as a space."""
-        ids = []
-        for part in text.split(SPACE):
-            ids += [*self._spelled_space, *self._processor.encode(part)]
-        return np.array(ids[len(self._spelled_space) :], np.int32)
+    def _encode_around(self, text: str) -> np.ndarray:
+        """Encodes text that has characters to be spelled, and the text between them."""
+        ids: list[int] = []
+        for part in re.split(f"([{''.join(self._spelled)}])", text):
+            ids += self._spelled[part] if part in self._spelled else self._processor.encode(part)
+        return np.array(ids, np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text; special tokens are left out."""

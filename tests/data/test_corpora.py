@@ -1,6 +1,12 @@
 """Corpora: what is read, how it is split, and the errors of bad files."""
 
+import gzip
+import pathlib
+import tempfile
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from small import documents
 
 from flash_lm.config import DataConfig, parse
@@ -26,6 +32,143 @@ def test_splits_are_disjoint_by_document_and_complete(tmp_path):
     assert parts[0] | parts[1] | parts[2] == texts
     assert sum(map(len, parts)) == len(texts)
     assert [len(part) for part in parts] == [36, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train.txt", "valid.txt", "test.txt"),
+        ("Training.txt", "dev.txt", "eval.txt"),
+        ("wiki.train.tokens.txt", "wiki.val.tokens.txt", "wiki.test.tokens.txt"),
+        ("train/a.txt", "validation/a.txt", "test/a.txt"),
+        ("train/test-driven.txt", "validation/trains.txt", "test/a.txt"),
+        ("test_data/train-0.txt", "test_data/dev-0.txt", "test_data/test-0.txt"),
+    ],
+    ids=lambda names: names[0],
+)
+@pytest.mark.parametrize("as_glob", [False, True], ids=["folder", "glob"])
+def test_names_say_the_split(tmp_path, names, as_glob):
+    for split, name in zip(SPLITS, names, strict=True):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(f"text of {split}\n" * (9 if split == "test" else 1))
+    corpus = load_corpus(text_config(tmp_path / "**" / "*.txt" if as_glob else tmp_path))
+    for split in SPLITS:
+        assert set("".join(documents(corpus, split)).splitlines()) == {f"text of {split}"}
+
+
+def test_equal_texts_with_other_names_are_another_corpus(tmp_path):
+    """Else the tokens of one would be taken from the cache for the other."""
+    prints = set()
+    for folder, names in {"a": ("train", "dev", "test"), "b": ("dev", "test", "train"), "c": "xyz"}.items():
+        (tmp_path / folder).mkdir()
+        for name, text in zip(names, ("one\n", "two\n", "three\n"), strict=True):
+            (tmp_path / folder / f"{name}.txt").write_text(text)
+        prints.add(load_corpus(text_config(tmp_path / folder)).fingerprint)
+    assert len(prints) == 3
+
+
+def test_a_missing_split_is_held_out_of_the_training_files(tmp_path):
+    for i in range(40):
+        (tmp_path / f"{i}.txt").write_text(f"document {i}\n" * 9)
+    (tmp_path / "test.txt").write_text("the test\n")
+    corpus = load_corpus(text_config(tmp_path))
+    assert documents(corpus, "test") == ["the test\n"]
+    assert [len(documents(corpus, split)) for split in SPLITS] == [38, 2, 1]
+
+
+def test_files_without_a_split_beside_training_files_are_left_out(tmp_path, caplog):
+    for name in ("train", "test", "valid", "notes"):
+        (tmp_path / f"{name}.txt").write_text(f"{name}\n")
+    corpus = load_corpus(text_config(tmp_path))
+    assert documents(corpus, "whole") == ["test\n", "train\n", "valid\n"]
+    assert "1 files whose names say no split are left out, such as" in caplog.text and "notes.txt" in caplog.text
+
+
+def test_nothing_but_test_files(tmp_path):
+    """A folder of them has nothing to train on; who names the very file, or a glob of them, means them."""
+    (tmp_path / "test.txt").write_text("line\n" * 99)
+    corpus = load_corpus(text_config(tmp_path))
+    assert "".join(documents(corpus, "whole")) == "line\n" * 99
+    with pytest.raises(InputError, match="say validation or test: give files for training, too"):
+        documents(corpus, "train")
+    for path in (tmp_path / "test.txt", tmp_path / "te*.txt"):
+        corpus = load_corpus(text_config(path))
+        assert all("".join(documents(corpus, split)) for split in SPLITS)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.booleans())
+def test_training_has_no_less_text_than_is_held_out(sizes, has_test):
+    with tempfile.TemporaryDirectory() as folder:
+        for i, size in enumerate(sizes):
+            (pathlib.Path(folder) / f"{i}.txt").write_text(f"line {i:02}\n" * size)
+        if has_test:
+            (pathlib.Path(folder) / "test.txt").write_text("line\n")
+        corpus = load_corpus(text_config(folder))
+        held_out = corpus.size("validation") + (0 if has_test else corpus.size("test"))
+        assert corpus.size("train") >= held_out
+        assert sum(corpus.size(split) for split in SPLITS) == corpus.size("whole")
+
+
+def test_a_file_is_read_once_by_whatever_links(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "a.txt").write_text("a\n")
+    (tmp_path / "soft.txt").symlink_to(tmp_path / "real" / "a.txt")
+    (tmp_path / "hard.txt").hardlink_to(tmp_path / "real" / "a.txt")
+    (tmp_path / "folder").symlink_to(tmp_path / "real")
+    for name in ("up", "again"):  # two cycles: without a guard, 2⁴⁰ paths
+        (tmp_path / "real" / name).symlink_to(tmp_path)
+    for path in (tmp_path, tmp_path / "**" / "*.txt", tmp_path / "**"):
+        assert documents(load_corpus(text_config(path)), "whole") == ["a\n"]
+
+
+def test_a_link_may_say_the_split_but_not_two(tmp_path):
+    (tmp_path / "all").mkdir()
+    for name in "abc":
+        (tmp_path / "all" / f"{name}.txt").write_text(f"{name}\n")
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "x.txt").symlink_to(tmp_path / "all" / "b.txt")
+    corpus = load_corpus(text_config(tmp_path))
+    assert documents(corpus, "test") == ["b\n"]
+    assert "b\n" not in documents(corpus, "train") + documents(corpus, "validation")
+    (tmp_path / "train.txt").symlink_to(tmp_path / "all" / "b.txt")
+    with pytest.raises(InputError, match=r"are the same file, named as \w+ and as \w+: remove one of them"):
+        load_corpus(text_config(tmp_path))
+
+
+def test_a_byte_order_mark_is_text_nowhere_but_inside(tmp_path):
+    for i in range(4):
+        (tmp_path / f"{i}.txt").write_bytes(f"\ufefftext {i} \ufeff\n".encode())
+    corpus = load_corpus(text_config(tmp_path))
+    assert sorted("".join(documents(corpus, "whole")).splitlines()) == [f"text {i} \ufeff" for i in range(4)]
+    assert corpus.size("whole") == 4 * len("text 0 \ufeff\n".encode())
+
+
+@pytest.mark.parametrize("name", ["notes [draft].txt", "[v2] data/a.txt", "what?/*.txt"])
+def test_a_path_that_exists_is_that_path(tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("line\n" * 99)
+    for place in (path, path.parent, path.parent / "*.txt"):
+        assert "".join(documents(load_corpus(text_config(place)), "whole")) == "line\n" * 99
+
+
+def test_compressed_text_is_the_same_corpus(tmp_path):
+    for folder in ("plain", "packed"):
+        (tmp_path / folder).mkdir()
+    for i in range(2):
+        text = "".join(f"line {i} {j} ünd\n" for j in range(300)).encode()
+        (tmp_path / "plain" / f"{i}.txt").write_bytes(text)
+        (tmp_path / "packed" / f"{i}.txt.gz").write_bytes(gzip.compress(text))
+    plain, packed = (load_corpus(text_config(tmp_path / folder)) for folder in ("plain", "packed"))
+    assert plain.fingerprint == packed.fingerprint
+    for split in (*SPLITS, "whole"):
+        assert documents(plain, split) == documents(packed, split) and plain.size(split) == packed.size(split)
+    data = (tmp_path / "packed" / "0.txt.gz").read_bytes()
+    for damaged, told in ((data[:50], "truncated or damaged"), (b"no gzip", "it is not what gzip writes")):
+        (tmp_path / "packed" / "0.txt.gz").write_bytes(damaged)
+        with pytest.raises(InputError, match=f"cannot read .*0.txt.gz: .*{told}"):
+            load_corpus(text_config(tmp_path / "packed"))
 
 
 def test_equal_files_fall_into_the_same_split(tmp_path):
@@ -59,7 +202,7 @@ def test_pieces_are_small_and_end_at_lines(tmp_path, monkeypatch):
     pieces = list(load_corpus(text_config(tmp_path / "*.txt")).pieces("train"))
     assert len(pieces) > 10
     assert all(len(piece.text) <= 128 and piece.text.endswith("\n") for piece in pieces)
-    assert sum(piece.begins_document for piece in pieces) == 1
+    assert sum(piece.begins_document for piece in pieces) == 3  # a block of each file
 
 
 def test_the_fingerprint_is_of_the_content(tmp_path):

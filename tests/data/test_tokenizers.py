@@ -3,6 +3,8 @@
 import random
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from flash_lm.data.tokenizers import (
     SPECIALS,
@@ -16,6 +18,38 @@ from flash_lm.data.tokenizers import (
 from flash_lm.errors import InputError
 
 LINES = ["def f(x):\n", "    return x + 1\n", "\tüber 猫  two  spaces\n", "\n"] * 50
+
+
+def drawn(characters: str) -> list[str]:
+    draw = random.Random(1)
+    return ["".join(draw.choices(characters, k=80)) + "\n" for _ in range(60)]
+
+
+# Text of several kinds; only the first has blanks enough for a piece of their own.
+KINDS = {
+    "prose": LINES,
+    "han": drawn("春眠不覺曉處處聞啼鳥夜來風雨聲花落知多少"),
+    "dna": [line.strip() for line in drawn("ACGT")],
+    "minified": [f'{{"key{i % 7}":[{i},{{"x":null,"y":"z"}}]}}\n' for i in range(200)],
+    "one blank": ["a b\n", *drawn("abcdefgh") * 40],
+    "tabs": drawn("ab\t\r"),
+}
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return {kind: train_sentencepiece(lines, 300) for kind, lines in KINDS.items()}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(st.characters(blacklist_categories=["Cs"])) | st.text('ab \n\t▁春雨ACGT{":,}<s>[MASK]\u3000\xa0'))
+@example(" ")
+@example(" ▁ a▁ b  \n ")
+def test_any_text_is_restored_whatever_the_tokenizer_was_trained_on(trained, text):
+    for kind, tokenizer in trained.items():
+        ids = tokenizer.encode([text])[0].tolist()
+        assert tokenizer.decode(ids) == text, kind
+        assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode(), kind
 
 
 MAKERS = {

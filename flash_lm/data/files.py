@@ -1,0 +1,138 @@
+"""The files that `data.path` names: each real file once, with the split that its name says."""
+
+import glob
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from flash_lm.errors import InputError
+
+_log = logging.getLogger(__name__)
+# As the `datasets` library reads names.
+_WORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+_SPLIT_OF_WORD = {word: split for split, words in _WORDS.items() for word in words}
+_SEPARATORS = re.compile(r"[-._ 0-9]+")
+
+
+class DataFile(NamedTuple):
+    """A file of a corpus.
+
+    Attributes:
+        path: where it lies.
+        split: train, validation or test.
+    """
+
+    path: str
+    split: str = "train"
+
+
+def find_files(path: str, endings: Sequence[str] = ()) -> list[DataFile]:
+    """The files of a path, in the order of their paths, each with the split that its name says, see `split_of`.
+
+    A path that exists is that file or folder; any other is a glob, in which `**` goes through folders of any depth.
+    Hidden files and folders need to be named. Links are followed; a file that several paths lead to is read once. Files
+    whose names say no split are for training if no name says so, and left out otherwise.
+
+    Args:
+        path: a file, folder or glob.
+        endings: of the files of a folder, such as .txt; none: all of them.
+
+    Raises:
+        InputError: names say that the same file belongs to different splits.
+    """
+    path = os.path.expanduser(path)
+    if os.path.isfile(path):
+        return [DataFile(path)]
+    is_folder = os.path.isdir(path)
+    root, parts = (path, ("**", "*")) if is_folder else _literal_root(path)
+    paths = sorted(found for found in _walk(root, parts) if os.path.isfile(found))
+    if is_folder and endings:
+        paths = [found for found in paths if found.endswith(tuple(endings))]
+    files = _once([(found, split_of(os.path.relpath(found, root or "."))) for found in paths])
+    named = {split for _, split in files}
+    if not is_folder and not named & {"train", None}:  # a glob of test files alone: the user has named them
+        return [DataFile(found) for found, _ in files]
+    if {"train", None} <= named:
+        unnamed = [found for found, split in files if split is None]
+        _log.warning("%d files whose names say no split are left out, such as %s", len(unnamed), unnamed[0])
+        files = [(found, split) for found, split in files if split]
+    return [DataFile(found, split or "train") for found, split in files]
+
+
+def split_of(path: str) -> str | None:
+    """The split that a relative path says, in its file's name or a folder's.
+
+    A name that is one of the words (train.txt, test/) comes before one that has it as a part (wiki.train.txt), and the
+    file's name before that of its folder.
+    """
+    names = path.lower().split(os.sep)[::-1]
+    whole = [_SPLIT_OF_WORD.get(name) for name in (names[0].split(".")[0], *names[1:])]
+    parts = [_SPLIT_OF_WORD.get(word) for name in names for word in _SEPARATORS.split(name)]
+    return next((split for split in (*whole, *parts) if split), None)
+
+
+def _once(files: list[tuple[str, str | None]]) -> list[tuple[str, str | None]]:
+    """Leaves out further paths to a file, whether by symbolic or by hard links; the path that says a split is kept."""
+    found: dict[tuple[int, int], tuple[str, str | None]] = {}
+    for path, split in files:
+        status = os.stat(path)
+        first, its_split = found.setdefault((status.st_dev, status.st_ino), (path, split))
+        if split and its_split and split != its_split:
+            raise InputError(
+                f"{first} and {path} are the same file, named as {its_split} and as {split}: remove one of them"
+            )
+        if split and not its_split:
+            found[status.st_dev, status.st_ino] = path, split
+    return sorted(found.values())
+
+
+def _literal_root(path: str) -> tuple[str, tuple[str, ...]]:
+    """The folder that a glob begins with, and the patterns below it; a folder that exists is no pattern."""
+    parts = path.split(os.sep)
+    for i in range(len(parts), 0, -1):
+        root = os.sep.join(parts[:i]) or os.sep
+        if os.path.isdir(root):
+            return root, tuple(parts[i:])
+    return "", tuple(parts)
+
+
+def _walk(folder: str, parts: Sequence[str]) -> Iterator[str]:
+    """The paths below a folder that match patterns, one for each part of a path."""
+    if not parts:
+        yield folder
+        return
+    first, rest = parts[0], parts[1:]
+    if first == "**":
+        for below in _folders(folder):
+            yield from _walk(below, rest or ("*",))
+    elif not glob.has_magic(first):
+        if os.path.lexists(found := os.path.join(folder, first)):
+            yield from _walk(found, rest)
+    else:
+        for found in glob.iglob(os.path.join(glob.escape(folder), first)):
+            if not rest or os.path.isdir(found):
+                yield from _walk(found, rest)
+
+
+def _folders(root: str) -> Iterator[str]:
+    """A folder and all below it.
+
+    Links are followed. A real folder is entered once for each split that its path says, so that a cycle of links ends
+    and no file loses its split.
+    """
+    entered = set()
+    for folder, below, _ in os.walk(root or ".", followlinks=True):
+        relative = os.path.relpath(folder, root or ".")
+        where = os.path.realpath(folder), split_of(os.path.join(relative, "_"))
+        if where in entered:
+            below.clear()
+            continue
+        entered.add(where)
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        yield folder if root else relative
