@@ -37,6 +37,8 @@ class RunName(NamedTuple):
 def run_name(name: "str | os.PathLike[str] | RunName") -> RunName:
     """Parses a word of a command line, or a path; a folder whose own name contains an @ is that folder.
 
+    Only what follows the last / can name a checkpoint: folders above may have an @ in their names.
+
     Raises:
         InputError: the part after the @ is not newest, best or a step.
     """
@@ -46,7 +48,7 @@ def run_name(name: "str | os.PathLike[str] | RunName") -> RunName:
     if text.endswith(_EMA) and not pathlib.Path(text).is_dir():
         return run_name(text.removesuffix(_EMA))._replace(ema=True)
     folder, at, which = text.rpartition("@")
-    if not at or pathlib.Path(text).is_dir():
+    if not at or "/" in which or pathlib.Path(text).is_dir():
         return RunName(pathlib.Path(text), NEWEST)
     if not folder or not (which in (NEWEST, BEST) or (which.isascii() and which.isdecimal())):
         raise InputError(

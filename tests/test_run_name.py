@@ -16,6 +16,8 @@ from flash_lm.run_name import run_name
         ("runs/x@best", "runs/x", "best"),
         ("runs/x@300", "runs/x", 300),
         ("runs/me@home/x@0", "runs/me@home/x", 0),
+        ("/missing/user@host/x", "/missing/user@host/x", "newest"),
+        ("/missing/user@best/x@best", "/missing/user@best/x", "best"),
         (pathlib.Path("runs/x@best"), "runs/x", "best"),
     ],
 )

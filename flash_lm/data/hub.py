@@ -8,6 +8,7 @@ import ssl
 import threading
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Iterator
 
 from flash_lm.config import DataConfig
@@ -36,14 +37,16 @@ def explained(config: DataConfig) -> Iterator[None]:
         raise
     except DatasetNotFoundError:
         raise InputError(f"{source}: no such data set on the hub, or no access to it: check the name") from None
-    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+    # Of broken files: the library and those that it calls raise these, too.
+    except (OSError, EOFError, ValueError, RuntimeError, StopIteration, zlib.error, DatasetsError) as error:
         if config.name and is_offline() and isinstance(error, OSError):
             raise InputError(
                 f"{source} is not on this machine and the hub cannot be reached: connect, set --config.data.path to "
                 f"local files, or use text that every machine has with --config.data.corpus=stdlib"
             ) from None
         cause = error.__cause__ or error
-        raise InputError(f"cannot load {source}: {' '.join(str(cause).split())[:300]}") from None
+        reason = " ".join(str(cause).split())[:300] or "there are no rows in its files, or they are damaged"
+        raise InputError(f"cannot load {source}: {reason}") from None
 
 
 def is_offline() -> bool:

@@ -7,7 +7,7 @@ import itertools
 import os
 import pathlib
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from flash_lm.config import DataConfig
 from flash_lm.data import hub
 from flash_lm.data.corpus import SPLITS, WHOLE, Piece, cut
-from flash_lm.data.text_files import file_hash
+from flash_lm.data.local_datasets import FirstRow, absolute, first_row, local_builder
 from flash_lm.errors import InputError
 
 Dataset = Any  # a datasets.Dataset, or a datasets.IterableDataset, which has no length
@@ -28,16 +28,6 @@ _LABEL_TYPES = {
     "large_string",
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 }
-_BUILDERS = {
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".json": "json",
-    ".jsonl": "json",
-    ".gz": "json",
-    ".csv": "csv",
-}
-# Pandas takes the words None, NA, null and others for an empty cell, and they may be a label or a text.
-_OPTIONS = {"csv": {"keep_default_na": False, "na_values": [""]}}
 
 
 class DatasetCorpus:
@@ -125,7 +115,7 @@ class DatasetCorpus:
     def _splits(self) -> dict[str, Dataset]:
         """The splits, with the missing ones held out."""
         missing = [name for name in SPLITS if name not in self._given]
-        return _hold_out(self._given, missing) if missing else self._given
+        return _hold_out(self._config, self._given, missing) if missing else self._given
 
 
 class StreamedCorpus:
@@ -197,28 +187,39 @@ def hugging_face(config: DataConfig) -> DatasetCorpus | StreamedCorpus:
         # Set before the import, which reads it: otherwise half a minute of retries comes before the error.
         os.environ["HF_HUB_OFFLINE"] = "1"
     with hub.explained(config):
-        builder = _builder(config)
+        columns = [*_columns(config), *([config.label_column] if config.label_column else [])]
+        builder = _of_hub(config) if config.name else local_builder(config, columns)
+        if config.path:  # before all of it is read
+            for split, theirs in _used(config, builder.config.data_files).items():
+                _check_columns(config, split, first_row(builder, theirs))
         if config.streaming:
             found = dict(builder.as_streaming_dataset())
         else:
             builder.download_and_prepare()
             found = dict(builder.as_dataset())
-        if config.split not in found:
-            names = ", ".join(found)
-            raise InputError(f"no split {config.split} in the data set: --config.data.split is one of {names}")
-        splits = {"train": found[config.split]}
-        splits |= {name: found[name] for name in SPLITS[1:] if name in found and name != config.split}
-        for name, rows in splits.items():
+        splits = {split: found[theirs] for split, theirs in _used(config, found).items()}
+        for split, rows in splits.items():
+            if config.name:
+                _check_columns(config, split, FirstRow(next(iter(rows), None), rows.features))
             for column in _columns(config):
-                _check_column(config, column, name, rows)
-        if config.label_column:
-            for name, rows in splits.items():
-                _check_labels(config, name, rows)
-        columns = [*_columns(config), *([config.label_column] if config.label_column else [])]
-        splits = {name: rows.select_columns(columns) for name, rows in splits.items()}
+                if not any(text.strip() for text in _texts(config, rows, column)):
+                    raise InputError(f"the {split} split has no text in column {column}: choose another")
+        splits = {split: rows.select_columns(columns) for split, rows in splits.items()}
     identity = [_content(config, builder), config.split, *_columns(config), config.streaming]
     fingerprint = hashlib.sha256(repr(identity).encode()).hexdigest()
     return (StreamedCorpus if config.streaming else DatasetCorpus)(config, fingerprint, splits)
+
+
+def _used(config: DataConfig, names: Iterable[Any]) -> dict[str, str]:
+    """The data set's name of each of our splits that it has.
+
+    Raises:
+        InputError: it has no data.split.
+    """
+    there = [str(name) for name in names]
+    if config.split not in there:
+        raise InputError(f"no split {config.split} in the data set: --config.data.split is one of {', '.join(there)}")
+    return {"train": config.split} | {name: name for name in SPLITS[1:] if name in there and name != config.split}
 
 
 def _columns(config: DataConfig) -> list[str]:
@@ -258,83 +259,70 @@ def _name(config: DataConfig) -> str:
     """The corpus's name in messages and folders."""
     if config.name:
         return "-".join(part for part in (config.name, config.config) if part).replace("/", "--")
-    path = _path(config)
+    path = absolute(config.path)
+    if path.exists():
+        return path.stem
     return path.parent.name if glob.has_magic(path.name) else path.stem
 
 
-def _path(config: DataConfig) -> pathlib.Path:
-    return pathlib.Path(os.path.abspath(os.path.expanduser(config.path)))
-
-
-def _builder(config: DataConfig) -> Any:
+def _of_hub(config: DataConfig) -> Any:
     from datasets import load_dataset_builder  # noqa: PLC0415 (slow to import, and only this corpus needs it)
 
-    if config.name:
-        return load_dataset_builder(config.name, config.config)
-    path = _path(config)
-    if path.is_dir():
-        # A folder has configs only if its README says so; otherwise data.config is left from a data set of the hub.
-        name = config.config if (path / "README.md").exists() else None
-        builder = load_dataset_builder(str(path), name)
-        options = _OPTIONS.get(builder.name)
-        return load_dataset_builder(str(path), name, **options) if options else builder
-    files = sorted(glob.glob(str(path), recursive=True))
-    if not files:
-        raise InputError(f"no file matches data.path={config.path}: give an existing folder, file or glob")
-    suffix = pathlib.Path(files[0]).suffix
-    if suffix not in _BUILDERS:
-        kinds = ", ".join(_BUILDERS)
-        raise InputError(f"data.path={config.path} is {suffix or 'of an unknown kind'}: give one of {kinds}")
-    splits = [split for split in SPLITS if any(split in pathlib.Path(file).name for file in files)]
-    if len(splits) > 1:
-        found = " and ".join(splits)
-        raise InputError(f"data.path={config.path} would train on the files of {found}: give their folder instead")
-    kind = _BUILDERS[suffix]
-    return load_dataset_builder(kind, data_files=files, **_OPTIONS.get(kind, {}))
+    return load_dataset_builder(config.name, config.config)
 
 
 def _content(config: DataConfig, builder: Any) -> Any:
     """What identifies the content: hashes of local files; for the hub, data set, config, version and commit."""
     if config.name:
         return pathlib.Path(builder.cache_dir).parts[-4:]
-    return {str(split): [file_hash(path) for path in paths] for split, paths in builder.config.data_files.items()}
+    return {str(split): [_file_hash(path) for path in paths] for split, paths in builder.config.data_files.items()}
 
 
-def _hold_out(splits: dict[str, Dataset], missing: list[str]) -> dict[str, Dataset]:
-    """Documents held out of the training split for each missing one, spread evenly over it."""
+def _file_hash(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hold_out(config: DataConfig, splits: dict[str, Dataset], missing: list[str]) -> dict[str, Dataset]:
+    """Documents held out of the training split for each missing one, spread evenly over those that have text."""
     rows = splits["train"]
-    each = min(max(1, round(_HELD_OUT * len(rows))), _MOST_HELD_OUT)
-    if len(rows) <= len(missing) * each:
-        raise InputError(f"the data set has {len(rows)} rows, too few to hold out {' and '.join(missing)}")
-    places = np.linspace(0, len(rows) - 1, each * len(missing)).astype(np.int64)
+    documents = np.array([i for i, texts in enumerate(_rows(config, rows)) if texts], np.int64)
+    each = min(max(1, round(_HELD_OUT * len(documents))), _MOST_HELD_OUT)
+    if len(documents) <= len(missing) * each:
+        raise InputError(
+            f"the data set has {len(documents)} rows with text, too few to hold out {' and '.join(missing)}"
+        )
+    places = documents[np.linspace(0, len(documents) - 1, each * len(missing)).astype(np.int64)]
     held = {name: rows.select(places[i :: len(missing)]) for i, name in enumerate(missing)}
     return splits | held | {"train": rows.select(np.delete(np.arange(len(rows)), places))}
 
 
-def _check_column(config: DataConfig, column: str, split: str, rows: Dataset) -> None:
-    first = next(iter(rows), None)
-    if first is None:
+def _check_columns(config: DataConfig, split: str, first: FirstRow) -> None:
+    """Checks that the columns of text hold text, and that of labels labels.
+
+    Raises:
+        InputError: one does not, or there is no row.
+    """
+    row, features = first
+    if row is None:
         raise InputError(f"the {split} split of the data set is empty: choose another --config.data.split")
-    if column not in first or not isinstance(first[column], str | None):
-        names = ", ".join(name for name, value in first.items() if isinstance(value, str))
-        key = "text_column" if column == config.text_column else "pair_column"
-        raise InputError(
-            f"no column {column} of text in the {split} split of the data set: --config.data.{key} is one of {names}"
-        )
-    if not any(text.strip() for text in _texts(config, rows, column)):
-        raise InputError(f"the {split} split has no text in column {column}: choose another")
-
-
-def _check_labels(config: DataConfig, split: str, rows: Dataset) -> None:
-    kinds = [name for name, feature in rows.features.items() if getattr(feature, "dtype", "") in _LABEL_TYPES]
-    if config.label_column not in kinds:
-        there = rows.features.get(config.label_column)
-        # In CSV one empty cell turns whole numbers into fractions.
-        holes = ", without empty cells" if str(getattr(there, "dtype", "")).startswith("float") else ""
-        raise InputError(
-            f"no column {config.label_column} of labels (whole numbers, text or truth values{holes}) in the {split} "
-            f"split of the data set: --config.data.label_column is one of {', '.join(kinds)}"
-        )
+    for key in ("text_column", "pair_column"):
+        column = getattr(config, key)
+        if column and (column not in row or not isinstance(row[column], str | None)):
+            names = ", ".join(name for name, value in row.items() if isinstance(value, str))
+            advice = f"--config.data.{key} is one of {names}" if names else "none of its columns holds text"
+            held = f" (it holds {type(row[column]).__name__})" if column in row else ""
+            raise InputError(f"no column {column} of text in the {split} split of the data set{held}: {advice}")
+    if config.label_column:
+        kinds = [name for name, feature in features.items() if getattr(feature, "dtype", "") in _LABEL_TYPES]
+        if config.label_column not in kinds:
+            there = features.get(config.label_column)
+            # In CSV one empty cell turns whole numbers into fractions.
+            holes = ", without empty cells" if str(getattr(there, "dtype", "")).startswith("float") else ""
+            raise InputError(
+                f"no column {config.label_column} of labels (whole numbers, text or truth values{holes}) in the "
+                f"{split} split of the data set: --config.data.label_column is one of {', '.join(kinds)}"
+            )
 
 
 def _is_missing(rows: Dataset, column: str, value: Any) -> bool:

@@ -1,11 +1,15 @@
 """The corpus of a config, ready to be cut into rows: text as tokens, or examples."""
 
+from typing import Any
+
 from flash_lm.config import DataConfig
+from flash_lm.data.corpus import SPLITS
 from flash_lm.data.examples import ExampleCorpus, ExampleRows
 from flash_lm.data.labelled import with_labels
 from flash_lm.data.packing import PACKERS
 from flash_lm.data.pairs import with_pairs
 from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus, load_corpus, load_tokenized
+from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.tables import CORPORA
 
 Splits = TokenizedCorpus | ExampleCorpus
@@ -32,3 +36,16 @@ def load_splits(config: DataConfig, own: OwnCorpus | None = None, *, whole: bool
     if kind.paired(config):
         return with_pairs(corpus)
     return with_labels(corpus, load_corpus(config), config.label_share) if kind.labelled(config) else corpus
+
+
+def split_sizes(corpus: Splits) -> str:
+    """How much each split has, for a person."""
+    return "; ".join(f"{split} {_size(corpus.splits.get(split))}" for split in SPLITS)
+
+
+def _size(split: Any) -> str:
+    if split is None:
+        return "read as a stream"
+    if isinstance(split, TokenizedText):
+        return f"{len(split.tokens):,} tokens in {len(split.starts) - 1:,} documents"
+    return f"{len(split):,} examples"

@@ -131,12 +131,6 @@ def _is_utf8(path: pathlib.Path) -> bool:
     return True
 
 
-def file_hash(path: str) -> str:
-    """SHA-256 of a file's content."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _content(file: DataFile) -> _Content:
     """Reads a file once; a byte order mark at its start is no text."""
     digest, size = hashlib.sha256(), 0

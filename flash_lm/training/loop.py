@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from flash_lm.data.batches import Batch
 from flash_lm.data.packing import Rows
 from flash_lm.data.slices import SomeRows
+from flash_lm.data.splits import split_sizes
 from flash_lm.errors import InputError, RunError
 from flash_lm.provenance import joined, provenance
 from flash_lm.tables import TASKS
@@ -225,6 +226,7 @@ class _Loop:
             f"{devices[0].platform} device(s); corpus {corpus.name} {corpus.fingerprint[:12]}, step {self.step} of "
             f"{self.config.train.steps}"
         )
+        self.writer.say(split_sizes(corpus))
         if self.start.message:
             self.writer.say(self.start.message)
 

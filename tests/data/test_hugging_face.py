@@ -1,5 +1,6 @@
 """Corpora of Hugging Face datasets: local files of three kinds, splits that exist or are held out, and bad input."""
 
+import gzip
 import http.server
 import json
 import pathlib
@@ -116,6 +117,73 @@ def test_another_split_and_another_column(tmp_path):
     assert sorted(sum((documents(corpus, split) for split in SPLITS), [])) == sorted(ROWS[30:])
 
 
+@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streaming"])
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "arrow", "csv"])
+def test_shards_may_differ_in_columns_that_are_not_read(tmp_path, suffix, streaming):
+    first = pa.table({"text": ROWS[:30], "meta": list(range(30))})
+    others = pa.table({"more": [[1]] * 30, "meta": [{"a": "b"}] * 30, "text": ROWS[30:]})
+    if suffix == "csv":
+        others = pa.table({"more": ["m"] * 30, "text": ROWS[30:], "meta": ["word"] * 30})
+    for i, rows in enumerate((first, others)):
+        path = tmp_path / f"part-{i}.{suffix}"
+        if suffix == "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows.to_pylist()))
+        elif suffix == "csv":
+            rows.to_pandas().to_csv(path, index=False)
+        elif suffix == "parquet":
+            pq.write_table(rows, path)
+        else:
+            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, rows.schema) as writer:
+                writer.write_table(rows)
+    corpus = load_corpus(data_config(tmp_path, tmp_path / "cache", streaming=streaming))
+    assert sorted(sum((documents(corpus, split) for split in SPLITS), [])) == sorted(ROWS)
+
+
+def test_another_column_of_the_same_files_is_read_anew(tmp_path):
+    """The library keeps what it has read."""
+    pq.write_table(pa.table({"text": ROWS, "other": ROWS[::-1]}), tmp_path / "a.parquet")
+    for column, rows in {"text": ROWS, "other": ROWS[::-1]}.items():
+        corpus = load_corpus(data_config(tmp_path / "a.parquet", tmp_path / "cache", text_column=column))
+        assert documents(corpus, "whole") == rows
+
+
+def test_half_of_the_rows_without_text(tmp_path):
+    """What is held out is among the others, however the blank ones lie."""
+    rows = [text for row in ROWS[:30] for text in (None, row)]
+    write_parquet(tmp_path / "all.parquet", rows)
+    corpus = load_corpus(data_config(tmp_path / "all.parquet", tmp_path / "cache"))
+    assert [len(documents(corpus, split)) for split in SPLITS] == [26, 2, 2]
+
+
+@pytest.mark.parametrize("place", ["corpus[1].jsonl", "[v2] data", "[v2] data/*.jsonl"])
+def test_a_path_that_exists_is_that_path(tmp_path, place):
+    (tmp_path / "[v2] data").mkdir()
+    write_json(tmp_path / "corpus[1].jsonl", ROWS)
+    write_json(tmp_path / "[v2] data" / "a.jsonl", ROWS)
+    assert documents(load_corpus(data_config(tmp_path / place, tmp_path / "cache")), "whole") == ROWS
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "jsonl"])
+def test_compressed_files_are_read_as_what_they_hold(tmp_path, kind):
+    text = {
+        "csv": "text\n" + "".join(f'"{row}"\n' for row in ROWS),
+        "json": json.dumps([{"text": row} for row in ROWS]),
+        "jsonl": "".join(json.dumps({"text": row}) + "\n" for row in ROWS),
+    }[kind]
+    (tmp_path / f"a.{kind}.gz").write_bytes(gzip.compress(text.encode()))
+    assert documents(load_corpus(data_config(tmp_path, tmp_path / "cache")), "whole") == ROWS
+
+
+def test_a_glob_honours_names_and_a_file_is_read_once(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for split, rows in {"train": ROWS[:40], "dev": ROWS[40:50], "test": ROWS[50:]}.items():
+        write_parquet(tmp_path / "folder" / f"{split}.parquet", rows)
+    (tmp_path / "folder" / "again").symlink_to(tmp_path / "folder")
+    for place in ("folder/*.parquet", "folder", "folder/**/*.parquet"):
+        corpus = load_corpus(data_config(tmp_path / place, tmp_path / "cache"))
+        assert [documents(corpus, split) for split in SPLITS] == [ROWS[:40], ROWS[40:50], ROWS[50:]]
+
+
 def test_rows_without_text_are_left_out(tmp_path):
     write_parquet(tmp_path / "all.parquet", [*ROWS, "", None, " \n", "\t"])
     corpus = load_corpus(data_config(tmp_path / "all.parquet", tmp_path / "cache"))
@@ -190,20 +258,32 @@ def test_whether_the_hub_answers(monkeypatch):
     [
         ({"split": "dev"}, "^no split dev in the data set: --config.data.split is one of train"),
         ({"text_column": "body"}, "^no column body of text in the train split of the data set: .* is one of text$"),
-        ({"text_column": "number"}, "no column number of text"),
+        ({"text_column": "number"}, r"no column number of text in the train split of the data set \(it holds int\)"),
+        ({"path": "{tmp}/nested.parquet"}, r"\(it holds dict\): none of its columns holds text$"),
+        ({"path": "{tmp}/bytes.parquet"}, r"\(it holds bytes\): none of its columns holds text$"),
         ({"path": "{tmp}/none*.parquet"}, "no file matches data.path="),
-        ({"path": "{tmp}/notes.md"}, "is .md: give one of .parquet, .arrow"),
+        ({"path": "{tmp}/notes.md"}, "has text files, each a document: use --config.data.corpus=text$"),
+        ({"path": "{tmp}/notes"}, "has text files, each a document: use --config.data.corpus=text$"),
+        ({"path": "{tmp}/page.xml"}, "is .xml: give one of .parquet, .arrow"),
+        ({"path": "{tmp}/packed.parquet.gz"}, "is .parquet.gz: give one of .parquet, .arrow"),
+        ({"path": "{tmp}/kinds"}, r"has files of different kinds, .csv, .parquet: name those of one kind, such as '.*"),
         ({"path": "{tmp}/broken.parquet"}, "cannot load data.path="),
-        ({"path": "{tmp}/empty"}, "cannot load data.path="),
+        ({"path": "{tmp}/empty"}, "no file matches data.path="),
+        ({"path": "{tmp}/readme"}, "has text files"),
+        ({"path": "{tmp}/card"}, "cannot load data.path="),
+        ({"path": "{tmp}/empty.json"}, "the train split of the data set is empty|cannot load data.path="),
+        ({"path": "{tmp}/empty.jsonl"}, "the train split of the data set is empty|cannot load data.path="),
+        ({"path": "{tmp}/empty.jsonl", "streaming": True}, "the train split of the data set is empty|cannot load"),
+        ({"path": "{tmp}/cut.jsonl.gz"}, "cannot load data.path="),
+        ({"path": "{tmp}/cut.jsonl.gz", "streaming": True}, "cannot load data.path="),
         ({"path": "{tmp}/late.parquet"}, "column text holds int 1: choose a column of text"),
         ({"path": "{tmp}/blank.parquet", "streaming": True}, "^the train split has no text in column text"),
         (
             {"path": "{tmp}/two.parquet", "streaming": True},
             "^corpus two is too small: its validation split",
         ),
-        ({"path": "{tmp}/splits/*.parquet"}, "would train on the files of train and test: give their folder"),
-        ({"path": "{tmp}/uneven"}, "cannot load data.path=.*column names"),
-        ({"path": "{tmp}/two.parquet"}, "has 2 rows, too few to hold out validation and test"),
+        ({"path": "{tmp}/uneven"}, "no column text of text in the test split of the data set: .* is one of body"),
+        ({"path": "{tmp}/two.parquet"}, "has 2 rows with text, too few to hold out validation and test"),
         ({"path": "", "name": "someone/something"}, "--config.data.corpus=stdlib"),
         ({"path": "", "name": "someone/something", "streaming": True}, "the hub cannot be reached"),
     ],
@@ -213,12 +293,24 @@ def test_bad_input_ends_in_one_line_at_once(tmp_path, keys, expected, capfd):
     write_parquet(tmp_path / "two.parquet", ROWS[:2])
     (tmp_path / "notes.md").write_text("notes")
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 and no more")
-    for name in ("empty", "splits", "uneven"):
+    (tmp_path / "page.xml").write_text("<p>")
+    (tmp_path / "packed.parquet.gz").write_bytes(gzip.compress((tmp_path / "two.parquet").read_bytes()))
+    packed = gzip.compress("".join(json.dumps({"text": row}) + "\n" for row in ROWS).encode())
+    (tmp_path / "cut.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    for name in ("empty.json", "empty.jsonl"):
+        (tmp_path / name).touch()
+    for name in ("empty", "uneven", "notes", "readme", "card", "kinds"):
         (tmp_path / name).mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("a")
+    (tmp_path / "readme" / "README.md").write_text("about")
+    (tmp_path / "card" / "README.md").write_text("---\nlicense: mit\n---\nabout")
+    (tmp_path / "kinds" / "a.csv").write_text("text\na\n")
+    write_parquet(tmp_path / "kinds" / "b.parquet", ROWS)
+    pq.write_table(pa.table({"text": [{"a": "b"}] * 60}), tmp_path / "nested.parquet")
+    pq.write_table(pa.table({"text": [b"a"] * 60}), tmp_path / "bytes.parquet")
     pq.write_table(pa.table({"text": pa.array([None, 1, *range(60)], pa.int64())}), tmp_path / "late.parquet")
     write_parquet(tmp_path / "blank.parquet", ["", None, " "])
     for split in ("train", "test"):
-        write_parquet(tmp_path / "splits" / f"{split}.parquet", ROWS)
         column = {"train": "text", "test": "body"}[split]
         (tmp_path / "uneven" / f"{split}.jsonl").write_text(json.dumps({column: "x"}) + "\n")
     keys = {"path": str(tmp_path / "all.parquet")} | keys

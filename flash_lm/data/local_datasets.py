@@ -1,0 +1,139 @@
+"""Local files of a data set, for the `datasets` library: which they are, of what kind, and which columns are read."""
+
+import glob
+import hashlib
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from flash_lm.config import DataConfig
+from flash_lm.data.corpus import SPLITS
+from flash_lm.data.files import find_files
+from flash_lm.errors import InputError
+
+# Ending -> the library's name of the kind. Those of text may be compressed, too.
+_KINDS = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".csv": "csv",
+    ".json.gz": "json",
+    ".jsonl.gz": "json",
+    ".ndjson.gz": "json",
+    ".csv.gz": "csv",
+    ".gz": "json",
+}
+_ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "config.json", "state.json"}  # no data
+# Pandas takes the words None, NA, null and others for an empty cell, and they may be a label or a text.
+_OPTIONS = {"csv": {"keep_default_na": False, "na_values": [""]}}
+_TEXT = {".txt", ".md", ".text", ".txt.gz"}
+
+
+def absolute(path: str) -> pathlib.Path:
+    """`data.path` from the root."""
+    return pathlib.Path(os.path.abspath(os.path.expanduser(path)))
+
+
+def local_builder(config: DataConfig, columns: Sequence[str]) -> Any:
+    """The library's builder for the files of `data.path`, which reads these columns alone: files may differ in others.
+
+    A folder whose README.md has the metadata of a data set is read as that says.
+
+    Raises:
+        InputError: there is no such file, or none that can be read.
+    """
+    from datasets import load_dataset_builder  # noqa: PLC0415 (slow to import, and only this corpus needs it)
+
+    path = absolute(config.path)
+    if _has_card(path):
+        if glob.has_magic(str(path)):
+            raise InputError(f"data.path={config.path} has a README.md with metadata: rename it without * ? [ ]")
+        builder = load_dataset_builder(str(path), config.config)
+        theirs = _OPTIONS.get(builder.name)
+        return load_dataset_builder(str(path), config.config, **theirs) if theirs else builder
+    files = [file for file in find_files(str(path)) if pathlib.Path(file.path).name not in _ABOUT]
+    kind = _kind(config, path, [file.path for file in files])
+    files = [file for file in files if _KINDS.get(_ending(file.path)) == kind]
+    by_split = {split: [glob.escape(f.path) for f in files if f.split == split] for split in SPLITS}
+    options: dict[str, Any] = _OPTIONS.get(kind, {})
+    if kind == "parquet" and set(columns) <= set(_parquet_columns(files[0].path)):
+        options = {"columns": list(columns)}
+    # The library keeps what it has read in a folder of this name.
+    name = "columns-" + hashlib.sha256(repr(columns).encode()).hexdigest()[:16]
+    builder = load_dataset_builder(
+        kind, name, data_files={s: paths for s, paths in by_split.items() if paths}, **options
+    )
+    _read_only(builder, columns)
+    return builder
+
+
+class FirstRow(NamedTuple):
+    """The first row of a split, with all its columns; None: there is none. And the types of the columns."""
+
+    values: dict[str, Any] | None
+    features: dict[str, Any]
+
+
+def first_row(builder: Any, split: str) -> FirstRow:
+    """The first row of a split of local files."""
+    from datasets import load_dataset_builder  # noqa: PLC0415
+
+    file = glob.escape(builder.config.data_files[split][0])
+    whole = load_dataset_builder(builder.name, data_files=[file], **_OPTIONS.get(builder.name, {}))
+    rows: Any = whole.as_streaming_dataset()["train"]
+    row = next(iter(rows), None)
+    return FirstRow(row, rows.features or rows._resolve_features().features)
+
+
+def _has_card(path: pathlib.Path) -> bool:
+    """Whether a folder's README.md begins with metadata, as those of the hub do."""
+    try:
+        with open(path / "README.md", encoding="utf-8") as file:
+            return file.readline().strip() == "---"
+    except (OSError, ValueError):
+        return False
+
+
+def _kind(config: DataConfig, path: pathlib.Path, files: Sequence[str]) -> str:
+    endings = {_ending(file) for file in files}
+    known = endings & _KINDS.keys()
+    kinds = {_KINDS[ending] for ending in known}
+    if len(kinds) == 1 and (path.is_dir() or endings == known):
+        return kinds.pop()
+    if not files:
+        raise InputError(f"no file matches data.path={config.path}: give an existing folder, file or glob")
+    if len(kinds) > 1:
+        raise InputError(
+            f"data.path={config.path} has files of different kinds, {_listed(known)}: name those of one kind, such as "
+            f"'{config.path}/*{min(known)}'"
+        )
+    if endings <= _TEXT:
+        raise InputError(f"data.path={config.path} has text files, each a document: use --config.data.corpus=text")
+    what = _listed(endings - {""}) or "of an unknown kind"
+    raise InputError(f"data.path={config.path} is {what}: give one of {_listed(_KINDS)}")
+
+
+def _ending(path: str) -> str:
+    """The file's ending, with that before .gz if it is a usual one."""
+    *_, first, last = ("", "", *pathlib.Path(path).suffixes)
+    return first + last if last == ".gz" and first in {*_KINDS, *_TEXT} else last
+
+
+def _listed(endings: Iterable[str]) -> str:
+    return ", ".join(endings if isinstance(endings, dict) else sorted(endings))
+
+
+def _parquet_columns(path: str) -> list[str]:
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    return pq.read_schema(path).names
+
+
+def _read_only(builder: Any, columns: Sequence[str]) -> None:
+    """Takes the other columns out of each table before they are made alike."""
+    make_alike = builder._cast_table
+    wanted = lambda table: table.select([name for name in table.column_names if name in columns])
+    builder._cast_table = lambda table, *_, **__: make_alike(wanted(table))
