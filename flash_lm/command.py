@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import pathlib
 import re
+import signal
 import sys
 import types
 import typing
@@ -18,7 +19,7 @@ from ml_collections import ConfigDict
 
 from flash_lm.allocator import use_huge_pages
 from flash_lm.config import add_sections, open_type, plugins_of, unread_keys
-from flash_lm.errors import InputError, RunError
+from flash_lm.errors import InputError, RunError, Stopped
 from flash_lm.plugins import import_plugins
 from flash_lm.schema import unknown_key
 from flash_lm.tables import CORPORA, TASKS
@@ -27,11 +28,14 @@ _log = logging.getLogger(__name__)
 _CONFIGS = pathlib.Path(__file__).parent / "configs"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FACTORS = {"k": 10**3, "M": 10**6, "G": 10**9}
+_STOPPED = 75  # in sysexits.h a failure that another try may mend
 _NO_NAME = {errno.ENAMETOOLONG, errno.ELOOP}
 
 
 def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.ArgumentParser] | None = None) -> None:
     """Runs a command. Bad input exits with code 2, a RunError with 1; each problem is printed on its own line.
+
+    Stopped by a signal before its end, it exits with 75.
 
     Args:
         main: takes the words of the command line.
@@ -61,6 +65,11 @@ def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.Argument
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InputError) else 1)
+    except Stopped as stopped:
+        print(*stopped.args, sep="\n", end="\n" if stopped.args else "")
+        sys.exit(_STOPPED)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 def load_module(path: str) -> types.ModuleType:

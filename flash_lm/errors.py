@@ -20,6 +20,10 @@ class NonfiniteError(RunError):
     """A run whose loss did not stay finite: made again, it would end in the same way."""
 
 
+class Stopped(KeyboardInterrupt):
+    """Work that was asked to stop before its end, and that the same command continues. Exit code 75."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of another library's error message, short enough to quote in a sentence."""
     return (str(error) or type(error).__name__).strip().splitlines()[0][:200]

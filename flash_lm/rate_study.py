@@ -52,7 +52,7 @@ def rates_then_seeds(
 
     Raises:
         InputError: the file has runs of another config.
-        KeyboardInterrupt: a run was asked to stop.
+        Stopped: a run was asked to stop.
     """
     lines = read_lines(file)
 

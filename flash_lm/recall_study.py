@@ -64,7 +64,7 @@ def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_s
 
     Raises:
         NonfiniteError: the loss became non-finite.
-        KeyboardInterrupt: it was asked to stop; the run can go on.
+        Stopped: it was asked to stop; the run can go on.
     """
     config = model.of_run(rate, seed)
     train_whole(config, folder, should_stop)
@@ -113,7 +113,7 @@ def recall_study(
 
     Raises:
         InputError: the file has runs of another config.
-        KeyboardInterrupt: it was asked to stop.
+        Stopped: it was asked to stop.
     """
     make = functools.partial(one_run, should_stop=should_stop)
     return rates_then_seeds(models, rates, more_seeds, file, runs, make, best, beyond)

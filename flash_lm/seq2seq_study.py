@@ -43,7 +43,7 @@ def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_s
 
     Raises:
         NonfiniteError: the loss became non-finite.
-        KeyboardInterrupt: it was asked to stop; the run can go on.
+        Stopped: it was asked to stop; the run can go on.
     """
     train_whole(model.of_run(rate, seed), folder, should_stop)
     (scores,) = evaluate(folder, "test", [])

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from flash_lm.command import override
 from flash_lm.config import is_free_text, parse
-from flash_lm.errors import InputError, NonfiniteError, RunError
+from flash_lm.errors import InputError, NonfiniteError, RunError, Stopped
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import append_jsonl, read_lines
 from flash_lm.models.family import complete_config
@@ -154,11 +154,20 @@ def train_whole(config: ConfigDict, folder: pathlib.Path, should_stop: Callable[
 
     Raises:
         NonfiniteError: the loss became non-finite.
-        KeyboardInterrupt: it was asked to stop; the run can go on.
+        Stopped: it was asked to stop; the run can go on.
     """
     train(config, folder, should_stop)
+    raise_stopped(should_stop)
+
+
+def raise_stopped(should_stop: Callable[[], bool]) -> None:
+    """Ends a command that was asked to stop.
+
+    Raises:
+        Stopped: it was.
+    """
     if should_stop():
-        raise KeyboardInterrupt
+        raise Stopped("stopped: run the same command again to continue")
 
 
 def raise_failures(failures: Mapping[str, str]) -> None:

@@ -87,12 +87,13 @@ def _score(
     arguments: argparse.Namespace, config: Any, runs: Runs, workdir: pathlib.Path, should_stop: Callable[[], bool]
 ) -> None:
     from flash_lm.analysis.comparison import write_comparison
-    from flash_lm.study import raise_failures, run_study
+    from flash_lm.study import raise_failures, raise_stopped, run_study
 
     lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else []
     failures = run_study(config, runs, workdir, arguments.split, should_stop, lengths)
     text = write_comparison([workdir / name for name in runs], arguments.split, workdir)
     print(f"\n{text or 'no run has finished yet: run the same command again to continue'}")
+    raise_stopped(should_stop)
     raise_failures(failures)
 
 
@@ -102,11 +103,7 @@ def _tune(
     from flash_lm.analysis.tuning import write_tuning
     from flash_lm.tuning import tune
 
-    try:
-        lines = tune(config, runs, arguments.tune, arguments.budget, workdir, should_stop)
-    except KeyboardInterrupt:
-        print("stopped: run the same command again to continue")
-        return
+    lines = tune(config, runs, arguments.tune, arguments.budget, workdir, should_stop)
     print(f"\n{write_tuning(lines, workdir)}")
 
 

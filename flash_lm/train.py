@@ -4,7 +4,7 @@ import argparse
 import pathlib
 
 from flash_lm.command import load_config, run
-from flash_lm.errors import InputError
+from flash_lm.errors import InputError, Stopped
 from flash_lm.run_flags import CONFIG_HELP, add_begin_flags, begin
 from flash_lm.run_name import run_name
 
@@ -39,7 +39,9 @@ def main(argv: list[str]) -> None:
     if workdir.suffix:
         raise InputError(f"--workdir={workdir} names a checkpoint: use --config.train.branch_from={workdir}")
     with stop_on_signal() as should_stop:
-        train(config, workdir.workdir, should_stop, profile, arguments.debug_nonfinite, start_of_process())
+        done = train(config, workdir.workdir, should_stop, profile, arguments.debug_nonfinite, start_of_process())
+    if not done:
+        raise Stopped
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def run_transfer(study: Transfer, out: pathlib.Path, runs: pathlib.Path, should_
 
     Raises:
         InputError: the lines are of another config, or bad data.
-        KeyboardInterrupt: it was asked to stop.
+        Stopped: it was asked to stop.
     """
     left: list[str] = []
     for family in study.families:

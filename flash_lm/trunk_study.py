@@ -155,7 +155,7 @@ def make_parts(config: ConfigDict, parts: Sequence[Part], models: Runs, steps: i
 
     Raises:
         InputError: a config is wrong, the lines are of another config, or bad data.
-        KeyboardInterrupt: it was asked to stop.
+        Stopped: it was asked to stop.
     """
     left = []
     for trunks in [trunks_of(config, [part]) for part in parts]:  # all are checked before the first run
@@ -175,7 +175,7 @@ def tune_models(config: ConfigDict, models: Runs, steps: int, place: Workplace) 
 
     Raises:
         InputError: bad config or data, or the rates there are of another config.
-        KeyboardInterrupt: it was asked to stop.
+        Stopped: it was asked to stop.
     """
     schedule = {"train.schedule": "sqrt", "train.decay_steps": steps // DECAY, "train.warmup_steps": None}
     of_longest: Any = changed(config, schedule)
@@ -218,7 +218,7 @@ def run_trunks(trunks: Sequence[Trunk], place: Workplace) -> list[Trunk]:
 
     Raises:
         InputError: the lines are of another config, or bad data.
-        KeyboardInterrupt: it was asked to stop.
+        Stopped: it was asked to stop.
     """
     left = []
     for trunk in trunks:
@@ -264,7 +264,7 @@ def one_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: Shou
 
     Raises:
         NonfiniteError: the loss became non-finite.
-        KeyboardInterrupt: it was asked to stop; the runs can go on.
+        Stopped: it was asked to stop; the runs can go on.
     """
     lines, data = [], parse(trunk.config).data
     further = [length for length in trunk.part.lengths if length <= trunk.config.model.max_length]

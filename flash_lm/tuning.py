@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from flash_lm.config import parse
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, read_jsonl, write_jsonl
-from flash_lm.study import Changes, Runs, changed, check_runs, run_study, value_of
+from flash_lm.study import Changes, Runs, changed, check_runs, raise_stopped, run_study, value_of
 
 _FACTOR = 2.0
 _PARTS = (4, 2, 1)  # of the budget, by round
@@ -44,7 +44,7 @@ def tune(
 
     Raises:
         InputError: bad config, key, budget or data.
-        KeyboardInterrupt: it was asked to stop.
+        Stopped: it was asked to stop.
     """
     check_runs(config, models)
     for changes in models.values():
@@ -106,8 +106,7 @@ def _trained(
     runs = {name: {**changes, key: value} for name, value in zip(names, values, strict=True)}
     check_runs(config, runs)
     failures = run_study(config, runs, workdir, "validation", should_stop)
-    if should_stop():
-        raise KeyboardInterrupt
+    raise_stopped(should_stop)
     lines = []
     for name, value in zip(names, values, strict=True):
         line = {"tokens": tokens, "key": key, "value": value, "run": name}

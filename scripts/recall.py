@@ -41,13 +41,9 @@ def main(argv: list[str]) -> None:
     models = models_of(module.get_config(), module.MODELS, module.WIDTHS)
     first, parts = arguments.part
     with stop_on_signal() as should_stop:
-        try:
-            own = models[first - 1 :: parts]
-            seeds, file, beyond = module.MORE_SEEDS, out / "runs.jsonl", getattr(module, "MORE_RATES", 0)
-            recall_study(own, module.RATES, seeds, arguments.runs, file, should_stop, beyond)
-        except KeyboardInterrupt:
-            print("stopped: run the same command again to continue")
-            return
+        own = models[first - 1 :: parts]
+        seeds, file, beyond = module.MORE_SEEDS, out / "runs.jsonl", getattr(module, "MORE_RATES", 0)
+        recall_study(own, module.RATES, seeds, arguments.runs, file, should_stop, beyond)
     if parts > 1:
         print(f"part {first} of {parts} is trained: when all are, run the same command without --part")
         return

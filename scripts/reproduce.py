@@ -35,7 +35,7 @@ from flash_lm.command import apply_overrides, load_module, positive, run, words_
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, append_jsonl, read_lines, write_jsonl
 from flash_lm.provenance import config_hash, hash_of_files, provenance
-from flash_lm.study import Runs, changed, check_runs, raise_failures, run_study
+from flash_lm.study import Runs, changed, check_runs, raise_failures, raise_stopped, run_study
 from flash_lm.training.bare_step import BareStep
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.interrupt import stop_on_signal
@@ -156,12 +156,8 @@ def reproduce_study(table: Any, arguments: argparse.Namespace, overrides: list[s
     if arguments.run:
         data = hash_of_files(pathlib.Path(arguments.corpus), (".jsonl", ".parquet"))
         with stop_on_signal() as should_stop:
-            try:
-                place = Workplace(data, out, arguments.run, should_stop)
-                left = make_parts(config, parts, table.MODELS, table.TUNING_STEPS, place)
-            except KeyboardInterrupt:
-                print("stopped: run the same command again to continue")
-                return
+            place = Workplace(data, out, arguments.run, should_stop)
+            left = make_parts(config, parts, table.MODELS, table.TUNING_STEPS, place)
         names = ", ".join(trunk.name for trunk in left)
         print(f"left to another process: {names}" if left else "all runs are made")
     if arguments.time:
@@ -224,6 +220,7 @@ def main(argv: list[str]) -> None:
         failures = run_study(config, runs, arguments.out / "runs", arguments.split, should_stop)
     time_of, results = {line["run"]: line for line in times}, newest_results(workdirs, arguments.split)
     if not results:
+        raise_stopped(should_stop)
         print("no run has finished yet: run the same command again to continue")
         return
     accumulate: Any = {name: changed(config, runs[name])["train"]["accumulate"] for name in runs}
@@ -238,6 +235,7 @@ def main(argv: list[str]) -> None:
     write_curves(workdirs, results, arguments.out, title, step_s)
     plot_quality_against_step_time(lines, table.METRIC, arguments.out / "quality.png", title)
     print(f"\n{text}")
+    raise_stopped(should_stop)
     raise_failures(failures)
 
 

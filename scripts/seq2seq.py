@@ -40,11 +40,7 @@ def main(argv: list[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     with stop_on_signal() as should_stop:
         make, file = functools.partial(one_run, should_stop=should_stop), out / "runs.jsonl"
-        try:
-            lines = rates_then_seeds(models, module.RATES, module.MORE_SEEDS, file, arguments.runs, make, best)
-        except KeyboardInterrupt:
-            print("stopped: run the same command again to continue")
-            return
+        lines = rates_then_seeds(models, module.RATES, module.MORE_SEEDS, file, arguments.runs, make, best)
     of_models, verdicts = summary(lines), [rule.judge(lines) for rule in module.RULES]
     write_jsonl(out / "summary.jsonl", of_models)
     write_jsonl(out / "verdicts.jsonl", verdicts)

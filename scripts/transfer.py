@@ -100,11 +100,7 @@ def study(data: pathlib.Path) -> Transfer:
 def make_runs(arguments: argparse.Namespace) -> None:
     """Makes the runs that are missing."""
     with stop_on_signal() as should_stop:
-        try:
-            left = run_transfer(study(arguments.data), arguments.out, arguments.runs, should_stop)
-        except KeyboardInterrupt:
-            print("stopped: run the same command again to continue")
-            return
+        left = run_transfer(study(arguments.data), arguments.out, arguments.runs, should_stop)
     print(f"left to another process: {', '.join(left)}" if left else "all runs are made")
 
 

@@ -1,28 +1,52 @@
-"""SIGINT and SIGTERM: finish the step, save and stop. A second signal ends the process at once."""
+"""Signals: the first one finishes the step, saves and stops; a second one ends the process at once."""
 
 import contextlib
+import os
 import signal
+import socket
+import threading
 from collections.abc import Callable, Iterator
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Of a keyboard, a terminal that closes, a process manager, and a cluster's scheduler.
+_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1)
 
 
 @contextlib.contextmanager
 def stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Yields a function that says whether a signal has come; restores the handlers at the end."""
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    """Yields a function that says whether a signal has come; restores the handlers at the end.
+
+    A signal that the process ignores stays ignored, as SIGHUP does under nohup. A second signal ends the process with
+    128 + its number.
+    """
     stopped = False
 
     def handle(number: int, frame: object) -> None:
         nonlocal stopped
         stopped = True
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
-    for number in _SIGNALS:
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    # Handlers in Python wait for the main thread, which may compile for minutes: so another thread counts signals.
+    numbers, wakeup = socket.socketpair()
+    wakeup.setblocking(False)
+    threading.Thread(target=_end_at_the_second, args=(numbers,), daemon=True).start()
+    wakeup_before = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+    for number in before:
         signal.signal(number, handle)
     try:
         yield lambda: stopped
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signal.set_wakeup_fd(wakeup_before)
+        wakeup.close()
+
+
+def _end_at_the_second(numbers: socket.socket) -> None:
+    """Reads a byte for each signal that comes, until the other end is closed."""
+    with numbers:
+        count = 0
+        while number := numbers.recv(1):
+            count += number[0] in _SIGNALS
+            if count == 2:
+                os._exit(128 + number[0])

@@ -44,7 +44,7 @@ def train(
     profile: Span | None = None,
     debug_nonfinite: bool = False,
     asked_at: float | None = None,
-) -> None:
+) -> bool:
     """Trains until config.train.steps or config.train.stop_accuracy, from the newest checkpoint in `workdir` if any.
 
     A new run starts with a copy of the checkpoint config.train.branch_from, or with the parameters of
@@ -57,6 +57,9 @@ def train(
         profile: steps to trace into workdir/profile; None: no trace.
         debug_nonfinite: wait for each step, and find where the first non-finite number appears.
         asked_at: start of the time to the first step, in seconds of time.perf_counter; None: now.
+
+    Returns:
+        Whether the run has come to its end; otherwise it was asked to stop, and can go on.
 
     Raises:
         InputError: bad config, data or workdir; nothing has been written.
@@ -92,15 +95,15 @@ def train(
         if int(start.state.step) == settings.steps:
             if is_first():
                 print(f"{workdir}: all {settings.steps} steps are done")
-            return
+            return True
         goal = settings.stop_accuracy
         if goal and run.newest is not None and start.facts.get("reached", 0.0) >= goal:
             if is_first():
                 print(f"{workdir}: train.stop_accuracy={goal} was reached at step {start.state.step}")
-            return
+            return True
         run.begin(corpus.tokenizer, corpus.labels if TASKS[experiment.config.task].labels else ())
         loop = _Loop(start, validation, run.workdir, checkpoints or start_saving(), asked_at, debug_nonfinite)
-        loop.run(should_stop, Profile(run.workdir / "profile", profile))
+        return loop.run(should_stop, Profile(run.workdir / "profile", profile))
 
 
 def _check_targets(validation: Rows) -> None:
@@ -138,7 +141,8 @@ class _Loop:
         self.reached: float | None = None  # the accuracy that ended training, see train.stop_accuracy
         self.pending: tuple | None = None  # number, metrics and batch of the last step, not read yet
 
-    def run(self, should_stop: Callable[[], bool], profile: Profile) -> None:
+    def run(self, should_stop: Callable[[], bool], profile: Profile) -> bool:
+        """Trains; returns whether the run has come to its end."""
         config, stops = self.config.train, StopOfAllHosts(should_stop)
         with contextlib.closing(self.writer):
             self._announce()
@@ -168,9 +172,11 @@ class _Loop:
                             self._save(scores)
             if self.reached is not None:
                 self.writer.say(f"step {self.step}: train.stop_accuracy={config.stop_accuracy} is reached")
-            if stopping and not last:
+            done = self.step == config.steps or self.reached is not None
+            if not done:
                 self.checkpoints.wait()
                 self.writer.say(f"stopped and saved at step {self.step}: run the same command to continue")
+            return done
 
     def _take_step(self) -> None:
         batch = place(self._next_batch(), self.sharding, self.share)

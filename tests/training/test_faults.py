@@ -1,14 +1,20 @@
 """A run survives kills and a full disk."""
 
+import contextlib
 import resource
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 from small import as_overrides, command, finish, python, small_config, write_corpus
 
+from flash_lm.command import run
 from flash_lm.jsonl import read_jsonl
+from flash_lm.train import main
+from flash_lm.training import interrupt
 from flash_lm.training.interrupt import stop_on_signal
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -79,8 +85,11 @@ def test_a_run_moves_from_mesh_to_mesh(words, tmp_path):
     np.testing.assert_allclose([loss for _, loss in moved], [loss for _, loss in whole], rtol=1e-5)
 
 
+SIGNALS = [signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_ends_a_run_well(words, tmp_path, number):
     settings = ("train.steps=100000", "train.checkpoint_every=0", "train.eval_every=0")
     words = [*words, *(f"--config.{word}" for word in settings), f"--workdir={tmp_path / 'run'}"]
@@ -89,21 +98,76 @@ def test_a_signal_ends_a_run_well(words, tmp_path, number):
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.send_signal(number)
-    out, _ = finish(process)
-    assert "stopped and saved at step" in out
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 75 and "stopped and saved at step" in out
     (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
     assert int(saved.name) == losses(tmp_path / "run")[-1][0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+# Says what it has got: a line for each signal. `busy`: the main thread runs no Python code for long.
+WAITS = """
+import hashlib, signal, sys, time
+from flash_lm.training.interrupt import stop_on_signal
+if sys.argv[1] == "ignored":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+with stop_on_signal() as should_stop:
+    print("ready", flush=True)
+    if sys.argv[1] == "busy":
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 10**8)
+    while not should_stop():
+        time.sleep(0.01)
+    print("asked to stop", flush=True)
+    time.sleep(60)
+"""
+
+
+def waiting(how):
+    process = subprocess.Popen([sys.executable, "-c", WAITS, how], stdout=subprocess.PIPE, text=True)
+    assert process.stdout and process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_second_signal_ends_at_once(number):
-    before = signal.signal(number, signal.default_int_handler)
-    try:
-        with stop_on_signal() as should_stop:
-            assert not should_stop()
-            signal.raise_signal(number)
-            assert should_stop()
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(number)
-    finally:
-        signal.signal(number, before)
+    with waiting("") as process:
+        process.send_signal(number)
+        assert process.stdout.readline() == "asked to stop\n"
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+
+
+def test_two_signals_end_a_process_that_is_busy():
+    with waiting("busy") as process:
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) in (128 + signal.SIGTERM, 128 + signal.SIGINT)
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    """As under nohup."""
+    with waiting("ignored") as process:
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "asked to stop\n"
+        process.kill()
+
+
+def test_handlers_are_as_before():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with stop_on_signal() as should_stop:
+        assert not should_stop()
+        signal.raise_signal(signal.SIGUSR1)
+        assert should_stop()
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_a_run_that_is_stopped_is_not_finished(words, tmp_path, monkeypatch):
+    """So that `train && evaluate` stops there, and a job script can submit it again."""
+    stops = iter([False, True])
+    monkeypatch.setattr(interrupt, "stop_on_signal", lambda: contextlib.nullcontext(lambda: next(stops, False)))
+    monkeypatch.setattr(sys, "argv", ["train", *words, f"--workdir={tmp_path / 'run'}"])
+    with pytest.raises(SystemExit) as stopped:
+        run(main)
+    assert stopped.value.code == 75
+    run(main)  # to its end
