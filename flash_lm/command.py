@@ -29,7 +29,19 @@ _CONFIGS = pathlib.Path(__file__).parent / "configs"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FACTORS = {"k": 10**3, "M": 10**6, "G": 10**9}
 _STOPPED = 75  # in sysexits.h a failure that another try may mend
-_NO_NAME = {errno.ENAMETOOLONG, errno.ELOOP}
+# What is wrong with a file or a folder that a command could not write or read.
+_OF_FILES = {
+    errno.EACCES: "permission denied for {}: choose another folder",
+    errno.EPERM: "permission denied for {}: choose another folder",
+    errno.EROFS: "{} is on a disk that cannot be written: choose another folder",
+    errno.EEXIST: "{} is a file: choose another folder",
+    errno.ENOTDIR: "{} is a file: choose another folder",
+    errno.EISDIR: "{} is a folder, where a file should be: remove it, or choose another place",
+    errno.ENOENT: "{} does not exist and cannot be made: choose another place",
+    errno.ENAMETOOLONG: "{}: File name too long: choose another name",
+    errno.ELOOP: "{}: Too many levels of symbolic links: choose another name",
+    errno.EIO: "{}: Input/output error: check the disk",
+}
 
 
 def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.ArgumentParser] | None = None) -> None:
@@ -43,23 +55,20 @@ def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.Argument
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)  # absl has set it up
     logging.getLogger("flash_lm").setLevel(logging.INFO)
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs the folders that it opens
+    # Orbax logs the folders that it opens, and the tracebacks of failed writes, which reach us as exceptions as well.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    sys.unraisablehook = _report_unraisable
     if flags:
         flags().parse_known_args(sys.argv[1:])
     use_huge_pages()
     try:
         main(sys.argv[1:])
-    except PermissionError as error:
-        print(f"error: permission denied for {error.filename}: choose another folder", file=sys.stderr)
-        sys.exit(2)
-    except (FileExistsError, NotADirectoryError) as error:
-        print(f"error: {error.filename} is a file: choose another folder", file=sys.stderr)
-        sys.exit(2)
     except OSError as error:
-        if error.errno not in _FULL | _NO_NAME:
+        if error.errno not in _FULL and (error.errno not in _OF_FILES or error.filename is None):
             raise
-        name, advice = str(error.filename or "a file"), "free space" if error.errno in _FULL else "choose another name"
-        print(f"error: {name[:80]}: {error.strerror}: {advice}", file=sys.stderr)
+        name = str(error.filename or "a file")[:80]
+        line = _OF_FILES.get(error.errno or 0, f"{{}}: {error.strerror}: free space")
+        print(f"error: {line.format(name)}", file=sys.stderr)
         sys.exit(1 if error.errno in _FULL else 2)
     except (InputError, RunError) as error:
         for line in str(error).splitlines():
@@ -70,6 +79,12 @@ def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.Argument
         sys.exit(_STOPPED)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+
+
+def _report_unraisable(unraisable: Any) -> None:
+    """As usual, but for writes of a checkpoint that end after another one has failed."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def load_module(path: str) -> types.ModuleType:

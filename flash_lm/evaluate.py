@@ -65,7 +65,6 @@ def main(argv: list[str]) -> None:
         )
     if not is_first():
         return
-    append_jsonl(out, results)
     for result in results:
         part = f", {result['slice']}" if "slice" in result else ""
         what = (
@@ -100,6 +99,7 @@ def main(argv: list[str]) -> None:
                 f"  positions {span['from']} to {span['to'] - 1}: perplexity {span['perplexity']:.3f}, "
                 f"{span['perplexity_alone']:.3f} in rows by themselves, over {span['tokens']:.0f} tokens"
             )
+    append_jsonl(out, results)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The commands as a user types them: train, resume, evaluate, compare; and the errors of bad input."""
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -38,8 +40,8 @@ def test_train_stop_resume_evaluate_compare(words, tmp_path):
         assert time.monotonic() < deadline and first.poll() is None, first.communicate()
         time.sleep(0.1)
     first.send_signal(signal.SIGTERM)
-    out, err = finish(first)
-    assert "run the same command to continue" in out + err
+    out, err = first.communicate(timeout=240)
+    assert first.returncode == 75 and "run the same command to continue" in out + err
     stopped = read_jsonl(metrics)[-1]["step"]
     assert 200 < stopped < 600
     finish(command("flash_lm.train", *arguments))
@@ -145,6 +147,33 @@ def test_evaluating_a_split_or_a_length_that_does_not_exist(words, tmp_path, mon
     (line,) = failure(evaluate.main, [f"--workdir={workdir}", "--lengths=16,64"], monkeypatch, capsys)
     assert "64 tokens exceed model.max_length=32" in line
     assert not (workdir / "results.jsonl").exists()
+
+
+def test_a_place_that_cannot_be_written_ends_in_one_line(words, tmp_path, monkeypatch, capsys):
+    (tmp_path / "run" / "lock").mkdir(parents=True)
+    places = {
+        "/proc/x": "/proc/x does not exist and cannot be made: choose another place",
+        tmp_path / "run": "lock is a folder, where a file should be: remove it, or choose another place",
+    }
+    for place, expected in places.items():
+        (line,) = failure(train.main, ["--config=configs/base.py", *words, f"--workdir={place}"], monkeypatch, capsys)
+        assert line.endswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (errno.EROFS, "x/results.jsonl is on a disk that cannot be written: choose another folder"),
+        (errno.EACCES, "permission denied for x/results.jsonl: choose another folder"),
+        (errno.ENOTDIR, "x/results.jsonl is a file: choose another folder"),
+        (errno.EIO, "x/results.jsonl: Input/output error: check the disk"),
+    ],
+)
+def test_what_a_disk_refuses_is_one_line(number, expected, monkeypatch, capsys):
+    def main(argv):
+        raise OSError(number, os.strerror(number), "x/results.jsonl")
+
+    assert failure(main, [], monkeypatch, capsys) == [f"error: {expected}"]
 
 
 def test_training_takes_no_checkpoint_for_a_folder(tmp_path, monkeypatch, capsys):

@@ -176,6 +176,6 @@ def _what_is_missing(folder: pathlib.Path) -> str | None:
     try:
         for path in folder.glob("metrics/metrics"):  # metrics of an evaluation at this step
             json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except (OSError, ValueError):
         return "its metrics are not JSON"
     return None

@@ -1,8 +1,10 @@
 """Where metrics go: metrics.jsonl (the record), TensorBoard, and a live progress line."""
 
+import contextlib
 import json
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 from tensorboardX import SummaryWriter
@@ -29,7 +31,8 @@ class MetricsWriter:
             step: step that the run resumes from.
             steps: number of steps of the whole run.
         """
-        path, first = workdir / "metrics.jsonl", is_first()
+        self._path, first = workdir / "metrics.jsonl", is_first()
+        path = self._path
         if first:
             _truncate(path, step)
         self._file = open(path if first else os.devnull, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (see close)
@@ -40,7 +43,8 @@ class MetricsWriter:
 
     def write(self, step: int, split: str, values: dict[str, Any]) -> None:
         """Writes one line: {"step", "split", **values}."""
-        self._file.write(json.dumps({"step": step, "split": split, **values}) + "\n")
+        with self._named():
+            self._file.write(json.dumps({"step": step, "split": split, **values}) + "\n")
         for name, value in values.items():
             self._tensorboard.add_scalar(f"{split}/{name}", value, step)
 
@@ -57,17 +61,37 @@ class MetricsWriter:
 
     def flush(self) -> None:
         """Flushes all lines to disk: called before a checkpoint that includes them is committed."""
-        self._file.flush()
-        if is_first():
-            os.fsync(self._file.fileno())
-        self._tensorboard.flush()
+        with self._named():
+            self._file.flush()
+            if is_first():
+                os.fsync(self._file.fileno())
+            self._tensorboard.flush()
 
     def close(self) -> None:
-        """Flushes and closes."""
-        self.flush()
-        self._file.close()
-        self._tensorboard.close()
+        """Flushes and closes, all of it even if the disk is full."""
         self._bar.close()
+        try:
+            with self._named():
+                self._file.close()
+        finally:
+            self._close_tensorboard()
+
+    def _close_tensorboard(self) -> None:
+        try:
+            self._tensorboard.close()
+        except OSError:  # else its thread, and its own attempt at the end of the process, would print tracebacks
+            writer: Any = self._tensorboard.file_writer
+            writer.event_writer._worker.stop()
+            writer.event_writer._closed = True
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Says which file could not be written, which an error of writing does not."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = error.filename or str(self._path)
+            raise
 
 
 def _truncate(path: pathlib.Path, step: int) -> None:

@@ -97,7 +97,13 @@ DAMAGES = {
     "facts are no JSON": lambda folder: (folder / "facts" / "metadata").write_text("{"),
     "no marks": lambda folder: [path.unlink() for path in folder.iterdir() if path.is_file()],
     "metrics are no JSON": lambda folder: (folder / "metrics" / "metrics").write_text("{"),
+    "metrics are a folder": lambda folder: as_folder(folder / "metrics" / "metrics"),
 }
+
+
+def as_folder(path: pathlib.Path) -> None:
+    path.unlink()
+    path.mkdir()
 
 
 def edit_facts(folder: pathlib.Path, **changes) -> None:
