@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -31,6 +32,7 @@ __all__ = [
 
 SHUFFLE_BUFFER = 64  # millions of characters
 STEPS = 300
+BATCH_TOKENS = 2048
 
 
 def _modules(names: tuple) -> str | None:
@@ -170,11 +172,32 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
         data["shuffle_buffer"] = SHUFFLE_BUFFER
     if model.get("normalizer") is None and (model.get("causal") is False or model.get("divides") == "scores"):
         model["normalizer"] = str(data["length"])
+    if data.get("tokens_per_batch") is None:
+        data["tokens_per_batch"] = _batch_tokens(data["length"], values.get("mesh", {}), train.get("accumulate"))
     if train.get("steps") is None:
         train["steps"] = _steps(train.get("tokens"), data.get("tokens_per_batch"))
     if train.get("warmup_steps") is None and isinstance(train.get("steps"), int):
         train["warmup_steps"] = train["steps"] // 10
     return values
+
+
+def _batch_tokens(length: Any, mesh: Mapping[str, Any], accumulate: Any) -> Any:
+    """The least number of tokens from `BATCH_TOKENS` on whose rows the devices share evenly; as it is if that fails."""
+    import jax  # noqa: PLC0415 (only where the key is open)
+
+    shape = mesh.get("shape")
+    if not (type(length) is type(accumulate) is int and length > 0 and accumulate > 0 and _is_shape(shape)):
+        return BATCH_TOKENS  # and what is wrong is said elsewhere
+    data, fsdp, tensor = shape
+    known = math.prod(size for size in shape if size > 0)
+    of_rows = math.prod(size for size in (data, fsdp) if size > 0)
+    parts = of_rows * (max(jax.device_count() // known, 1) if -1 in (data, fsdp) else 1) * accumulate
+    rows = -(-BATCH_TOKENS // length)
+    return -(-rows // parts) * parts * length
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, tuple | list) and len(shape) == 3 and all(type(n) is int and n for n in shape)
 
 
 def _steps(tokens: Any, a_step: Any) -> int:

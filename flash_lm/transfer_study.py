@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from flash_lm.config import parse
 from flash_lm.errors import NonfiniteError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import Line, read_jsonl
@@ -215,7 +216,7 @@ def _tune(
     """Rates on the validation split: a part of the texts with labels that no run learns from."""
     if failures := [failure for file in needs if (failure := _failure(file))]:
         return [{"model": family, "failed": f"pretraining: {failures[0]}"}]
-    folder, budget = runs / f"rate_{_word(family, arm.name)}", study.tuning_steps * config.data.tokens_per_batch
+    folder, budget = runs / f"rate_{_word(family, arm.name)}", study.tuning_steps * parse(config).data.tokens_per_batch
     warmup = {"train.warmup_steps": None}  # in proportion to each run of the search
     return tune(config, {family: warmup}, "train.learning_rate", budget, folder, should_stop)
 

@@ -32,6 +32,7 @@ from flash_lm.analysis.results import newest_results
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.study import write_study
 from flash_lm.command import apply_overrides, load_module, positive, run, words_of
+from flash_lm.config import parse
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, append_jsonl, read_lines, write_jsonl
 from flash_lm.provenance import config_hash, hash_of_files, provenance
@@ -102,7 +103,7 @@ def time_group(group: dict[str, ConfigDict], baseline: str, rounds: int) -> list
 
 def one_microbatch(config: Any) -> ConfigDict:
     """The config whose step is one microbatch of the given one's."""
-    accumulate, tokens = config.train.accumulate, config.data.tokens_per_batch
+    accumulate, tokens = config.train.accumulate, parse(config).data.tokens_per_batch
     return changed(config, {"train.accumulate": 1, "data.tokens_per_batch": tokens // accumulate})
 
 

@@ -76,7 +76,7 @@ class DataConfig(Group, name="data"):
     # SentencePiece needs its 256 bytes and the special tokens.
     vocab_size: int = key(8192, "size of the SentencePiece vocabulary to train", at_least(300))
     length: int = key(None, "L, tokens per row; open: model.max_length", at_least(1))
-    tokens_per_batch: int = key(2048, "B x L", at_least(1))
+    tokens_per_batch: int = key(2048, "B x L; open: 2048, or as many more as the devices need", at_least(1), open=True)
     pack: str = key(
         "stream",
         "stream (documents joined and cut), documents (isolated segments), examples (one per row)",

@@ -76,4 +76,7 @@ def _look(workdir: pathlib.Path, config: Any) -> OpenRun:
         raise InputError(f"train.branch_from={parent} is an average: leave @ema out, or use train.init_from")
     if parent:
         config = run_folder.check_branch(parent.workdir, config)
+    if config.data.tokens_per_batch is None:  # the run keeps it, on whatever devices it goes on
+        config = config.copy_and_resolve_references()
+        config.data.tokens_per_batch = parse(config).data.tokens_per_batch
     return OpenRun(workdir, config, newest, parent)

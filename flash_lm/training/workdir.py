@@ -13,7 +13,7 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
-from flash_lm.config import filled, plugins_of, telling, unread_keys, upgrade
+from flash_lm.config import BATCH_TOKENS, filled, plugins_of, telling, unread_keys, upgrade
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.jsonl import append_jsonl, read_lines
@@ -193,6 +193,8 @@ def hash_of_config(workdir: pathlib.Path) -> str:
 def run_hash(config: Mapping[str, Any]) -> str:
     """Hash of a config as nested dicts, without where its corpora and cache are; keys of later versions keep it."""
     flat = telling(_flat(config))
+    if flat.get("data.tokens_per_batch") is None:  # on one device
+        flat["data.tokens_per_batch"] = BATCH_TOKENS
     if mixture := flat.get("data.mixture"):
         flat["data.mixture"] = [share for _, share in mixture]
     return config_hash({key: value for key, value in flat.items() if key not in _PLACES})
