@@ -1,7 +1,10 @@
-# Every target but help makes the environment if it is missing. PYTHON chooses the interpreter. DEMO_STEPS is the
-# length of the demo and RUNS its folder: a demo of another length needs a new folder.
+# Every target but help makes the environment if it is missing. PYTHON chooses the interpreter, and DEVICE what JAX is
+# installed for: cpu, cuda, cuda12 or tpu. DEMO_STEPS is the length of the demo and RUNS its folder: a demo of another
+# length needs a new folder.
 PYTHON ?= python3
 VENV := .venv
+# Once chosen, the device stays.
+DEVICE ?= $(or $(patsubst ready-%,%,$(notdir $(firstword $(wildcard $(VENV)/ready-*)))),cpu)
 BIN := $(VENV)/bin
 RUNS ?= runs/demo
 DEMO_STEPS ?= 240
@@ -11,18 +14,25 @@ DEMO_FAMILIES := transformer_plus_plus flash_quad flash
 # Fewer page faults for the large buffers of a step on a CPU.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
+define CHECK_PYTHON
+"import sys; v = '%d.%d' % sys.version_info[:2]; sys.exit(None if v in ('3.11', '3.12', '3.13') else \
+'error: $(PYTHON) is Python ' + v + ', and 3.11 to 3.13 is needed: name one, as in make setup PYTHON=python3.12')"
+endef
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all lint format generated docs peers
 
 help: ## list the targets (default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-setup: $(VENV)/ready ## make the environment .venv; PYTHON=python3.12 chooses the interpreter
+setup: $(VENV)/ready-$(DEVICE) ## make the environment .venv; PYTHON=python3.12 and DEVICE=cuda (cuda12, tpu) choose
 
-$(VENV)/ready: requirements.txt pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -r requirements.txt
-	$(BIN)/pip install --quiet --no-deps -e .
+# --clear: of an environment that was begun with another Python nothing may stay.
+$(VENV)/ready-$(DEVICE): requirements.txt pyproject.toml
+	$(if $(filter $(DEVICE),cpu cuda cuda12 tpu),,$(error DEVICE=$(DEVICE) must be cpu, cuda, cuda12 or tpu))
+	@$(PYTHON) -c $(CHECK_PYTHON)
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/pip install --quiet -r requirements.txt -e ".[$(DEVICE)]"
 	touch $@
 
 demo: setup ## train, score and compare three small models on Python's own sources

@@ -25,7 +25,10 @@ def get_config() -> ConfigDict:
         dtype="bfloat16",
         remat="products",
     )
-    config.data.update(corpus="hf", name="cerebras/SlimPajama-627B", vocab_size=32000, tokens_per_batch=2**19)
+    # A run reads a fortieth of it, so it is streamed, and never on disk as a whole.
+    config.data.update(
+        corpus="hf", name="cerebras/SlimPajama-627B", streaming=True, vocab_size=32000, tokens_per_batch=2**19
+    )
     config.train.update(
         steps=28_600,
         learning_rate=3e-4,

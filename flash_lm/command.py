@@ -21,6 +21,7 @@ from flash_lm.allocator import use_huge_pages
 from flash_lm.config import add_sections, open_type, plugins_of, unread_keys
 from flash_lm.errors import InputError, RunError, Stopped
 from flash_lm.plugins import import_plugins
+from flash_lm.run_name import check_local
 from flash_lm.schema import unknown_key
 from flash_lm.tables import CORPORA, TASKS
 
@@ -211,6 +212,15 @@ def variant(config: ConfigDict, word: str) -> tuple[str, ConfigDict]:
     changed = config.copy_and_resolve_references()
     apply_overrides(changed, [f"--config.model.{change}" for change in changes])
     return family, changed
+
+
+def local_path(word: str) -> pathlib.Path:
+    """Parses a file or folder of this machine: a type for argparse."""
+    try:
+        check_local(word)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return pathlib.Path(word)
 
 
 def positive(word: str) -> int:

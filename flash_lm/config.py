@@ -185,10 +185,10 @@ def _batch_tokens(length: Any, mesh: Mapping[str, Any], accumulate: Any) -> Any:
     """The least number of tokens from `BATCH_TOKENS` on whose rows the devices share evenly; as it is if that fails."""
     import jax  # noqa: PLC0415 (only where the key is open)
 
-    shape = mesh.get("shape")
+    shape: Any = mesh.get("shape")
     if not (type(length) is type(accumulate) is int and length > 0 and accumulate > 0 and _is_shape(shape)):
         return BATCH_TOKENS  # and what is wrong is said elsewhere
-    data, fsdp, tensor = shape
+    data, fsdp, _ = shape
     known = math.prod(size for size in shape if size > 0)
     of_rows = math.prod(size for size in (data, fsdp) if size > 0)
     parts = of_rows * (max(jax.device_count() // known, 1) if -1 in (data, fsdp) else 1) * accumulate

@@ -24,6 +24,14 @@ class Stopped(KeyboardInterrupt):
     """Work that was asked to stop before its end, and that the same command continues. Exit code 75."""
 
 
+def missing_package(name: str, extra: str) -> InputError:
+    """The error for a package that is not installed, and that an extra of pyproject.toml has."""
+    return InputError(
+        f"{name} is not installed, and this needs it: run pip install -e '.[{extra}]' in the folder of flash_lm's "
+        "repository"
+    )
+
+
 def first_line(error: BaseException) -> str:
     """The first line of another library's error message, short enough to quote in a sentence."""
     return (str(error) or type(error).__name__).strip().splitlines()[0][:200]

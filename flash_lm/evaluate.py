@@ -2,9 +2,8 @@
 
 import argparse
 import math
-import pathlib
 
-from flash_lm.command import positive, run, whole_numbers, words_of
+from flash_lm.command import local_path, positive, run, whole_numbers, words_of
 from flash_lm.jsonl import append_jsonl
 from flash_lm.run_flags import add_run_flags, results_file, run_of
 from flash_lm.tables import TASKS
@@ -30,7 +29,7 @@ def flags() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--out",
-        type=pathlib.Path,
+        type=local_path,
         help="a JSONL file; default: in the run's folder results.jsonl, or carried.jsonl or slices.jsonl",
     )
     return parser

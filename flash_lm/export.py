@@ -3,7 +3,7 @@
 import argparse
 import pathlib
 
-from flash_lm.command import positive, run
+from flash_lm.command import local_path, positive, run
 from flash_lm.config import DTYPES
 from flash_lm.errors import InputError
 from flash_lm.run_flags import add_run_flags, run_of
@@ -21,7 +21,7 @@ def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.export", description=main.__doc__)
     add_run_flags(parser)
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write; must not exist yet")
+    parser.add_argument("--out", required=True, type=local_path, help="folder to write; must not exist yet")
     parser.add_argument("--license", required=True, help="the model's licence for its card, such as apache-2.0")
     parser.add_argument("--format", choices=FORMATS, default="flash_lm", help=_FORMAT_HELP)
     for name, help_ in _SIZES.items():

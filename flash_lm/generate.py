@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 import sys
 
-from flash_lm.command import run
+from flash_lm.command import local_path, run
 from flash_lm.config import DTYPES
 from flash_lm.errors import InputError
 from flash_lm.inference.settings import CAUSAL_ONLY, MASKED_ONLY, SAMPLING_HELP, Sampling
@@ -18,7 +18,7 @@ def flags() -> argparse.ArgumentParser:
     add_run_flags(parser)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", help="the text to continue; default: read from standard input")
-    source.add_argument("--prompt_file", type=pathlib.Path, help="read the prompt from a UTF-8 file")
+    source.add_argument("--prompt_file", type=local_path, help="read the prompt from a UTF-8 file")
     parser.add_argument("--json", action="store_true", help="JSON lines, with tokens and log-probabilities")
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of parameters and computation; default: as trained")
     causal = parser.add_argument_group("causal language models")

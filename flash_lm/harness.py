@@ -1,11 +1,10 @@
 """python -m flash_lm.harness --workdir=runs/x --tasks=own_text,minimal_pairs [--include=configs/harness …]."""
 
 import argparse
-import pathlib
 from typing import Any
 
-from flash_lm.command import positive, run, words_of
-from flash_lm.errors import InputError, first_line
+from flash_lm.command import local_path, positive, run, words_of
+from flash_lm.errors import InputError, first_line, missing_package
 from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.run_flags import add_run_flags, results_file, run_of
 
@@ -16,12 +15,12 @@ def flags() -> argparse.ArgumentParser:
     add_run_flags(parser)
     parser.add_argument("--tasks", required=True, help="names of tasks, separated by commas or spaces")
     parser.add_argument(
-        "--include", default="configs/harness", type=pathlib.Path, help="folder of YAML files; default: %(default)s"
+        "--include", default="configs/harness", type=local_path, help="folder of YAML files; default: %(default)s"
     )
     parser.add_argument("--published", action="store_true", help="also know the tasks of the harness itself (network)")
     parser.add_argument("--shots", type=int, help="examples before each question; default: as the task says")
     parser.add_argument("--limit", type=positive, help="only the first questions of each task")
-    parser.add_argument("--out", type=pathlib.Path, help="a JSONL file; default: harness.jsonl in the run's folder")
+    parser.add_argument("--out", type=local_path, help="a JSONL file; default: harness.jsonl in the run's folder")
     return parser
 
 
@@ -34,7 +33,7 @@ def main(argv: list[str]) -> None:
         from lm_eval.tasks import TaskManager
         from lm_eval.utils import make_table
     except ImportError as error:
-        raise InputError(f"{error.name} is not installed, and this needs it: pip install flash_lm[harness]") from None
+        raise missing_package(str(error.name), "harness") from None
     from flash_lm.inference.harness import HarnessModel
     from flash_lm.inference.trained_model import load_model
 

@@ -1,16 +1,15 @@
 """python -m flash_lm.import_model --model=downloads/SmolLM-135M --out=imported/smol."""
 
 import argparse
-import pathlib
 
-from flash_lm.command import run
+from flash_lm.command import local_path, run
 
 
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.import_model", description=main.__doc__)
-    parser.add_argument("--model", required=True, type=pathlib.Path, help="folder with config.json and *.safetensors")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write; must not exist yet")
+    parser.add_argument("--model", required=True, type=local_path, help="folder with config.json and *.safetensors")
+    parser.add_argument("--out", required=True, type=local_path, help="folder to write; must not exist yet")
     return parser
 
 

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 from typing import NamedTuple
 
 from flash_lm.errors import InputError
@@ -9,6 +10,7 @@ from flash_lm.errors import InputError
 NEWEST, BEST = "newest", "best"
 HUB = "hub:"  # begins the name of a model on the Hugging Face hub
 _EMA = "@ema"
+_ADDRESS = re.compile(r"([a-z][a-z0-9+]+):/")
 
 
 class RunName(NamedTuple):
@@ -34,6 +36,20 @@ class RunName(NamedTuple):
         return ("" if self.which == NEWEST else f"@{self.which}") + _EMA * self.ema
 
 
+def check_local(path: "str | os.PathLike[str]", key: str = "") -> None:
+    """Checks that a path, of a key, is of this machine's file system, and not an address such as gs://bucket/x.
+
+    Raises:
+        InputError: it is an address.
+    """
+    if found := _ADDRESS.match(os.fspath(path)):  # pathlib makes one slash of two
+        what = f"{key}={os.fspath(path)}" if key else os.fspath(path)
+        raise InputError(
+            f"{what}: {found[1]}:// is not supported: mount the bucket as a folder, for example with gcsfuse, and name "
+            "that"
+        )
+
+
 def run_name(name: "str | os.PathLike[str] | RunName") -> RunName:
     """Parses a word of a command line, or a path; a folder whose own name contains an @ is that folder.
 
@@ -45,6 +61,7 @@ def run_name(name: "str | os.PathLike[str] | RunName") -> RunName:
     if isinstance(name, RunName):
         return name
     text = os.fspath(name)
+    check_local(text)
     if text.endswith(_EMA) and not pathlib.Path(text).is_dir():
         return run_name(text.removesuffix(_EMA))._replace(ema=True)
     folder, at, which = text.rpartition("@")

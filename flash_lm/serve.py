@@ -8,7 +8,7 @@ import sys
 
 from flash_lm.command import positive, run
 from flash_lm.config import DTYPES
-from flash_lm.errors import InputError, first_line
+from flash_lm.errors import InputError, first_line, missing_package
 from flash_lm.inference.service.limits import Limits
 from flash_lm.run_flags import add_run_flags, run_of
 
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
         from flash_lm.inference.service.app import build_app, follow
         from flash_lm.inference.service.connections import server
     except ImportError as error:
-        raise InputError(f"{error.name} is not installed, and serving needs it: pip install flash_lm[serve]") from None
+        raise missing_package(str(error.name), "serve") from None
     from flash_lm.inference.trained_model import load_model
     from flash_lm.training.hosts import is_first, lost_hosts_reported
 

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from flash_lm.command import run
-from flash_lm.errors import InputError
+from flash_lm.errors import InputError, missing_package
 from flash_lm.run_name import RunName, run_name
 
 TRACKERS = ("trackio", "wandb")  # both have init, log and finish
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
     try:
         tracker = importlib.import_module(arguments.to)
     except ImportError:
-        raise InputError(f"--to={arguments.to} needs the package: pip install flash_lm[{arguments.to}]") from None
+        raise missing_package(arguments.to, arguments.to) from None
     for label, lines in metrics.items():
         config = filled(run_folder.read_config(names[label].workdir).to_dict())
         _replay(tracker, arguments.project, label, config, lines)

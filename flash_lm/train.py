@@ -26,6 +26,7 @@ def main(argv: list[str]) -> None:
     """Trains a config, or resumes its run: run the same command again to continue where it stopped."""
     arguments, overrides = flags().parse_known_args(argv)
     from flash_lm.training.clock import start_of_process
+    from flash_lm.training.device import report_unused_accelerator
     from flash_lm.training.interrupt import stop_on_signal
     from flash_lm.training.loop import train
     from flash_lm.training.profile import parse_span
@@ -35,6 +36,7 @@ def main(argv: list[str]) -> None:
     begin(arguments)
     if arguments.workdir is None and pathlib.Path(arguments.config).is_dir():
         raise InputError(f"--config={arguments.config} is a folder: set the new run's folder with --workdir")
+    report_unused_accelerator()
     workdir = run_name(arguments.workdir or f"runs/{pathlib.Path(arguments.config).stem}")
     if workdir.suffix:
         raise InputError(f"--workdir={workdir} names a checkpoint: use --config.train.branch_from={workdir}")

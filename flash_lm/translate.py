@@ -3,10 +3,9 @@
 import argparse
 import dataclasses
 import importlib.util
-import pathlib
 
-from flash_lm.command import positive, run
-from flash_lm.errors import InputError
+from flash_lm.command import local_path, positive, run
+from flash_lm.errors import missing_package
 from flash_lm.inference.settings import BeamSearch
 from flash_lm.jsonl import append_jsonl, write_jsonl
 from flash_lm.run_flags import add_run_flags, results_file, run_of
@@ -32,8 +31,8 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tokenize", default="13a", choices=_TOKENIZERS, help="how BLEU cuts texts into words; default: %(default)s"
     )
-    parser.add_argument("--answers", type=pathlib.Path, help="a JSONL file for pairs and answers")
-    parser.add_argument("--out", type=pathlib.Path, help="a JSONL file; default: bleu.jsonl in the run's folder")
+    parser.add_argument("--answers", type=local_path, help="a JSONL file for pairs and answers")
+    parser.add_argument("--out", type=local_path, help="a JSONL file; default: bleu.jsonl in the run's folder")
     return parser
 
 
@@ -45,7 +44,7 @@ def main(argv: list[str]) -> None:
     arguments, overrides = flags().parse_known_args(argv)
     settings = BeamSearch(arguments.beams, arguments.length_penalty)
     if importlib.util.find_spec("sacrebleu") is None:
-        raise InputError("sacrebleu is not installed, and this needs it: pip install flash_lm[bleu]")
+        raise missing_package("sacrebleu", "bleu")
     from flash_lm.inference.scoring import load_text
     from flash_lm.inference.trained_model import load_model
     from flash_lm.inference.translation import scores_of, translate

@@ -13,8 +13,8 @@ import pathlib
 import numpy as np
 
 from flash_lm.analysis.figure import drawing
-from flash_lm.command import positive, run
-from flash_lm.errors import InputError
+from flash_lm.command import local_path, positive, run
+from flash_lm.errors import missing_package
 from flash_lm.inference.loaded import LoadedModel
 from flash_lm.inference.trained_model import load_model
 from flash_lm.models.attention_weights import AttentionMap
@@ -67,10 +67,10 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--workdir", required=True, metavar="RUN[@best|@STEP]", help="the run's folder")
     parser.add_argument("--text", help="default: the beginning of a module of Python's library")
     parser.add_argument("--tokens", type=positive, default=256, help="most tokens of the text")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="the PNG file to write")
+    parser.add_argument("--out", required=True, type=local_path, help="the PNG file to write")
     arguments = parser.parse_args(argv)
     if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("drawing needs matplotlib: pip install flash_lm[plot]")
+        raise missing_package("matplotlib", "plot")
     model = load_model(arguments.workdir)
     text = _TEXT.read_text(encoding="utf-8") if arguments.text is None else arguments.text
     maps = LoadedModel(model).attention(text, arguments.tokens)

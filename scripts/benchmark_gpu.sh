@@ -13,7 +13,7 @@ export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} XLA_PYTHON_CLIENT_MEM_FRACTION
 step() { "$PYTHON" "scripts/benchmark_$1.py" "${@:2}"; echo "after $SECONDS s: $1 done"; }
 
 "$PYTHON" -c 'import jax, sys
-if jax.default_backend() != "gpu": sys.exit(f"error: no GPU, jax runs on a {jax.default_backend()}: install jax[cuda13]")'
+if jax.default_backend() != "gpu": sys.exit(f"error: no GPU, jax runs on a {jax.default_backend()}: run make setup DEVICE=cuda")'
 rm -rf "$OUT/kernels" "$OUT/step_time" "$OUT/step_time_all" "$OUT/decode" "$OUT/peers"
 
 KERNELS="flash flash_quad linear_transformer mamba2"

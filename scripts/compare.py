@@ -9,13 +9,12 @@ run continues this text.
 """
 
 import argparse
-import pathlib
 from collections.abc import Sequence
 
 from flash_lm.analysis.comparison import write_comparison
 from flash_lm.analysis.page import write_page
 from flash_lm.analysis.results import labels
-from flash_lm.command import run
+from flash_lm.command import local_path, run
 from flash_lm.errors import InputError
 
 
@@ -24,7 +23,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("workdirs", nargs="+", metavar="RUN[@best|@STEP]", help="evaluated runs")
     parser.add_argument("--split", default="test", help="split of the table (default: test)")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the files")
+    parser.add_argument("--out", required=True, type=local_path, help="folder for the files")
     parser.add_argument("--prompt", default="", help="a text for each run to continue, on the page")
     arguments = parser.parse_args(argv)
     out = arguments.out

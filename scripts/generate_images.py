@@ -12,10 +12,10 @@ import pathlib
 
 import numpy as np
 
-from flash_lm.command import positive, run
+from flash_lm.command import local_path, positive, run
 from flash_lm.data.images import Images
 from flash_lm.data.splits import load_splits
-from flash_lm.errors import InputError
+from flash_lm.errors import InputError, missing_package
 from flash_lm.inference.images import ImageGenerator
 from flash_lm.inference.trained_model import load_model
 from flash_lm.tables import CORPORA
@@ -55,13 +55,13 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--completed", type=positive, default=8, help="test images whose lower half is generated again")
     parser.add_argument("--temperature", type=float, default=1.0, help="0: always the most likely value")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
+    parser.add_argument("--out", required=True, type=local_path, help="folder to write")
     arguments = parser.parse_args(argv)
     columns = math.isqrt(arguments.samples)
     if columns**2 != arguments.samples:
         raise InputError(f"--samples={arguments.samples} must be a square number, such as {columns**2}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("writing images needs matplotlib: pip install flash_lm[plot]")
+        raise missing_package("matplotlib", "plot")
     trained = load_model(arguments.workdir)
     if CORPORA[trained.config.data.corpus].answers != "images":
         raise InputError(f"{trained.name} was not trained on images: train a model with configs/mnist.py")

@@ -14,11 +14,10 @@ runs are kept, so that the sweeps may be made one after the other.
 """
 
 import argparse
-import pathlib
 
 from flash_lm.analysis.figure import can_draw
 from flash_lm.analysis.lra import lines_of, lra_table, plot_lra
-from flash_lm.command import run
+from flash_lm.command import local_path, run
 from flash_lm.configs.lra import _published, _study
 from flash_lm.errors import InputError
 from flash_lm.jsonl import read_lines, write_jsonl
@@ -27,10 +26,8 @@ from flash_lm.jsonl import read_lines, write_jsonl
 def main(argv: list[str]) -> None:
     """Writes runs.jsonl, table.md and lra.png from the folders of sweeps."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument(
-        "--runs", required=True, type=pathlib.Path, help="folder with a sweep a task, named as the task"
-    )
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
+    parser.add_argument("--runs", required=True, type=local_path, help="folder with a sweep a task, named as the task")
+    parser.add_argument("--out", required=True, type=local_path, help="folder for the results")
     arguments = parser.parse_args(argv)
     kept, lines = read_lines(arguments.out / "runs.jsonl"), []
     for task in _published.TASKS:

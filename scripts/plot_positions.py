@@ -5,11 +5,10 @@ python scripts/plot_positions.py runs/positions.jsonl --out=runs/positions
 """
 
 import argparse
-import pathlib
 
 from flash_lm.analysis.by_position import plot_by_position, position_table
 from flash_lm.analysis.figure import can_draw
-from flash_lm.command import run
+from flash_lm.command import local_path, run
 from flash_lm.errors import InputError
 from flash_lm.jsonl import read_jsonl, write_jsonl
 
@@ -17,8 +16,8 @@ from flash_lm.jsonl import read_jsonl, write_jsonl
 def main(argv: list[str]) -> None:
     """Writes spans.jsonl (a line for each run and span), table.md and positions.png, and prints the table."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("file", type=pathlib.Path, help="result lines of evaluate --carry")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the files")
+    parser.add_argument("file", type=local_path, help="result lines of evaluate --carry")
+    parser.add_argument("--out", required=True, type=local_path, help="folder for the files")
     arguments = parser.parse_args(argv)
     if not arguments.file.exists():
         raise InputError(f"no file {arguments.file}: write one with python -m flash_lm.evaluate --carry --out=…")

@@ -13,12 +13,11 @@ the models each, into the same OUT; the same command without --part then makes t
 """
 
 import argparse
-import pathlib
 
 from flash_lm.analysis.figure import can_draw
 from flash_lm.analysis.recall import plot_recall, recall_table, summary
 from flash_lm.analysis.rounds import ROUNDS
-from flash_lm.command import load_module, positive, run
+from flash_lm.command import load_module, local_path, positive, run
 from flash_lm.errors import InputError
 from flash_lm.jsonl import read_jsonl, read_lines, write_jsonl
 from flash_lm.recall_study import models_of, recall_study, time_decoding
@@ -29,8 +28,8 @@ def main(argv: list[str]) -> None:
     """Trains and scores what is missing, times decoding, and writes table.md, summary.jsonl and recall.png."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", required=True, help="a file of configs/recall/ that has MODELS, WIDTHS and RATES")
-    parser.add_argument("--runs", required=True, type=pathlib.Path, help="folder for runs in progress")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
+    parser.add_argument("--runs", required=True, type=local_path, help="folder for runs in progress")
+    parser.add_argument("--out", required=True, type=local_path, help="folder for the results")
     parser.add_argument("--part", type=_part, default=(1, 1), help="I/N: only train each N-th model, from the I-th on")
     parser.add_argument("--rounds", type=positive, default=ROUNDS, help="turns of each model, when decoding is timed")
     arguments = parser.parse_args(argv)

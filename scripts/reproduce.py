@@ -31,7 +31,7 @@ from flash_lm.analysis.reproduction import plot_quality_against_step_time, repro
 from flash_lm.analysis.results import newest_results
 from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.study import write_study
-from flash_lm.command import apply_overrides, load_module, positive, run, words_of
+from flash_lm.command import apply_overrides, load_module, local_path, positive, run, words_of
 from flash_lm.config import parse
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, append_jsonl, read_lines, write_jsonl
@@ -187,12 +187,10 @@ def main(argv: list[str]) -> None:
         metavar="LAUNCHER",
         help="only print a command for each run, starting with this launcher, such as scripts/launch/tpu_pod.sh",
     )
-    parser.add_argument(
-        "--run", type=pathlib.Path, metavar="FOLDER", help="of the study: make its runs, in this folder"
-    )
+    parser.add_argument("--run", type=local_path, metavar="FOLDER", help="of the study: make its runs, in this folder")
     parser.add_argument("--parts", metavar="NAMES", help="of the study: separated by spaces; default: all")
     parser.add_argument("--time", action="store_true", help="of the study: time the steps of its models")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
+    parser.add_argument("--out", required=True, type=local_path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
     if arguments.scale == "small" and not arguments.corpus:
         raise InputError("--scale=small needs a corpus: give --corpus=stdlib, text files, or the folder of a data set")

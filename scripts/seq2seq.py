@@ -10,12 +10,11 @@ run again, it goes on where it stopped. OUT gets table.md, verdicts.jsonl and se
 
 import argparse
 import functools
-import pathlib
 
 from flash_lm.analysis.figure import can_draw
 from flash_lm.analysis.hypotheses import verdict_table
 from flash_lm.analysis.seq2seq import best, plot_seq2seq, seq2seq_table, summary
-from flash_lm.command import load_config, load_module, run, words_of
+from flash_lm.command import load_config, load_module, local_path, run, words_of
 from flash_lm.errors import InputError
 from flash_lm.jsonl import write_jsonl
 from flash_lm.rate_study import rates_then_seeds
@@ -27,8 +26,8 @@ def main(argv: list[str]) -> None:
     """Trains and scores what is missing, and writes table.md, verdicts.jsonl and seq2seq.png."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", required=True, help="a file of configs/seq2seq/, with MODELS, RATES and RULES")
-    parser.add_argument("--runs", required=True, type=pathlib.Path, help="folder for runs in progress")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
+    parser.add_argument("--runs", required=True, type=local_path, help="folder for runs in progress")
+    parser.add_argument("--out", required=True, type=local_path, help="folder for the results")
     parser.add_argument("--only", metavar="NAME,…", help="names of models to train; default: all")
     arguments, words = parser.parse_known_args(argv)
     module, out = load_module(arguments.config), arguments.out

@@ -23,7 +23,6 @@ import numpy as np
 from flash_lm.allocator import user_environment
 from flash_lm.analysis.implementations import rates_of
 from flash_lm.command import load_module, run, words_of
-from flash_lm.config import parse
 from flash_lm.data.batches import evaluation_batches
 from flash_lm.data.share import whole_batch
 from flash_lm.errors import InputError, RunError
@@ -171,7 +170,7 @@ def make(task: Task, python: pathlib.Path, folder: pathlib.Path) -> list[Line]:
         "length": config.data.length,
         "step": train.steps,
         "trained_length": config.data.length,
-        "batch_tokens": parse(config).data.tokens_per_batch,
+        "batch_tokens": config.data.tokens_per_batch,
         "share": float(name),
         "peer_versions": answer["peer_versions"],
         **provenance(answer["device"]),

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flash_lm.analysis.transfer import BASELINE, write_transfer
-from flash_lm.command import load_module, run
+from flash_lm.command import load_module, local_path, run
 from flash_lm.data.splits import load_splits
 from flash_lm.data.tokenizers import train_sentencepiece
 from flash_lm.errors import InputError
@@ -169,13 +169,13 @@ def main(argv: list[str]) -> None:
     }.items():
         command = commands.add_parser(name, help=function.__doc__)
         command.set_defaults(function=function)
-        command.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
+        command.add_argument("--out", required=True, type=local_path, help="folder to write")
         if name == "data":
-            command.add_argument("imdb", type=pathlib.Path, help="folder of train, test and unlabelled.parquet")
+            command.add_argument("imdb", type=local_path, help="folder of train, test and unlabelled.parquet")
         if name in ("run", "baselines"):
-            command.add_argument("--data", required=True, type=pathlib.Path, help="folder that `data` has written")
+            command.add_argument("--data", required=True, type=local_path, help="folder that `data` has written")
         if name == "run":
-            command.add_argument("--runs", required=True, type=pathlib.Path, help="folder for runs in progress")
+            command.add_argument("--runs", required=True, type=local_path, help="folder for runs in progress")
     arguments = parser.parse_args(argv)
     arguments.function(arguments)
 

@@ -14,6 +14,7 @@ from oracles.sizes import parameters
 
 from flash_lm.command import apply_overrides, load_config, load_module, mesh_shapes, whole_numbers
 from flash_lm.config import parse, parse_model, telling, upgrade
+from flash_lm.configs import quickstart
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.models.family import FAMILIES, complete, complete_config
@@ -357,3 +358,38 @@ def test_keys_of_a_later_version_do_not_change_what_a_run_is():
 )
 def test_regexes_on_the_command_line(text, expected):
     assert load_config("quickstart", [f"--config.train.freeze={text}"]).train.freeze == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "length", "accumulate", "rows"),
+    [
+        ((-1, 1, 1), 512, 1, 8),
+        ((2, 4, 1), 512, 1, 8),
+        ((1, 1, 8), 512, 1, 4),
+        ((-1, 1, 4), 512, 3, 6),
+        ((-1, 1, 1), 128, 1, 16),
+        ((-1, 1, 1), 96, 1, 24),
+        ((1, 1, -1), 4096, 1, 1),
+    ],
+)
+def test_an_open_batch_is_the_least_that_the_devices_share(shape, length, accumulate, rows):
+    """At least 2048 tokens; there are eight devices here."""
+    config = quickstart.get_config()
+    config.mesh.shape, config.train.accumulate, config.data.length, config.model.max_length = (
+        shape,
+        accumulate,
+        length,
+        length,
+    )
+    data = parse(config).data
+    assert (data.batch_size, data.tokens_per_batch) == (rows, rows * length)
+
+
+def test_a_set_of_more_text_than_a_run_reads_is_streamed():
+    """Else all of it would be downloaded and tokenised first."""
+    large = ("cerebras/SlimPajama-627B", "allenai/c4")
+    files = [path for path in CONFIGS if path.stem.endswith(("_340m", "_c4"))]
+    assert len(files) > 5
+    for path in files:
+        data = load_module(str(path)).get_config().data
+        assert data.name in large and data.streaming, path

@@ -5,6 +5,7 @@ import importlib
 import pathlib
 import re
 import shlex
+import tomllib
 
 import pytest
 from small import ROOT, load_script
@@ -20,6 +21,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # A block of Python runs unless it names what no clone has: a run, or a module of the reader's own.
 NOT_HERE = ("runs/", "my_package", "127.0.0.1")
 MISSING = "--config.plugins=my_package.families"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
@@ -96,6 +98,9 @@ def test_a_command_parses(command, monkeypatch):
         compile(words[1], command, "exec")
     elif first == "python":
         check_script(words[0], words[1:], monkeypatch)
+    elif first == "pip":
+        (extras,) = re.findall(r"\[(.*)\]", words[-1])
+        assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
     elif "/" in first:
         assert (ROOT / first).exists()
     else:

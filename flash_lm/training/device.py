@@ -1,9 +1,30 @@
-"""Free memory of the first device."""
+"""The devices: free memory of the first one, and whether JAX leaves an accelerator unused."""
 
+import glob
+import logging
+import os
 import pathlib
 import re
+from collections.abc import Mapping
 
 import jax
+
+_log = logging.getLogger(__name__)
+# Files of a driver -> what JAX is to be installed for.
+_DRIVERS = {"/dev/nvidia[0-9]*": "cuda", "/dev/accel*": "tpu"}
+
+
+def report_unused_accelerator(drivers: Mapping[str, str] = _DRIVERS) -> None:
+    """Logs a line if JAX runs on the CPU of a machine with a GPU or TPU, and nobody has asked for that."""
+    if jax.default_backend() != "cpu" or os.environ.get("JAX_PLATFORMS"):
+        return
+    for files, name in drivers.items():
+        if found := glob.glob(files):
+            _log.warning(
+                "this machine has %s, but JAX runs on its CPU: run make setup DEVICE=%s, or set JAX_PLATFORMS=cpu",
+                found[0],
+                name,
+            )
 
 
 def free_memory() -> int | None:

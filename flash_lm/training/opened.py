@@ -10,7 +10,7 @@ from flash_lm.config import parse
 from flash_lm.data.token_cache import OwnCorpus
 from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
-from flash_lm.run_name import RunName, run_name
+from flash_lm.run_name import RunName, check_local, run_name
 from flash_lm.training import saved
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.initial import like_parent, tokenizer_of
@@ -58,6 +58,7 @@ def opened(workdir: pathlib.Path, config: Any) -> Iterator[OpenRun]:
         InputError: a bad config; or the folder holds something else, a run of another config, or a run that another
             process is training.
     """
+    check_local(workdir)
     parse(config)
     _look(workdir, config)  # do not lock a folder of something else
     with locked(workdir):

@@ -6,9 +6,9 @@
 #
 # A first word without dashes names another command than train, such as evaluate.
 #
-# Start it in the repository, after `make setup` and `.venv/bin/pip install "jax[cuda12]"`. The repository, the workdir and
+# Start it in the repository, after `make setup DEVICE=cuda`. The repository, the workdir and
 # --config.data.cache_dir lie on a disk that all nodes share. Two minutes before the job's time is over, the run saves and
-# ends; submit it again to continue. When a node fails, the job is queued again and continues from the newest checkpoint.
+# ends with exit code 75; submit it again to continue. When a node fails, the job is queued again and continues from the newest checkpoint.
 #SBATCH --ntasks-per-node=1
 #SBATCH --signal=TERM@120
 #SBATCH --requeue

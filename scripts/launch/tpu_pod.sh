@@ -6,8 +6,8 @@
 #
 # A first word without dashes names another command than train, such as evaluate.
 #
-# Before: `gcloud auth login`; on every host the repository at ~/flash_lm, with `make setup` and then
-# `.venv/bin/pip install "jax[tpu]"`; and a disk that all hosts share, for the workdir and --config.data.cache_dir.
+# Before: `gcloud auth login`; on every host the repository at ~/flash_lm, with `make setup DEVICE=tpu`; and a disk that
+# all hosts share, such as Filestore or a bucket mounted with gcsfuse, for the workdir and --config.data.cache_dir.
 set -euo pipefail
 : "${TPU:?name of the slice}" "${ZONE:?its zone}"
 command=train

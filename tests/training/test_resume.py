@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from small import flat, write_corpus
 
-from flash_lm.config import filled
+from flash_lm.config import filled, parse
 from flash_lm.data import token_cache
 from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
@@ -318,3 +318,13 @@ def test_optimizers_with_states_of_their_own_resume_to_the_bit(config, tmp_path,
     assert found == whole
     (result,) = evaluate(tmp_path / "run", "validation")
     assert np.isclose(result["loss"], whole[max(step for step, _ in whole), "validation"], rtol=1e-6)
+
+
+def test_a_run_keeps_the_batch_that_its_first_devices_needed(config, tmp_path):
+    """An open one: a resume on fewer devices would have another."""
+    mine = changed(config, {"data.tokens_per_batch": None, "train.steps": 3})
+    train(mine, tmp_path / "run", should_stop=stop_after(1))
+    written = json.loads((tmp_path / "run" / "config.json").read_text())["data"]["tokens_per_batch"]
+    assert written == parse(mine).data.tokens_per_batch
+    less = changed(config, {"data.tokens_per_batch": None, "train.steps": 3, "mesh.shape": (1, 1, 8)})
+    assert run_folder.check_config(tmp_path / "run", less).data.tokens_per_batch == written

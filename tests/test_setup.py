@@ -1,0 +1,41 @@
+"""`make setup`: a wrong Python or device is one line; an environment that was begun before is made anew."""
+
+import subprocess
+import sys
+
+import pytest
+from small import ROOT
+
+
+@pytest.fixture
+def setup(tmp_path):
+    old = tmp_path / "old"
+    old.write_text(
+        f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = (3, 10, 13); exec(sys.argv[2])" "$@"\n'
+    )
+    old.chmod(0o755)
+
+    def make(*words: str) -> tuple[int, str, list[str]]:
+        command = ["make", "setup", f"VENV={tmp_path / 'venv'}", *(word.replace("OLD", str(old)) for word in words)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr.splitlines()
+
+    yield make
+    assert not (tmp_path / "venv").exists()
+
+
+def test_another_python_is_named(setup):
+    code, _, (line, _) = setup("PYTHON=OLD")
+    assert code and line.startswith("error: ")
+    assert line.endswith("old is Python 3.10, and 3.11 to 3.13 is needed: name one, as in make setup PYTHON=python3.12")
+
+
+def test_another_device_is_refused(setup):
+    code, _, (line,) = setup("DEVICE=gpu")
+    assert code and "DEVICE=gpu must be cpu, cuda, cuda12 or tpu" in line
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda12", "tpu"])
+def test_a_device_has_its_packages_and_nothing_stays_of_an_older_environment(setup, device):
+    code, out, _ = setup("-n", f"DEVICE={device}")
+    assert not code and "-m venv --clear" in out and f'-e ".[{device}]"' in out
