@@ -98,7 +98,7 @@ class LoadedModel:
         Args:
             text: the prompt, or prompts.
             max_tokens: most new tokens.
-            seed: random seed of samples.
+            seed: random seed of samples, of 64 bits; -1: another one each time.
             settings: temperature, top_k, top_p, …: the fields of `inference.settings.Sampling`; or beams and
                 length_penalty, those of `BeamSearch`, for the best answer of a search instead of a sample.
 

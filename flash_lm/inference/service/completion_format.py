@@ -1,6 +1,6 @@
 """Requests and answers of /v1/completions, in the format of OpenAI's API, and of the tokenizer's endpoints."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator
 
@@ -12,12 +12,14 @@ _MOST_STOPS, _LONGEST_STOP = 16, 200
 
 Ids = list[int]
 Prompt = str | list[str] | Ids | list[Ids]
+Zero = Annotated[float, Field(ge=0, le=0)]  # a number without effect
 
 
 class StreamOptions(Asked):
     """What a stream has besides the text."""
 
     include_usage: bool = Field(False, description="a last event has the numbers of tokens")
+    include_obfuscation: Literal[False] = Field(False, description="not supported")
 
 
 class CompletionAsked(SamplingAsked):
@@ -39,11 +41,11 @@ class CompletionAsked(SamplingAsked):
     stop: str | list[str] | None = Field(None, description="the text ends before the first of these texts")
     stream: bool = False
     stream_options: StreamOptions | None = None
-    best_of: int | None = Field(None, ge=1, description="not supported, unless it is n")
-    presence_penalty: float = Field(0.0, ge=0, le=0, description="not supported")
-    frequency_penalty: float = Field(0.0, ge=0, le=0, description="not supported")
-    logit_bias: None = Field(None, description="not supported")
-    suffix: None = Field(None, description="not supported")
+    best_of: int | None = Field(None, ge=1, description="only n is supported")
+    presence_penalty: Zero = Field(0.0, description="not supported")
+    frequency_penalty: Zero = Field(0.0, description="not supported")
+    logit_bias: dict[str, Zero] = Field({}, description="not supported")
+    suffix: Literal[""] = Field("", description="not supported")
     user: str | None = Field(None, max_length=1000, description="not used")
 
     @field_validator("prompt", mode="before")

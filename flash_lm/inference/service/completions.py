@@ -27,6 +27,7 @@ from flash_lm.inference.service.limits import Limits
 from flash_lm.inference.service.scheduler import Row
 from flash_lm.inference.service.services import TextService
 from flash_lm.inference.service.stops import UpToAStop
+from flash_lm.inference.settings import drawn_seed
 from flash_lm.inference.token_scores import TokenScore
 from flash_lm.inference.trained_model import TrainedModel
 
@@ -100,7 +101,7 @@ class Completions:
         if count > most:
             raise InputError(f"{count} rows are over the limit of {most} of this service: ask for fewer")
         sampling, tokenizer = asked.sampling(), self._trained.tokenizer
-        seed = secrets.randbits(32) if asked.seed is None else asked.seed
+        seed = drawn_seed(-1 if asked.seed is None else asked.seed)
         found = []
         for prompt in asked.prompts:
             ids, first = self._ids(prompt)

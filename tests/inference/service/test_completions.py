@@ -10,7 +10,9 @@ import pytest
 from flash_lm.data.tokenizers import ByteTokenizer
 from flash_lm.inference.generation import Generator
 from flash_lm.inference.sampling import Sampling
+from flash_lm.inference.service.completion_format import CompletionAsked, TokenizeAsked
 from flash_lm.inference.service.completions import BEGIN, END
+from flash_lm.inference.service.requests import TextAsked
 from flash_lm.inference.service.stops import UpToAStop
 from inference.service.serving import gauge, random_model, service, until
 
@@ -61,6 +63,42 @@ def test_samples_have_seeds_of_their_own(text, generator):
     assert [one["index"] for one in found["choices"]] == [0, 1, 2]
     twice = [complete(text, prompt="ab", temperature=1, max_tokens=20)["choices"][0]["text"] for _ in range(2)]
     assert twice[0] != twice[1]  # without a seed
+
+
+@pytest.mark.parametrize("seed", [2**40 + 5, 2**63 - 1, -(2**63), -5])
+def test_a_seed_has_64_bits(text, generator, seed):
+    one = lambda seed: complete(text, prompt="ab", seed=seed, temperature=1, max_tokens=20)["choices"][0]["text"]
+    (alone,) = generator.generate(["ab"], 20, Sampling(), seed)
+    assert one(seed) == alone.text != one(seed % 2**32)
+
+
+def test_a_seed_of_minus_one_is_none(text):
+    asked = {"prompt": "ab", "seed": -1, "max_tokens": 20}
+    assert len({complete(text, **asked, temperature=1)["choices"][0]["text"] for _ in range(3)}) == 3
+    assert len({text.post("/api/generate", json=asked).json()["text"] for _ in range(3)}) == 3
+
+
+def test_null_is_the_default_and_what_has_no_effect_is_accepted(text):
+    asked = {"prompt": "a naïve", "seed": 3, "max_tokens": 9}
+    whole = complete(text, **asked, temperature=1.0)["choices"]
+    optional = CompletionAsked.model_fields.keys() - asked.keys()
+    assert complete(text, **asked, **dict.fromkeys(optional))["choices"] == whole
+    nothing = {
+        "logit_bias": {},
+        "suffix": "",
+        "best_of": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "stop": [],
+    }
+    nothing |= {"user": "somebody", "stream_options": {"include_usage": None, "include_obfuscation": False}}
+    client = openai.OpenAI(base_url=f"{text.server.url}/v1", api_key="none", max_retries=0)
+    assert client.completions.create(model=NAME, **asked, **nothing).choices[0].text == whole[0]["text"]
+    assert complete(text, **asked, temperature=1, logit_bias={"50": 0})["choices"] == whole
+    for path, kind, found in (("/api/generate", TextAsked, "text"), ("/tokenize", TokenizeAsked, "tokens")):
+        bodies = {"prompt": "ab"}, dict.fromkeys(kind.model_fields) | {"prompt": "ab"}
+        without, null = (text.post(path, json=body).json()[found] for body in bodies)
+        assert without == null
 
 
 def test_echo_and_logprobs_are_those_of_the_model(text, generator):
@@ -158,7 +196,10 @@ def test_a_stream_is_the_answer_in_pieces(text):
         ({"prompt": "a", "best_of": 3}, "best_of=3 is not supported"),
         ({"prompt": "a", "logprobs": 6}, "logprobs: Input should be less than or equal to 5"),
         ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty: Input should be less than or equal to 0"),
-        ({"prompt": "a", "suffix": "b"}, "suffix: Input should be None"),
+        ({"prompt": "a", "suffix": "b"}, "suffix: Input should be ''"),
+        ({"prompt": "a", "logit_bias": {"50": 1}}, "logit_bias.50: Input should be less than or equal to 0"),
+        ({"prompt": None}, "prompt: Value error, must be a text"),
+        ({"prompt": "a", "seed": 2**63}, "seed: Input should be less than 9223372036854775808"),
         ({"prompt": "a", "stop": [""]}, "stop: Value error, must be at most 16 texts of 1 to 200 characters"),
         ({"prompt": "a", "stream": True, "logprobs": 1}, "logprobs are not streamed"),
         ({"prompt": ["a"] * 69}, "69 rows are over the limit of 68"),

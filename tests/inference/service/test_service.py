@@ -144,7 +144,7 @@ BAD = {
     "a temperature between": ({"prompt": "a", "temperature": 1e-9}, "temperature=1e-09 must be 0"),
     "a negative one": ({"prompt": "a", "temperature": -1}, "temperature: "),
     "an unknown key": ({"prompt": "a", "top": 1}, "top: "),
-    "a large seed": ({"prompt": "a", "seed": 2**32}, "seed: "),
+    "a large seed": ({"prompt": "a", "seed": 2**63}, "seed: "),
     "no object": ([], "the body: "),
 }
 
