@@ -18,6 +18,7 @@ _LIMITS = {
     "prompt_tokens": "longest prompt, in tokens",
     "masks": "most [MASK]s per request",
     "new_tokens": "longest answer, in tokens",
+    "request_tokens": "most tokens of a request: of all its answers, each with its prompt",
     "seconds": "time limit of a request",
 }
 

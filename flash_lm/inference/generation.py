@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from flash_lm.data.tokenizers import MASK, Tokenizer
-from flash_lm.errors import InputError
+from flash_lm.errors import InputError, TooLongError
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.sampling import Sampling, SamplingArrays, chosen_seed
 from flash_lm.inference.settings import BeamSearch
@@ -166,18 +166,18 @@ class Generator:
     def _check_source(self, tokens: int) -> None:
         most = self._trained.config.model.max_length
         if tokens > most:
-            raise InputError(
+            raise TooLongError(
                 f"a prompt of {tokens} tokens is over the limit of {most} of the encoder of {self._trained.name}: "
                 "shorten it"
             )
 
     def check_length(self, prompt: int, after: int, advice: str = "shorten the prompt or lower max_tokens") -> None:
-        """Raises InputError if a prompt of so many tokens and those after it have no room."""
+        """Raises TooLongError if a prompt of so many tokens and those after it have no room."""
         limit = self.engine.limit
         if self.engine.given == "source":
             self._check_source(prompt)
         if limit is not None and self.engine.places(prompt) + after > limit:
-            raise InputError(
+            raise TooLongError(
                 f"a prompt of {prompt} tokens and {after} after it are over the limit of {limit} positions of "
                 f"{self._trained.name}: {advice}"
             )

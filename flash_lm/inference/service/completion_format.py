@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator
+from starlette.responses import JSONResponse
 
 from flash_lm.inference.service.requests import Asked, SamplingAsked, Seed
 
@@ -189,7 +190,7 @@ class ProblemDetail(BaseModel):
     message: str
     type: Literal["invalid_request_error", "server_error"]
     param: None = None
-    code: None = None
+    code: Literal["context_length_exceeded"] | None = None
 
 
 class CompletionProblem(BaseModel):
@@ -198,7 +199,18 @@ class CompletionProblem(BaseModel):
     error: ProblemDetail | str = Field(description="a text if the request was refused before it was read")
 
     @classmethod
-    def of(cls, status: int, message: str) -> "CompletionProblem":
-        """With the kind that belongs to a status."""
+    def of(cls, status: int, message: str, **more: Any) -> "CompletionProblem":
+        """With the kind that belongs to a status; `more`: further fields."""
         kind = "invalid_request_error" if status < 500 else "server_error"
-        return cls(error=ProblemDetail(message=message, type=kind))
+        return cls(error=ProblemDetail(message=message, type=kind, **more))
+
+
+def of_openai(path: str) -> bool:
+    """Whether the answers of a path have the format of OpenAI's API."""
+    return path.startswith("/v1/")
+
+
+def too_long(message: str) -> JSONResponse:
+    """The answer to a prompt that is too long: clients know it by its status and its code."""
+    problem = CompletionProblem.of(400, message, code="context_length_exceeded")
+    return JSONResponse(problem.model_dump(), 400)

@@ -9,8 +9,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from flash_lm.errors import InputError
-from flash_lm.inference.service.completion_format import CompletionProblem
+from flash_lm.errors import InputError, TooLongError
+from flash_lm.inference.service.completion_format import CompletionProblem, of_openai, too_long
 from flash_lm.inference.service.limits import Limits
 from flash_lm.inference.service.requests import Problem
 from flash_lm.inference.service.scheduler import BusyError, ClosedError, FailedError
@@ -28,7 +28,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     503: {"model": Problem, "description": "Busy, or shutting down"},
     504: {"model": Problem, "description": "Took too long"},
 }
-STATUS = {InputError: 422, FailedError: 500, BusyError: 503, ClosedError: 503, TimeoutError: 504}
+STATUS = {InputError: 422, TooLongError: 422, FailedError: 500, BusyError: 503, ClosedError: 503, TimeoutError: 504}
 
 
 class LeftError(Exception):
@@ -65,12 +65,14 @@ def add_errors(app: FastAPI, limits: Limits) -> None:
     """Answers every error with a message."""
 
     def answer(request: Request, status: int, text: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-        of_openai = request.url.path.startswith("/v1/")
-        body = CompletionProblem.of(status, text) if of_openai else Problem(error=text)
-        return JSONResponse(body.model_dump(), status, headers)
+        if of_openai(request.url.path):
+            return JSONResponse(CompletionProblem.of(status, text).model_dump(), status, headers)
+        return JSONResponse(Problem(error=text).model_dump(), status, headers)
 
     async def sentence(request: Request, error: Exception) -> JSONResponse:
         status, text = problem(error, limits)
+        if isinstance(error, TooLongError) and of_openai(request.url.path):
+            return too_long(text)
         return answer(request, status, text, {"Retry-After": "1"} if status == 503 else None)
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:

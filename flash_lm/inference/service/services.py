@@ -98,7 +98,7 @@ class TextService(_OfRows):
         """
         limit, most = self._generator.engine.limit, self._limits.new_tokens
         self._limits.check("a prompt", prompt, self._limits.prompt_tokens)
-        self._limits.check("max_tokens, an answer", max_tokens or 0, most)
+        self._limits.check_new(max_tokens or 0)
         self._generator.check_length(prompt, 1 if max_tokens is None else max_tokens)
         if max_tokens is not None:
             return max_tokens
@@ -142,6 +142,7 @@ class CoupletService(_OfRows):
         prompt, length = self._writer.question(asked.first)
         self._limits.check("a first line", len(prompt), self._limits.prompt_tokens)
         self._limits.check("a first line, and so a second one", length, self._limits.new_tokens)
+        self._limits.check_all([len(prompt) + length] * asked.candidates)
         seed = drawn_seed(asked.seed)
         return [Row(prompt, asked.sampling(), seed, i, length) for i in range(asked.candidates)]
 

@@ -30,7 +30,7 @@ from flash_lm.training.state import ModelFunction
 
 LABELS = ("bad", "good", "so so")
 CHARACTERS = "春夏秋冬東南西北山水"
-LIMITS = Limits(rows=4, waiting=64, prompt_tokens=64, masks=8, new_tokens=64, seconds=60)
+LIMITS = Limits(rows=4, waiting=64, prompt_tokens=64, masks=8, new_tokens=64, request_tokens=4000, seconds=60)
 
 
 def random_model(kind: str, family: str = "flash", keys: Mapping[str, Any] | None = None) -> TrainedModel:
