@@ -190,7 +190,7 @@ class ProblemDetail(BaseModel):
     message: str
     type: Literal["invalid_request_error", "server_error"]
     param: None = None
-    code: Literal["context_length_exceeded"] | None = None
+    code: Literal["context_length_exceeded", "invalid_api_key"] | None = None
 
 
 class CompletionProblem(BaseModel):

@@ -14,12 +14,14 @@ from flash_lm.inference.service.completion_format import CompletionProblem, of_o
 from flash_lm.inference.service.limits import Limits
 from flash_lm.inference.service.requests import Problem
 from flash_lm.inference.service.scheduler import BusyError, ClosedError, FailedError
+from flash_lm.inference.service.security import HEADERS
 
 Answer = TypeVar("Answer")
 _CLIENT_LEFT = 499
 _LONGEST_SENTENCE = 500  # characters: names in a request may have any length
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "Not UTF-8, or unknown host name"},
+    401: {"model": Problem, "description": "No API key, or a wrong one"},
     408: {"model": Problem, "description": "Received too slowly"},
     411: {"model": Problem, "description": "Chunked request"},
     413: {"model": Problem, "description": "Too large"},
@@ -92,7 +94,8 @@ def add_errors(app: FastAPI, limits: Limits) -> None:
         return Response(status_code=_CLIENT_LEFT)  # nobody reads it
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        return answer(request, 500, "the service has a bug: see its log")
+        # Outside of the middleware, which has not seen it.
+        return answer(request, 500, "the service has a bug: see its log", HEADERS)
 
     for kind in STATUS:
         app.add_exception_handler(kind, sentence)
