@@ -22,6 +22,7 @@ from flash_lm.errors import InputError, RunError
 from flash_lm.plugins import import_plugins
 from flash_lm.schema import unknown_key
 from flash_lm.tables import CORPORA, TASKS
+from flash_lm.terminal import CLOSED, output_is_closed, prepare_output
 
 _log = logging.getLogger(__name__)
 _CONFIGS = pathlib.Path(__file__).parent / "configs"
@@ -40,11 +41,17 @@ def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.Argument
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)  # absl has set it up
     logging.getLogger("flash_lm").setLevel(logging.INFO)
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs the folders that it opens
+    prepare_output()
     if flags:
         flags().parse_known_args(sys.argv[1:])
     use_huge_pages()
     try:
         main(sys.argv[1:])
+        print(end="", flush=True)  # here, where a full disk is reported
+    except BrokenPipeError:
+        if not output_is_closed():
+            raise
+        sys.exit(CLOSED)
     except PermissionError as error:
         print(f"error: permission denied for {error.filename}: choose another folder", file=sys.stderr)
         sys.exit(2)
