@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import pathlib
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -72,7 +73,11 @@ def write_weights(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> Non
     for file, names in parts.filename_to_tensors.items():
         # Not np.ascontiguousarray, which turns a scalar into a vector.
         part = {name: np.asarray(arrays[name], order="C") for name in names}
-        save_file(part, folder / file, metadata={"format": "np"})
+        path = folder / file
+        path.touch()
+        usual = stat.S_IMODE(path.stat().st_mode)
+        save_file(part, path, metadata={"format": "np"})
+        path.chmod(usual)  # the library renames a temporary file, which only its owner can read
     if parts.is_sharded:
         write_json(folder / INDEX, {"metadata": parts.metadata, "weight_map": parts.tensor_to_filename})
 
