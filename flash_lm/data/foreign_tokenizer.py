@@ -91,8 +91,8 @@ class HuggingFaceTokenizer:
         ]:
             more = f" and {len(kept) - _LISTED} more" if len(kept) > _LISTED else ""
             raise InputError(
-                f"{rows} rows of embeddings for {self.vocab_size} tokens: delete {', '.join(kept[:_LISTED])}{more} from "
-                "tokenizer.json, or give config.json the vocab_size of the weights if they have more rows"
+                f"{rows} rows of embeddings for {self.vocab_size} tokens: delete {', '.join(kept[:_LISTED])}{more} "
+                "from tokenizer.json, or give config.json the vocab_size of the weights if they have more rows"
             )
         content["added_tokens"] = [x for x in added if x["content"] not in left_out]
         pieces = [x for x in vocab if (x if isinstance(vocab, dict) else x[0]) not in left_out]

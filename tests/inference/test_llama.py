@@ -147,11 +147,8 @@ def test_special_tokens_without_an_embedding_are_left_out(imported, copied_forei
 @pytest.mark.parametrize(
     ("add", "told"),
     [
-        (
-            lambda x: x.add_tokens(["a word"]),
-            "321 tokens: delete 'a word' (id 320) of added_tokens from tokenizer.json",
-        ),
-        (lambda x: x.add_special_tokens(["<|last|>"]), "321 tokens: delete '<|last|>' (id 320) of added_tokens"),
+        (lambda x: x.add_tokens(["a word"]), "321 tokens: delete 'a word' (id 320) of added_tokens from tokenizer"),
+        (lambda x: x.add_special_tokens(["<|last|>"]), "delete '<|last|>' (id 320, an end of texts) of added_tokens"),
     ],
     ids=["not special", "end of text"],
 )
