@@ -19,7 +19,7 @@ from flash_lm.errors import InputError
 from flash_lm.jsonl import append_jsonl, read_lines
 from flash_lm.models.family import unread
 from flash_lm.moved import places
-from flash_lm.plugins import import_plugins
+from flash_lm.plugins import check_plugins
 from flash_lm.provenance import config_hash
 from flash_lm.schema import SECTIONS
 from flash_lm.training import labels as labels_file
@@ -202,7 +202,7 @@ def read_config(workdir: pathlib.Path) -> Any:
     """The config of the run in `workdir`, with the changes of its resumes.
 
     Raises:
-        InputError: there is no run, or its config.json is damaged.
+        InputError: there is no run, its config.json is damaged, or it asks for plugins that the user has not named.
     """
     path = pathlib.Path(workdir) / _CONFIG
     try:
@@ -224,14 +224,14 @@ def read_config(workdir: pathlib.Path) -> Any:
         )
     if not isinstance(values, dict) or not all(isinstance(values.get(x), dict) for x in ("model", "data", "train")):
         raise _damaged(path)
-    import_plugins(plugins_of(values), pathlib.Path(workdir))
+    check_plugins(plugins_of(values), pathlib.Path(workdir))
     for group, section in (name.split(".") for name in SECTIONS):
         if not isinstance(values[group].get(section, {}), dict):
             raise _damaged(path)
     config = ConfigDict(upgrade(_tuples(values)))
     changes = path.with_name(_CHANGES)
     for line in read_lines(changes):
-        if "plugins" in line:  # we never write this, and plugins would be executed
+        if "plugins" in line:  # we never write this, and it would be read after they are checked
             raise _damaged(changes)
         config.update_from_flattened_dict({place: x for key, x in _tuples(line).items() for place in places(key)})
     return config
