@@ -11,6 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from flash_lm.errors import InputError
+from flash_lm.json_file import load_json, parse_json
 
 # Usual names of begin- and end-of-text.
 _USUAL = {
@@ -32,7 +33,7 @@ class HuggingFaceTokenizer:
         Raises:
             InputError: it is not such a tokenizer.
         """
-        self._model, about = model, json.loads(model)
+        self._model, about = model, parse_json(model)
         try:
             self._tokenizer = Tokenizer.from_str(json.dumps(about["tokenizer"]))
         except Exception as error:  # the library raises nothing more specific
@@ -44,6 +45,8 @@ class HuggingFaceTokenizer:
         self.begin, self.end = about["begin"], about["end"]
         self._added = self._tokenizer.get_added_tokens_decoder()
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        if not all(type(i) is int and 0 <= i < self.vocab_size for i in (self.begin, self.end)):
+            raise InputError(f"begin-of-text {self.begin!r} or end-of-text {self.end!r} is no token")
         self.mask = self.vocab_size  # these tokenizers have none: use the id after the last
         self.fingerprint = hashlib.sha256(model).hexdigest()
 
@@ -167,9 +170,11 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
         InputError: it cannot be read, or is not a JSON object.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = load_json(path)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}: name the folder of a downloaded model") from None
+        raise InputError(
+            f"cannot read {path}: {error.strerror or 'no file'}: name the folder of a downloaded model"
+        ) from None
     except ValueError:
         found = None
     if not isinstance(found, dict):
