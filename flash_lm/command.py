@@ -24,6 +24,7 @@ from flash_lm.plugins import import_plugins
 from flash_lm.run_name import check_local
 from flash_lm.schema import unknown_key
 from flash_lm.tables import CORPORA, TASKS
+from flash_lm.terminal import CLOSED, output_is_closed, prepare_output
 
 _log = logging.getLogger(__name__)
 _CONFIGS = pathlib.Path(__file__).parent / "configs"
@@ -59,11 +60,17 @@ def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.Argument
     # Orbax logs the folders that it opens, and the tracebacks of failed writes, which reach us as exceptions as well.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     sys.unraisablehook = _report_unraisable
+    prepare_output()
     if flags:
         flags().parse_known_args(sys.argv[1:])
     use_huge_pages()
     try:
         main(sys.argv[1:])
+        print(end="", flush=True)  # here, where a full disk is reported
+    except BrokenPipeError:
+        if not output_is_closed():
+            raise
+        sys.exit(CLOSED)
     except OSError as error:
         if error.errno not in _FULL and (error.errno not in _OF_FILES or error.filename is None):
             raise

@@ -12,6 +12,10 @@ class InputError(ValueError):
         return cls("\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in problems))
 
 
+class TooLongError(InputError):
+    """A text that has more tokens than there is room for."""
+
+
 class RunError(RuntimeError):
     """A run that cannot continue although its input was good. Exit code 1."""
 

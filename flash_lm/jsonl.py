@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flash_lm.errors import InputError
+from flash_lm.json_file import parse_json
 
 Line = dict[str, Any]
 
@@ -19,9 +20,15 @@ def read_jsonl(path: pathlib.Path) -> list[Line]:
     content, found = path.read_bytes(), []
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].split(b"\n"), start=1):
         try:
-            found += [json.loads(line)] if line.strip() else []
+            found += [_object(line)] if line.strip() else []
         except ValueError:  # of JSON, or of UTF-8
             raise InputError(f"{path}: line {number} is damaged (not JSON): restore the file, or delete it") from None
+    return found
+
+
+def _object(line: bytes) -> Line:
+    if not isinstance(found := parse_json(line), dict):
+        raise ValueError("not a JSON object")
     return found
 
 

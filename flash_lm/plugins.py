@@ -1,4 +1,8 @@
-"""A user's own modules, which add rows to the tables when imported: families, tasks, corpora, optimizers."""
+"""A user's own modules, which add rows to the tables when imported: families, tasks, corpora, optimizers.
+
+Importing a module runs it. So only modules are imported that the user has named: in a command, a call, or a config
+file, which is Python itself. The config.json of a run or an export is data, and may come from somebody else.
+"""
 
 import importlib
 import importlib.util
@@ -7,34 +11,45 @@ from collections.abc import Iterable
 
 from flash_lm.errors import InputError, first_line
 
+_LONGEST = 200  # characters of names that an error repeats
+_named: set[str] = set()  # by the user, since the process began
 
-def import_plugins(names: Iterable[str], workdir: pathlib.Path | None = None) -> None:
-    """Imports the modules that `config.plugins` names; a module that is already imported is not imported again.
+
+def import_plugins(names: Iterable[str]) -> None:
+    """Imports modules that the user has named; a module that is already imported is not imported again.
 
     Args:
         names: module names such as my_package.families.
-        workdir: the workdir of the run that names them. A module inside it is not imported: a run is data.
 
     Raises:
-        InputError: there is no such module, it is in the workdir, or its import fails.
+        InputError: there is no such module, or its import fails.
     """
     importlib.import_module("flash_lm.rows")  # before any plugin, so that none replaces a row
     for name in names:
         # Only of the first part: to find a module of a package would import the package.
         top = name.partition(".")[0]
-        found = importlib.util.find_spec(top) if top.isidentifier() and top != "__main__" else None
-        if found is None:
+        if not top.isidentifier() or top == "__main__" or importlib.util.find_spec(top) is None:
             raise InputError(f"plugins={name}: there is no module {top}: install it, or put its folder on PYTHONPATH")
-        places = [found.origin, *(found.submodule_search_locations or ())]
-        if workdir and any(place and _lies_in(pathlib.Path(place), workdir) for place in places):
-            raise InputError(f"plugins={name}: {top} is in {workdir}, and code in a run's folder is never executed")
         try:
             importlib.import_module(name)
         except InputError:
             raise
         except (Exception, SystemExit) as error:  # a module may do anything
             raise InputError(f"plugins={name}: {type(error).__name__}: {first_line(error)}") from error
+        _named.add(name)
 
 
-def _lies_in(place: pathlib.Path, folder: pathlib.Path) -> bool:
-    return place.resolve().is_relative_to(folder.resolve())
+def check_plugins(names: Iterable[str], folder: pathlib.Path) -> None:
+    """Checks that the user has named the plugins which the config of a folder asks for, so that they are imported.
+
+    Raises:
+        InputError: some are not named; says how to name them.
+    """
+    importlib.import_module("flash_lm.rows")  # the config is read with their keys
+    if missing := [name for name in names if name not in _named]:
+        asked = ",".join(missing)[:_LONGEST]
+        line = (
+            f"{folder} asks for plugins={asked}, and loading runs no code that you have not named: if you trust them, "
+            f"add --plugins={asked} (train and sweep: --config.plugins={asked}; flash_lm.load: plugins=[…])"
+        )
+        raise InputError.of([line])

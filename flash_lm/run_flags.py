@@ -3,13 +3,15 @@
 import argparse
 import pathlib
 
-from flash_lm.command import mesh_shapes
+from flash_lm.command import mesh_shapes, words_of
 from flash_lm.errors import InputError
+from flash_lm.plugins import import_plugins
 from flash_lm.run_name import HUB, RunName
 
 HOSTS = "auto | ADDRESS:PORT,COUNT,NUMBER"
 HOSTS_HELP = "run as one of several processes: of the detected cluster, or of COUNT, with process 0 at ADDRESS:PORT"
 CONFIG_HELP = "a config file, or the name of one, such as quickstart; --config.KEY=VALUE sets one of its keys"
+PLUGINS_HELP = "modules that the run asks for: importing them runs their code, so only those named here are imported"
 CACHE_HELP = "do not read or write the compilation cache; JAX_COMPILATION_CACHE_DIR selects another cache folder"
 
 
@@ -24,8 +26,23 @@ def add_cache_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no_compile_cache", action="store_true", help=CACHE_HELP)
 
 
+def add_plugins_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds --plugins, which `use_plugins` reads."""
+    parser.add_argument("--plugins", metavar="MODULE[,…]", default="", help=PLUGINS_HELP)
+
+
+def use_plugins(arguments: argparse.Namespace) -> None:
+    """Imports the modules that --plugins names.
+
+    Raises:
+        InputError: there is no such module, or its import fails.
+    """
+    if names := words_of(arguments.plugins):
+        import_plugins(names)
+
+
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds --workdir, --mesh and the flags of `begin`."""
+    """Adds --workdir, --mesh, --plugins and the flags of `begin`."""
     parser.add_argument(
         "--workdir",
         required=True,
@@ -33,11 +50,12 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         help="the run's folder, and which checkpoint; or the folder of an export, or hub:OWNER/NAME",
     )
     parser.add_argument("--mesh", default="-1,1,1", help="devices along data, fsdp and tensor; one may be -1: the rest")
+    add_plugins_flag(parser)
     add_begin_flags(parser)
 
 
 def run_of(arguments: argparse.Namespace) -> tuple[RunName, tuple[int, ...]]:
-    """Parses the run and the mesh, and calls `begin` before JAX looks for devices.
+    """Parses the run and the mesh, imports the plugins, and calls `begin` before JAX looks for devices.
 
     Raises:
         InputError: the checkpoint's name or the mesh is wrong, or the other hosts cannot be reached.
@@ -48,6 +66,7 @@ def run_of(arguments: argparse.Namespace) -> tuple[RunName, tuple[int, ...]]:
     if len(meshes) > 1:
         raise InputError(f"--mesh={arguments.mesh} must be a single mesh of three numbers, such as 1,2,4")
     begin(arguments)
+    use_plugins(arguments)
     return name, meshes[0]
 
 

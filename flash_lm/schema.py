@@ -288,6 +288,23 @@ def _checked(name: str, value: Any, kind: type, about: Mapping[str, Any], proble
     return value
 
 
+def ill_typed(values: Mapping[str, Any], cls: type, prefix: str = "") -> Iterator[str]:
+    """Yields a sentence on each group or key of a config that is missing or of a wrong type; no rule is checked."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for name, kind in members(cls).items():
+        if name not in values:
+            yield f"{prefix}{name} is missing"
+        elif dataclasses.is_dataclass(kind):
+            if isinstance(values[name], Mapping):
+                yield from ill_typed(values[name], typing.cast(type, kind), f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name} is no group of keys"
+        else:
+            problems: list[str] = []
+            _checked(prefix + name, values[name], kind, {**fields[name].metadata, "rules": ()}, problems)
+            yield from problems
+
+
 def unknown_key(prefix: str, name: str, known: list[str]) -> str:
     """The message for an unknown key: where the key is now, or the most similar one."""
     if prefix + name in MOVED:

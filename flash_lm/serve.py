@@ -2,6 +2,8 @@
 
 import argparse
 import dataclasses
+import os
+import re
 import signal
 import socket
 import sys
@@ -12,12 +14,14 @@ from flash_lm.errors import InputError, first_line, missing_package
 from flash_lm.inference.service.limits import Limits
 from flash_lm.run_flags import add_run_flags, run_of
 
+_KEY = "FLASH_LM_API_KEY"
 _LIMITS = {
     "rows": "answers generated at the same time",
     "waiting": "answers that may wait in the queue",
     "prompt_tokens": "longest prompt, in tokens",
     "masks": "most [MASK]s per request",
     "new_tokens": "longest answer, in tokens",
+    "request_tokens": "most tokens of a request: of all its answers, each with its prompt",
     "seconds": "time limit of a request",
 }
 
@@ -34,6 +38,12 @@ def flags() -> argparse.ArgumentParser:
         "each further host name that clients use",
     )
     parser.add_argument("--port", type=int, default=8000, help="0: any free port; default: %(default)s")
+    parser.add_argument(
+        "--api_key",
+        metavar="KEY",
+        help=f"clients must send it, as Authorization: Bearer KEY; default: the environment variable {_KEY}, which "
+        "other users of this machine cannot read; neither: no key",
+    )
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of parameters and computation; default: as trained")
     for name, help_ in _LIMITS.items():
         default = getattr(defaults, name)
@@ -52,6 +62,7 @@ def main(argv: list[str]) -> None:
     from flash_lm.inference.trained_model import load_model
     from flash_lm.training.hosts import is_first, lost_hosts_reported
 
+    key = _key(arguments.api_key)
     limits = Limits(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Limits)})
     hosts = arguments.host or ["127.0.0.1"]
     name, mesh = run_of(arguments)
@@ -67,13 +78,22 @@ def main(argv: list[str]) -> None:
         raise InputError(f"cannot listen on {where}: {first_line(error)}: choose another --host or --port") from None
     with listening:
         trained = load_model(name, dtype=arguments.dtype, mesh_shape=mesh)
-        app = build_app(trained, limits, [*hosts, socket.gethostname()])
+        app = build_app(trained, limits, [*hosts, socket.gethostname()], key)
         host, port = listening.getsockname()[:2]
         host = f"[{host}]" if family == socket.AF_INET6 else host
         print(f"http://{host}:{port} serves a page to try {trained.name}; press Ctrl-C to stop", flush=True)
         for ending in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises these again when all answers are finished
             signal.signal(ending, lambda *_: sys.exit(0))
         server(app, arguments.seconds).run(sockets=[listening])
+
+
+def _key(flag: str | None) -> str | None:
+    """The key of --api_key, or of the environment; raises InputError if no client could send it."""
+    key = os.environ.get(_KEY) if flag is None else flag
+    if key is not None and not re.fullmatch("[!-~]+", key):  # an empty one is a mistake, and would let everybody in
+        where = _KEY if flag is None else "--api_key"
+        raise InputError(f"{where} must be one or more visible ASCII characters, without spaces: choose another key")
+    return key
 
 
 if __name__ == "__main__":

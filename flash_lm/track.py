@@ -7,6 +7,7 @@ from typing import Any
 
 from flash_lm.command import run
 from flash_lm.errors import InputError, missing_package
+from flash_lm.run_flags import add_plugins_flag, use_plugins
 from flash_lm.run_name import RunName, run_name
 
 TRACKERS = ("trackio", "wandb")  # both have init, log and finish
@@ -18,6 +19,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("workdirs", nargs="+", metavar="RUN", help="folders of runs")
     parser.add_argument("--to", required=True, choices=TRACKERS, help="the tracker's package, which must be installed")
     parser.add_argument("--project", default="flash_lm", help="the project there")
+    add_plugins_flag(parser)
     return parser
 
 
@@ -29,6 +31,7 @@ def main(argv: list[str]) -> None:
     from flash_lm.jsonl import read_lines
     from flash_lm.training import workdir as run_folder
 
+    use_plugins(arguments)
     names = labels([_folder(word) for word in arguments.workdirs])
     metrics = {label: read_lines(name.workdir / "metrics.jsonl") for label, name in names.items()}
     if without := [str(names[label]) for label, lines in metrics.items() if not lines]:

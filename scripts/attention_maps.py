@@ -18,6 +18,7 @@ from flash_lm.errors import missing_package
 from flash_lm.inference.loaded import LoadedModel
 from flash_lm.inference.trained_model import load_model
 from flash_lm.models.attention_weights import AttentionMap
+from flash_lm.run_flags import add_plugins_flag, use_plugins
 
 _TEXT = pathlib.Path(argparse.__file__)  # a text on every machine, from the default corpus
 _INCHES = (1.9, 2.0)
@@ -68,7 +69,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--text", help="default: the beginning of a module of Python's library")
     parser.add_argument("--tokens", type=positive, default=256, help="most tokens of the text")
     parser.add_argument("--out", required=True, type=local_path, help="the PNG file to write")
+    add_plugins_flag(parser)
     arguments = parser.parse_args(argv)
+    use_plugins(arguments)
     if importlib.util.find_spec("matplotlib") is None:
         raise missing_package("matplotlib", "plot")
     model = load_model(arguments.workdir)

@@ -16,6 +16,7 @@ from flash_lm.analysis.page import write_page
 from flash_lm.analysis.results import labels
 from flash_lm.command import local_path, run
 from flash_lm.errors import InputError
+from flash_lm.run_flags import add_plugins_flag, use_plugins
 
 
 def main(argv: list[str]) -> None:
@@ -25,7 +26,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--split", default="test", help="split of the table (default: test)")
     parser.add_argument("--out", required=True, type=local_path, help="folder for the files")
     parser.add_argument("--prompt", default="", help="a text for each run to continue, on the page")
+    add_plugins_flag(parser)
     arguments = parser.parse_args(argv)
+    use_plugins(arguments)
     out = arguments.out
     text = write_comparison(arguments.workdirs, arguments.split, out)
     if text is None:

@@ -18,6 +18,7 @@ from flash_lm.data.splits import load_splits
 from flash_lm.errors import InputError, missing_package
 from flash_lm.inference.images import ImageGenerator
 from flash_lm.inference.trained_model import load_model
+from flash_lm.run_flags import add_plugins_flag, use_plugins
 from flash_lm.tables import CORPORA
 
 _BORDER = 2  # pixels between images
@@ -56,7 +57,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--temperature", type=float, default=1.0, help="0: always the most likely value")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     parser.add_argument("--out", required=True, type=local_path, help="folder to write")
+    add_plugins_flag(parser)
     arguments = parser.parse_args(argv)
+    use_plugins(arguments)
     columns = math.isqrt(arguments.samples)
     if columns**2 != arguments.samples:
         raise InputError(f"--samples={arguments.samples} must be a square number, such as {columns**2}")

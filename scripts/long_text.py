@@ -20,6 +20,7 @@ from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.inference.trained_model import TrainedModel, load_model
 from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.provenance import provenance
+from flash_lm.run_flags import add_plugins_flag, use_plugins
 from flash_lm.tables import TASKS
 
 _GRAM = 4  # tokens
@@ -55,7 +56,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--samples", type=positive, default=4, help="texts per run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", required=True, type=pathlib.Path)
+    add_plugins_flag(parser)
     arguments = parser.parse_args(argv)
+    use_plugins(arguments)
     for workdir in arguments.workdirs:
         trained = load_model(workdir)
         if TASKS[trained.config.task].answers != "continue":

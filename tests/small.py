@@ -1,12 +1,15 @@
 """A corpus and a run small enough for every test that trains."""
 
+import contextlib
 import importlib.util
 import json
 import os
 import pathlib
 import random
+import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 
 from ml_collections import ConfigDict
@@ -61,6 +64,19 @@ def write_pairs(folder: pathlib.Path, pairs: list[tuple[str, str]]) -> pathlib.P
         lines = "".join(json.dumps({"de": a, "en": b}) + "\n" for a, b in pairs)
         (folder / f"{split}.jsonl").write_text(lines, encoding="utf-8")
     return folder
+
+
+@contextlib.contextmanager
+def shared_as_usual(folder: pathlib.Path, mask: int = 0o027) -> Iterator[None]:
+    """Sets the umask; afterwards everything in a new folder must have the permissions that it gives."""
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
+    assert len(modes) > 1
+    assert modes == {path: (0o777 if path.is_dir() else 0o666) & ~mask for path in modes}
 
 
 def documents(corpus, split: str) -> list[str]:

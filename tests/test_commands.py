@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -185,3 +186,41 @@ def test_the_papers_config_without_a_network_names_the_corpus_that_needs_none(tm
     workdir = tmp_path / "run"
     (line,) = failure(train.main, ["--config=configs/flash_base.py", f"--workdir={workdir}"], monkeypatch, capsys)
     assert "--config.data.corpus=stdlib" in line and not workdir.exists()
+
+
+def printing(text: str, **environment: str) -> subprocess.Popen:
+    """A command that prints a text, as all commands do: by way of `run`."""
+    program = f"from flash_lm.command import run; run(lambda words: print({text}))"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env=os.environ | environment, **pipes)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [("ascii", b"a caf?, ?\n"), ("latin-1", b"a caf\xe9, ?\n"), ("utf-8", "a café, 猫\n".encode())],
+)
+def test_a_terminal_gets_what_it_can_show(encoding, shown):
+    out, err = printing("'a café, 猫'", PYTHONIOENCODING=encoding).communicate(timeout=60)
+    assert (out, err) == (shown, b"")
+
+
+@pytest.mark.parametrize("text", ["'猫' * 10**6", "'in the buffer until the end'"])
+def test_a_reader_that_stops_early_ends_a_command_quietly(text):
+    process = printing(text)
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait(timeout=60) == 141
+
+
+def test_help_that_nobody_reads_ends_quietly():
+    process = command("flash_lm", "generate", "--help")
+    process.stdout.close()
+    assert process.stderr.read() == "" and process.wait(timeout=60) == 0
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_output_to_a_full_disk_is_one_line():
+    program = "from flash_lm.command import run; run(lambda words: print('a'))"
+    with open("/dev/full", "w") as full:
+        words = {"stdout": full, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT, "check": False}
+        done = subprocess.run([sys.executable, "-c", program], **words)
+    assert done.returncode == 1 and done.stderr == "error: a file: No space left on device: free space\n"

@@ -1,16 +1,17 @@
 """Rows from a user's modules: on the command line, in a run, and their errors."""
 
+import argparse
 import json
 import os
 import pathlib
-import shutil
-import subprocess
 import sys
 
 import pytest
+from ml_collections import ConfigDict
 from small import as_overrides, command, finish, small_config
 
-from flash_lm import schema
+import flash_lm
+from flash_lm import evaluate, export, generate, plugins, schema, serve
 from flash_lm.command import load_config
 from flash_lm.config import parse
 from flash_lm.configs.base import get_config
@@ -19,7 +20,10 @@ from flash_lm.jsonl import read_jsonl
 from flash_lm.layers.attention import GAUOptions
 from flash_lm.models.family import complete
 from flash_lm.plugins import import_plugins
+from flash_lm.run_flags import use_plugins
 from flash_lm.tables import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
+from flash_lm.training.initial import like_parent
+from flash_lm.training.workdir import check_branch, check_config, read_config
 
 HERE = pathlib.Path(__file__).parent
 
@@ -49,9 +53,12 @@ def run(tmp_path_factory) -> pathlib.Path:
     mine += ["--config.task=last_tokens", "--config.model.biased.pull=0.5", "--config.train.log_every=1"]
     mine += ["--config.data.last.tokens=3"]
     environment = os.environ | {"PYTHONPATH": str(HERE)}
-    _, err = finish(command("flash_lm.train", *words, *as_overrides(config), *mine, env=environment))
+    train = ["flash_lm.train", *words, *as_overrides(config), *mine]
+    _, err = finish(command(*train, env=environment))
     told = next(line for line in err.splitlines() if line.startswith("family powers does not read "))
     assert "model.gau.heads" in told and "powers.power" not in told and "linear.chunk_size" not in told
+    out, _ = finish(command(*train, env=environment))  # the same command resumes the run
+    assert "all 4 steps are done" in out
     return folder / "run"
 
 
@@ -64,30 +71,80 @@ def test_a_run_knows_its_plugins(run):
     assert last["bias"] < first["bias"] and last["bias"] > 1
     assert values["train"]["signs"] == {"share": 0.25} and values["data"]["counting"] == {"lines": 30}
     environment = os.environ | {"PYTHONPATH": str(HERE)}
-    finish(command("flash_lm.evaluate", f"--workdir={run}", env=environment))
+    named = [f"--workdir={run}", "--plugins=outside"]
+    finish(command("flash_lm.evaluate", *named, env=environment))
     (line,) = read_jsonl(run / "results.jsonl")
     assert (line["task"], line["corpus"], line["family"]) == ("last_tokens", "counting", "powers")
     assert "word_perplexity" not in line  # which is of all tokens
     rows = 30 * 2 * 11 // 32  # two documents of at least eleven bytes a line, each a token
     assert 3 * rows < line["tokens"] <= 3 * (rows + 4)
-    generate = ["flash_lm.generate", f"--workdir={run}", "--prompt=the", "--max_tokens=3"]
+    generate = ["flash_lm.generate", *named, "--prompt=the", "--max_tokens=3"]
     finish(command(*generate, env=environment))
     _, err = finish(command(*generate), code=2)  # another directory, without it
     assert err.count("\n") == 1 and "plugins=outside: there is no module outside: install it" in err
 
 
-def test_nothing_is_run_out_of_a_workdir(run, tmp_path):
-    copied = shutil.copytree(run, tmp_path / "run")
-    shutil.copy(HERE / "outside.py", copied)
-    program = "import pathlib; from flash_lm.training import workdir; workdir.read_config(pathlib.Path.cwd())"
-    words, path = [sys.executable, "-c", program], {"PYTHONPATH": f"{copied}:{HERE.parent}"}
-    done = subprocess.run(words, capture_output=True, text=True, cwd=copied, env=os.environ | path, check=False)
-    assert "outside is in" in done.stderr and "code in a run's folder is never executed" in done.stderr
-    values = json.loads((copied / "config.json").read_text())
-    (copied / "config.json").write_text(json.dumps(values | {"plugins": []}))
-    (copied / "changes.jsonl").write_text('{"plugins": ["outside"]}\n')
-    done = subprocess.run(words, capture_output=True, text=True, cwd=copied, env=os.environ | path, check=False)
-    assert "changes.jsonl is damaged" in done.stderr
+@pytest.fixture
+def evil(tmp_path, monkeypatch) -> pathlib.Path:
+    """A run from somebody else whose config names a module beside it, as Python finds it from the parent folder."""
+    folder = tmp_path / "models" / "evil"
+    folder.mkdir(parents=True)
+    config = get_config()
+    config.plugins = ("models.evil.payload", "this")
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    (folder / "payload.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return pathlib.Path("models/evil")
+
+
+def _child(key: str, folder: pathlib.Path) -> ConfigDict:
+    config = get_config()
+    config.train[key] = str(folder)
+    return config
+
+
+DOORS = {
+    "load": lambda folder: flash_lm.load(folder),
+    "the wrong plugins": lambda folder: flash_lm.load(folder, plugins=["colorsys"]),
+    "generate": lambda folder: generate.main([f"--workdir={folder}", "--prompt=a"]),
+    "evaluate": lambda folder: evaluate.main([f"--workdir={folder}"]),
+    "export": lambda folder: export.main([f"--workdir={folder}", "--out=out", "--license=mit"]),
+    "serve": lambda folder: serve.main([f"--workdir={folder}", "--port=0"]),
+    "config": lambda folder: load_config(str(folder), []),
+    "a new run there": lambda folder: check_config(folder, get_config()),
+    "branch": lambda folder: check_branch(folder, _child("branch_from", folder)),
+    "init": lambda folder: like_parent(_child("init_from", folder), str(folder)),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_loading_runs_no_code_that_was_not_named(evil, door):
+    """Neither of the folder nor of an installed module."""
+    told = "asks for plugins=models.evil.payload,this, and loading runs no code that you have not named: .* --plugins="
+    with pytest.raises(InputError, match=told):
+        DOORS[door](evil)
+    assert not pathlib.Path("ran").exists() and not {"models", "this"} & sys.modules.keys()
+
+
+def test_what_was_named_is_imported(undone, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(HERE))
+    config = get_config()
+    config.plugins = ("outside",)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    monkeypatch.setattr(plugins, "_named", set())
+    with pytest.raises(InputError, match="asks for plugins=outside"):
+        read_config(tmp_path)
+    assert "outside" not in sys.modules
+    use_plugins(argparse.Namespace(plugins="outside"))
+    assert read_config(tmp_path).plugins == ("outside",) and "powers" in FAMILIES
+
+
+def test_a_change_of_a_run_names_no_plugin(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(get_config().to_dict()))
+    (tmp_path / "changes.jsonl").write_text('{"plugins": ["outside"]}\n')
+    with pytest.raises(InputError, match="changes.jsonl is damaged"):
+        read_config(tmp_path)
 
 
 def test_a_config_from_before_the_import_gets_the_new_keys(undone, tmp_path):

@@ -11,12 +11,14 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from flash_lm.errors import InputError
+from flash_lm.json_file import load_json, parse_json
 
 # Usual names of begin- and end-of-text.
 _USUAL = {
     "bos": ("<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "[CLS]"),
     "eos": ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]"),
 }
+_LISTED = 3  # tokens that an error names
 SPACE = "▁"  # U+2581, SentencePiece's sign for a space, which others have adopted
 
 
@@ -31,7 +33,7 @@ class HuggingFaceTokenizer:
         Raises:
             InputError: it is not such a tokenizer.
         """
-        self._model, about = model, json.loads(model)
+        self._model, about = model, parse_json(model)
         try:
             self._tokenizer = Tokenizer.from_str(json.dumps(about["tokenizer"]))
         except Exception as error:  # the library raises nothing more specific
@@ -43,6 +45,8 @@ class HuggingFaceTokenizer:
         self.begin, self.end = about["begin"], about["end"]
         self._added = self._tokenizer.get_added_tokens_decoder()
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        if not all(type(i) is int and 0 <= i < self.vocab_size for i in (self.begin, self.end)):
+            raise InputError(f"begin-of-text {self.begin!r} or end-of-text {self.end!r} is no token")
         self.mask = self.vocab_size  # these tokenizers have none: use the id after the last
         self.fingerprint = hashlib.sha256(model).hexdigest()
 
@@ -64,6 +68,40 @@ class HuggingFaceTokenizer:
         if any(i is None or not 0 <= i < found.vocab_size for i in ids):
             raise InputError(f"the tokenizer has no begin-of-text {begin!r} or no end-of-text {end!r}")
         return cls(json.dumps(about | dict(zip(("begin", "end"), ids, strict=True))).encode())
+
+    def within(self, rows: int) -> tuple["HuggingFaceTokenizer", list[str]]:
+        """This tokenizer without the special tokens for which a model has no row of embeddings, and their names.
+
+        Others have added such tokens, for padding say, and never gave them to the model.
+
+        Args:
+            rows: of the model's embeddings.
+
+        Raises:
+            InputError: tokens beyond them are in use; says where they are.
+        """
+        about = json.loads(self._model)
+        content, ends = about["tokenizer"], {self.begin, self.end}
+        added, vocab = content.get("added_tokens") or [], content["model"]["vocab"]
+        left_out = {x["content"] for x in added if x["id"] >= rows and x["special"] and x["id"] not in ends}
+        ids = vocab.items() if isinstance(vocab, dict) else ((piece[0], i) for i, piece in enumerate(vocab))
+        places = {"added_tokens": [(x["content"], x["id"]) for x in added], "model.vocab": [*ids]}
+        used = {name: (i, place) for place, all_ in places.items() for name, i in all_ if i >= rows}
+        if kept := [
+            f"{name!r} (id {i}{', an end of texts' if i in ends else ''}) of {place}"
+            for name, (i, place) in used.items()
+            if name not in left_out
+        ]:
+            more = f" and {len(kept) - _LISTED} more" if len(kept) > _LISTED else ""
+            raise InputError(
+                f"{rows} rows of embeddings for {self.vocab_size} tokens: delete {', '.join(kept[:_LISTED])}{more} "
+                "from tokenizer.json, or give config.json the vocab_size of the weights if they have more rows"
+            )
+        content["added_tokens"] = [x for x in added if x["content"] not in left_out]
+        pieces = [x for x in vocab if (x if isinstance(vocab, dict) else x[0]) not in left_out]
+        content["model"]["vocab"] = {x: vocab[x] for x in pieces} if isinstance(vocab, dict) else pieces
+        content["padding"] = None
+        return HuggingFaceTokenizer(json.dumps(about).encode()), sorted(left_out)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token ids of each text, without special tokens."""
@@ -132,9 +170,11 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
         InputError: it cannot be read, or is not a JSON object.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = load_json(path)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}: name the folder of a downloaded model") from None
+        raise InputError(
+            f"cannot read {path}: {error.strerror or 'no file'}: name the folder of a downloaded model"
+        ) from None
     except ValueError:
         found = None
     if not isinstance(found, dict):

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import pathlib
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -264,8 +265,9 @@ def _remove(folder: pathlib.Path) -> None:
 def _whole(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """A temporary folder that becomes `folder` at the end, or is removed after an error."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    partial.chmod(0o755)  # the cache may be shared
+    # Not tempfile's, which only its owner can read: the user's umask says who shares the cache.
+    partial = folder.parent / f".{folder.name}-{secrets.token_hex(8)}"
+    partial.mkdir()
     try:
         yield partial
         try:

@@ -16,6 +16,7 @@ import sentencepiece
 
 from flash_lm.data.foreign_tokenizer import SPACE, HuggingFaceTokenizer
 from flash_lm.errors import InputError
+from flash_lm.json_file import load_json
 
 # The first ids of every tokenizer made here, the same in all of them.
 MASK = "[MASK]"
@@ -291,8 +292,12 @@ def load_tokenizer(folder: pathlib.Path) -> Tokenizer:
         InputError: the folder holds no tokenizer.
     """
     try:
-        path = folder / _INFO_FILE
-        info = json.loads((path if path.exists() else folder / _OLD_INFO_FILE).read_text())
-        return _KINDS[info["kind"]]((folder / _MODEL_FILE).read_bytes())
-    except (OSError, ValueError, KeyError):
-        raise InputError(f"{folder} holds no tokenizer: train into a new --workdir") from None
+        path, model = folder / _INFO_FILE, folder / _MODEL_FILE
+        info = load_json(path if path.exists() else folder / _OLD_INFO_FILE)
+        if not model.is_file():  # a pipe would wait for ever
+            raise FileNotFoundError
+        return _KINDS[info["kind"]](model.read_bytes())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise InputError(
+            f"{folder} holds no tokenizer, or a damaged one: restore it, or train into a new --workdir"
+        ) from None

@@ -1,25 +1,28 @@
 """The keys of `config.mesh`."""
 
 import dataclasses
-import re
 
+from flash_lm.groups.regexes import MOST_REGEXES, regex_problem
 from flash_lm.schema import key
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
 
 def _sharding_rules(rules: tuple) -> str | None:
+    if len(rules) > MOST_REGEXES:
+        return f"at most {MOST_REGEXES} rules"
     for rule in rules:
         try:
             regex, spec = rule
-            re.compile(regex)
+            if (problem := regex_problem(regex)) is not None:
+                return f"pairs of a regex and mesh axes, and {regex!r:.80} {problem}"
             named = [axis for axis in spec if axis is not None]
             good = isinstance(spec, tuple) and set(named) <= set(MESH_AXES) and len(set(named)) == len(named)
-        except (TypeError, ValueError, re.error):
+        except (TypeError, ValueError):
             good = False
         if not good:
             axes = ", ".join(MESH_AXES)
-            return f"pairs of a regex and a tuple of different mesh axes ({axes}) or None, and {rule!r} is not"
+            return f"pairs of a regex and a tuple of different mesh axes ({axes}) or None, and {rule!r:.80} is not"
     return None
 
 

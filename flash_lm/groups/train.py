@@ -1,8 +1,8 @@
 """The keys of `config.train` that every optimizer shares."""
 
 import dataclasses
-import re
 
+from flash_lm.groups.regexes import MOST_REGEXES, regex_problem
 from flash_lm.schema import Group, above, at_least, fraction, key, one_of
 from flash_lm.tables import OPTIMIZERS
 
@@ -10,12 +10,11 @@ DECAYS = ("linear", "cosine", "sqrt")  # schedules with a final learning rate
 
 
 def _regexes(names: tuple) -> str | None:
-    for name in names:
-        try:
-            re.compile(name)
-        except (TypeError, re.error):
-            return f"regexes of parameters, such as ('embedding', 'layers/.*/kernel'), and {name!r} is not one"
-    return None
+    wanted = f"at most {MOST_REGEXES} regexes of parameters, such as ('embedding', 'layers/.*/kernel')"
+    problems = ((name, regex_problem(name)) for name in names[:MOST_REGEXES])
+    if found := next((f"{wanted}, and {name!r:.80} {problem}" for name, problem in problems if problem), None):
+        return found
+    return wanted if len(names) > MOST_REGEXES else None
 
 
 def _boundaries(steps: tuple) -> str | None:

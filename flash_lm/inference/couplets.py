@@ -9,7 +9,7 @@ from flash_lm.data.couplets import question
 from flash_lm.data.tokenizers import CharacterTokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import Engine
-from flash_lm.inference.sampling import Sampling, SamplingArrays
+from flash_lm.inference.sampling import Sampling, SamplingArrays, chosen_seed
 from flash_lm.inference.settings import BeamSearch
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.tables import CORPORA, TASKS
@@ -59,7 +59,7 @@ class CoupletWriter:
             first: a line of characters that occur in the training split.
             candidates: number of samples; duplicates are returned once.
             sampling: None: temperature 1, no filter.
-            seed: random seed.
+            seed: random seed, of 64 bits; -1: drawn.
 
         Returns:
             Different candidates, the most likely first.
@@ -69,7 +69,7 @@ class CoupletWriter:
         """
         if not 1 <= candidates <= _MOST_CANDIDATES:
             raise InputError(f"samples={candidates} must be from 1 to {_MOST_CANDIDATES}")
-        prompt, length = self.question(first)
+        (prompt, length), seed = self.question(first), chosen_seed(seed)
         carry = self.engine.prefill([prompt] * candidates, length)
         _, new = self.engine.advance(carry, SamplingArrays.of(sampling or Sampling()), seed, length)
         asked = np.s_[:candidates, :length]  # without the rows that pad the batch

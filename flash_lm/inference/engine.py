@@ -18,7 +18,7 @@ from flash_lm.errors import InputError, RunError
 from flash_lm.inference.decode_loop import DecodeLoop
 from flash_lm.inference.decoding import Decoding, Hypothesis, Scored, Tokens
 from flash_lm.inference.held_params import HeldParams
-from flash_lm.inference.sampling import SamplingArrays
+from flash_lm.inference.sampling import SamplingArrays, random_key
 from flash_lm.inference.settings import BeamSearch
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.training.hosts import fetched
@@ -138,10 +138,10 @@ class Engine:
         Args:
             carry: from `prefill` or `advance`; donated.
             settings: the sampling settings.
-            seed: random seed.
+            seed: random seed, of 64 bits.
             max_tokens: 1 or more.
         """
-        keys_B = self._loop.row_keys(jax.random.key(seed), len(carry.finished_B))
+        keys_B = self._loop.row_keys(random_key(seed), len(carry.finished_B))
         return self.advance_rows(carry, settings, keys_B, max_tokens)
 
     def advance_rows(

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from flash_lm.data.tokenizers import MASK, Tokenizer
-from flash_lm.errors import InputError
+from flash_lm.errors import InputError, TooLongError
 from flash_lm.inference.engine import Engine
-from flash_lm.inference.sampling import Sampling, SamplingArrays
+from flash_lm.inference.sampling import Sampling, SamplingArrays, chosen_seed
 from flash_lm.inference.settings import BeamSearch
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.tables import CORPORA, TASKS
 
 _STREAM_EVERY = 8  # tokens between two pieces of streamed text
-_MOST_TOKENS, _SEEDS = 2**20, 2**32
+_MOST_TOKENS = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +92,13 @@ class Generator:
             prompts: texts of any lengths, none empty.
             max_tokens: most new tokens per prompt.
             sampling: None: temperature 1, no filter.
-            seed: random seed; the same seed and row number always give the same draws.
+            seed: random seed, of 64 bits; the same seed and row number always give the same draws. -1: drawn.
 
         Raises:
             InputError: a prompt is empty, unknown to the tokenizer or too long for the positions, or a number is out
                 of range.
         """
-        rows = self.check(prompts, max_tokens, seed)
+        rows, seed = self.check(prompts, max_tokens), chosen_seed(seed)
         carry = self.engine.prefill(rows, max_tokens)
         _, new = self.engine.advance(carry, SamplingArrays.of(sampling or Sampling()), seed, max_tokens)
         found = []
@@ -111,7 +111,7 @@ class Generator:
 
     def search(self, prompts: Sequence[str], max_tokens: int, settings: BeamSearch) -> list[list[Answer]]:
         """The best continuations of each prompt, the best first, found by beam search; raises as `generate` does."""
-        rows = self.check(prompts, max_tokens, seed=0)
+        rows = self.check(prompts, max_tokens)
         text, reason = self._trained.text_of, {True: "end", False: "length"}
         return [
             [Answer(prompt, text(ids), ids, each, reason[finished], score) for ids, each, score, finished in found]
@@ -120,7 +120,7 @@ class Generator:
 
     def stream(self, prompt: str, max_tokens: int, sampling: Sampling | None = None, seed: int = 0) -> Iterator[str]:
         """Streams the text of `generate` in whole characters; raises at once, before the first piece."""
-        rows = self.check([prompt], max_tokens, seed)
+        rows, seed = self.check([prompt], max_tokens), chosen_seed(seed)
         settings = SamplingArrays.of(sampling or Sampling())
 
         def pieces() -> Iterator[str]:
@@ -150,12 +150,10 @@ class Generator:
             for prompt, text, ids, one in zip(prompts, continuations, after, scored, strict=True)
         ]
 
-    def check(self, prompts: Sequence[str], max_tokens: int, seed: int) -> list[np.ndarray]:
+    def check(self, prompts: Sequence[str], max_tokens: int) -> list[np.ndarray]:
         """Checks the arguments and returns the prompts' tokens; raises as `generate` does."""
         if not 1 <= max_tokens <= _MOST_TOKENS:
             raise InputError(f"max_tokens={max_tokens} must be from 1 to {_MOST_TOKENS}")
-        if not 0 <= seed < _SEEDS:
-            raise InputError(f"seed={seed} must be from 0 to {_SEEDS - 1}")
         rows = self._encode(prompts)
         self.check_length(max(len(row) for row in rows), max_tokens)
         return rows
@@ -168,18 +166,18 @@ class Generator:
     def _check_source(self, tokens: int) -> None:
         most = self._trained.config.model.max_length
         if tokens > most:
-            raise InputError(
+            raise TooLongError(
                 f"a prompt of {tokens} tokens is over the limit of {most} of the encoder of {self._trained.name}: "
                 "shorten it"
             )
 
     def check_length(self, prompt: int, after: int, advice: str = "shorten the prompt or lower max_tokens") -> None:
-        """Raises InputError if a prompt of so many tokens and those after it have no room."""
+        """Raises TooLongError if a prompt of so many tokens and those after it have no room."""
         limit = self.engine.limit
         if self.engine.given == "source":
             self._check_source(prompt)
         if limit is not None and self.engine.places(prompt) + after > limit:
-            raise InputError(
+            raise TooLongError(
                 f"a prompt of {prompt} tokens and {after} after it are over the limit of {limit} positions of "
                 f"{self._trained.name}: {advice}"
             )

@@ -1,5 +1,6 @@
 """Converts Llamas in Hugging Face's format to a folder that every command and `flash_lm.load` read."""
 
+import logging
 import os
 import pathlib
 from typing import Any
@@ -18,6 +19,7 @@ from flash_lm.provenance import config_hash, provenance
 from flash_lm.training.exported import new_folder, of_trained, open_weights, write_json, write_weights
 from flash_lm.training.state import ModelFunction
 
+_log = logging.getLogger(__name__)
 _DTYPES = {"F32", "F16", "BF16"}  # as safetensors calls them
 _LONGEST_ROW = 2048  # default length for evaluation: the whole context of a large model takes long
 
@@ -41,7 +43,7 @@ def import_hf(model: str | os.PathLike[str], out: str | os.PathLike[str]) -> pat
     settings = read_json(folder / "config.json")
     raw: Any = default_config()
     raw.model.update_from_flattened_dict(llama.model_keys(settings))
-    tokenizer = _tokenizer(folder)
+    tokenizer = _tokenizer(folder, raw.model.vocab_size)
     length = min(raw.model.max_length, _LONGEST_ROW)
     raw.data.update(tokenizer=tokenizer.kind, length=length, tokens_per_batch=length)
     try:
@@ -54,8 +56,6 @@ def import_hf(model: str | os.PathLike[str], out: str | os.PathLike[str]) -> pat
         raise
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{folder} cannot be read ({error}): download the model again") from None
-    if tokenizer.vocab_size > config.vocab_size:
-        raise InputError(f"{folder} has {config.vocab_size} rows of embeddings for {tokenizer.vocab_size} tokens")
     _check_shapes(params, ModelFunction(config, seed=0))
     # The corpus and the time of its training are unknown.
     facts = {"corpus": None, "tokenizer": tokenizer.fingerprint, "train_seconds": 0.0}
@@ -69,12 +69,26 @@ def import_hf(model: str | os.PathLike[str], out: str | os.PathLike[str]) -> pat
     return out
 
 
-def _tokenizer(folder: pathlib.Path) -> Tokenizer:
-    """Reads tokenizer.json, or else tokenizer.model, a SentencePiece model."""
+def _tokenizer(folder: pathlib.Path, rows: int) -> Tokenizer:
+    """Reads tokenizer.json, or else tokenizer.model, a SentencePiece model; without tokens that have no embedding."""
     model = folder / "tokenizer.model"
     if model.exists() and not (folder / "tokenizer.json").exists():
-        return SentencePieceTokenizer(model.read_bytes())
-    return read_tokenizer(folder)
+        found = SentencePieceTokenizer(model.read_bytes())
+        if found.vocab_size > rows:
+            raise InputError(
+                f"{model} has {found.vocab_size} pieces for {rows} rows of embeddings: give config.json the vocab_size "
+                f"of the weights, or a tokenizer.json with tokens 0 to {rows - 1} alone"
+            )
+        return found
+    found = read_tokenizer(folder)
+    if found.vocab_size <= rows:
+        return found
+    try:
+        found, left_out = found.within(rows)
+    except InputError as error:
+        raise InputError(f"{folder} has {error}") from None
+    _log.info("left out special tokens without a row of embeddings: %s", ", ".join(left_out))
+    return found
 
 
 def _dtype(place: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from flash_lm.inference.generation import Generator
 from flash_lm.inference.settings import BeamSearch, Sampling
 from flash_lm.inference.trained_model import TrainedModel, load_model
 from flash_lm.models.attention_weights import AttentionMap, attention_weights
+from flash_lm.plugins import import_plugins
 from flash_lm.run_name import RunName
 from flash_lm.training.evaluation import perplexity
 from flash_lm.training.hosts import fetched
@@ -98,7 +99,7 @@ class LoadedModel:
         Args:
             text: the prompt, or prompts.
             max_tokens: most new tokens.
-            seed: random seed of samples.
+            seed: random seed of samples, of 64 bits; -1: another one each time.
             settings: temperature, top_k, top_p, …: the fields of `inference.settings.Sampling`; or beams and
                 length_penalty, those of `BeamSearch`, for the best answer of a search instead of a sample.
 
@@ -236,6 +237,7 @@ def load(
     dtype: str | None = None,
     mesh: tuple[int, ...] = (-1, 1, 1),
     overrides: Sequence[str] = (),
+    plugins: str | Sequence[str] = (),
 ) -> LoadedModel:
     """Loads a trained model.
 
@@ -244,9 +246,11 @@ def load(
         dtype: dtype of parameters and computation, float32 or bfloat16; None: as trained.
         mesh: devices along (data, fsdp, tensor).
         overrides: words such as --config.model.quadratic.implementation=blocked, which change how it is computed.
+        plugins: modules that the run asks for. Importing one runs its code, so no other is imported.
 
     Raises:
-        InputError: there is no such run, checkpoint or model, or the mesh does not fit.
+        InputError: there is no such run, checkpoint or model, the mesh does not fit, or the run asks for other plugins.
     """
+    import_plugins([plugins] if isinstance(plugins, str) else plugins)
     name = downloaded(run)
     return LoadedModel(load_model(name, dtype=dtype, mesh_shape=mesh, overrides=overrides))

@@ -8,7 +8,7 @@ import numpy as np
 
 from flash_lm.inference.decoding import Decoding
 from flash_lm.inference.engine import Engine
-from flash_lm.inference.sampling import Sampling, SamplingArrays
+from flash_lm.inference.sampling import Sampling, SamplingArrays, random_key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class RunningBatch:
         Args:
             prompt: token ids, fewer than the capacity.
             sampling: the row's sampling settings.
-            seed: random seed.
+            seed: random seed, of 64 bits.
             number: the draws are the same as those of `Engine.advance` for its row of this number.
 
         Returns:
@@ -79,7 +79,7 @@ class RunningBatch:
                 self._last = prompt, self._engine.apart(prefilled)
             self._carry = self._engine.join(self._carry, row, self._last[1])
         self._samplings[row] = sampling
-        self._keys[row] = jax.random.key_data(jax.random.fold_in(jax.random.key(seed), number))
+        self._keys[row] = jax.random.key_data(jax.random.fold_in(random_key(seed), number))
         return row
 
     def advance(self, tokens: int) -> dict[int, Part]:

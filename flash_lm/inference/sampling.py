@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flash_lm.inference.settings import COLDEST, Sampling
+from flash_lm.inference.settings import COLDEST, Sampling, drawn_seed
+from flash_lm.training.hosts import of_all_hosts
 
 
 @jax.tree_util.register_dataclass
@@ -42,6 +43,17 @@ class SamplingArrays:
     def _from(values: dict[str, Any], filters: bool) -> "SamplingArrays":
         arrays = {x: np.asarray(y, np.int32 if x == "top_k" else np.float32) for x, y in values.items()}
         return SamplingArrays(**jax.device_put(arrays), filters=filters)
+
+
+def random_key(seed: int) -> jax.Array:
+    """The key of a seed of 64 bits; below 2³² it is `jax.random.key`, which reads no further bits."""
+    key, high = jax.random.key(seed & 0xFFFF_FFFF), seed >> 32 & 0xFFFF_FFFF
+    return jax.random.fold_in(key, high) if high else key
+
+
+def chosen_seed(seed: int) -> int:
+    """As `drawn_seed`, and the same on all hosts; every host calls it."""
+    return of_all_hosts(drawn_seed(seed))[0]
 
 
 def draw_tokens(logits_BxV: jax.Array, seen_BxV: jax.Array, keys_B: jax.Array, settings: SamplingArrays) -> jax.Array:

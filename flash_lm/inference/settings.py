@@ -1,6 +1,7 @@
 """The settings of generation. Imports nothing slow, so that --help is quick."""
 
 import dataclasses
+import secrets
 from typing import Any
 
 from flash_lm.errors import InputError
@@ -8,12 +9,13 @@ from flash_lm.errors import InputError
 COLDEST = 1e-4  # also the divisor at temperature 0, whose result is not used
 _TOP_K = 2**31 - 1
 _MOST_BEAMS = 256
+_SEEDS = range(-(2**63), 2**63)
 
 # flag -> its type, its default, and its help text
 Flags = dict[str, tuple[type, Any, str]]
 CAUSAL_ONLY: Flags = {
     "max_tokens": (int, 200, "new tokens"),
-    "seed": (int, 0, "random seed"),
+    "seed": (int, 0, "random seed; -1: another one each time"),
     "samples": (int, 1, "samples of the same prompt, in one batch (8 for couplets)"),
     "beams": (int, None, "search with so many beams instead of sampling; --samples of them are shown"),
     "length_penalty": (float, 0.6, "of the search: 0 ranks answers by probability, more prefers longer ones"),
@@ -95,6 +97,17 @@ class BeamSearch:
             "length_penalty": (0 <= self.length_penalty <= 10, "from 0 (none) to 10"),
         }
         _check(self, good)
+
+
+def drawn_seed(seed: int) -> int:
+    """A seed of sampling; another one each time for -1, which stands for none.
+
+    Raises:
+        InputError: it does not fit into 64 bits.
+    """
+    if seed not in _SEEDS:
+        raise InputError(f"seed={seed} must be from {_SEEDS[0]} to {_SEEDS[-1]}")
+    return secrets.randbits(32) if seed == -1 else seed
 
 
 def _check(settings: Any, good: dict[str, tuple[bool, str]]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from flash_lm.command import apply_overrides, check_path
-from flash_lm.config import Config
+from flash_lm.config import Config, parse
 from flash_lm.data.tasks import Given
 from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
@@ -170,7 +170,7 @@ def load_model(
     raw: Any = run_folder.read_config(name.workdir)
     _override(raw, overrides)
     raw.update_from_flattened_dict({"mesh.shape": mesh_shape})
-    saved_dtype = raw.model.param_dtype
+    saved_dtype = parse(raw).model.param_dtype
     if dtype:
         raw.update_from_flattened_dict({"model.dtype": dtype, "model.param_dtype": dtype})
     read = read_weights(name, raw, saved_dtype)

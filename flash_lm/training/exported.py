@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import pathlib
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from flash_lm.errors import InputError
+from flash_lm.json_file import load_json
 from flash_lm.training.state import Params
 
 WEIGHTS = "model.safetensors"
@@ -29,6 +31,15 @@ INDEX = f"{WEIGHTS}.index.json"
 _LARGEST_FILE = 5 * 10**9  # bytes, as the hub's own tools cut
 _PART = "model{suffix}.safetensors"  # the suffix is -00001-of-00003, or empty if there is one file
 _CONSTANTS = "constants"
+_ABOUT = {"run": str, "step": int, "config_hash": str, "facts": dict}
+_FACTS = {
+    "corpus": str | None,
+    "tokenizer": str,
+    "train_seconds": int | float,
+    "code": dict,
+    "parent": dict,
+    "checksums": dict,
+}
 
 
 def is_export(folder: pathlib.Path) -> bool:
@@ -72,7 +83,11 @@ def write_weights(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> Non
     for file, names in parts.filename_to_tensors.items():
         # Not np.ascontiguousarray, which turns a scalar into a vector.
         part = {name: np.asarray(arrays[name], order="C") for name in names}
-        save_file(part, folder / file, metadata={"format": "np"})
+        path = folder / file
+        path.touch()
+        usual = stat.S_IMODE(path.stat().st_mode)
+        save_file(part, path, metadata={"format": "np"})
+        path.chmod(usual)  # the library renames a temporary file, which only its owner can read
     if parts.is_sharded:
         write_json(folder / INDEX, {"metadata": parts.metadata, "weight_map": parts.tensor_to_filename})
 
@@ -86,7 +101,7 @@ def open_weights(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
     """
     index, files = folder / INDEX, {"": WEIGHTS}
     if index.exists():
-        if not isinstance(content := json.loads(index.read_text(encoding="utf-8")), dict):
+        if not isinstance(content := load_json(index), dict):
             raise ValueError(f"{INDEX} is not a JSON object")
         files = content.get("weight_map", {})
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
@@ -105,9 +120,24 @@ def about(folder: pathlib.Path) -> dict[str, Any]:
     """Where an export comes from: run, step, hash of the config, facts and versions.
 
     Raises:
-        OSError, ValueError, KeyError: the folder is damaged.
+        OSError, ValueError: the folder is damaged.
     """
-    return json.loads((folder / "config.json").read_text(encoding="utf-8"))["flash_lm"]
+    content = load_json(folder / "config.json")
+    made = content.get("flash_lm") if isinstance(content, dict) else None
+    if not isinstance(made, dict):
+        raise ValueError("config.json does not say what made the export")
+    if wrong := [key for key, kind in _ABOUT.items() if type(made.get(key)) is not kind]:
+        raise ValueError(f"config.json has no good {', '.join(wrong)}")
+    check_facts(made["facts"])
+    return made
+
+
+def check_facts(facts: Any) -> None:
+    """Raises ValueError if what a checkpoint or an export says of itself has wrong types; older ones say less."""
+    if not isinstance(facts, dict) or "corpus" not in facts:
+        raise ValueError("its facts name no corpus")
+    if wrong := [key for key, kinds in _FACTS.items() if key in facts and not isinstance(facts[key], kinds)]:
+        raise ValueError(f"its facts have a wrong {', '.join(wrong)}")
 
 
 def read_trained(folder: pathlib.Path, params: Params, constants: Params) -> tuple[int, Params, Params, dict[str, Any]]:

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Sequence
 
 from flash_lm.errors import InputError
+from flash_lm.json_file import load_json
 
 NAME = "labels.json"
 
@@ -23,6 +24,9 @@ def read_labels(folder: pathlib.Path) -> tuple[str, ...]:
     """
     path = folder / NAME
     try:
-        return tuple(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else ()
-    except (OSError, ValueError, TypeError):
-        raise InputError(f"{path} is damaged: restore it, or train into another --workdir") from None
+        found = load_json(path) if path.exists() else []
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise InputError(f"{path} is damaged: restore it, or train into another --workdir")
+    return tuple(found)

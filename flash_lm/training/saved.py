@@ -21,9 +21,10 @@ from etils import epath
 from flash_lm.data.token_cache import OwnCorpus
 from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError, first_line
+from flash_lm.json_file import load_json
 from flash_lm.run_name import BEST, NEWEST, RunName
 from flash_lm.training import workdir as run_folder
-from flash_lm.training.exported import about, is_export, read_trained
+from flash_lm.training.exported import about, check_facts, is_export, read_trained
 from flash_lm.training.fingerprint import fingerprint
 from flash_lm.training.hosts import of_all_hosts
 from flash_lm.training.hub import name_of_copy
@@ -127,7 +128,7 @@ def identity(name: RunName, step: int, params: Params, facts: Facts) -> Facts:
         "step": step,
         "config_hash": made.get("config_hash") or run_folder.hash_of_config(name.workdir),
         "params": fingerprint(params),
-        "corpus": facts["corpus"],
+        "corpus": facts.get("corpus"),
         **({"hub": copy} if (copy := name_of_copy(name.workdir)) else {}),
     } | {key: facts[key] for key in ("code", "parent") if key in facts}
 
@@ -203,8 +204,8 @@ def _best(workdir: pathlib.Path, there: list[int]) -> int:
     metric, scores = config.train.best_metric, {}
     for step in there:
         try:
-            score = json.loads((folder_of(workdir) / str(step) / "metrics" / "metrics").read_text())[metric]
-        except (OSError, ValueError, KeyError):
+            score = load_json(folder_of(workdir) / str(step) / "metrics" / "metrics")[metric]
+        except (OSError, ValueError, KeyError, TypeError):
             continue
         if isinstance(score, float) and math.isfinite(score):
             scores[step] = score
@@ -218,7 +219,9 @@ def _best(workdir: pathlib.Path, there: list[int]) -> int:
 
 
 def _facts(workdir: pathlib.Path, step: int) -> Facts:
-    return json.loads((folder_of(workdir) / str(step) / "facts" / "metadata").read_text(encoding="utf-8"))
+    facts = load_json(folder_of(workdir) / str(step) / "facts" / "metadata")
+    check_facts(facts)
+    return facts
 
 
 def _read(workdir: pathlib.Path, step: int, config: str | None, abstract: Tree) -> tuple[Tree, Facts]:

@@ -4,6 +4,7 @@ Changes made by a resumed run are lines of changes.jsonl; config.json stays as t
 """
 
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -13,15 +14,16 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
-from flash_lm.config import BATCH_TOKENS, filled, plugins_of, telling, unread_keys, upgrade
+from flash_lm.config import BATCH_TOKENS, Config, filled, plugins_of, telling, unread_keys, upgrade
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
-from flash_lm.errors import InputError
+from flash_lm.errors import InputError, first_line
+from flash_lm.json_file import load_json
 from flash_lm.jsonl import append_jsonl, read_lines
 from flash_lm.models.family import unread
 from flash_lm.moved import places
-from flash_lm.plugins import import_plugins
+from flash_lm.plugins import check_plugins
 from flash_lm.provenance import config_hash
-from flash_lm.schema import SECTIONS
+from flash_lm.schema import SECTIONS, ill_typed
 from flash_lm.training import labels as labels_file
 from flash_lm.training import lock
 from flash_lm.training.exported import is_export
@@ -29,6 +31,7 @@ from flash_lm.training.hosts import is_first, of_all_hosts
 
 _CONFIG, _CHANGES, _TOKENIZER = "config.json", "changes.jsonl", "tokenizer"
 _PARTIAL = f"{_CONFIG}.partial"
+_LISTED = 3  # problems of a damaged file
 _BEFORE_CONFIG = (lock.NAME, _PARTIAL, labels_file.NAME)  # what a run may leave if it is killed right after its start
 
 # Keys that may change when a run is resumed: for the model they change rounding, or nothing.
@@ -180,14 +183,14 @@ def fingerprint(workdir: pathlib.Path) -> str | None:
     path = workdir / _CONFIG
     if not path.exists():
         return None
-    flat = _flat(json.loads(path.read_text()))
+    flat = _flat(load_json(path))
     kept = {key: flat[key] for key in sorted(flat) if not key.startswith(_NOT_IN_FINGERPRINT)}
     return hashlib.sha256(json.dumps(kept).encode()).hexdigest()[:16]
 
 
 def hash_of_config(workdir: pathlib.Path) -> str:
     """`run_hash` of config.json as written."""
-    return run_hash(_of_run(json.loads((workdir / _CONFIG).read_text())))
+    return run_hash(_of_run(load_json(workdir / _CONFIG)))
 
 
 def run_hash(config: Mapping[str, Any]) -> str:
@@ -204,19 +207,15 @@ def read_config(workdir: pathlib.Path) -> Any:
     """The config of the run in `workdir`, with the changes of its resumes.
 
     Raises:
-        InputError: there is no run, or its config.json is damaged.
+        InputError: there is no run, its config.json is damaged, or it asks for plugins that the user has not named.
     """
     path = pathlib.Path(workdir) / _CONFIG
     try:
-        text = path.read_text(encoding="utf-8")
+        values = _of_run(load_json(path))
     except OSError:
         raise InputError(
             f"{workdir} holds no run: train one there with python -m flash_lm.train --workdir={workdir}"
         ) from None
-    except UnicodeDecodeError:
-        raise _damaged(path) from None
-    try:
-        values = _of_run(json.loads(text))
     except ValueError:
         raise _damaged(path) from None
     if isinstance(values, dict) and "model_type" in values:
@@ -226,17 +225,30 @@ def read_config(workdir: pathlib.Path) -> Any:
         )
     if not isinstance(values, dict) or not all(isinstance(values.get(x), dict) for x in ("model", "data", "train")):
         raise _damaged(path)
-    import_plugins(plugins_of(values), pathlib.Path(workdir))
+    check_plugins(plugins_of(values), pathlib.Path(workdir))
     for group, section in (name.split(".") for name in SECTIONS):
         if not isinstance(values[group].get(section, {}), dict):
             raise _damaged(path)
-    config = ConfigDict(upgrade(_tuples(values)))
+    config = _typed(path, upgrade(_tuples(values)))
     changes = path.with_name(_CHANGES)
     for line in read_lines(changes):
-        if "plugins" in line:  # we never write this, and plugins would be executed
+        if "plugins" in line:  # we never write this, and it would be read after they are checked
             raise _damaged(changes)
-        config.update_from_flattened_dict({place: x for key, x in _tuples(line).items() for place in places(key)})
-    return config
+        try:
+            config.update_from_flattened_dict({place: x for key, x in _tuples(line).items() for place in places(key)})
+        except (TypeError, ValueError, KeyError, AttributeError) as error:  # keys or values that no run has
+            raise _damaged(changes, [first_line(error)]) from None
+    return _typed(changes, config.to_dict())
+
+
+def _typed(path: pathlib.Path, values: dict[str, Any]) -> Any:
+    """The config with these values of a file; raises InputError if keys are missing or have wrong types."""
+    if wrong := list(itertools.islice(ill_typed(values, Config), _LISTED)):
+        raise _damaged(path, wrong)
+    try:
+        return ConfigDict(values)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:  # names that no key can have
+        raise _damaged(path, [first_line(error)]) from None
 
 
 def _of_run(values: Any) -> Any:
@@ -244,8 +256,9 @@ def _of_run(values: Any) -> Any:
     return values["config"] if isinstance(values, dict) and "config" in values else values
 
 
-def _damaged(path: pathlib.Path) -> InputError:
-    return InputError(f"{path} is damaged: restore it, or train into another --workdir")
+def _damaged(path: pathlib.Path, problems: Sequence[str] = ()) -> InputError:
+    why = f" ({'; '.join(problems)})" if problems else ""
+    return InputError.of([f"{path} is damaged{why}: restore it, or train into another --workdir"])
 
 
 def _is_free(key: str, config: Any) -> bool:

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import tokenizers
-from small import ROOT, small_config, write_corpus
+from small import ROOT, shared_as_usual, small_config, write_corpus
 
 from flash_lm.config import parse
 from flash_lm.data import text_files, token_cache
@@ -47,6 +47,11 @@ def test_it_is_tokenised_once(config, monkeypatch):
     second = load_tokenized(config)
     assert isinstance(second.splits["train"].tokens, np.memmap)
     assert (first.splits["train"].tokens == second.splits["train"].tokens).all()
+
+
+def test_the_umask_says_who_reads_it(config, tmp_path):
+    with shared_as_usual(tmp_path / "cache"):
+        load_tokenized(config)
 
 
 def test_changed_content_is_tokenised_again(config, tmp_path):

@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
-from small import small_config, tasks_of, write_corpus
+from small import shared_as_usual, small_config, tasks_of, write_corpus
 from tokenizers import Tokenizer
 
 import flash_lm
@@ -106,6 +106,12 @@ def exported(tmp_path_factory):
     append_jsonl(folder / "mine" / "results.jsonl", [other, score, score | {"own_corpus": False, "perplexity": 77.0}])
     write(trained, folder / "out", "cc-by-4.0")
     return trained, folder / "out"
+
+
+def test_the_umask_says_who_reads_an_export(exported, tmp_path):
+    trained, _ = exported
+    with shared_as_usual(tmp_path / "out"):
+        write(trained, tmp_path / "out", "mit")
 
 
 def test_three_lines(exported):

@@ -168,8 +168,10 @@ def test_bad_prompts(generator, causal):
     assert len(deaf.encode("a cat")) == 6
     with pytest.raises(InputError, match="does not know what begins with 'ïve cat' in the prompt"):
         deaf.encode("a naïve cat")
-    with pytest.raises(InputError, match="seed=-1 must be from 0 to 4294967295"):
-        generator.generate(["the"], 5, seed=-1)
+    with pytest.raises(
+        InputError, match="seed=9223372036854775808 must be from -9223372036854775808 to 9223372036854775807"
+    ):
+        generator.generate(["the"], 5, seed=2**63)
     with pytest.raises(InputError, match="the continuation is empty"):
         generator.score(["the"], [""])
     with pytest.raises(InputError, match="there is no prompt"):
@@ -298,7 +300,7 @@ BAD_ARGUMENTS = {
     "--prompt_file=/nowhere.txt": "cannot read the prompt from /nowhere.txt: No such file",
     "--prompt=the --top_p=0": "top_p=0.0 must be from 0.000001 to 1",
     "--prompt=the --max_tokens=0": "max_tokens=0 must be from 1 to",
-    "--prompt=the --seed=99999999999999999999": "must be from 0 to 4294967295",
+    "--prompt=the --seed=99999999999999999999": "must be from -9223372036854775808 to 9223372036854775807",
     "--prompt=the --continuation=": "the continuation is empty",
     "--prompt=the --candidates=3": "is a causal language model and does not support --candidates",
     "--prompt=the --beams=2 --top_k=3 --seed=1": "a beam search neither samples nor scores a given text: leave out "

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 
 import numpy as np
@@ -129,6 +130,39 @@ def test_a_foreign_model_is_scored_and_continued(imported):
     assert isinstance(model.generate("the", 5, temperature=0), str)
 
 
+def test_special_tokens_without_an_embedding_are_left_out(imported, copied_foreign, tmp_path, caplog):
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([f"<|{i}|>" for i in range(320 - tokenizer.get_vocab_size())] + ["<|pad|>", "<|x|>"])
+    tokenizer.enable_padding(pad_id=320, pad_token="<|pad|>")
+    tokenizer.save(str(copied_foreign / "tokenizer.json"))
+    with caplog.at_level("INFO", "flash_lm"):
+        model = flash_lm.load(flash_lm.import_hf(copied_foreign, tmp_path / "ours"))
+    assert "without a row of embeddings: <|pad|>, <|x|>" in caplog.text
+    assert model.tokenizer.vocab_size == 320
+    before = flash_lm.load(imported / "ours").tokenizer
+    for text in TEXTS:
+        assert model.tokenizer.encode([text])[0].tolist() == before.encode([text])[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("add", "told"),
+    [
+        (lambda x: x.add_tokens(["a word"]), "321 tokens: delete 'a word' (id 320) of added_tokens from tokenizer"),
+        (lambda x: x.add_special_tokens(["<|last|>"]), "delete '<|last|>' (id 320, an end of texts) of added_tokens"),
+    ],
+    ids=["not special", "end of text"],
+)
+def test_other_tokens_without_an_embedding_are_named(add, told, copied_foreign, tmp_path):
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([f"<|{i}|>" for i in range(320 - tokenizer.get_vocab_size())])
+    add(tokenizer)
+    tokenizer.save(str(copied_foreign / "tokenizer.json"))
+    end = "<|last|>" if "last" in told else "<|end|>"
+    (copied_foreign / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+    with pytest.raises(InputError, match=re.escape(told)):
+        flash_lm.import_hf(copied_foreign, tmp_path / "ours")
+
+
 @pytest.mark.slow
 def test_a_foreign_model_is_fine_tuned_and_evaluated(imported, tmp_path):
     corpus = write_corpus(tmp_path)
@@ -142,6 +176,12 @@ def test_a_foreign_model_is_fine_tuned_and_evaluated(imported, tmp_path):
     parent = json.loads((tmp_path / "child" / "config.json").read_text())
     assert parent["train"]["init_from"] == str(imported / "ours")
     assert load_tokenizer(tmp_path / "child" / "tokenizer").kind == "hf"
+
+
+@pytest.fixture
+def copied_foreign(imported, tmp_path):
+    """The folder of a model as others publish them, to be changed."""
+    return pathlib.Path(shutil.copytree(imported / "theirs", tmp_path / "theirs"))
 
 
 @pytest.fixture

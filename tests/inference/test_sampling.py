@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flash_lm.errors import InputError
-from flash_lm.inference.sampling import Sampling, SamplingArrays, draw_tokens
+from flash_lm.inference.sampling import Sampling, SamplingArrays, draw_tokens, random_key
 
 V, DRAWS = 12, 4000
 LOGITS = np.random.default_rng(0).normal(size=V).astype(np.float32) * 2
@@ -119,3 +119,11 @@ def test_all_errors_are_reported_at_once():
         Sampling(temperature=-1, top_p=2)
     assert len(str(error.value).splitlines()) == 2
     assert {f.name for f in dataclasses.fields(Sampling)} == set(BAD)
+
+
+def test_a_key_has_all_64_bits_of_its_seed():
+    for seed in (0, 5, 2**32 - 1):
+        assert random_key(seed) == jax.random.key(seed)  # as it was for these alone
+    seeds = [0, 5, -5, 2**32 - 5, 2**32, 2**32 + 5, 2**40, 2**40 + 5, 2**63 - 1, -(2**63), -1, 2**32 - 1]
+    keys = {tuple(np.asarray(jax.random.key_data(random_key(seed))).tolist()) for seed in seeds}
+    assert len(keys) == len(seeds)

@@ -29,6 +29,7 @@ from flash_lm.inference.service.requests import (
     TextAsked,
 )
 from flash_lm.inference.service.scheduler import FailedError
+from flash_lm.inference.service.security import Guarded, Keyed, page_headers
 from flash_lm.inference.service.services import CoupletService, FillInService, LabelService, TextService
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.tables import CORPORA, TASKS
@@ -64,13 +65,14 @@ def _service(trained: TrainedModel, limits: Limits, metrics: Metrics) -> Service
     return next(kind for kind, fits in kinds.items() if fits)(trained, limits, metrics)
 
 
-def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = ()) -> FastAPI:
+def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = (), key: str | None = None) -> FastAPI:
     """Builds the web service of a trained model.
 
     Args:
         trained: a model trained on text or couplets, a masked model, or a model of labels.
         limits: limits of requests.
         names: host names that clients may use, besides localhost.
+        key: that clients must send; None: they need none.
 
     Raises:
         InputError: the model was trained on something else.
@@ -90,8 +92,11 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = ()) 
     texts = 2 if config.data.pair_column else 1
     app.add_middleware(Bounded, most_bytes=texts * _LONGEST_ESCAPE * limits.characters(trained) + _OTHER_FIELDS)
     app.add_middleware(Counting, metrics=metrics)
+    if key is not None:
+        app.add_middleware(Keyed, key=key)
     app.add_middleware(Named, names=LOCAL | {name.lower() for name in names})
     app.add_middleware(Slow)
+    app.add_middleware(Guarded)
     longest = trained.model.abstract.longest
     about = ModelAnswer(
         name=trained.name,
@@ -107,13 +112,13 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = ()) 
     )
     page, docs = (path.read_text(encoding="utf-8") for path in (_PAGE, _DOCS))
 
-    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
-    async def index() -> str:
-        return page
+    @app.get("/", include_in_schema=False)
+    async def index() -> HTMLResponse:
+        return HTMLResponse(page, headers=page_headers(page))
 
-    @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
-    async def api() -> str:
-        return docs  # FastAPI's own page loads files from the network
+    @app.get("/docs", include_in_schema=False)
+    async def api() -> HTMLResponse:
+        return HTMLResponse(docs, headers=page_headers(docs))  # FastAPI's own page loads files from the network
 
     @app.get("/api/model")
     async def model() -> ModelAnswer:

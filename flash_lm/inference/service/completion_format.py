@@ -1,8 +1,9 @@
 """Requests and answers of /v1/completions, in the format of OpenAI's API, and of the tokenizer's endpoints."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator
+from starlette.responses import JSONResponse
 
 from flash_lm.inference.service.requests import Asked, SamplingAsked, Seed
 
@@ -12,12 +13,14 @@ _MOST_STOPS, _LONGEST_STOP = 16, 200
 
 Ids = list[int]
 Prompt = str | list[str] | Ids | list[Ids]
+Zero = Annotated[float, Field(ge=0, le=0)]  # a number without effect
 
 
 class StreamOptions(Asked):
     """What a stream has besides the text."""
 
     include_usage: bool = Field(False, description="a last event has the numbers of tokens")
+    include_obfuscation: Literal[False] = Field(False, description="not supported")
 
 
 class CompletionAsked(SamplingAsked):
@@ -39,11 +42,11 @@ class CompletionAsked(SamplingAsked):
     stop: str | list[str] | None = Field(None, description="the text ends before the first of these texts")
     stream: bool = False
     stream_options: StreamOptions | None = None
-    best_of: int | None = Field(None, ge=1, description="not supported, unless it is n")
-    presence_penalty: float = Field(0.0, ge=0, le=0, description="not supported")
-    frequency_penalty: float = Field(0.0, ge=0, le=0, description="not supported")
-    logit_bias: None = Field(None, description="not supported")
-    suffix: None = Field(None, description="not supported")
+    best_of: int | None = Field(None, ge=1, description="only n is supported")
+    presence_penalty: Zero = Field(0.0, description="not supported")
+    frequency_penalty: Zero = Field(0.0, description="not supported")
+    logit_bias: dict[str, Zero] = Field({}, description="not supported")
+    suffix: Literal[""] = Field("", description="not supported")
     user: str | None = Field(None, max_length=1000, description="not used")
 
     @field_validator("prompt", mode="before")
@@ -187,7 +190,7 @@ class ProblemDetail(BaseModel):
     message: str
     type: Literal["invalid_request_error", "server_error"]
     param: None = None
-    code: None = None
+    code: Literal["context_length_exceeded", "invalid_api_key"] | None = None
 
 
 class CompletionProblem(BaseModel):
@@ -196,7 +199,18 @@ class CompletionProblem(BaseModel):
     error: ProblemDetail | str = Field(description="a text if the request was refused before it was read")
 
     @classmethod
-    def of(cls, status: int, message: str) -> "CompletionProblem":
-        """With the kind that belongs to a status."""
+    def of(cls, status: int, message: str, **more: Any) -> "CompletionProblem":
+        """With the kind that belongs to a status; `more`: further fields."""
         kind = "invalid_request_error" if status < 500 else "server_error"
-        return cls(error=ProblemDetail(message=message, type=kind))
+        return cls(error=ProblemDetail(message=message, type=kind, **more))
+
+
+def of_openai(path: str) -> bool:
+    """Whether the answers of a path have the format of OpenAI's API."""
+    return path.startswith("/v1/")
+
+
+def too_long(message: str) -> JSONResponse:
+    """The answer to a prompt that is too long: clients know it by its status and its code."""
+    problem = CompletionProblem.of(400, message, code="context_length_exceeded")
+    return JSONResponse(problem.model_dump(), 400)

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
@@ -27,7 +27,8 @@ from flash_lm.inference.service.problems import PROBLEMS, STATUS, problem, while
 from flash_lm.inference.trained_model import TrainedModel
 
 _NO_MODEL: dict[int | str, dict[str, Any]] = {404: {"model": CompletionProblem, "description": "Another model"}}
-_PROBLEMS = {status: about | {"model": CompletionProblem} for status, about in PROBLEMS.items()} | _NO_MODEL
+_TOO_LONG = {400: {"model": CompletionProblem, "description": "Prompt too long, not UTF-8, or unknown host name"}}
+_PROBLEMS = {status: about | {"model": CompletionProblem} for status, about in PROBLEMS.items()} | _NO_MODEL | _TOO_LONG
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 
 
@@ -56,7 +57,8 @@ def add_completions(app: FastAPI, completions: Completions, trained: TrainedMode
         _check_name(asked.model, trained)
         going = await asyncio.to_thread(completions.check, asked)
         if not asked.stream:
-            return await while_connected(request, completions.answer(asked, going), limits)
+            answer = await while_connected(request, completions.answer(asked, going), limits)
+            return Response(answer, media_type="application/json")
 
         async def events() -> AsyncIterator[str]:
             try:

@@ -1,9 +1,10 @@
 """Answers /v1/completions, in the format of OpenAI's API, with the rows of the text service."""
 
+import asyncio
 import dataclasses
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -27,11 +28,13 @@ from flash_lm.inference.service.limits import Limits
 from flash_lm.inference.service.scheduler import Row
 from flash_lm.inference.service.services import TextService
 from flash_lm.inference.service.stops import UpToAStop
+from flash_lm.inference.settings import drawn_seed
 from flash_lm.inference.token_scores import TokenScore
 from flash_lm.inference.trained_model import TrainedModel
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 Reason = Literal["stop", "length"]
+_Scores = Mapping[tuple[int, ...], Sequence[TokenScore]]  # of each row
 
 
 @dataclasses.dataclass
@@ -99,13 +102,14 @@ class Completions:
         most += self._limits.rows if asked.logprobs is None else 0
         if count > most:
             raise InputError(f"{count} rows are over the limit of {most} of this service: ask for fewer")
+        given = [self._ids(prompt) for prompt in asked.prompts]
+        new = self._service.new_tokens(max(len(ids) for ids, _ in given), asked.max_tokens)
+        self._limits.check_all(len(ids) + new for ids, _ in given for _ in range(asked.n))
         sampling, tokenizer = asked.sampling(), self._trained.tokenizer
-        seed = secrets.randbits(32) if asked.seed is None else asked.seed
+        seed = drawn_seed(-1 if asked.seed is None else asked.seed)
         found = []
-        for prompt in asked.prompts:
-            ids, first = self._ids(prompt)
+        for prompt, (ids, first) in zip(asked.prompts, given, strict=True):
             text = prompt if isinstance(prompt, str) else self._trained.text_of(prompt)
-            new = self._service.new_tokens(len(ids), asked.max_tokens)
             for number in range(asked.n):
                 row = Row(np.array(ids, np.int32), sampling, seed, number, new) if new else None
                 up_to = UpToAStop(asked.stops)
@@ -113,14 +117,24 @@ class Completions:
         self._service.rows.scheduler.check([one.row for one in found if one.row])
         return found
 
-    async def answer(self, asked: CompletionAsked, all_going: Sequence[_Going]) -> Completion:
-        """The whole answer to what `check` has made."""
+    async def answer(self, asked: CompletionAsked, all_going: Sequence[_Going]) -> bytes:
+        """The whole answer to what `check` has made, as JSON.
+
+        With log-probabilities it may be megabytes. A thread makes it, so that others are answered meanwhile.
+        """
         async for _ in self._generated(all_going):
             pass
-        kept = [self._kept(going) for going in all_going]
+        kept = await asyncio.to_thread(lambda: [self._kept(going) for going in all_going])
+        scores = None if asked.logprobs is None else await self._scores(all_going, kept)
+        return await asyncio.to_thread(self._built, asked, all_going, kept, scores)
+
+    def _built(
+        self, asked: CompletionAsked, all_going: Sequence[_Going], kept: Sequence[Ids], scores: _Scores | None
+    ) -> bytes:
+        """The answer with these tokens of each choice, and these scores of each row that was scored."""
         logprobs: list[Logprobs | None] = [None] * len(kept)
-        if asked.logprobs is not None:
-            logprobs = await self._logprobs(asked, all_going, kept)
+        if scores is not None:
+            logprobs = [self._logprobs(asked, *one, scores) for one in zip(all_going, kept, strict=True)]
         choices = [
             Choice(
                 index=going.index,
@@ -130,7 +144,7 @@ class Completions:
             )
             for going, of_tokens in zip(all_going, logprobs, strict=True)
         ]
-        return self._completion()(choices, self._usage(asked, all_going, kept))
+        return self._completion()(choices, self._usage(asked, all_going, kept)).model_dump_json().encode()
 
     async def stream(self, asked: CompletionAsked, all_going: Sequence[_Going]) -> AsyncIterator[Completion]:
         """The answer to what `check` has made, piece by piece."""
@@ -143,7 +157,8 @@ class Completions:
             if piece or ended:
                 yield one(going, piece, going.finish_reason if ended else None)
         if asked.stream_options and asked.stream_options.include_usage:
-            yield completion([], self._usage(asked, all_going, map(self._kept, all_going)))
+            kept = await asyncio.to_thread(lambda: [self._kept(going) for going in all_going])
+            yield completion([], self._usage(asked, all_going, kept))
 
     def tokenize(self, asked: TokenizeAsked) -> Tokens:
         """The tokens of a text, or the special token that `tokenizer_info` names; raises InputError."""
@@ -208,21 +223,21 @@ class Completions:
             place += len(decode([i]))
         return found
 
-    async def _logprobs(
-        self, asked: CompletionAsked, all_going: Sequence[_Going], kept: Sequence[Ids]
-    ) -> list[Logprobs | None]:
-        """Of each choice; the whole text is scored once more, in one pass."""
-        rows = [[*going.ids, *tokens] for going, tokens in zip(all_going, kept, strict=True)]
-        scored = await self._service.score([row for row in rows if len(row) > 1])
-        of_rows, found = iter(scored), []
-        for going, row in zip(all_going, rows, strict=True):
-            scores = [None, *(next(of_rows) if len(row) > 1 else [])]
-            begin = going.first if asked.echo else len(going.ids)
-            offsets = self._offsets(row[len(going.ids) :])
-            if asked.echo:
-                offsets = self._offsets_of_prompt(going) + [len(going.prompt) + place for place in offsets]
-            found.append(self._logprobs_of(row[begin:], scores[begin:], offsets, asked.logprobs or 0))
-        return found
+    async def _scores(self, all_going: Sequence[_Going], kept: Sequence[Ids]) -> _Scores:
+        """Of the whole text of each choice, scored once more; choices of the same text are scored once."""
+        rows = {(*going.ids, *tokens) for going, tokens in zip(all_going, kept, strict=True)}
+        longer = [row for row in rows if len(row) > 1]
+        return dict(zip(longer, await self._service.score(longer), strict=True))
+
+    def _logprobs(self, asked: CompletionAsked, going: _Going, kept: Ids, scores: _Scores) -> Logprobs:
+        """Of one choice."""
+        row = (*going.ids, *kept)
+        of_row = [None, *scores.get(row, [])]
+        begin = going.first if asked.echo else len(going.ids)
+        offsets = self._offsets(kept)
+        if asked.echo:
+            offsets = self._offsets_of_prompt(going) + [len(going.prompt) + place for place in offsets]
+        return self._logprobs_of(row[begin:], of_row[begin:], offsets, asked.logprobs or 0)
 
     def _offsets_of_prompt(self, going: _Going) -> list[int]:
         """Where the text of each token of a prompt begins in the prompt; a tokenizer may put a space before it."""
@@ -230,7 +245,9 @@ class Completions:
         *places, end = self._offsets([*ids, self._trained.tokenizer.end])
         return [max(0, place - (end - len(going.prompt))) for place in places]
 
-    def _logprobs_of(self, ids: Ids, scores: Sequence[TokenScore | None], offsets: list[int], top: int) -> Logprobs:
+    def _logprobs_of(
+        self, ids: Sequence[int], scores: Sequence[TokenScore | None], offsets: list[int], top: int
+    ) -> Logprobs:
         values, tops = [], []
         for i, score in zip(ids, scores, strict=True):
             if score is None:

@@ -10,6 +10,8 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from flash_lm.inference.service.security import HEADERS
+
 HEAD_SECONDS = 10  # time limit for the head of the next request to arrive
 READ_SECONDS = 10  # time limit for a client to read some of what was sent
 _LONGEST_HEAD = 1 << 14  # bytes
@@ -85,6 +87,7 @@ class Patient(H11Protocol):
         status, error = (411, _CHUNKS) if self.conn.in_chunks else (400, "this is not HTTP: send an HTTP request")
         body = json.dumps({"error": error}).encode()
         fields = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Connection", "close")]
+        fields += HEADERS.items()
         for event in (h11.Response(status_code=status, headers=fields), h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()

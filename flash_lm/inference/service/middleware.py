@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from flash_lm.inference.service.completion_format import of_openai, too_long
 from flash_lm.inference.service.metrics import Metrics
 
 BODY_SECONDS = 10  # time limit for a whole request to arrive
@@ -31,7 +32,10 @@ class Bounded:
         problem = f"the request has more than {self._most_bytes:,} bytes: shorten it"
         promised = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
         if promised.isdecimal() and int(promised) > self._most_bytes:
-            return await JSONResponse({"error": problem}, 413, {"Connection": "close"})(scope, receive, send)
+            sentence = f"a request of {int(promised):,} bytes is over the limit of {self._most_bytes:,}: shorten it"
+            refusal = too_long(sentence) if of_openai(scope["path"]) else JSONResponse({"error": sentence}, 413)
+            refusal.headers["Connection"] = "close"
+            return await refusal(scope, receive, send)
         received, complete, until = 0, False, time.monotonic() + BODY_SECONDS
 
         async def bounded() -> Message:

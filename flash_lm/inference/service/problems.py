@@ -9,17 +9,19 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from flash_lm.errors import InputError
-from flash_lm.inference.service.completion_format import CompletionProblem
+from flash_lm.errors import InputError, TooLongError
+from flash_lm.inference.service.completion_format import CompletionProblem, of_openai, too_long
 from flash_lm.inference.service.limits import Limits
 from flash_lm.inference.service.requests import Problem
 from flash_lm.inference.service.scheduler import BusyError, ClosedError, FailedError
+from flash_lm.inference.service.security import HEADERS
 
 Answer = TypeVar("Answer")
 _CLIENT_LEFT = 499
 _LONGEST_SENTENCE = 500  # characters: names in a request may have any length
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "Not UTF-8, or unknown host name"},
+    401: {"model": Problem, "description": "No API key, or a wrong one"},
     408: {"model": Problem, "description": "Received too slowly"},
     411: {"model": Problem, "description": "Chunked request"},
     413: {"model": Problem, "description": "Too large"},
@@ -28,7 +30,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     503: {"model": Problem, "description": "Busy, or shutting down"},
     504: {"model": Problem, "description": "Took too long"},
 }
-STATUS = {InputError: 422, FailedError: 500, BusyError: 503, ClosedError: 503, TimeoutError: 504}
+STATUS = {InputError: 422, TooLongError: 422, FailedError: 500, BusyError: 503, ClosedError: 503, TimeoutError: 504}
 
 
 class LeftError(Exception):
@@ -65,12 +67,14 @@ def add_errors(app: FastAPI, limits: Limits) -> None:
     """Answers every error with a message."""
 
     def answer(request: Request, status: int, text: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-        of_openai = request.url.path.startswith("/v1/")
-        body = CompletionProblem.of(status, text) if of_openai else Problem(error=text)
-        return JSONResponse(body.model_dump(), status, headers)
+        if of_openai(request.url.path):
+            return JSONResponse(CompletionProblem.of(status, text).model_dump(), status, headers)
+        return JSONResponse(Problem(error=text).model_dump(), status, headers)
 
     async def sentence(request: Request, error: Exception) -> JSONResponse:
         status, text = problem(error, limits)
+        if isinstance(error, TooLongError) and of_openai(request.url.path):
+            return too_long(text)
         return answer(request, status, text, {"Retry-After": "1"} if status == 503 else None)
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
@@ -90,7 +94,8 @@ def add_errors(app: FastAPI, limits: Limits) -> None:
         return Response(status_code=_CLIENT_LEFT)  # nobody reads it
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        return answer(request, 500, "the service has a bug: see its log")
+        # Outside of the middleware, which has not seen it.
+        return answer(request, 500, "the service has a bug: see its log", HEADERS)
 
     for kind in STATUS:
         app.add_exception_handler(kind, sentence)

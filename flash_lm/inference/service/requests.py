@@ -8,16 +8,29 @@ from flash_lm.inference.sampling import Sampling
 
 Text = Annotated[str, Field(min_length=1, max_length=100_000)]
 MOST_CANDIDATES = 100  # per mask
-Seed = Annotated[int, Field(ge=0, lt=2**32, description="random seed of sampling")]
+Seed = Annotated[
+    int, Field(ge=-(2**63), lt=2**63, description="random seed of sampling; -1: another one for each request")
+]
 
 
 _STRANGE = 8  # unknown keys that an error lists
+_NULL = {"type": "null"}
+_ABOUT_A_FIELD = ("title", "description", "default")  # and not about the kind of its values
+
+
+def _or_null(schema: dict[str, Any]) -> None:
+    """Describes that each optional field may be null."""
+    for name, field in schema["properties"].items():
+        kinds = field.get("anyOf") or [{key: field.pop(key) for key in [*field] if key not in _ABOUT_A_FIELD}]
+        if name not in schema.get("required", []) and _NULL not in kinds:
+            kinds = [*kinds, _NULL]
+        field.update({"anyOf": kinds} if len(kinds) > 1 else kinds[0])
 
 
 class Asked(BaseModel):
-    """A request: no unknown keys, no silent conversions."""
+    """A request: no unknown keys, no silent conversions; null is the default of an optional field."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, json_schema_extra=_or_null)
 
     @model_validator(mode="before")
     @classmethod
@@ -26,6 +39,15 @@ class Asked(BaseModel):
         if isinstance(values, dict) and len(values) > len(cls.model_fields) + _STRANGE:
             raise ValueError(f"{len(values)} keys, but only {len(cls.model_fields)} are known")
         return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_the_default(cls, values: Any) -> Any:
+        """Clients write out the fields that are not set."""
+        if not isinstance(values, dict):
+            return values
+        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {name: value for name, value in values.items() if value is not None or name not in optional}
 
 
 class SamplingAsked(Asked):

@@ -33,6 +33,7 @@ from flash_lm.inference.service.running_rows import WAITING, RunningRows, most_t
 from flash_lm.inference.service.scheduler import Row
 from flash_lm.inference.service.several_hosts import CallsOnAllHosts
 from flash_lm.inference.service.together import Together
+from flash_lm.inference.settings import drawn_seed
 from flash_lm.inference.token_scores import TokenScore, TokenScorer
 from flash_lm.inference.trained_model import TrainedModel
 
@@ -79,8 +80,9 @@ class TextService(_OfRows):
     def check(self, asked: TextAsked) -> Row:
         """The row of a request; raises InputError if it cannot be answered, and as `Scheduler.check` does."""
         self._limits.check_text("a prompt", asked.prompt, self._trained)
-        (prompt,) = self._generator.check([asked.prompt], asked.max_tokens or 1, asked.seed)
-        row = Row(prompt, asked.sampling(), asked.seed, 0, self.new_tokens(len(prompt), asked.max_tokens))
+        (prompt,) = self._generator.check([asked.prompt], asked.max_tokens or 1)
+        seed = drawn_seed(asked.seed)
+        row = Row(prompt, asked.sampling(), seed, 0, self.new_tokens(len(prompt), asked.max_tokens))
         self.rows.scheduler.check([row])  # once the stream has started, it is too late for an error status
         return row
 
@@ -96,7 +98,7 @@ class TextService(_OfRows):
         """
         limit, most = self._generator.engine.limit, self._limits.new_tokens
         self._limits.check("a prompt", prompt, self._limits.prompt_tokens)
-        self._limits.check("max_tokens, an answer", max_tokens or 0, most)
+        self._limits.check_new(max_tokens or 0)
         self._generator.check_length(prompt, 1 if max_tokens is None else max_tokens)
         if max_tokens is not None:
             return max_tokens
@@ -140,7 +142,9 @@ class CoupletService(_OfRows):
         prompt, length = self._writer.question(asked.first)
         self._limits.check("a first line", len(prompt), self._limits.prompt_tokens)
         self._limits.check("a first line, and so a second one", length, self._limits.new_tokens)
-        return [Row(prompt, asked.sampling(), asked.seed, i, length) for i in range(asked.candidates)]
+        self._limits.check_all([len(prompt) + length] * asked.candidates)
+        seed = drawn_seed(asked.seed)
+        return [Row(prompt, asked.sampling(), seed, i, length) for i in range(asked.candidates)]
 
     async def answer(self, first: str, rows: list[Row]) -> SecondLinesAnswer:
         """Returns all candidates, ranked."""

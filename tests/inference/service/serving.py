@@ -30,7 +30,7 @@ from flash_lm.training.state import ModelFunction
 
 LABELS = ("bad", "good", "so so")
 CHARACTERS = "春夏秋冬東南西北山水"
-LIMITS = Limits(rows=4, waiting=64, prompt_tokens=64, masks=8, new_tokens=64, seconds=60)
+LIMITS = Limits(rows=4, waiting=64, prompt_tokens=64, masks=8, new_tokens=64, request_tokens=4000, seconds=60)
 
 
 def random_model(kind: str, family: str = "flash", keys: Mapping[str, Any] | None = None) -> TrainedModel:
@@ -81,10 +81,10 @@ def served(app) -> Iterator[uvicorn.Server]:
 
 @contextlib.contextmanager
 def service(
-    kind: str, family: str = "flash", keys: Mapping[str, Any] | None = None, **changes
+    kind: str, family: str = "flash", keys: Mapping[str, Any] | None = None, key: str | None = None, **changes
 ) -> Iterator[httpx.Client]:
-    """A client of a service of a random model; `changes`: of the limits."""
-    app = build_app(random_model(kind, family, keys), dataclasses.replace(LIMITS, **changes))
+    """A client of a service of a random model, without its API key; `changes`: of the limits."""
+    app = build_app(random_model(kind, family, keys), dataclasses.replace(LIMITS, **changes), key=key)
     with served(app) as server, httpx.Client(base_url=server.url, timeout=120) as client:
         client.app, client.server = app, server
         yield client

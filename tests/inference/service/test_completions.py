@@ -1,8 +1,10 @@
 """/v1/completions against the same model without a service, the openai client, and lm_eval's local-completions."""
 
+import concurrent.futures
 import json
 import math
 import random
+import threading
 
 import openai
 import pytest
@@ -10,8 +12,11 @@ import pytest
 from flash_lm.data.tokenizers import ByteTokenizer
 from flash_lm.inference.generation import Generator
 from flash_lm.inference.sampling import Sampling
-from flash_lm.inference.service.completions import BEGIN, END
+from flash_lm.inference.service.completion_format import CompletionAsked, TokenizeAsked
+from flash_lm.inference.service.completions import BEGIN, END, Completions
+from flash_lm.inference.service.requests import TextAsked
 from flash_lm.inference.service.stops import UpToAStop
+from flash_lm.inference.token_scores import TokenScorer
 from inference.service.serving import gauge, random_model, service, until
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -61,6 +66,42 @@ def test_samples_have_seeds_of_their_own(text, generator):
     assert [one["index"] for one in found["choices"]] == [0, 1, 2]
     twice = [complete(text, prompt="ab", temperature=1, max_tokens=20)["choices"][0]["text"] for _ in range(2)]
     assert twice[0] != twice[1]  # without a seed
+
+
+@pytest.mark.parametrize("seed", [2**40 + 5, 2**63 - 1, -(2**63), -5])
+def test_a_seed_has_64_bits(text, generator, seed):
+    one = lambda seed: complete(text, prompt="ab", seed=seed, temperature=1, max_tokens=20)["choices"][0]["text"]
+    (alone,) = generator.generate(["ab"], 20, Sampling(), seed)
+    assert one(seed) == alone.text != one(seed % 2**32)
+
+
+def test_a_seed_of_minus_one_is_none(text):
+    asked = {"prompt": "ab", "seed": -1, "max_tokens": 20}
+    assert len({complete(text, **asked, temperature=1)["choices"][0]["text"] for _ in range(3)}) == 3
+    assert len({text.post("/api/generate", json=asked).json()["text"] for _ in range(3)}) == 3
+
+
+def test_null_is_the_default_and_what_has_no_effect_is_accepted(text):
+    asked = {"prompt": "a naïve", "seed": 3, "max_tokens": 9}
+    whole = complete(text, **asked, temperature=1.0)["choices"]
+    optional = CompletionAsked.model_fields.keys() - asked.keys()
+    assert complete(text, **asked, **dict.fromkeys(optional))["choices"] == whole
+    nothing = {
+        "logit_bias": {},
+        "suffix": "",
+        "best_of": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "stop": [],
+    }
+    nothing |= {"user": "somebody", "stream_options": {"include_usage": None, "include_obfuscation": False}}
+    client = openai.OpenAI(base_url=f"{text.server.url}/v1", api_key="none", max_retries=0)
+    assert client.completions.create(model=NAME, **asked, **nothing).choices[0].text == whole[0]["text"]
+    assert complete(text, **asked, temperature=1, logit_bias={"50": 0})["choices"] == whole
+    for path, kind, found in (("/api/generate", TextAsked, "text"), ("/tokenize", TokenizeAsked, "tokens")):
+        bodies = {"prompt": "ab"}, dict.fromkeys(kind.model_fields) | {"prompt": "ab"}
+        without, null = (text.post(path, json=body).json()[found] for body in bodies)
+        assert without == null
 
 
 def test_echo_and_logprobs_are_those_of_the_model(text, generator):
@@ -153,16 +194,22 @@ def test_a_stream_is_the_answer_in_pieces(text):
         ({"prompt": ["a", 3]}, "prompt: Value error, must be a text"),
         ({"prompt": [999999]}, "token 999999 is none of a_text_run"),
         ({"prompt": [-1]}, "token -1 is none of a_text_run"),
-        ({"prompt": [97] * 64}, "a prompt of 65 tokens is over the limit of 64"),
         ({"prompt": "a", "max_tokens": 65}, "max_tokens, an answer of 65 tokens is over the limit of 64"),
         ({"prompt": "a", "best_of": 3}, "best_of=3 is not supported"),
         ({"prompt": "a", "logprobs": 6}, "logprobs: Input should be less than or equal to 5"),
         ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty: Input should be less than or equal to 0"),
-        ({"prompt": "a", "suffix": "b"}, "suffix: Input should be None"),
+        ({"prompt": "a", "suffix": "b"}, "suffix: Input should be ''"),
+        ({"prompt": "a", "logit_bias": {"50": 1}}, "logit_bias.50: Input should be less than or equal to 0"),
+        ({"prompt": None}, "prompt: Value error, must be a text"),
+        ({"prompt": "a", "seed": 2**63}, "seed: Input should be less than 9223372036854775808"),
         ({"prompt": "a", "stop": [""]}, "stop: Value error, must be at most 16 texts of 1 to 200 characters"),
         ({"prompt": "a", "stream": True, "logprobs": 1}, "logprobs are not streamed"),
         ({"prompt": ["a"] * 69}, "69 rows are over the limit of 68"),
         ({"prompt": ["a"] * 40, "n": 2, "max_tokens": 0, "echo": True}, "80 rows are over the limit of 68"),
+        (
+            {"prompt": ["a"], "n": 62, "max_tokens": 64},
+            "62 answers have 4092 tokens with their prompts, over",
+        ),
         ({"prompt": "a", "chat": True}, "chat: Extra inputs are not permitted"),
     ],
 )
@@ -176,7 +223,7 @@ def test_bad_input_gets_one_line(text, asked, problem):
 def test_a_text_that_is_only_scored_must_fit_the_positions():
     with service("text", "linear_transformer", prompt_tokens=40, rows=1) as text:
         answer = text.post("/v1/completions", json={"prompt": "a" * 35, "max_tokens": 0, "echo": True, "logprobs": 1})
-        assert answer.status_code == 422
+        assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
         assert "a prompt of 36 tokens and 0 after it are over the limit of" in answer.json()["error"]["message"]
         fits = complete(text, prompt="a" * 20, max_tokens=0, echo=True, logprobs=1)["choices"][0]["logprobs"]
         assert all(math.isfinite(x) for x in fits["token_logprobs"])
@@ -217,6 +264,50 @@ def test_the_openai_client(text):
         client.completions.create(model=NAME, prompt="ab", max_tokens=1000)
     with pytest.raises(openai.NotFoundError, match="no model gpt: this service has a_text_run"):
         client.completions.create(model="gpt", prompt="ab")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "numbers"),
+    [
+        ("a" * 64, ("65 tokens", "64")),
+        ([97] * 64, ("65 tokens", "64")),
+        ("a" * 2000, ("2000 characters", "64 tokens")),
+        ("a" * 10_000, ("bytes", "6,400")),
+    ],
+)
+def test_a_prompt_that_is_too_long_has_its_code(text, prompt, numbers):
+    client = openai.OpenAI(base_url=f"{text.server.url}/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model=NAME, prompt=prompt)
+    assert refused.value.code == "context_length_exceeded" and refused.value.type == "invalid_request_error"
+    assert all(number in refused.value.message for number in numbers) and "shorten it" in refused.value.message
+
+
+def test_the_same_text_is_scored_once(text, monkeypatch):
+    scored, call = [], TokenScorer.__call__
+    monkeypatch.setattr(TokenScorer, "__call__", lambda self, rows: scored.extend(rows) or call(self, rows))
+    asked = {"prompt": ["ab", "猫", "ab"], "max_tokens": 0, "echo": True, "logprobs": 5}
+    found = complete(text, **asked, n=8)["choices"]
+    assert sorted(scored) == sorted([ByteTokenizer.begin, *ids(prompt)] for prompt in ("ab", "猫"))
+    once = complete(text, **asked)["choices"]
+    assert [one["logprobs"] for one in found] == [once[i // 8]["logprobs"] for i in range(24)]
+
+
+def test_others_are_answered_while_an_answer_is_built(text, monkeypatch):
+    built, begun, release = Completions._built, threading.Event(), threading.Event()
+
+    def slowly(*words):
+        begun.set()
+        assert release.wait(30)
+        return built(*words)
+
+    monkeypatch.setattr(Completions, "_built", slowly)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(complete, text, prompt="ab", max_tokens=2, logprobs=2)
+        assert begun.wait(30)
+        assert text.get("/health", timeout=20).json() == {"status": "ok"} and not answer.done()
+        release.set()
+        assert len(answer.result()["choices"]) == 1
 
 
 def test_a_text_up_to_a_stop_does_not_depend_on_its_pieces():

@@ -144,7 +144,7 @@ BAD = {
     "a temperature between": ({"prompt": "a", "temperature": 1e-9}, "temperature=1e-09 must be 0"),
     "a negative one": ({"prompt": "a", "temperature": -1}, "temperature: "),
     "an unknown key": ({"prompt": "a", "top": 1}, "top: "),
-    "a large seed": ({"prompt": "a", "seed": 2**32}, "seed: "),
+    "a large seed": ({"prompt": "a", "seed": 2**63}, "seed: "),
     "no object": ([], "the body: "),
 }
 
@@ -161,6 +161,7 @@ def test_bad_input_of_other_kinds(couplets, fill_in):
     for client, path, body, sentence in (
         (couplets, "/api/second_lines", {"first": "猫"}, "does not know what begins with '猫' in the first line"),
         (couplets, "/api/second_lines", {"first": "春", "candidates": 65}, "candidates: "),
+        (couplets, "/api/second_lines", {"first": "春" * 31, "candidates": 64}, "64 answers have 4096 tokens with"),
         (couplets, "/api/second_lines", {"first": "春" * 65}, "a first line of 67 tokens is over the limit of 64"),
         (fill_in, "/api/fill_in", {"prompt": "a cat"}, "the prompt has no [MASK]"),
         (fill_in, "/api/fill_in", {"prompt": "[MASK]" + "a" * 63}, "a prompt of 65 tokens is over the limit of 64"),
@@ -176,7 +177,10 @@ def test_no_json_and_no_such_page(text):
     answer = text.post("/api/generate", content=b"{", headers=json_)
     assert answer.json() == {"error": "the body: JSON decode error at character 1"}
     answer = text.post("/api/generate", content=b'{"prompt": "%s"}' % (b"a" * 2_000_000), headers=json_)
-    assert answer.status_code == 413 and "the request has more than 6,400 bytes: shorten it" in answer.json()["error"]
+    assert (
+        answer.status_code == 413
+        and "a request of 2,000,014 bytes is over the limit of 6,400: shorten it" in answer.json()["error"]
+    )
     answer = text.post("/api/generate", json={"prompt": "a", "x\n" * 500: 1})
     assert answer.status_code == 422 and len(answer.json()["error"]) <= 500 and "\n" not in answer.json()["error"]
     assert text.get("/nothing").status_code == 404
