@@ -158,6 +158,8 @@ class _Loop:
                 if evaluates or saves or stopping:
                     with self._paused():
                         scores = self._evaluate() if evaluates else None
+                        if last and scores is not None:
+                            self.nonfinite.check_end(scores["loss"])
                         if saves or stopping or self.reached is not None:
                             self._save(scores)
             if self.reached is not None:
