@@ -126,6 +126,30 @@ def test_a_run_knows_its_plugins(run):
     assert err.count("\n") == 1 and "plugins=outside: there is no module outside: install it" in err
 
 
+COMMANDS = {
+    "command": ["-m", "flash_lm.train", "--workdir=run"],
+    "script": [str(HERE.parent / "scripts" / "recall.py"), "--runs=runs", "--out=out"],
+}
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_commands_and_scripts_find_modules_in_the_working_directory(tmp_path, kind):
+    """Both import the module, and end at what is wrong in the config."""
+    (tmp_path / "of_this_folder.py").write_text("print('imported', flush=True)\n")
+    (tmp_path / "mine.py").write_text(
+        "from flash_lm.configs.recall import mqar\nfrom flash_lm.configs.recall.mqar import *\n\n"
+        "def get_config():\n    config = mqar.get_config()\n"
+        "    config.plugins, config.train.clip = ('of_this_folder',), -1.0\n    return config\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(HERE.parent)}
+    words = [sys.executable, *COMMANDS[kind], "--config=mine.py"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120, check=False
+    )
+    assert done.returncode == 2 and "imported" in done.stdout, done.stderr
+    assert "there is no module" not in done.stderr and "train.clip=-1" in done.stderr.splitlines()[-1]
+
+
 def test_nothing_is_run_out_of_a_workdir(run, tmp_path):
     copied = shutil.copytree(run, tmp_path / "run")
     shutil.copy(HERE / "outside.py", copied)
