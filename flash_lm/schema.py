@@ -22,7 +22,7 @@ from typing import Any, TypeVar, dataclass_transform
 from ml_collections import ConfigDict, config_dict
 
 from flash_lm.errors import InputError
-from flash_lm.moved import MOVED
+from flash_lm.moved import MOVED, VALUES
 from flash_lm.tables import Rows
 
 # A rule returns what was expected, or None if the value is good.
@@ -285,6 +285,9 @@ def _checked(name: str, value: Any, kind: type, about: Mapping[str, Any], proble
     # type() and not isinstance(): a bool is an int, but must not be accepted as one.
     if type(value) is not kind:
         problems.append(f"{name}={value!r} must be of type {kind.__name__}")
+        return value
+    if kind is str and value in VALUES.get(name, {}):
+        problems.append(f"{name}={value} is now {VALUES[name][value]}: write that")
         return value
     wrong = [f"{name}={value} must be {expected}" for rule in about["rules"] if (expected := rule(value))]
     if kind is float and not wrong:
