@@ -24,6 +24,7 @@ from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin
 from flash_lm.training.opened import opened
 from flash_lm.training.profile import Profile, Span, check_span
+from flash_lm.training.rounding import rounding_warnings
 from flash_lm.training.schedule_free import gradient_point
 from flash_lm.training.sharding import batch_sharding, check_batch, place
 from flash_lm.training.spikes import Spikes
@@ -224,6 +225,8 @@ class _Loop:
         )
         if self.start.message:
             self.writer.say(self.start.message)
+        for warning in rounding_warnings(self.config, self.state):
+            self.writer.say(warning)
 
     def _log(self, step: int, metrics: dict[str, jax.Array], batch: dict[str, jax.Array]) -> None:
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
