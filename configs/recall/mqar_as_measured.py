@@ -1,9 +1,9 @@
 """Recall against state on two cores: associative recall (MQAR) of 4 to 32 pairs in rows of 128, 2048 words.
 
-    python -m flash_lm.train --config=configs/recall/mqar.py --config.model.family=flash
-    python scripts/recall.py --config=configs/recall/mqar.py --runs=runs/mqar --out=results/recall/mqar
+    python scripts/recall.py --config=configs/recall/mqar_as_measured.py --runs=runs/mqar --out=results/recall/mqar
 
-Not the published setting, which is configs/recall/mqar_published.py: rows, words and models are smaller, each step has
+Models start as they did by default then: it is for what was measured, and configs/recall/mqar.py for your own runs. Not
+the published setting, which is configs/recall/mqar_published.py: rows, words and models are smaller, each step has
 new rows, and models keep their own positions and feed-forwards. As there, each layer has a short convolution of three
 taps (Mamba-2 and Gated DeltaNet have their own); five families are also trained without. Filler is the word 0, as in
 the published figure, so 100 % can be reached. Chunks and windows have 16 tokens, far below a row.
