@@ -1,7 +1,6 @@
 """python -m flash_lm COMMAND …, which is also installed as flash-lm."""
 
 import importlib
-import os
 import sys
 
 from flash_lm.command import run
@@ -26,8 +25,6 @@ def main() -> None:
         print("usage: flash-lm COMMAND …   (see flash-lm COMMAND --help)", file=sys.stderr)
         print("\n".join(f"  {name:<12} {what}" for name, what in COMMANDS.items()), file=sys.stderr)
         sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as with python -m, for plugins
     command = importlib.import_module(f"flash_lm.{sys.argv.pop(1)}")
     run(command.main, command.flags)
 

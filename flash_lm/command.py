@@ -6,6 +6,7 @@ import difflib
 import errno
 import importlib.util
 import logging
+import os
 import pathlib
 import re
 import signal
@@ -55,6 +56,8 @@ def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.Argument
         main: takes the words of the command line.
         flags: makes the parser of `main`, so that --help and wrong flags end the process before it restarts.
     """
+    if not {"", os.getcwd()} & {*sys.path} and not sys.flags.safe_path:
+        sys.path.insert(0, os.getcwd())  # as with python -m, so that scripts find the same plugins
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)  # absl has set it up
     logging.getLogger("flash_lm").setLevel(logging.INFO)
     # Orbax logs the folders that it opens, and the tracebacks of failed writes, which reach us as exceptions as well.

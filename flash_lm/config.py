@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from flash_lm import schema
 from flash_lm.errors import InputError
 from flash_lm.groups import DTYPES, MESH_AXES, DataConfig, MeshConfig, ModelConfig, TrainConfig
-from flash_lm.moved import move
+from flash_lm.moved import former, move
 from flash_lm.plugins import import_plugins
 from flash_lm.schema import at_least, key
 from flash_lm.tables import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
@@ -211,8 +211,8 @@ def upgrade(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def telling(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a flat config that tell its run from others: it stays as it is when a later version adds keys."""
-    return schema.without_newer(flat, Config)
+    """The keys of a flat config that tell its run from others: it stays when a later version adds keys or renames."""
+    return former(schema.without_newer(flat, Config))
 
 
 def plugins_of(values: dict[str, Any]) -> tuple[str, ...]:

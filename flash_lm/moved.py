@@ -1,5 +1,6 @@
-"""Keys of older versions, and where they are now: old runs still load, and an old flag's error names the new key."""
+"""Keys and values of older versions, and what they are now: old runs still load, and an old flag's error says it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 MOVED = {
@@ -23,9 +24,12 @@ MOVED = {
     "model.attention_implementation": ("model.quadratic.implementation",),
 }
 
+# By key, the values that have another name now. What tells a run from others still has the former name.
+VALUES = {"model.normalizer": {"paper": "length_everywhere"}}
+
 
 def move(values: dict[str, Any]) -> dict[str, Any]:
-    """Moves the keys of older versions to where they are now; the config is a nested dict of plain values."""
+    """Moves the keys of older versions to where they are now, and renames values; a nested dict of plain values."""
     values = {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
     for before, places in MOVED.items():
         *parents, last = before.split(".")
@@ -41,7 +45,18 @@ def move(values: dict[str, Any]) -> dict[str, Any]:
             for parent in parents:
                 level = level.setdefault(parent, {})
             level.setdefault(last, value)
+    for name, renamed in VALUES.items():
+        group, _, last = name.partition(".")
+        if isinstance(level := values.get(group), dict) and last in level:
+            level[last] = renamed.get(level[last], level[last])
     return values
+
+
+def former(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """A config by full names, with the values as the first versions spelled them."""
+    first = {name: {now: before for before, now in renamed.items()} for name, renamed in VALUES.items()}
+    spelled = {name: first[name].get(flat[name], flat[name]) for name in first.keys() & flat.keys()}
+    return {**flat, **spelled}
 
 
 def places(name: str) -> tuple[str, ...]:

@@ -9,19 +9,20 @@ Keys that only some rows of a table read form a section of a group: a separate d
 declares the key --config.model.gau.heads; the part reads it from `config.model[GatedAttention]`.
 """
 
+import ctypes
 import dataclasses
 import difflib
 import importlib
 import json
 import math
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, dataclass_transform
 
 from ml_collections import ConfigDict, config_dict
 
 from flash_lm.errors import InputError
-from flash_lm.moved import MOVED
+from flash_lm.moved import MOVED, VALUES
 from flash_lm.tables import Rows
 
 # A rule returns what was expected, or None if the value is good.
@@ -29,6 +30,7 @@ Rule = Callable[[Any], str | None]
 Options = TypeVar("Options")
 
 _LARGEST = 2**31 - 1  # of JAX's int32
+_SMALLEST_FLOAT32, _LARGEST_FLOAT32 = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # the smallest that is not subnormal
 SECTIONS: Rows[type] = Rows()  # by name, such as model.gau; `section` adds to it
 _GROUPS: dict[str, Any] = {}  # by name
 
@@ -284,7 +286,13 @@ def _checked(name: str, value: Any, kind: type, about: Mapping[str, Any], proble
     if type(value) is not kind:
         problems.append(f"{name}={value!r} must be of type {kind.__name__}")
         return value
-    problems.extend(f"{name}={value} must be {expected}" for rule in about["rules"] if (expected := rule(value)))
+    if kind is str and value in VALUES.get(name, {}):
+        problems.append(f"{name}={value} is now {VALUES[name][value]}: write that")
+        return value
+    wrong = [f"{name}={value} must be {expected}" for rule in about["rules"] if (expected := rule(value))]
+    if kind is float and not wrong:
+        wrong = _wrong_in_float32(name, value, about["rules"])
+    problems.extend(wrong)
     return value
 
 
@@ -303,6 +311,19 @@ def ill_typed(values: Mapping[str, Any], cls: type, prefix: str = "") -> Iterato
             problems: list[str] = []
             _checked(prefix + name, values[name], kind, {**fields[name].metadata, "rules": ()}, problems)
             yield from problems
+
+
+def _wrong_in_float32(name: str, value: Any, rules: Iterable[Rule]) -> list[str]:
+    """What is wrong with a good number once a device has rounded it to float32, where subnormal ones become 0."""
+    rounded = ctypes.c_float(value).value
+    if math.isinf(rounded):
+        return [f"{name}={value} is infinite in float32: it must be at most {_LARGEST_FLOAT32:.3g}"]
+    if abs(rounded) < _SMALLEST_FLOAT32:
+        rounded = 0.0
+    expected = [found for rule in rules if (found := rule(rounded))]
+    if value and not rounded and not expected:
+        expected = [f"0, or {_SMALLEST_FLOAT32:.3g} or more"]
+    return [f"{name}={value} is {rounded:g} in float32: it must be {found}" for found in expected]
 
 
 def unknown_key(prefix: str, name: str, known: list[str]) -> str:

@@ -1,6 +1,6 @@
 """Recall against state: trains the models of a config of configs/recall/, scores each, and draws what they recall.
 
-    python scripts/recall.py --config=configs/recall/mqar.py --runs=runs/mqar --out=results/recall/mqar
+    python scripts/recall.py --config=configs/recall/mqar_as_measured.py --runs=runs/mqar --out=results/recall/mqar
 
 Each model is trained at each rate with the first seed, and at up to MORE_RATES further ones while its best is the
 lowest or the highest; the rate with the best accuracy on the validation split gets the other seeds. Every run is scored
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> None:
     arguments = parser.parse_args(argv)
     module, out = load_module(arguments.config), arguments.out
     if not hasattr(module, "MODELS"):
-        raise InputError(f"{arguments.config} names no models: give a file like configs/recall/mqar.py")
+        raise InputError(f"{arguments.config} names no models: give a file like configs/recall/mqar_as_measured.py")
     out.mkdir(parents=True, exist_ok=True)
     models = models_of(module.get_config(), module.MODELS, module.WIDTHS)
     first, parts = arguments.part

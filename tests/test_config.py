@@ -153,7 +153,7 @@ def test_all_impossible_values_are_reported_at_once():
         ("mesh", {"rules": (("(", ("fsdp",)),)}, "pairs of a regex"),
         ("mesh", {"rules": ("kernel",)}, "pairs of a regex"),
         ("model", {"chunks.local_attention": False, "chunks.global_attention": False}, "switch one on"),
-        ("model", {"normalizer": "0"}, "count, length, paper or a positive integer"),
+        ("model", {"normalizer": "0"}, "count, length, length_everywhere or a positive integer"),
         ("model", {"max_length": 256}, None),
         ("data", {"length": 1024}, "greater than model.max_length=512"),
         ("data", {"corpus": "text"}, "needs data.path"),

@@ -8,11 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small import load_script
+from small import ROOT, load_script
 
-from flash_lm.configs.lra import _published, _study
+from flash_lm.configs.base import get_config
+from flash_lm.configs.lra import _published, _study, listops_short
 from flash_lm.errors import InputError
 from flash_lm.jsonl import read_jsonl, write_jsonl
+from flash_lm.study import changed
+from flash_lm.training.workdir import run_hash
 
 
 def run(folder, accuracy: float, **more) -> None:
@@ -53,6 +56,17 @@ def test_arms_stand_beside_the_published_figures(tmp_path, capsys):
 def test_no_sweep(tmp_path):
     with pytest.raises(InputError, match="has no scored sweep: make one with --workdir="):
         load_script("lra").main([f"--runs={tmp_path}", f"--out={tmp_path / 'out'}"])
+
+
+def test_a_sweep_is_the_one_that_was_measured_and_a_run_by_itself_is_of_today():
+    """Models start otherwise now (docs/study.md): the runs of the sweep say how they started then."""
+    config = listops_short.get_config()
+    assert (config.model.residual_init, config.model.divides) == (get_config().model.residual_init, None)
+    runs = listops_short.get_runs(config)
+    lines = [line for line in read_jsonl(ROOT / "results" / "lra" / "runs.jsonl") if line["lra"] == "listops"]
+    scratch = {line["run"]: line["config_hash"] for line in lines if line["arm"] == "scratch"}
+    assert len(scratch) == len(_study.FAMILIES)
+    assert {name: run_hash(changed(config, runs[name]).to_dict()) for name in scratch} == scratch
 
 
 def test_the_families_are_those_of_the_published_table_and_ours():

@@ -1,28 +1,37 @@
 """Rows from a user's modules: on the command line, in a run, and their errors."""
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
+import subprocess
 import sys
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
-from small import as_overrides, command, finish, small_config
+from small import as_overrides, command, finish, small_config, write_corpus
 
 import flash_lm
 from flash_lm import evaluate, export, generate, plugins, schema, serve
 from flash_lm.command import load_config
-from flash_lm.config import parse
+from flash_lm.config import add_sections, parse
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
+from flash_lm.inference.trained_model import load_model
 from flash_lm.jsonl import read_jsonl
 from flash_lm.layers.attention import GAUOptions
+from flash_lm.layers.context import Context
+from flash_lm.layers.core import Pair
 from flash_lm.models.family import complete
+from flash_lm.ops.segments import find_segments
 from flash_lm.plugins import import_plugins
 from flash_lm.run_flags import use_plugins
 from flash_lm.tables import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
 from flash_lm.training.initial import like_parent
+from flash_lm.training.loop import train
 from flash_lm.training.workdir import check_branch, check_config, read_config
 
 HERE = pathlib.Path(__file__).parent
@@ -36,7 +45,49 @@ def undone():
     for table, before in tables:
         table.clear()
         table.update(before)
-    sys.modules.pop("outside", None)
+    for name in ("outside", "sigmoid_window"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def sigmoid_window(undone, monkeypatch):
+    """The module that docs/extend.md shows."""
+    monkeypatch.syspath_prepend(str(HERE))
+    import_plugins(["sigmoid_window"])
+    return sys.modules["sigmoid_window"]
+
+
+def test_the_attention_of_the_page_is_what_it_says(sigmoid_window):
+    """A loop in float64 over two documents and padding, causal and bidirectional."""
+    draw, reach = np.random.default_rng(0), 3
+    q, k, v = (draw.normal(size=(1, 2, 9, width)) for width in (4, 4, 5))
+    ids = np.array([1, 1, 1, 1, 1, 2, 2, 2, 0])
+    core = sigmoid_window.SigmoidWindowCore(reach)
+    for causal in (True, False):
+        context = Context(
+            positions_BxL=jnp.zeros((1, 9), jnp.int32), segments=find_segments(jnp.asarray(ids[None])), causal=causal
+        )
+        found = core({"attention": Pair(*(jnp.asarray(x, jnp.float32) for x in (q, k)))}, jnp.asarray(v), context)
+        expected = np.zeros_like(v)
+        for h, i, j in itertools.product(range(2), range(9), range(9)):
+            if ids[i] == ids[j] > 0 and abs(i - j) < reach and (j <= i or not causal):
+                weight = 1 / (1 + reach * np.exp(-q[0, h, i] @ k[0, h, j] / 2))
+                expected[0, h, i] += weight * v[0, h, j]
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("usual_promotion")
+def test_train_takes_the_attention_of_the_page(sigmoid_window, tmp_path):
+    config = small_config(write_corpus(tmp_path / "text"), tmp_path / "cache")
+    add_sections(config)
+    config.plugins, config.model.family = ("sigmoid_window",), "sigmoid_window"
+    config.model.sigmoid_window.reach = 5
+    config.train.update(steps=8, eval_every=0, checkpoint_every=0)
+    train(config, tmp_path / "run")
+    losses = [line["loss"] for line in read_jsonl(tmp_path / "run" / "metrics.jsonl") if line["split"] == "train"]
+    assert losses[-1] < losses[0]
+    with pytest.raises(InputError, match="SigmoidWindowCore defines no prefill and no step: a model with it is"):
+        load_model(tmp_path / "run").model.abstract.check_decodable()
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +196,31 @@ def test_a_change_of_a_run_names_no_plugin(tmp_path):
     (tmp_path / "changes.jsonl").write_text('{"plugins": ["outside"]}\n')
     with pytest.raises(InputError, match="changes.jsonl is damaged"):
         read_config(tmp_path)
+
+
+COMMANDS = {
+    "command": ["-m", "flash_lm.train", "--workdir=run"],
+    "script": [str(HERE.parent / "scripts" / "recall.py"), "--runs=runs", "--out=out"],
+}
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_commands_and_scripts_find_modules_in_the_working_directory(tmp_path, kind):
+    """Both import the module, and end at what is wrong in the config."""
+    (tmp_path / "of_this_folder.py").write_text("print('imported', flush=True)\n")
+    (tmp_path / "mine.py").write_text(
+        "from flash_lm.configs.recall import mqar_as_measured as its\n"
+        "from flash_lm.configs.recall.mqar_as_measured import *\n\n"
+        "def get_config():\n    config = its.get_config()\n"
+        "    config.plugins, config.train.clip = ('of_this_folder',), -1.0\n    return config\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(HERE.parent)}
+    words = [sys.executable, *COMMANDS[kind], "--config=mine.py"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120, check=False
+    )
+    assert done.returncode == 2 and "imported" in done.stdout, done.stderr
+    assert "there is no module" not in done.stderr and "train.clip=-1" in done.stderr.splitlines()[-1]
 
 
 def test_a_config_from_before_the_import_gets_the_new_keys(undone, tmp_path):

@@ -1,14 +1,17 @@
 """The study of recall: which runs it makes, that it goes on where it stopped, and what its table and picture say."""
 
 import pytest
+from small import ROOT
 
 from flash_lm.analysis.recall import best, plot_recall, recall_table, summary
-from flash_lm.configs.recall import mqar
+from flash_lm.configs.base import get_config
+from flash_lm.configs.recall import mqar, mqar_as_measured, mqar_longer
 from flash_lm.errors import InputError
 from flash_lm.jsonl import read_jsonl
 from flash_lm.models.facts import facts
 from flash_lm.recall_study import models_of, recall_study, time_decoding
 from flash_lm.study import changed
+from flash_lm.training.workdir import run_hash
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -16,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 def small():
     parts = ((16, 2, 64), (16, 4, 64))
     keys = {"words": 32, "train": parts, "validation": ((16, 2, 8),), "test": ((16, 2, 8), (16, 4, 24))}
-    config = changed(mqar.get_config(), {f"data.mqar.{key}": x for key, x in keys.items()})
+    config = changed(mqar_as_measured.get_config(), {f"data.mqar.{key}": x for key, x in keys.items()})
     config.model.update(max_length=16, num_layers=1, num_heads=1)
     config.data.tokens_per_batch = 8 * 16
     config.train.update(steps=2, warmup_steps=1, eval_every=0)
@@ -27,6 +30,25 @@ def run_line(model, rate, seed, accuracy, validation, **more):
     line = {"model": model, "width": 8, "rate": rate, "seed": seed, "accuracy": accuracy, "step": 10 * seed}
     own = {"validation_accuracy": validation, "by_part": {"2 pairs": accuracy}, "state_bytes": 64, "parameters": 9}
     return line | own | more
+
+
+def test_recorded_runs_are_of_the_config_that_their_command_names():
+    """So the command goes on with the file, in place of refusing it."""
+    config = mqar_longer.get_config()
+    models = {model.name: model for model in models_of(config, mqar_longer.MODELS, mqar_longer.WIDTHS)}
+    lines = read_jsonl(ROOT / "results" / "recall" / "longer" / "runs.jsonl")
+    first = {line["model"]: line for line in reversed(lines)}
+    assert len(first) > 10 and first.keys() <= models.keys()
+    for name, line in first.items():
+        assert run_hash(models[name].of_run(line["rate"], line["seed"]).to_dict()) == line["config_hash"], name
+
+
+def test_the_config_of_the_page_is_of_todays_defaults():
+    """docs/recall.md trains it first: what a model is, but for its size and its convolution, is left to its family."""
+    config, base = mqar.get_config().model, get_config().model
+    sizes = {"family", "num_layers", "model_dim", "num_heads", "max_length", "gau", "chunks", "window", "linear"}
+    changed = {key for key in config if config[key] != base[key]}
+    assert changed <= sizes | {"short_convolution"} and config.short_convolution
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ def get_config() -> ConfigDict:
 
 def get_runs(config: ConfigDict) -> dict[str, dict]:
     constant = str(config.model.max_length)
-    divisors = {"weights": ("count", constant, "length"), "scores": (constant, "length", "paper")}
+    divisors = {"weights": ("count", constant, "length"), "scores": (constant, "length", "length_everywhere")}
     return {
         f"{family}_{divides}_{n}": {"model.family": family, "model.divides": divides, "model.normalizer": n}
         for family in ("flash_quad", "flash")

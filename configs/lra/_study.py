@@ -17,6 +17,8 @@ FAMILIES = (
     "flash_quad",
     "mega",
 )
+# How models started when these runs were made: a run of the study keeps it, and one of your own starts as all do.
+_AS_MEASURED = {"model.residual_init": "as_init", "model.scale_init": "as_init", "model.divides": "weights"}
 
 
 def small_model(length: int, rows: int) -> ConfigDict:
@@ -27,8 +29,6 @@ def small_model(length: int, rows: int) -> ConfigDict:
     config.model.update(
         gau={"shared_dim": 32}, chunks={"size": 32}, window={"size": 32}, linear={"chunk_size": 32}, scan_layers=False
     )
-    # As the runs that are there.
-    config.model.update(residual_init="as_init", scale_init="as_init", divides="weights")
     config.data.tokens_per_batch = rows * length
     config.train.update(learning_rate=1e-3, weight_decay=0.1, eval_every=250, checkpoint_every=0)
     return config
@@ -42,7 +42,7 @@ def runs(masked: float) -> dict[str, dict]:
     """
     found = {}
     for family in FAMILIES:
-        own = {"model.family": family}
+        own = {"model.family": family, **_AS_MEASURED}
         found[f"{family}_scratch"] = own
         found[f"{family}_masked"] = own | {"task": "masked_lm", "data.masking.rate": masked}
         found[f"{family}_pretrained"] = own | {"train.init_from": f"{{workdir}}/{family}_masked"}

@@ -97,7 +97,8 @@ def get_parts() -> list[Part]:
     rows = lambda length: {"data.length": length, "model.max_length": max(length, 2048)}
     others = {name: changes for name, changes in MODELS.items() if name not in _REPEATED + _OF_SCORES}
     of_peer = MODELS["flash"] | {"model.tie_embeddings": False}  # as FLASH-pytorch is, then with other divisors
-    untied = {f"flash/untied_{name}": of_peer | {"model.normalizer": name} for name in ("paper", "length")}
+    divisors = {"paper": "length_everywhere", "length": "length"}  # by the names that their lines have
+    untied = {f"flash/untied_{name}": of_peer | {"model.normalizer": n} for name, n in divisors.items()}
     untied |= {"flash/untied": of_peer, "flash/untied_scores": of_peer | _SCORES}
     ablations = {name: _FLASH | changes for name, changes in ABLATIONS.items()}
     return [

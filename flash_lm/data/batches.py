@@ -142,23 +142,39 @@ class _Shared(grain.MapDataset):
         return self._parent[batch * self._size + self._rows[place]]
 
 
-def evaluation_batches(rows: Rows, share: Share, limit: int = 0) -> Iterator[Batch]:
+def evaluation_batches(rows: Rows, share: Share, limit: int = 0, parts: int = 1) -> Iterator[Batch]:
     """Every row once, in order; the last batch is padded. With a limit, batches that are spread evenly over them.
 
     Args:
         rows: the rows of a split.
         share: this host's share of each batch.
-        limit: number of batches; 0 = all. The first ones alone could be of one kind: rows may be sorted by label.
+        limit: number of batches, of `parts` shares each; 0 = all. The first ones alone could be of one kind: rows may
+            be sorted by label.
+        parts: shares that are counted as one batch, such as the microbatches of a step: which rows are read does not
+            depend on how a batch is cut.
 
     Yields:
-        This host's rows of each batch, as dicts of arrays of L columns.
+        This host's rows of each share, as dicts of arrays of L columns.
     """
-    batches = -(-len(rows) // share.batch_size)
     padding = {name: np.zeros_like(x) for name, x in rows[0].items()}
+    for batch in chosen_rows(len(rows), share.batch_size * parts, limit):
+        for first in batch[:: share.batch_size]:
+            numbers = (first + row for row in share.rows)
+            yield stack([rows[n] if n < len(rows) else padding for n in numbers])
+
+
+def chosen_rows(count: int, batch_size: int, limit: int = 0) -> list[range]:
+    """The numbers of the rows of each batch that `evaluation_batches` reads.
+
+    Args:
+        count: number of rows of the split.
+        batch_size: rows of a whole batch.
+        limit: number of batches; 0 = all.
+    """
+    batches = -(-count // batch_size)
     chosen = min(batches, limit) if limit else batches
-    for i in range(chosen):
-        numbers = (i * batches // chosen * share.batch_size + row for row in share.rows)
-        yield stack([rows[n] if n < len(rows) else padding for n in numbers])
+    starts = (i * batches // chosen * batch_size for i in range(chosen))
+    return [range(start, min(start + batch_size, count)) for start in starts]
 
 
 def stack(rows: Sequence[Row]) -> Batch:

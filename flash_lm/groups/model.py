@@ -19,8 +19,8 @@ def _taps(x: int) -> str | None:
 
 
 def _normalizer(x: str) -> str | None:
-    good = x in ("count", "length", "paper") or (x.isdecimal() and int(x) > 0)
-    return None if good else "count, length, paper or a positive integer"
+    good = x in ("count", "length", "length_everywhere") or (x.isdecimal() and int(x) > 0)
+    return None if good else "count, length, length_everywhere or a positive integer"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,8 +98,8 @@ class ModelConfig(Group, name="model"):
     )
     normalizer: str = key(
         None,
-        "N of attention without softmax: count, length, paper or an integer; open: data.length, but count where N "
-        "divides the weights of a causal model",
+        "N of attention without softmax: count, length, length_everywhere (of sums over chunks, too) or an integer; "
+        "open: data.length, but count where N divides the weights of a causal model",
         _normalizer,
     )
     divides: str = key(

@@ -100,7 +100,12 @@ class TrainConfig(Group, name="train"):
         False, "log the gradient's norm for each group of parameters, such as layers/sublayer_0", before=False
     )
     eval_every: int = key(100, "steps; 0 = only at the end", at_least(0))
-    eval_steps: int = key(0, "batches per evaluation during training, spread over the split; 0 = all", at_least(0))
+    eval_steps: int = key(
+        0,
+        "batches of data.tokens_per_batch in an evaluation during training, spread over the split; train.accumulate "
+        "does not change which text it is; 0 = all",
+        at_least(0),
+    )
     stop_accuracy: float = key(
         None,
         "ends training when the accuracy on the validation split is this or more; open: train.steps alone ends it",

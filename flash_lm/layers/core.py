@@ -114,9 +114,12 @@ class PlainCore(nnx.Module):
 
 
 class UndecodableCore(PlainCore):
-    """A core whose outputs depend on later tokens: there is no prefill and no step."""
+    """A core without prefill and step: its outputs depend on later tokens, or nobody has written them yet."""
 
-    undecodable: Any = "this attention mixes all tokens of a row at once: prefill and step are not supported"
+    @property
+    def undecodable(self) -> str | None:  # type: ignore[override]
+        """True of either kind."""
+        return f"{type(self).__name__} defines no prefill and no step: a model with it is trained and scored only"
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> Any:
         """Raises an InputError."""
@@ -131,6 +134,8 @@ class UndecodableCore(PlainCore):
 
 class WholeRowCore(UndecodableCore):
     """A core whose every output depends on the whole row: bidirectional, one document a row."""
+
+    undecodable: Any = "this attention mixes all tokens of a row at once: prefill and step are not supported"
 
     def real(self, context: Context) -> jax.Array:
         """Which tokens are not padding, (B or 1)×L, which is at the end of a row.

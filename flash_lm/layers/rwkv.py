@@ -18,7 +18,7 @@ from flash_lm.layers.sublayer import Sublayer
 from flash_lm.ops.convolution import continue_convolution, convolve
 from flash_lm.ops.wkv import Sums, prefill_wkv, wkv
 
-# Of the layer in the middle of the authors' model.
+# Of the layer in the middle of the authors' model (RWKV-v4/src/model.py in their repository, RWKV-LM): p and c below.
 _TIME_POWERS = {"receptance": (0.25, 0.0), "key": (0.5, 0.0), "value": (0.5, 0.15)}
 _CHANNEL_POWERS = {"receptance": (0.5, 0.0), "key": (0.5, 0.0)}
 
@@ -30,14 +30,14 @@ class TokenShift(nnx.Module):
         """The first channels start with the token before, the last ones with the token itself.
 
         Args:
-            powers: by the names of the maps, p and s of their first μ = (channel / D)^p + s channel / D.
+            powers: by the names of the maps, p and c of their first μ = (channel / D)^p + c.
             config: the model's.
         """
         self.names, self.width = tuple(powers), config.model_dim
         self.state_dtype = jnp.dtype(config.state_dtype or config.dtype)
         place_D = jnp.arange(config.model_dim, dtype=jnp.float32) / config.model_dim
-        for name, (power, slope) in powers.items():
-            share_D = place_D**power + slope * place_D
+        for name, (power, constant) in powers.items():
+            share_D = place_D**power + constant
             setattr(self, name, nnx.Param(share_D.astype(jnp.dtype(config.param_dtype)), **VECTORS))
 
     def __call__(self, arrays: Mapping[str, jax.Array], context: Context) -> dict[str, jax.Array]:

@@ -10,11 +10,12 @@ Inside a chunk N is the chunk's length, except for count. `model.divides` says w
 
 weights: f(q kᵀ / √K + b) / N; and the sums over chunks.
 scores: f(q kᵀ / N + b), as in FLASH's appendix. N cannot be a count. Sums over chunks are divided by the number of
-    their tokens.
+    their tokens, as there.
 
-paper: as length and scores, and the row's length divides the sums over chunks, too; whatever `model.divides` is.
+length_everywhere: as length and scores, and the row's length divides the sums over chunks, too, whatever
+    `model.divides` is. In a bidirectional model that is the appendix; its causal sums are of the chunks before alone.
 
-`length` and `paper` depend on the length of the whole row, so they do not support decoding.
+`length` and `length_everywhere` depend on the length of the whole row, so they do not support decoding.
 """
 
 import dataclasses
@@ -76,7 +77,7 @@ def _refusal(name: str) -> str:
 
 
 _COUNT = Normalizer(_count, _count, _count)
-_LENGTH, _PAPER = _refusal("length"), _refusal("paper")
+_LENGTH, _EVERYWHERE = _refusal("length"), _refusal("length_everywhere")
 # normalizer, divides -> its functions; count cannot divide scores (`part_problems`), so this is for softmax, which has
 # none of it but the sums
 _NAMED = {
@@ -84,8 +85,8 @@ _NAMED = {
     ("count", "scores"): _COUNT,
     ("length", "weights"): Normalizer(_length, _length, _length, undecodable=_LENGTH),
     ("length", "scores"): _of_scores(lambda length: length, _count, _LENGTH),
-    ("paper", "weights"): _of_scores(lambda length: length, _length, _PAPER),
-    ("paper", "scores"): _of_scores(lambda length: length, _length, _PAPER),
+    ("length_everywhere", "weights"): _of_scores(lambda length: length, _length, _EVERYWHERE),
+    ("length_everywhere", "scores"): _of_scores(lambda length: length, _length, _EVERYWHERE),
 }
 
 

@@ -28,16 +28,30 @@ class CarriedEvaluator:
     """Evaluates whole documents with the parameters of a model."""
 
     def __init__(
-        self, model: ModelFunction, tokenizer: Tokenizer, mesh: Mesh, loss_chunk: int, task: Task = NEXT_TOKEN
+        self,
+        model: ModelFunction,
+        tokenizer: Tokenizer,
+        mesh: Mesh,
+        loss_chunk: int,
+        task: Task = NEXT_TOKEN,
+        parts: int = 1,
     ):
         """As `Evaluator`.
+
+        Args:
+            model: model to score.
+            tokenizer: the documents' tokenizer.
+            mesh: mesh of the parameters.
+            loss_chunk: tokens whose logits exist at the same time on a device.
+            task: the task, which defines the scores.
+            parts: microbatches into which a batch is cut. The documents that are read together stay the same.
 
         Raises:
             InputError: the model's state cannot be carried.
         """
         model.abstract.check_carried()
         self._model, self._mesh = model, mesh
-        self._step = jax.jit(make_carried_evaluation_step(model, loss_chunk, task))
+        self._step = jax.jit(make_carried_evaluation_step(model, loss_chunk, task, parts))
         self._empty = functools.cache(self._make_empty)
         self._bytes_per_token = bytes_per_token(model, tokenizer)
 
@@ -57,7 +71,7 @@ class CarriedEvaluator:
             params: the model's parameters.
             split: the tokens of a split, or examples that all have a `size`.
             length: L, tokens a row.
-            batch_size: documents at a time; rounded up to a multiple of the devices.
+            batch_size: documents at a time, a multiple of the parts; rounded up to a multiple of the devices.
             limit: number of batches; 0 = all.
             first: tokens at the beginning of each document that are scored, in whole rows; None: all.
             by_position: score each row also by itself, without the rows before, and return both by position.

@@ -41,16 +41,19 @@ class Evaluator:
         self._step = jax.jit(make_evaluation_step(model, loss_chunk, task))
         self._bytes_per_token, self._labels = bytes_per_token(model, tokenizer), task.labels
 
-    def __call__(self, params: Params, rows: Rows, batch_size: int, limit: int = 0, blocks: int = 0) -> dict[str, Any]:
+    def __call__(
+        self, params: Params, rows: Rows, batch_size: int, limit: int = 0, blocks: int = 0, parts: int = 1
+    ) -> dict[str, Any]:
         """Scores each row once; call it inside `jax.set_mesh`.
 
         Args:
             params: the model's parameters.
             rows: rows of a split.
             batch_size: B; rounded up to a multiple of the devices.
-            limit: number of batches; 0 = all.
+            limit: number of batches, of `parts` × B rows each; 0 = all.
             blocks: number of blocks of consecutive batches whose sums are returned, too; fewer if there are fewer
                 batches; 0: none.
+            parts: batches of B that are counted as one, see `evaluation_batches`.
 
         Returns:
             loss (nats a token), perplexity (a token), accuracy (share of the targets that are the likeliest token; not
@@ -58,7 +61,7 @@ class Evaluator:
             labels, "tokens" counts them, the scores of `scores_of_confusion` are there, and no bytes. With `blocks`,
             also nll_blocks and tokens_blocks, which tell how much a difference of two models varies over the text.
         """
-        sums = self.sums(params, rows, batch_size, limit, blocks)
+        sums = self.sums(params, rows, batch_size, limit, blocks, parts)
         return scores_of_labels(sums) if self._labels else scores_of(sums)
 
     def of_slices(self, params: Params, rows: SlicedRows, batch_size: int, blocks: int = 0) -> list[dict[str, Any]]:
@@ -68,13 +71,13 @@ class Evaluator:
         return [scores({key: x[k] for key, x in sums.items()}) for k in range(len(rows.names))]
 
     def sums(
-        self, params: Params, rows: Rows, batch_size: int, limit: int = 0, blocks: int = 0
+        self, params: Params, rows: Rows, batch_size: int, limit: int = 0, blocks: int = 0, parts: int = 1
     ) -> collections.Counter[str]:
         """What scores are made of, see `make_evaluation_step`, for the same arguments. Blocks are a last axis."""
         sharding, sums = batch_sharding(self._mesh), collections.Counter()
         of_batches: dict[str, list[np.ndarray]] = {name: [] for name in ("nll", "tokens")}
         share = share_of(sharding, rows_that_divide(batch_size, self._mesh))
-        for batch in evaluation_batches(rows, share, limit):
+        for batch in evaluation_batches(rows, share, limit, parts):
             here = jax.device_get(self._step(params, place(batch, sharding, share), self._bytes_per_token))
             # Python floats: a float32 sum over a long split would lose the last tokens.
             sums.update({name: x.astype(float) if x.ndim else float(x) for name, x in here.items()})

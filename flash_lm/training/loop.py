@@ -1,40 +1,36 @@
 """The training loop: start or resume, step, log, evaluate, save."""
 
-import collections
 import contextlib
 import math
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import jax
 from ml_collections import ConfigDict
 
 from flash_lm.data.batches import Batch
 from flash_lm.data.packing import Rows
-from flash_lm.data.slices import SomeRows
 from flash_lm.data.splits import split_sizes
 from flash_lm.errors import InputError, RunError
 from flash_lm.provenance import joined, provenance
 from flash_lm.tables import TASKS
-from flash_lm.training.carried_evaluation import CarriedEvaluator
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.clock import Clock
 from flash_lm.training.compiled_step import CompiledStep
-from flash_lm.training.evaluation import Evaluator, scores_of
-from flash_lm.training.experiment import Experiment, build_experiment
+from flash_lm.training.experiment import build_experiment
 from flash_lm.training.hosts import StopOfAllHosts, check_same, is_first, lost_hosts_reported, of_all_hosts
 from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin
 from flash_lm.training.opened import opened
 from flash_lm.training.profile import Profile, Span, check_span
+from flash_lm.training.rounding import rounding_warnings
 from flash_lm.training.schedule_free import gradient_point
 from flash_lm.training.sharding import batch_sharding, check_batch, place
 from flash_lm.training.spikes import Spikes
 from flash_lm.training.start import Start, find_start
-from flash_lm.training.state import Params
+from flash_lm.training.validation import make_validation
 
 
 def train(
@@ -132,7 +128,7 @@ class _Loop:
         self.origin = Origin(experiment) if debug_nonfinite else None
         self.step = int(self.state.step)
         self.batches = experiment.training_batches(self.share, self.step, start.place)
-        self.validate = _validation(experiment, validation_rows)
+        self.validate = make_validation(experiment, validation_rows)
         self.compiled_step, self.sharding = CompiledStep(experiment), batch_sharding(experiment.mesh)
         self.writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
         self.logged_step, self.logged_seconds = self.step, self.clock.seconds
@@ -168,6 +164,8 @@ class _Loop:
                 if evaluates or saves or stopping:
                     with self._paused():
                         scores = self._evaluate() if evaluates else None
+                        if last and scores is not None:
+                            self.nonfinite.check_end(scores["loss"])
                         if saves or stopping or self.reached is not None:
                             self._save(scores)
             if self.reached is not None:
@@ -235,6 +233,8 @@ class _Loop:
         self.writer.say(split_sizes(corpus))
         if self.start.message:
             self.writer.say(self.start.message)
+        for warning in rounding_warnings(self.config, self.state):
+            self.writer.say(warning)
 
     def _log(self, step: int, metrics: dict[str, jax.Array], batch: dict[str, jax.Array]) -> None:
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
@@ -267,6 +267,8 @@ class _Loop:
         self.writer.write(self.step, "validation", scores | {"train_seconds": self.clock.seconds})
         loss, accuracy = scores["loss"], scores.get("accuracy", math.nan)
         told = "" if math.isnan(accuracy) else f", accuracy {accuracy:.1%}"
+        if (share := scores["split_share"]) < 1:
+            told += f" (of {share:.1%} of the split: train.eval_steps)"
         self.writer.say(f"step {self.step}: validation loss {loss:.4f}, perplexity {scores['perplexity']:.2f}{told}")
         goal = self.config.train.stop_accuracy
         self.reached = accuracy if goal and accuracy >= goal else None
@@ -292,31 +294,6 @@ class _Loop:
             facts["places"] = [places[group] for group in sorted(places)]
         of_a_model = scores is not None and all(map(math.isfinite, scores.values()))
         self.checkpoints.save(self.step, self.state, facts, scores if of_a_model else None)
-
-
-def _validation(experiment: Experiment, rows: Rows) -> Callable[[Params], dict[str, Any]]:
-    """Scores parameters on the validation split, in rows, or in whole documents if training carries a state."""
-    config, corpus = experiment.config, experiment.corpus
-    settings = config.train.loss_chunk, TASKS[config.task]
-    batch_size, limit = config.data.batch_size // config.train.accumulate, config.train.eval_steps
-    if not config.train.carry_state:
-        by_rows = Evaluator(experiment.model, corpus.tokenizer, experiment.mesh, *settings)
-        if corpus.parts:
-            return lambda params: _of_parts(by_rows, params, corpus.parts, rows, batch_size, limit)
-        return lambda params: by_rows(params, rows, batch_size, limit)
-    in_documents = CarriedEvaluator(experiment.model, corpus.tokenizer, experiment.mesh, *settings)
-    text: Any = corpus.splits["validation"]
-    return lambda params: in_documents(params, text, config.data.length, batch_size, limit) | {"carried": True}
-
-
-def _of_parts(
-    by_rows: Evaluator, params: Params, names: Sequence[str], rows: Any, batch_size: int, limit: int
-) -> dict[str, float]:
-    """The scores of a mixture's text, and the loss of each of its parts."""
-    parts = {name: SomeRows(rows, part) for name, part in zip(names, rows.ranges, strict=True)}
-    sums = {name: by_rows.sums(params, part, batch_size, limit) for name, part in parts.items()}
-    losses = {f"loss/{name}": scores_of(found)["loss"] for name, found in sums.items()}
-    return scores_of(sum(sums.values(), collections.Counter())) | losses
 
 
 def _due(step: int, every: int) -> bool:

@@ -27,8 +27,10 @@ class MuonState(NamedTuple):
 def scale_by_muon() -> optax.GradientTransformation:
     """Turns gradients of matrices, perhaps with dimensions of layers before them, into updates without a rate.
 
-    The momentum is Nesterov's. Updates have the size of Adam's, so that one learning rate suits both (Liu et al. 2025,
-    arXiv:2502.16982, section 2.2).
+    The momentum is Nesterov's, with the bias correction of `optax.contrib.scale_by_muon`: the average as it will be one
+    step later is divided by 1 − β^(t + 1), the gradient by 1 − β^t. Its author's code has neither; a common factor
+    would change nothing, so the gradient's share alone differs, by less and less. Updates have the size of Adam's, so
+    that one learning rate suits both (Liu et al. 2025, arXiv:2502.16982, section 2.2).
     """
 
     def init(params: Any) -> MuonState:

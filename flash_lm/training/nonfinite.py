@@ -1,6 +1,7 @@
 """Steps whose loss or gradient is not finite: they are skipped and counted, or end the run; and where it began."""
 
 import itertools
+import math
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from flash_lm.training.state import Params
 from flash_lm.training.step import given_of, make_gradients, microbatches
 
 MOST_IN_A_ROW = 100  # steps to skip; more are not an accident
+SHARE_IN_A_ROW = 0.1  # of a run, so that the limit also ends a short one
 
 
 class NonfiniteSteps:
@@ -28,6 +30,7 @@ class NonfiniteSteps:
         """Continues counting from `skipped`."""
         self._experiment, self.skipped = experiment, skipped
         self._in_a_row, self._last = 0, -1
+        self._most = min(MOST_IN_A_ROW, max(1, int(SHARE_IN_A_ROW * experiment.config.train.steps)))
 
     def meet(self, step: int, values: dict[str, float], origin: str) -> str:
         """Counts a step that has changed nothing, and reports it.
@@ -53,11 +56,29 @@ class NonfiniteSteps:
             )
         self._in_a_row = self._in_a_row + 1 if step == self._last + 1 else 1
         self._last, self.skipped = step, self.skipped + 1
-        if self._in_a_row > MOST_IN_A_ROW:
-            raise NonfiniteError(
-                f"{report}\n{self._in_a_row} steps in a row were skipped: lower --config.train.learning_rate"
-            )
+        if self._in_a_row > self._most:
+            raise self._broken(report)
         return f"{report}; step skipped ({self.skipped - 1} skipped earlier)"
+
+    def check_end(self, loss: float) -> None:
+        """Checks that a run does not end with a model that no step can train any more.
+
+        Args:
+            loss: on the validation split, after the last step.
+
+        Raises:
+            NonfiniteError: the last step was skipped, and the loss is not finite either.
+        """
+        last = self._experiment.config.train.steps
+        if self._last == last and not math.isfinite(loss):
+            raise self._broken(f"step {last}: validation loss {loss}")
+
+    def _broken(self, report: str) -> NonfiniteError:
+        """In one line: whoever skips steps has seen the reports before it."""
+        skipped = f"the last {self._in_a_row} steps were" if self._in_a_row > 1 else "the last step was"
+        return NonfiniteError(
+            f"{report}; {skipped} skipped: lower --config.train.learning_rate, and start in another --workdir"
+        )
 
 
 class Origin:

@@ -70,11 +70,13 @@ class Optimizer:
             updates, without clipping and learning rate.
         averages: whether it trains the average of the parameters that the updates move, see `schedule_free`.
         sections: its sections of keys.
+        relative: whether the learning rate is a share of a parameter's size, and not the size of an update.
     """
 
     build: Callable[..., list[optax.GradientTransformation]]
     sections: tuple[type, ...] = ()
     averages: bool = False
+    relative: bool = False
 
 
 def register_optimizer(name: str, row: Optimizer) -> None:
@@ -85,8 +87,8 @@ def register_optimizer(name: str, row: Optimizer) -> None:
 register_optimizer("adamw", Optimizer(_adamw))
 register_optimizer("radam", Optimizer(_radam))
 register_optimizer("lion", Optimizer(_lion))
-register_optimizer("adafactor", Optimizer(_adafactor))
-register_optimizer("lamb", Optimizer(_lamb))
+register_optimizer("adafactor", Optimizer(_adafactor, relative=True))
+register_optimizer("lamb", Optimizer(_lamb, relative=True))
 register_optimizer("muon", Optimizer(_muon))
 register_optimizer("schedule_free_adamw", Optimizer(_schedule_free, averages=True))
 

@@ -142,17 +142,15 @@ def make_gradients(
 
 
 def microbatches(batch: Batch, count: int, seed: int, step: jax.Array) -> tuple[Batch, jax.Array]:
-    """The microbatches of a step, stacked, and the dropout key of each.
-
-    Every count-th row goes into the same microbatch, so that each stays spread over the devices.
-    """
-
-    def cut(x_BxL: jax.Array) -> jax.Array:
-        return jnp.swapaxes(x_BxL.reshape(-1, count, *x_BxL.shape[1:]), 0, 1)
-
+    """The microbatches of a step, stacked, and the dropout key of each."""
     key = _key(seed, step)
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count)) if count > 1 else key[None]
-    return jax.tree.map(cut, batch), keys
+    return _cut(batch, count), keys
+
+
+def _cut(batch: Batch, count: int) -> Batch:
+    """Microbatches, stacked: every count-th row goes into the same one, so that each stays spread over the devices."""
+    return jax.tree.map(lambda x_BxL: jnp.swapaxes(x_BxL.reshape(-1, count, *x_BxL.shape[1:]), 0, 1), batch)
 
 
 def make_evaluation_step(
@@ -178,23 +176,29 @@ def make_evaluation_step(
 
 
 def make_carried_evaluation_step(
-    model: ModelFunction, loss_chunk: int, task: Task = NEXT_TOKEN
+    model: ModelFunction, loss_chunk: int, task: Task = NEXT_TOKEN, parts: int = 1
 ) -> Callable[[Params, Batch, jax.Array, DecodeState], tuple[dict[str, jax.Array], DecodeState]]:
     """Sums over each row of a batch whose rows continue those of the batch before.
 
     Returns:
         A function (params, batch, bytes_per_token_V, carried) -> the task's scores, tokens and bytes of each row, and
-        the position where it begins, B each; and the state after the rows.
+        the position where it begins, B each; and the state after the rows. It computes `parts` microbatches one after
+        another.
     """
 
-    def step(params: Params, batch: Batch, bytes_per_token_V: jax.Array, carried: DecodeState):
+    def of_part(params: Params, batch: Batch, bytes_per_token_V: jax.Array, carried: DecodeState):
         bound, predictions, after = _predictions(model, params, batch, loss_chunk, None, carried)
         scores = _scores(task, bound, predictions, bytes_per_token_V)
         sums = {name: _of_rows(x, predictions[2]) for name, x in scores.items()}
         assert after is not None
         return sums | {"start": batch["positions_BxL"][:, 0]}, after
 
-    return step
+    def step(params: Params, batch: Batch, bytes_per_token_V: jax.Array, carried: DecodeState):
+        of_one = lambda part: of_part(params, part[0], bytes_per_token_V, part[1])
+        sums, after = jax.lax.map(of_one, (_cut(batch, parts), carried.cut(parts)))
+        return {name: jnp.swapaxes(x, 0, 1).reshape(-1) for name, x in sums.items()}, after.put_together()
+
+    return of_part if parts == 1 else step
 
 
 def _predictions(

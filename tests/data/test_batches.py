@@ -78,3 +78,12 @@ def test_a_limited_evaluation_is_spread_over_the_split(limit, starts):
     """Its rows may be sorted by label; 96 of them are 24 batches."""
     found = [batch[0] for batch in rows(evaluation_batches(Numbers(96), whole_batch(4), limit=limit), 99)]
     assert found == (starts or list(range(1, 97, 4)))
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_rows_of_an_evaluation_do_not_depend_on_how_a_batch_is_cut(limit):
+    """90 rows in batches of 8 are 11 and a part of one; a limit counts whole batches."""
+    whole = sum(rows(evaluation_batches(Numbers(90), whole_batch(8), limit=limit), 99), [])
+    for parts in (2, 4):
+        found = sum(rows(evaluation_batches(Numbers(90), whole_batch(8 // parts), limit, parts), 99), [])
+        assert [row for row in found if row] == [row for row in whole if row]

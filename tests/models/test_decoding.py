@@ -180,7 +180,7 @@ def test_bidirectional_models_do_not_decode(family):
         case(family, False).init_state()
 
 
-@pytest.mark.parametrize("normalizer", ["length", "paper"])
+@pytest.mark.parametrize("normalizer", ["length", "length_everywhere"])
 @pytest.mark.parametrize("family", NORMALIZED)
 def test_normalizers_that_need_the_whole_row_do_not_decode(family, normalizer):
     with pytest.raises(ValueError, match="normalizer"):
@@ -189,7 +189,9 @@ def test_normalizers_that_need_the_whole_row_do_not_decode(family, normalizer):
 
 @pytest.mark.parametrize("family", [name for name in CAUSAL if name not in NORMALIZED])
 def test_other_families_ignore_the_normalizer(family):
-    case(family, True, normalizer="length").init_state()
+    model = case(family, True, normalizer="length")
+    model.init_state()
+    np.testing.assert_array_equal(model.logits(model.params, tokens()), parallel(family))
 
 
 OPTIONS = [

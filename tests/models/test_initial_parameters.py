@@ -61,6 +61,25 @@ def test_megas_averages_start_as_the_authors_do():
         assert abs(found[name].mean()) < 5 * deviation / np.sqrt(size), name
 
 
+def test_rwkv_starts_as_the_authors_middle_layer_does():
+    """Layer n of N has places^r, with r = 1 − n / N, and values 0.3 n / (N − 1) more: in the middle 0.15."""
+    found = {name.partition("sublayer_")[2]: x for name, x in parameters(family="rwkv4").items()}
+    channels, r, n = range(WIDE["model_dim"]), 0.5, 0.5
+    place = np.array([i / WIDE["model_dim"] for i in channels])
+    expected = {
+        "0/convolutions/key": place**r,
+        "0/convolutions/value": place**r + 0.3 * n,
+        "0/convolutions/receptance": place ** (0.5 * r),
+        "1/shift/key": place**r,
+        "1/shift/receptance": place**r,
+        "0/core/log_rate": [-5 + 8 * (i / (WIDE["model_dim"] - 1)) ** (0.7 + 1.3 * n) for i in channels],
+        "0/core/bonus": [np.log(0.3) + 0.5 * ((i + 1) % 3 - 1) for i in channels],
+    }
+    for name, value in expected.items():
+        for layer in found[name]:
+            np.testing.assert_allclose(layer, value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
 @pytest.mark.parametrize(("family", "init"), [("flash", "lecun"), ("mc_tfm", "lecun"), ("mc_tfm", "normal")])
 def test_scores_of_the_linear_part_start_divided_by_the_root_of_their_width(family, init):
     """As those of the quadratic part are by their equation: γ_q γ_k = 1/√K. A GAU usually has the paper's."""

@@ -123,16 +123,16 @@ OPTIONS = {
         "normalizer": "length",
         "tie_embeddings": True,
     },
-    "paper-relu2": {"normalizer": "paper"},
+    "everywhere-relu2": {"normalizer": "length_everywhere"},
     "weights-by-7": {"normalizer": "7", "divides": "weights"},
     "weights-by-length": {"normalizer": "length", "divides": "weights", "gau.relative_bias": "rope"},
-    "paper-softmax": {"normalizer": "paper", "gau.attention_function": "softmax"},
+    "everywhere-softmax": {"normalizer": "length_everywhere", "gau.attention_function": "softmax"},
     "count": {"normalizer": "count", "divides": "weights"},
     "two-heads": {"gau.heads": 2},
     "dense-two-heads": {"gau.heads": 2, "gau.query_key": "dense"},
 }
 ONE_WAY = {
-    ("paper-softmax", False),
+    ("everywhere-softmax", False),
     ("count", True),  # plain-laplace has it
     ("weights-by-length", False),
     ("two-heads", False),
@@ -170,7 +170,7 @@ def test_without_a_part(family, causal, off):
     [
         pytest.param({}, marks=pytest.mark.slow),
         {"divides": "weights", "gau.relative_bias": "t5", "gau.attention_function": "laplace"},
-        pytest.param({"gau.relative_bias": "rope", "normalizer": "paper"}, marks=pytest.mark.slow),
+        pytest.param({"gau.relative_bias": "rope", "normalizer": "length_everywhere"}, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("causal", BOTH_WAYS, ids=["causal", "bidirectional"])

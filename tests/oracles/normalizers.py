@@ -2,14 +2,14 @@
 
 N is the number of keys that the query sees (count), the row's length (length), or an integer. It divides the weights
 and the sums over chunks (weights: f(q kᵀ/√s + b) / N), or the scores (f(q kᵀ/N + b)), and the sums are means then.
-paper: the row's length divides scores and sums (the appendix).
+length_everywhere: the row's length divides scores and sums.
 """
 
 import math
 
 
 def divides_scores(settings) -> bool:
-    return settings.divides == "scores" or settings.normalizer == "paper"
+    return settings.divides == "scores" or settings.normalizer == "length_everywhere"
 
 
 def score_factor(settings, function: str, width: int, n: int) -> float:
@@ -19,7 +19,7 @@ def score_factor(settings, function: str, width: int, n: int) -> float:
 
 def of_row(settings, length: int) -> int:
     """N of the scores of a row of this length; a count is none."""
-    return length if settings.normalizer in ("count", "length", "paper") else int(settings.normalizer)
+    return length if settings.normalizer in ("count", "length", "length_everywhere") else int(settings.normalizer)
 
 
 def quadratic(settings, visible: int, length: int) -> float:
@@ -36,7 +36,7 @@ def local(settings, visible: int, chunk_size: int) -> float:
 
 def linear(settings, visible: int, length: int) -> float:
     """Divisor of the part without f."""
-    if settings.normalizer == "paper":
+    if settings.normalizer == "length_everywhere":
         return length
     if settings.divides == "scores":
         return visible

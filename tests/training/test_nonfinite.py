@@ -10,14 +10,16 @@ import optax
 import pytest
 from small import small_config, write_corpus
 
-from flash_lm.errors import RunError
+from flash_lm.errors import NonfiniteError, RunError
 from flash_lm.jsonl import read_jsonl
 from flash_lm.run_name import run_name
+from flash_lm.tables import OPTIMIZERS
 from flash_lm.training import nonfinite
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.experiment import Experiment, build_experiment
 from flash_lm.training.loop import train
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin
+from flash_lm.training.optimizer import Optimizer
 from flash_lm.training.saved import restore
 from flash_lm.training.start import new_state
 from flash_lm.training.state import TrainState
@@ -110,10 +112,10 @@ def test_it_is_skipped_and_counted(config, poisoned, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_non_finite_update_is_not_applied(config, tmp_path):
-    """Loss and gradient are, but a word that does not occur has moments of 0, and 0 / 0 is NaN."""
-    config = config.copy_and_resolve_references()
-    config.train.eps = 1e-46  # 0 in float32
+def test_a_non_finite_update_is_not_applied(config, tmp_path, monkeypatch):
+    """Loss and gradient are, but a word that does not occur has moments of 0, and 0 / 0 is NaN without ε."""
+    without = Optimizer(lambda config, traits: [optax.scale_by_adam(config.b1, config.b2, eps=0.0)])
+    monkeypatch.setitem(OPTIMIZERS.there, "adamw", without)
     with pytest.raises(RunError, match=r"step 1 \(rows 0 to 7 .*: loss \d.*optimizer's update") as caught:
         train(config, tmp_path, debug_nonfinite=True)
     assert "\nthis step has not been saved" in str(caught.value)
@@ -131,13 +133,33 @@ def test_an_evaluation_that_is_not_finite_is_not_the_best(tmp_path):
 
 def test_too_many_in_a_row_end_the_run(config, monkeypatch):
     monkeypatch.setattr(nonfinite, "MOST_IN_A_ROW", 3)
-    steps = NonfiniteSteps(build_experiment(skipping(config)), skipped=7)
+    steps = NonfiniteSteps(build_experiment(skipping(config, steps=1000)), skipped=7)
     values = {"loss": float("inf"), "grad_norm": 1.0}
     for step in (2, 3, 4, 6, 7, 8):
         assert "loss inf" in steps.meet(step, values, "")
     assert steps.skipped == 13
-    with pytest.raises(RunError, match="4 steps in a row were skipped"):
+    with pytest.raises(RunError, match="the last 4 steps were skipped"):
         steps.meet(9, values, "")
+
+
+def test_a_run_that_breaks_at_once_does_not_end_well(config, tmp_path):
+    """The first update is finite, and no step after it: a tenth of the steps in a row is no accident."""
+    config = skipping(config, learning_rate=1e30, warmup_steps=0, clip=0.0)
+    config.model.dropout = 0.0
+    with pytest.raises(NonfiniteError, match=r"^step \d .*; the last 2 steps were skipped: lower .*$") as caught:
+        train(config, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_last_step_of_a_run(config):
+    """A single step that is skipped at the end is an accident, unless the model is broken."""
+    values = {"loss": float("nan"), "grad_norm": 1.0}
+    for step in (11, 12):
+        steps = NonfiniteSteps(build_experiment(skipping(config)), skipped=0)
+        steps.meet(step, values, "")
+        steps.check_end(5.0)
+    with pytest.raises(NonfiniteError, match="step 12: validation loss nan; the last step was skipped"):
+        steps.check_end(float("nan"))
 
 
 @pytest.mark.slow

@@ -1,0 +1,50 @@
+"""sigmoid_window.py: attention to a window, with sigmoids as weights (Ramapuram et al. 2024, arXiv:2409.04431)."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+import flash_lm
+from flash_lm.layers.attention import MultiHeadAttention
+from flash_lm.layers.core import UndecodableCore
+from flash_lm.models.family import Family, Part
+from flash_lm.models.parts import MLP_PART
+from flash_lm.schema import at_least, key, section
+
+
+@section("model.sigmoid_window")
+class WindowOptions:
+    reach: int = key(64, "visible tokens, the query's own included; bidirectional: each way", at_least(1))
+
+
+class SigmoidWindowCore(UndecodableCore):
+    """σ(q kᵀ / √K − log reach) v over the tokens in reach: the weights need not sum to one."""
+
+    def __init__(self, reach):
+        self.reach = reach
+
+    @property
+    def scaled(self):
+        return {"attention": True}  # the one pair of queries and keys that it takes; its scores are divided by √K
+
+    def __call__(self, pairs, v_BxHxLxE, context):
+        q, k = pairs["attention"]
+        scores = jnp.einsum("bhlk,bhmk->bhlm", q, k) / math.sqrt(q.shape[-1]) - math.log(self.reach)
+        # What a token sees: causal or not, its own document, no padding.
+        visible = context.sight(self.reach).visible(jnp.arange(k.shape[2]))
+        weights = jnp.where(visible[:, None], jax.nn.sigmoid(scores), 0)
+        return jnp.einsum("bhlm,bhme->bhle", weights, v_BxHxLxE)
+
+    def flops_per_token(self, length, causal, heads, key_width, value_width):
+        seen = min(self.reach if causal else 2 * self.reach - 1, length)
+        return 2 * heads * seen * (key_width + value_width)
+
+
+def attention(config, options, *, rngs):
+    return MultiHeadAttention(SigmoidWindowCore(options.reach), config, rngs=rngs)
+
+
+# Queries and keys may be rotated, as `model.rotary` says; there are no other positions.
+PART = Part(attention, sections=(WindowOptions,), keys=frozenset({"num_heads", "rotary"}))
+flash_lm.register_family("sigmoid_window", Family((PART, MLP_PART), {"rotary": True, "absolute_positions": "none"}))
