@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from flash_lm.allocator import use_huge_pages
 from flash_lm.config import add_sections, open_type, plugins_of, unread_keys
-from flash_lm.errors import InputError, RunError, Stopped
+from flash_lm.errors import STOPPED, InputError, RunError, Stopped
 from flash_lm.plugins import import_plugins
 from flash_lm.run_name import check_local
 from flash_lm.schema import unknown_key
@@ -31,7 +31,6 @@ _log = logging.getLogger(__name__)
 _CONFIGS = pathlib.Path(__file__).parent / "configs"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FACTORS = {"k": 10**3, "M": 10**6, "G": 10**9}
-_STOPPED = 75  # in sysexits.h a failure that another try may mend
 # What is wrong with a file or a folder that a command could not write or read.
 _OF_FILES = {
     errno.EACCES: "permission denied for {}: choose another folder",
@@ -87,7 +86,7 @@ def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.Argument
         sys.exit(2 if isinstance(error, InputError) else 1)
     except Stopped as stopped:
         print(*stopped.args, sep="\n", end="\n" if stopped.args else "")
-        sys.exit(_STOPPED)
+        sys.exit(STOPPED)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
 

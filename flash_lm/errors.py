@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+STOPPED = 75  # the exit code of `Stopped`; in sysexits.h a failure that another try may mend
+
 
 class InputError(ValueError):
     """Bad input: what was wrong, what was expected, what to change. Exit code 2; one line per problem."""

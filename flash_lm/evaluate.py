@@ -43,7 +43,8 @@ def main(argv: list[str]) -> None:
     arguments, overrides = flags().parse_known_args(argv)
     from flash_lm.data.slices import ALL
     from flash_lm.inference.scoring import evaluate
-    from flash_lm.training.hosts import is_first, lost_hosts_reported
+    from flash_lm.training.hosts import is_first
+    from flash_lm.training.lost_hosts import lost_hosts_reported
 
     lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else []
     name, mesh = run_of(arguments)

@@ -43,8 +43,9 @@ def main(argv: list[str]) -> None:
     from flash_lm.inference.exporting import check_export, export
     from flash_lm.inference.programs import Sizes
     from flash_lm.inference.trained_model import load_model
-    from flash_lm.training.hosts import is_first, lost_hosts_reported
+    from flash_lm.training.hosts import is_first
     from flash_lm.training.hub import make_repository
+    from flash_lm.training.lost_hosts import lost_hosts_reported
 
     name, mesh = run_of(arguments)
     with lost_hosts_reported():

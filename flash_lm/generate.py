@@ -39,7 +39,8 @@ def main(argv: list[str]) -> None:
     """Continues a prompt with a run's checkpoint, fills in [MASK]s, or answers the first line of a couplet."""
     arguments = flags().parse_args(argv)
     from flash_lm.inference.printed import printed
-    from flash_lm.training.hosts import is_first, lost_hosts_reported
+    from flash_lm.training.hosts import is_first
+    from flash_lm.training.lost_hosts import lost_hosts_reported
 
     prompt, asked = read_prompt(arguments.prompt, arguments.prompt_file), vars(arguments)
     asked["workdir"], asked["mesh"] = run_of(arguments)

@@ -60,7 +60,8 @@ def main(argv: list[str]) -> None:
     except ImportError as error:
         raise missing_package(str(error.name), "serve") from None
     from flash_lm.inference.trained_model import load_model
-    from flash_lm.training.hosts import is_first, lost_hosts_reported
+    from flash_lm.training.hosts import is_first
+    from flash_lm.training.lost_hosts import lost_hosts_reported
 
     key = _key(arguments.api_key)
     limits = Limits(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Limits)})

@@ -48,7 +48,8 @@ def main(argv: list[str]) -> None:
     from flash_lm.inference.scoring import load_text
     from flash_lm.inference.trained_model import load_model
     from flash_lm.inference.translation import scores_of, translate
-    from flash_lm.training.hosts import is_first, lost_hosts_reported
+    from flash_lm.training.hosts import is_first
+    from flash_lm.training.lost_hosts import lost_hosts_reported
 
     name, mesh = run_of(arguments)
     out = results_file(arguments, name, "bleu.jsonl")

@@ -1,21 +1,20 @@
 """The hosts of a run: how they find each other and exchange values."""
 
-import contextlib
 import io
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from flash_lm.errors import InputError, RunError, first_line
+from flash_lm.errors import InputError, first_line
+from flash_lm.training.lost_hosts import HEARTBEAT_S, report_lost_hosts
 
-HEARTBEAT_S = 30  # a host that is silent for longer is considered gone
 _ASK_EVERY_S = 5.0  # how often the hosts ask each other whether to stop
 _MOST_UNASKED = 100  # most steps between two such questions
 
@@ -45,6 +44,7 @@ def join(coordinator: str | None = None, hosts: int | None = None, number: int |
             f"cannot reach other hosts ({first_line(error).rstrip('.')}): on SLURM, Kubernetes, MPI or a TPU pod use "
             f"--hosts=auto, anywhere else --hosts=ADDRESS:PORT,COUNT,NUMBER"
         ) from None
+    report_lost_hosts()
 
 
 def _keep_output_ours() -> None:
@@ -75,20 +75,6 @@ def parse_hosts(word: str) -> tuple[str | None, int | None, int | None]:
 def is_first() -> bool:
     """Whether this host writes the files that are written once."""
     return jax.process_index() == 0
-
-
-@contextlib.contextmanager
-def lost_hosts_reported() -> Iterator[None]:
-    """Reports the loss of another host in one clear line, in place of the network's errors."""
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() == 1:
-            raise
-        raise RunError(
-            f"another host is gone ({first_line(error)}): start all hosts again, and the run continues "
-            f"from its newest checkpoint"
-        ) from error
 
 
 def check_same(**facts: Any) -> None:

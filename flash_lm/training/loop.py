@@ -20,7 +20,8 @@ from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.clock import Clock
 from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.experiment import build_experiment
-from flash_lm.training.hosts import StopOfAllHosts, check_same, is_first, lost_hosts_reported, of_all_hosts
+from flash_lm.training.hosts import StopOfAllHosts, check_same, is_first, of_all_hosts
+from flash_lm.training.lost_hosts import lost_hosts_reported
 from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin
 from flash_lm.training.opened import opened

@@ -124,7 +124,7 @@ def test_features_that_were_drawn_are_the_parents(config, tmp_path):
         ({"train.init_from": "{parent}@5"}, "no checkpoint of step 5"),
         ({"train.freeze": ("head", "shared")}, "train.freeze: head, shared matches no parameter: they are embedding"),
         ({"train.freeze": ("",)}, "freezes every parameter"),
-        ({"train.freeze": ("(",)}, "is not one"),
+        ({"train.freeze": ("(",)}, "is not a regex"),
     ],
     ids=str,
 )

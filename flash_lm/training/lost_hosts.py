@@ -1,0 +1,100 @@
+"""The loss of a host ends the others with one line that names it, and with a code that a launcher can act on.
+
+JAX's coordination service notices the loss, and ends a process with a stack of C++ and SIGABRT. Here its message is
+read before it reaches standard error.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import jax
+
+from flash_lm.errors import STOPPED, first_line
+
+HEARTBEAT_S = 30  # a host that is silent for longer is considered gone
+_HELD_BACK_S = 2.0  # how long messages of libraries wait: they are dropped if a host is lost meanwhile
+_FATAL = b"distributed service detected fatal errors"
+# What the coordination service says of the host that is gone; where it is not named, it is the one with the service.
+_SILENT = re.compile(rb"stopped sending heartbeats\):\s*(?:\S*task:)?(\d+)")
+_at_the_end = threading.Lock()
+
+
+def report_lost_hosts() -> None:
+    """Begins to watch for lost hosts, in a process that is one of several."""
+    # C's `sleep` handles SIGABRT; its argument is then the number of the signal, so there are 6 s to report the loss.
+    libc: Any = ctypes.CDLL(None)
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.signal(int(signal.SIGABRT), ctypes.cast(libc.sleep, ctypes.c_void_p))
+    real, (read, write) = os.dup(2), os.pipe()
+    if sys.stderr is sys.__stderr__:  # Python's own messages do not wait
+        sys.stderr = os.fdopen(os.dup(real), "w", 1, encoding=sys.stderr.encoding, errors=sys.stderr.errors)
+    os.dup2(write, 2)
+    os.close(write)
+    messages = _Messages(real)
+    for target, argument in ((messages.read, read), (messages.forward, None)):
+        threading.Thread(target=target, args=(argument,) if argument else (), daemon=True).start()
+    atexit.register(messages.forward_all)
+
+
+@contextlib.contextmanager
+def lost_hosts_reported() -> Iterator[None]:
+    """Reports the loss of another host in one clear line, in place of the network's errors."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1:
+            raise
+        if jax.process_count() == 2:
+            _end_without(f"host {1 - jax.process_index()}")
+        time.sleep(HEARTBEAT_S + 15)  # until the coordination service knows which one, and ends this process
+        _end_without(f"another host ({first_line(error)})")
+
+
+def _end_without(host: str) -> NoReturn:
+    """Ends this process at once: to end in order, it would need the host that is gone."""
+    with _at_the_end:  # never released: the first report is the only one
+        line = f"error: {host} is gone: start all hosts again, and the run continues from its newest checkpoint"
+        print(f"\n{line}", file=sys.stderr, flush=True)
+        os._exit(STOPPED)
+
+
+class _Messages:
+    """What libraries write to standard error, on its way there."""
+
+    def __init__(self, real: int):
+        """`real`: the file that standard error was."""
+        self._real, self._held, self._lock = real, [], threading.Lock()
+
+    def read(self, pipe: int) -> None:
+        """Collects messages, and ends the process if one of them says that a host is gone."""
+        recent = b""
+        while block := os.read(pipe, 1 << 16):
+            recent = (recent + block)[-(1 << 16) :]
+            with self._lock:
+                self._held.append((time.monotonic(), block))
+            if _FATAL in recent:
+                silent = _SILENT.findall(recent)
+                _end_without(f"host {silent[-1].decode() if silent else 0}")
+
+    def forward(self) -> None:
+        """Writes messages where they belong, when they have waited."""
+        while True:
+            time.sleep(0.1)
+            self.forward_all(until=time.monotonic() - _HELD_BACK_S)
+
+    def forward_all(self, until: float = float("inf")) -> None:
+        """Writes the messages that came until then."""
+        with self._lock:
+            due = [block for then, block in self._held if then <= until]
+            del self._held[: len(due)]
+        for block in due:
+            os.write(self._real, block)
