@@ -43,9 +43,13 @@ def check_plugins(names: Iterable[str], folder: pathlib.Path) -> None:
     """Checks that the user has named the plugins which the config of a folder asks for, so that they are imported.
 
     Raises:
-        InputError: some are not named; says how to name them.
+        InputError: some are not named, and how to name them; or some are no names of modules.
     """
     importlib.import_module("flash_lm.rows")  # the config is read with their keys
+    names = list(names)
+    if wrong := [name for name in names if not all(part.isidentifier() for part in name.split("."))]:
+        # Nobody should copy such a name from an error into a command line.
+        raise InputError(f"{folder} asks for plugins={wrong[0]!r:.80}, which is no module: restore its config.json")
     if missing := [name for name in names if name not in _named]:
         asked = ",".join(missing)[:_LONGEST]
         line = (

@@ -191,6 +191,14 @@ def test_what_was_named_is_imported(undone, monkeypatch, tmp_path):
     assert read_config(tmp_path).plugins == ("outside",) and "powers" in FAMILIES
 
 
+def test_what_is_no_name_of_a_module_is_not_suggested(tmp_path):
+    config = get_config()
+    config.plugins = ("a; rm -r b",)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    with pytest.raises(InputError, match="asks for plugins='a; rm -r b', which is no module: restore"):
+        read_config(tmp_path)
+
+
 def test_a_change_of_a_run_names_no_plugin(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(get_config().to_dict()))
     (tmp_path / "changes.jsonl").write_text('{"plugins": ["outside"]}\n')

@@ -5,8 +5,10 @@ import os
 import pathlib
 import shutil
 
+import jax
 import pytest
 from inference.test_exporting import trained_model
+from safetensors.numpy import load_file
 
 import flash_lm
 from flash_lm.configs.base import get_config
@@ -88,6 +90,38 @@ def test_a_config_ends_in_one_line(folder, key, value, told):
     with pytest.raises(InputError, match=told) as error:
         flash_lm.load(folder, dtype="float32")
     assert all(line.isprintable() for line in str(error.value).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"num_layers": 10**8}, "config.json has 100,000,000 layers, and the weights have not"),
+        ({"num_layers": 300, "pattern": ["transformer_plus_plus", "flash"] * 150}, "config.json has 300 layers"),
+        ({"vocab_size": 2**31 - 1}, r"embedding is \(260, 16\), expected \(2147483647, 16\)"),
+        ({"family": "performer", "favor.features": 2**31 - 1}, "expected"),
+        ({"num_layers": 2}, "expected"),
+    ],
+    ids=str,
+)
+def test_nothing_is_built_that_the_weights_do_not_have(folder, changes, told, monkeypatch):
+    for key, value in changes.items():
+        changed(folder, f"config.model.{key}", value)
+    monkeypatch.setattr(jax, "device_get", None)  # constants would be computed, and fetched
+    with pytest.raises(InputError, match=f"{folder} is damaged .*{told}.*: export the run again"):
+        flash_lm.load(folder)
+
+
+@pytest.mark.parametrize("place", ["../out/model.safetensors", "ABSOLUTE", "pipe", "sub", "missing"])
+def test_an_index_names_only_files_of_its_folder(folder, whole, place):
+    os.mkfifo(folder / "pipe")
+    (folder / "sub").mkdir()
+    shutil.copytree(whole, folder.parent / "out")
+    names = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    place = str(whole / "model.safetensors") if place == "ABSOLUTE" else place
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, place)}))
+    with pytest.raises(InputError, match=f"is damaged \\({place} is no file of the folder\\)"):
+        flash_lm.load(folder)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"config":' * 100_000, "[" * 90 + "]" * 90, "", "\xff", "null", "3"])

@@ -12,17 +12,18 @@ def _sharding_rules(rules: tuple) -> str | None:
     if len(rules) > MOST_REGEXES:
         return f"at most {MOST_REGEXES} rules"
     for rule in rules:
+        why = ""
         try:
             regex, spec = rule
-            if (problem := regex_problem(regex)) is not None:
-                return f"pairs of a regex and mesh axes, and {regex!r:.80} {problem}"
+            if problem := regex_problem(regex):
+                why = f": its regex {problem}"
             named = [axis for axis in spec if axis is not None]
             good = isinstance(spec, tuple) and set(named) <= set(MESH_AXES) and len(set(named)) == len(named)
         except (TypeError, ValueError):
             good = False
-        if not good:
+        if not good or why:
             axes = ", ".join(MESH_AXES)
-            return f"pairs of a regex and a tuple of different mesh axes ({axes}) or None, and {rule!r:.80} is not"
+            return f"pairs of a regex and a tuple of different mesh axes ({axes}) or None, and {rule!r:.80} is not{why}"
     return None
 
 

@@ -11,9 +11,9 @@ DECAYS = ("linear", "cosine", "sqrt")  # schedules with a final learning rate
 
 def _regexes(names: tuple) -> str | None:
     wanted = f"at most {MOST_REGEXES} regexes of parameters, such as ('embedding', 'layers/.*/kernel')"
-    problems = ((name, regex_problem(name)) for name in names[:MOST_REGEXES])
-    if found := next((f"{wanted}, and {name!r:.80} {problem}" for name, problem in problems if problem), None):
-        return found
+    for name in names[:MOST_REGEXES]:
+        if problem := regex_problem(name):
+            return f"{wanted}, and {name!r:.80} is not one: it {problem}"
     return wanted if len(names) > MOST_REGEXES else None
 
 

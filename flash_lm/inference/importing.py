@@ -72,7 +72,7 @@ def import_hf(model: str | os.PathLike[str], out: str | os.PathLike[str]) -> pat
 def _tokenizer(folder: pathlib.Path, rows: int) -> Tokenizer:
     """Reads tokenizer.json, or else tokenizer.model, a SentencePiece model; without tokens that have no embedding."""
     model = folder / "tokenizer.model"
-    if model.exists() and not (folder / "tokenizer.json").exists():
+    if model.is_file() and not (folder / "tokenizer.json").exists():
         found = SentencePieceTokenizer(model.read_bytes())
         if found.vocab_size > rows:
             raise InputError(

@@ -153,6 +153,12 @@ def from_llama(names: Iterable[str], read: Callable[[str], np.ndarray], config: 
         InputError: arrays are missing, unknown (such as biases), or of another shape.
     """
     of_model = [key for key in _OF_THE_MODEL if key != "output_embedding" or not config.tie_embeddings]
+    names = list(names)
+    if config.num_layers > len(names):
+        raise InputError(
+            f"config.json has num_hidden_layers={config.num_layers}, and the weights have {len(names)} arrays: it is "
+            "damaged, or files are missing"
+        )
     expected = {_OF_THE_MODEL[key] for key in of_model}
     expected |= {_layer(i, own) for i in range(config.num_layers) for own in _OF_A_LAYER}
     there = {name for name in names if not name.endswith(_IGNORED)}

@@ -22,7 +22,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from flash_lm.errors import InputError
+from flash_lm.config import ModelConfig
+from flash_lm.errors import InputError, first_line
 from flash_lm.json_file import load_json
 from flash_lm.training.state import Params
 
@@ -106,9 +107,48 @@ def open_weights(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
         files = content.get("weight_map", {})
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise ValueError(f"{INDEX} has no weight_map of file names")
+    for file in files.values():
+        # An index may be somebody else's. A link is fine: the hub's copies have them.
+        if (path := pathlib.PurePath(file)).is_absolute() or ".." in path.parts or not (folder / file).is_file():
+            raise ValueError(f"{file} is no file of the folder")
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(safe_open(folder / file, framework="np")) for file in sorted({*files.values()})]
         yield {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (not a mapping)
+
+
+def check_layers(folder: pathlib.Path, config: ModelConfig) -> None:
+    """Checks that an export has as many layers as its config says, before a model of so many is traced.
+
+    Raises:
+        InputError: it has not, or is damaged.
+    """
+    shapes, pattern = _shapes(folder), max(1, len(config.pattern))
+    # Stacked: an array has the same parameter of each repetition of the pattern.
+    most = max((shape[0] for shape in shapes.values() if shape), default=0)
+    for layers in (config.num_layers, config.get("encoder.num_layers") or 0):
+        if layers > most * pattern or pattern > len(shapes):
+            raise _damaged(folder, f"config.json has {layers:,} layers, and the weights have not")
+
+
+def check_shapes(folder: pathlib.Path, params: Params, constants: Params) -> None:
+    """Checks that an export has these arrays; raises as `check_layers` does."""
+    shapes = _shapes(folder)
+    for name, like in of_trained(params, constants).items():
+        if shapes.get(name) != like.shape:
+            raise _damaged(folder, f"{name} is {shapes.get(name, 'missing')}, expected {like.shape}")
+
+
+def _shapes(folder: pathlib.Path) -> dict[str, tuple[int, ...]]:
+    """The shape of each array, without reading any."""
+    try:
+        with open_weights(folder) as file_of:
+            return {name: tuple(file.get_slice(name).get_shape()) for name, file in file_of.items()}
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _damaged(folder, first_line(error)) from None
+
+
+def _damaged(folder: pathlib.Path, why: str) -> InputError:
+    return InputError.of([f"{folder} is damaged ({why}): export the run again"])
 
 
 def of_trained(params: Params, constants: Params) -> dict[str, Any]:

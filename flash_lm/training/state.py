@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -46,11 +47,26 @@ class ModelFunction:
         abstract: the model with shapes in place of arrays.
     """
 
-    def __init__(self, config: ModelConfig, seed: int, *, packed: bool = True):
-        """Traces the model of a complete config; computes only its constants."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        seed: int,
+        *,
+        packed: bool = True,
+        check: Callable[[Params, Params], None] = lambda params, constants: None,
+    ):
+        """Traces the model of a complete config; computes only its constants.
+
+        Args:
+            config: of the model.
+            seed: of the first parameters and of the constants.
+            packed: whether a row of a batch may hold several documents.
+            check: called with the shapes of parameters and constants, before anything is computed.
+        """
         self.config, self.seed, self.packed = config, seed, packed
         self.abstract = nnx.eval_shape(self._build)
         self._graph, self._params, self._constants = nnx.split(self.abstract, nnx.Param, ...)
+        check(nnx.to_pure_dict(self._params), nnx.to_pure_dict(self._constants))
         if jax.tree.leaves(self._constants):
             # Under jit, so that unused parameters are not made; on the host, so that no device holds them.
             self._constants = jax.device_get(jax.jit(lambda: nnx.split(self._build(), nnx.Param, ...)[2])())

@@ -1,6 +1,7 @@
 """The weights of a checkpoint or an exported model, with the config and the tokenizer that they need."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from flash_lm.data.tokenizers import Tokenizer, load_tokenizer
 from flash_lm.models.family import complete
 from flash_lm.run_name import RunName
 from flash_lm.training.experiment import vocabulary, with_classes
+from flash_lm.training.exported import check_layers, check_shapes, is_export
 from flash_lm.training.labels import read_labels
 from flash_lm.training.saved import Facts, check_tokenizer, restore_params
 from flash_lm.training.sharding import make_mesh, param_shardings
@@ -52,11 +54,16 @@ def read_weights(name: RunName, raw: Any, saved_dtype: str) -> Weights:
     Raises:
         InputError: no such checkpoint, or a mesh that does not fit.
     """
-    config, tokenizer = parse(raw), load_tokenizer(name.workdir / "tokenizer")
+    config = parse(raw)
+    check: dict[str, Any] = {}
+    if is_export(name.workdir):  # the config may be somebody else's: nothing large is built for it
+        check_layers(name.workdir, config.model)
+        check = {"check": partial(check_shapes, name.workdir)}
+    tokenizer = load_tokenizer(name.workdir / "tokenizer")
     model_config = complete(dataclasses.replace(config.model, vocab_size=vocabulary(config, tokenizer)))
     model_config = with_classes(config, model_config, read_labels(name.workdir))
     config = dataclasses.replace(config, model=model_config)
-    model, mesh = ModelFunction(model_config, config.seed), make_mesh(config.mesh)
+    model, mesh = ModelFunction(model_config, config.seed, **check), make_mesh(config.mesh)
     everywhere, dtype = NamedSharding(mesh, PartitionSpec()), jnp.dtype(saved_dtype)
     abstract = jax.eval_shape(model.init)
     abstract = jax.tree.map(

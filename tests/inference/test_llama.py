@@ -209,6 +209,7 @@ def copied(llama, tmp_path):
         ({"tie_word_embeddings": 1}, "tie_word_embeddings=1"),
         ({"vocab_size": 200}, "200 rows of embeddings for 260 tokens"),
         ({"num_hidden_layers": 7}, "no model.layers"),
+        ({"num_hidden_layers": 10**8}, "num_hidden_layers=100000000, and the weights have 20 arrays"),
         ({"num_hidden_layers": 1}, "also model.layers.1"),
         ({"intermediate_size": 11}, "sublayer_1/down/kernel"),
     ],
@@ -248,6 +249,11 @@ def test_weights_that_do_not_fit_are_refused(copied, tmp_path):
     for text, told in (
         ("[]", "not a JSON object"),
         ("{}", "the weights are nothing"),
+        (
+            '{"weight_map": {"a": "../copied/model.safetensors"}}',
+            "../copied/model.safetensors is no file of the folder",
+        ),
+        ('{"weight_map": {"a": "/dev/stdin"}}', "/dev/stdin is no file of the folder"),
         ('{"weight_map": [1]}', "weight_map"),
     ):
         index.write_text(text)
