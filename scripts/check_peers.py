@@ -6,8 +6,8 @@
 The cases, in check_peers.toml, say beforehand whether outputs agree: their largest difference, relative to the largest
 output, is at most 1e-4. Where they do not, a case names the reason, and a case beside it is without that reason. Some
 compare theirs with itself: does an output change that should not? Others are what theirs cannot run. The command fails
-where a case turns out otherwise. The authors' code of cosFormer and Flowformer is read from a checkout of their
-repository: fetch_peers.py makes it, and --cosformer=PATH and --flowformer=PATH say where else it is.
+where a case turns out otherwise. Authors' code is read from a checkout of their repository: fetch_peers.py makes it,
+and flags such as --cosformer=PATH say where else it is.
 """
 
 import argparse
@@ -69,6 +69,8 @@ class Case:
         shape: rows and length.
         documents: their lengths in each row, the rest of which is padding; open: one, of the whole row.
         change: one of CHANGES; theirs is then compared with itself, where the change should not reach.
+        noise: standard deviation of what is added to all weights, so that none is zero or the same for all channels.
+        source: whose code it is: the section of the table.
     """
 
     family: str
@@ -83,6 +85,8 @@ class Case:
     shape: tuple[int, int] = (2, 32)
     documents: list[list[int]] | None = None
     change: str | None = None
+    noise: float = 0.0
+    source: str = ""
 
     def segment_ids(self) -> np.ndarray:
         """B×L."""
@@ -138,6 +142,10 @@ class Prepared(NamedTuple):
 def prepare(case: Case) -> Prepared:
     """Draws weights and inputs, and runs ours."""
     mixer = flash_lm.build_mixer(case.family, model_dim=WIDTH, init="lecun", rngs=nnx.Rngs(SEED), **case.keys)
+    if case.noise:
+        own = np.random.default_rng(SEED + 1)
+        noisy = lambda x: x + case.noise * jnp.asarray(own.standard_normal(x.shape), x.dtype)
+        nnx.update(mixer, jax.tree.map(noisy, nnx.state(mixer, nnx.Param)))
     rng, shape = np.random.default_rng(SEED), (*case.shape, WIDTH)
     draw = lambda: case.scale * INPUTS[case.input](mixer, rng, shape)
     inputs = [draw()]
@@ -206,7 +214,7 @@ def surprise(line: Line) -> str | None:
 
 
 def read_cases(path: pathlib.Path, families: list[str] | None) -> list[Case]:
-    """The table; a family's own keys and settings are under those of each case."""
+    """The table; a section is of the family of its name, unless it says which, and its keys and settings are shared."""
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     if unknown := [name for name in families or () if name not in table]:
         raise InputError(f"--families={' '.join(unknown)}: must be among {', '.join(table)}")
@@ -217,7 +225,8 @@ def read_cases(path: pathlib.Path, families: list[str] | None) -> list[Case]:
             both = {key: about.get(key, {}) | values.get(key, {}) for key in ("keys", "settings")}
             both["keys"] = _with_tuples(both["keys"])
             shape = tuple(values.get("shape", Case.shape))
-            cases.append(Case(**({"family": family, "part": about["part"]} | values | both | {"shape": shape})))
+            own = {"family": about.get("family", family), "part": about["part"], "source": family}
+            cases.append(Case(**(own | values | both | {"shape": shape})))
     return cases
 
 
@@ -242,12 +251,12 @@ def checkout(family: str, path: pathlib.Path) -> pathlib.Path | None:
 def check(cases: list[Case], python: pathlib.Path, folders: dict[str, pathlib.Path | None]) -> list[Line]:
     """A line for each case whose peer is there; says which are not. `folders`: of the authors' repositories."""
     missing = {family: REPOSITORIES[family][0] for family, folder in folders.items() if folder is None}
-    ready = [prepare(case) for case in cases if case.family not in missing]
+    ready = [prepare(case) for case in cases if case.source not in missing]
     questions, arrays = [], []
     for case, weights, inputs, _ in ready:
         question: Line = {"part": case.part, "settings": case.settings}
-        if folder := folders.get(case.family):
-            repository, commit = REPOSITORIES[case.family]
+        if folder := folders.get(case.source):
+            repository, commit = REPOSITORIES[case.source]
             question |= {"folder": str(folder), "version": f"{repository} {commit[:12]}"}
         real_BxL = case.segment_ids() > 0
         for x_BxLxD in inputs:
@@ -258,7 +267,7 @@ def check(cases: list[Case], python: pathlib.Path, folders: dict[str, pathlib.Pa
     for prepared in ready:
         own = [next(answers) for _ in prepared.inputs]
         if "missing" in own[0]:
-            missing[prepared.case.family] = own[0]["missing"]
+            missing[prepared.case.source] = own[0]["missing"]
         else:
             lines.append(verdict(prepared, own))
     for family, name in missing.items():
@@ -280,7 +289,7 @@ def main(argv: list[str]) -> None:
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides how each layer is compiled
     check_python(arguments.python)
     cases = read_cases(TABLE, words_of(arguments.families) if arguments.families else None)
-    asked = {case.family for case in cases}
+    asked = {case.source for case in cases}
     folders = {family: checkout(family, getattr(arguments, family)) for family in REPOSITORIES if family in asked}
     about = provenance(jax.devices()[0].device_kind)
     lines = [line | about for line in check(cases, arguments.python, folders)]

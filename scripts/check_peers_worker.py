@@ -14,6 +14,7 @@ import sys
 from typing import Any
 from unittest import mock
 
+import check_peers_authors as authors
 import numpy as np
 import torch
 from check_peers_cores import CORES
@@ -176,6 +177,11 @@ PARTS = {
     "CosformerAttention": (None, cosformer),
     "Flow_Attention": (None, flowformer),
     "reference": (None, reference_core),
+    "RelPartialLearnableMultiHeadAttn": (None, authors.transformer_xl),
+    "MultiHeadSeqAttention": (None, authors.adaptive_span),
+    "MultiBranch": (None, authors.lite_transformer),
+    "MovingAverageGatedAttention": (None, authors.mega),
+    "Mamba2Simple": (None, authors.mamba2),
 }
 
 
