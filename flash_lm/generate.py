@@ -60,7 +60,7 @@ def read_prompt(prompt: str | None, path: pathlib.Path | None) -> str:
         return prompt
     try:
         data = path.read_bytes() if path else sys.stdin.buffer.read()
-        return data.decode().removesuffix("\n")
+        return data.decode("utf-8-sig").removesuffix("\n")
     except OSError as error:
         raise InputError(f"cannot read the prompt from {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -124,7 +124,7 @@ def _parquet_pairs(path: pathlib.Path) -> Iterable[Pair]:
 
 def _lines(path: pathlib.Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        return path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 at byte {error.start}") from None
 
