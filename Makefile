@@ -31,8 +31,9 @@ setup: $(VENV)/ready-$(DEVICE) ## make the environment .venv; PYTHON=python3.12 
 $(VENV)/ready-$(DEVICE): requirements.txt pyproject.toml
 	$(if $(filter $(DEVICE),cpu cuda cuda12 tpu),,$(error DEVICE=$(DEVICE) must be cpu, cuda, cuda12 or tpu))
 	@$(PYTHON) -c $(CHECK_PYTHON)
-	$(PYTHON) -m venv --clear $(VENV)
+	$(PYTHON) -m venv $$([ "$$($(BIN)/python -V 2>&1)" = "$$($(PYTHON) -V 2>&1)" ] || echo --clear) $(VENV)
 	$(BIN)/pip install --quiet -r requirements.txt -e ".[$(DEVICE)]"
+	rm -f $(VENV)/ready-*
 	touch $@
 
 demo: setup ## train, score and compare three small models on Python's own sources

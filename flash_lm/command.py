@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import contextlib
 import difflib
 import errno
 import importlib.util
@@ -69,11 +70,9 @@ def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.Argument
     try:
         main(sys.argv[1:])
         print(end="", flush=True)  # here, where a full disk is reported
-    except BrokenPipeError:
-        if not output_is_closed():
-            raise
-        sys.exit(CLOSED)
     except OSError as error:
+        if error.errno in (errno.EPIPE, errno.EIO) and output_is_closed():
+            sys.exit(CLOSED)
         if error.errno not in _FULL and (error.errno not in _OF_FILES or error.filename is None):
             raise
         name = str(error.filename or "a file")[:80]
@@ -85,7 +84,8 @@ def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.Argument
             print(f"error: {line}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InputError) else 1)
     except Stopped as stopped:
-        print(*stopped.args, sep="\n", end="\n" if stopped.args else "")
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            print(*stopped.args, sep="\n", end="\n" if stopped.args else "", flush=True)
         sys.exit(STOPPED)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)

@@ -45,7 +45,7 @@ def check_local(path: "str | os.PathLike[str]", key: str = "") -> None:
     if found := _ADDRESS.match(os.fspath(path)):  # pathlib makes one slash of two
         what = f"{key}={os.fspath(path)}" if key else os.fspath(path)
         raise InputError(
-            f"{what}: {found[1]}:// is not supported: mount the bucket as a folder, for example with gcsfuse, and name "
+            f"{what}: {found[1]}:// is not supported: mount it as a folder (gs:// for example with gcsfuse), and name "
             "that"
         )
 

@@ -22,7 +22,10 @@ def output_is_closed() -> bool:
     if not isinstance(sys.stdout, io.TextIOWrapper) or sys.stdout.closed:
         return False
     asked = select.poll()
-    asked.register(sys.stdout.fileno(), 0)  # errors are always reported
+    try:
+        asked.register(sys.stdout.fileno(), 0)  # errors are always reported
+    except io.UnsupportedOperation:  # no file, as in a notebook
+        return False
     closed = any(event & (select.POLLERR | select.POLLHUP) for _, event in asked.poll(0))
     if closed:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -41,5 +41,5 @@ def test_a_folder_with_an_at_sign_in_its_name_is_that_folder(tmp_path):
 
 @pytest.mark.parametrize("word", ["gs://bucket/x", "gs://bucket/x@best", "s3://b", pathlib.Path("gs://bucket/x")])
 def test_an_address_is_no_folder(word):
-    with pytest.raises(InputError, match=r"^(gs|s3):/.*:// is not supported: mount the bucket as a folder"):
+    with pytest.raises(InputError, match=r"^(gs|s3):/.*:// is not supported: mount it as a folder"):
         run_name(word)

@@ -36,6 +36,20 @@ def test_another_device_is_refused(setup):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda12", "tpu"])
-def test_a_device_has_its_packages_and_nothing_stays_of_an_older_environment(setup, device):
+def test_a_device_has_its_packages(setup, device):
     code, out, _ = setup("-n", f"DEVICE={device}")
-    assert not code and "-m venv --clear" in out and f'-e ".[{device}]"' in out
+    assert not code and f'-e ".[{device}]"' in out
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_an_environment_of_another_python_is_made_anew(tmp_path, same):
+    """Packages of pip for one Python are not those of another; what a user has installed with this one stays."""
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "python").write_text("#!/bin/sh\necho Python " + ("3.12.1" if same else "3.10.13"))
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$1" = -V ] && echo Python 3.12.1\n[ "$1" = -m ] && echo "$@" && exit 1\nexit 0')
+    for path in (tmp_path / "venv" / "bin" / "python", python):
+        path.chmod(0o755)
+    words = ["make", "setup", f"VENV={tmp_path / 'venv'}", f"PYTHON={python}"]
+    out = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    assert f"\n-m venv{'' if same else ' --clear'} {tmp_path / 'venv'}\n" in out

@@ -77,5 +77,5 @@ def test_what_is_no_run_is_refused_before_anything_is_sent(tracker, runs, words,
 
 def test_a_tracker_that_is_not_installed_is_named(runs, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(InputError, match=r"pip install flash_lm\[wandb\]"):
+    with pytest.raises(InputError, match=r"pip install -e '\.\[wandb\]'"):
         track.main([*runs, "--to=wandb"])

@@ -1,5 +1,6 @@
 """The files that `data.path` names: each real file once, with the split that its name says."""
 
+import functools
 import glob
 import logging
 import os
@@ -10,14 +11,14 @@ from typing import NamedTuple
 from flash_lm.errors import InputError
 
 _log = logging.getLogger(__name__)
-# As the `datasets` library reads names.
+# As the `datasets` library reads names, but for words between spaces: "The Night Train.txt" is a title.
 _WORDS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
 _SPLIT_OF_WORD = {word: split for split, words in _WORDS.items() for word in words}
-_SEPARATORS = re.compile(r"[-._ 0-9]+")
+_SEPARATORS = re.compile(r"[-._0-9]+")
 
 
 class DataFile(NamedTuple):
@@ -37,14 +38,15 @@ def find_files(path: str, endings: Sequence[str] = ()) -> list[DataFile]:
 
     A path that exists is that file or folder; any other is a glob, in which `**` goes through folders of any depth.
     Hidden files and folders need to be named. Links are followed; a file that several paths lead to is read once. Files
-    whose names say no split are for training if no name says so, and left out otherwise.
+    whose names say no split are for training if no name says so, and left out otherwise. A glob all of whose files are
+    of one split is taken to mean them, whatever the split.
 
     Args:
         path: a file, folder or glob.
         endings: of the files of a folder, such as .txt; none: all of them.
 
     Raises:
-        InputError: names say that the same file belongs to different splits.
+        InputError: names say that the same file belongs to different splits, or most files would be left out.
     """
     path = os.path.expanduser(path)
     if os.path.isfile(path):
@@ -56,11 +58,17 @@ def find_files(path: str, endings: Sequence[str] = ()) -> list[DataFile]:
         paths = [found for found in paths if found.endswith(tuple(endings))]
     files = _once([(found, split_of(os.path.relpath(found, root or "."))) for found in paths])
     named = {split for _, split in files}
-    if not is_folder and not named & {"train", None}:  # a glob of test files alone: the user has named them
+    if not is_folder and len(named) == 1:
         return [DataFile(found) for found, _ in files]
     if {"train", None} <= named:
         unnamed = [found for found, split in files if split is None]
-        _log.warning("%d files whose names say no split are left out, such as %s", len(unnamed), unnamed[0])
+        named_train = [found for found, split in files if split == "train"]
+        if len(unnamed) > len(named_train):
+            raise InputError(
+                f"{len(unnamed)} files, such as {unnamed[0]}, would be left out, since names such as {named_train[0]} "
+                "say which ones are for training: rename these, or give a glob of the files that you mean"
+            )
+        warn_once(f"files whose names say no split are left out: {len(unnamed)}, such as {unnamed[0]}")
         files = [(found, split) for found, split in files if split]
     return [DataFile(found, split or "train") for found, split in files]
 
@@ -75,6 +83,12 @@ def split_of(path: str) -> str | None:
     whole = [_SPLIT_OF_WORD.get(name) for name in (names[0].split(".")[0], *names[1:])]
     parts = [_SPLIT_OF_WORD.get(word) for name in names for word in _SEPARATORS.split(name)]
     return next((split for split in (*whole, *parts) if split), None)
+
+
+@functools.cache
+def warn_once(line: str) -> None:
+    """Logs a line once: a corpus is looked up several times."""
+    _log.warning("%s", line)
 
 
 def _once(files: list[tuple[str, str | None]]) -> list[tuple[str, str | None]]:
@@ -123,16 +137,19 @@ def _walk(folder: str, parts: Sequence[str]) -> Iterator[str]:
 def _folders(root: str) -> Iterator[str]:
     """A folder and all below it.
 
-    Links are followed. A real folder is entered once for each split that its path says, so that a cycle of links ends
-    and no file loses its split.
+    Links are followed, but for those that lead up again. A real folder is entered once for each split that its path
+    says, so that any cycle of links ends and no file loses its split.
     """
     entered = set()
     for folder, below, _ in os.walk(root or ".", followlinks=True):
-        relative = os.path.relpath(folder, root or ".")
-        where = os.path.realpath(folder), split_of(os.path.join(relative, "_"))
+        relative, real = os.path.relpath(folder, root or "."), os.path.realpath(folder)
+        where = real, split_of(os.path.join(relative, "_"))
         if where in entered:
             below.clear()
             continue
         entered.add(where)
-        below[:] = sorted(name for name in below if not name.startswith("."))
+        leads_up = lambda name, folder=folder, real=real: os.path.join(real, "").startswith(
+            os.path.join(os.path.realpath(os.path.join(folder, name)), "")
+        )
+        below[:] = sorted(name for name in below if not name.startswith(".") and not leads_up(name))
         yield folder if root else relative

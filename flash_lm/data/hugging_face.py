@@ -7,7 +7,7 @@ import itertools
 import os
 import pathlib
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,15 +35,22 @@ class DatasetCorpus:
 
     stream = None
 
-    def __init__(self, config: DataConfig, fingerprint: str, splits: dict[str, Dataset]):
-        """Does not read anything yet.
+    def __init__(self, config: DataConfig, identity: Sequence[Any], splits: dict[str, Dataset]):
+        """Reads the training split if another is to be held out of it.
 
         Args:
             config: names the data set and the column.
-            fingerprint: hash of the content.
+            identity: what identifies content and columns.
             splits: train, and validation and test if they exist.
         """
-        self.name, self.fingerprint, self._config = _name(config), fingerprint, config
+        self._documents: np.ndarray | None = None
+        if any(split not in splits for split in SPLITS):
+            rows = _rows(config, splits["train"])
+            self._documents = np.fromiter((i for i, texts in enumerate(rows) if texts), np.int64)
+            if len(self._documents) < len(splits["train"]):
+                # All rows were counted once: another hold-out is another corpus.
+                identity = [*identity, "held out of the rows that have text"]
+        self.name, self.fingerprint, self._config = _name(config), _fingerprint(identity), config
         self._given = splits
         self._sizes: dict[str, int] = {}
         self._kept: dict[str, list[Any]] = {}
@@ -115,15 +122,15 @@ class DatasetCorpus:
     def _splits(self) -> dict[str, Dataset]:
         """The splits, with the missing ones held out."""
         missing = [name for name in SPLITS if name not in self._given]
-        return _hold_out(self._config, self._given, missing) if missing else self._given
+        return self._given if self._documents is None else _hold_out(self._given, missing, self._documents)
 
 
 class StreamedCorpus:
     """A column of text; only validation and test are read as a whole."""
 
-    def __init__(self, config: DataConfig, fingerprint: str, splits: dict[str, Dataset]):
+    def __init__(self, config: DataConfig, identity: Sequence[Any], splits: dict[str, Dataset]):
         """Holds missing splits out of the training split by each document's hash: the same on any number of hosts."""
-        self.name, self.fingerprint, self._config, self._splits = _name(config), fingerprint, config, splits
+        self.name, self.fingerprint, self._config, self._splits = _name(config), _fingerprint(identity), config, splits
         self._missing = [name for name in SPLITS if name not in splits]
         self.stream = DatasetStream(config, splits["train"], held_out=len(self._missing))
 
@@ -206,8 +213,11 @@ def hugging_face(config: DataConfig) -> DatasetCorpus | StreamedCorpus:
                     raise InputError(f"the {split} split has no text in column {column}: choose another")
         splits = {split: rows.select_columns(columns) for split, rows in splits.items()}
     identity = [_content(config, builder), config.split, *_columns(config), config.streaming]
-    fingerprint = hashlib.sha256(repr(identity).encode()).hexdigest()
-    return (StreamedCorpus if config.streaming else DatasetCorpus)(config, fingerprint, splits)
+    return (StreamedCorpus if config.streaming else DatasetCorpus)(config, identity, splits)
+
+
+def _fingerprint(identity: Sequence[Any]) -> str:
+    return hashlib.sha256(repr(list(identity)).encode()).hexdigest()
 
 
 def _used(config: DataConfig, names: Iterable[Any]) -> dict[str, str]:
@@ -283,10 +293,9 @@ def _file_hash(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _hold_out(config: DataConfig, splits: dict[str, Dataset], missing: list[str]) -> dict[str, Dataset]:
-    """Documents held out of the training split for each missing one, spread evenly over those that have text."""
+def _hold_out(splits: dict[str, Dataset], missing: list[str], documents: np.ndarray) -> dict[str, Dataset]:
+    """Documents held out of the training split for each missing one, spread evenly over its rows that have text."""
     rows = splits["train"]
-    documents = np.array([i for i, texts in enumerate(_rows(config, rows)) if texts], np.int64)
     each = min(max(1, round(_HELD_OUT * len(documents))), _MOST_HELD_OUT)
     if len(documents) <= len(missing) * each:
         raise InputError(
@@ -311,8 +320,12 @@ def _check_columns(config: DataConfig, split: str, first: FirstRow) -> None:
         if column and (column not in row or not isinstance(row[column], str | None)):
             names = ", ".join(name for name, value in row.items() if isinstance(value, str))
             advice = f"--config.data.{key} is one of {names}" if names else "none of its columns holds text"
-            held = f" (it holds {type(row[column]).__name__})" if column in row else ""
-            raise InputError(f"no column {column} of text in the {split} split of the data set{held}: {advice}")
+            what = (
+                f"column {column} holds {type(row[column]).__name__}, not text,"
+                if column in row
+                else f"no column {column} of text"
+            )
+            raise InputError(f"{what} in the {split} split of the data set: {advice}")
     if config.label_column:
         kinds = [name for name, feature in features.items() if getattr(feature, "dtype", "") in _LABEL_TYPES]
         if config.label_column not in kinds:

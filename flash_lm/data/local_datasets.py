@@ -2,14 +2,18 @@
 
 import glob
 import hashlib
+import itertools
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from flash_lm.config import DataConfig
 from flash_lm.data.corpus import SPLITS
-from flash_lm.data.files import find_files
+from flash_lm.data.files import find_files, warn_once
 from flash_lm.errors import InputError
 
 # Ending -> the library's name of the kind. Those of text may be compressed, too.
@@ -26,7 +30,14 @@ _KINDS = {
     ".csv.gz": "csv",
     ".gz": "json",
 }
-_ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "config.json", "state.json"}  # no data
+_ABOUT = {
+    "README.md",
+    "dataset_info.json",
+    "dataset_infos.json",
+    "dataset_dict.json",
+    "config.json",
+    "state.json",
+}  # no data
 # Pandas takes the words None, NA, null and others for an empty cell, and they may be a label or a text.
 _OPTIONS = {"csv": {"keep_default_na": False, "na_values": [""]}}
 _TEXT = {".txt", ".md", ".text", ".txt.gz"}
@@ -40,7 +51,7 @@ def absolute(path: str) -> pathlib.Path:
 def local_builder(config: DataConfig, columns: Sequence[str]) -> Any:
     """The library's builder for the files of `data.path`, which reads these columns alone: files may differ in others.
 
-    A folder whose README.md has the metadata of a data set is read as that says.
+    A folder whose README.md says which files it has is read as that says, with all columns.
 
     Raises:
         InputError: there is no such file, or none that can be read.
@@ -54,19 +65,19 @@ def local_builder(config: DataConfig, columns: Sequence[str]) -> Any:
         builder = load_dataset_builder(str(path), config.config)
         theirs = _OPTIONS.get(builder.name)
         return load_dataset_builder(str(path), config.config, **theirs) if theirs else builder
-    files = [file for file in find_files(str(path)) if pathlib.Path(file.path).name not in _ABOUT]
+    files = [file for file in find_files(str(path)) if pathlib.Path(file.path).name not in _ABOUT or path.is_file()]
     kind = _kind(config, path, [file.path for file in files])
     files = [file for file in files if _KINDS.get(_ending(file.path)) == kind]
     by_split = {split: [glob.escape(f.path) for f in files if f.split == split] for split in SPLITS}
     options: dict[str, Any] = _OPTIONS.get(kind, {})
-    if kind == "parquet" and set(columns) <= set(_parquet_columns(files[0].path)):
+    if kind == "parquet" and all(set(columns) <= set(_parquet_columns(file.path)) for file in files):
         options = {"columns": list(columns)}
     # The library keeps what it has read in a folder of this name.
     name = "columns-" + hashlib.sha256(repr(columns).encode()).hexdigest()[:16]
     builder = load_dataset_builder(
         kind, name, data_files={s: paths for s, paths in by_split.items() if paths}, **options
     )
-    _read_only(builder, columns)
+    _read_only(builder, columns, of_text=[column for column in columns if column != config.label_column])
     return builder
 
 
@@ -89,12 +100,13 @@ def first_row(builder: Any, split: str) -> FirstRow:
 
 
 def _has_card(path: pathlib.Path) -> bool:
-    """Whether a folder's README.md begins with metadata, as those of the hub do."""
+    """Whether a folder's README.md begins with metadata of its files or columns, as some of the hub do."""
     try:
-        with open(path / "README.md", encoding="utf-8") as file:
-            return file.readline().strip() == "---"
+        lines = (path / "README.md").read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         return False
+    metadata = itertools.takewhile(lambda line: line.strip() != "---", lines[1:]) if lines[:1] == ["---"] else ()
+    return any(line.startswith(("configs:", "dataset_info:")) for line in metadata)
 
 
 def _kind(config: DataConfig, path: pathlib.Path, files: Sequence[str]) -> str:
@@ -102,6 +114,8 @@ def _kind(config: DataConfig, path: pathlib.Path, files: Sequence[str]) -> str:
     known = endings & _KINDS.keys()
     kinds = {_KINDS[ending] for ending in known}
     if len(kinds) == 1 and (path.is_dir() or endings == known):
+        if others := [file for file in files if _ending(file) not in _KINDS]:
+            warn_once(f"files of other kinds are left out: {len(others)}, such as {others[0]}")
         return kinds.pop()
     if not files:
         raise InputError(f"no file matches data.path={config.path}: give an existing folder, file or glob")
@@ -127,13 +141,25 @@ def _listed(endings: Iterable[str]) -> str:
 
 
 def _parquet_columns(path: str) -> list[str]:
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
     return pq.read_schema(path).names
 
 
-def _read_only(builder: Any, columns: Sequence[str]) -> None:
-    """Takes the other columns out of each table before they are made alike."""
+def _read_only(builder: Any, columns: Sequence[str], of_text: Sequence[str]) -> None:
+    """Takes the other columns out of each table before the library makes all tables alike.
+
+    What else it hands on are the places of nested values in other columns.
+    """
     make_alike = builder._cast_table
-    wanted = lambda table: table.select([name for name in table.column_names if name in columns])
+
+    def wanted(table: pa.Table) -> pa.Table:
+        if missing := [column for column in columns if column not in table.column_names]:
+            raise InputError(
+                f"some of the files have no column {missing[0]}: leave them out, or name a column that all have"
+            )
+        table = table.select(list(columns))
+        for i, column in enumerate(columns):
+            if column in of_text and pa.types.is_null(table[column].type):  # until a text comes in another file
+                table = table.set_column(i, column, table[column].cast(pa.string()))
+        return table
+
     builder._cast_table = lambda table, *_, **__: make_alike(wanted(table))

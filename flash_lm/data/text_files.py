@@ -17,6 +17,7 @@ from flash_lm.errors import InputError
 
 _HELD_OUT = 0.05  # share of the documents, or of a single file's bytes, in each of validation and test
 _BLOCK = 1 << 20  # bytes read at a time
+_GZIP = b"\x1f\x8b"  # begins its files
 _ENDINGS = (".txt", ".txt.gz")  # of the files of a folder
 
 
@@ -87,8 +88,7 @@ class FileCorpus:
         """
         if not self._spans[split] and self._none_for_training:
             raise InputError(
-                f"the names of all files of corpus {self.name} say validation or test: give files for training, too, "
-                "or name the files with a glob in --config.data.path"
+                f"the names of all files of corpus {self.name} say validation or test: give files for training, too"
             )
         for span in self._spans[split]:
             for i, text in enumerate(_read(span)):
@@ -150,7 +150,11 @@ def _content(file: DataFile) -> _Content:
 
 
 def _open(path: str) -> BinaryIO:
-    return gzip.open(path) if path.endswith(".gz") else open(path, "rb")  # type: ignore[return-value]
+    """A file's text, whether it is compressed or not, and whatever its name says."""
+    file = open(path, "rb")  # noqa: SIM115 (the caller closes it)
+    compressed = file.read(len(_GZIP)) == _GZIP
+    file.seek(0)
+    return gzip.GzipFile(fileobj=file) if compressed else file  # type: ignore[return-value]
 
 
 def _bytes(spans: list[Span]) -> int:

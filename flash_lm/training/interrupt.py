@@ -1,22 +1,25 @@
-"""Signals: the first one finishes the step, saves and stops; a second one ends the process at once."""
+"""Signals: the first one finishes the step, saves and stops; a later one ends the process at once."""
 
 import contextlib
 import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 # Of a keyboard, a terminal that closes, a process manager, and a cluster's scheduler.
 _SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1)
+# A terminal that closes, and `timeout`, send a signal to the process and to its group.
+_ONE_EVENT_S = 1.0
 
 
 @contextlib.contextmanager
 def stop_on_signal() -> Iterator[Callable[[], bool]]:
     """Yields a function that says whether a signal has come; restores the handlers at the end.
 
-    A signal that the process ignores stays ignored, as SIGHUP does under nohup. A second signal ends the process with
-    128 + its number.
+    A signal that the process ignores stays ignored, as SIGHUP does under nohup. A signal that comes a second or more
+    after the first ends the process with 128 + its number.
     """
     stopped = False
 
@@ -29,7 +32,7 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
     # Handlers in Python wait for the main thread, which may compile for minutes: so another thread counts signals.
     numbers, wakeup = socket.socketpair()
     wakeup.setblocking(False)
-    threading.Thread(target=_end_at_the_second, args=(numbers,), daemon=True).start()
+    threading.Thread(target=_end_at_a_later_one, args=(numbers,), daemon=True).start()
     wakeup_before = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
     for number in before:
         signal.signal(number, handle)
@@ -42,11 +45,13 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
         wakeup.close()
 
 
-def _end_at_the_second(numbers: socket.socket) -> None:
+def _end_at_a_later_one(numbers: socket.socket) -> None:
     """Reads a byte for each signal that comes, until the other end is closed."""
     with numbers:
-        count = 0
+        first = None
         while number := numbers.recv(1):
-            count += number[0] in _SIGNALS
-            if count == 2:
+            if number[0] not in _SIGNALS:
+                continue
+            first = first or time.monotonic()
+            if time.monotonic() - first >= _ONE_EVENT_S:
                 os._exit(128 + number[0])

@@ -1,6 +1,7 @@
 """Where metrics go: metrics.jsonl (the record), TensorBoard, and a live progress line."""
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -56,8 +57,13 @@ class MetricsWriter:
 
     def say(self, text: str) -> None:
         """Prints a line above the progress line."""
-        if not self._bar.disable:
+        if self._bar.disable:
+            return
+        try:
             self._bar.write(text)
+        except OSError as error:
+            if error.errno != errno.EIO:  # the terminal is closed, and the run is to be saved
+                raise
 
     def flush(self) -> None:
         """Flushes all lines to disk: called before a checkpoint that includes them is committed."""

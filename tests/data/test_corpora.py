@@ -81,7 +81,19 @@ def test_files_without_a_split_beside_training_files_are_left_out(tmp_path, capl
         (tmp_path / f"{name}.txt").write_text(f"{name}\n")
     corpus = load_corpus(text_config(tmp_path))
     assert documents(corpus, "whole") == ["test\n", "train\n", "valid\n"]
-    assert "1 files whose names say no split are left out, such as" in caplog.text and "notes.txt" in caplog.text
+    assert caplog.text.count("files whose names say no split are left out: 1, such as") == 1
+    assert "notes.txt" in caplog.text
+    for i in range(3):
+        (tmp_path / f"notes {i}.txt").write_text("x")
+    with pytest.raises(InputError, match=r"4 files, such as .*notes.*, would be left out, since .*train.txt say"):
+        load_corpus(text_config(tmp_path))
+
+
+def test_words_of_a_title_are_no_split(tmp_path):
+    for title in ("The Night Train", "Training Day", "Val d'Or", "a b c"):
+        (tmp_path / f"{title}.txt").write_text(f"{title}\n")
+    corpus = load_corpus(text_config(tmp_path))
+    assert len(documents(corpus, "whole")) == 4 and corpus.size("train") >= corpus.size("test")
 
 
 def test_nothing_but_test_files(tmp_path):
@@ -94,6 +106,9 @@ def test_nothing_but_test_files(tmp_path):
     for path in (tmp_path / "test.txt", tmp_path / "te*.txt"):
         corpus = load_corpus(text_config(path))
         assert all("".join(documents(corpus, split)) for split in SPLITS)
+    (tmp_path / "valid.txt").write_text("line\n" * 99)
+    with pytest.raises(InputError, match="say validation or test"):
+        documents(load_corpus(text_config(tmp_path / "*.txt")), "train")
 
 
 @settings(max_examples=60, deadline=None)
@@ -118,8 +133,19 @@ def test_a_file_is_read_once_by_whatever_links(tmp_path):
     (tmp_path / "folder").symlink_to(tmp_path / "real")
     for name in ("up", "again"):  # two cycles: without a guard, 2⁴⁰ paths
         (tmp_path / "real" / name).symlink_to(tmp_path)
+    for name in ("train", "test"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "back").symlink_to(tmp_path)
     for path in (tmp_path, tmp_path / "**" / "*.txt", tmp_path / "**"):
         assert documents(load_corpus(text_config(path)), "whole") == ["a\n"]
+
+
+def test_folders_that_link_to_each_other(tmp_path):
+    for here, there in ("ab", "ba"):
+        (tmp_path / here).mkdir()
+        (tmp_path / here / "text.txt").write_text(f"{here}\n")
+        (tmp_path / here / "other").symlink_to(tmp_path / there)
+    assert sorted(documents(load_corpus(text_config(tmp_path)), "whole")) == ["a\n", "b\n"]
 
 
 def test_a_link_may_say_the_split_but_not_two(tmp_path):
@@ -165,10 +191,11 @@ def test_compressed_text_is_the_same_corpus(tmp_path):
     for split in (*SPLITS, "whole"):
         assert documents(plain, split) == documents(packed, split) and plain.size(split) == packed.size(split)
     data = (tmp_path / "packed" / "0.txt.gz").read_bytes()
-    for damaged, told in ((data[:50], "truncated or damaged"), (b"no gzip", "it is not what gzip writes")):
-        (tmp_path / "packed" / "0.txt.gz").write_bytes(damaged)
-        with pytest.raises(InputError, match=f"cannot read .*0.txt.gz: .*{told}"):
-            load_corpus(text_config(tmp_path / "packed"))
+    (tmp_path / "packed" / "0.txt.gz").rename(tmp_path / "packed" / "0.txt")  # the content counts
+    assert load_corpus(text_config(tmp_path / "packed")).fingerprint == plain.fingerprint
+    (tmp_path / "packed" / "0.txt").write_bytes(data[:50])
+    with pytest.raises(InputError, match="cannot read .*0.txt: it is truncated or damaged"):
+        load_corpus(text_config(tmp_path / "packed"))
 
 
 def test_equal_files_fall_into_the_same_split(tmp_path):

@@ -1,6 +1,7 @@
 """Corpora of Hugging Face datasets: local files of three kinds, splits that exist or are held out, and bad input."""
 
 import gzip
+import hashlib
 import http.server
 import json
 import pathlib
@@ -139,6 +140,40 @@ def test_shards_may_differ_in_columns_that_are_not_read(tmp_path, suffix, stream
     assert sorted(sum((documents(corpus, split) for split in SPLITS), [])) == sorted(ROWS)
 
 
+def test_a_first_file_whose_texts_are_all_missing(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": null, "n": 1}\n' * 20)
+    write_json(tmp_path / "b.jsonl", ROWS)
+    assert documents(load_corpus(data_config(tmp_path, tmp_path / "cache")), "whole") == ROWS
+
+
+def test_a_card_without_files_changes_nothing(tmp_path):
+    """As most data sets on the hub have one."""
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\nabout")
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in ROWS[:40]))
+    (tmp_path / "dev.jsonl").write_text("".join(json.dumps({"text": row, "z": 1}) + "\n" for row in ROWS[40:]))
+    corpus = load_corpus(data_config(tmp_path, tmp_path / "cache", config="en"))
+    assert documents(corpus, "validation") == ROWS[40:]
+
+
+def test_files_of_no_kind_are_left_out_with_a_message(tmp_path, caplog):
+    write_json(tmp_path / "a.jsonl", ROWS)
+    (tmp_path / "notes.txt").write_text("notes")
+    (tmp_path / "README.md").write_text("about")
+    assert documents(load_corpus(data_config(tmp_path, tmp_path / "cache")), "whole") == ROWS
+    assert "files of other kinds are left out: 1, such as" in caplog.text and "notes.txt" in caplog.text
+
+
+def test_another_hold_out_is_another_corpus(tmp_path):
+    """All rows counted once, with text or without: a run from then must not be tested on what it was trained on."""
+    path = tmp_path / "all.parquet"
+    for rows, as_before in (([*ROWS[:59], None], False), (ROWS, True)):
+        write_parquet(path, rows)
+        corpus = load_corpus(data_config(path, tmp_path / "cache"))
+        content = {"train": [hashlib.sha256(path.read_bytes()).hexdigest()]}
+        before = hashlib.sha256(repr([content, "train", "text", False]).encode()).hexdigest()
+        assert (corpus.fingerprint == before) == as_before
+
+
 def test_another_column_of_the_same_files_is_read_anew(tmp_path):
     """The library keeps what it has read."""
     pq.write_table(pa.table({"text": ROWS, "other": ROWS[::-1]}), tmp_path / "a.parquet")
@@ -258,9 +293,9 @@ def test_whether_the_hub_answers(monkeypatch):
     [
         ({"split": "dev"}, "^no split dev in the data set: --config.data.split is one of train"),
         ({"text_column": "body"}, "^no column body of text in the train split of the data set: .* is one of text$"),
-        ({"text_column": "number"}, r"no column number of text in the train split of the data set \(it holds int\)"),
-        ({"path": "{tmp}/nested.parquet"}, r"\(it holds dict\): none of its columns holds text$"),
-        ({"path": "{tmp}/bytes.parquet"}, r"\(it holds bytes\): none of its columns holds text$"),
+        ({"text_column": "number"}, "column number holds int, not text, in the train split .*: .* is one of text"),
+        ({"path": "{tmp}/nested.parquet"}, "column text holds dict, not text, .*: none of its columns holds text$"),
+        ({"path": "{tmp}/bytes.parquet"}, "column text holds bytes, not text, .*: none of its columns holds text$"),
         ({"path": "{tmp}/none*.parquet"}, "no file matches data.path="),
         ({"path": "{tmp}/notes.md"}, "has text files, each a document: use --config.data.corpus=text$"),
         ({"path": "{tmp}/notes"}, "has text files, each a document: use --config.data.corpus=text$"),
@@ -269,8 +304,10 @@ def test_whether_the_hub_answers(monkeypatch):
         ({"path": "{tmp}/kinds"}, r"has files of different kinds, .csv, .parquet: name those of one kind, such as '.*"),
         ({"path": "{tmp}/broken.parquet"}, "cannot load data.path="),
         ({"path": "{tmp}/empty"}, "no file matches data.path="),
-        ({"path": "{tmp}/readme"}, "has text files"),
+        ({"path": "{tmp}/readme"}, "no file matches data.path="),
         ({"path": "{tmp}/card"}, "cannot load data.path="),
+        ({"path": "{tmp}/lacks/*.jsonl"}, "some of the files have no column text: leave them out"),
+        ({"path": "{tmp}/lacks/*.parquet"}, "some of the files have no column text: leave them out"),
         ({"path": "{tmp}/empty.json"}, "the train split of the data set is empty|cannot load data.path="),
         ({"path": "{tmp}/empty.jsonl"}, "the train split of the data set is empty|cannot load data.path="),
         ({"path": "{tmp}/empty.jsonl", "streaming": True}, "the train split of the data set is empty|cannot load"),
@@ -299,11 +336,15 @@ def test_bad_input_ends_in_one_line_at_once(tmp_path, keys, expected, capfd):
     (tmp_path / "cut.jsonl.gz").write_bytes(packed[: len(packed) // 2])
     for name in ("empty.json", "empty.jsonl"):
         (tmp_path / name).touch()
-    for name in ("empty", "uneven", "notes", "readme", "card", "kinds"):
+    for name in ("empty", "uneven", "notes", "readme", "card", "kinds", "lacks"):
         (tmp_path / name).mkdir()
     (tmp_path / "notes" / "a.txt").write_text("a")
     (tmp_path / "readme" / "README.md").write_text("about")
-    (tmp_path / "card" / "README.md").write_text("---\nlicense: mit\n---\nabout")
+    (tmp_path / "card" / "README.md").write_text("---\nconfigs:\n- config_name: x\n---\nabout")
+    (tmp_path / "lacks" / "a.jsonl").write_text('{"text": "x"}\n' * 40)
+    (tmp_path / "lacks" / "b.jsonl").write_text('{"content": "x"}\n' * 20)
+    pq.write_table(pa.table({"text": ROWS}), tmp_path / "lacks" / "a.parquet")
+    pq.write_table(pa.table({"content": ROWS}), tmp_path / "lacks" / "b.parquet")
     (tmp_path / "kinds" / "a.csv").write_text("text\na\n")
     write_parquet(tmp_path / "kinds" / "b.parquet", ROWS)
     pq.write_table(pa.table({"text": [{"a": "b"}] * 60}), tmp_path / "nested.parquet")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from small import ROOT, command, documents, finish, small_config, write_corpus
 
-lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is an extra: pip install flash_lm[harness]")
+lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is an extra: pip install -e '.[harness]'")
 
 from lm_eval.api.instance import Instance  # noqa: E402
 from lm_eval.models.openai_completions import LocalCompletionsAPI  # noqa: E402
