@@ -179,7 +179,7 @@ def tune_models(config: ConfigDict, models: Runs, steps: int, place: Workplace) 
     """
     schedule = {"train.schedule": "sqrt", "train.decay_steps": steps // DECAY, "train.warmup_steps": None}
     of_longest: Any = changed(config, schedule)
-    budget = steps * parse(of_longest).data.tokens_per_batch
+    budget = steps * parse(config).data.tokens_per_batch
     for model, changes in models.items():
         file = place.out / "rates" / f"{model}.jsonl"
         folder = place.runs / f"tuning_{model}_{place.data}"  # its finished runs do not know their texts

@@ -138,15 +138,15 @@ def test_a_run_knows_its_plugins(run):
 @pytest.fixture
 def evil(tmp_path, monkeypatch) -> pathlib.Path:
     """A run from somebody else whose config names a module beside it, as Python finds it from the parent folder."""
-    folder = tmp_path / "models" / "evil"
+    folder = tmp_path / "others" / "evil"
     folder.mkdir(parents=True)
     config = get_config()
-    config.plugins = ("models.evil.payload", "this")
+    config.plugins = ("others.evil.payload", "this")
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
     (folder / "payload.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    return pathlib.Path("models/evil")
+    return pathlib.Path("others/evil")
 
 
 def _child(key: str, folder: pathlib.Path) -> ConfigDict:
@@ -172,10 +172,10 @@ DOORS = {
 @pytest.mark.parametrize("door", DOORS)
 def test_loading_runs_no_code_that_was_not_named(evil, door):
     """Neither of the folder nor of an installed module."""
-    told = "asks for plugins=models.evil.payload,this, and loading runs no code that you have not named: .* --plugins="
+    told = "asks for plugins=others.evil.payload,this, and loading runs no code that you have not named: .* --plugins="
     with pytest.raises(InputError, match=told):
         DOORS[door](evil)
-    assert not pathlib.Path("ran").exists() and not {"models", "this"} & sys.modules.keys()
+    assert not pathlib.Path("ran").exists() and not {"others", "this"} & sys.modules.keys()
 
 
 def test_what_was_named_is_imported(undone, monkeypatch, tmp_path):

@@ -214,7 +214,7 @@ def read_config(workdir: pathlib.Path) -> Any:
         values = _of_run(load_json(path))
     except OSError:
         raise InputError(
-            f"{workdir} holds no run: train one there with python -m flash_lm.train --workdir={workdir}"
+            f"{workdir} holds no run: train one there with python -m flash_lm.train --config=… --workdir={workdir}"
         ) from None
     except ValueError:
         raise _damaged(path) from None

@@ -93,7 +93,8 @@ SIGNALS = [signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.
 def test_a_signal_ends_a_run_well(words, tmp_path, number):
     settings = ("train.steps=100000", "train.checkpoint_every=0", "train.eval_every=0")
     words = [*words, *(f"--config.{word}" for word in settings), f"--workdir={tmp_path / 'run'}"]
-    process = command("flash_lm.train", *words)
+    usual = lambda: [signal.signal(each, signal.SIG_DFL) for each in SIGNALS]  # a shell ignores some in the background
+    process = command("flash_lm.train", *words, preexec_fn=usual)
     while not (tmp_path / "run" / "metrics.jsonl").exists() or len(losses(tmp_path / "run")) < 50:
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
@@ -111,6 +112,8 @@ from flash_lm.training import interrupt
 from flash_lm.training.interrupt import stop_on_signal
 if sys.argv[1] != "at once":
     interrupt._ONE_EVENT_S = 0.05
+for number in interrupt._SIGNALS:  # a shell ignores some in what it starts in the background
+    signal.signal(number, signal.SIG_DFL)
 if sys.argv[1] == "ignored":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 with stop_on_signal() as should_stop:

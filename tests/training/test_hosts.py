@@ -1,7 +1,10 @@
 """Several processes train one run: the same losses, files written once, and no host waits for one that has ended."""
 
 import contextlib
+import importlib.util
 import json
+import mmap
+import pathlib
 import shutil
 import signal
 import socket
@@ -20,6 +23,7 @@ from flash_lm.inference.generation import Generator
 from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.trained_model import load_model
 from flash_lm.jsonl import read_jsonl
+from flash_lm.training import lost_hosts
 from flash_lm.training.hosts import parse_hosts
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -232,6 +236,17 @@ def test_hosts_with_other_settings_are_refused(words, tmp_path):
         _, err = process.communicate(timeout=120)
         assert process.returncode == 2 and "the hosts differ in config" in err
     assert not (tmp_path / "r").exists()
+
+
+def test_jax_says_of_a_lost_host_what_we_look_for():
+    """In other versions, too: else a stack of C++ would come back."""
+    found = importlib.util.find_spec("jaxlib")
+    assert found and found.origin
+    contents = []
+    for path in pathlib.Path(found.origin).parent.glob("libjax_common.*"):
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            contents.append([content.find(text) >= 0 for text in (lost_hosts._FATAL, b"stopped sending heartbeats):")])
+    assert contents == [[True, True]]
 
 
 def test_the_words_of_hosts():
