@@ -269,7 +269,7 @@ class _Loop:
         loss, accuracy = scores["loss"], scores.get("accuracy", math.nan)
         told = "" if math.isnan(accuracy) else f", accuracy {accuracy:.1%}"
         if (share := scores["split_share"]) < 1:
-            told += f" (of {share:.1%} of the split: train.eval_steps)"
+            told += f", on {share:.1%} of the split"
         self.writer.say(f"step {self.step}: validation loss {loss:.4f}, perplexity {scores['perplexity']:.2f}{told}")
         goal = self.config.train.stop_accuracy
         self.reached = accuracy if goal and accuracy >= goal else None
