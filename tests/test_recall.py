@@ -115,8 +115,9 @@ def test_the_summary_is_of_the_best_rate(tmp_path):
 
 @pytest.mark.slow
 def test_the_presets_models_can_be_built():
-    names = {model.name for model in models_of(mqar.get_config(), mqar.MODELS, mqar.WIDTHS)}
+    measured = mqar_as_measured
+    names = {model.name for model in models_of(measured.get_config(), measured.MODELS, measured.WIDTHS)}
     assert len(names) == 18 and sum("short_convolution" in name for name in names) == 11
-    for model in models_of(mqar.get_config(), mqar.MODELS, (32,)):
+    for model in models_of(measured.get_config(), measured.MODELS, (32,)):
         found = facts(model.family, model.config.model, (128,), ())
         assert found.state_bytes[128] > 0
