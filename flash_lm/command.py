@@ -23,7 +23,7 @@ from flash_lm.allocator import use_huge_pages
 from flash_lm.config import add_sections, open_type, plugins_of, unread_keys
 from flash_lm.errors import STOPPED, InputError, RunError, Stopped
 from flash_lm.plugins import import_plugins
-from flash_lm.run_name import check_local
+from flash_lm.run_name import address_problem
 from flash_lm.schema import unknown_key
 from flash_lm.tables import CORPORA, TASKS
 from flash_lm.terminal import CLOSED, output_is_closed, prepare_output
@@ -225,10 +225,8 @@ def variant(config: ConfigDict, word: str) -> tuple[str, ConfigDict]:
 
 def local_path(word: str) -> pathlib.Path:
     """Parses a file or folder of this machine: a type for argparse."""
-    try:
-        check_local(word)
-    except InputError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    if problem := address_problem(word):
+        raise argparse.ArgumentTypeError(problem)
     return pathlib.Path(word)
 
 

@@ -36,18 +36,17 @@ class RunName(NamedTuple):
         return ("" if self.which == NEWEST else f"@{self.which}") + _EMA * self.ema
 
 
-def check_local(path: "str | os.PathLike[str]", key: str = "") -> None:
-    """Checks that a path, of a key, is of this machine's file system, and not an address such as gs://bucket/x.
+def address_problem(path: "str | os.PathLike[str]") -> str | None:
+    """What is wrong with a path that is an address, such as gs://bucket/x; None: it is one of this machine."""
+    found = _ADDRESS.match(text := os.fspath(path))  # pathlib makes one slash of two
+    advice = "is not supported: mount it as a folder (gs:// for example with gcsfuse), and name that"
+    return f"{text}: {found[1]}:// {advice}" if found else None
 
-    Raises:
-        InputError: it is an address.
-    """
-    if found := _ADDRESS.match(os.fspath(path)):  # pathlib makes one slash of two
-        what = f"{key}={os.fspath(path)}" if key else os.fspath(path)
-        raise InputError(
-            f"{what}: {found[1]}:// is not supported: mount it as a folder (gs:// for example with gcsfuse), and name "
-            "that"
-        )
+
+def check_local(path: "str | os.PathLike[str]") -> None:
+    """Raises InputError if a path is an address, see `address_problem`."""
+    if problem := address_problem(path):
+        raise InputError(problem)
 
 
 def run_name(name: "str | os.PathLike[str] | RunName") -> RunName:

@@ -70,7 +70,7 @@ def local_builder(config: DataConfig, columns: Sequence[str]) -> Any:
     files = [file for file in files if _KINDS.get(_ending(file.path)) == kind]
     by_split = {split: [glob.escape(f.path) for f in files if f.split == split] for split in SPLITS}
     options: dict[str, Any] = _OPTIONS.get(kind, {})
-    if kind == "parquet" and all(set(columns) <= set(_parquet_columns(file.path)) for file in files):
+    if kind == "parquet" and all(set(columns) <= set(pq.read_schema(file.path).names) for file in files):
         options = {"columns": list(columns)}
     # The library keeps what it has read in a folder of this name.
     name = "columns-" + hashlib.sha256(repr(columns).encode()).hexdigest()[:16]
@@ -138,10 +138,6 @@ def _ending(path: str) -> str:
 
 def _listed(endings: Iterable[str]) -> str:
     return ", ".join(endings if isinstance(endings, dict) else sorted(endings))
-
-
-def _parquet_columns(path: str) -> list[str]:
-    return pq.read_schema(path).names
 
 
 def _read_only(builder: Any, columns: Sequence[str], of_text: Sequence[str]) -> None:

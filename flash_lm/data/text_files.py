@@ -118,7 +118,7 @@ def stdlib(config: DataConfig) -> FileCorpus:
     paths = [p for p in root.rglob("*.py") if not left_out & set(p.relative_to(root).parts)]
     return FileCorpus(
         f"stdlib-{sys.version_info.major}.{sys.version_info.minor}",
-        [DataFile(path) for path in sorted(map(str, paths)) if _is_utf8(pathlib.Path(path))],
+        [DataFile(path) for path in sorted(str(p) for p in paths if _is_utf8(p))],
     )
 
 

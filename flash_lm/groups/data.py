@@ -4,8 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
-from flash_lm.errors import InputError
-from flash_lm.run_name import check_local
+from flash_lm.run_name import address_problem
 from flash_lm.schema import Group, at_least, key, one_of
 from flash_lm.tables import CORPORA
 
@@ -105,10 +104,8 @@ class DataConfig(Group, name="data"):
         """Sentences on keys that do not go together."""
         found = []
         for name in ("path", "cache_dir"):
-            try:
-                check_local(getattr(self, name) or "", f"data.{name}")
-            except InputError as error:
-                found.append(str(error))
+            if problem := address_problem(getattr(self, name) or ""):
+                found.append(f"data.{name}={problem}")
         if self.tokens_per_batch % self.length:
             found.append(
                 f"data.tokens_per_batch={self.tokens_per_batch} must be a multiple of data.length={self.length}"
