@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow.compute
 
 from flash_lm.config import DataConfig
 from flash_lm.data import hub
@@ -18,9 +19,11 @@ from flash_lm.data.corpus import SPLITS, WHOLE, Piece, cut
 from flash_lm.data.local_datasets import FirstRow, absolute, first_row, local_builder
 from flash_lm.errors import InputError
 
+_compute: Any = pyarrow.compute  # its functions are made at run time, without types
 Dataset = Any  # a datasets.Dataset, or a datasets.IterableDataset, which has no length
 
 _HELD_OUT, _MOST_HELD_OUT = 0.05, 5000  # share, and largest number, of the documents in a held-out split
+_LOOKED_AT = 10_000  # rows at a time
 _STREAM_SHARE, _STREAM_HELD_OUT = 100, 500  # for a stream: one document in this many, and the largest number
 _LABEL_TYPES = {
     "bool",
@@ -45,8 +48,7 @@ class DatasetCorpus:
         """
         self._documents: np.ndarray | None = None
         if any(split not in splits for split in SPLITS):
-            rows = _rows(config, splits["train"])
-            self._documents = np.fromiter((i for i, texts in enumerate(rows) if texts), np.int64)
+            self._documents = _with_text(config, splits["train"])
             if len(self._documents) < len(splits["train"]):
                 # All rows were counted once: another hold-out is another corpus.
                 identity = [*identity, "held out of the rows that have text"]
@@ -259,6 +261,23 @@ def _texts(config: DataConfig, rows: Dataset, column: str | None = None) -> Iter
                     "text"
                 )
             yield text or ""
+
+
+def _with_text(config: DataConfig, rows: Dataset) -> np.ndarray:
+    """Numbers of the rows whose texts are not all white space.
+
+    A run looks them up whenever it starts. So only rows without a visible ASCII character go through Python.
+    """
+    unsure = np.zeros(len(rows), bool)
+    with hub.explained(config):
+        tables = rows.select_columns(_columns(config)).with_format("arrow").iter(_LOOKED_AT)
+        for number, table in enumerate(tables):
+            for column in table.columns:
+                seen = _compute.fill_null(_compute.match_substring_regex(column, "[!-~]"), False)
+                unsure[number * _LOOKED_AT :][: len(seen)] |= ~np.asarray(seen)
+    places = np.flatnonzero(unsure)
+    blank = [not texts for texts in _rows(config, rows.select(places))]
+    return np.delete(np.arange(len(rows)), places[blank])
 
 
 def _bucket(text: str) -> int:

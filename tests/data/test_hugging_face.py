@@ -182,6 +182,15 @@ def test_another_column_of_the_same_files_is_read_anew(tmp_path):
         assert documents(corpus, "whole") == rows
 
 
+def test_which_rows_have_text(tmp_path, monkeypatch):
+    """As Python's white space has it, whatever characters they have."""
+    monkeypatch.setattr(hugging_face, "_LOOKED_AT", 7)
+    rows = ["a", "", None, " \t", "\u3000\xa0", "\x1c\x1f", "猫", "é ", "\x0b", "\u200b", *ROWS[:20], "\n", "..."]
+    write_parquet(tmp_path / "all.parquet", rows)
+    corpus = load_corpus(data_config(tmp_path / "all.parquet", tmp_path / "cache"))
+    assert corpus._documents.tolist() == [i for i, text in enumerate(rows) if (text or "").strip()]
+
+
 def test_half_of_the_rows_without_text(tmp_path):
     """What is held out is among the others, however the blank ones lie."""
     rows = [text for row in ROWS[:30] for text in (None, row)]
