@@ -1,0 +1,139 @@
+"""The queue of the studies: long runs, made in the hours in which a machine has nothing else to do.
+
+    python -m studies commit HEAD --data=$DATA         # once: the commit that makes the runs, in a checkout of its own
+    python -m studies next --hours=1.5 --data=$DATA    # makes the next jobs on one core, at the lowest priority
+    python -m studies status                           # what is done, running and left, with hours
+    python -m studies pause                            # before a measurement; `resume` after it
+    python -m studies report                           # tables, verdicts, pictures and README's sentences
+
+What is made, and in which order, is docs/controls.md.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Sequence
+
+from flash_lm.command import local_path, run
+from flash_lm.errors import InputError, RunError
+from flash_lm.jsonl import Line, append_jsonl, read_lines
+from studies import core
+from studies.checkout import checkout, commit_of, python_of
+
+TREE = pathlib.Path(__file__).parents[1]
+_PROGRAM = "studies.work"
+
+
+def main(argv: list[str]) -> None:
+    """Runs one of the commands above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, function in COMMANDS.items():
+        own = commands.add_parser(name, help=function.__doc__.splitlines()[0])  # type: ignore[union-attr]
+        own.add_argument("--results", type=local_path, default=TREE / "results", help="folder of result lines")
+        own.add_argument("--queue", type=local_path, default=TREE / "runs" / "queue", help="folder of runs in progress")
+        if name in ("next", "commit"):
+            own.add_argument("--data", type=local_path, required=True, help="folder of the corpora")
+        if name == "next":
+            own.add_argument("--hours", type=_hours, required=True, help="after which it stops, and saves")
+        if name == "commit":
+            own.add_argument("name", help="of a commit, such as HEAD")
+    arguments = parser.parse_args(argv)
+    COMMANDS[arguments.command](arguments)
+
+
+def next_(arguments: argparse.Namespace) -> None:
+    """Makes the next jobs that nobody has begun, until the time is up."""
+    commits = _commits(arguments.results)
+    if not commits:
+        raise InputError("no commit makes the runs yet: name one with python -m studies commit HEAD --data=…")
+    place = checkout(TREE, commits[-1]["commit"], arguments.queue / "checkouts")
+    words = [f"--hours={arguments.hours:g}", f"--commit={commits[0]['commit']}"]
+    os.chdir(place)
+    os.execve(python_of(place), _words(place, arguments, words), _environment(place))
+
+
+def commit(arguments: argparse.Namespace) -> None:
+    """Names the commit that makes the runs from now on, if its first losses are those of the commits before."""
+    from studies.first_losses import differences  # noqa: PLC0415 (imports JAX)
+
+    name = commit_of(TREE, arguments.name)
+    commits = _commits(arguments.results)
+    if commits and commits[-1]["commit"] == name:
+        raise InputError(f"{name} makes the runs already")
+    place = checkout(TREE, name, arguments.queue / "checkouts")
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "losses.json"
+        words = _words(place, arguments, [f"--losses={file}"])
+        if os.spawnve(os.P_WAIT, python_of(place), words, _environment(place) | {"PWD": str(place)}):
+            raise RunError(f"the first losses at {name} could not be found")
+        losses = json.loads(file.read_text(encoding="utf-8"))
+    if problems := [problem for line in commits for problem in differences(line["losses"], losses)]:
+        raise InputError.of([*problems, f"{name} computes something else, so it cannot continue the study"])
+    append_jsonl(_commits_file(arguments.results), [{"commit": name, "losses": losses}])
+    print(f"{name} makes the runs from now on")
+
+
+def status(arguments: argparse.Namespace) -> None:
+    """Shows what is done, running and left, with the hours of one core."""
+    from studies.status import status_table  # noqa: PLC0415 (imports JAX)
+
+    print(status_table(arguments.results, arguments.queue, _commits(arguments.results)))
+
+
+def pause(arguments: argparse.Namespace) -> None:
+    """Stops the processes of the queue where they are, so that something can be measured."""
+    print(f"paused: {_processes(core.pause(arguments.queue))}; python -m studies resume lets them go on")
+
+
+def resume(arguments: argparse.Namespace) -> None:
+    """Lets the processes of the queue go on."""
+    print(f"goes on: {_processes(core.resume(arguments.queue))}")
+
+
+def report(arguments: argparse.Namespace) -> None:
+    """Writes tables, verdicts and pictures from the lines, and README's sentences from those."""
+    from studies.report import write_report  # noqa: PLC0415 (imports JAX)
+
+    print(write_report(arguments.results))
+
+
+COMMANDS = {"next": next_, "status": status, "pause": pause, "resume": resume, "commit": commit, "report": report}
+
+
+def _commits_file(results: pathlib.Path) -> pathlib.Path:
+    return results / "controls" / "commits.jsonl"
+
+
+def _commits(results: pathlib.Path) -> list[Line]:
+    return read_lines(_commits_file(results))
+
+
+def _words(place: pathlib.Path, arguments: argparse.Namespace, words: Sequence[str]) -> list[str]:
+    places = [f"--{name}={getattr(arguments, name).resolve()}" for name in ("results", "queue", "data")]
+    return [str(python_of(place)), "-m", _PROGRAM, *places, *words]
+
+
+def _environment(place: pathlib.Path) -> dict[str, str]:
+    """Without the network, and with the code of the checkout alone."""
+    return os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(place)}
+
+
+def _processes(numbers: Sequence[int]) -> str:
+    return ", ".join(f"process {number}" for number in numbers) or "no process is running"
+
+
+def _hours(word: str) -> float:
+    try:
+        hours = float(word)
+    except ValueError:
+        hours = 0.0
+    if not 0 < hours < 1000:
+        raise argparse.ArgumentTypeError(f"{word} must be a number of hours above 0")
+    return hours
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,1 @@
+"""The controls of the study: what a reviewer asks for first. Its design is docs/controls.md."""

@@ -1,0 +1,163 @@
+"""The jobs of the controls in the order of what they tell for an hour, and their hypotheses: docs/controls.md."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from flash_lm.configs.tables import study
+from flash_lm.jsonl import Line
+from flash_lm.shared_work import made_lines
+from flash_lm.trunk_study import POSITIONS, Part
+from studies.controls import anchor, recall
+from studies.controls.language import Candidate, Text, chosen, jobs
+from studies.queue import Job
+
+NAME = "controls"
+OLDER = "study/runs"  # the first study's lines, of which some count here, too
+_TAKEN = {"transformer_plus_plus": 0.006, "flash_scores": 0.012}  # its rates of these, with three seeds each
+GAIN = 1.02  # factor in perplexity that tokens farther than 512 must be worth
+
+_T, _F = study.MODELS["transformer_plus_plus"], study.MODELS["flash_scores"]
+_Q = study.MODELS["flash_quad"] | {"model.max_length": 512}  # for which its bias is the Toeplitz one, as published
+_UNTIED = {"model.tie_embeddings": False}
+_NO_BIAS = {"model.gau.relative_bias": "none", "model.gau.expanded_dim": 232}
+_LOW, _HIGH = (0.003, 0.0042, 0.006), (0.006, 0.0085, 0.012)
+_BOTH, _LOCAL, _GLOBAL = {}, {"model.chunks.global_attention": False}, {"model.chunks.local_attention": False}
+
+
+class Data(NamedTuple):
+    """Where the texts are, and what identifies them.
+
+    Attributes:
+        folder: with study/ (see scripts/study_data.py) and shakespeare/.
+        known: a hash of the texts; empty where jobs are only listed.
+    """
+
+    folder: pathlib.Path
+    known: str = ""
+
+
+class Group(NamedTuple):
+    """Models of one part that stand together in the order."""
+
+    part: Part
+    candidates: Sequence[Candidate]
+    text: str = "study"
+
+
+_SLICES = ("recall", POSITIONS, "parts")
+_LONG_ROWS = {"data.length": 2048, "model.max_length": 2048}
+_SEEDS = (0, 1, 2)
+ROWS = Part("rows_of_512", {}, {}, _SEEDS, 3200, shares=(0.25, 0.5, 1.0), lengths=(2048,), slices=_SLICES)
+CHUNKS = Part("chunks_512", {}, {}, _SEEDS, 980, slices=(POSITIONS,))
+FAR_BOOKS = Part("far_books", {}, _LONG_ROWS, _SEEDS, 1220, slices=(POSITIONS,))
+FAR_BIGRAMS = Part("far_bigrams", {}, _LONG_ROWS, range(5), 600, slices=(POSITIONS,))
+SMALL = Part("small", {}, {"model.model_dim": 64}, _SEEDS, 3200, shares=(0.25, 0.5, 1.0), slices=_SLICES)
+DOUBLE = Part("double", {}, {}, _SEEDS, 6400)
+LARGE = Part("large", {}, {"model.model_dim": 256, "model.num_layers": 5}, (0,), 6400)
+
+SOFTMAX = Candidate("transformer_plus_plus", _T, _LOW)
+FLASH = Candidate("flash_scores", _F, _HIGH)
+_of_flash = lambda name, changes, rates=_HIGH: Candidate(f"flash_scores_{name}", _F | changes, rates)
+_CHUNKED = [Candidate("flash_scores", _F, (0.006, 0.012))]
+_CHUNKED += [_of_flash(name, x, (0.006, 0.012)) for name, x in (("local", _LOCAL), ("global", _GLOBAL))]
+_slower = lambda candidates, factor: [x._replace(slower=factor) for x in candidates]
+_PLAIN = {"model.absolute_positions": "none", "model.rotary": True}  # positions of Transformer+
+FAR = {"far_books": FAR_BOOKS, "far_bigrams": FAR_BIGRAMS}
+
+FIRST = [
+    Group(ROWS, [SOFTMAX]),
+    Group(ROWS, [FLASH]),
+    Group(CHUNKS, _CHUNKED),
+    Group(ROWS, [Candidate("transformer_plus_plus_convolution", _T | {"model.short_convolution": 3}, _LOW)]),
+    Group(ROWS, [_of_flash("no_bias", _NO_BIAS)]),
+]
+THEN = [
+    Group(ROWS, [Candidate("flash_quad_toeplitz_scores", _Q | {"model.divides": "scores"}, _LOW)]),
+    Group(ROWS, [Candidate("transformer", study.MODELS["transformer"], _LOW)]),
+    Group(ROWS, [Candidate("linear_transformer_rotary", {"model.family": "linear_transformer"} | _PLAIN, _LOW)]),
+    Group(ROWS, [Candidate("transformer_plus", study.MODELS["transformer_plus"], _LOW)]),
+    Group(ROWS, [Candidate("transformer_plus_plus_untied", _T | _UNTIED, _LOW), _of_flash("untied", _UNTIED)]),
+    Group(ROWS, [Candidate("flash_quad_toeplitz", _Q | {"model.divides": "weights"}, _LOW)]),
+]
+LAST = [
+    Group(SMALL, _slower([SOFTMAX, FLASH._replace(changes=_F | {"model.gau.expanded_dim": 104})], 0.6)),
+    Group(DOUBLE, [SOFTMAX._replace(rates=(0.003, 0.0042)), FLASH._replace(rates=(0.006, 0.0085))]),
+    Group(LARGE, _slower([SOFTMAX, FLASH._replace(changes=_F | {"model.gau.expanded_dim": 496})], 3.3)),
+]
+
+
+def lines_of(results: pathlib.Path) -> list[Line]:
+    """The lines of the controls, and those of the first study that count here, too."""
+    older = [line for line in made_lines(results / OLDER) if _TAKEN.get(line["run"]) == line.get("rate")]
+    return [line for line in older if line["part"] == ROWS.name] + made_lines(results / NAME / "runs")
+
+
+def jobs_now(data: Data, lines: Sequence[Line]) -> list[Job]:
+    """All jobs that are known so far, in their order; those on far tokens follow when their text is found."""
+    in_order = lambda groups: [job for group in groups for job in _jobs(group, data, lines)]
+    shakespeare = data.folder / "shakespeare"
+    return [
+        *anchor.jobs(shakespeare, (0,)),
+        *_search(data, lines),
+        *in_order(FIRST),
+        *_far(data, lines),
+        *in_order(THEN),
+        *recall.jobs(),
+        *in_order(LAST),
+        *anchor.jobs(shakespeare, (1, 2)),
+    ]
+
+
+def gain(lines: Sequence[Line], part: str) -> float | None:
+    """How many times the perplexity at positions 256 to 511 is that at 1024 to 2047, of a Transformer++.
+
+    Seed 0 at its best rate, in rows of 2048; None: it is not made.
+    """
+    own = chosen(lines, part, [_softmax_in_rows_of_2048(FAR[part])])
+    at = {x["slice"]: x["perplexity"] for x in own if x["seed"] == 0 and x.get("slices") == POSITIONS}
+    return at["256–511"] / at["1024–2047"] if at else None
+
+
+def far_text(lines: Sequence[Line]) -> str | None:
+    """The part whose text shows what global attention is worth: the first on which softmax gains enough."""
+    found = {part: gain(lines, part) for part in FAR}
+    return next((part for part, factor in found.items() if factor is not None and factor >= GAIN), None)
+
+
+def _search(data: Data, lines: Sequence[Line]) -> list[Job]:
+    """The Transformer++ on each text in turn, until one shows a gain from far tokens."""
+    found: list[Job] = []
+    for part in FAR.values():
+        alone = part._replace(seeds=(0,))
+        found += _jobs(Group(alone, [_softmax_in_rows_of_2048(part)], part.name), data, lines)
+        factor = gain(lines, part.name)
+        if factor is None or factor >= GAIN:
+            break
+    return found
+
+
+def _far(data: Data, lines: Sequence[Line]) -> list[Job]:
+    """Local, global and both on the text that was found."""
+    name = far_text(lines)
+    return _jobs(Group(FAR[name], _slower(_CHUNKED, 1.1), name), data, lines) if name else []
+
+
+def _softmax_in_rows_of_2048(part: Part) -> Candidate:
+    return SOFTMAX._replace(rates=(0.0042,) if part is FAR_BOOKS else (0.003,), slower=1.4)
+
+
+def _jobs(group: Group, data: Data, lines: Sequence[Line]) -> list[Job]:
+    taken = _TAKEN if group.part.name == ROWS.name else {}
+    return jobs(group.part, group.candidates, _text(group.text, data), lines, taken)
+
+
+def _text(name: str, data: Data) -> Text:
+    """What a part reads."""
+    study_data = data.folder / "study"
+    changes = {
+        "study": {"data.mixture": study.mixture(study_data)},
+        "far_books": {"data.path": str(study_data / "books")},
+        "far_bigrams": {"data.corpus": "bigrams", "data.pack": "examples", "data.bigrams.symbols": 64},
+    }
+    return Text(changes[name], data.known)

@@ -1,0 +1,119 @@
+"""Runs on the text of the study, each model at the best of its own rates at the whole budget's schedule."""
+
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flash_lm.configs.tables import study
+from flash_lm.jsonl import Line
+from flash_lm.study import Changes, changed
+from flash_lm.trunk_study import DECAY, Part, Trunk, one_trunk, study_hash, trunks_of
+from studies.queue import Job, ShouldStop
+
+# Seconds of a step of 4096 tokens on one core of an AMD EPYC whose other core is busy, rows of 512.
+_STEP_S = {
+    "transformer": 0.8,
+    "transformer_plus": 0.85,
+    "transformer_plus_plus": 0.85,
+    "linear_transformer": 0.85,
+    "flash": 1.05,
+    "flash_quad": 1.1,
+}
+_SCORED_S = 240  # of the validation and the test split, in rows of both lengths, and of the start
+
+
+class Candidate(NamedTuple):
+    """A model of a part, whose rate is found by its own runs.
+
+    Attributes:
+        name: the model's, in its lines.
+        changes: what differs in it.
+        rates: that seed 0 is trained at; the best on the validation split gets the other seeds.
+        slower: factor of its steps' time over that of its family in rows of 512.
+    """
+
+    name: str
+    changes: Changes
+    rates: Sequence[float]
+    slower: float = 1.0
+
+
+class Text(NamedTuple):
+    """What models of a part read: keys of the config's data, and what identifies the texts."""
+
+    data: Changes
+    known: str
+
+
+def jobs(
+    part: Part, candidates: Sequence[Candidate], text: Text, lines: Sequence[Line], taken: Mapping[str, float]
+) -> list[Job]:
+    """The jobs of a part: each candidate at each rate with seed 0, and at the best of them with the other seeds.
+
+    Args:
+        part: seeds, steps, shares and scores; its `models` are not read.
+        candidates: the models.
+        text: that they read.
+        lines: so far, of these and of taken runs.
+        taken: candidates with a rate whose runs, with all seeds, are lines of an older study.
+    """
+    config = changed(study.get_config(), text.data)
+    found = []
+    for candidate in candidates:
+        own = part._replace(models={candidate.name: candidate.changes})
+        known_rate = taken.get(candidate.name)
+        first, *others = trunks_of(config, [own])
+        rates = [rate for rate in candidate.rates if rate != known_rate]
+        searched = [_job(first, rate, f"{rate:g}_seed_0", (), candidate, text) for rate in rates]
+        best = best_rate(lines, part.name, candidate)
+        found += searched
+        if best is not None and best == known_rate:
+            continue
+        needs = [job.name for job in searched]
+        found += [_job(trunk, best, f"seed_{trunk.seed}", needs, candidate, text) for trunk in others]
+    return found
+
+
+def best_rate(lines: Sequence[Line], part: str, candidate: Candidate) -> float | None:
+    """The rate with the lowest loss on the validation split at the whole budget, seed 0; None: not all are tried."""
+    losses: dict[float, float] = {}
+    for line in lines:
+        if (line["part"], line["run"], line["seed"]) == (part, candidate.name, 0):
+            if "failed" in line:
+                losses[line["rate"]] = math.inf
+            elif line["split"] == "validation" and line["share"] == 1:
+                losses[line["rate"]] = line["loss"]
+    if not losses.keys() >= {*candidate.rates}:
+        return None
+    return min(candidate.rates, key=lambda rate: losses[rate])
+
+
+def chosen(lines: Sequence[Line], part: str, candidates: Sequence[Candidate]) -> list[Line]:
+    """The lines that count: of each candidate those at its best rate."""
+    best = {candidate.name: best_rate(lines, part, candidate) for candidate in candidates}
+    return [line for line in lines if line["part"] == part and line["rate"] == best.get(line["run"])]
+
+
+def _job(trunk: Trunk, rate: float | None, ending: str, needs: Sequence[str], candidate: Candidate, text: Text) -> Job:
+    """A run; its rate is None until the jobs that it needs have found it."""
+    part = trunk.part
+    used = candidate.rates[0] if rate is None else rate
+
+    def make(folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
+        return one_trunk(trunk, used, folder, should_stop)
+
+    config: Any = changed(trunk.config, {"train.learning_rate": used})
+    scored = [[*of] for of in (part.shares, part.lengths, part.slices)]
+    hours = (_steps(part) * _STEP_S[config.model.family] * candidate.slower + _SCORED_S) / 3600
+    name = f"{part.name}_{trunk.model}_{ending}"
+    return Job(name, {**trunk.at, "rate": used}, hours, study_hash(config, text.known, scored), needs, config, make)
+
+
+def _steps(part: Part) -> int:
+    """Steps of a trunk and its decays."""
+    ends = [round(share * part.steps) for share in part.shares]
+    decays = [end // DECAY for end in ends]
+    if len(ends) == 1:
+        return ends[0]
+    return max(end - decay for end, decay in zip(ends, decays, strict=True)) + sum(decays)

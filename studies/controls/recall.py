@@ -1,0 +1,51 @@
+"""Associative recall (MQAR) at lower rates and ten times the steps of the first study of recall.
+
+Which rate a model gets follows from the median of three seeds, so that one lucky seed chooses nothing.
+"""
+
+import itertools
+import pathlib
+import statistics
+from collections.abc import Sequence
+
+from flash_lm.configs.recall import mqar_as_measured as measured
+from flash_lm.jsonl import Line, grouped
+from flash_lm.recall_study import Model, models_of, one_run
+from flash_lm.study import changed
+from flash_lm.training.workdir import run_hash
+from studies.queue import Job, ShouldStop
+
+PART = "mqar"
+MODELS = ("flash+short_convolution=3", "gated_deltanet")
+RATES = (3e-4, 1e-3, 3e-3)
+SEEDS = (0, 1, 2)
+_WIDTH = 32
+_STEPS = 6000
+_TODAY = {"model.residual_init": None, "model.scale_init": "normal", "model.divides": None}  # as by default
+_STEP_S = {"flash": 0.2, "gated_deltanet": 0.45}  # one core, the other busy
+
+
+def jobs() -> list[Job]:
+    """Each model at each rate with each seed."""
+    config = changed(measured.get_config(), _TODAY | {"train.steps": _STEPS, "train.checkpoint_every": 500})
+    models = models_of(config, MODELS, [_WIDTH])
+    return [_job(*of) for of in itertools.product(models, RATES, SEEDS)]
+
+
+def _job(model: Model, rate: float, seed: int) -> Job:
+    def make(folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
+        return [one_run(model, rate, seed, folder, should_stop)]
+
+    config = model.of_run(rate, seed)
+    about = {"part": PART, "run": model.family, "seed": seed, "rate": rate}
+    name = f"{PART}_{model.family}_{rate:g}_seed_{seed}"
+    return Job(name, about, _STEPS * _STEP_S[model.family] / 3600, run_hash(config.to_dict()), (), config, make)
+
+
+def at_best_rate(lines: Sequence[Line]) -> list[Line]:
+    """The lines of each model at the rate with the best median accuracy on the validation split, over its seeds."""
+    found = []
+    for own in grouped([line for line in lines if line["part"] == PART], "run").values():
+        of_rate = grouped(own, "rate").values()
+        found += max(of_rate, key=lambda x: statistics.median(line.get("validation_accuracy", 0.0) for line in x))
+    return found

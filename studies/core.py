@@ -1,0 +1,72 @@
+"""One core for each process of the queue, and pauses of all of them."""
+
+import contextlib
+import os
+import pathlib
+import re
+import signal
+from collections.abc import Iterator
+
+from flash_lm.errors import InputError
+from flash_lm.shared_work import begun_here
+
+_LOWEST = 19  # priority
+_PAUSED = "paused"  # a file
+
+
+@contextlib.contextmanager
+def one_core(queue: pathlib.Path) -> Iterator[int]:
+    """Keeps this process, at the lowest priority, on a core that no other process of the queue has.
+
+    Args:
+        queue: folder of the queue, where the cores' locks are.
+
+    Raises:
+        InputError: there is no such core, or the queue is paused.
+    """
+    if is_paused(queue):
+        raise InputError("the queue is paused: run python -m studies resume first")
+    for core in sorted(os.sched_getaffinity(0)):
+        with begun_here(_lock(queue, core)) as free:
+            if free:
+                os.sched_setaffinity(0, {core})
+                os.nice(_LOWEST)
+                yield core
+                return
+    raise InputError("each core has a process of the queue already: see python -m studies status")
+
+
+def is_paused(queue: pathlib.Path) -> bool:
+    """Whether `pause` was called after the last `resume`."""
+    return (queue / _PAUSED).exists()
+
+
+def pause(queue: pathlib.Path) -> list[int]:
+    """Stops the processes of the queue at once, without ending them, and lets none begin; returns their numbers."""
+    queue.mkdir(parents=True, exist_ok=True)
+    (queue / _PAUSED).touch()
+    return _signalled(queue, signal.SIGSTOP)
+
+
+def resume(queue: pathlib.Path) -> list[int]:
+    """Lets the processes of the queue go on; returns their numbers."""
+    (queue / _PAUSED).unlink(missing_ok=True)
+    return _signalled(queue, signal.SIGCONT)
+
+
+def _signalled(queue: pathlib.Path, number: signal.Signals) -> list[int]:
+    """Sends a signal to each process that holds a core."""
+    found = []
+    for core in range(os.cpu_count() or 1):
+        lock = _lock(queue, core)
+        if not lock.exists():
+            continue
+        with begun_here(lock) as free:
+            if not free and (holder := re.match(r"process (\d+) ", lock.read_text(encoding="utf-8"))):
+                os.kill(int(holder[1]), number)
+                found.append(int(holder[1]))
+    return found
+
+
+def _lock(queue: pathlib.Path, core: int) -> pathlib.Path:
+    return queue / f"core_{core}.lock"

@@ -1,0 +1,44 @@
+"""What is done, running and left of the queue."""
+
+import pathlib
+from collections.abc import Sequence
+
+from flash_lm.analysis.table import Columns, markdown_table
+from flash_lm.jsonl import Line
+from studies import core
+from studies.controls import design
+from studies.queue import DONE, LONG, NEXT, RUNNING, WAITING, Place, State, states
+
+_COLUMNS: Columns = {
+    "job": ("name", "{}"),
+    "state": ("state", "{}"),
+    "hours": ("hours", "{:.1f}"),
+    "by": ("by", "{}"),
+}
+_LEFT = (RUNNING, NEXT, WAITING)
+_WORDS = {DONE: "done", RUNNING: "running", NEXT: "next", WAITING: "needs others", LONG: "too long to be queued"}
+
+
+def status_table(results: pathlib.Path, queue: pathlib.Path, commits: Sequence[Line]) -> str:
+    """Sums, and a table of all jobs in their order, with estimated hours of one core.
+
+    Args:
+        results: folder of result lines.
+        queue: folder of runs in progress.
+        commits: lines of the commits that have made runs, the newest last.
+    """
+    jobs = design.jobs_now(design.Data(queue / "data"), design.lines_of(results))
+    found = states(jobs, Place(results / design.NAME, queue, bool))
+    left = [state for state in found if state.word in _LEFT]
+    sums = [f"{len(left)} left, {_hours(left):.1f} hours of one core"]
+    for word in (DONE, RUNNING, LONG):
+        own = [state for state in found if state.word == word]
+        sums += [f"{len(own)} {_WORDS[word]}, {_hours(own):.1f}"] if own else []
+    made_by = f"by commit {commits[-1]['commit']}" if commits else "no commit is named yet"
+    paused = "; paused" if core.is_paused(queue) else ""
+    rows = [{"name": x.job.name, "state": _WORDS[x.word], "hours": x.job.hours, "by": x.by} for x in found]
+    return f"{'; '.join(sums)}; {made_by}{paused}\n\n{markdown_table(rows, _COLUMNS)}"
+
+
+def _hours(found: Sequence[State]) -> float:
+    return sum(state.job.hours for state in found)

@@ -1,0 +1,46 @@
+"""The part of `python -m studies next` that runs in the study's own checkout."""
+
+import argparse
+import json
+import time
+
+from flash_lm.command import local_path, run
+from flash_lm.errors import Stopped
+from studies.core import one_core
+
+
+def main(argv: list[str]) -> None:
+    """Makes jobs on one core until the time is up, or writes the first losses of their configs."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    for name in ("results", "queue", "data"):
+        parser.add_argument(f"--{name}", required=True, type=local_path)
+    parser.add_argument("--hours", type=float, help="of work")
+    parser.add_argument("--commit", help="the study's first commit, which lines name")
+    parser.add_argument("--losses", type=local_path, help="file for the first losses, in place of work")
+    arguments = parser.parse_args(argv)
+    end = time.monotonic() + 3600 * (arguments.hours or 0)
+    with one_core(arguments.queue):
+        # Only now: when they are imported, libraries start a thread for each core that they may use.
+        from flash_lm.training.interrupt import stop_on_signal  # noqa: PLC0415
+        from studies.controls import data, design  # noqa: PLC0415
+        from studies.first_losses import first_losses  # noqa: PLC0415
+        from studies.queue import Place, work_off  # noqa: PLC0415
+
+        texts = data.prepared(arguments.data, arguments.queue / "data")
+        jobs_now = lambda: design.jobs_now(texts, design.lines_of(arguments.results))
+        with stop_on_signal() as stopped:
+            if arguments.losses:
+                arguments.losses.write_text(json.dumps(first_losses(jobs_now(), stopped)), encoding="utf-8")
+                return
+            place = Place(arguments.results / design.NAME, arguments.queue, lambda: stopped() or time.monotonic() > end)
+            try:
+                work_off(jobs_now, place, {"study_commit": arguments.commit})
+                print("nothing is left that can be made now: see python -m studies status")
+            except Stopped:
+                if stopped():
+                    raise
+                print(f"{arguments.hours:g} hours are over: the same command goes on from here")
+
+
+if __name__ == "__main__":
+    run(main)
