@@ -51,8 +51,8 @@ class MeanRatio:
 
     The logarithm of the mean has one variance: that of the mean of the seeds, and errors that all seeds share and that
     more seeds do not make smaller. The interval is that of Student's t, with degrees of freedom by Welch and
-    Satterthwaite. That is an approximation: with three seeds, whose spread is 95 % of the variance, the interval holds
-    the truth in 93.4 % of cases.
+    Satterthwaite, but never narrower than that of one source alone: a small second source would add degrees of freedom
+    and so narrow it. By simulation it holds the truth in 94.6 to 96.8 % of cases.
 
     Attributes:
         logs: logarithms of the ratios, one or more, of a seed each.
@@ -137,9 +137,9 @@ def _sum(sources: Mapping[str, Variance]) -> Variance:
 
 
 def _half(sources: Mapping[str, Variance]) -> np.ndarray:
-    """Of the 95 % interval."""
-    variance, freedom = _sum(sources)
-    return stdtrit(freedom, 0.975) * np.sqrt(variance)
+    """Of the 95 % interval: that of the sum, or of one source if that is wider."""
+    widths = [stdtrit(x.freedom, 0.975) * np.sqrt(x.value) for x in (_sum(sources), *sources.values())]
+    return np.max(widths, axis=0)
 
 
 def _chi_square(freedom: float) -> np.ndarray:
