@@ -23,24 +23,20 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
 from flash_lm.analysis.comparison import write_curves
 from flash_lm.analysis.reproduction import plot_quality_against_step_time, reproduction_table
 from flash_lm.analysis.results import newest_results
-from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
+from flash_lm.analysis.rounds import ROUNDS
 from flash_lm.analysis.study import write_study
 from flash_lm.command import apply_overrides, load_module, local_path, positive, run, words_of
-from flash_lm.config import parse
 from flash_lm.errors import InputError
-from flash_lm.jsonl import Line, append_jsonl, read_lines, write_jsonl
-from flash_lm.provenance import config_hash, hash_of_files, provenance
-from flash_lm.study import Runs, changed, check_runs, raise_failures, raise_stopped, run_study
-from flash_lm.training.bare_step import BareStep
-from flash_lm.training.experiment import build_experiment
+from flash_lm.jsonl import write_jsonl
+from flash_lm.provenance import hash_of_files
+from flash_lm.step_times import time_steps
+from flash_lm.study import changed, check_runs, raise_failures, raise_stopped, run_study
 from flash_lm.training.interrupt import stop_on_signal
-from flash_lm.training.workdir import run_hash
 from flash_lm.trunk_study import Workplace, make_parts, parts_named, step_name
 
 FOLDER = pathlib.Path(__file__).parent.parent / "configs" / "tables"
@@ -54,58 +50,6 @@ def with_corpus(config: ConfigDict, corpus: str) -> ConfigDict:
     kind = "stdlib" if corpus == "stdlib" else "hf" if is_data_set else "text"
     local: dict[str, Any] = {"data.corpus": kind, "data.streaming": False, "data.name": None, "data.config": None}
     return changed(config, local | {"data.path": None if kind == "stdlib" else corpus})
-
-
-def time_steps(
-    config: ConfigDict, runs: Runs, baseline_of: dict[str, str], rounds: int, file: pathlib.Path
-) -> list[Line]:
-    """Milliseconds of one microbatch of each run on one device; runs with the same baseline take turns.
-
-    They are appended to a file, group by group; what is there of the same config, device and number of rounds is not
-    measured again.
-    """
-    lines, about = [], provenance(jax.devices()[0].device_kind)
-    before = read_lines(file)
-    for baseline in dict.fromkeys(baseline_of.values()):
-        group = {name: one_microbatch(changed(config, runs[name])) for name in runs if baseline_of[name] == baseline}
-        of_group = config_hash({name: run_hash(config.to_dict()) for name, config in group.items()})
-        known = {"device": about["device"], "config_hash": of_group, "rounds": rounds}
-        found = [line for line in before if known.items() <= line.items()]
-        if not found:
-            found = [line | about | known for line in time_group(group, baseline, rounds)]
-            append_jsonl(file, found)
-        lines += found
-    return lines
-
-
-def time_group(group: dict[str, ConfigDict], baseline: str, rounds: int) -> list[Line]:
-    """As `time_steps`, for runs that take turns; `rounds_ms` is the mean of a run's turns in each round."""
-    cells, flops = [], {}
-    for name, config in group.items():
-        step = BareStep(build_experiment(config).config)
-        flops[name] = step.model_flops
-        step.start()
-        cells.append(Cell.warmed(name, timed(step.step)))
-        print(f"step of {name}: compiled in {step.compile_s:.1f} s", flush=True)
-    take_turns(cells, rounds, lambda text: print(text, flush=True))
-    medians = {cell.name: cell.median_ms for cell in cells}
-    return [
-        {
-            "run": cell.name,
-            "microbatch_ms": cell.median_ms,
-            "iqr_ms": cell.iqr_ms,
-            "rounds_ms": cell.rounds_ms,
-            "speedup": medians[baseline] / cell.median_ms,
-            "model_flops": flops[cell.name],
-        }
-        for cell in cells
-    ]
-
-
-def one_microbatch(config: Any) -> ConfigDict:
-    """The config whose step is one microbatch of the given one's."""
-    accumulate, tokens = config.train.accumulate, parse(config).data.tokens_per_batch
-    return changed(config, {"train.accumulate": 1, "data.tokens_per_batch": tokens // accumulate})
 
 
 def commands(launcher: str, table: str, workdir: pathlib.Path, words: list[str], split: str) -> list[str]:

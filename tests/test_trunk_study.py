@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from small import load_script, small_config, write_corpus
 
-from flash_lm import trunk_study
+from flash_lm import step_times, trunk_study
 from flash_lm.command import load_module
 from flash_lm.errors import InputError, NonfiniteError, RunError
 from flash_lm.inference.scoring import evaluate
@@ -297,7 +297,7 @@ def test_the_command_makes_and_times_the_parts_that_it_names(tmp_path, monkeypat
         return [{"run": name, "microbatch_ms": 1.0} for name in group]
 
     monkeypatch.setattr(script, "make_parts", lambda config, parts, *more: made.extend(x.name for x in parts) or [])
-    monkeypatch.setattr(script, "time_group", time_group)
+    monkeypatch.setattr(step_times, "time_group", time_group)
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.jsonl").write_text("{}")

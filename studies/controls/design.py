@@ -58,7 +58,7 @@ LARGE = Part("large", {}, {"model.model_dim": 256, "model.num_layers": 5}, (0,),
 
 SOFTMAX = Candidate("transformer_plus_plus", _T, _LOW)
 FLASH = Candidate("flash_scores", _F, _HIGH)
-_of_flash = lambda name, changes, rates=_HIGH: Candidate(f"flash_scores_{name}", _F | changes, rates)
+_of_flash = lambda name, changes, rates=_HIGH: Candidate(f"flash_scores/{name}", _F | changes, rates)
 _CHUNKED = [Candidate("flash_scores", _F, (0.006, 0.012))]
 _CHUNKED += [_of_flash(name, x, (0.006, 0.012)) for name, x in (("local", _LOCAL), ("global", _GLOBAL))]
 _slower = lambda candidates, factor: [x._replace(slower=factor) for x in candidates]
@@ -69,7 +69,7 @@ FIRST = [
     Group(ROWS, [SOFTMAX]),
     Group(ROWS, [FLASH]),
     Group(CHUNKS, _CHUNKED),
-    Group(ROWS, [Candidate("transformer_plus_plus_convolution", _T | {"model.short_convolution": 3}, _LOW)]),
+    Group(ROWS, [Candidate("transformer_plus_plus/convolution", _T | {"model.short_convolution": 3}, _LOW)]),
     Group(ROWS, [_of_flash("no_bias", _NO_BIAS)]),
 ]
 THEN = [
@@ -77,7 +77,7 @@ THEN = [
     Group(ROWS, [Candidate("transformer", study.MODELS["transformer"], _LOW)]),
     Group(ROWS, [Candidate("linear_transformer_rotary", {"model.family": "linear_transformer"} | _PLAIN, _LOW)]),
     Group(ROWS, [Candidate("transformer_plus", study.MODELS["transformer_plus"], _LOW)]),
-    Group(ROWS, [Candidate("transformer_plus_plus_untied", _T | _UNTIED, _LOW), _of_flash("untied", _UNTIED)]),
+    Group(ROWS, [Candidate("transformer_plus_plus/untied", _T | _UNTIED, _LOW), _of_flash("untied", _UNTIED)]),
     Group(ROWS, [Candidate("flash_quad_toeplitz", _Q | {"model.divides": "weights"}, _LOW)]),
 ]
 LAST = [

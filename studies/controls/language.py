@@ -106,7 +106,7 @@ def _job(trunk: Trunk, rate: float | None, ending: str, needs: Sequence[str], ca
     config: Any = changed(trunk.config, {"train.learning_rate": used})
     scored = [[*of] for of in (part.shares, part.lengths, part.slices)]
     hours = (_steps(part) * _STEP_S[config.model.family] * candidate.slower + _SCORED_S) / 3600
-    name = f"{part.name}_{trunk.model}_{ending}"
+    name = f"{part.name}_{trunk.model}_{ending}".replace("/", "_")
     return Job(name, {**trunk.at, "rate": used}, hours, study_hash(config, text.known, scored), needs, config, make)
 
 

@@ -42,10 +42,13 @@ def _job(model: Model, rate: float, seed: int) -> Job:
     return Job(name, about, _STEPS * _STEP_S[model.family] / 3600, run_hash(config.to_dict()), (), config, make)
 
 
-def at_best_rate(lines: Sequence[Line]) -> list[Line]:
-    """The lines of each model at the rate with the best median accuracy on the validation split, over its seeds."""
-    found = []
-    for own in grouped([line for line in lines if line["part"] == PART], "run").values():
-        of_rate = grouped(own, "rate").values()
-        found += max(of_rate, key=lambda x: statistics.median(line.get("validation_accuracy", 0.0) for line in x))
-    return found
+def family_of(model: str) -> str:
+    """The name of a model in its lines."""
+    return model.partition("+")[0]
+
+
+def at_best_rate(lines: Sequence[Line], run: str) -> list[Line]:
+    """A model's lines at the rate with the best median accuracy on the validation split, over its seeds."""
+    own = [line for line in lines if (line["part"], line["run"]) == (PART, run)]
+    median = lambda of_rate: statistics.median(line.get("validation_accuracy", 0.0) for line in of_rate)
+    return max(grouped(own, "rate").values(), key=median, default=[])

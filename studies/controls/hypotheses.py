@@ -1,0 +1,86 @@
+"""What the controls are to decide, by the numbers and rules of docs/controls.md."""
+
+import statistics
+from collections.abc import Sequence
+
+from flash_lm.analysis.hypotheses import FAILS, HOLDS, UNDECIDED, Hypothesis
+from flash_lm.analysis.ratios import SEEDS
+from flash_lm.analysis.verdicts import NOT_RUN
+from flash_lm.jsonl import Line, grouped
+from studies.controls import anchor, recall
+from studies.controls.design import CHUNKS, DOUBLE, FAR, ROWS, SMALL
+
+RECALLED = 0.5  # of the pairs, that a model which has learned to recall is above
+_SOFTMAX, _FLASH, _QUAD = "transformer_plus_plus", "flash_scores", "flash_quad_toeplitz_scores"
+_LINEAR = "linear_transformer_rotary"
+_rows = lambda number, first, relation, second, **more: Hypothesis(number, ROWS.name, first, relation, second, **more)
+
+
+def _of_chunks(number: int, part: str) -> list[Hypothesis]:
+    """Local, global and both."""
+    local, over_all = f"{_FLASH}/local", f"{_FLASH}/global"
+    return [
+        Hypothesis(number, part, local, "better", over_all),
+        Hypothesis(number, part, _FLASH, "better", local),
+        Hypothesis(number, part, _FLASH, "alike", local),
+    ]
+
+
+HYPOTHESES = [
+    _rows(11, _FLASH, "no worse", _SOFTMAX),
+    _rows(11, _FLASH, "better", _SOFTMAX, at_equal_time=True),
+    _rows(12, _FLASH, "no worse", f"{_SOFTMAX}/convolution"),
+    _rows(12, f"{_FLASH}/no_bias", "no worse", _SOFTMAX),
+    _rows(12, f"{_FLASH}/untied", "no worse", f"{_SOFTMAX}/untied"),
+    _rows(12, f"{_SOFTMAX}/convolution", "better", _SOFTMAX),
+    _rows(12, _FLASH, "better", f"{_FLASH}/no_bias"),
+    _rows(13, _QUAD, "no worse", _SOFTMAX),
+    _rows(13, _QUAD, "no worse", _SOFTMAX, at_equal_time=True),
+    _rows(13, _QUAD, "better", "flash_quad_toeplitz"),
+    _rows(14, "transformer_plus", "better", _LINEAR),
+    _rows(14, "transformer_plus", "better", "transformer"),
+    *_of_chunks(15, CHUNKS.name),
+    *(hypothesis for part in FAR for hypothesis in _of_chunks(16, part)),
+    Hypothesis(17, SMALL.name, _FLASH, "no worse", _SOFTMAX),
+    Hypothesis(17, DOUBLE.name, _FLASH, "no worse", _SOFTMAX),
+]
+
+
+def recall_verdicts(lines: Sequence[Line]) -> list[Line]:
+    """Whether each model recalls more than half of the pairs with every seed, at the rate with the best median."""
+    found = []
+    for model in recall.MODELS:
+        name = recall.family_of(model)
+        own = recall.at_best_rate(lines, name)
+        accuracies = [line.get("accuracy", 0.0) for line in own]
+        word = NOT_RUN if not own else UNDECIDED
+        if len(own) >= SEEDS:
+            held = {accuracy > RECALLED for accuracy in accuracies}
+            word = HOLDS if held == {True} else FAILS if held == {False} else UNDECIDED
+        told = ", ".join(f"{100 * x:.1f} %" for x in accuracies)
+        found.append(
+            {
+                "number": 18,
+                "hypothesis": f"{recall.PART}: {name} recalls more than {100 * RECALLED:g} % with every seed",
+                "verdict": word,
+                "figure": f"{told}, rate {own[0]['rate']:g}" if own else "",
+            }
+        )
+    return found
+
+
+def anchor_verdict(lines: Sequence[Line]) -> Line:
+    """Whether the Transformer reaches the published loss, in the mean over its seeds."""
+    near, published = anchor.NEAR_NATS, anchor.PUBLISHED_NATS
+    losses = {
+        run: statistics.fmean(line.get("loss", float("nan")) for line in own)
+        for (run,), own in grouped([line for line in lines if line["part"] == anchor.PART], "run").items()
+    }
+    own = losses.get("transformer")
+    word = NOT_RUN if own is None else HOLDS if abs(own - published) <= near else FAILS
+    return {
+        "number": 19,
+        "hypothesis": f"{anchor.PART}: transformer within {near:g} of the published {published:g} nats a character",
+        "verdict": word,
+        "figure": ", ".join(f"{run} {loss:.3f}" for run, loss in losses.items()),
+    }
