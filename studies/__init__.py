@@ -1,0 +1,1 @@
+"""Studies of this project: their designs, their queue and what came out."""
