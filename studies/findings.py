@@ -96,7 +96,7 @@ def judged(results: Results, hypothesis: Hypothesis) -> str:
         if line["verdict"] == NOT_RUN:
             return "no figure yet (not run)"
         if hypothesis.at_equal_time:
-            return "no figure yet (not timed)"
+            return "no figure yet (not timed as the rule asks)"
     if None in (line.get(key) for key in ("ratios", "low", "high")):
         raise InputError(
             f"{VERDICTS}: '{hypothesis.text}' lacks ratios, low or high: write the file again with python "
