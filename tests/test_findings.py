@@ -83,7 +83,8 @@ NAMES = {
 
 
 @pytest.mark.parametrize(
-    ("verdict", "words"), [("undecided", "no figure yet (not timed as the rule asks)"), ("not run", "no figure yet (not run)")]
+    ("verdict", "words"),
+    [("undecided", "no figure yet (not timed as the rule asks)"), ("not run", "no figure yet (not run)")],
 )
 def test_what_has_no_ratio_says_why(tmp_path, verdict, words):
     def change(line: dict) -> dict:
