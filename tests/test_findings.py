@@ -66,7 +66,7 @@ def test_readme_has_what_the_command_writes():
     ],
 )
 def test_another_verdict_gives_another_phrase(tmp_path, number, first, figure, verdict, words):
-    new = {"verdict": verdict, "ratios": {"0": 2.0, "1": 8.0}}
+    new = with_ends({"verdict": verdict, "ratios": {"0": 2.0, "1": 8.0}})
     results = planted(tmp_path, lambda line: line | (new if about(line, number, first) else {}))
     found = figures(results)
     said = (
