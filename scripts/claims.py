@@ -14,7 +14,7 @@ from typing import Any
 
 from flash_lm.analysis.claims import Claim, read_claim
 from flash_lm.analysis.evidence import Evidence
-from flash_lm.analysis.hypotheses import SEEDS
+from flash_lm.analysis.ratios import SEEDS
 from flash_lm.analysis.relations import ALIKE
 from flash_lm.analysis.study_results import collect, gather, merged
 from flash_lm.analysis.verdicts import ARITHMETIC, WORDS, Verdict
@@ -26,14 +26,16 @@ from flash_lm.shared_work import made_lines
 TABLE = pathlib.Path(__file__).parent.parent / "results" / "claims.toml"
 RUNS, CURVES, VERDICTS = "runs.jsonl", "curves.jsonl", "verdicts.jsonl"
 INTRODUCTION = f"""\
-A verdict needs two seeds, or two runs of a benchmark, and all of them must agree; otherwise the claim is undecided. In
-the study of docs/study.md it needs {SEEDS} seeds, each beyond the error of the text (± is half of the widest 95 %
-interval, at equal time with the spread of the times), and all together beyond the 95 % interval of their mean. A claim
-that was scored only on the validation split, on which choices were made, is undecided too: verdicts are of the test
-split. Perplexities within a factor of {ALIKE:g} of each other count as equal. "As good as" means no worse than that
-factor, and "better" means better by more; a rule may name another factor. What is measured stands beside what is
-claimed ("237 of 317"). What holds after so few steps of such small models may not hold for those of the papers, and
-what fails here may hold there."""
+A ratio is decided by its geometric mean over {SEEDS} seeds or more: the claim is reproduced if the 95 % interval of
+the mean (Student's t) is wholly within the bounds, contradicted if it is wholly outside, and else undecided. In the
+study of docs/study.md the interval has the error of the text beside the spread of the seeds, and at equal time that of
+the times. Where a rule says "by the seeds alone", the lines have no blocks of text, so that error is not known.
+Accuracies and what is measured need two seeds, or two runs of a benchmark, and all of them must agree. A claim that
+was scored only on the validation split, on which choices were made, is undecided too: verdicts are of the test split.
+Perplexities within a factor of {ALIKE:g} of each other count as equal. "As good as" means no worse than that factor,
+and "better" means better by more; a rule may name another factor. What is measured stands beside what is claimed ("237
+of 317"). What holds after so few steps of such small models may not hold for those of the papers, and what fails here
+may hold there."""
 
 
 def read_table() -> tuple[dict[str, Any], list[Claim]]:

@@ -79,7 +79,7 @@ def time_steps(
 
 
 def time_group(group: dict[str, ConfigDict], baseline: str, rounds: int) -> list[Line]:
-    """As `time_steps`, for runs that take turns."""
+    """As `time_steps`, for runs that take turns; `rounds_ms` is the mean of a run's turns in each round."""
     cells, flops = [], {}
     for name, config in group.items():
         step = BareStep(build_experiment(config).config)
@@ -94,6 +94,7 @@ def time_group(group: dict[str, ConfigDict], baseline: str, rounds: int) -> list
             "run": cell.name,
             "microbatch_ms": cell.median_ms,
             "iqr_ms": cell.iqr_ms,
+            "rounds_ms": cell.rounds_ms,
             "speedup": medians[baseline] / cell.median_ms,
             "model_flops": flops[cell.name],
         }

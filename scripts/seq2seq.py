@@ -13,6 +13,7 @@ import functools
 
 from flash_lm.analysis.figure import can_draw
 from flash_lm.analysis.hypotheses import verdict_table
+from flash_lm.analysis.ratios import SEEDS
 from flash_lm.analysis.seq2seq import best, plot_seq2seq, seq2seq_table, summary
 from flash_lm.command import load_config, load_module, local_path, run, words_of
 from flash_lm.errors import InputError
@@ -43,7 +44,8 @@ def main(argv: list[str]) -> None:
     of_models, verdicts = summary(lines), [rule.judge(lines) for rule in module.RULES]
     write_jsonl(out / "summary.jsonl", of_models)
     write_jsonl(out / "verdicts.jsonl", verdicts)
-    text = f"{seq2seq_table(of_models)}\n\n{verdict_table(verdicts, 'Gains of the first over the second')}"
+    rule = f"Gains of the first over the second, seed by seed; a verdict needs {SEEDS} seeds that agree."
+    text = f"{seq2seq_table(of_models)}\n\n{verdict_table(rule, verdicts)}"
     (out / "table.md").write_text(f"{text}\n", encoding="utf-8")
     if can_draw():
         plot_seq2seq(of_models, out / "seq2seq.png")

@@ -6,6 +6,7 @@ import math
 import pathlib
 import re
 import shlex
+import statistics
 import tomllib
 
 import pytest
@@ -52,7 +53,7 @@ def test_finished_runs_get_a_verdict_and_the_others_say_so(tmp_path, capsys, mon
     table = tmp_path / "claims.toml"  # without what is withdrawn of our own runs, whose verdict would not show
     table.write_text(re.sub("^withdrawn = .*\n", "", script.TABLE.read_text(), flags=re.MULTILINE))
     monkeypatch.setattr(script, "TABLE", table)
-    for seed in range(2):
+    for seed in range(3):
         write_run(runs, "simple", seed, 9.0)
         write_run(runs, "linear_transformer", seed, 9.1)
         for window in (8, 32, 128):
@@ -63,13 +64,14 @@ def test_finished_runs_get_a_verdict_and_the_others_say_so(tmp_path, capsys, mon
     claims = sections_of(text)
     claim = claims["AFT-simple is as good as the Linear Transformer"]
     assert claim["verdict"] == "**reproduced at small scale**"
-    assert claim["rule"] == "bits a byte of simple between 0.9901 and 1.01 × that of linear_transformer"
-    assert claim["found"] == "bits a byte of simple 0.995 (0.995–0.995, 2 seeds) × that of linear_transformer"
+    rule = "bits a byte of simple between 0.9901 and 1.01 × that of linear_transformer, by the seeds alone"
+    found = "bits a byte of simple 0.995 (0.995–0.995, 3 seeds) × that of linear_transformer (95 %: 0.995 to 0.995)"
+    assert (claim["rule"], claim["found"]) == (rule, found)
     assert claim["models"] == "9 parameters, 500 steps, 1.02M tokens of training" and claim["what would change it"]
     assert claims["AFT-local is best with a window in the middle"]["verdict"] == "**undecided at small scale**"
     assert claims["AFT-local gains from longer rows"]["found"] == "no finished run of rows_of_1024 in aft"
     assert claims["FLASH's step time is flat in the length"]["verdict"] == "**not run**"
-    assert "trained by commit c0ffee." in text and "seeds 0, 1" in text
+    assert "trained by commit c0ffee." in text and "seeds 0, 1, 2" in text
     assert list(claims) and len(claims) == len(TABLE["claims"])
     for row in TABLE["claims"]:
         (word,) = re.findall(
@@ -160,6 +162,7 @@ def perplexities(part: dict, run: str) -> tuple[dict[int, float], bool] | None:
     return {line["seed"]: line[part.get("metric", "perplexity")] for line in on_test or lines}, bool(on_test)
 
 
+T_95 = {2: 12.706205, 3: 4.302653}  # the quantile 0.975 of Student's t, by the number of values
 RATIOS = [row for row in TABLE["claims"] if {part["rule"] for part in row["rules"]} == {"ratio"}]
 
 
@@ -184,9 +187,14 @@ def test_each_verdict_recomputed_from_the_files(row):
             low, high = map(float, between.groups())
         else:
             low, high = 0.0, float(re.search(r"at most ([\d.]+) ×", rule)[1])
-        held = {low < ratio < high for ratio in ratios}
-        decided = on_test and len(ratios) > 1 and len(held) == 1
-        words.add(("reproduced" if held == {True} else "contradicted") if decided else "undecided")
+        if len(ratios) == 1:
+            words.add("undecided")
+            continue
+        half = T_95[len(ratios)] * statistics.stdev(map(math.log, ratios)) / len(ratios) ** 0.5
+        ends = mean * math.exp(-half), mean * math.exp(half)
+        assert "(95 %: {:.3f} to {:.3f})".format(*ends) in told
+        decided = on_test and len(ratios) > 2 and (ends[1] < low or ends[0] > high or low < ends[0] < ends[1] < high)
+        words.add(("reproduced" if low < mean < high else "contradicted") if decided else "undecided")
     expected = next((word for word in ("contradicted", "undecided") if word in words), "reproduced")
     expected = "undecided" if "withdrawn" in row else expected
     assert verdict.startswith(f"**{expected} at small scale**")

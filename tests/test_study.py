@@ -285,4 +285,5 @@ def test_a_table_is_reproduced_and_continues_after_a_stop(config, tmp_path, caps
     assert capsys.readouterr().out.count("already done") == 3
     assert (out / "step_times.jsonl").read_text() == before
     reproduce.main([*argv, "--rounds=1"])
-    assert [line["rounds"] for line in read_jsonl(out / "step_times.jsonl")] == [2] * 3 + [1] * 3
+    times = read_jsonl(out / "step_times.jsonl")
+    assert [line["rounds"] for line in times] == [len(line["rounds_ms"]) for line in times] == [2] * 3 + [1] * 3

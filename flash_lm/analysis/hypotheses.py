@@ -1,24 +1,40 @@
 """Verdicts on the hypotheses of a study of trunks, by rules that are set before its runs.
 
-A hypothesis says how one model's perplexity stands to another's. It is judged seed by seed, and only seeds that all
-agree decide: each by more than the error of the text that was scored, and all together by more than they differ.
+A hypothesis says how one model's perplexity stands to another's, in the mean over seeds. One interval decides, with the
+spread of the seeds, the error of the text that was scored, and at equal time that of the times of steps.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 
-from flash_lm.analysis.ratios import NoFigureError, Ratio, loss_at, over_seeds, ratio_of
-from flash_lm.analysis.relations import ALIKE, RELATIONS, bounds, spread
+from flash_lm.analysis.ratios import (
+    SEEDS,
+    MeanRatio,
+    NoFigureError,
+    Variance,
+    loss_at,
+    variance_of_mean,
+    variance_of_text,
+)
+from flash_lm.analysis.relations import ALIKE, RELATIONS, bounds
 from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.analysis.verdicts import NOT_RUN
 from flash_lm.jsonl import Line, grouped
 from flash_lm.trunk_study import step_name
 
-SEEDS = 3  # that a verdict needs
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
+RULE = (
+    "Ratios of perplexities: the geometric mean over seeds, and its 95 % interval, by the seeds, the text and the "
+    f"times. A verdict needs {SEEDS} seeds and an interval that is wholly inside the bounds, or wholly outside. Power: "
+    "the probability of a verdict, if mean and spreads are those that were seen."
+)
+_WORDS = {True: HOLDS, False: FAILS, None: UNDECIDED}
+_PLANNED = (3, 5, 7)  # numbers of seeds of which the power is told
+_FEWEST_BLOCKS = 20  # of a text, from which its error is known
 _COLUMNS: Columns = {
     "": ("number", "{}"),
     "hypothesis": ("hypothesis", "{}"),
@@ -28,7 +44,7 @@ _COLUMNS: Columns = {
 
 
 def decided_by_seeds(held: Sequence[bool | None], lost: bool) -> str:
-    """The verdict: it needs seeds enough, all of which agree.
+    """The verdict of a rule on each seed by itself: it needs seeds enough, all of which agree.
 
     Args:
         held: whether the hypothesis held, with each seed that has a figure; a None: too near to tell.
@@ -71,49 +87,44 @@ class Hypothesis:
         """In words, with its threshold."""
         of = f" on the slice {self.slice}" if self.slice else ""
         at = "time" if self.at_equal_time else "tokens"
-        limits = bounds(*RELATIONS[self.relation](ALIKE))
+        limits = bounds(*self._limits)
         known = f", if one of them is below {self.guess / math.e:,.0f}" if self.guess else ""
         return f"{self.part}: {self.first}{of} {limits} {self.second}, at equal {at}{known}"
+
+    @property
+    def _limits(self) -> tuple[float, float]:
+        return RELATIONS[self.relation](ALIKE)
 
     def judge(self, lines: Sequence[Line], times: Sequence[Line]) -> Line:
         """The verdict.
 
         Args:
             lines: of `run_trunks`.
-            times: lines whose `run` is `step_name`, with microbatch_ms and iqr_ms.
+            times: lines whose `run` is `step_name`, with rounds_ms.
 
         Returns:
-            A line with number, hypothesis, verdict, figure, and, as far as there are any, `ratios` by seed and their
-            `errors`: half of the 95 % interval of the logarithm, from the blocks of the text. At equal time an error is
-            the farthest end of that interval when half of its interquartile range is taken from the time of one model's
-            step, and added to the other's. `seeds_error` is that of the mean, from the ratios of the seeds.
+            A line with number, hypothesis, verdict, figure, and, as far as there are any, `ratios` by seed, their
+            geometric mean `ratio`, `low` and `high`, which end its 95 % interval, the `shares` of the variance (seeds,
+            text, times), and the `power` of a verdict by number of seeds.
         """
-        steps = timed_steps(times)
-        found: dict[int, Ratio] = {}
+        pairs, steps = [*self._pairs(lines)], timed_steps(times)
+        targets = {_targets(line) for _, *both in pairs for own in both for line in own if "failed" not in line}
+        found: dict[int, np.ndarray] = {}
         reasons = []
-        for seed, one, other in self._pairs(lines):
+        for seed, one, other in pairs:
             try:
-                found[seed] = self._ratio(one, other, steps)
+                found[seed] = self._differences(one, other, targets, steps)
             except NoFigureError as error:
                 reasons.append(str(error))
-        ratios, limits = [x.value for x in found.values()], RELATIONS[self.relation](ALIKE)
-        held = [x.is_within(*limits) for x in found.values()]
-        error = max((x.error for x in found.values()), default=0.0)
-        known = [f"± {100 * math.expm1(error):.1f} % by the text{' and the times' if self.at_equal_time else ''}"]
-        together = over_seeds(ratios) if len(ratios) > 1 else None
-        if together:
-            known.append("{:.3f} to {:.3f} by the seeds".format(*together.ends))
-            held += [None] if together.is_within(*limits) is None else []
-        figure = [f"{spread(ratios)} {self.second} (95 %: {', '.join(known)})"] if ratios else []
-        return {
-            "number": self.number,
-            "hypothesis": self.text,
-            "verdict": decided_by_seeds(held, lost=bool(reasons)),
-            "figure": "; ".join([*figure, *dict.fromkeys(reasons)]),
-            "ratios": {str(seed): ratio.value for seed, ratio in found.items()},
-            "errors": {str(seed): ratio.error for seed, ratio in found.items()},
-            "seeds_error": together and together.error,
-        }
+        verdict, told = UNDECIDED if pairs else NOT_RUN, {}
+        figure = [*dict.fromkeys(reasons)]
+        if found:
+            ratio = self._over_seeds(np.array([*found.values()]), np.array(targets.pop()[2:]), steps)
+            words, told = self._told(ratio, [*found])
+            figure = [*words, *figure]
+            verdict = UNDECIDED if reasons else _WORDS[ratio.is_within(*self._limits)]
+        about = {"number": self.number, "hypothesis": self.text}
+        return about | {"verdict": verdict, "figure": "; ".join(figure)} | told
 
     def read_of(self, lines: Sequence[Line]) -> list[Line]:
         """The lines on which the verdict rests."""
@@ -135,20 +146,70 @@ class Hypothesis:
         at = line["split"], line["length"], line.get("slice")
         return at == ("test", line["trained_length"], self.slice)
 
-    def _ratio(self, one: list[Line], other: list[Line], steps: Mapping[str, Line]) -> Ratio:
+    def _differences(
+        self, one: list[Line], other: list[Line], targets: Set[tuple], steps: Mapping[str, Line]
+    ) -> np.ndarray:
+        """Losses of the first minus those of the second in N blocks of the text, RxN.
+
+        R is 1, but at equal time 3: if the times of steps have their mean ratio, or one standard error less, or more.
+        """
         for line in (*one, *other):
             if "failed" in line:
                 raise NoFigureError(f"{line['run']} failed with seed {line['seed']}")
-        if len({(x["corpus_hash"], x["split"], *x["tokens_blocks"]) for x in (*one, *other)}) > 1:
+        if len(targets) > 1:
             raise NoFigureError("not scored on the same targets")
-        if self.guess and min(one[-1]["perplexity"], other[-1]["perplexity"]) > self.guess / math.e:
+        last = one[-1], other[-1]
+        if self.guess and min(line["perplexity"] for line in last) > self.guess / math.e:
             raise NoFigureError(
                 f"neither is below {self.guess / math.e:,.0f}, the perplexity of a uniform guess over e"
             )
-        if not self.at_equal_time:
-            return ratio_of(_nll(one[-1]), _nll(other[-1]), np.array(one[-1]["tokens_blocks"]))
-        at, *ends = (_at_equal_time(one, other, steps, halves) for halves in ((0, 0), (-1, 1), (1, -1)))
-        return at._replace(error=max(abs(math.log(x.value / at.value)) + x.error for x in (at, *ends)))
+        if (blocks := len(last[0]["tokens_blocks"])) < _FEWEST_BLOCKS:
+            raise NoFigureError(f"scored in {blocks} blocks of text, too few to know its error")
+        if self.at_equal_time:
+            log, (variance, _) = self._step_ratio(steps)
+            ratios = [math.exp(log + k * math.sqrt(variance)) for k in (0, -1, 1)]
+            found_RxN = np.array([_at_equal_time(one, other, ratio) for ratio in ratios])
+        else:
+            found_RxN = (_nll(last[0]) - _nll(last[1]))[None]
+        if not np.isfinite(found_RxN).all():
+            raise NoFigureError("a score is not finite")
+        return found_RxN
+
+    def _over_seeds(self, found_SxRxN: np.ndarray, tokens_N: np.ndarray, steps: Mapping[str, Line]) -> MeanRatio:
+        """The text is the same for all seeds, and so are the times of steps."""
+        logs_SxR = found_SxRxN.sum(-1) / tokens_N.sum()
+        shared = {"text": variance_of_text(found_SxRxN[:, 0].mean(0), tokens_N)}
+        if self.at_equal_time:
+            _, less, more = logs_SxR.mean(0)
+            shared["times"] = Variance(((more - less) / 2) ** 2, self._step_ratio(steps)[1].freedom)
+        return MeanRatio(logs_SxR[:, 0], shared)
+
+    def _told(self, ratio: MeanRatio, seeds: Sequence[int]) -> tuple[list[str], Line]:
+        """What was found, in words and in numbers."""
+        words = [ratio.text(of=self.second)]
+        line: Line = {"ratio": ratio.mean, "ratios": dict(zip(map(str, seeds), ratio.ratios, strict=True))}
+        if len(seeds) > 1:
+            low, high = ratio.ends
+            line |= {"low": low, "high": high, "shares": ratio.shares}
+        if len(seeds) >= SEEDS:
+            line["power"] = {str(n): ratio.power(*self._limits, n) for n in _PLANNED}
+            powers = (f"{x:.2f}" for x in line["power"].values())
+            words.append(f"power at {', '.join(line['power'])} seeds: {', '.join(powers)}")
+        return words, line
+
+    def _step_ratio(self, steps: Mapping[str, Line]) -> tuple[float, Variance]:
+        """The mean logarithm of the first one's time of a step over the second one's in the rounds of their timing."""
+        rounds = []
+        for run in (self.first, self.second):
+            if (name := step_name(self.part, run)) not in steps:
+                raise NoFigureError(f"the step of {run} was not timed")
+            rounds.append(steps[name].get("rounds_ms"))
+        if None in rounds:
+            raise NoFigureError(f"{self.first} and {self.second} were timed without their rounds: time them again")
+        logs = [math.log(ours / theirs) for ours, theirs in zip(*rounds, strict=False)]  # a slow step has one round
+        if len(logs) < 2:
+            raise NoFigureError(f"{self.first} and {self.second} were timed together in one round: time them in more")
+        return statistics.fmean(logs), variance_of_mean(logs)
 
 
 def timed_steps(times: Sequence[Line]) -> dict[str, Line]:
@@ -170,34 +231,28 @@ def _part_of(line: Line) -> str:
     return line["run"].partition(" ")[0]
 
 
-def verdict_table(found: Sequence[Line], figures: str = "Ratios of perplexities", beyond: str = "its error") -> str:
+def verdict_table(rule: str, found: Sequence[Line]) -> str:
     """Markdown.
 
     Args:
+        rule: how they were judged, in words.
         found: lines with number, hypothesis, verdict and figure, such as those of `Hypothesis.judge`.
-        figures: what the figures are.
-        beyond: what each seed must be beyond.
     """
-    needs = f"{figures}, seed by seed; a verdict needs {SEEDS} seeds that agree, each beyond {beyond}."
-    return f"{needs}\n\n{markdown_table(found, _COLUMNS)}"
+    return f"{rule}\n\n{markdown_table(found, _COLUMNS)}"
+
+
+def _targets(line: Line) -> tuple:
+    """What was scored, and the tokens of each block of it."""
+    return line["corpus_hash"], line["split"], *line["tokens_blocks"]
 
 
 def _nll(line: Line) -> np.ndarray:
     return np.array(line["nll_blocks"])
 
 
-def _at_equal_time(one: list[Line], other: list[Line], steps: Mapping[str, Line], halves: tuple[int, int]) -> Ratio:
-    """At the end of the one that needs less; so many halves of the interquartile range are added to a step's time."""
-    curves = [_against_time(lines, steps, half) for lines, half in zip((one, other), halves, strict=True)]
+def _at_equal_time(one: list[Line], other: list[Line], ratio: float) -> np.ndarray:
+    """Differences of losses at the end of the one that needs less, for this ratio of the times of their steps."""
+    curves = [[(line["step"] * step, _nll(line)) for line in own] for own, step in ((one, ratio), (other, 1.0))]
     end = min(curve[-1][0] for curve in curves)
     first_N, second_N = (loss_at(curve, end) for curve in curves)
-    return ratio_of(first_N, second_N, np.array(one[-1]["tokens_blocks"]))
-
-
-def _against_time(lines: Sequence[Line], steps: Mapping[str, Line], half: int) -> list[tuple[float, np.ndarray]]:
-    """Minutes of training and losses of each budget."""
-    name = step_name(lines[0]["part"], lines[0]["run"])
-    if name not in steps:
-        raise NoFigureError(f"the step of {lines[0]['run']} was not timed")
-    step_ms = steps[name]["microbatch_ms"] + half * steps[name]["iqr_ms"] / 2
-    return [(line["step"] * step_ms / 60_000, _nll(line)) for line in lines]
+    return first_N - second_N

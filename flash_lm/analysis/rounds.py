@@ -44,6 +44,12 @@ class Cell:
         return statistics.median(self.times_ms)
 
     @property
+    def rounds_ms(self) -> list[float]:
+        """The mean of the counted turns of each round."""
+        rounds = [self.times_ms[i : i + COUNTED] for i in range(0, len(self.times_ms), COUNTED)]
+        return [statistics.fmean(turns) for turns in rounds]
+
+    @property
     def iqr_ms(self) -> float:
         """Interquartile range; 0 for a single turn."""
         if len(self.times_ms) < 2:

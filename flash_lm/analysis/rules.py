@@ -1,7 +1,7 @@
 """The rules that judge claims. Each rule prints what it applies.
 
-A rule is a frozen dataclass. Its fields are the parameters that it applies and that `text` prints. It decides only if
-two or more seeds, or two or more runs of a benchmark, all agree. The result of a single one is undecided.
+A rule is a frozen dataclass. Its fields are the parameters that it applies and that `text` prints. Ratios are judged by
+the interval of their mean over three or more seeds, what is measured by two or more runs of a benchmark that all agree.
 """
 
 import dataclasses
@@ -9,13 +9,26 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from flash_lm.analysis.evidence import Evidence, MissingError, Run
+from flash_lm.analysis.ratios import MeanRatio
 from flash_lm.analysis.recall_rules import RecallGrows, Recalls
 from flash_lm.analysis.relations import ALIKE, RELATIONS, bounds, spread
 from flash_lm.analysis.trunk_rules import trunks
-from flash_lm.analysis.verdicts import ARITHMETIC, NOT_TESTABLE, UNDECIDED, Verdict, decided
+from flash_lm.analysis.verdicts import (
+    ARITHMETIC,
+    CONTRADICTED,
+    NOT_TESTABLE,
+    REPRODUCED,
+    UNDECIDED,
+    Verdict,
+    decided,
+)
 from flash_lm.jsonl import Line
 
+BY_SEEDS = ", by the seeds alone"  # the lines of these studies have no blocks of text
+_WORDS = {True: REPRODUCED, False: CONTRADICTED, None: UNDECIDED}
 SAME_TIME = 1.03  # training times within this factor of each other are alike
 
 
@@ -50,17 +63,17 @@ class Ratio:
         """With the bounds of the relation; empty if the ratio is only shown and does not decide."""
         if not self.judged:
             return ""
-        return f"{self._what} {bounds(*RELATIONS[self.relation](self.margin))} that of {self.second}"
+        return f"{self._what} {bounds(*RELATIONS[self.relation](self.margin))} that of {self.second}{BY_SEEDS}"
 
     def judge(self, evidence: Evidence) -> Verdict:
         """Also undecided if only the validation split was scored, because choices were made on it."""
         pairs = evidence.of_same_seeds(self.study, self.first, self.second)
-        ratios, reasons = _ratios(pairs, self.length, self.metric)
-        low, high = RELATIONS[self.relation](self.margin)
-        word = UNDECIDED if reasons else decided([low < ratio < high for ratio in ratios])
+        logs, reasons = _log_ratios(pairs, self.length, self.metric)
+        ratio = MeanRatio(logs, {})
+        word = _word(ratio, RELATIONS[self.relation](self.margin), reasons)
         if not self.judged:
             word, reasons = None, ()
-        figure = f"{self._what} {spread(ratios)} that of {self.second}"
+        figure = f"{self._what} {ratio.text(of=f'that of {self.second}')}"
         return Verdict(word, figure, reasons, _lines(pairs, self.length))
 
     @property
@@ -82,16 +95,19 @@ class Growth:
     @property
     def text(self) -> str:
         """With the margin."""
-        return f"perplexity of {self._pair(self.of)} more than {self.margin:g} × that of {self._pair(self.than)}"
+        than = self._pair(self.than)
+        return f"perplexity of {self._pair(self.of)} more than {self.margin:g} × that of {than}{BY_SEEDS}"
 
     def judge(self, evidence: Evidence) -> Verdict:
         """Uses the seeds that all four runs have."""
         runs = evidence.of_same_seeds(self.study, *self.of, *self.than)
-        of, of_reasons = _ratios([(after, before) for before, after, _, _ in runs], None, "perplexity")
-        than, than_reasons = _ratios([(after, before) for _, _, before, after in runs], None, "perplexity")
+        of, of_reasons = _log_ratios([(after, before) for before, after, _, _ in runs], None, "perplexity")
+        than, than_reasons = _log_ratios([(after, before) for _, _, before, after in runs], None, "perplexity")
         reasons = tuple(dict.fromkeys((*of_reasons, *than_reasons)))
-        word = UNDECIDED if reasons else decided([a > self.margin * b for a, b in zip(of, than, strict=True)])
-        figures = (f"{self._pair(pair)} {spread(x)}" for pair, x in ((self.of, of), (self.than, than)))
+        ratio = MeanRatio(np.subtract(of, than), {})
+        word = _word(ratio, (self.margin, math.inf), reasons)
+        figures = [f"{self._pair(pair)} {spread(np.exp(x).tolist())}" for pair, x in ((self.of, of), (self.than, than))]
+        figures.append(f"the first {ratio.text(of='the second')}")
         return Verdict(word, "; ".join(figures), reasons, _lines(runs))
 
     def _pair(self, pair: Sequence[str]) -> str:
@@ -120,15 +136,16 @@ class EqualTime:
         limits = bounds(*RELATIONS[self.relation](self.margin))
         return (
             f"perplexity of {self.first} {limits} that of {self.second}, both at the end of schedules that take the "
-            f"same time within a factor of {SAME_TIME:g}, steps timed side by side"
+            f"same time within a factor of {SAME_TIME:g}, steps timed side by side{BY_SEEDS}"
         )
 
     def judge(self, evidence: Evidence) -> Verdict:
         """Undecided unless the times agree. The figure says so if both runs took the same number of steps."""
         pairs = evidence.of_same_seeds(self.study, self.first, self.second)
-        ratios, reasons = _ratios(pairs, None, "perplexity")
+        logs, reasons = _log_ratios(pairs, None, "perplexity")
+        ratio = MeanRatio(logs, {})
         steps = {tuple(_scored(run, None)[0]["step"] for run in pair) for pair in pairs}
-        figure, lines = f"perplexity of {self.first} {spread(ratios)} that of {self.second}", _lines(pairs)
+        figure, lines = f"perplexity of {self.first} {ratio.text(of=f'that of {self.second}')}", _lines(pairs)
         if all(one == other for one, other in steps):
             figure += " at equal steps"
         try:
@@ -140,8 +157,7 @@ class EqualTime:
             if max(seconds) > SAME_TIME * min(seconds):
                 ends = " and ".join(f"{x:.0f}" for x in seconds)
                 return Verdict(UNDECIDED, figure, (f"the schedules end after {ends} s", *reasons), lines)
-        low, high = RELATIONS[self.relation](self.margin)
-        word = UNDECIDED if reasons else decided([low < ratio < high for ratio in ratios])
+        word = _word(ratio, RELATIONS[self.relation](self.margin), reasons)
         return Verdict(word, f"{figure} after the same time", reasons, lines)
 
 
@@ -253,16 +269,22 @@ def _lines(groups: Sequence[tuple[Run, ...]], length: int | None = None) -> tupl
     return tuple(_scored(run, length)[0] for group in groups for run in group)
 
 
-def _ratios(pairs: Sequence[tuple[Run, ...]], length: int | None, metric: str) -> tuple[list[float], tuple[str, ...]]:
-    """First divided by second for each seed, and the reasons, if any, why the ratios decide nothing."""
-    ratios, reasons = [], {}
+def _log_ratios(
+    pairs: Sequence[tuple[Run, ...]], length: int | None, metric: str
+) -> tuple[list[float], tuple[str, ...]]:
+    """Logarithms of first divided by second for each seed, and the reasons, if any, why they decide nothing."""
+    logs, reasons = [], {}
     for one, other in pairs:
         (a, why), (b, _) = _scored(one, length), _scored(other, length)
         reasons[why] = None
         if (a["split"], a["corpus"], a["bytes"]) != (b["split"], b["corpus"], b["bytes"]):
             reasons["not scored on the same text"] = None
-        ratios.append(a[metric] / b[metric])
-    return ratios, tuple(filter(None, reasons))
+        logs.append(math.log(a[metric] / b[metric]))
+    return logs, tuple(filter(None, reasons))
+
+
+def _word(ratio: MeanRatio, limits: tuple[float, float], reasons: Sequence[str]) -> str:
+    return UNDECIDED if reasons else _WORDS[ratio.is_within(*limits)]
 
 
 def _digits(x: float) -> int:

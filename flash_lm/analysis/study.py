@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 
 from flash_lm.analysis.figure import can_draw
-from flash_lm.analysis.hypotheses import Hypothesis, timed_steps, verdict_table
+from flash_lm.analysis.hypotheses import RULE, Hypothesis, timed_steps, verdict_table
 from flash_lm.analysis.implementations import implementations, implementations_table
 from flash_lm.analysis.panels import Panel, plot_panels
 from flash_lm.analysis.table import Columns, markdown_table
@@ -45,8 +45,7 @@ def write_study(title: str, hypotheses: Sequence[Hypothesis], out: pathlib.Path)
     lines, verdicts = summary(runs, times), [hypothesis.judge(runs, times) for hypothesis in hypotheses]
     write_jsonl(out / "summary.jsonl", lines)
     write_jsonl(out / "verdicts.jsonl", verdicts)
-    beyond = "the error of the text, and all together beyond that of the seeds"
-    parts = [title, verdict_table(verdicts, beyond=beyond), study_tables(lines)]
+    parts = [title, verdict_table(RULE, verdicts), study_tables(lines)]
     if beside := implementations(runs):
         parts.append(implementations_table(beside))
     if tuned:

@@ -1,6 +1,7 @@
 """Verdicts from losses that are made up, with the answer known."""
 
 import math
+import statistics
 
 import pytest
 
@@ -32,49 +33,62 @@ def ratio(relation: str, **more) -> Ratio:
 @pytest.mark.parametrize(
     ("relation", "a", "word"),
     [
-        ("better", [9.7, 9.7], REPRODUCED),
-        ("better", [9.9, 9.9], CONTRADICTED),  # alike is not better
-        ("better", [9.7, 9.9], UNDECIDED),
+        ("better", [9.7, 9.7, 9.72], REPRODUCED),
+        ("better", [9.9, 9.9, 9.92], CONTRADICTED),  # alike is not better
+        ("better", [9.7, 9.7, 9.9], UNDECIDED),
         ("better", [9.0], UNDECIDED),  # one seed
-        ("no worse", [10.1, 9.0], REPRODUCED),
-        ("no worse", [10.3, 10.4], CONTRADICTED),
-        ("no worse", [10.1, 10.3], UNDECIDED),
-        ("alike", [10.1, 9.9], REPRODUCED),
-        ("alike", [9.5, 10.5], CONTRADICTED),
+        ("better", [9.0, 9.0], UNDECIDED),  # two seeds
+        ("no worse", [10.0, 10.1, 10.05], REPRODUCED),
+        ("no worse", [10.1, 9.0, 9.0], UNDECIDED),  # the seeds are far apart
+        ("no worse", [9.8, 9.7, 9.9, 10.25, 9.8, 9.7], REPRODUCED),  # one is worse, but not the mean
+        ("no worse", [10.3, 10.32, 10.31], CONTRADICTED),
+        ("no worse", [10.3, 10.6, 11.0], UNDECIDED),
+        ("alike", [10.05, 9.95, 10.0], REPRODUCED),
+        ("alike", [9.5, 10.5, 10.0], UNDECIDED),
+        ("alike", [10.5, 10.52, 10.51], CONTRADICTED),
     ],
 )
-def test_a_relation_of_every_seed(relation, a, word):
-    verdict = ratio(relation).judge(evidence(a=a, b=[10] * len(a)))
-    assert verdict.word == word
-    if a == [9.7, 9.7]:
-        assert verdict.figure == "perplexity of a 0.970 (0.970–0.970, 2 seeds) × that of b"
+def test_a_relation_of_the_mean(relation, a, word):
+    assert ratio(relation).judge(evidence(a=a, b=[10] * len(a))).word == word
+
+
+def test_the_interval_of_a_ratio_is_that_of_the_seeds():
+    """Student's t for the mean of the logarithms: 4.3027 standard errors of three values, 12.706 of two."""
+    for a, times in (([9.0, 9.5, 9.7], 4.302653), ([9.0, 9.5], 12.706205)):
+        logs = [math.log(x / 10) for x in a]
+        mean, half = statistics.mean(logs), times * statistics.stdev(logs) / len(a) ** 0.5
+        ends = f"95 %: {math.exp(mean - half):.3f} to {math.exp(mean + half):.3f}"
+        listed = f"{math.exp(mean):.3f} (0.900–{a[-1] / 10:.3f}, {len(a)} seeds) × that of b"
+        assert ratio("better").judge(evidence(a=a, b=[10] * len(a))).figure == f"perplexity of a {listed} ({ends})"
 
 
 def test_the_printed_rule_has_the_threshold_that_is_applied():
-    assert ratio("no worse").text == "perplexity of a at most 1.02 × that of b"
+    assert ratio("no worse").text == "perplexity of a at most 1.02 × that of b, by the seeds alone"
     strict = ratio("no worse", margin=1.001)
     assert "at most 1.001 ×" in strict.text
-    assert strict.judge(evidence(a=[10.1, 10.1], b=[10, 10])).word == CONTRADICTED
+    assert strict.judge(evidence(a=[10.1] * 3, b=[10] * 3)).word == CONTRADICTED
 
 
 def test_another_metric():
     """2 % more perplexity is less than 1 % more bits."""
     rule = ratio("no worse", metric="bits_per_byte", margin=1.01)
-    assert rule.text == "bits a byte of a at most 1.01 × that of b"
-    verdict = rule.judge(evidence(a=[10.15, 10.15], b=[10, 10]))
+    assert rule.text == "bits a byte of a at most 1.01 × that of b, by the seeds alone"
+    verdict = rule.judge(evidence(a=[10.15] * 3, b=[10] * 3))
     assert verdict.word == REPRODUCED and "1.006" in verdict.figure
 
 
 def test_no_verdict_from_the_validation_split():
     one, other = (run(line(x, split="validation")) for x in (9, 10))
-    figures = Evidence({"study": {"a": {0: one, 1: one}, "b": {0: other, 1: other}}}, {})
+    figures = Evidence({"study": {"a": dict.fromkeys(range(3), one), "b": dict.fromkeys(range(3), other)}}, {})
     verdict = ratio("better").judge(figures)
     assert verdict.word == UNDECIDED and "0.900" in verdict.figure and "validation" in verdict.reasons[0]
 
 
 def test_no_verdict_from_different_texts():
     one, other = run(line(9)), run(line(10, bytes=101))
-    verdict = ratio("better").judge(Evidence({"study": {"a": {0: one, 1: one}, "b": {0: other, 1: other}}}, {}))
+    verdict = ratio("better").judge(
+        Evidence({"study": {"a": dict.fromkeys(range(3), one), "b": dict.fromkeys(range(3), other)}}, {})
+    )
     assert verdict.word == UNDECIDED and verdict.reasons == ("not scored on the same text",)
 
 
@@ -86,7 +100,7 @@ def test_only_seeds_of_both_count():
 def test_other_lengths():
     long = lambda x: line(x, length=1024)
     a, b, c = run(line(10), long(12)), run(line(9), long(13)), run(line(9))
-    figures = Evidence({"study": {name: {0: x, 1: x} for name, x in (("a", a), ("b", b), ("c", c))}}, {})
+    figures = Evidence({"study": {name: dict.fromkeys(range(3), x) for name, x in (("a", a), ("b", b), ("c", c))}}, {})
     assert ratio("better", length=1024).judge(figures).word == REPRODUCED
     assert ratio("better").judge(figures).word == CONTRADICTED
     verdict = Claim("", "", [Ratio("study", "a", "c", "better", length=1024)], []).verdict(figures)
@@ -99,7 +113,7 @@ def test_what_is_missing_is_named():
 
 
 def equal_time(step_ms: dict[str, float], steps: dict[str, int], perplexities: dict[str, float]) -> tuple:
-    runs = {name: {i: run(line(x, step=steps[name])) for i in range(2)} for name, x in perplexities.items()}
+    runs = {name: {i: run(line(x, step=steps[name])) for i in range(3)} for name, x in perplexities.items()}
     files = {"times.jsonl": [{"run": name, "median_ms": ms} for name, ms in step_ms.items()]}
     verdict = EqualTime("study", "a", "b", "times.jsonl", "no worse").judge(Evidence({"study": runs}, files))
     return verdict.word, verdict.figure, verdict.reasons
@@ -109,7 +123,7 @@ def test_equal_time_is_of_schedules_that_end_at_the_same_time():
     """A run of half as many steps that take twice as long; at equal steps nothing is decided."""
     both = {"a": 9.0, "b": 10.0}
     word, figure, _ = equal_time({"a": 200, "b": 100}, {"a": 250, "b": 500}, both)
-    assert word == REPRODUCED and figure.endswith("× that of b after the same time")
+    assert word == REPRODUCED and figure.endswith("× that of b (95 %: 0.900 to 0.900) after the same time")
     word, figure, reasons = equal_time({"a": 200, "b": 100}, {"a": 500, "b": 500}, both)
     assert word == UNDECIDED and "at equal steps" in figure and reasons == ("the schedules end after 100 and 50 s",)
     assert equal_time({}, {"a": 500, "b": 500}, both)[2] == ("no steps timed side by side",)
@@ -117,23 +131,28 @@ def test_equal_time_is_of_schedules_that_end_at_the_same_time():
 
 
 def test_what_is_shown_beside_decides_nothing():
-    figures = evidence(a=[9, 9], b=[10, 10], c=[5, 20])
+    figures = evidence(a=[9] * 3, b=[10] * 3, c=[5, 20, 9])
     shown = Ratio("study", "a", "c", "alike", judged=False)
     verdict = Claim("", "", [ratio("better"), shown], []).verdict(figures)
     assert verdict.word == REPRODUCED and "that of c" in verdict.figure and shown.text == ""
 
 
 def test_growth():
-    figures = evidence(a=[10, 10], b=[12, 12], c=[10, 10], d=[11, 11], e=[11.9, 11.9])
+    constant = {"a": 10, "b": 12, "c": 10, "d": 11, "e": 11.9}
+    figures = evidence(**{name: [x] * 3 for name, x in constant.items()}, f=[10.5, 11.5, 12.9])
     assert Growth("study", ("a", "b"), ("c", "d")).judge(figures).word == REPRODUCED
     assert Growth("study", ("c", "d"), ("a", "b")).judge(figures).word == CONTRADICTED
     assert Growth("study", ("a", "b"), ("c", "e")).judge(figures).word == CONTRADICTED  # by less than the margin
+    verdict = Growth("study", ("a", "b"), ("c", "f")).judge(figures)
+    assert (
+        verdict.word == UNDECIDED and "; the first 1.035 (0.930–1.143, 3 seeds) × the second (95 %: " in verdict.figure
+    )
 
 
 @pytest.mark.parametrize("name", "abcd")
 def test_growth_is_undecided_if_one_of_four_was_scored_on_the_validation_split_alone(name):
-    runs = {key: {i: run(line(x)) for i in range(2)} for key, x in zip("abcd", (10, 12, 10, 11), strict=True)}
-    runs[name] = {i: run(line(10.5, split="validation")) for i in range(2)}
+    runs = {key: {i: run(line(x)) for i in range(3)} for key, x in zip("abcd", (10, 12, 10, 11), strict=True)}
+    runs[name] = {i: run(line(10.5, split="validation")) for i in range(3)}
     verdict = Growth("study", ("a", "b"), ("c", "d")).judge(Evidence({"study": runs}, {}))
     assert verdict.word == UNDECIDED and verdict.reasons
 
@@ -141,10 +160,10 @@ def test_growth_is_undecided_if_one_of_four_was_scored_on_the_validation_split_a
 def test_growth_takes_all_four_of_a_seed():
     """Seed 0 of c has not been run, and d of seed 1 is no partner of c of seed 2."""
     one = lambda x: run(line(x))
-    runs = {"a": {i: one(10) for i in range(3)}, "b": {i: one(12) for i in range(3)}}
-    runs |= {"c": {1: one(10), 2: one(20)}, "d": {0: one(30), 1: one(11), 2: one(22)}}
+    runs = {"a": {i: one(10) for i in range(4)}, "b": {i: one(12) for i in range(4)}}
+    runs |= {"c": {1: one(10), 2: one(20), 3: one(10)}, "d": {0: one(30), 1: one(11), 2: one(22), 3: one(11)}}
     verdict = Growth("study", ("a", "b"), ("c", "d")).judge(Evidence({"study": runs}, {}))
-    assert verdict.word == REPRODUCED and "d / c 1.100 (1.100–1.100, 2 seeds)" in verdict.figure
+    assert verdict.word == REPRODUCED and "d / c 1.100 (1.100–1.100, 3 seeds)" in verdict.figure
 
 
 FIRST, SECOND = {"way": "linear"}, {"way": "softmax"}
@@ -182,7 +201,7 @@ def test_measured_figures_name_what_is_missing():
 def test_a_claim_of_parts():
     right, wrong = ratio("better"), Ratio("study", "b", "a", "better")
     open_, shown = Ratio("study", "a", "c", "better"), Measured(["x"], "ms", "ms", {}, judged=False)
-    figures = evidence({"x": [{"ms": 3.0}]}, a=[10, 10], b=[11, 11], c=[9, 11])
+    figures = evidence({"x": [{"ms": 3.0}]}, a=[10] * 3, b=[11] * 3, c=[9, 11, 10])
     word = lambda *rules: Claim("", "", rules, []).verdict(figures).word
     assert word(right, right) == word(right, shown) == REPRODUCED
     assert word(right, open_) == UNDECIDED
@@ -191,9 +210,9 @@ def test_a_claim_of_parts():
 
 def test_what_was_withdrawn_has_no_verdict():
     claim = Claim("", "", [ratio("better")], [], withdrawn="a bias that never moved", note="N = count")
-    verdict = claim.verdict(evidence(a=[9, 9], b=[10, 10]))
+    verdict = claim.verdict(evidence(a=[9] * 3, b=[10] * 3))
     assert verdict.word == UNDECIDED and verdict.reasons == ("withdrawn: a bias that never moved",)
-    assert verdict.figure.endswith("× that of b; N = count")
+    assert verdict.figure.endswith("× that of b (95 %: 0.900 to 0.900); N = count")
 
 
 def test_arithmetic_is_counted_separately():
@@ -224,15 +243,16 @@ def test_a_hypothesis_of_a_study_of_trunks():
     assert rule.text == "rows: a at most 1.02 × b, at equal tokens"
     lines = [of_a_trunk(name, i, x) for i in range(3) for name, x in (("a", 10.1), ("b", 10.0), ("c", 8.0))]
     verdict = rule.judge(Evidence({}, {"runs": lines}))
-    figure = "1.010 (1.010–1.010, 3 seeds) × b (95 %: ± 0.0 % by the text, 1.010 to 1.010 by the seeds)"
-    assert verdict.word == REPRODUCED and verdict.figure == figure
+    assert verdict.word == REPRODUCED
+    assert verdict.figure.startswith("1.010 (1.010–1.010, 3 seeds) × b (95 %: 1.010 to 1.010; of the variance ")
+    assert verdict.figure.endswith("; power at 3, 5, 7 seeds: 1.00, 1.00, 1.00")
     assert verdict.size == "1.3M parameters, 500 steps, 2.05M tokens of training"
     of = lambda rule, lines, times=(): rule.judge(Evidence({}, {"runs": lines, "times": times})).word
     assert of(rule, lines[:6]) == UNDECIDED  # two seeds
     assert of(of_row(relation="better"), lines) == CONTRADICTED
     faster = of_row(relation="better", at_equal_time=True)
     budgets = [x | {"share": share, "step": round(500 * share)} for x in lines for share in (0.5, 1.0)]
-    times = [{"run": f"rows {name}", "microbatch_ms": ms, "iqr_ms": 0.0} for name, ms in (("a", 10.0), ("b", 20.0))]
+    times = [{"run": f"rows {name}", "rounds_ms": [ms, ms]} for name, ms in (("a", 10.0), ("b", 20.0))]
     assert of(faster, budgets) == UNDECIDED  # no step was timed
     # After the same time b is at half of its budget, here as good as at its end.
     assert of(faster, budgets, times) == CONTRADICTED

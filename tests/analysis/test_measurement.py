@@ -33,6 +33,7 @@ def test_cells_take_turns_and_the_first_ones_after_a_wait_count_for_nothing():
     assert [cell.median_ms for cell in cells] == [3, 25]
     low, _, high = statistics.quantiles([30, 10, 20, 60], n=4, method="inclusive")
     assert cells[1].iqr_ms == high - low
+    assert [cell.rounds_ms for cell in cells] == [[3, 3], [20, 40]]
     assert "round 1 of 2, about 13 s left" in said[0]
 
 
@@ -41,7 +42,7 @@ def test_a_slow_cell_has_one_turn():
     cells = [recorded(order, "slow", [SLOW_MS + 1, 40_000]), recorded(order, "quick", [1] * 9)]
     take_turns(cells, 2)
     assert order == ["slow", "quick", "slow"] + ["quick"] * 8
-    assert (cells[0].median_ms, cells[0].iqr_ms) == (40_000, 0)
+    assert (cells[0].median_ms, cells[0].iqr_ms, cells[0].rounds_ms) == (40_000, 0, [40_000])
 
 
 @pytest.mark.parametrize(
