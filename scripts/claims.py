@@ -1,4 +1,4 @@
-"""Writes results/CLAIMS.md: claims of the papers and their readers, and our verdicts by the rules of claims.toml.
+"""Writes results/CLAIMS.md: claims of the papers and of this project, and our verdicts by the rules of claims.toml.
 
 python -m flash_lm.sweep --config=configs/studies/aft.py --split=test --workdir=runs/aft \
         --config.data.corpus=hf --config.data.path=$DATA/wikitext2
@@ -24,7 +24,7 @@ from flash_lm.jsonl import Line, read_lines, write_jsonl
 from flash_lm.shared_work import made_lines
 
 TABLE = pathlib.Path(__file__).parent.parent / "results" / "claims.toml"
-RUNS, CURVES = "runs.jsonl", "curves.jsonl"
+RUNS, CURVES, VERDICTS = "runs.jsonl", "curves.jsonl", "verdicts.jsonl"
 INTRODUCTION = f"""\
 A ratio is decided by its geometric mean over {SEEDS} seeds or more: the claim is reproduced if the 95 % interval of
 the mean (Student's t) is wholly within the bounds, contradicted if it is wholly outside, and else undecided. In the
@@ -62,6 +62,15 @@ def read_evidence(results: pathlib.Path) -> Evidence:
     files |= {part["times"] for row in table["claims"] for part in row["rules"] if "times" in part}
     of = lambda path: made_lines(path) if path.is_dir() else read_lines(path)
     return Evidence(studies, {path: of(results / path) for path in sorted(files)})
+
+
+def verdict_lines(evidence: Evidence) -> list[Line]:
+    """A line for each claim: its text and source, the word of its verdict, why none is given, and what was found."""
+    found = [(claim, claim.verdict(evidence)) for claim in read_table()[1]]
+    return [
+        {"claim": x.text, "of": x.source, "verdict": own.word, "reasons": own.reasons, "figure": own.figure}
+        for x, own in found
+    ]
 
 
 def page(evidence: Evidence) -> str:
@@ -155,7 +164,7 @@ def take_over(study: str, runs: pathlib.Path, results: pathlib.Path) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Writes CLAIMS.md to OUT."""
+    """Writes CLAIMS.md and claims/verdicts.jsonl to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--study", help="a study of claims.toml, whose runs are added")
     parser.add_argument("--runs", type=pathlib.Path, help="the folder of its sweep")
@@ -165,7 +174,10 @@ def main(argv: list[str]) -> None:
         raise InputError("--study and --runs go together: name the study of the folder's runs")
     if arguments.runs:
         take_over(arguments.study, arguments.runs, arguments.out)
-    text = page(read_evidence(arguments.out))
+    evidence = read_evidence(arguments.out)
+    text = page(evidence)
+    (arguments.out / "claims").mkdir(exist_ok=True)
+    write_jsonl(arguments.out / "claims" / VERDICTS, verdict_lines(evidence))
     (arguments.out / "CLAIMS.md").write_text(text + "\n", encoding="utf-8")
     print(text)
 

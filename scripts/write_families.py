@@ -5,14 +5,13 @@ python scripts/write_families.py [--out=README.md]
 
 import argparse
 import pathlib
-import re
 
 from flash_lm.base_facts import CAPACITIES, base_facts, paper_link
 from flash_lm.command import run
+from flash_lm.marked import replaced
 from flash_lm.tables import FAMILIES
 
 _PAGE = pathlib.Path(__file__).parent.parent / "README.md"
-_BEGIN, _END = "<!-- families: written by scripts/write_families.py -->", "<!-- end of families -->"
 
 
 def table() -> str:
@@ -36,7 +35,7 @@ def _megabytes(states: dict[int, int]) -> str:
 
 def page(before: str) -> str:
     """README with the current table."""
-    return re.sub(f"{_BEGIN}.*{_END}", lambda match: f"{_BEGIN}\n{table()}\n{_END}", before, flags=re.DOTALL)
+    return replaced(before, "families", "scripts/write_families.py", table())
 
 
 def main(argv: list[str]) -> None:

@@ -1,7 +1,8 @@
 """Figures that README and the pages write out, against the files of results that they link.
 
 A figure is written as a link to its file, `[2.9 times](…/results/….jsonl)`; the ratios of a claim, such as 0.925
-(0.914–0.941), are those of results/CLAIMS.md. Tables that the site builds from the files cannot differ from them.
+(0.914–0.941), are those of results/CLAIMS.md. Tables that the site builds from the files cannot differ from them, and
+what studies/findings.py writes into README is tested beside it.
 """
 
 import json
@@ -11,6 +12,7 @@ import pytest
 from small import ROOT
 
 PAGES = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+GENERATED = re.compile(r"<!-- (\w+): written by python -m studies\.findings -->.*?<!-- end of \1 -->", re.DOTALL)
 CLAIMS = (ROOT / "results" / "CLAIMS.md").read_text()
 RATIO = r"\d\.\d{3} \(\d\.\d{3}–\d\.\d{3}"
 Figures = list[tuple[str, str]]
@@ -30,61 +32,48 @@ def speedup(family: str, length: int) -> float:
     return one("performance/step_time/steps.jsonl", family=family, length=length)["speedup"]
 
 
-def decoding(path: str, slow: str, fast: str) -> float:
-    """Tokens a second of the fast one over those of the slow one, after 16384 tokens in batches of 16."""
-    cell = {"context": 16384, "batch": 16}
+def decoding(path: str, slow: str, fast: str, context: int = 16384, batch: int = 16) -> float:
+    """Tokens a second of the fast one over those of the slow one, after so many tokens."""
+    cell = {"context": context, "batch": batch}
     return one(path, family=slow, **cell)["ms_a_token"] / one(path, family=fast, **cell)["ms_a_token"]
 
 
 BASELINES = ("transformer_plus_plus", "transformer_plus_plus+num_kv_heads=2")
 
 
-def over_grouped() -> tuple[float, ...]:
+def over_grouped(context: int = 16384, batch: int = 16) -> tuple[float, ...]:
     """The same of FLASH, over the Transformer++ with all heads of keys and with two."""
-    return tuple(decoding("decode/decode.jsonl", name, "flash") for name in BASELINES)
+    return tuple(decoding("decode/decode.jsonl", name, "flash", context, batch) for name in BASELINES)
 
 
 def readme() -> Figures:
-    steps, study, first = "performance/step_time/steps.jsonl", "study/summary.jsonl", "study_as_init/summary.jsonl"
-    softmax, decided = "transformer_plus_plus", "study/verdicts.jsonl"
-    in_rows = {(name, length): of_study(study, name, length) for name in MODELS for length in (512, 2048)}
-    before = of_study(first, softmax, 512)
+    steps, demo, decode = "performance/step_time/steps.jsonl", "demo/results.jsonl", "decode/decode.jsonl"
     assert all(speedup("flash_quad", length) < 1.05 for length in (512, 1024, 2048, 4096, 8192))
-    assert 0.895 < in_rows["flash", 512] / before < 0.915 and of_study(first, "flash", 512) == in_rows["flash", 512]
+    for path, size in ((steps, 8.4), (decode, 8.4), (GPU_STEPS, 110)):  # machine and size as they are written
+        softmax = lines(path, family="transformer_plus_plus")
+        assert {
+            round(line.get("params", line.get("parameters")) / 1e6, 1 if size < 10 else None) for line in softmax
+        } == {size}
+        assert {line["device"] for line in softmax} == {"NVIDIA H200" if size > 10 else f"{XEON}, 2 threads"}
+    assert {(x["tokens_per_step"], x["dtype"]) for x in lines(steps)} == {(8192, "float32")}
+    assert {(x["tokens_per_step"], x["dtype"], x["dirty"]) for x in lines(GPU_STEPS)} == {(65536, "bfloat16", True)}
+    softmax = [form for form in {x["family"] for x in lines(GPU_STEPS)} if form.startswith("transformer")]
+    lengths = (512, 2048, 8192, 16384)
+    assert all(max(softmax, key=lambda form: on_gpu(form, length)) == CUDNN for length in lengths)
+    ours, all_at_once, alone = one("performance/sdpa/peers.jsonl", length=4096), over_grouped(), over_grouped(batch=1)
+    assert (ours["tokens_per_step"], ours["device"]) == (4096, f"{XEON}, 2 threads")
     return [
-        (f"{at_equal('tokens', 'flash_scores', softmax)} times", decided),
-        (f"{at_equal('time', 'flash_scores', softmax)} times", decided),
-        (f"{in_rows['flash_scores', 2048]:.1f}", study),
-        (f"{in_rows['flash_scores', 512]:.1f}", study),
-        *((f"{in_rows[name, length]:.1f}", study) for name in (softmax, "flash_quad") for length in (512, 2048)),
-        (f"{at_equal('tokens', softmax, 'linear_transformer')} times", decided),
-        (f"{at_equal('time', 'flash_quad', softmax)} times", decided),
-        (f"{before:.1f}", first),
-        (f"{speedup('flash', 512):.1f} times", steps),
-        (f"{speedup('flash', 8192):.1f} times", steps),
+        *((f"{one(demo, run=name)['perplexity']:.1f}", demo) for name in ("transformer_plus_plus", "flash")),
+        *((f"{on_gpu('flash', length) / on_gpu(CUDNN, length):.2f}", GPU_STEPS) for length in lengths),
+        *((f"{speedup('flash', length):.1f} times", steps) for length in (512, 4096, 8192)),
         (f"{speedup('flash_quad', 8192):.1f} times", steps),
-        *((f"{on_gpu(form):.1f} times", GPU_STEPS) for form in ("flash", CUDNN)),
-        *((f"{ratio:.1f} times", "decode/decode.jsonl") for ratio in over_grouped()),
+        (f"{1 / ours['speedup']:.2f} times", "performance/sdpa/peers.jsonl"),
+        *((f"{both[i]:.1f} times", decode) for i in (0, 1) for both in (all_at_once, alone)),
+        *((f"{ratio:.2f} times", decode) for ratio in over_grouped(1024, batch=1)),
     ]
 
 
-MODELS = ("flash", "flash_scores", "transformer_plus_plus", "flash_quad")
-
-
-def of_study(path: str, model: str, length: int) -> float:
-    """Of a model of the study at the whole budget, trained in rows of 512 and scored in rows of `length`."""
-    where = {"part": "rows_of_512", "run": model, "share": 1.0, "length": length}
-    (line,) = (line for line in lines(path, **where) if "slice" not in line)
-    return line["perplexity"]
-
-
-def at_equal(what: str, model: str, other: str) -> str:
-    """The ratio of perplexities at equal tokens, or at equal time."""
-    rule = rf"rows_of_512: {model} at most [\d.]+ × {other}, at equal {what}"
-    (figure,) = (line["figure"] for line in lines("study/verdicts.jsonl") if re.fullmatch(rule, line["hypothesis"]))
-    return figure.split()[0]
-
-
+XEON = "Intel(R) Xeon(R) Processor"
 GPU_STEPS = "gpu/step_time/steps.jsonl"
 CUDNN = "transformer_plus_plus+quadratic.implementation=cudnn"
 
@@ -95,6 +84,8 @@ def on_gpu(form: str, length: int = 16384) -> float:
 
 def kernels() -> Figures:
     assert all(on_gpu(CUDNN, length) > on_gpu("flash", length) for length in (512, 2048))
+    took = {line["length"]: line["median_ms"] for line in lines(GPU_STEPS, family="flash")}
+    assert round(100 * (max(took.values()) / min(took.values()) - 1)) == 4 and took.keys() == {512, 2048, 8192, 16384}
     assert 0.9 < on_gpu("flash", 8192) / on_gpu(CUDNN, 8192) < 1.1 < on_gpu("flash") / on_gpu(CUDNN)
     path = "gpu/peers/peers.jsonl"
     return [(f"{one(path, peer='sdpa', length=2048)['speedup']:.2f} times", path)]
@@ -160,7 +151,7 @@ def decode() -> Figures:
         same = {key: line[key] for key in ("family", "batch", "state_bytes")}
         growth += [line["ms_a_token"] / short["ms_a_token"] for short in lines(path, context=1024, **same)]
     return [
-        *((f"{ratio:.1f} times", "decode/decode.jsonl") for ratio in over_grouped()),
+        *((f"{ratio:.1f} times", "decode/decode.jsonl") for batch in (16, 1) for ratio in over_grouped(batch=batch)),
         *((f"{context}", "decode/decode.jsonl") for batch in (16, 1) for context in overtaken(batch)),
         *((f"{decoding(bfloat16, name + dtype, 'flash' + dtype):.0f} times", bfloat16) for name in BASELINES),
         (f"{min(growth):.2f} and {max(growth):.2f} times", "decode/decode.jsonl"),
@@ -210,6 +201,7 @@ def study() -> Figures:
         *best,
         (f"{min(worse):.2f} to {max(worse):.2f} nats", other),
         (f"{faster:.4f}", "study/rates/transformer.jsonl"),
+        (f"{on_gpu(CUDNN, 512) / on_gpu('flash', 512):.2f} times", GPU_STEPS),
         *((f"{one(now, model=name)['loss']:.4f}", now) for name in ("flash_scores", "flash", "transformer_plus_plus")),
     ]
 
@@ -230,7 +222,8 @@ EXPECTED = {
 @pytest.mark.parametrize("name", PAGES)
 def test_the_figures_of_a_page_are_those_of_its_files(name):
     """In their order, each rounded as it is written."""
-    typed = re.findall(r"\[([^\]]*\d[^\]]*)\]\((?:\.\./)?results/([\w./]+\.jsonl)\)", PAGES[name])
+    page = GENERATED.sub("", PAGES[name])
+    typed = re.findall(r"\[([^\]]*\d[^\]]*)\]\((?:\.\./)?results/([\w./]+\.jsonl)\)", page)
     assert typed == (EXPECTED[name]() if name in EXPECTED else [])
 
 
@@ -249,6 +242,16 @@ def test_the_ratios_of_claims_are_those_of_the_page_of_claims():
     assert {name: ratios for name, ratios in typed.items() if ratios} == {
         "quality.md": [ratios[pair] for pair in asked]
     }
+
+
+def test_the_ratios_of_the_demo_are_those_of_its_lines():
+    text = " ".join(PAGES["start.md"].split())
+    typed = re.search(
+        r"after 40 steps FLASH has ([\d.]+) times its perplexity .*?, after 240 steps ([\d.]+) times", text
+    )
+    after = lambda run, step: one("demo/validation.jsonl", run=run, step=step)["perplexity"]
+    ratios = [after("flash", step) / after("transformer_plus_plus", step) for step in (40, 240)]
+    assert [f"{ratio:.2f}" for ratio in ratios] == [*typed.groups()]
 
 
 def test_the_losses_of_a_step_on_a_mesh_agree():

@@ -1,4 +1,4 @@
-"""Claims of papers and of their readers. Each claim's verdict follows from its rules and from result lines."""
+"""Claims of papers, and of this project on them. Each claim's verdict follows from its rules and from result lines."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from flash_lm.analysis.verdicts import CONTRADICTED, NOT_RUN, UNDECIDED, Verdict
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper or of its readers.
+    """A sentence of a paper, or of this project on it.
 
     Attributes:
         text: the claim.

@@ -1,0 +1,275 @@
+"""Writes what was found into README.md, from the lines of the results: the findings, and the caption of the picture.
+
+python -m studies.findings [--out=README.md]
+
+The sentences stand in findings.md and caption.md beside this file, with the names of figures in braces. Words that
+depend on a verdict or a figure are chosen here, so that a changed line changes its sentence.
+"""
+
+import argparse
+import collections
+import pathlib
+import statistics
+import tomllib
+
+from flash_lm.analysis.hypotheses import FAILS, HOLDS, UNDECIDED, Hypothesis
+from flash_lm.analysis.relations import ALIKE
+from flash_lm.analysis.verdicts import NOT_RUN, WORDS
+from flash_lm.analysis.verdicts import UNDECIDED as CLAIM_UNDECIDED
+from flash_lm.command import run
+from flash_lm.errors import InputError
+from flash_lm.jsonl import Line, read_lines
+from flash_lm.marked import replaced
+from flash_lm.shared_work import made_lines
+from studies.curves import curves_of, perplexity_after, ratio_at_equal_time
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parent
+SUMMARY, VERDICTS = "study/summary.jsonl", "study/verdicts.jsonl"
+FIRST_SUMMARY, GPU = "study_as_init/summary.jsonl", "gpu/step_time/steps.jsonl"
+PART = "rows_of_512"
+FLASH, FIRST_FLASH, QUAD, SOFTMAX, LINEAR = (
+    *("flash_scores", "flash", "flash_quad"),
+    *("transformer_plus_plus", "linear_transformer"),
+)
+NAMES = {SOFTMAX: "Transformer++", LINEAR: "the Linear Transformer", FIRST_FLASH: "FLASH as it was"}
+TEXTS = {"books": "books", "wiki": "Wikipedia", "imdb": "reviews"}
+SHARES = {0.25: "a quarter", 0.5: "half", 1.0: "all"}
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+# what a hypothesis says -> its verdict -> the words of a sentence
+PHRASES = {
+    "no worse": {
+        HOLDS: "no worse, by the rule of the study",
+        FAILS: "worse, by the rule of the study",
+        UNDECIDED: "undecided whether it is no worse",
+    },
+    "better": {
+        HOLDS: "better, by the rule of the study",
+        FAILS: "not better, by the rule of the study",
+        UNDECIDED: "undecided whether it is better",
+    },
+}
+Figures = dict[str, object]
+
+
+class Results:
+    """The lines of a folder of results."""
+
+    def __init__(self, folder: pathlib.Path):
+        """Reads nothing yet."""
+        self.folder = folder
+
+    def lines(self, path: str, **where: object) -> list[Line]:
+        """Those of a file whose values are these; None: which have no such key."""
+        found = read_lines(self.folder / path)
+        return [line for line in found if all(line.get(key) == value for key, value in where.items())]
+
+    def one(self, path: str, **where: object) -> Line:
+        """The one such line.
+
+        Raises:
+            InputError: there is none, or another one.
+        """
+        found = self.lines(path, **where)
+        if len(found) != 1:
+            named = ", ".join(f"{key} {value}" for key, value in where.items())
+            raise InputError(f"{self.folder / path} has {len(found)} lines of {named}, not one")
+        return found[0]
+
+    def of_study(self, model: str, *, path: str = SUMMARY, length: int = 512, place: str | None = None) -> Line:
+        """Of a model of rows of 512 at the whole budget, over its seeds; `place`: at these positions of a row."""
+        return self.one(path, part=PART, run=model, share=1.0, length=length, slice=place)
+
+    def runs(self) -> list[Line]:
+        """Those of the runs of the study."""
+        return made_lines(self.folder / "study" / "runs")
+
+
+def judged(results: Results, hypothesis: Hypothesis) -> str:
+    """The perplexity of a hypothesis's first model as a multiple of its second's, the interval and the verdict.
+
+    Raises:
+        InputError: there is no such line, or it lacks what its verdict must have.
+    """
+    line = results.one(VERDICTS, number=hypothesis.number, hypothesis=hypothesis.text)
+    if not line.get("ratios"):
+        if line["verdict"] == NOT_RUN:
+            return "no figure yet (not run)"
+        if hypothesis.at_equal_time:
+            return "no figure yet (not timed as the rule asks)"
+    if None in (line.get(key) for key in ("ratios", "low", "high")):
+        raise InputError(
+            f"{VERDICTS}: '{hypothesis.text}' lacks ratios, low or high: write the file again with python "
+            "scripts/reproduce.py --table=study --out=results/study"
+        )
+    ratio = _link(f"{statistics.geometric_mean(line['ratios'].values()):.3f} times", VERDICTS)
+    ends = f"95 %: {line['low']:.3f} to {line['high']:.3f}"
+    phrase = PHRASES[hypothesis.relation][line["verdict"]]
+    return f"{ratio} the perplexity of {NAMES[hypothesis.second]} ({ends}): {phrase}"
+
+
+def steps_on_gpu(results: Results) -> tuple[Line, Line]:
+    """FLASH, and Transformer++ with the fastest softmax, in rows of 512 on the H200."""
+    forms = "flash", f"{SOFTMAX}+quadratic.implementation=cudnn"
+    ours, fused = (results.one(GPU, family=form, length=512) for form in forms)
+    return ours, fused
+
+
+def ratios_on_gpu(results: Results) -> dict[int, float]:
+    """FLASH over Transformer++ by seed after as long a training, if the times of steps had the ratio of the H200."""
+    ours, fused = steps_on_gpu(results)
+    lines, slower = results.runs(), ours["median_ms"] / fused["median_ms"]
+    one, other = (curves_of(lines, PART, model) for model in (FLASH, SOFTMAX))
+    return {seed: ratio_at_equal_time(one[seed], other[seed], slower) for seed in sorted(one.keys() & other)}
+
+
+def _of_design(results: Results) -> Figures:
+    """What the study's models share."""
+    line = results.of_study(FLASH)
+    models = results.lines(SUMMARY, part=PART, length=512, slice=None)
+    budgets, seeds = ({x[key] for x in models if x["seeds"]} for key in ("share", "seeds"))
+    timed = results.lines("study/step_times.jsonl")
+    (machine,) = {line["device"].partition(",")[0] for line in timed if line["run"].startswith(f"{PART} ")}
+    return {
+        "size": _size(line["parameters"]),
+        "tokens": _tokens(line),
+        "texts": _listed([TEXTS[name] for name in line["corpus"].split("-")]),
+        "steps": line["step"],
+        "batch": line["batch_tokens"],
+        "length": line["trained_length"],
+        "seeds": " to ".join(dict.fromkeys(NUMBERS[count] for count in (min(seeds), max(seeds)))),
+        "budgets": _listed([SHARES[share] for share in sorted(budgets)]),
+        "machine": machine,
+    }
+
+
+def _of_flash(results: Results) -> Figures:
+    """FLASH against Transformer++."""
+    ours, fused = steps_on_gpu(results)
+    return {
+        "flash_tokens": judged(results, Hypothesis(1, PART, FLASH, "no worse", SOFTMAX)),
+        "flash_time": judged(results, Hypothesis(2, PART, FLASH, "better", SOFTMAX, at_equal_time=True)),
+        "gpu_slower": _link(f"{ours['median_ms'] / fused['median_ms']:.2f}", GPU),
+        "gpu_size": _size(fused["params"]),
+        "gpu_ratio": f"{statistics.geometric_mean(ratios_on_gpu(results).values()):.3f}",
+    }
+
+
+def _of_long_rows(results: Results) -> Figures:
+    """Rows four times as long as those of training, and what far tokens bring."""
+    lengths = {"64–127": 512, "128–255": 512, "256–511": 512, "512–1023": 2048, "1024–2047": 2048}
+    places = {at: results.of_study(FLASH, length=n, place=at)["perplexity"] for at, n in lengths.items()}
+    last = results.lines(SUMMARY, part=PART, share=1.0, length=512, slice="256–511")
+    gains = [1 - x["perplexity"] / results.of_study(x["run"], place="64–127")["perplexity"] for x in last]
+    return {
+        "flash_moves": _moves(results, FLASH),
+        "softmax_moves": _moves(results, SOFTMAX),
+        "quad_moves": _moves(results, QUAD),
+        "flash_gains": "gains less than 2 %" if places["64–127"] < ALIKE * min(places.values()) else "gains",
+        **{f"at_{at.partition('–')[0]}": _perplexity(x) for at, x in places.items()},
+        "most_gain": f"{100 * max(gains):.1f}",
+    }
+
+
+def _moves(results: Results, model: str) -> str:
+    before, after = (results.of_study(model, length=length)["perplexity"] for length in (512, 2048))
+    if after < ALIKE * before:
+        return f"stays as good, {_perplexity(after)} after {_perplexity(before)}"
+    return f"goes from {_perplexity(before)} to {_perplexity(after)}"
+
+
+def _of_attention(results: Results) -> Figures:
+    """What separates Transformer++ from the Linear Transformer, and FLASH-Quad."""
+    softmax, best = (results.one(SUMMARY, part="peers", run=name) for name in ("transformer", SOFTMAX))
+    curves = curves_of(results.runs(), PART, LINEAR)
+    linear = [perplexity_after(curve, softmax["step"]) for curve in curves.values()]
+    alike = all(1 / ALIKE < x / softmax["perplexity"] < ALIKE for x in linear)
+    return {
+        "softmax_tokens": judged(results, Hypothesis(3, PART, SOFTMAX, "better", LINEAR)),
+        "softmax_part": "and not its softmax" if alike else "and its softmax",
+        "short_steps": softmax["step"],
+        "short_tokens": _tokens(softmax),
+        "short_seeds": f"{NUMBERS[softmax['seeds']]} seed{'s' if softmax['seeds'] > 1 else ''}",
+        "transformer": _perplexity(softmax["perplexity"]),
+        "linear_by_seed": _listed([f"{x:.1f}" for x in linear]),
+        "short_softmax": _perplexity(best["perplexity"]),
+        "quad_time": judged(results, Hypothesis(10, PART, QUAD, "no worse", SOFTMAX, at_equal_time=True)),
+    }
+
+
+def _of_details(results: Results) -> Figures:
+    """How a start and a divisor changed verdicts."""
+    softmax, flash = (results.of_study(x, path=FIRST_SUMMARY)["perplexity"] for x in (SOFTMAX, FIRST_FLASH))
+    return {
+        "first_softmax": _perplexity(softmax, FIRST_SUMMARY),
+        "first_ratio": _link(f"{flash / softmax:.3f} times", FIRST_SUMMARY),
+        "flash_divisor": judged(results, Hypothesis(8, PART, FLASH, "better", FIRST_FLASH)),
+    }
+
+
+def _of_claims(results: Results) -> Figures:
+    """How many claims have which verdict, and why others have none."""
+    lines = results.lines("claims/verdicts.jsonl")
+    counts = collections.Counter(line["verdict"] for line in lines)
+    reasons = [line["reasons"] for line in lines if line["verdict"] == CLAIM_UNDECIDED]
+    table = tomllib.loads((results.folder / "claims.toml").read_text(encoding="utf-8"))
+    of_study = [row for row in table["claims"] if "trunks" in {part["rule"] for part in row["rules"]}]
+    return {
+        "claims": len(lines),
+        "claims_by_verdict": ", ".join(
+            f"{counts[word]} {word.removesuffix(' at small scale')}" for word in WORDS if counts[word]
+        ),
+        "claims_untested": sum(any("validation split alone" in reason for reason in own) for own in reasons),
+        "claims_withdrawn": sum(any(reason.startswith("withdrawn") for reason in own) for own in reasons),
+        "claims_of_study": NUMBERS[len(of_study)].capitalize(),
+    }
+
+
+def figures(results: Results) -> Figures:
+    """What stands for the names in the sentences."""
+    parts = (_of_design, _of_flash, _of_long_rows, _of_attention, _of_details, _of_claims)
+    return {name: figure for part in parts for name, figure in part(results).items()}
+
+
+def page(before: str, results: Results) -> str:
+    """README with the current sentences."""
+    known = figures(results)
+    for name in ("caption", "findings"):
+        sentences = (HERE / f"{name}.md").read_text(encoding="utf-8").rstrip()
+        before = replaced(before, name, "python -m studies.findings", sentences.format(**known))
+    return before
+
+
+def _link(figure: str, path: str) -> str:
+    return f"[{figure}](results/{path})"
+
+
+def _perplexity(value: float, path: str = SUMMARY) -> str:
+    return _link(f"{value:.1f}", path)
+
+
+def _size(parameters: int) -> str:
+    millions = parameters / 1e6
+    return f"{millions:.{0 if millions > 100 else 1}f} million parameters"
+
+
+def _tokens(line: Line) -> str:
+    return f"{line['step'] * line['batch_tokens'] / 1e6:.1f} million tokens"
+
+
+def _listed(words: list[str]) -> str:
+    *some, last = words
+    return f"{', '.join(some)} and {last}"
+
+
+def main(argv: list[str]) -> None:
+    """Writes the page."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "README.md")
+    arguments = parser.parse_args(argv)
+    before = (ROOT / "README.md").read_text(encoding="utf-8")
+    arguments.out.write_text(page(before, Results(ROOT / "results")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run(main)
