@@ -1,6 +1,7 @@
 """Times of the steps of several configs, side by side on one device."""
 
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,6 +15,30 @@ from flash_lm.study import Runs, changed
 from flash_lm.training.bare_step import BareStep
 from flash_lm.training.experiment import build_experiment
 from flash_lm.training.workdir import run_hash
+from flash_lm.trunk_study import Part, step_name
+
+
+def time_parts(
+    config: ConfigDict, parts: Sequence[Part], lines: Sequence[Line], rounds: int, file: pathlib.Path
+) -> list[Line]:
+    """Times the steps of the models of a study that have lines; those of a part take turns.
+
+    So a round is short, and a slow time of the machine falls on all of its models.
+
+    Args:
+        config: what all models start from.
+        parts: of the study.
+        lines: of its runs.
+        rounds: in which the models take turns.
+        file: as in `time_steps`.
+    """
+    scored = {(line["part"], line["run"]) for line in lines}
+    runs, baseline_of, first = {}, {}, {}
+    for part in parts:
+        own = {step_name(part.name, x): changes for x, changes in part.runs.items() if (part.name, x) in scored}
+        runs |= own
+        baseline_of |= {name: first.setdefault(part.name, name) for name in own}
+    return time_steps(config, runs, baseline_of, rounds, file)
 
 
 def time_steps(

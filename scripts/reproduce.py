@@ -34,10 +34,11 @@ from flash_lm.command import apply_overrides, load_module, local_path, positive,
 from flash_lm.errors import InputError
 from flash_lm.jsonl import write_jsonl
 from flash_lm.provenance import hash_of_files
-from flash_lm.step_times import time_steps
+from flash_lm.shared_work import made_lines
+from flash_lm.step_times import time_parts, time_steps
 from flash_lm.study import changed, check_runs, raise_failures, raise_stopped, run_study
 from flash_lm.training.interrupt import stop_on_signal
-from flash_lm.trunk_study import Workplace, make_parts, parts_named, step_name
+from flash_lm.trunk_study import Workplace, make_parts, parts_named
 
 FOLDER = pathlib.Path(__file__).parent.parent / "configs" / "tables"
 TABLES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
@@ -107,12 +108,7 @@ def reproduce_study(table: Any, arguments: argparse.Namespace, overrides: list[s
         names = ", ".join(trunk.name for trunk in left)
         print(f"left to another process: {names}" if left else "all runs are made")
     if arguments.time:
-        first, timed_runs, baseline_of = {}, {}, {}
-        for part in parts:
-            named = {step_name(part.name, model): changes for model, changes in part.runs.items()}
-            timed_runs |= named
-            baseline_of |= dict.fromkeys(named, first.setdefault(part.name, next(iter(named))))
-        time_steps(config, timed_runs, baseline_of, arguments.rounds, out / "step_times.jsonl")
+        time_parts(config, parts, made_lines(out / "runs"), arguments.rounds, out / "step_times.jsonl")
 
 
 def main(argv: list[str]) -> None:
@@ -134,7 +130,7 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--run", type=local_path, metavar="FOLDER", help="of the study: make its runs, in this folder")
     parser.add_argument("--parts", metavar="NAMES", help="of the study: separated by spaces; default: all")
-    parser.add_argument("--time", action="store_true", help="of the study: time the steps of its models")
+    parser.add_argument("--time", action="store_true", help="of the study: time the steps of models that have lines")
     parser.add_argument("--out", required=True, type=local_path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
     if arguments.scale == "small" and not arguments.corpus:

@@ -4,6 +4,7 @@
     python -m studies next --hours=1.5 --data=$DATA    # makes the next jobs on one core, at the lowest priority
     python -m studies status                           # what is done, running and left, with hours
     python -m studies pause                            # before a measurement; `resume` after it
+    python -m studies time --rounds=30 --data=$DATA    # times of steps, with the queue paused and nothing else running
     python -m studies report                           # tables, verdicts, pictures and README's sentences
 
 What is made, and in which order, is docs/controls.md.
@@ -13,10 +14,12 @@ import argparse
 import json
 import os
 import pathlib
+import subprocess
 import tempfile
 from collections.abc import Sequence
 
-from flash_lm.command import local_path, run
+from flash_lm.analysis.rounds import ROUNDS
+from flash_lm.command import local_path, positive, run
 from flash_lm.errors import InputError, RunError
 from flash_lm.jsonl import Line, append_jsonl, read_lines
 from studies import core
@@ -34,10 +37,14 @@ def main(argv: list[str]) -> None:
         own = commands.add_parser(name, help=function.__doc__.splitlines()[0])  # type: ignore[union-attr]
         own.add_argument("--results", type=local_path, default=TREE / "results", help="folder of result lines")
         own.add_argument("--queue", type=local_path, default=TREE / "runs" / "queue", help="folder of runs in progress")
-        if name in ("next", "commit"):
+        if name in ("next", "commit", "time"):
             own.add_argument("--data", type=local_path, required=True, help="folder of the corpora")
         if name == "next":
             own.add_argument("--hours", type=_hours, required=True, help="after which it stops, and saves")
+        if name == "time":
+            own.add_argument("--rounds", type=positive, default=ROUNDS, help="in which the models take turns")
+        if name == "report":
+            own.add_argument("--readme", type=local_path, default=TREE / "README.md", help="the page with the findings")
         if name == "commit":
             own.add_argument("name", help="of a commit, such as HEAD")
     arguments = parser.parse_args(argv)
@@ -67,7 +74,7 @@ def commit(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "losses.json"
         words = _words(place, arguments, [f"--losses={file}"])
-        if os.spawnve(os.P_WAIT, python_of(place), words, _environment(place) | {"PWD": str(place)}):
+        if subprocess.run(words, cwd=place, env=_environment(place)).returncode:
             raise RunError(f"the first losses at {name} could not be found")
         losses = json.loads(file.read_text(encoding="utf-8"))
     if problems := [problem for line in commits for problem in differences(line["losses"], losses)]:
@@ -93,14 +100,33 @@ def resume(arguments: argparse.Namespace) -> None:
     print(f"goes on: {_processes(core.resume(arguments.queue))}")
 
 
+def time(arguments: argparse.Namespace) -> None:
+    """Times the steps of the models that have lines, side by side on one core."""
+    if not core.is_paused(arguments.queue):
+        raise InputError("the queue may be running, and would slow what is timed: run python -m studies pause first")
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    from studies.controls import data, design  # noqa: PLC0415 (imports JAX, which starts a thread for each core)
+
+    texts = data.prepared(arguments.data, arguments.queue / "data")
+    design.time_steps(texts, arguments.results, arguments.rounds)
+
+
 def report(arguments: argparse.Namespace) -> None:
     """Writes tables, verdicts and pictures from the lines, and README's sentences from those."""
     from studies.report import write_report  # noqa: PLC0415 (imports JAX)
 
-    print(write_report(arguments.results))
+    print(write_report(arguments.results, arguments.readme))
 
 
-COMMANDS = {"next": next_, "status": status, "pause": pause, "resume": resume, "commit": commit, "report": report}
+COMMANDS = {
+    "commit": commit,
+    "next": next_,
+    "status": status,
+    "pause": pause,
+    "resume": resume,
+    "time": time,
+    "report": report,
+}
 
 
 def _commits_file(results: pathlib.Path) -> pathlib.Path:

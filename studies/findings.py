@@ -1,12 +1,9 @@
-"""Writes what was found into README.md, from the lines of the results: the findings, and the caption of the picture.
-
-python -m studies.findings [--out=README.md]
+"""What was found, for README.md, from the lines of the results: the findings, and the caption of the picture.
 
 The sentences stand in findings.md and caption.md beside this file, with the names of figures in braces. Words that
 depend on a verdict or a figure are chosen here, so that a changed line changes its sentence.
 """
 
-import argparse
 import collections
 import pathlib
 import statistics
@@ -16,7 +13,6 @@ from flash_lm.analysis.hypotheses import FAILS, HOLDS, UNDECIDED, Hypothesis
 from flash_lm.analysis.relations import ALIKE
 from flash_lm.analysis.verdicts import NOT_RUN, WORDS
 from flash_lm.analysis.verdicts import UNDECIDED as CLAIM_UNDECIDED
-from flash_lm.command import run
 from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, read_lines
 from flash_lm.marked import replaced
@@ -236,7 +232,7 @@ def page(before: str, results: Results) -> str:
     known = figures(results)
     for name in ("caption", "findings"):
         sentences = (HERE / f"{name}.md").read_text(encoding="utf-8").rstrip()
-        before = replaced(before, name, "python -m studies.findings", sentences.format(**known))
+        before = replaced(before, name, "python -m studies report", sentences.format(**known))
     return before
 
 
@@ -260,16 +256,3 @@ def _tokens(line: Line) -> str:
 def _listed(words: list[str]) -> str:
     *some, last = words
     return f"{', '.join(some)} and {last}"
-
-
-def main(argv: list[str]) -> None:
-    """Writes the page."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "README.md")
-    arguments = parser.parse_args(argv)
-    before = (ROOT / "README.md").read_text(encoding="utf-8")
-    arguments.out.write_text(page(before, Results(ROOT / "results")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    run(main)

@@ -1,47 +1,62 @@
 """What the lines of the studies say: tables, verdicts and pictures, the page of claims, and README's sentences."""
 
 import pathlib
+import subprocess
+import sys
 from collections.abc import Sequence
 
 from flash_lm.analysis.figure import can_draw
-from flash_lm.analysis.hypotheses import RULE, verdict_table
+from flash_lm.analysis.hypotheses import RULE, Hypothesis, verdict_table
 from flash_lm.analysis.study import plot_study, study_tables, summary, write_study
 from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.configs.tables import study
+from flash_lm.errors import RunError
 from flash_lm.jsonl import Line, read_lines, write_jsonl
 from studies.controls import design
 from studies.controls.hypotheses import HYPOTHESES, anchor_verdict, recall_verdicts
-from studies.controls.language import Candidate, best_rate, chosen, losses_of
+from studies.controls.language import best_rate, chosen, losses_of
+from studies.findings import Results, page
 
 TITLE = "The controls of the study: each model at the best of its rates at the whole budget"
+_CLAIMS = pathlib.Path(__file__).parents[1] / "scripts" / "claims.py"
 _RATES: Columns = {
     "part": ("part", "{}"),
     "model": ("run", "{}"),
     "rate": ("rate", "{:g}"),
     "loss, validation split": ("loss", "{:.4f}"),
-    "best": ("best", "{}"),
+    "": ("what", "{}"),
 }
 
 
-def write_report(results: pathlib.Path) -> str:
+def write_report(results: pathlib.Path, readme: pathlib.Path) -> str:
     """Writes all that follows from the lines, and returns the controls' table.md.
 
     Args:
-        results: gets controls/ and study/ with table.md, summary.jsonl, verdicts.jsonl and pictures.
+        results: gets controls/ and study/ with table.md, summary.jsonl, verdicts.jsonl and pictures, and CLAIMS.md.
+        readme: its findings are written again.
+
+    Raises:
+        InputError: lines are missing, or the page has no place for the findings.
+        RunError: scripts/claims.py failed; it has said why.
     """
     write_study(study.TITLE, study.get_hypotheses(), results / "study")
-    return write_controls(results)
+    text = write_controls(results)
+    done = subprocess.run([sys.executable, str(_CLAIMS), f"--out={results}"], stdout=subprocess.DEVNULL)
+    if done.returncode:
+        raise RunError(f"{results / 'CLAIMS.md'} could not be written")
+    readme.write_text(page(readme.read_text(encoding="utf-8"), Results(results)), encoding="utf-8")
+    return text
 
 
 def write_controls(results: pathlib.Path) -> str:
     """Writes the tables and pictures of the controls, and returns table.md."""
     out, lines = results / design.NAME, design.lines_of(results)
     times = read_lines(out / "step_times.jsonl")
-    groups = design.groups()
-    counted = [line for part, candidates in groups for line in chosen(lines, part.name, candidates)]
-    verdicts = [_with_ends(hypothesis.judge(counted, times), lines, groups) for hypothesis in HYPOTHESES]
+    groups = design.groups(lines)
+    counted = [line for group in groups for line in chosen(lines, group.part.name, group.candidates)]
+    rates = [line for group in groups for line in _rates(lines, group)]
+    verdicts = [_with_ends(hypothesis, hypothesis.judge(counted, times), rates) for hypothesis in HYPOTHESES]
     verdicts += [*recall_verdicts(lines), anchor_verdict(lines)]
-    rates = [line for part, candidates in groups for x in candidates for line in _rates(lines, part.name, x)]
     out.mkdir(parents=True, exist_ok=True)
     write_jsonl(out / "verdicts.jsonl", verdicts)
     write_jsonl(out / "rates.jsonl", rates)
@@ -53,3 +68,26 @@ def write_controls(results: pathlib.Path) -> str:
     if can_draw():
         plot_study(of_seeds, out)
     return text
+
+
+def _rates(lines: Sequence[Line], group: design.Group) -> list[Line]:
+    """A line for each rate that was tried; of the best, `what` says so, and whether it is at an end of the rates."""
+    found = []
+    for candidate in group.candidates:
+        best = best_rate(lines, group.part.name, candidate)
+        ends = {min(candidate.rates): "best, the lowest", max(candidate.rates): "best, the highest"}
+        for rate, loss in sorted(losses_of(lines, group.part.name, candidate).items()):
+            line = {"part": group.part.name, "run": candidate.name, "rate": rate, "loss": loss}
+            found.append(line | ({"what": ends.get(rate, "best")} if rate == best else {}))
+    return found
+
+
+def _with_ends(hypothesis: Hypothesis, verdict: Line, rates: Sequence[Line]) -> Line:
+    """The verdict's line; it names a model whose best rate is an end of those that were tried."""
+    of = lambda line: line["part"] == hypothesis.part and line["run"] in (hypothesis.first, hypothesis.second)
+    at_ends = [
+        f"{line['run']} is {line['what']} of its rates, {line['rate']:g}"
+        for line in rates
+        if of(line) and "," in line.get("what", "")
+    ]
+    return verdict | {"figure": "; ".join([verdict["figure"], *at_ends])} if verdict["figure"] else verdict

@@ -49,7 +49,7 @@ def about(line: dict, number: int, first: str) -> bool:
 
 
 def test_readme_has_what_the_command_writes():
-    assert page(README, Results(RESULTS)) == README, "run python -m studies.findings"
+    assert page(README, Results(RESULTS)) == README, "run python -m studies report"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from flash_lm.configs.tables import study
 from flash_lm.jsonl import Line
 from flash_lm.shared_work import made_lines
+from flash_lm.step_times import time_parts
+from flash_lm.study import changed
 from flash_lm.trunk_study import POSITIONS, Part
 from studies.controls import anchor, recall
 from studies.controls.language import Candidate, Text, chosen, jobs
@@ -20,9 +22,13 @@ GAIN = 1.02  # factor in perplexity that tokens farther than 512 must be worth
 _T, _F = study.MODELS["transformer_plus_plus"], study.MODELS["flash_scores"]
 _Q = study.MODELS["flash_quad"] | {"model.max_length": 512}  # for which its bias is the Toeplitz one, as published
 _UNTIED = {"model.tie_embeddings": False}
-_NO_BIAS = {"model.gau.relative_bias": "none", "model.gau.expanded_dim": 232}
+_NO_BIAS = {"model.gau.relative_bias": "none"}
 _LOW, _HIGH = (0.003, 0.0042, 0.006), (0.006, 0.0085, 0.012)
-_BOTH, _LOCAL, _GLOBAL = {}, {"model.chunks.global_attention": False}, {"model.chunks.local_attention": False}
+_CHUNKS = {
+    "flash_scores": {},
+    "flash_scores/local": {"model.chunks.global_attention": False},
+    "flash_scores/global": {"model.chunks.local_attention": False},
+}
 
 
 class Data(NamedTuple):
@@ -58,9 +64,8 @@ LARGE = Part("large", {}, {"model.model_dim": 256, "model.num_layers": 5}, (0,),
 
 SOFTMAX = Candidate("transformer_plus_plus", _T, _LOW)
 FLASH = Candidate("flash_scores", _F, _HIGH)
-_of_flash = lambda name, changes, rates=_HIGH: Candidate(f"flash_scores/{name}", _F | changes, rates)
-_CHUNKED = [Candidate("flash_scores", _F, (0.006, 0.012))]
-_CHUNKED += [_of_flash(name, x, (0.006, 0.012)) for name, x in (("local", _LOCAL), ("global", _GLOBAL))]
+_CHUNKED = [Candidate(name, _F | changes, (0.006, 0.012)) for name, changes in _CHUNKS.items()]
+_of_flash = lambda name, changes: Candidate(f"flash_scores/{name}", _F | changes, _HIGH)
 _slower = lambda candidates, factor: [x._replace(slower=factor) for x in candidates]
 _PLAIN = {"model.absolute_positions": "none", "model.rotary": True}  # positions of Transformer+
 FAR = {"far_books": FAR_BOOKS, "far_bigrams": FAR_BIGRAMS}
@@ -109,6 +114,20 @@ def jobs_now(data: Data, lines: Sequence[Line]) -> list[Job]:
     ]
 
 
+def groups(lines: Sequence[Line]) -> list[Group]:
+    """The models of each part, also of those that are listed and not queued."""
+    name = far_text(lines)
+    return [*FIRST, *([_far_group(name)] if name else []), *THEN, *LAST]
+
+
+def time_steps(data: Data, results: pathlib.Path, rounds: int) -> list[Line]:
+    """Times the steps of the models of rows of 512 that have lines, into step_times.jsonl."""
+    config = changed(study.get_config(), _text("study", data).data)
+    models = {x.name: x.changes for group in groups([]) if group.part is ROWS for x in group.candidates}
+    file = results / NAME / "step_times.jsonl"
+    return time_parts(config, [ROWS._replace(models=models)], lines_of(results), rounds, file)
+
+
 def gain(lines: Sequence[Line], part: str) -> float | None:
     """How many times the perplexity at positions 256 to 511 is that at 1024 to 2047, of a Transformer++.
 
@@ -140,7 +159,11 @@ def _search(data: Data, lines: Sequence[Line]) -> list[Job]:
 def _far(data: Data, lines: Sequence[Line]) -> list[Job]:
     """Local, global and both on the text that was found."""
     name = far_text(lines)
-    return _jobs(Group(FAR[name], _slower(_CHUNKED, 1.1), name), data, lines) if name else []
+    return _jobs(_far_group(name), data, lines) if name else []
+
+
+def _far_group(name: str) -> Group:
+    return Group(FAR[name], _slower(_CHUNKED, 1.1), name)
 
 
 def _softmax_in_rows_of_2048(part: Part) -> Candidate:
@@ -158,6 +181,6 @@ def _text(name: str, data: Data) -> Text:
     changes = {
         "study": {"data.mixture": study.mixture(study_data)},
         "far_books": {"data.path": str(study_data / "books")},
-        "far_bigrams": {"data.corpus": "bigrams", "data.pack": "examples", "data.bigrams.symbols": 64},
+        "far_bigrams": {"data.corpus": "bigrams", "data.pack": "examples", "data.bigrams.symbols": 48},
     }
     return Text(changes[name], data.known)

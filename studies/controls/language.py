@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from flash_lm.configs.tables import study
 from flash_lm.jsonl import Line
 from flash_lm.study import Changes, changed
-from flash_lm.trunk_study import DECAY, Part, Trunk, one_trunk, study_hash, trunks_of
+from flash_lm.trunk_study import DECAY, Part, Trunk, one_trunk, study_hash
 from studies.queue import Job, ShouldStop
 
 # Seconds of a step of 4096 tokens on one core of an AMD EPYC whose other core is busy, rows of 512.
@@ -63,7 +63,11 @@ def jobs(
     for candidate in candidates:
         own = part._replace(models={candidate.name: candidate.changes})
         known_rate = taken.get(candidate.name)
-        first, *others = trunks_of(config, [own])
+        # Not trunks_of, which checks that the batch fits the devices: jobs are listed on any machine.
+        first, *others = [
+            Trunk(own, candidate.name, seed, changed(config, {**own.runs[candidate.name], "seed": seed}))
+            for seed in part.seeds
+        ]
         rates = [rate for rate in candidate.rates if rate != known_rate]
         searched = [_job(first, rate, f"{rate:g}_seed_0", (), candidate, text) for rate in rates]
         best = best_rate(lines, part.name, candidate)
@@ -75,8 +79,8 @@ def jobs(
     return found
 
 
-def best_rate(lines: Sequence[Line], part: str, candidate: Candidate) -> float | None:
-    """The rate with the lowest loss on the validation split at the whole budget, seed 0; None: not all are tried."""
+def losses_of(lines: Sequence[Line], part: str, candidate: Candidate) -> dict[float, float]:
+    """The loss on the validation split at the whole budget, seed 0, of each rate that is tried; ∞: it failed."""
     losses: dict[float, float] = {}
     for line in lines:
         if (line["part"], line["run"], line["seed"]) == (part, candidate.name, 0):
@@ -84,6 +88,12 @@ def best_rate(lines: Sequence[Line], part: str, candidate: Candidate) -> float |
                 losses[line["rate"]] = math.inf
             elif line["split"] == "validation" and line["share"] == 1:
                 losses[line["rate"]] = line["loss"]
+    return losses
+
+
+def best_rate(lines: Sequence[Line], part: str, candidate: Candidate) -> float | None:
+    """The rate with the lowest of `losses_of`; None: not all of them are tried."""
+    losses = losses_of(lines, part, candidate)
     if not losses.keys() >= {*candidate.rates}:
         return None
     return min(candidate.rates, key=lambda rate: losses[rate])

@@ -1,0 +1,235 @@
+"""The design of the controls: its jobs can run and fit, and rates, texts and verdicts follow from lines as it says."""
+
+import itertools
+import pathlib
+
+import pytest
+from small import ROOT
+
+from flash_lm.analysis.hypotheses import FAILS, HOLDS, UNDECIDED
+from flash_lm.analysis.verdicts import NOT_RUN
+from flash_lm.config import parse
+from flash_lm.configs.tables import study
+from flash_lm.errors import InputError
+from flash_lm.models.facts import facts
+from flash_lm.models.family import complete_config
+from flash_lm.study import changed
+from flash_lm.trunk_study import Part, study_hash, trunks_of
+from studies.controls import anchor, design, recall
+from studies.controls.hypotheses import HYPOTHESES, anchor_verdict, recall_verdicts
+from studies.controls.language import Candidate, Text, best_rate, chosen, jobs
+from studies.queue import MOST_HOURS
+from studies.report import write_controls
+
+DATA = design.Data(pathlib.Path("data"), "texts")
+TEXTS = "abb55d181bad"  # the hash of what scripts/study_data.py writes
+
+
+def positions(part, gain, rate):
+    """What a Transformer++ has at two places of a row of 2048."""
+    line = {"part": part, "run": "transformer_plus_plus", "seed": 0, "rate": rate, "share": 1.0, "length": 2048}
+    yield {**line, "split": "validation", "loss": 4.0}
+    for place, perplexity in (("256–511", 50.0 * gain), ("1024–2047", 50.0)):
+        yield {**line, "split": "test", "slices": "positions", "slice": place, "perplexity": perplexity}
+
+
+def found_on(part, gain=1.03):
+    return [*positions(part, gain, 0.0042 if part == "far_books" else 0.003)]
+
+
+ALL = [*found_on("far_books", 1.01), *found_on("far_bigrams")]  # all jobs there may be, but local and global on books
+
+
+@pytest.mark.parametrize("lines", [[], ALL, found_on("far_books")])
+def test_jobs_can_run_and_each_has_a_name_of_its_own(lines):
+    found = design.jobs_now(DATA, lines)
+    names = [job.name for job in found]
+    assert len({*names}) == len(names)
+    for job in found:
+        complete_config(parse(job.config))
+        assert {*job.needs} <= {*names[: names.index(job.name)]}, job.name  # needs come before
+        assert {"part", "run", "seed"} <= job.about.keys()
+    long = [job.name for job in found if not job.is_queued]
+    assert long == [name for name in names if name.startswith("large_")] and len(long) == 6
+    assert all(0 < job.hours <= MOST_HOURS for job in found if job.is_queued)
+
+
+def test_what_differs_gives_another_hash():
+    """Seeds, rates, models, texts: lines of one can never pass for those of another."""
+    found = [job for job in design.jobs_now(DATA, ALL) if not job.name.startswith(("anchor", "mqar"))]
+    settled = [job for job in found if not job.needs]  # the others have the first rate until theirs is found
+    assert len({job.known for job in settled}) == len(settled)
+    other = design.jobs_now(DATA._replace(known="others"), ALL)
+    assert not {job.known for job in found} & {job.known for job in other if job.needs or "0.0" in job.name}
+
+
+def test_models_that_are_compared_have_one_size():
+    for part, names in itertools.groupby(design.groups(ALL), key=lambda group: group.part.name):
+        sizes = {"tied": {}, "untied": {}}
+        for group in names:
+            for candidate in group.candidates:
+                own = changed(study.get_config(), {**candidate.changes, **group.part.changes})
+                own.model.vocab_size = study.WORDS
+                size = facts(own.model.family, own.model, (), ()).parameters
+                sizes["tied" if own.model.tie_embeddings else "untied"][candidate.name] = size
+        for of_form in sizes.values():
+            assert not of_form or max(of_form.values()) / min(of_form.values()) <= 1.03, (part, of_form)
+
+
+def test_flash_quad_has_the_bias_that_is_published_for_its_rows():
+    toeplitz = [job for job in design.jobs_now(DATA, []) if "toeplitz" in job.name]
+    assert len(toeplitz) == 10
+    for job in toeplitz:
+        with_bias = lambda bias, job=job: changed(
+            job.config, {"model.gau.relative_bias": bias, "model.vocab_size": study.WORDS}
+        )
+        sizes = [facts("flash_quad", with_bias(bias).model, (), ()).parameters for bias in (None, "toeplitz", "rope")]
+        assert sizes[0] == sizes[1] != sizes[2] and job.config.data.length == 512
+    assert {job.config.model.divides for job in toeplitz} == {"scores", "weights"}
+
+
+def test_the_linear_transformer_and_transformer_plus_differ_by_softmax_alone():
+    by_name = {c.name: c.changes for group in design.THEN for c in group.candidates}
+    linear, plus = (changed(study.get_config(), by_name[x]) for x in ("linear_transformer_rotary", "transformer_plus"))
+    own = [complete_config(parse(changed(x, {"data.path": "x"}))).model for x in (linear, plus)]
+    assert {(x.rotary, x.absolute_positions, x.mlp_dim, x.norm, x.residual_init) for x in own} and own[0] != own[1]
+    assert own[0].rotary is own[1].rotary is True
+    assert own[0].absolute_positions == own[1].absolute_positions == "none"
+    sizes = [
+        facts(x.model.family, changed(x, {"model.vocab_size": 4096}).model, (), ()).parameters for x in (linear, plus)
+    ]
+    assert sizes[0] == sizes[1]
+
+
+def test_runs_of_the_first_study_count_where_their_config_is_the_same():
+    """Their hash is that of the study's own config, texts, scores and rate."""
+    lines = design.lines_of(ROOT / "results")
+    taken = {(line["run"], line["seed"]) for line in lines if "study_commit" not in line}
+    assert taken == {(run, seed) for run in ("transformer_plus_plus", "flash_scores") for seed in (0, 1, 2)}
+    names = {job.name for job in design.jobs_now(DATA, [])}
+    assert not names & {"rows_of_512_transformer_plus_plus_0.006_seed_0", "rows_of_512_flash_scores_0.012_seed_0"}
+    config = changed(study.get_config(), {"data.tokens_per_batch": 4096})
+    config.data.mixture = study.mixture(pathlib.Path("elsewhere"))
+    scored = [[*of] for of in (design.ROWS.shares, design.ROWS.lengths, design.ROWS.slices)]
+    for candidate in (design.SOFTMAX, design.FLASH):
+        trunks = trunks_of(config, [design.ROWS._replace(models={candidate.name: candidate.changes})])
+        own = [line for line in lines if line["run"] == candidate.name]
+        for trunk in trunks:
+            (known,) = {line["study_hash"] for line in own if line["seed"] == trunk.seed}
+            assert known == study_hash(trunk.config, TEXTS, scored, own[0]["rate"])
+
+
+SMALL = Part("part", {}, {}, (0, 1, 2), 200)
+TWO = Candidate("flash", {"model.family": "flash"}, (0.01, 0.02))
+
+
+def scores(rate, loss, seed=0, **more):
+    line = {"part": "part", "run": "flash", "seed": seed, "rate": rate, "split": "validation", "share": 1, "loss": loss}
+    return line | more
+
+
+def made(lines, taken=None):
+    text = Text({"data.path": "x"}, "texts")
+    return {job.name: job for job in jobs(SMALL, [TWO], text, lines, taken or {})}
+
+
+def test_the_best_rate_on_the_validation_split_gets_the_other_seeds():
+    names = ["part_flash_0.01_seed_0", "part_flash_0.02_seed_0"]
+    found = made([])
+    assert list(found) == [*names, "part_flash_seed_1", "part_flash_seed_2"]
+    assert found["part_flash_seed_1"].needs == names and not found[names[0]].needs
+    lines = [scores(0.01, 4.0), scores(0.02, 3.9), scores(0.01, 1.0, split="test"), scores(0.01, 2.0, share=0.5)]
+    later = made(lines)["part_flash_seed_2"]
+    assert best_rate(lines, "part", TWO) == later.about["rate"] == later.config.train.learning_rate == 0.02
+    assert later.config.seed == 2 and chosen([*lines, scores(0.02, 3.8, 1)], "part", [TWO])[-1]["seed"] == 1
+    assert {line["rate"] for line in chosen(lines, "part", [TWO])} == {0.02}
+    failed = [scores(0.01, 4.0), {"part": "part", "run": "flash", "seed": 0, "rate": 0.02, "failed": "nan"}]
+    assert best_rate(failed, "part", TWO) == 0.01
+    assert best_rate(lines[:1], "part", TWO) is None and not chosen(lines[:1], "part", [TWO])
+
+
+def test_what_an_older_study_has_is_not_made_again():
+    taken = {"flash": 0.02}
+    assert list(made([], taken)) == ["part_flash_0.01_seed_0", "part_flash_seed_1", "part_flash_seed_2"]
+    assert list(made([scores(0.01, 4.0), scores(0.02, 3.9)], taken)) == ["part_flash_0.01_seed_0"]
+    assert "part_flash_seed_1" in made([scores(0.01, 3.8), scores(0.02, 3.9)], taken)
+
+
+@pytest.mark.parametrize(
+    ("lines", "text", "searched", "chunked"),
+    [
+        ([], None, {"far_books"}, set()),
+        (found_on("far_books"), "far_books", {"far_books"}, {"far_books"}),
+        (found_on("far_books", 1.019), None, {"far_books", "far_bigrams"}, set()),
+        (ALL, "far_bigrams", {"far_books", "far_bigrams"}, {"far_bigrams"}),
+        ([*found_on("far_books", 1.0), *found_on("far_bigrams", 1.0)], None, {"far_books", "far_bigrams"}, set()),
+    ],
+)
+def test_the_text_on_which_far_tokens_matter_is_the_first_with_a_gain(lines, text, searched, chunked):
+    assert design.far_text(lines) == text
+    found = [job for job in design.jobs_now(DATA, lines) if job.about["part"] in design.FAR]
+    parts = lambda of: {job.about["part"] for job in found if job.about["run"].startswith(of)}
+    assert parts("transformer") == searched and parts("flash") == chunked
+    assert all(job.config.data.length == 2048 for job in found)
+    seeds = {job.about["seed"] for job in found if job.about["run"].startswith("flash")}
+    assert not chunked or len(seeds) == (3 if text == "far_books" else 5)
+
+
+def test_hypotheses_are_on_models_of_their_parts():
+    known = {
+        (group.part.name, x.name)
+        for lines in (ALL, found_on("far_books"))
+        for group in design.groups(lines)
+        for x in group.candidates
+    }
+    for hypothesis in HYPOTHESES:
+        assert {(hypothesis.part, hypothesis.first), (hypothesis.part, hypothesis.second)} <= known, hypothesis.text
+
+
+def recalls(model, rate, accuracies, chosen_by=None):
+    for seed, accuracy in enumerate(accuracies):
+        at = {"part": recall.PART, "run": model, "rate": rate, "seed": seed}
+        yield at | {"accuracy": accuracy, "validation_accuracy": (chosen_by or accuracies)[seed]}
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "verdict"),
+    [
+        ((0.9, 0.8, 0.6), HOLDS),
+        ((0.9, 0.8, 0.4), UNDECIDED),
+        ((0.1, 0.2, 0.0), FAILS),
+        ((0.9,), UNDECIDED),
+        ((), NOT_RUN),
+    ],
+)
+def test_recall_is_judged_at_the_rate_with_the_best_median(accuracies, verdict):
+    lucky = recalls("flash", 0.003, (1.0, 0.0, 0.0))  # one seed chooses nothing
+    lines = [*lucky, *recalls("flash", 0.001, accuracies, (0.05,) * 3)] if accuracies else []
+    found = {line["hypothesis"].split()[1]: line for line in recall_verdicts(lines)}
+    assert found["flash"]["verdict"] == verdict and found["gated_deltanet"]["verdict"] == NOT_RUN
+
+
+def test_the_anchor_is_the_published_loss():
+    line = lambda run, loss: {"part": anchor.PART, "run": run, "seed": 0, "loss": loss}
+    assert anchor_verdict([])["verdict"] == NOT_RUN
+    assert anchor_verdict([line("transformer", 1.92), line("flash", 1.5)])["verdict"] == HOLDS
+    assert anchor_verdict([line("transformer", 1.94)])["verdict"] == FAILS
+    found = anchor_verdict([line("transformer", 1.8), line("transformer", 1.96)])  # 1.88 in the mean
+    assert found["verdict"] == HOLDS and found["figure"] == "transformer 1.880"
+
+
+def test_the_text_of_the_anchor_is_split_as_the_recipe_does(tmp_path):
+    (tmp_path / "input.txt").write_text("abcdefghij" * 10)
+    anchor.write_text(tmp_path / "input.txt", tmp_path / "out")
+    parts = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
+    assert parts == {"train.txt": "abcdefghij" * 9, "valid.txt": "abcdefghij", "test.txt": "abcdefghij"}
+    with pytest.raises(InputError, match="must be the text of Shakespeare: No such file"):
+        anchor.write_text(tmp_path / "none.txt", tmp_path / "out")
+
+
+def test_the_report_follows_from_the_lines(tmp_path):
+    """With the first study's lines alone: nothing is decided, since not all rates are tried."""
+    (tmp_path / "study").symlink_to(ROOT / "results" / "study")
+    text = write_controls(tmp_path)
+    assert text.count("| not run |") > 20
+    assert {path.name for path in (tmp_path / "controls").iterdir()} >= {"table.md", "verdicts.jsonl", "rates.jsonl"}
