@@ -27,7 +27,7 @@ DECAY = 5  # the last fifth of each budget decays
 STABLE = "stable"
 POSITIONS = "positions"  # slices that are scored in rows of every length
 BLOCKS = 50  # at most, of consecutive rows of the test split
-_OF_A_CURVE = ("split", "step", "loss", "grad_norm", "learning_rate", "skipped_steps", "loss_spikes")
+_OF_A_CURVE = ("split", "step", "loss", "accuracy", "grad_norm", "learning_rate", "skipped_steps", "loss_spikes")
 ShouldStop = Callable[[], bool]
 
 
@@ -237,9 +237,9 @@ def run_trunks(trunks: Sequence[Trunk], place: Workplace) -> list[Trunk]:
                 continue
             print(trunk.name, flush=True)
             lines = _lines(trunk, best, folder, place.should_stop)
-            curves = place.out / "curves" / file.name
-            curves.parent.mkdir(parents=True, exist_ok=True)
-            write_jsonl(curves, _curves(folder))
+            file_of_curves = place.out / "curves" / file.name
+            file_of_curves.parent.mkdir(parents=True, exist_ok=True)
+            write_jsonl(file_of_curves, curves(folder))
             write_made(file, lines, known)
             shutil.rmtree(folder, ignore_errors=True)
     return left
@@ -282,11 +282,12 @@ def one_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: Shou
     return lines
 
 
-def _curves(folder: pathlib.Path) -> list[Line]:
-    """How the loss of each of a trunk's runs fell, as far as it came: what explains a score when the run is gone."""
+def curves(folder: pathlib.Path) -> list[Line]:
+    """How the loss of each run in a folder fell, as far as it came: what explains a score when the run is gone."""
+    kept = lambda line: {key: line[key] for key in _OF_A_CURVE if key in line}
     return [
-        {"schedule": file.parent.name, **{key: line[key] for key in _OF_A_CURVE if key in line}}
-        for file in sorted(folder.glob("*/metrics.jsonl"))
+        {"schedule": file.parent.relative_to(folder).as_posix(), **kept(line)}
+        for file in sorted(folder.rglob("metrics.jsonl"))
         for line in read_jsonl(file)
     ]
 

@@ -22,7 +22,7 @@ from flash_lm.analysis.rounds import ROUNDS
 from flash_lm.command import local_path, positive, run
 from flash_lm.errors import InputError, RunError
 from flash_lm.jsonl import Line, append_jsonl, read_lines
-from studies import core
+from studies import cores
 from studies.checkout import checkout, commit_of, python_of
 
 TREE = pathlib.Path(__file__).parents[1]
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
 def next_(arguments: argparse.Namespace) -> None:
     """Makes the next jobs that nobody has begun, until the time is up."""
     commits = _commits(arguments.results)
-    if not commits:
+    if not commits or "study" in commits[-1]:
         raise InputError("no commit makes the runs yet: name one with python -m studies commit HEAD --data=…")
     place = checkout(TREE, commits[-1]["commit"], arguments.queue / "checkouts")
     words = [f"--hours={arguments.hours:g}", f"--commit={commits[0]['commit']}"]
@@ -92,17 +92,17 @@ def status(arguments: argparse.Namespace) -> None:
 
 def pause(arguments: argparse.Namespace) -> None:
     """Stops the processes of the queue where they are, so that something can be measured."""
-    print(f"paused: {_processes(core.pause(arguments.queue))}; python -m studies resume lets them go on")
+    print(f"paused: {_processes(cores.pause(arguments.queue))}; python -m studies resume lets them go on")
 
 
 def resume(arguments: argparse.Namespace) -> None:
     """Lets the processes of the queue go on."""
-    print(f"goes on: {_processes(core.resume(arguments.queue))}")
+    print(f"goes on: {_processes(cores.resume(arguments.queue))}")
 
 
 def time(arguments: argparse.Namespace) -> None:
     """Times the steps of the models that have lines, side by side on one core."""
-    if not core.is_paused(arguments.queue):
+    if not cores.is_paused(arguments.queue):
         raise InputError("the queue may be running, and would slow what is timed: run python -m studies pause first")
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     from studies.controls import data, design  # noqa: PLC0415 (imports JAX, which starts a thread for each core)
@@ -134,6 +134,7 @@ def _commits_file(results: pathlib.Path) -> pathlib.Path:
 
 
 def _commits(results: pathlib.Path) -> list[Line]:
+    """The commits that have made runs, the newest last; those with `study` made the runs of that older study."""
     return read_lines(_commits_file(results))
 
 

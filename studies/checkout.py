@@ -1,12 +1,13 @@
 """A checkout of a commit with an environment of its own, so that work in the tree does not touch what runs there."""
 
+import contextlib
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
 
-from flash_lm.errors import InputError, RunError
+from flash_lm.errors import InputError, RunError, first_line
 
 DIGITS = 12  # of a commit's name
 
@@ -35,26 +36,30 @@ def checkout(tree: pathlib.Path, commit: str, folder: pathlib.Path) -> pathlib.P
     allows it; an installer replaces files, so it changes one environment alone.
 
     Raises:
-        InputError: there is no such commit, or this Python is of no environment.
+        InputError: there is no such commit, this Python is of no environment, or the checkout was changed by hand.
         RunError: it cannot be made.
     """
     place = folder / commit
     if place.exists():
+        if git(place, "status", "--porcelain", "--untracked-files=no") or commit_of(place, "HEAD") != commit:
+            raise InputError(f"{place} is no longer {commit} as it was committed: remove it, and it is made again")
         return place
     if sys.prefix == sys.base_prefix:
         raise InputError(f"{sys.executable} is of no environment that could be copied: use .venv/bin/python")
-    partial = folder / f"{commit}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = folder / f"{commit}.{os.getpid()}"
     folder.mkdir(parents=True, exist_ok=True)
-    git(folder, "clone", "--quiet", "--no-checkout", str(tree), str(partial))
-    git(partial, "checkout", "--quiet", "--detach", commit)
     try:
+        git(folder, "clone", "--quiet", "--no-checkout", str(tree), str(partial))
+        git(partial, "checkout", "--quiet", "--detach", commit)
         shutil.copytree(sys.prefix, partial / ".venv", symlinks=True, copy_function=_linked)
+        for hook in (partial / ".venv").glob("lib/python*/site-packages/__editable__*"):
+            hook.unlink()  # leads to the tree
+        with contextlib.suppress(OSError):  # another process was faster
+            os.replace(partial, place)
     except (OSError, shutil.Error) as error:
-        raise RunError(f"the environment {sys.prefix} cannot be copied to {partial}: {error}") from None
-    for hook in (partial / ".venv").glob("lib/python*/site-packages/__editable__*"):
-        hook.unlink()  # leads to the tree
-    os.replace(partial, place)
+        raise RunError(f"the environment {sys.prefix} cannot be copied to {partial}: {first_line(error)}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return place
 
 

@@ -10,13 +10,13 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from flash_lm.errors import NonfiniteError
-from flash_lm.jsonl import Line, read_jsonl, write_jsonl
+from flash_lm.errors import InputError, NonfiniteError, Stopped
+from flash_lm.jsonl import Line, write_jsonl
 from flash_lm.shared_work import begun_here, is_made, write_made
+from flash_lm.trunk_study import ShouldStop, curves
+from studies.locks import holder
 
 MOST_HOURS = 2.0  # of a job in the queue; a longer one is listed and not made
-_OF_A_CURVE = ("split", "step", "loss", "accuracy", "grad_norm", "learning_rate", "skipped_steps", "loss_spikes")
-ShouldStop = Callable[[], bool]
 
 
 class Place(NamedTuple):
@@ -49,18 +49,18 @@ class Job(NamedTuple):
         about: what identifies its lines: part, run, seed.
         hours: of one core while the other one is busy, estimated.
         known: what the lines follow from, as a hash; lines of another are an error.
-        needs: names of jobs that must be done before, such as those that find its rate.
         config: of the run; where a rate is not found yet, with the first that it may have.
         make: trains and scores in a folder, and returns the lines; raises NonfiniteError and Stopped.
+        is_ready: whether all that it follows from is known, such as its rate.
     """
 
     name: str
     about: Line
     hours: float
     known: str
-    needs: Sequence[str]
     config: Any
     make: Callable[[pathlib.Path, ShouldStop], list[Line]]
+    is_ready: bool = True
 
     @property
     def is_queued(self) -> bool:
@@ -69,18 +69,18 @@ class Job(NamedTuple):
 
 
 class State(NamedTuple):
-    """Of a job: done, running, next, waiting (for the jobs it needs) or long (not queued); `by`: who is at it."""
+    """Of a job: done, running, next, waiting (for others that find its rate) or long (not queued); `by`: a process."""
 
     job: Job
     word: str
-    by: str = ""
+    by: int | None = None
 
 
 DONE, RUNNING, NEXT, WAITING, LONG = "done", "running", "next", "waiting", "long"
 
 
 def work_off(jobs_now: Callable[[], Sequence[Job]], place: Place, about: Line) -> None:
-    """Makes jobs, always the first that is missing, free and has what it needs, until none is left.
+    """Makes jobs, always the first that is missing, free and ready, until none is left.
 
     Args:
         jobs_now: the jobs in the order of their worth; asked before each job, since further ones may follow from lines.
@@ -88,59 +88,63 @@ def work_off(jobs_now: Callable[[], Sequence[Job]], place: Place, about: Line) -
         about: added to each line.
 
     Raises:
-        InputError: lines are of another config, or bad data.
+        InputError: bad data, or lines of other configs; all other jobs have been made.
         Stopped: it was asked to stop; the job can go on.
     """
-    while any(_made(job, place, about) for job in jobs_now()):
-        pass
+    problems: dict[str, str] = {}  # of jobs that are left out, so that one does not block the others
+    while job := _next(jobs_now(), place, about, problems):
+        print(f"{job.name} is done", flush=True)
+    if problems:
+        raise InputError.of(problems.values())
+
+
+def _next(jobs: Sequence[Job], place: Place, about: Line, problems: dict[str, str]) -> Job | None:
+    """Makes the first job that can be made, and returns it; adds to the problems of others."""
+    for job in jobs:
+        if place.should_stop():
+            raise Stopped("stopped: run the same command again to continue")
+        if not (job.is_queued and job.is_ready) or job.name in problems:
+            continue
+        try:
+            if _made(job, place, about):
+                return job
+        except InputError as error:
+            problems[job.name] = f"{job.name}: {error}"
+    return None
 
 
 def _made(job: Job, place: Place, about: Line) -> bool:
-    """Makes a job, if it is missing, free and has what it needs; says whether it did."""
-    if not job.is_queued or not all(place.file(name).exists() for name in job.needs):
-        return False
+    """Makes a job, if it is missing and free; says whether it did."""
+    folder = place.runs / f"{job.name}_{job.known}"
     with begun_here(place.lock(job.name)) as free:
-        if not free or is_made(place.file(job.name), job.known):
+        if not free:
+            return False
+        if is_made(place.file(job.name), job.known):
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed right after it wrote the lines
             return False
         print(f"{job.name}, about {job.hours:.1f} hours", flush=True)
-        folder = place.runs / job.name
         try:
             lines = job.make(folder, place.should_stop)
         except NonfiniteError as error:
             lines = [{"failed": str(error)}]
-        curves = place.out / "curves" / f"{job.name}.jsonl"
-        curves.parent.mkdir(parents=True, exist_ok=True)
-        write_jsonl(curves, curves_in(folder))
+        file = place.out / "curves" / f"{job.name}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_jsonl(file, curves(folder))
         write_made(place.file(job.name), [line | job.about | about for line in lines], job.known)
         shutil.rmtree(folder, ignore_errors=True)
     return True
 
 
-def curves_in(folder: pathlib.Path) -> list[Line]:
-    """How the loss of each run in a folder fell, as far as it came: what is left of it when its weights are gone."""
-    return [
-        {
-            "schedule": file.parent.relative_to(folder).as_posix(),
-            **{key: line[key] for key in _OF_A_CURVE if key in line},
-        }
-        for file in sorted(folder.rglob("metrics.jsonl"))
-        for line in read_jsonl(file)
-    ]
-
-
 def states(jobs: Iterable[Job], place: Place) -> list[State]:
-    """The state of each job, in the order of the jobs."""
+    """The state of each job, in the order of the jobs. It takes no lock, so it disturbs no process."""
     return [_state(job, place) for job in jobs]
 
 
 def _state(job: Job, place: Place) -> State:
     if place.file(job.name).exists():
         return State(job, DONE)
-    lock = place.lock(job.name)
-    if lock.exists():
-        with begun_here(lock) as free:
-            if not free:
-                return State(job, RUNNING, lock.read_text(encoding="utf-8").strip())
+    if (process := holder(place.lock(job.name))) is not None:
+        return State(job, RUNNING, process)
     if not job.is_queued:
         return State(job, LONG)
-    return State(job, NEXT if all(place.file(name).exists() for name in job.needs) else WAITING)
+    return State(job, NEXT if job.is_ready else WAITING)

@@ -14,7 +14,7 @@ from flash_lm.errors import RunError
 from flash_lm.jsonl import Line, read_lines, write_jsonl
 from studies.controls import design
 from studies.controls.hypotheses import HYPOTHESES, anchor_verdict, recall_verdicts
-from studies.controls.language import best_rate, chosen, losses_of
+from studies.controls.language import best_rate, chosen, losses_of, rates_of
 from studies.findings import Results, page
 
 TITLE = "The controls of the study: each model at the best of its rates at the whole budget"
@@ -75,7 +75,8 @@ def _rates(lines: Sequence[Line], group: design.Group) -> list[Line]:
     found = []
     for candidate in group.candidates:
         best = best_rate(lines, group.part.name, candidate)
-        ends = {min(candidate.rates): "best, the lowest", max(candidate.rates): "best, the highest"}
+        rates = rates_of(lines, group.part.name, candidate)
+        ends = {min(rates): "best, the lowest", max(rates): "best, the highest"}
         for rate, loss in sorted(losses_of(lines, group.part.name, candidate).items()):
             line = {"part": group.part.name, "run": candidate.name, "rate": rate, "loss": loss}
             found.append(line | ({"what": ends.get(rate, "best")} if rate == best else {}))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.jsonl import Line
-from studies import core
+from studies import cores
 from studies.controls import design
 from studies.queue import DONE, LONG, NEXT, RUNNING, WAITING, Place, State, states
 
@@ -13,14 +13,14 @@ _COLUMNS: Columns = {
     "job": ("name", "{}"),
     "state": ("state", "{}"),
     "hours": ("hours", "{:.1f}"),
-    "by": ("by", "{}"),
+    "process": ("by", "{}"),
 }
 _LEFT = (RUNNING, NEXT, WAITING)
-_WORDS = {DONE: "done", RUNNING: "running", NEXT: "next", WAITING: "needs others", LONG: "too long to be queued"}
+_WORDS = {DONE: "done", RUNNING: "running", NEXT: "next", WAITING: "waits for others", LONG: "too long to be queued"}
 
 
 def status_table(results: pathlib.Path, queue: pathlib.Path, commits: Sequence[Line]) -> str:
-    """Sums, and a table of all jobs in their order, with estimated hours of one core.
+    """Sums, and a table of all jobs of this tree's design in their order, with estimated hours of one core.
 
     Args:
         results: folder of result lines.
@@ -34,9 +34,10 @@ def status_table(results: pathlib.Path, queue: pathlib.Path, commits: Sequence[L
     for word in (DONE, RUNNING, LONG):
         own = [state for state in found if state.word == word]
         sums += [f"{len(own)} {_WORDS[word]}, {_hours(own):.1f}"] if own else []
-    made_by = f"by commit {commits[-1]['commit']}" if commits else "no commit is named yet"
-    paused = "; paused" if core.is_paused(queue) else ""
-    rows = [{"name": x.job.name, "state": _WORDS[x.word], "hours": x.job.hours, "by": x.by} for x in found]
+    named = bool(commits) and "study" not in commits[-1]
+    made_by = f"by commit {commits[-1]['commit']}" if named else "no commit is named yet"
+    paused = "; paused" if cores.is_paused(queue) else ""
+    rows = [{"name": x.job.name, "state": _WORDS[x.word], "hours": x.job.hours, "by": x.by or ""} for x in found]
     return f"{'; '.join(sums)}; {made_by}{paused}\n\n{markdown_table(rows, _COLUMNS)}"
 
 

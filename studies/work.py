@@ -6,7 +6,7 @@ import time
 
 from flash_lm.command import local_path, run
 from flash_lm.errors import Stopped
-from studies.core import one_core
+from studies.cores import one_core
 
 
 def main(argv: list[str]) -> None:
@@ -30,7 +30,9 @@ def main(argv: list[str]) -> None:
         jobs_now = lambda: design.jobs_now(texts, design.lines_of(arguments.results))
         with stop_on_signal() as stopped:
             if arguments.losses:
-                arguments.losses.write_text(json.dumps(first_losses(jobs_now(), stopped)), encoding="utf-8")
+                arguments.losses.write_text(
+                    json.dumps(first_losses(design.jobs_ever(texts), stopped)), encoding="utf-8"
+                )
                 return
             place = Place(arguments.results / design.NAME, arguments.queue, lambda: stopped() or time.monotonic() > end)
             try:

@@ -45,7 +45,10 @@ def test_it_has_the_code_of_the_commit_and_an_environment_of_its_own(tree, tmp_p
     assert (packages / "library.py").read_text() == "one" and (place / "code.py").read_text() == "first"
     (place / "mark").touch()
     assert checkout(tree, first, tmp_path / "checkouts") == place and (place / "mark").exists()
-    assert git(place, "status", "--porcelain", "--untracked-files=no") == ""
+    assert [path.name for path in (tmp_path / "checkouts").iterdir()] == [first]
+    (place / "code.py").write_text("changed by hand")
+    with pytest.raises(InputError, match="is no longer .* as it was committed: remove it"):
+        checkout(tree, first, tmp_path / "checkouts")
 
 
 def test_what_is_wrong_is_said_and_nothing_is_half_made(tree, tmp_path, monkeypatch):
@@ -58,11 +61,12 @@ def test_what_is_wrong_is_said_and_nothing_is_half_made(tree, tmp_path, monkeypa
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "no_such_folder"))
     with pytest.raises(RunError, match="cannot be copied"):
         checkout(tree, commit_of(tree, "HEAD"), tmp_path / "checkouts")
-    assert [path.suffix for path in (tmp_path / "checkouts").iterdir()] == [".partial"]
+    assert [*(tmp_path / "checkouts").iterdir()] == []
 
 
 def test_only_commits_with_the_same_first_losses_are_alike():
     one = {"a": [8.0, 7.5], "b": [9.0, 8.0]}
     assert differences(one, {"a": [8.0, 7.5 + 9e-7], "c": [1.0, 1.0]}) == []
     (problem,) = differences(one, {"a": [8.0, 7.5], "b": [9.0, 8.0 + 2e-6]})
+    assert len(differences(one, {"a": [8.0, float("nan")]})) == 1
     assert problem.startswith("b: first losses [9.0, 8.0] and [9.0, 8.000002] differ by more than 1e-06 nats")

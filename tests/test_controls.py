@@ -17,7 +17,7 @@ from flash_lm.study import changed
 from flash_lm.trunk_study import Part, study_hash, trunks_of
 from studies.controls import anchor, design, recall
 from studies.controls.hypotheses import HYPOTHESES, anchor_verdict, recall_verdicts
-from studies.controls.language import Candidate, Text, best_rate, chosen, jobs
+from studies.controls.language import Candidate, Text, best_rate, chosen, jobs, rates_of
 from studies.queue import MOST_HOURS
 from studies.report import write_controls
 
@@ -26,11 +26,12 @@ TEXTS = "abb55d181bad"  # the hash of what scripts/study_data.py writes
 
 
 def positions(part, gain, rate):
-    """What a Transformer++ has at two places of a row of 2048."""
+    """What a Transformer++ has in the second halves of rows of 512 and of 2048."""
     line = {"part": part, "run": "transformer_plus_plus", "seed": 0, "rate": rate, "share": 1.0, "length": 2048}
     yield {**line, "split": "validation", "loss": 4.0}
-    for place, perplexity in (("256–511", 50.0 * gain), ("1024–2047", 50.0)):
-        yield {**line, "split": "test", "slices": "positions", "slice": place, "perplexity": perplexity}
+    line |= {"split": "test", "slices": "positions"}
+    for length, place, perplexity in ((512, "256–511", 50.0 * gain), (2048, "256–511", 9.0), (2048, "1024–2047", 50.0)):
+        yield {**line, "length": length, "slice": place, "perplexity": perplexity}
 
 
 def found_on(part, gain=1.03):
@@ -47,7 +48,6 @@ def test_jobs_can_run_and_each_has_a_name_of_its_own(lines):
     assert len({*names}) == len(names)
     for job in found:
         complete_config(parse(job.config))
-        assert {*job.needs} <= {*names[: names.index(job.name)]}, job.name  # needs come before
         assert {"part", "run", "seed"} <= job.about.keys()
     long = [job.name for job in found if not job.is_queued]
     assert long == [name for name in names if name.startswith("large_")] and len(long) == 6
@@ -57,14 +57,14 @@ def test_jobs_can_run_and_each_has_a_name_of_its_own(lines):
 def test_what_differs_gives_another_hash():
     """Seeds, rates, models, texts: lines of one can never pass for those of another."""
     found = [job for job in design.jobs_now(DATA, ALL) if not job.name.startswith(("anchor", "mqar"))]
-    settled = [job for job in found if not job.needs]  # the others have the first rate until theirs is found
-    assert len({job.known for job in settled}) == len(settled)
-    other = design.jobs_now(DATA._replace(known="others"), ALL)
-    assert not {job.known for job in found} & {job.known for job in other if job.needs or "0.0" in job.name}
+    assert len({job.known for job in found}) == len(found)
+    other = [job for job in design.jobs_now(DATA._replace(known="others"), ALL) if not job.name.startswith("mqar")]
+    assert not {job.known for job in found} & {job.known for job in other}
 
 
 def test_models_that_are_compared_have_one_size():
-    for part, names in itertools.groupby(design.groups(ALL), key=lambda group: group.part.name):
+    part_of = lambda group: group.part.name
+    for part, names in itertools.groupby(sorted(design.groups(ALL), key=part_of), key=part_of):
         sizes = {"tied": {}, "untied": {}}
         for group in names:
             for candidate in group.candidates:
@@ -92,12 +92,10 @@ def test_the_linear_transformer_and_transformer_plus_differ_by_softmax_alone():
     by_name = {c.name: c.changes for group in design.THEN for c in group.candidates}
     linear, plus = (changed(study.get_config(), by_name[x]) for x in ("linear_transformer_rotary", "transformer_plus"))
     own = [complete_config(parse(changed(x, {"data.path": "x"}))).model for x in (linear, plus)]
-    assert {(x.rotary, x.absolute_positions, x.mlp_dim, x.norm, x.residual_init) for x in own} and own[0] != own[1]
-    assert own[0].rotary is own[1].rotary is True
-    assert own[0].absolute_positions == own[1].absolute_positions == "none"
-    sizes = [
-        facts(x.model.family, changed(x, {"model.vocab_size": 4096}).model, (), ()).parameters for x in (linear, plus)
-    ]
+    same = [(x.rotary, x.absolute_positions, x.mlp_dim, x.norm, x.residual_init) for x in own]
+    assert same[0] == same[1] and same[0][:2] == (True, "none")
+    known = [changed(x, {"model.vocab_size": study.WORDS}).model for x in (linear, plus)]
+    sizes = [facts(x.family, x, (), ()).parameters for x in known]
     assert sizes[0] == sizes[1]
 
 
@@ -113,14 +111,14 @@ def test_runs_of_the_first_study_count_where_their_config_is_the_same():
     scored = [[*of] for of in (design.ROWS.shares, design.ROWS.lengths, design.ROWS.slices)]
     for candidate in (design.SOFTMAX, design.FLASH):
         trunks = trunks_of(config, [design.ROWS._replace(models={candidate.name: candidate.changes})])
-        own = [line for line in lines if line["run"] == candidate.name]
+        own = [line for line in lines if line["run"] == candidate.name and "study_commit" not in line]
         for trunk in trunks:
             (known,) = {line["study_hash"] for line in own if line["seed"] == trunk.seed}
             assert known == study_hash(trunk.config, TEXTS, scored, own[0]["rate"])
 
 
 SMALL = Part("part", {}, {}, (0, 1, 2), 200)
-TWO = Candidate("flash", {"model.family": "flash"}, (0.01, 0.02))
+TWO = Candidate("flash", {"model.family": "flash"}, (0.01, 0.02, 0.04))
 
 
 def scores(rate, loss, seed=0, **more):
@@ -134,25 +132,50 @@ def made(lines, taken=None):
 
 
 def test_the_best_rate_on_the_validation_split_gets_the_other_seeds():
-    names = ["part_flash_0.01_seed_0", "part_flash_0.02_seed_0"]
+    names = [f"part_flash_{rate}_seed_0" for rate in (0.01, 0.02, 0.04)]
+    waiting = ["part_flash_best_rate_seed_1", "part_flash_best_rate_seed_2"]
     found = made([])
-    assert list(found) == [*names, "part_flash_seed_1", "part_flash_seed_2"]
-    assert found["part_flash_seed_1"].needs == names and not found[names[0]].needs
-    lines = [scores(0.01, 4.0), scores(0.02, 3.9), scores(0.01, 1.0, split="test"), scores(0.01, 2.0, share=0.5)]
-    later = made(lines)["part_flash_seed_2"]
+    assert list(found) == [*names, *waiting] and [job.is_ready for job in found.values()] == [True] * 3 + [False] * 2
+    lines = [scores(0.01, 4.0), scores(0.02, 3.9), scores(0.04, 4.1)]
+    lines += [scores(0.01, 1.0, split="test"), scores(0.01, 2.0, share=0.5)]
+    later = made(lines)["part_flash_0.02_seed_2"]
     assert best_rate(lines, "part", TWO) == later.about["rate"] == later.config.train.learning_rate == 0.02
-    assert later.config.seed == 2 and chosen([*lines, scores(0.02, 3.8, 1)], "part", [TWO])[-1]["seed"] == 1
+    assert (
+        later.is_ready
+        and later.config.seed == 2
+        and chosen([*lines, scores(0.02, 3.8, 1)], "part", [TWO])[-1]["seed"] == 1
+    )
     assert {line["rate"] for line in chosen(lines, "part", [TWO])} == {0.02}
-    failed = [scores(0.01, 4.0), {"part": "part", "run": "flash", "seed": 0, "rate": 0.02, "failed": "nan"}]
-    assert best_rate(failed, "part", TWO) == 0.01
+    failed = [*lines[:2], {"part": "part", "run": "flash", "seed": 0, "rate": 0.04, "failed": "nan"}]
+    assert best_rate(failed, "part", TWO) == 0.02
     assert best_rate(lines[:1], "part", TWO) is None and not chosen(lines[:1], "part", [TWO])
 
 
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ({0.01: 4.0, 0.02: 3.9}, [0.01, 0.02, 0.04]),  # not all are tried
+        ({0.01: 4.0, 0.02: 3.9, 0.04: 4.1}, [0.01, 0.02, 0.04]),
+        ({0.01: 4.0, 0.02: 4.1, 0.04: 4.2}, [0.005, 0.01, 0.02, 0.04]),
+        ({0.005: 3.9, 0.01: 4.0, 0.02: 4.1, 0.04: 4.2}, [0.0025, 0.005, 0.01, 0.02, 0.04]),
+        ({0.0025: 3.8, 0.005: 3.9, 0.01: 4.0, 0.02: 4.1, 0.04: 4.2}, [0.0025, 0.005, 0.01, 0.02, 0.04]),  # no more
+        ({0.01: 4.0, 0.02: 3.9, 0.04: 3.8}, [0.01, 0.02, 0.04, 0.08]),
+    ],
+)
+def test_rates_go_on_while_the_best_is_at_an_end(losses, expected):
+    lines = [scores(rate, loss) for rate, loss in losses.items()]
+    assert rates_of(lines, "part", TWO) == expected
+    tried = [name for name in made(lines) if name.endswith("seed_0")]
+    assert tried == [f"part_flash_{rate:g}_seed_0" for rate in expected]
+    assert (best_rate(lines, "part", TWO) is None) == (losses.keys() < {*expected})
+
+
 def test_what_an_older_study_has_is_not_made_again():
-    taken = {"flash": 0.02}
-    assert list(made([], taken)) == ["part_flash_0.01_seed_0", "part_flash_seed_1", "part_flash_seed_2"]
-    assert list(made([scores(0.01, 4.0), scores(0.02, 3.9)], taken)) == ["part_flash_0.01_seed_0"]
-    assert "part_flash_seed_1" in made([scores(0.01, 3.8), scores(0.02, 3.9)], taken)
+    taken, names = {"flash": 0.02}, ["part_flash_0.01_seed_0", "part_flash_0.04_seed_0"]
+    assert list(made([], taken)) == [*names, "part_flash_best_rate_seed_1", "part_flash_best_rate_seed_2"]
+    assert list(made([scores(0.01, 4.0), scores(0.02, 3.9), scores(0.04, 4.0)], taken)) == names
+    lines = [scores(0.005, 3.9), scores(0.01, 3.8), scores(0.02, 3.9), scores(0.04, 4.0)]
+    assert "part_flash_0.01_seed_1" in made(lines, taken)
 
 
 @pytest.mark.parametrize(
@@ -186,36 +209,35 @@ def test_hypotheses_are_on_models_of_their_parts():
         assert {(hypothesis.part, hypothesis.first), (hypothesis.part, hypothesis.second)} <= known, hypothesis.text
 
 
-def recalls(model, rate, accuracies, chosen_by=None):
-    for seed, accuracy in enumerate(accuracies):
-        at = {"part": recall.PART, "run": model, "rate": rate, "seed": seed}
-        yield at | {"accuracy": accuracy, "validation_accuracy": (chosen_by or accuracies)[seed]}
+def recalls(rates):
+    """Of FLASH: the accuracies of three seeds on the test split and on the validation split, by rate."""
+    for rate, (accuracies, known) in rates.items():
+        for seed, (accuracy, validation) in enumerate(zip(accuracies, known, strict=True)):
+            at = {"part": recall.PART, "run": "flash", "rate": rate, "seed": seed}
+            yield at | {"accuracy": accuracy, "validation_accuracy": validation}
 
 
 @pytest.mark.parametrize(
-    ("accuracies", "verdict"),
-    [
-        ((0.9, 0.8, 0.6), HOLDS),
-        ((0.9, 0.8, 0.4), UNDECIDED),
-        ((0.1, 0.2, 0.0), FAILS),
-        ((0.9,), UNDECIDED),
-        ((), NOT_RUN),
-    ],
+    ("accuracies", "verdict"), [((0.9, 0.8, 0.6), HOLDS), ((0.9, 0.8, 0.4), UNDECIDED), ((0.1, 0.2, 0.0), FAILS)]
 )
 def test_recall_is_judged_at_the_rate_with_the_best_median(accuracies, verdict):
-    lucky = recalls("flash", 0.003, (1.0, 0.0, 0.0))  # one seed chooses nothing
-    lines = [*lucky, *recalls("flash", 0.001, accuracies, (0.05,) * 3)] if accuracies else []
+    lucky = ((1.0, 0.0, 0.0), (1.0, 0.0, 0.0))  # one seed chooses nothing
+    lines = [*recalls({0.003: lucky, 0.001: (accuracies, (0.05,) * 3), 0.0003: lucky})]
     found = {line["hypothesis"].split()[1]: line for line in recall_verdicts(lines)}
-    assert found["flash"]["verdict"] == verdict and found["gated_deltanet"]["verdict"] == NOT_RUN
+    assert found["flash"]["verdict"] == verdict and "rate 0.001" in found["flash"]["figure"]
+    assert found["gated_deltanet"]["verdict"] == NOT_RUN
+    (line, _) = recall_verdicts(lines[:-1])  # not all are made
+    assert line["verdict"] == NOT_RUN
 
 
 def test_the_anchor_is_the_published_loss():
     line = lambda run, loss: {"part": anchor.PART, "run": run, "seed": 0, "loss": loss}
     assert anchor_verdict([])["verdict"] == NOT_RUN
-    assert anchor_verdict([line("transformer", 1.92), line("flash", 1.5)])["verdict"] == HOLDS
-    assert anchor_verdict([line("transformer", 1.94)])["verdict"] == FAILS
-    found = anchor_verdict([line("transformer", 1.8), line("transformer", 1.96)])  # 1.88 in the mean
-    assert found["verdict"] == HOLDS and found["figure"] == "transformer 1.880"
+    assert anchor_verdict([line("transformer", 1.92)] * 2)["verdict"] == UNDECIDED
+    assert anchor_verdict([line("transformer", 1.94)] * 3)["verdict"] == FAILS
+    losses = [line("transformer", loss) for loss in (1.8, 1.88, 1.96)]  # 1.88 in the mean
+    found = anchor_verdict([*losses, line("flash", 1.5)])
+    assert found["verdict"] == HOLDS and found["figure"] == "transformer 1.880, flash 1.500"
 
 
 def test_the_text_of_the_anchor_is_split_as_the_recipe_does(tmp_path):

@@ -15,14 +15,14 @@ from small import ROOT
 from flash_lm.errors import InputError, NonfiniteError, Stopped
 from flash_lm.jsonl import read_jsonl, write_jsonl
 from flash_lm.shared_work import begun_here
-from studies import core
+from studies import cores
 from studies.queue import DONE, LONG, MOST_HOURS, NEXT, RUNNING, WAITING, Job, Place, states, work_off
 
 ABOUT = {"study_commit": "abc"}
 
 
-def job(name, make=lambda folder, should_stop: [{"loss": 1.0}], needs=(), hours=0.1, known="same"):
-    return Job(name, {"run": name}, hours, known, needs, None, make)
+def job(name, make=lambda folder, should_stop: [{"loss": 1.0}], hours=0.1, known="same", is_ready=True):
+    return Job(name, {"run": name}, hours, known, None, make, is_ready)
 
 
 def place(folder, should_stop=bool):
@@ -33,19 +33,30 @@ def made(folder):
     return {file.stem: read_jsonl(file) for file in (folder / "out" / "runs").glob("*.jsonl")}
 
 
-def test_jobs_are_made_in_order_after_what_they_need(tmp_path):
+def test_jobs_are_made_in_order_as_they_become_ready(tmp_path):
     order = []
 
     def make(name):
         return lambda folder, should_stop: order.append(name) or [{"loss": 1.0}]
 
-    jobs = [job("late", make("late"), needs=("early",)), job("middle", make("middle")), job("early", make("early"))]
-    work_off(lambda: [*jobs, job("never", make("never"), hours=MOST_HOURS + 0.1)], place(tmp_path), ABOUT)
+    def jobs():
+        late = job("late", make("late"), is_ready="early" in made(tmp_path))
+        never = job("never", make("never"), hours=MOST_HOURS + 0.1)
+        return [late, job("middle", make("middle")), job("early", make("early")), never]
+
+    work_off(jobs, place(tmp_path), ABOUT)
     assert order == ["middle", "early", "late"] and made(tmp_path).keys() == {*order}
     line = made(tmp_path)["late"][0]
     assert (line["run"], line["loss"], line["study_commit"]) == ("late", 1.0, "abc")
-    work_off(lambda: jobs, place(tmp_path), ABOUT)
+    work_off(jobs, place(tmp_path), ABOUT)
     assert len(order) == 3
+
+
+def test_a_job_is_only_made_with_what_was_known_when_it_was_listed(tmp_path):
+    """Another process may find the rate between the two: the next listing has it."""
+    listings = iter([[job("seed", is_ready=False), job("other")], [job("seed", known="with the rate")], []])
+    work_off(lambda: next(listings), place(tmp_path), ABOUT)
+    assert made(tmp_path)["seed"][0]["study_hash"] == "with the rate"
 
 
 def test_jobs_may_follow_from_lines(tmp_path):
@@ -65,9 +76,10 @@ def test_a_failed_job_is_a_line_and_lines_of_another_config_an_error(tmp_path):
     assert line["failed"] == "the loss is nan" and line["run"] == "bad"
     curves = read_jsonl(tmp_path / "out" / "curves" / "bad.jsonl")
     assert curves == [{"schedule": ".", "split": "train", "step": 40, "loss": 9.0}]
-    assert not (tmp_path / "queue" / "bad").exists()
+    assert not (tmp_path / "queue" / "bad_same").exists()
     with pytest.raises(InputError, match="bad.jsonl is of another config"):
-        work_off(lambda: [job("bad", known="other")], place(tmp_path), ABOUT)
+        work_off(lambda: [job("bad", known="other"), job("good")], place(tmp_path), ABOUT)
+    assert "good" in made(tmp_path)  # one bad job does not block the others
 
 
 def test_a_stopped_job_goes_on_where_it_was(tmp_path):
@@ -80,21 +92,21 @@ def test_a_stopped_job_goes_on_where_it_was(tmp_path):
                 raise Stopped("stopped")
         return [{"steps": steps.read_text()}]
 
-    calls = iter([False, False, True])
+    calls = iter([False, False, False, True])
     with pytest.raises(Stopped):
         work_off(lambda: [job("long", make)], place(tmp_path, lambda: next(calls)), ABOUT)
-    assert not made(tmp_path) and (tmp_path / "queue" / "long" / "steps").read_text() == "3"
+    assert not made(tmp_path) and (tmp_path / "queue" / "long_same" / "steps").read_text() == "3"
     work_off(lambda: [job("long", make)], place(tmp_path), ABOUT)
     assert made(tmp_path)["long"][0]["steps"] == "6"
 
 
 def test_what_another_process_has_begun_is_left_to_it(tmp_path):
-    here, jobs = place(tmp_path), [job("one"), job("two"), job("three", needs=("one",)), job("four", hours=3.0)]
+    here, jobs = place(tmp_path), [job("one"), job("two"), job("three", is_ready=False), job("four", hours=3.0)]
     with begun_here(here.lock("one")):
         work_off(lambda: jobs, here, ABOUT)
         found = states(jobs, here)
     assert [state.word for state in found] == [RUNNING, DONE, WAITING, LONG]
-    assert f"process {os.getpid()} on" in found[0].by
+    assert found[0].by == os.getpid()
     assert [state.word for state in states(jobs, here)] == [NEXT, DONE, WAITING, LONG]
 
 
@@ -102,7 +114,7 @@ KILLED = """
     import os, pathlib, signal, sys
     sys.path.insert(0, {root!r})
     from studies.queue import Job, Place, work_off
-    from studies import queue
+    from flash_lm import shared_work
     def make(folder, should_stop):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "begun").touch()
@@ -110,12 +122,10 @@ KILLED = """
             os.kill(os.getpid(), signal.SIGKILL)
         return [{{"loss": 1.0}}] * 1000
     if {moment!r} == "writing":
-        queue.write_made = lambda file, lines, known: (
-            file.parent.mkdir(parents=True), file.with_suffix(".partial").write_text("half of a li"),
-            os.kill(os.getpid(), signal.SIGKILL))
+        shared_work.os.replace = lambda *files: os.kill(os.getpid(), signal.SIGKILL)  # all is written, but for the name
     folder = pathlib.Path({folder!r})
     place = Place(folder / "out", folder / "queue", bool)
-    work_off(lambda: [Job("job", {{}}, 0.1, "same", (), None, make)], place, {{}})
+    work_off(lambda: [Job("job", {{}}, 0.1, "same", None, make)], place, {{}})
 """
 
 
@@ -124,7 +134,7 @@ def test_a_kill_loses_no_job_and_leaves_no_half_of_one(tmp_path, moment):
     program = textwrap.dedent(KILLED).format(root=str(ROOT), folder=str(tmp_path), moment=moment)
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert not made(tmp_path) and (tmp_path / "queue" / "job" / "begun").exists()
+    assert not made(tmp_path) and (tmp_path / "queue" / "job_same" / "begun").exists()
 
     def make(folder, should_stop):
         assert (folder / "begun").exists()  # what the killed one has left is there to go on from
@@ -137,7 +147,7 @@ def test_a_kill_loses_no_job_and_leaves_no_half_of_one(tmp_path, moment):
 WORKER = """
     import pathlib, sys, time
     sys.path.insert(0, {root!r})
-    from studies.core import one_core
+    from studies.cores import one_core
     with one_core(pathlib.Path({queue!r})) as core:
         import os
         print(core, len(os.sched_getaffinity(0)), os.nice(0), flush=True)
@@ -163,28 +173,28 @@ def test_each_process_has_a_core_of_its_own_and_all_can_be_paused(tmp_path):
     start = lambda: subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    cores = sorted(os.sched_getaffinity(0))
-    workers = [start() for _ in cores]
+    free = sorted(os.sched_getaffinity(0))
+    workers = [start() for _ in free]
     try:
         told = [list(map(int, worker.stdout.readline().split())) for worker in workers]
-        assert sorted(core for core, _, _ in told) == cores
+        assert sorted(core for core, _, _ in told) == free
         assert all((width, nice) == (1, 19) for _, width, nice in told)
         _, error = start().communicate(timeout=60)
         assert "each core has a process of the queue already" in error
-        assert sorted(core.pause(tmp_path)) == sorted(worker.pid for worker in workers)
+        assert sorted(cores.pause(tmp_path)) == sorted(worker.pid for worker in workers)
         for worker in workers:
             becomes(worker, stopped=True)
         _, error = start().communicate(timeout=60)
         assert "the queue is paused: run python -m studies resume first" in error
-        assert sorted(core.resume(tmp_path)) == sorted(worker.pid for worker in workers)
+        assert sorted(cores.resume(tmp_path)) == sorted(worker.pid for worker in workers)
         for worker in workers:
             becomes(worker, stopped=False)
-        assert not core.is_paused(tmp_path)
+        assert not cores.is_paused(tmp_path)
     finally:
         for worker in workers:
             worker.kill()
             worker.communicate()
-    assert core.pause(tmp_path) == []
+    assert cores.pause(tmp_path) == []
 
 
 def test_the_command_says_what_is_missing(tmp_path):

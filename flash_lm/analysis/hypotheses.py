@@ -13,6 +13,7 @@ import numpy as np
 
 from flash_lm.analysis.ratios import (
     SEEDS,
+    STRETCHES,
     MeanRatio,
     NoFigureError,
     Variance,
@@ -34,6 +35,7 @@ RULE = (
 )
 _WORDS = {True: HOLDS, False: FAILS, None: UNDECIDED}
 _PLANNED = (3, 5, 7)  # numbers of seeds of which the power is told
+_FEWEST_ROUNDS = 10  # of a timing, two in each stretch
 _FEWEST_BLOCKS = 20  # of a text, from which its error is known
 _COLUMNS: Columns = {
     "": ("number", "{}"),
@@ -198,7 +200,10 @@ class Hypothesis:
         return words, line
 
     def _step_ratio(self, steps: Mapping[str, Line]) -> tuple[float, Variance]:
-        """The mean logarithm of the first one's time of a step over the second one's in the rounds of their timing."""
+        """The logarithm of the first one's time of a step over the second one's, each ratio of one round.
+
+        It is the mean of the medians of a few stretches of the timing.
+        """
         rounds = []
         for run in (self.first, self.second):
             if (name := step_name(self.part, run)) not in steps:
@@ -207,9 +212,14 @@ class Hypothesis:
         if None in rounds:
             raise NoFigureError(f"{self.first} and {self.second} were timed without their rounds: time them again")
         logs = [math.log(ours / theirs) for ours, theirs in zip(*rounds, strict=False)]  # a slow step has one round
-        if len(logs) < 2:
-            raise NoFigureError(f"{self.first} and {self.second} were timed together in one round: time them in more")
-        return statistics.fmean(logs), variance_of_mean(logs)
+        if len(logs) < _FEWEST_ROUNDS:
+            raise NoFigureError(
+                f"{self.first} and {self.second} were timed together in {len(logs)} rounds: time them in "
+                f"{_FEWEST_ROUNDS} or more"
+            )
+        # The machine is slow for several rounds at a time: medians of stretches are nearly independent.
+        medians = [statistics.median(part) for part in np.array_split(logs, STRETCHES)]
+        return statistics.fmean(medians), variance_of_mean(medians)
 
 
 def timed_steps(times: Sequence[Line]) -> dict[str, Line]:

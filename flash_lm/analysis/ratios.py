@@ -11,7 +11,7 @@ from scipy.special import gammaincinv, ndtr, stdtrit
 from flash_lm.analysis.relations import spread
 
 SEEDS = 3  # that a verdict needs
-_STRETCHES = 5  # of a text: neighbouring blocks are correlated over several of them, stretches of ten hardly
+STRETCHES = 5  # of a text or a timing: neighbouring blocks are correlated over several of them, stretches hardly
 _ROUNDING = 1e-30  # least variance of a logarithm: that of rounding
 _QUANTILES = 50  # of each variance, over which a power is a mean
 
@@ -38,11 +38,11 @@ def variance_of_text(differences_N: np.ndarray, tokens_N: np.ndarray) -> Varianc
     It is that of a ratio of sums over a few long stretches of the text (Cochran 1977, "Sampling Techniques", section
     6.4).
     """
-    of_stretches = lambda blocks: np.array([part.sum() for part in np.array_split(blocks, _STRETCHES)])
+    of_stretches = lambda blocks: np.array([part.sum() for part in np.array_split(blocks, STRETCHES)])
     differences, tokens = of_stretches(differences_N), of_stretches(tokens_N)
     mean = differences.sum() / tokens.sum()
-    square = _STRETCHES / (_STRETCHES - 1) * np.square(differences - mean * tokens).sum()
-    return Variance(float(square / tokens.sum() ** 2), _STRETCHES - 1)
+    square = STRETCHES / (STRETCHES - 1) * np.square(differences - mean * tokens).sum()
+    return Variance(float(square / tokens.sum() ** 2), STRETCHES - 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ rows of 64 characters on a CPU, and reports a validation loss of 1.88 nats a cha
 """
 
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -14,8 +15,8 @@ from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import Line
 from flash_lm.study import changed, train_whole
-from flash_lm.training.workdir import run_hash
-from studies.queue import Job, ShouldStop
+from flash_lm.trunk_study import ShouldStop, study_hash
+from studies.queue import Job
 
 PART = "anchor"
 PUBLISHED_NATS, NEAR_NATS = 1.88, 0.05
@@ -62,12 +63,18 @@ def get_config(text: pathlib.Path) -> ConfigDict:
     return config
 
 
-def jobs(text: pathlib.Path, seeds: tuple[int, ...]) -> list[Job]:
-    """Each family by the same recipe."""
-    return [_job(get_config(text), family, seed) for seed in seeds for family in FAMILIES]
+def jobs(text: pathlib.Path, known: str, seeds: Sequence[int]) -> list[Job]:
+    """Each family by the same recipe.
+
+    Args:
+        text: see `write_text`.
+        known: identifies it.
+        seeds: of each family.
+    """
+    return [_job(get_config(text), known, family, seed) for seed in seeds for family in FAMILIES]
 
 
-def _job(recipe: Any, family: str, seed: int) -> Job:
+def _job(recipe: Any, known: str, family: str, seed: int) -> Job:
     config: Any = changed(recipe, {"model.family": family, "seed": seed})
 
     def make(folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
@@ -75,4 +82,4 @@ def _job(recipe: Any, family: str, seed: int) -> Job:
         return evaluate(folder, "validation")
 
     about = {"part": PART, "run": family, "seed": seed}
-    return Job(f"{PART}_{family}_seed_{seed}", about, _HOURS, run_hash(config.to_dict()), (), config, make)
+    return Job(f"{PART}_{family}_seed_{seed}", about, _HOURS, study_hash(config, known), config, make)

@@ -17,6 +17,7 @@ from studies.queue import Job
 NAME = "controls"
 OLDER = "study/runs"  # the first study's lines, of which some count here, too
 _TAKEN = {"transformer_plus_plus": 0.006, "flash_scores": 0.012}  # its rates of these, with three seeds each
+LAST_HALF = "1024–2047"  # of the positions in rows of 2048
 GAIN = 1.02  # factor in perplexity that tokens farther than 512 must be worth
 
 _T, _F = study.MODELS["transformer_plus_plus"], study.MODELS["flash_scores"]
@@ -56,8 +57,8 @@ _LONG_ROWS = {"data.length": 2048, "model.max_length": 2048}
 _SEEDS = (0, 1, 2)
 ROWS = Part("rows_of_512", {}, {}, _SEEDS, 3200, shares=(0.25, 0.5, 1.0), lengths=(2048,), slices=_SLICES)
 CHUNKS = Part("chunks_512", {}, {}, _SEEDS, 980, slices=(POSITIONS,))
-FAR_BOOKS = Part("far_books", {}, _LONG_ROWS, _SEEDS, 1220, slices=(POSITIONS,))
-FAR_BIGRAMS = Part("far_bigrams", {}, _LONG_ROWS, range(5), 600, slices=(POSITIONS,))
+FAR_BOOKS = Part("far_books", {}, _LONG_ROWS, _SEEDS, 1220, lengths=(512,), slices=(POSITIONS,))
+FAR_BIGRAMS = Part("far_bigrams", {}, _LONG_ROWS, range(5), 600, lengths=(512,), slices=(POSITIONS,))
 SMALL = Part("small", {}, {"model.model_dim": 64}, _SEEDS, 3200, shares=(0.25, 0.5, 1.0), slices=_SLICES)
 DOUBLE = Part("double", {}, {}, _SEEDS, 6400)
 LARGE = Part("large", {}, {"model.model_dim": 256, "model.num_layers": 5}, (0,), 6400)
@@ -103,15 +104,22 @@ def jobs_now(data: Data, lines: Sequence[Line]) -> list[Job]:
     in_order = lambda groups: [job for group in groups for job in _jobs(group, data, lines)]
     shakespeare = data.folder / "shakespeare"
     return [
-        *anchor.jobs(shakespeare, (0,)),
+        *anchor.jobs(shakespeare, data.known, (0,)),
         *_search(data, lines),
         *in_order(FIRST),
         *_far(data, lines),
         *in_order(THEN),
         *recall.jobs(),
         *in_order(LAST),
-        *anchor.jobs(shakespeare, (1, 2)),
+        *anchor.jobs(shakespeare, data.known, (1, 2)),
     ]
+
+
+def jobs_ever(data: Data) -> list[Job]:
+    """Jobs of every model that the controls may come to, whichever text is found."""
+    far = [job for name in FAR for job in _jobs(_far_group(name), data, [])]
+    softmax = [_jobs(Group(part, [_softmax_in_rows_of_2048(part)], name), data, []) for name, part in FAR.items()]
+    return [*jobs_now(data, []), *far, *(job for own in softmax for job in own)]
 
 
 def groups(lines: Sequence[Line]) -> list[Group]:
@@ -129,13 +137,14 @@ def time_steps(data: Data, results: pathlib.Path, rounds: int) -> list[Line]:
 
 
 def gain(lines: Sequence[Line], part: str) -> float | None:
-    """How many times the perplexity at positions 256 to 511 is that at 1024 to 2047, of a Transformer++.
+    """How many times the perplexity with at most 511 tokens before is that with 1024 to 2047, of a Transformer++.
 
-    Seed 0 at its best rate, in rows of 2048; None: it is not made.
+    The former is that of the second half of rows of 512, the latter of the second half of rows of 2048: each is half of
+    the text, evenly spread, so that their tokens are as hard. Seed 0 at its best rate; None: it is not made.
     """
-    own = chosen(lines, part, [_softmax_in_rows_of_2048(FAR[part])])
-    at = {x["slice"]: x["perplexity"] for x in own if x["seed"] == 0 and x.get("slices") == POSITIONS}
-    return at["256–511"] / at["1024–2047"] if at else None
+    own = [x for x in chosen(lines, part, [_softmax_in_rows_of_2048(FAR[part])]) if x["seed"] == 0]
+    at = {(x["length"], x["slice"]): x["perplexity"] for x in own if x.get("slices") == POSITIONS}
+    return at[512, "256–511"] / at[2048, LAST_HALF] if at else None
 
 
 def far_text(lines: Sequence[Line]) -> str | None:

@@ -1,5 +1,6 @@
 """What the controls are to decide, by the numbers and rules of docs/controls.md."""
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -8,7 +9,7 @@ from flash_lm.analysis.ratios import SEEDS
 from flash_lm.analysis.verdicts import NOT_RUN
 from flash_lm.jsonl import Line, grouped
 from studies.controls import anchor, recall
-from studies.controls.design import CHUNKS, DOUBLE, FAR, ROWS, SMALL
+from studies.controls.design import CHUNKS, DOUBLE, FAR, LAST_HALF, ROWS, SMALL
 
 RECALLED = 0.5  # of the pairs, that a model which has learned to recall is above
 _SOFTMAX, _FLASH, _QUAD = "transformer_plus_plus", "flash_scores", "flash_quad_toeplitz_scores"
@@ -16,13 +17,13 @@ _LINEAR = "linear_transformer_rotary"
 _rows = lambda number, first, relation, second, **more: Hypothesis(number, ROWS.name, first, relation, second, **more)
 
 
-def _of_chunks(number: int, part: str) -> list[Hypothesis]:
-    """Local, global and both."""
+def _of_chunks(number: int, part: str, at: str | None = None) -> list[Hypothesis]:
+    """Local, global and both, at all places of a row or at some."""
     local, over_all = f"{_FLASH}/local", f"{_FLASH}/global"
     return [
-        Hypothesis(number, part, local, "better", over_all),
-        Hypothesis(number, part, _FLASH, "better", local),
-        Hypothesis(number, part, _FLASH, "alike", local),
+        Hypothesis(number, part, local, "better", over_all, slice=at),
+        Hypothesis(number, part, _FLASH, "better", local, slice=at),
+        Hypothesis(number, part, _FLASH, "alike", local, slice=at),
     ]
 
 
@@ -40,10 +41,13 @@ HYPOTHESES = [
     _rows(14, "transformer_plus", "better", _LINEAR),
     _rows(14, "transformer_plus", "better", "transformer"),
     *_of_chunks(15, CHUNKS.name),
-    *(hypothesis for part in FAR for hypothesis in _of_chunks(16, part)),
+    *(hypothesis for part in FAR for hypothesis in _of_chunks(16, part, LAST_HALF)),
     Hypothesis(17, SMALL.name, _FLASH, "no worse", _SOFTMAX),
     Hypothesis(17, DOUBLE.name, _FLASH, "no worse", _SOFTMAX),
 ]
+
+
+_WORDS = {frozenset(): NOT_RUN, frozenset({True}): HOLDS, frozenset({False}): FAILS}
 
 
 def recall_verdicts(lines: Sequence[Line]) -> list[Line]:
@@ -53,10 +57,8 @@ def recall_verdicts(lines: Sequence[Line]) -> list[Line]:
         name = recall.family_of(model)
         own = recall.at_best_rate(lines, name)
         accuracies = [line.get("accuracy", 0.0) for line in own]
-        word = NOT_RUN if not own else UNDECIDED
-        if len(own) >= SEEDS:
-            held = {accuracy > RECALLED for accuracy in accuracies}
-            word = HOLDS if held == {True} else FAILS if held == {False} else UNDECIDED
+        held = {accuracy > RECALLED for accuracy in accuracies}
+        word = _WORDS.get(frozenset(held), UNDECIDED)
         told = ", ".join(f"{100 * x:.1f} %" for x in accuracies)
         found.append(
             {
@@ -73,11 +75,12 @@ def anchor_verdict(lines: Sequence[Line]) -> Line:
     """Whether the Transformer reaches the published loss, in the mean over its seeds."""
     near, published = anchor.NEAR_NATS, anchor.PUBLISHED_NATS
     losses = {
-        run: statistics.fmean(line.get("loss", float("nan")) for line in own)
+        run: statistics.fmean(line.get("loss", math.inf) for line in own)
         for (run,), own in grouped([line for line in lines if line["part"] == anchor.PART], "run").items()
     }
-    own = losses.get("transformer")
-    word = NOT_RUN if own is None else HOLDS if abs(own - published) <= near else FAILS
+    seeds = sum((line["part"], line["run"]) == (anchor.PART, "transformer") for line in lines)
+    held = abs(losses.get("transformer", math.inf) - published) <= near
+    word = NOT_RUN if not seeds else UNDECIDED if seeds < SEEDS else HOLDS if held else FAILS
     return {
         "number": 19,
         "hypothesis": f"{anchor.PART}: transformer within {near:g} of the published {published:g} nats a character",

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from flash_lm.configs.tables import study
 from flash_lm.jsonl import Line
 from flash_lm.study import Changes, changed
-from flash_lm.trunk_study import DECAY, Part, Trunk, one_trunk, study_hash
-from studies.queue import Job, ShouldStop
+from flash_lm.trunk_study import DECAY, Part, ShouldStop, Trunk, one_trunk, study_hash
+from studies.queue import Job
 
 # Seconds of a step of 4096 tokens on one core of an AMD EPYC whose other core is busy, rows of 512.
 _STEP_S = {
@@ -20,6 +20,7 @@ _STEP_S = {
     "flash": 1.05,
     "flash_quad": 1.1,
 }
+_FURTHER = 2  # rates beyond those that are planned
 _SCORED_S = 240  # of the validation and the test split, in rows of both lengths, and of the start
 
 
@@ -29,7 +30,7 @@ class Candidate(NamedTuple):
     Attributes:
         name: the model's, in its lines.
         changes: what differs in it.
-        rates: that seed 0 is trained at; the best on the validation split gets the other seeds.
+        rates: that seed 0 is trained at, see `rates_of`; the best on the validation split gets the other seeds.
         slower: factor of its steps' time over that of its family in rows of 512.
     """
 
@@ -62,21 +63,33 @@ def jobs(
     found = []
     for candidate in candidates:
         own = part._replace(models={candidate.name: candidate.changes})
-        known_rate = taken.get(candidate.name)
         # Not trunks_of, which checks that the batch fits the devices: jobs are listed on any machine.
         first, *others = [
             Trunk(own, candidate.name, seed, changed(config, {**own.runs[candidate.name], "seed": seed}))
             for seed in part.seeds
         ]
-        rates = [rate for rate in candidate.rates if rate != known_rate]
-        searched = [_job(first, rate, f"{rate:g}_seed_0", (), candidate, text) for rate in rates]
+        known_rate = taken.get(candidate.name)
+        rates = [rate for rate in rates_of(lines, part.name, candidate) if rate != known_rate]
+        found += [_job(first, rate, candidate, text) for rate in rates]
         best = best_rate(lines, part.name, candidate)
-        found += searched
-        if best is not None and best == known_rate:
-            continue
-        needs = [job.name for job in searched]
-        found += [_job(trunk, best, f"seed_{trunk.seed}", needs, candidate, text) for trunk in others]
+        if best is None or best != known_rate:
+            found += [_job(trunk, best, candidate, text) for trunk in others]
     return found
+
+
+def rates_of(lines: Sequence[Line], part: str, candidate: Candidate) -> list[float]:
+    """The rates of a candidate; while the best is the lowest or the highest, up to `_FURTHER` beyond it."""
+    rates = sorted(candidate.rates)
+    losses = losses_of(lines, part, candidate)
+    for _ in range(_FURTHER if len(rates) > 1 else 0):
+        if not losses.keys() >= {*rates}:
+            break
+        best, factor = min(rates, key=lambda rate: losses[rate]), rates[1] / rates[0]
+        if best not in (rates[0], rates[-1]):
+            break
+        further = float(f"{best / factor if best == rates[0] else best * factor:.2g}")
+        rates = sorted([*rates, further])
+    return rates
 
 
 def losses_of(lines: Sequence[Line], part: str, candidate: Candidate) -> dict[float, float]:
@@ -92,11 +105,9 @@ def losses_of(lines: Sequence[Line], part: str, candidate: Candidate) -> dict[fl
 
 
 def best_rate(lines: Sequence[Line], part: str, candidate: Candidate) -> float | None:
-    """The rate with the lowest of `losses_of`; None: not all of them are tried."""
-    losses = losses_of(lines, part, candidate)
-    if not losses.keys() >= {*candidate.rates}:
-        return None
-    return min(candidate.rates, key=lambda rate: losses[rate])
+    """The rate with the lowest of `losses_of`; None: not all of `rates_of` are tried."""
+    losses, rates = losses_of(lines, part, candidate), rates_of(lines, part, candidate)
+    return min(rates, key=lambda rate: losses[rate]) if losses.keys() >= {*rates} else None
 
 
 def chosen(lines: Sequence[Line], part: str, candidates: Sequence[Candidate]) -> list[Line]:
@@ -105,8 +116,8 @@ def chosen(lines: Sequence[Line], part: str, candidates: Sequence[Candidate]) ->
     return [line for line in lines if line["part"] == part and line["rate"] == best.get(line["run"])]
 
 
-def _job(trunk: Trunk, rate: float | None, ending: str, needs: Sequence[str], candidate: Candidate, text: Text) -> Job:
-    """A run; its rate is None until the jobs that it needs have found it."""
+def _job(trunk: Trunk, rate: float | None, candidate: Candidate, text: Text) -> Job:
+    """A run; its rate is None until it is found."""
     part = trunk.part
     used = candidate.rates[0] if rate is None else rate
 
@@ -116,8 +127,10 @@ def _job(trunk: Trunk, rate: float | None, ending: str, needs: Sequence[str], ca
     config: Any = changed(trunk.config, {"train.learning_rate": used})
     scored = [[*of] for of in (part.shares, part.lengths, part.slices)]
     hours = (_steps(part) * _STEP_S[config.model.family] * candidate.slower + _SCORED_S) / 3600
-    name = f"{part.name}_{trunk.model}_{ending}".replace("/", "_")
-    return Job(name, {**trunk.at, "rate": used}, hours, study_hash(config, text.known, scored), needs, config, make)
+    at_rate = "best_rate" if rate is None else f"{rate:g}"
+    name = f"{part.name}_{trunk.model}_{at_rate}_seed_{trunk.seed}".replace("/", "_")
+    known = study_hash(config, text.known, scored)
+    return Job(name, {**trunk.at, "rate": used}, hours, known, config, make, is_ready=rate is not None)
 
 
 def _steps(part: Part) -> int:

@@ -13,7 +13,8 @@ from flash_lm.jsonl import Line, grouped
 from flash_lm.recall_study import Model, models_of, one_run
 from flash_lm.study import changed
 from flash_lm.training.workdir import run_hash
-from studies.queue import Job, ShouldStop
+from flash_lm.trunk_study import ShouldStop
+from studies.queue import Job
 
 PART = "mqar"
 MODELS = ("flash+short_convolution=3", "gated_deltanet")
@@ -39,7 +40,7 @@ def _job(model: Model, rate: float, seed: int) -> Job:
     config = model.of_run(rate, seed)
     about = {"part": PART, "run": model.family, "seed": seed, "rate": rate}
     name = f"{PART}_{model.family}_{rate:g}_seed_{seed}"
-    return Job(name, about, _STEPS * _STEP_S[model.family] / 3600, run_hash(config.to_dict()), (), config, make)
+    return Job(name, about, _STEPS * _STEP_S[model.family] / 3600, run_hash(config.to_dict()), config, make)
 
 
 def family_of(model: str) -> str:
@@ -48,7 +49,9 @@ def family_of(model: str) -> str:
 
 
 def at_best_rate(lines: Sequence[Line], run: str) -> list[Line]:
-    """A model's lines at the rate with the best median accuracy on the validation split, over its seeds."""
+    """A model's lines at the rate with the best median accuracy on the validation split; none before all are made."""
     own = [line for line in lines if (line["part"], line["run"]) == (PART, run)]
+    if {(line["rate"], line["seed"]) for line in own} < {*itertools.product(RATES, SEEDS)}:
+        return []
     median = lambda of_rate: statistics.median(line.get("validation_accuracy", 0.0) for line in of_rate)
-    return max(grouped(own, "rate").values(), key=median, default=[])
+    return max(grouped(own, "rate").values(), key=median)

@@ -3,12 +3,12 @@
 import contextlib
 import os
 import pathlib
-import re
 import signal
 from collections.abc import Iterator
 
 from flash_lm.errors import InputError
 from flash_lm.shared_work import begun_here
+from studies.locks import holder
 
 _LOWEST = 19  # priority
 _PAUSED = "paused"  # a file
@@ -24,11 +24,11 @@ def one_core(queue: pathlib.Path) -> Iterator[int]:
     Raises:
         InputError: there is no such core, or the queue is paused.
     """
-    if is_paused(queue):
-        raise InputError("the queue is paused: run python -m studies resume first")
+    _check_not_paused(queue)
     for core in sorted(os.sched_getaffinity(0)):
         with begun_here(_lock(queue, core)) as free:
             if free:
+                _check_not_paused(queue)  # again, since a pause just now has not seen this process
                 os.sched_setaffinity(0, {core})
                 os.nice(_LOWEST)
                 yield core
@@ -39,6 +39,11 @@ def one_core(queue: pathlib.Path) -> Iterator[int]:
 def is_paused(queue: pathlib.Path) -> bool:
     """Whether `pause` was called after the last `resume`."""
     return (queue / _PAUSED).exists()
+
+
+def _check_not_paused(queue: pathlib.Path) -> None:
+    if is_paused(queue):
+        raise InputError("the queue is paused: run python -m studies resume first")
 
 
 def pause(queue: pathlib.Path) -> list[int]:
@@ -55,18 +60,16 @@ def resume(queue: pathlib.Path) -> list[int]:
 
 
 def _signalled(queue: pathlib.Path, number: signal.Signals) -> list[int]:
-    """Sends a signal to each process that holds a core."""
+    """Sends a signal to each process of this machine that holds a core."""
     found = []
-    for core in range(os.cpu_count() or 1):
-        lock = _lock(queue, core)
-        if not lock.exists():
-            continue
-        with begun_here(lock) as free:
-            if not free and (holder := re.match(r"process (\d+) ", lock.read_text(encoding="utf-8"))):
-                os.kill(int(holder[1]), number)
-                found.append(int(holder[1]))
+    for lock in sorted(queue.glob(_lock(queue, "*").name)):
+        process = holder(lock)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            if process is not None:
+                os.kill(process, number)
+                found.append(process)
     return found
 
 
-def _lock(queue: pathlib.Path, core: int) -> pathlib.Path:
+def _lock(queue: pathlib.Path, core: int | str) -> pathlib.Path:
     return queue / f"core_{core}.lock"
