@@ -9,7 +9,7 @@ import pathlib
 import statistics
 import tomllib
 
-from flash_lm.analysis.hypotheses import FAILS, HOLDS, UNDECIDED, Hypothesis
+from flash_lm.analysis.hypotheses import FAILS, HOLDS, UNDECIDED, Hypothesis, timed_steps
 from flash_lm.analysis.relations import ALIKE
 from flash_lm.analysis.verdicts import NOT_RUN, WORDS
 from flash_lm.analysis.verdicts import UNDECIDED as CLAIM_UNDECIDED
@@ -17,6 +17,7 @@ from flash_lm.errors import InputError
 from flash_lm.jsonl import Line, read_lines
 from flash_lm.marked import replaced
 from flash_lm.shared_work import made_lines
+from flash_lm.trunk_study import step_name
 from studies.curves import curves_of, perplexity_after, ratio_at_equal_time
 
 HERE = pathlib.Path(__file__).parent
@@ -125,7 +126,7 @@ def _of_design(results: Results) -> Figures:
     models = results.lines(SUMMARY, part=PART, length=512, slice=None)
     budgets, seeds = ({x[key] for x in models if x["seeds"]} for key in ("share", "seeds"))
     timed = results.lines("study/step_times.jsonl")
-    (machine,) = {line["device"].partition(",")[0] for line in timed if line["run"].startswith(f"{PART} ")}
+    machine = timed_steps(timed)[step_name(PART, FLASH)]["device"].partition(",")[0]
     return {
         "size": _size(line["parameters"]),
         "tokens": _tokens(line),
