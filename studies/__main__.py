@@ -31,6 +31,12 @@ _PROGRAM = "studies.work"
 
 def main(argv: list[str]) -> None:
     """Runs one of the commands above."""
+    arguments = flags().parse_args(argv)
+    COMMANDS[arguments.command](arguments)
+
+
+def flags() -> argparse.ArgumentParser:
+    """The commands and their flags."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, function in COMMANDS.items():
@@ -47,8 +53,7 @@ def main(argv: list[str]) -> None:
             own.add_argument("--readme", type=local_path, default=TREE / "README.md", help="the page with the findings")
         if name == "commit":
             own.add_argument("name", help="of a commit, such as HEAD")
-    arguments = parser.parse_args(argv)
-    COMMANDS[arguments.command](arguments)
+    return parser
 
 
 def next_(arguments: argparse.Namespace) -> None:

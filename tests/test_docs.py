@@ -58,7 +58,9 @@ def check_config(config: str | None, overrides: list[str]) -> None:
 
 
 def check_module(words: list[str]) -> None:
-    parser = importlib.import_module(words[0]).flags()
+    module = importlib.import_module(words[0])
+    module = importlib.import_module(f"{words[0]}.__main__") if hasattr(module, "__path__") else module
+    parser = module.flags()
     known, others = parser.parse_known_args(words[1:])
     grid = [f"--config.{one}" for one in getattr(known, "grid", None) or []]
     first_values = [re.sub(r"=([^,]*),.*", r"=\1", word) for word in grid]
