@@ -207,8 +207,14 @@ def study() -> Figures:
     ]
 
 
+def controls() -> Figures:
+    path = "controls/runs/anchor_transformer_seed_0.jsonl"
+    return [(f"{one(path, split='validation')['loss']:.3f} nats", path)]
+
+
 EXPECTED = {
     "README.md": readme,
+    "controls.md": controls,
     "decoding.md": decode,
     "families.md": families,
     "kernels.md": kernels,
