@@ -31,6 +31,7 @@ from flash_lm.terminal import CLOSED, output_is_closed, prepare_output
 _log = logging.getLogger(__name__)
 _CONFIGS = pathlib.Path(__file__).parent / "configs"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_SHOWN = 200  # characters of a file's name
 _FACTORS = {"k": 10**3, "M": 10**6, "G": 10**9}
 # What is wrong with a file or a folder that a command could not write or read.
 _OF_FILES = {
@@ -75,7 +76,7 @@ def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.Argument
             sys.exit(CLOSED)
         if error.errno not in _FULL and (error.errno not in _OF_FILES or error.filename is None):
             raise
-        name = str(error.filename or "a file")[:80]
+        name = str(error.filename or "a file")[:_SHOWN]
         line = _OF_FILES.get(error.errno or 0, f"{{}}: {error.strerror}: free space")
         print(f"error: {line.format(name)}", file=sys.stderr)
         sys.exit(1 if error.errno in _FULL else 2)

@@ -24,6 +24,7 @@ HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent
 SUMMARY, VERDICTS = "study/summary.jsonl", "study/verdicts.jsonl"
 FIRST_SUMMARY, GPU = "study_as_init/summary.jsonl", "gpu/step_time/steps.jsonl"
+CHECKS, TUNED = "controls/checks.jsonl", "study/tuning/best.jsonl"
 PART = "rows_of_512"
 FLASH, FIRST_FLASH, QUAD, SOFTMAX, LINEAR = (
     *("flash_scores", "flash", "flash_quad"),
@@ -152,6 +153,22 @@ def _of_flash(results: Results) -> Figures:
     }
 
 
+def _of_checks(results: Results) -> Figures:
+    """What short runs say about the lead of FLASH: losses on the validation split after 320 steps, one seed."""
+    check = lambda what: _nats(results.one(CHECKS, check="loss", what=what)["loss"], CHECKS)
+    best = lambda model: _nats(results.one(TUNED, model=model)["loss"], TUNED)
+    return {
+        "without_bias": check("FLASH without its relative position bias"),
+        "with_convolution": check("Transformer++ with a short convolution"),
+        "check_softmax": best(SOFTMAX),
+        "check_flash": best(FLASH),
+    }
+
+
+def _nats(loss: float, path: str) -> str:
+    return _link(f"{loss:.2f}", path)
+
+
 def _of_long_rows(results: Results) -> Figures:
     """Rows four times as long as those of training, and what far tokens bring."""
     lengths = {"64–127": 512, "128–255": 512, "256–511": 512, "512–1023": 2048, "1024–2047": 2048}
@@ -224,7 +241,7 @@ def _of_claims(results: Results) -> Figures:
 
 def figures(results: Results) -> Figures:
     """What stands for the names in the sentences."""
-    parts = (_of_design, _of_flash, _of_long_rows, _of_attention, _of_details, _of_claims)
+    parts = (_of_design, _of_flash, _of_checks, _of_long_rows, _of_attention, _of_details, _of_claims)
     return {name: figure for part in parts for name, figure in part(results).items()}
 
 
