@@ -171,7 +171,7 @@ def _nats(loss: float, path: str) -> str:
 
 def _of_long_rows(results: Results) -> Figures:
     """Rows four times as long as those of training, and what far tokens bring."""
-    lengths = {"64–127": 512, "128–255": 512, "256–511": 512, "512–1023": 2048, "1024–2047": 2048}
+    lengths = {"64–127": 512, "256–511": 512, "1024–2047": 2048}
     places = {at: results.of_study(FLASH, length=n, place=at)["perplexity"] for at, n in lengths.items()}
     last = results.lines(SUMMARY, part=PART, share=1.0, length=512, slice="256–511")
     gains = [1 - x["perplexity"] / results.of_study(x["run"], place="64–127")["perplexity"] for x in last]
