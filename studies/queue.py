@@ -1,4 +1,4 @@
-"""A queue of jobs, such as training runs, that several processes and many sessions share.
+"""A queue of jobs, such as training runs, that several processes share, over many days.
 
 A job has a file of lines, which is written whole when the job is done. A lock says who is at it, and the system
 releases that when the process ends, even by a kill. What was interrupted is next again, and goes on from its newest
