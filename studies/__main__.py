@@ -14,7 +14,9 @@ import argparse
 import json
 import os
 import pathlib
+import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 
@@ -63,8 +65,12 @@ def next_(arguments: argparse.Namespace) -> None:
         raise InputError("no commit makes the runs yet: name one with python -m studies commit HEAD --data=…")
     place = checkout(TREE, commits[-1]["commit"], arguments.queue / "checkouts")
     words = [f"--hours={arguments.hours:g}", f"--commit={commits[0]['commit']}"]
-    os.chdir(place)
-    os.execve(python_of(place), _words(place, arguments, words), _environment(place))
+    # A session of its own, whose priority can be the lowest: see studies.cores. So signals must be passed on.
+    work = subprocess.Popen(_words(place, arguments, words), cwd=place, env=_environment(place), start_new_session=True)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(number, lambda number, frame: work.send_signal(number))
+    sys.exit(work.wait())
 
 
 def commit(arguments: argparse.Namespace) -> None:
@@ -79,7 +85,7 @@ def commit(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "losses.json"
         words = _words(place, arguments, [f"--losses={file}"])
-        if subprocess.run(words, cwd=place, env=_environment(place)).returncode:
+        if subprocess.run(words, cwd=place, env=_environment(place), start_new_session=True).returncode:
             raise RunError(f"the first losses at {name} could not be found")
         losses = json.loads(file.read_text(encoding="utf-8"))
     if problems := [problem for line in commits for problem in differences(line["losses"], losses)]:

@@ -11,12 +11,15 @@ from flash_lm.shared_work import begun_here
 from studies.locks import holder
 
 _LOWEST = 19  # priority
+_AUTOGROUP = pathlib.Path("/proc/self/autogroup")
 _PAUSED = "paused"  # a file
 
 
 @contextlib.contextmanager
 def one_core(queue: pathlib.Path) -> Iterator[int]:
     """Keeps this process, at the lowest priority, on a core that no other process of the queue has.
+
+    Where the system shares out time among sessions, it must lead one of its own for that.
 
     Args:
         queue: folder of the queue, where the cores' locks are.
@@ -30,10 +33,17 @@ def one_core(queue: pathlib.Path) -> Iterator[int]:
             if free:
                 _check_not_paused(queue)  # again, since a pause just now has not seen this process
                 os.sched_setaffinity(0, {core})
-                os.nice(_LOWEST)
+                _take_lowest_priority()
                 yield core
                 return
     raise InputError("each core has a process of the queue already: see python -m studies status")
+
+
+def _take_lowest_priority() -> None:
+    """Of this process, and of its session where the system shares out time among sessions first (sched(7))."""
+    os.nice(_LOWEST)
+    if os.getsid(0) == os.getpid() and _AUTOGROUP.exists():
+        _AUTOGROUP.write_text(str(_LOWEST), encoding="utf-8")
 
 
 def is_paused(queue: pathlib.Path) -> bool:

@@ -171,7 +171,12 @@ def becomes(process, stopped):
 def test_each_process_has_a_core_of_its_own_and_all_can_be_paused(tmp_path):
     program = textwrap.dedent(WORKER).format(root=str(ROOT), queue=str(tmp_path))
     start = lambda: subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     free = sorted(os.sched_getaffinity(0))
     workers = [start() for _ in free]
@@ -179,6 +184,8 @@ def test_each_process_has_a_core_of_its_own_and_all_can_be_paused(tmp_path):
         told = [list(map(int, worker.stdout.readline().split())) for worker in workers]
         assert sorted(core for core, _, _ in told) == free
         assert all((width, nice) == (1, 19) for _, width, nice in told)
+        groups = [pathlib.Path(f"/proc/{worker.pid}/autogroup") for worker in workers]
+        assert all(group.read_text().endswith("nice 19\n") for group in groups if group.exists())
         _, error = start().communicate(timeout=60)
         assert "each core has a process of the queue already" in error
         assert sorted(cores.pause(tmp_path)) == sorted(worker.pid for worker in workers)
