@@ -172,7 +172,8 @@ def _far(data: Data, lines: Sequence[Line]) -> list[Job]:
 
 
 def _far_group(name: str) -> Group:
-    return Group(FAR[name], _slower(_CHUNKED, 1.1), name)
+    slower = {"far_books": 1.1, "far_bigrams": 3.0}  # the test split of the latter is large
+    return Group(FAR[name], _slower(_CHUNKED, slower[name]), name)
 
 
 def _softmax_in_rows_of_2048(part: Part) -> Candidate:
