@@ -1,6 +1,5 @@
 """A checkout of a commit with an environment of its own, so that work in the tree does not touch what runs there."""
 
-import contextlib
 import os
 import pathlib
 import shutil
@@ -54,8 +53,11 @@ def checkout(tree: pathlib.Path, commit: str, folder: pathlib.Path) -> pathlib.P
         shutil.copytree(sys.prefix, partial / ".venv", symlinks=True, copy_function=_linked)
         for hook in (partial / ".venv").glob("lib/python*/site-packages/__editable__*"):
             hook.unlink()  # leads to the tree
-        with contextlib.suppress(OSError):  # another process was faster
+        try:
             os.replace(partial, place)
+        except OSError:
+            if not place.exists():  # else another process was faster
+                raise
     except (OSError, shutil.Error) as error:
         raise RunError(f"the environment {sys.prefix} cannot be copied to {partial}: {first_line(error)}") from None
     finally:

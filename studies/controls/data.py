@@ -32,6 +32,8 @@ def prepared(data: pathlib.Path, folder: pathlib.Path) -> Data:
             raise RunError(f"the texts in {data} could not be prepared")
         try:
             os.replace(partial, folder)
-        except OSError:  # another process was faster
+        except OSError:
             shutil.rmtree(partial)
+            if not folder.exists():  # else another process was faster
+                raise
     return Data(folder, hash_of_files(folder, (".jsonl", ".txt")))
