@@ -29,7 +29,13 @@ from flash_lm.models.language_model import build_model
 from flash_lm.training.loop import train
 
 _QUICK = {"train.steps": 3, "train.eval_every": 0, "train.checkpoint_every": 0, "train.warmup_steps": 1}
-_EXAMPLES = {"data.pack": "examples", "data.corpus": "copy", "data.path": None, "model.max_length": 64}
+_EXAMPLES = {
+    "data.pack": "examples",
+    "data.corpus": "copy",
+    "data.path": None,
+    "model.max_length": 64,
+    "data.tokens_per_batch": 512,
+}
 # What no family alone shows.
 _MORE = {
     "hybrid": {"model.pattern": ("flash", "transformer_plus_plus"), "model.num_layers": 2},
