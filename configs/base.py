@@ -6,7 +6,7 @@ docs/keys.md names, so `--config.model.family=flash_quad` alone turns any config
 
 from ml_collections import ConfigDict
 
-from flash_lm.config import default_config
+from flash_lm.config.experiment import default_config
 
 
 def get_config() -> ConfigDict:

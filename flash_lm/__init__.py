@@ -3,11 +3,13 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from flash_lm.config.registry import fill
+
 if TYPE_CHECKING:
     from flash_lm.data.corpora import register_corpus
     from flash_lm.data.tasks import register_task
-    from flash_lm.inference.importing import import_hf
-    from flash_lm.inference.loaded import LoadedModel, load
+    from flash_lm.inference.api import LoadedModel, load
+    from flash_lm.inference.import_llama import import_hf
     from flash_lm.models.family import register_family
     from flash_lm.models.heads import register_head
     from flash_lm.models.language_model import LanguageModel, build_model
@@ -30,11 +32,11 @@ __all__ = [
 
 _PLACES = {
     "LanguageModel": "flash_lm.models.language_model",
-    "LoadedModel": "flash_lm.inference.loaded",
+    "LoadedModel": "flash_lm.inference.api",
     "build_mixer": "flash_lm.models.mixer",
     "build_model": "flash_lm.models.language_model",
-    "import_hf": "flash_lm.inference.importing",
-    "load": "flash_lm.inference.loaded",
+    "import_hf": "flash_lm.inference.import_llama",
+    "load": "flash_lm.inference.api",
     "register_corpus": "flash_lm.data.corpora",
     "register_family": "flash_lm.models.family",
     "register_head": "flash_lm.models.heads",
@@ -47,7 +49,7 @@ def __getattr__(name: str) -> Any:
     """Imports a name on first use: JAX takes a second to import, and --help does not need it."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importlib.import_module("flash_lm.rows")  # before a user's rows
+    fill()  # before a user's rows
     return getattr(importlib.import_module(_PLACES[name]), name)
 
 

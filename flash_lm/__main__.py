@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-from flash_lm.command import run
+from flash_lm.cli.run import run
 
 COMMANDS = {
     "train": "train a config, or resume its run",

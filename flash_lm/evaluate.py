@@ -3,10 +3,11 @@
 import argparse
 import math
 
-from flash_lm.command import local_path, positive, run, whole_numbers, words_of
-from flash_lm.jsonl import append_jsonl
-from flash_lm.run_flags import add_run_flags, results_file, run_of
-from flash_lm.tables import TASKS
+from flash_lm.cli.flags import add_run_flags, results_file, run_of
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path, positive, whole_numbers, words_of
+from flash_lm.config.registry import TASKS
+from flash_lm.runs.jsonl import append_jsonl
 
 
 def flags() -> argparse.ArgumentParser:
@@ -43,8 +44,8 @@ def main(argv: list[str]) -> None:
     arguments, overrides = flags().parse_known_args(argv)
     from flash_lm.data.slices import ALL
     from flash_lm.inference.scoring import evaluate
-    from flash_lm.training.hosts import is_first
-    from flash_lm.training.lost_hosts import lost_hosts_reported
+    from flash_lm.runs.hosts import is_first
+    from flash_lm.runs.lost_hosts import lost_hosts_reported
 
     lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else []
     name, mesh = run_of(arguments)

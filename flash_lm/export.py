@@ -3,10 +3,11 @@
 import argparse
 import pathlib
 
-from flash_lm.command import local_path, positive, run
-from flash_lm.config import DTYPES
+from flash_lm.cli.flags import add_run_flags, run_of
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path, positive
+from flash_lm.config.model import DTYPES
 from flash_lm.errors import InputError
-from flash_lm.run_flags import add_run_flags, run_of
 
 FORMATS = ("flash_lm", "llama", "stablehlo")  # those of `inference.exporting`, which imports JAX
 _FORMAT_HELP = "llama: for Hugging Face's transformers; stablehlo: compiled functions that need jax alone"
@@ -40,12 +41,12 @@ def main(argv: list[str]) -> None:
     given = {name: value for name in _SIZES if (value := getattr(arguments, name)) is not None}
     if given and arguments.format != "stablehlo":
         raise InputError(f"--{', --'.join(given)} belong to --format=stablehlo: leave them out, or give that format")
-    from flash_lm.inference.exporting import check_export, export
-    from flash_lm.inference.programs import Sizes
-    from flash_lm.inference.trained_model import load_model
-    from flash_lm.training.hosts import is_first
+    from flash_lm.inference.export import check_export, export
+    from flash_lm.inference.model import load_model
+    from flash_lm.inference.stablehlo import Sizes
+    from flash_lm.runs.hosts import is_first
+    from flash_lm.runs.lost_hosts import lost_hosts_reported
     from flash_lm.training.hub import make_repository
-    from flash_lm.training.lost_hosts import lost_hosts_reported
 
     name, mesh = run_of(arguments)
     with lost_hosts_reported():

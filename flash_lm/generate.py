@@ -5,11 +5,12 @@ import dataclasses
 import pathlib
 import sys
 
-from flash_lm.command import local_path, run
-from flash_lm.config import DTYPES
+from flash_lm.cli.flags import add_run_flags, run_of
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path
+from flash_lm.config.model import DTYPES
 from flash_lm.errors import InputError
 from flash_lm.inference.settings import CAUSAL_ONLY, MASKED_ONLY, SAMPLING_HELP, Sampling
-from flash_lm.run_flags import add_run_flags, run_of
 
 
 def flags() -> argparse.ArgumentParser:
@@ -38,9 +39,9 @@ def flags() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> None:
     """Continues a prompt with a run's checkpoint, fills in [MASK]s, or answers the first line of a couplet."""
     arguments = flags().parse_args(argv)
-    from flash_lm.inference.printed import printed
-    from flash_lm.training.hosts import is_first
-    from flash_lm.training.lost_hosts import lost_hosts_reported
+    from flash_lm.cli.generate_output import printed
+    from flash_lm.runs.hosts import is_first
+    from flash_lm.runs.lost_hosts import lost_hosts_reported
 
     prompt, asked = read_prompt(arguments.prompt, arguments.prompt_file), vars(arguments)
     asked["workdir"], asked["mesh"] = run_of(arguments)

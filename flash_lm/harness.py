@@ -3,10 +3,11 @@
 import argparse
 from typing import Any
 
-from flash_lm.command import local_path, positive, run, words_of
+from flash_lm.cli.flags import add_run_flags, results_file, run_of
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path, positive, words_of
 from flash_lm.errors import InputError, first_line, missing_package
-from flash_lm.jsonl import Line, append_jsonl
-from flash_lm.run_flags import add_run_flags, results_file, run_of
+from flash_lm.runs.jsonl import Line, append_jsonl
 
 
 def flags() -> argparse.ArgumentParser:
@@ -35,7 +36,7 @@ def main(argv: list[str]) -> None:
     except ImportError as error:
         raise missing_package(str(error.name), "harness") from None
     from flash_lm.inference.harness import HarnessModel
-    from flash_lm.inference.trained_model import load_model
+    from flash_lm.inference.model import load_model
 
     if not arguments.include.is_dir():
         raise InputError(f"--include={arguments.include} is no folder: give the one that has your YAML files")

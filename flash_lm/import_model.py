@@ -2,7 +2,8 @@
 
 import argparse
 
-from flash_lm.command import local_path, run
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path
 
 
 def flags() -> argparse.ArgumentParser:
@@ -16,7 +17,7 @@ def flags() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> None:
     """Converts a Llama downloaded from the Hugging Face hub to a folder that the other commands read."""
     arguments = flags().parse_args(argv)
-    from flash_lm.inference.importing import import_hf
+    from flash_lm.inference.import_llama import import_hf
 
     import_hf(arguments.model, arguments.out)
     print(f"{arguments.out}: a --workdir for evaluate, generate, serve and export, or a --config.train.init_from")

@@ -8,11 +8,12 @@ import signal
 import socket
 import sys
 
-from flash_lm.command import positive, run
-from flash_lm.config import DTYPES
+from flash_lm.cli.flags import add_run_flags, run_of
+from flash_lm.cli.run import run
+from flash_lm.cli.types import positive
+from flash_lm.config.model import DTYPES
 from flash_lm.errors import InputError, first_line, missing_package
 from flash_lm.inference.service.limits import Limits
-from flash_lm.run_flags import add_run_flags, run_of
 
 _KEY = "FLASH_LM_API_KEY"
 _LIMITS = {
@@ -59,9 +60,9 @@ def main(argv: list[str]) -> None:
         from flash_lm.inference.service.connections import server
     except ImportError as error:
         raise missing_package(str(error.name), "serve") from None
-    from flash_lm.inference.trained_model import load_model
-    from flash_lm.training.hosts import is_first
-    from flash_lm.training.lost_hosts import lost_hosts_reported
+    from flash_lm.inference.model import load_model
+    from flash_lm.runs.hosts import is_first
+    from flash_lm.runs.lost_hosts import lost_hosts_reported
 
     key = _key(arguments.api_key)
     limits = Limits(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Limits)})

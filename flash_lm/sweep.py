@@ -6,9 +6,11 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flash_lm.command import count, load_config, load_module, local_path, run, whole_numbers
+from flash_lm.cli.flags import CONFIG_HELP, add_cache_flag, set_cache
+from flash_lm.cli.load import load_config, load_module
+from flash_lm.cli.run import run
+from flash_lm.cli.types import count, local_path, whole_numbers
 from flash_lm.errors import InputError
-from flash_lm.run_flags import CONFIG_HELP, add_cache_flag, set_cache
 
 Runs = Mapping[str, Mapping[str, Any]]  # what differs in each run, by name
 
@@ -38,7 +40,7 @@ def main(argv: list[str]) -> None:
     With --tune it finds the best value of a key for each of these runs instead, and writes table.md and tuning.png.
     """
     arguments, overrides = flags().parse_known_args(argv)
-    from flash_lm.study import in_workdir
+    from flash_lm.sweeps.grid import in_workdir
     from flash_lm.training.interrupt import stop_on_signal
 
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # else every run would log the keys that its family ignores
@@ -60,7 +62,7 @@ def main(argv: list[str]) -> None:
 
 def _runs(arguments: argparse.Namespace, config: Any) -> Runs:
     """The runs of the grid or of the file, or with --tune alone the config itself."""
-    from flash_lm.study import check_runs, grid_runs
+    from flash_lm.sweeps.grid import check_runs, grid_runs
 
     if arguments.grid:
         runs, impossible = grid_runs(config, arguments.grid)
@@ -86,8 +88,8 @@ def _workdir(arguments: argparse.Namespace) -> pathlib.Path:
 def _score(
     arguments: argparse.Namespace, config: Any, runs: Runs, workdir: pathlib.Path, should_stop: Callable[[], bool]
 ) -> None:
-    from flash_lm.analysis.comparison import write_comparison
-    from flash_lm.study import raise_failures, raise_stopped, run_study
+    from flash_lm.report.comparison import write_comparison
+    from flash_lm.sweeps.grid import raise_failures, raise_stopped, run_study
 
     lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else []
     failures = run_study(config, runs, workdir, arguments.split, should_stop, lengths)
@@ -100,8 +102,8 @@ def _score(
 def _tune(
     arguments: argparse.Namespace, config: Any, runs: Runs, workdir: pathlib.Path, should_stop: Callable[[], bool]
 ) -> None:
-    from flash_lm.analysis.tuning import write_tuning
-    from flash_lm.tuning import tune
+    from flash_lm.report.tuning import write_tuning
+    from flash_lm.sweeps.tuning import tune
 
     lines = tune(config, runs, arguments.tune, arguments.budget, workdir, should_stop)
     print(f"\n{write_tuning(lines, workdir)}")

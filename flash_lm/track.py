@@ -5,10 +5,10 @@ import importlib
 import itertools
 from typing import Any
 
-from flash_lm.command import run
+from flash_lm.cli.flags import add_plugins_flag, use_plugins
+from flash_lm.cli.run import run
 from flash_lm.errors import InputError, missing_package
-from flash_lm.run_flags import add_plugins_flag, use_plugins
-from flash_lm.run_name import RunName, run_name
+from flash_lm.runs.run_name import RunName, run_name
 
 TRACKERS = ("trackio", "wandb")  # both have init, log and finish
 
@@ -26,10 +26,10 @@ def flags() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> None:
     """Replays the metrics of runs into a tracker: each run with its config, its steps and its splits."""
     arguments = flags().parse_args(argv)
-    from flash_lm.analysis.results import labels
-    from flash_lm.config import filled
-    from flash_lm.jsonl import read_lines
-    from flash_lm.training import workdir as run_folder
+    from flash_lm.config.resolve import filled
+    from flash_lm.report.results import labels
+    from flash_lm.runs import run_folder
+    from flash_lm.runs.jsonl import read_lines
 
     use_plugins(arguments)
     names = labels([_folder(word) for word in arguments.workdirs])

@@ -3,10 +3,11 @@
 import argparse
 import pathlib
 
-from flash_lm.command import load_config, run
+from flash_lm.cli.flags import CONFIG_HELP, add_begin_flags, begin
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
 from flash_lm.errors import InputError, Stopped
-from flash_lm.run_flags import CONFIG_HELP, add_begin_flags, begin
-from flash_lm.run_name import run_name
+from flash_lm.runs.run_name import run_name
 
 
 def flags() -> argparse.ArgumentParser:
@@ -28,8 +29,8 @@ def main(argv: list[str]) -> None:
     from flash_lm.training.clock import start_of_process
     from flash_lm.training.device import report_unused_accelerator
     from flash_lm.training.interrupt import stop_on_signal
-    from flash_lm.training.loop import train
     from flash_lm.training.profile import parse_span
+    from flash_lm.training.train_loop import train
 
     profile = parse_span(arguments.profile) if arguments.profile else None
     config = load_config(arguments.config, overrides)

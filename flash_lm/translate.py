@@ -4,11 +4,12 @@ import argparse
 import dataclasses
 import importlib.util
 
-from flash_lm.command import local_path, positive, run
+from flash_lm.cli.flags import add_run_flags, results_file, run_of
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path, positive
 from flash_lm.errors import missing_package
 from flash_lm.inference.settings import BeamSearch
-from flash_lm.jsonl import append_jsonl, write_jsonl
-from flash_lm.run_flags import add_run_flags, results_file, run_of
+from flash_lm.runs.jsonl import append_jsonl, write_jsonl
 
 _TOKENIZERS = ("13a", "intl", "zh", "char", "none")
 
@@ -45,11 +46,11 @@ def main(argv: list[str]) -> None:
     settings = BeamSearch(arguments.beams, arguments.length_penalty)
     if importlib.util.find_spec("sacrebleu") is None:
         raise missing_package("sacrebleu", "bleu")
+    from flash_lm.inference.model import load_model
     from flash_lm.inference.scoring import load_text
-    from flash_lm.inference.trained_model import load_model
     from flash_lm.inference.translation import scores_of, translate
-    from flash_lm.training.hosts import is_first
-    from flash_lm.training.lost_hosts import lost_hosts_reported
+    from flash_lm.runs.hosts import is_first
+    from flash_lm.runs.lost_hosts import lost_hosts_reported
 
     name, mesh = run_of(arguments)
     out = results_file(arguments, name, "bleu.jsonl")

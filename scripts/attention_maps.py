@@ -12,13 +12,14 @@ import pathlib
 
 import numpy as np
 
-from flash_lm.analysis.figure import drawing
-from flash_lm.command import local_path, positive, run
+from flash_lm.cli.flags import add_plugins_flag, use_plugins
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path, positive
 from flash_lm.errors import missing_package
-from flash_lm.inference.loaded import LoadedModel
-from flash_lm.inference.trained_model import load_model
+from flash_lm.inference.api import LoadedModel
+from flash_lm.inference.model import load_model
 from flash_lm.models.attention_weights import AttentionMap
-from flash_lm.run_flags import add_plugins_flag, use_plugins
+from flash_lm.report.figure import drawing
 
 _TEXT = pathlib.Path(argparse.__file__)  # a text on every machine, from the default corpus
 _INCHES = (1.9, 2.0)

@@ -18,16 +18,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flash_lm.analysis.figure import can_draw
-from flash_lm.analysis.panels import Panel, plot_panels
-from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
-from flash_lm.analysis.table import markdown_table, pivot
-from flash_lm.command import load_config, positive, run, variant, whole_numbers
+from flash_lm.benchmarks.bare_decoding import BareDecoding
+from flash_lm.benchmarks.timing import ROUNDS, Cell, take_turns, timed
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
+from flash_lm.cli.types import positive, whole_numbers
+from flash_lm.config.overrides import variant
 from flash_lm.errors import InputError
-from flash_lm.inference.bare_decoding import BareDecoding
-from flash_lm.jsonl import Line, append_jsonl, write_jsonl
 from flash_lm.models.family import with_form
-from flash_lm.provenance import provenance
+from flash_lm.report.figure import can_draw
+from flash_lm.report.markdown import markdown_table, pivot
+from flash_lm.report.panels import Panel, plot_panels
+from flash_lm.runs.jsonl import Line, append_jsonl, write_jsonl
+from flash_lm.runs.provenance import provenance
 from flash_lm.training.device import free_memory
 
 CACHED = "transformer_plus_plus"

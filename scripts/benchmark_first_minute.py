@@ -21,12 +21,13 @@ from collections.abc import Sequence
 import jax
 
 from flash_lm.__main__ import COMMANDS
-from flash_lm.allocator import user_environment
-from flash_lm.command import positive, run
-from flash_lm.compiled import FOLDER
+from flash_lm.cli.compile_cache import FOLDER
+from flash_lm.cli.huge_pages import user_environment
+from flash_lm.cli.run import run
+from flash_lm.cli.types import positive
 from flash_lm.errors import RunError
-from flash_lm.jsonl import Line, append_jsonl, read_jsonl
-from flash_lm.provenance import provenance
+from flash_lm.runs.jsonl import Line, append_jsonl, read_jsonl
+from flash_lm.runs.provenance import provenance
 
 _SHORT = ("--config.train.steps=2", "--config.train.warmup_steps=1", "--config.train.log_every=1")
 

@@ -16,14 +16,16 @@ from typing import Any
 
 import jax
 
-from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns
-from flash_lm.analysis.table import Columns, markdown_table
-from flash_lm.command import load_config, positive, run, whole_numbers, words_of
+from flash_lm.benchmarks.bare_decoding import BareDecoding
+from flash_lm.benchmarks.timing import ROUNDS, Cell, take_turns
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
+from flash_lm.cli.types import positive, whole_numbers, words_of
 from flash_lm.data.tokenizers import ByteTokenizer
 from flash_lm.errors import InputError
-from flash_lm.inference.bare_decoding import BareDecoding
-from flash_lm.jsonl import Line, append_jsonl
-from flash_lm.provenance import provenance
+from flash_lm.report.markdown import Columns, markdown_table
+from flash_lm.runs.jsonl import Line, append_jsonl
+from flash_lm.runs.provenance import provenance
 from flash_lm.training.device import free_memory
 
 PIXELS = {"MNIST": 28 * 28, "CIFAR-10": 32 * 32 * 3}

@@ -23,18 +23,21 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
-from flash_lm.analysis.table import markdown_table
-from flash_lm.command import load_config, positive, run, whole_numbers, words_of
-from flash_lm.config import DTYPES, parse_model
+from flash_lm.benchmarks.timing import ROUNDS, Cell, take_turns, timed
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
+from flash_lm.cli.types import positive, whole_numbers, words_of
+from flash_lm.config.experiment import parse_model
+from flash_lm.config.model import DTYPES
 from flash_lm.errors import InputError, RunError
-from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pair
 from flash_lm.layers.decayed_core import DecayedCore, DecayedInputs
 from flash_lm.models.family import FAMILIES, complete
 from flash_lm.ops.segments import find_segments, whole_row
-from flash_lm.provenance import provenance
+from flash_lm.report.markdown import markdown_table
+from flash_lm.runs.jsonl import Line, append_jsonl
+from flash_lm.runs.provenance import provenance
 
 BOTH_WAYS = ("flash_quad", "flash")  # of the others only the causal form has a kernel
 WITH_KERNELS = [name for name, row in FAMILIES.items() if "model.kernels" in row.reads()]

@@ -15,13 +15,16 @@ import jax
 from flax import nnx
 
 import flash_lm
-from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
-from flash_lm.analysis.table import pivot
-from flash_lm.command import load_config, positive, run, variant, whole_numbers
+from flash_lm.benchmarks.timing import ROUNDS, Cell, take_turns, timed
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
+from flash_lm.cli.types import positive, whole_numbers
+from flash_lm.config.overrides import variant
 from flash_lm.errors import InputError
-from flash_lm.jsonl import write_jsonl
 from flash_lm.models.family import served
-from flash_lm.provenance import provenance
+from flash_lm.report.markdown import pivot
+from flash_lm.runs.jsonl import write_jsonl
+from flash_lm.runs.provenance import provenance
 
 NOT_OF_A_LAYER = ("family", "vocab_size", "absolute_positions", "causal", "max_length")
 

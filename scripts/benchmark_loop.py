@@ -16,15 +16,16 @@ import time
 import jax
 from ml_collections import ConfigDict
 
-from flash_lm.command import load_config, run
-from flash_lm.config import parse
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
+from flash_lm.config.experiment import parse
 from flash_lm.data.token_cache import load_tokenized
-from flash_lm.jsonl import append_jsonl, read_jsonl
+from flash_lm.runs.jsonl import append_jsonl, read_jsonl
 from flash_lm.training.compiled_step import CompiledStep
-from flash_lm.training.experiment import build_experiment
-from flash_lm.training.loop import train
+from flash_lm.training.setup import build_experiment
 from flash_lm.training.sharding import batch_sharding, place
 from flash_lm.training.start import new_state
+from flash_lm.training.train_loop import train
 
 
 def loop_step_ms(config: ConfigDict) -> float:

@@ -14,13 +14,14 @@ import resource
 
 import jax
 
-from flash_lm.analysis.rounds import timed
-from flash_lm.command import load_config, run
-from flash_lm.config import parse
-from flash_lm.jsonl import append_jsonl
+from flash_lm.benchmarks.bare_step import BareStep
+from flash_lm.benchmarks.timing import timed
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
+from flash_lm.config.experiment import parse
 from flash_lm.models.family import complete_config
-from flash_lm.provenance import provenance
-from flash_lm.training.bare_step import BareStep
+from flash_lm.runs.jsonl import append_jsonl
+from flash_lm.runs.provenance import provenance
 
 
 def main(argv: list[str]) -> None:

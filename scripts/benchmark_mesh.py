@@ -12,12 +12,14 @@ import pathlib
 import jax
 from ml_collections import ConfigDict
 
-from flash_lm.analysis.collectives import collectives
-from flash_lm.command import load_config, mesh_shapes, run
-from flash_lm.jsonl import append_jsonl
-from flash_lm.provenance import provenance
+from flash_lm.benchmarks.collectives import collectives
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
+from flash_lm.cli.types import mesh_shapes
+from flash_lm.runs.jsonl import append_jsonl
+from flash_lm.runs.provenance import provenance
 from flash_lm.training.compiled_step import CompiledStep
-from flash_lm.training.experiment import build_experiment
+from flash_lm.training.setup import build_experiment
 from flash_lm.training.sharding import batch_sharding, check_batch, place
 from flash_lm.training.start import new_state
 

@@ -17,19 +17,22 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from flash_lm.allocator import user_environment
-from flash_lm.analysis.figure import can_draw
-from flash_lm.analysis.panels import Panel, plot_panels
-from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
-from flash_lm.analysis.table import markdown_table
-from flash_lm.command import load_config, positive, run, whole_numbers, words_of
-from flash_lm.config import DTYPES, Config
+from flash_lm.benchmarks.bare_step import BareStep, step_config
+from flash_lm.benchmarks.peers import MOST_UNEQUAL, add_python, check_python, shape_of
+from flash_lm.benchmarks.timing import ROUNDS, Cell, take_turns, timed
+from flash_lm.cli.huge_pages import user_environment
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
+from flash_lm.cli.types import positive, whole_numbers, words_of
+from flash_lm.config.experiment import Config
+from flash_lm.config.model import DTYPES
 from flash_lm.errors import InputError
-from flash_lm.jsonl import Line, append_jsonl
-from flash_lm.peers import MOST_UNEQUAL, add_python, check_python, shape_of
-from flash_lm.provenance import provenance
-from flash_lm.training.bare_step import BareStep, step_config
-from flash_lm.training.state import ModelFunction
+from flash_lm.report.figure import can_draw
+from flash_lm.report.markdown import markdown_table
+from flash_lm.report.panels import Panel, plot_panels
+from flash_lm.runs.jsonl import Line, append_jsonl
+from flash_lm.runs.provenance import provenance
+from flash_lm.training.train_state import ModelFunction
 
 # peer -> the keys with which ours is the same model
 PEERS: dict[str, dict[str, Any]] = {

@@ -15,14 +15,16 @@ import time
 
 import jax
 
-from flash_lm.command import load_config, positive, run
-from flash_lm.config import parse
-from flash_lm.jsonl import Line, append_jsonl
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
+from flash_lm.cli.types import positive
+from flash_lm.config.experiment import parse
 from flash_lm.models.family import complete_config
-from flash_lm.provenance import provenance
-from flash_lm.training.checkpoint import Checkpoints
+from flash_lm.runs.jsonl import Line, append_jsonl
+from flash_lm.runs.provenance import provenance
+from flash_lm.training.checkpoint_write import Checkpoints
 from flash_lm.training.compiled_step import CompiledStep, shapes_of_batch
-from flash_lm.training.experiment import Setup, build_setup
+from flash_lm.training.setup import Setup, build_setup
 from flash_lm.training.sharding import check_batch, make_mesh
 from flash_lm.training.start import new_state
 

@@ -16,16 +16,18 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from flash_lm.analysis.collectives import collectives
-from flash_lm.command import load_config, mesh_shapes, positive, run, words_of
-from flash_lm.config import parse
+from flash_lm.benchmarks.collectives import collectives
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
+from flash_lm.cli.types import mesh_shapes, positive, words_of
+from flash_lm.config.experiment import parse
 from flash_lm.configs.tables import gau_mhsa
 from flash_lm.errors import InputError
-from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.models.family import complete_config
-from flash_lm.provenance import provenance
+from flash_lm.runs.jsonl import Line, append_jsonl
+from flash_lm.runs.provenance import provenance
 from flash_lm.training.compiled_step import CompiledStep
-from flash_lm.training.experiment import Setup, build_setup
+from flash_lm.training.setup import Setup, build_setup
 from flash_lm.training.sharding import check_batch, make_mesh
 
 SIZES = gau_mhsa.SIZES["paper"]

@@ -24,11 +24,12 @@ from collections.abc import Iterator
 import httpx
 import jax
 
-from flash_lm.analysis.table import Columns, markdown_table
-from flash_lm.command import positive, run, whole_numbers
+from flash_lm.cli.run import run
+from flash_lm.cli.types import positive, whole_numbers
 from flash_lm.errors import RunError
-from flash_lm.jsonl import Line, append_jsonl, write_jsonl
-from flash_lm.provenance import provenance
+from flash_lm.report.markdown import Columns, markdown_table
+from flash_lm.runs.jsonl import Line, append_jsonl, write_jsonl
+from flash_lm.runs.provenance import provenance
 
 GOOD = 4  # normal clients beside hostile ones
 _SHOWN = ("p50_ms", "p99_ms", "requests_per_s", "resident_mb")

@@ -20,18 +20,22 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from flash_lm.analysis.figure import can_draw
-from flash_lm.analysis.peaks import peak_flops
-from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
-from flash_lm.analysis.step_time import BASELINE, plot_step_times, step_time_tables
-from flash_lm.command import load_config, positive, run, variant, whole_numbers
-from flash_lm.config import DTYPES, Config
+from flash_lm.benchmarks.bare_step import BareStep, step_config
+from flash_lm.benchmarks.peaks import peak_flops
+from flash_lm.benchmarks.step_time import BASELINE, plot_step_times, step_time_tables
+from flash_lm.benchmarks.timing import ROUNDS, Cell, take_turns, timed
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
+from flash_lm.cli.types import positive, whole_numbers
+from flash_lm.config.experiment import Config
+from flash_lm.config.model import DTYPES
+from flash_lm.config.overrides import variant
+from flash_lm.config.registry import TASKS
 from flash_lm.errors import InputError
-from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.models.family import with_form
-from flash_lm.provenance import config_hash, provenance
-from flash_lm.tables import TASKS
-from flash_lm.training.bare_step import BareStep, step_config
+from flash_lm.report.figure import can_draw
+from flash_lm.runs.jsonl import Line, append_jsonl
+from flash_lm.runs.provenance import config_hash, provenance
 from flash_lm.training.device import free_memory
 
 SIZES = {  # configs by the name of a size

@@ -27,16 +27,17 @@ import numpy as np
 from flax import nnx
 
 import flash_lm
-from flash_lm.allocator import user_environment
-from flash_lm.command import run, words_of
+from flash_lm.benchmarks.peers import add_python, check_python
+from flash_lm.cli.huge_pages import user_environment
+from flash_lm.cli.run import run
+from flash_lm.cli.types import words_of
 from flash_lm.errors import InputError, RunError
-from flash_lm.jsonl import Line, write_jsonl
 from flash_lm.layers.lsh_core import LSHCore
 from flash_lm.layers.mixer import Mixer
 from flash_lm.layers.reformer import ReformerAttention
 from flash_lm.ops.lsh_attention import buckets_of
-from flash_lm.peers import add_python, check_python
-from flash_lm.provenance import provenance
+from flash_lm.runs.jsonl import Line, write_jsonl
+from flash_lm.runs.provenance import provenance
 
 WORKER = pathlib.Path(__file__).with_name("check_peers_worker.py")
 TABLE = pathlib.Path(__file__).with_suffix(".toml")

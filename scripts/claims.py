@@ -12,16 +12,16 @@ import string
 import tomllib
 from typing import Any
 
-from flash_lm.analysis.claims import Claim, read_claim
-from flash_lm.analysis.evidence import Evidence
-from flash_lm.analysis.ratios import SEEDS
-from flash_lm.analysis.relations import ALIKE
-from flash_lm.analysis.study_results import collect, gather, merged
-from flash_lm.analysis.verdicts import ARITHMETIC, WORDS, Verdict
-from flash_lm.command import run
+from flash_lm.cli.run import run
 from flash_lm.errors import InputError
-from flash_lm.jsonl import Line, read_lines, write_jsonl
-from flash_lm.shared_work import made_lines
+from flash_lm.runs.jsonl import Line, read_lines, write_jsonl
+from flash_lm.studies.claims.collect import collect, gather, merged
+from flash_lm.studies.claims.evidence import Evidence
+from flash_lm.studies.claims.report import Claim, read_claim
+from flash_lm.studies.protocol.jobs import made_lines
+from flash_lm.studies.protocol.ratios import SEEDS
+from flash_lm.studies.protocol.relations import ALIKE
+from flash_lm.studies.protocol.verdicts import ARITHMETIC, WORDS, Verdict
 
 TABLE = pathlib.Path(__file__).parent.parent / "results" / "claims.toml"
 RUNS, CURVES, VERDICTS = "runs.jsonl", "curves.jsonl", "verdicts.jsonl"

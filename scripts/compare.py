@@ -11,12 +11,13 @@ run continues this text.
 import argparse
 from collections.abc import Sequence
 
-from flash_lm.analysis.comparison import write_comparison
-from flash_lm.analysis.page import write_page
-from flash_lm.analysis.results import labels
-from flash_lm.command import local_path, run
+from flash_lm.cli.flags import add_plugins_flag, use_plugins
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path
 from flash_lm.errors import InputError
-from flash_lm.run_flags import add_plugins_flag, use_plugins
+from flash_lm.report.comparison import write_comparison
+from flash_lm.report.page import write_page
+from flash_lm.report.results import labels
 
 
 def main(argv: list[str]) -> None:

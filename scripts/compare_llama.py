@@ -17,20 +17,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from flash_lm.allocator import user_environment
-from flash_lm.command import run
+from flash_lm.benchmarks.peers import add_python, check_python
+from flash_lm.cli.huge_pages import user_environment
+from flash_lm.cli.run import run
 from flash_lm.data.hf_tokenizer import to_hugging_face
 from flash_lm.data.tokenizers import ByteTokenizer
 from flash_lm.errors import RunError
+from flash_lm.inference.api import LoadedModel
 from flash_lm.inference.engine import Engine
-from flash_lm.inference.exporting import export
-from flash_lm.inference.importing import import_hf
-from flash_lm.inference.loaded import LoadedModel
+from flash_lm.inference.export import export
+from flash_lm.inference.import_llama import import_hf
+from flash_lm.inference.model import TrainedModel, load_model
 from flash_lm.inference.sampling import Sampling, SamplingArrays
-from flash_lm.inference.trained_model import TrainedModel, load_model
-from flash_lm.jsonl import Line, write_jsonl
-from flash_lm.peers import add_python, check_python
-from flash_lm.provenance import provenance
+from flash_lm.runs.jsonl import Line, write_jsonl
+from flash_lm.runs.provenance import provenance
 
 WORKER = pathlib.Path(__file__).parent / "llama_worker.py"
 ROWS, LENGTH, CONTINUED = 2, 160, 16

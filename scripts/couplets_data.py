@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flash_lm.command import positive, run
+from flash_lm.cli.run import run
+from flash_lm.cli.types import positive
 from flash_lm.errors import InputError
 
 _COLUMNS = ("first", "second")

@@ -17,10 +17,10 @@ import numpy as np
 from flax import nnx
 
 from flash_lm import build_model
-from flash_lm.command import run
+from flash_lm.cli.run import run
+from flash_lm.config.registry import FAMILIES
 from flash_lm.configs import base
 from flash_lm.models.attention_weights import attention_weights
-from flash_lm.tables import FAMILIES
 
 _PAGES = pathlib.Path(__file__).parent.parent / "docs" / "families" / "pictures"
 _LENGTH, _DRAWS, _SPREAD = 24, 40, 0.3

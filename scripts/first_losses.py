@@ -14,11 +14,11 @@ import subprocess
 import sys
 import tempfile
 
-from flash_lm.command import run
+from flash_lm.cli.run import run
+from flash_lm.config.registry import FAMILIES, TASKS
 from flash_lm.errors import RunError, first_line
-from flash_lm.jsonl import Line, read_jsonl, write_jsonl
 from flash_lm.models.family import with_form
-from flash_lm.tables import FAMILIES, TASKS
+from flash_lm.runs.jsonl import Line, read_jsonl, write_jsonl
 
 _TASKS = ("causal_lm", "masked_lm")
 _SMALL = {"model.num_layers": 2, "train.steps": 2, "train.log_every": 1, "train.eval_every": 0, "train.eval_steps": 1}

@@ -12,14 +12,15 @@ import pathlib
 
 import numpy as np
 
-from flash_lm.command import local_path, positive, run
+from flash_lm.cli.flags import add_plugins_flag, use_plugins
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path, positive
+from flash_lm.config.registry import CORPORA
 from flash_lm.data.images import Images
 from flash_lm.data.splits import load_splits
 from flash_lm.errors import InputError, missing_package
 from flash_lm.inference.images import ImageGenerator
-from flash_lm.inference.trained_model import load_model
-from flash_lm.run_flags import add_plugins_flag, use_plugins
-from flash_lm.tables import CORPORA
+from flash_lm.inference.model import load_model
 
 _BORDER = 2  # pixels between images
 _GREY = 128  # pixels that are not given

@@ -13,15 +13,16 @@ import pathlib
 import jax
 import numpy as np
 
-from flash_lm.command import positive, run
+from flash_lm.cli.flags import add_plugins_flag, use_plugins
+from flash_lm.cli.run import run
+from flash_lm.cli.types import positive
+from flash_lm.config.registry import TASKS
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import Engine
+from flash_lm.inference.model import TrainedModel, load_model
 from flash_lm.inference.sampling import Sampling, SamplingArrays
-from flash_lm.inference.trained_model import TrainedModel, load_model
-from flash_lm.jsonl import Line, append_jsonl
-from flash_lm.provenance import provenance
-from flash_lm.run_flags import add_plugins_flag, use_plugins
-from flash_lm.tables import TASKS
+from flash_lm.runs.jsonl import Line, append_jsonl
+from flash_lm.runs.provenance import provenance
 
 _GRAM = 4  # tokens
 

@@ -15,12 +15,13 @@ runs are kept, so that the sweeps may be made one after the other.
 
 import argparse
 
-from flash_lm.analysis.figure import can_draw
-from flash_lm.analysis.lra import lines_of, lra_table, plot_lra
-from flash_lm.command import local_path, run
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path
 from flash_lm.configs.lra import _published, _study
 from flash_lm.errors import InputError
-from flash_lm.jsonl import read_lines, write_jsonl
+from flash_lm.report.figure import can_draw
+from flash_lm.runs.jsonl import read_lines, write_jsonl
+from flash_lm.studies.lra.report import lines_of, lra_table, plot_lra
 
 
 def main(argv: list[str]) -> None:

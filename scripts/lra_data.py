@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow.parquet as pq
 
-from flash_lm.command import run
+from flash_lm.cli.run import run
 from flash_lm.errors import InputError
 
 _IDX_MAGIC = 8  # the third byte of an idx file of unsigned bytes; the fourth is the number of dimensions

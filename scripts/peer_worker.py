@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-Shape = dict[str, Any]  # the keys that `flash_lm.peers.shape_of` gives
+Shape = dict[str, Any]  # the keys that `flash_lm.benchmarks.peers.shape_of` gives
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -6,11 +6,12 @@ python scripts/plot_positions.py runs/positions.jsonl --out=runs/positions
 
 import argparse
 
-from flash_lm.analysis.by_position import plot_by_position, position_table
-from flash_lm.analysis.figure import can_draw
-from flash_lm.command import local_path, run
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path
 from flash_lm.errors import InputError
-from flash_lm.jsonl import read_jsonl, write_jsonl
+from flash_lm.report.by_position import plot_by_position, position_table
+from flash_lm.report.figure import can_draw
+from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 
 
 def main(argv: list[str]) -> None:

@@ -14,13 +14,15 @@ the models each, into the same OUT; the same command without --part then makes t
 
 import argparse
 
-from flash_lm.analysis.figure import can_draw
-from flash_lm.analysis.recall import plot_recall, recall_table, summary
-from flash_lm.analysis.rounds import ROUNDS
-from flash_lm.command import load_module, local_path, positive, run
+from flash_lm.benchmarks.timing import ROUNDS
+from flash_lm.cli.load import load_module
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path, positive
 from flash_lm.errors import InputError
-from flash_lm.jsonl import read_jsonl, read_lines, write_jsonl
-from flash_lm.recall_study import models_of, recall_study, time_decoding
+from flash_lm.report.figure import can_draw
+from flash_lm.runs.jsonl import read_jsonl, read_lines, write_jsonl
+from flash_lm.studies.recall.report import plot_recall, recall_table, summary
+from flash_lm.studies.recall.run import models_of, recall_study, time_decoding
 from flash_lm.training.interrupt import stop_on_signal
 
 

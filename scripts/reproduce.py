@@ -25,20 +25,23 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from flash_lm.analysis.comparison import write_curves
-from flash_lm.analysis.reproduction import plot_quality_against_step_time, reproduction_table
-from flash_lm.analysis.results import newest_results
-from flash_lm.analysis.rounds import ROUNDS
-from flash_lm.analysis.study import write_study
-from flash_lm.command import apply_overrides, load_module, local_path, positive, run, words_of
+from flash_lm.benchmarks.timing import ROUNDS
+from flash_lm.cli.load import load_module
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path, positive, words_of
+from flash_lm.config.overrides import apply_overrides
 from flash_lm.errors import InputError
-from flash_lm.jsonl import write_jsonl
-from flash_lm.provenance import hash_of_files
-from flash_lm.shared_work import made_lines
-from flash_lm.step_times import time_parts, time_steps
-from flash_lm.study import changed, check_runs, raise_failures, raise_stopped, run_study
+from flash_lm.report.comparison import write_curves
+from flash_lm.report.results import newest_results
+from flash_lm.runs.jsonl import write_jsonl
+from flash_lm.runs.provenance import hash_of_files
+from flash_lm.studies.protocol.jobs import made_lines
+from flash_lm.studies.quality.report import write_study
+from flash_lm.studies.quality.run import Workplace, make_parts, parts_named
+from flash_lm.studies.quality.step_times import time_parts, time_steps
+from flash_lm.studies.tables.report import plot_quality_against_step_time, reproduction_table
+from flash_lm.sweeps.grid import changed, check_runs, raise_failures, raise_stopped, run_study
 from flash_lm.training.interrupt import stop_on_signal
-from flash_lm.trunk_study import Workplace, make_parts, parts_named
 
 FOLDER = pathlib.Path(__file__).parent.parent / "configs" / "tables"
 TABLES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))

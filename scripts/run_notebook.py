@@ -14,7 +14,7 @@ from typing import Any
 
 import matplotlib as mpl
 
-from flash_lm.command import run
+from flash_lm.cli.run import run
 from flash_lm.errors import InputError
 
 

@@ -17,13 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from flash_lm.analysis.results import newest_results
-from flash_lm.analysis.scaling_law import fit
-from flash_lm.analysis.table import Columns, markdown_table
-from flash_lm.command import load_config, run, words_of
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
+from flash_lm.cli.types import words_of
 from flash_lm.errors import InputError
-from flash_lm.jsonl import Line, write_jsonl
-from flash_lm.scaling_plan import plan, sweep_file
+from flash_lm.report.markdown import Columns, markdown_table
+from flash_lm.report.results import newest_results
+from flash_lm.runs.jsonl import Line, write_jsonl
+from flash_lm.studies.scaling.law import fit
+from flash_lm.studies.scaling.plan import plan, sweep_file
 
 _PLAN: Columns = {
     "run": ("name", "{}"),

@@ -11,15 +11,17 @@ run again, it goes on where it stopped. OUT gets table.md, verdicts.jsonl and se
 import argparse
 import functools
 
-from flash_lm.analysis.figure import can_draw
-from flash_lm.analysis.hypotheses import verdict_table
-from flash_lm.analysis.ratios import SEEDS
-from flash_lm.analysis.seq2seq import best, plot_seq2seq, seq2seq_table, summary
-from flash_lm.command import load_config, load_module, local_path, run, words_of
+from flash_lm.cli.load import load_config, load_module
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path, words_of
 from flash_lm.errors import InputError
-from flash_lm.jsonl import write_jsonl
-from flash_lm.rate_study import rates_then_seeds
-from flash_lm.seq2seq_study import models_of, one_run
+from flash_lm.report.figure import can_draw
+from flash_lm.runs.jsonl import write_jsonl
+from flash_lm.studies.protocol.hypotheses import verdict_table
+from flash_lm.studies.protocol.rates_then_seeds import rates_then_seeds
+from flash_lm.studies.protocol.ratios import SEEDS
+from flash_lm.studies.seq2seq.report import best, plot_seq2seq, seq2seq_table, summary
+from flash_lm.studies.seq2seq.run import models_of, one_run
 from flash_lm.training.interrupt import stop_on_signal
 
 

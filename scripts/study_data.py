@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flash_lm.command import run
+from flash_lm.cli.run import run
 from flash_lm.errors import InputError
 
 # corpus -> split -> its file, characters of a document, and characters of the split; None: all

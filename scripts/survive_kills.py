@@ -17,15 +17,17 @@ import time
 import jax
 import numpy as np
 
-from flash_lm.command import load_config, positive, run, words_of
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
+from flash_lm.cli.types import positive, words_of
 from flash_lm.errors import RunError
-from flash_lm.jsonl import Line, append_jsonl, read_jsonl
-from flash_lm.provenance import provenance
-from flash_lm.run_name import run_name
-from flash_lm.training import saved
-from flash_lm.training import workdir as run_folder
-from flash_lm.training.experiment import build_experiment
+from flash_lm.runs import run_folder
+from flash_lm.runs.jsonl import Line, append_jsonl, read_jsonl
+from flash_lm.runs.provenance import provenance
+from flash_lm.runs.run_name import run_name
+from flash_lm.training import checkpoint_read
 from flash_lm.training.metrics import TIMES
+from flash_lm.training.setup import build_experiment
 
 SETTINGS = ("model.dropout=0.1", "train.steps=200", "train.warmup_steps=5", "train.log_every=1", "train.eval_every=20")
 SAVES = ("train.checkpoint_every=3", "train.eval_steps=1")
@@ -66,14 +68,14 @@ class Run:
 
         They count from the process's start, or from its next save.
         """
-        newest = max(saved.steps(self.workdir), default=0)
+        newest = max(checkpoint_read.steps(self.workdir), default=0)
         opened, start, process = self._metrics_file(), time.perf_counter(), self.start()
         next_step, begin = None, None if in_a_save else (0.0, 0)  # seconds until it had done one; from which we count
         while process.poll() is None:
             now = time.perf_counter() - start
             done = 0 if self._metrics_file() == opened else self.last_step() - newest
             next_step = now if next_step is None and done > 0 else next_step
-            saving = next_step is not None and any(saved.folder_of(self.workdir).glob("*tmp*"))
+            saving = next_step is not None and any(checkpoint_read.folder_of(self.workdir).glob("*tmp*"))
             begin = (now, done) if saving and begin is None else begin
             if begin is not None and (now - begin[0] >= after or done - begin[1] >= steps):
                 process.kill()
@@ -104,7 +106,7 @@ class Run:
     def state(self) -> list[np.ndarray]:
         """The arrays of the newest checkpoint."""
         experiment = build_experiment(run_folder.read_config(self.workdir))
-        return jax.device_get(jax.tree.leaves(saved.restore(run_name(self.workdir), experiment.abstract)[0]))
+        return jax.device_get(jax.tree.leaves(checkpoint_read.restore(run_name(self.workdir), experiment.abstract)[0]))
 
 
 def survive(command: list[str], folder: pathlib.Path, kills: int, draw: random.Random) -> tuple[list[Line], bool]:

@@ -20,21 +20,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flash_lm.allocator import user_environment
-from flash_lm.analysis.implementations import rates_of
-from flash_lm.command import load_module, run, words_of
+from flash_lm.benchmarks.peers import MOST_UNEQUAL, add_python, check_python, shape_of
+from flash_lm.cli.huge_pages import user_environment
+from flash_lm.cli.load import load_module
+from flash_lm.cli.run import run
+from flash_lm.cli.types import words_of
 from flash_lm.data.batches import evaluation_batches
 from flash_lm.data.share import whole_batch
 from flash_lm.errors import InputError, RunError
-from flash_lm.jsonl import Line
-from flash_lm.peers import MOST_UNEQUAL, add_python, check_python, shape_of
-from flash_lm.provenance import hash_of_files, provenance
-from flash_lm.shared_work import begun_here, is_made, write_made
-from flash_lm.study import changed
+from flash_lm.runs.jsonl import Line
+from flash_lm.runs.provenance import hash_of_files, provenance
+from flash_lm.studies.protocol.jobs import begun_here, is_made, write_made
+from flash_lm.studies.quality.implementations import rates_of
+from flash_lm.studies.quality.run import BLOCKS, Trunk, rates, schedules, study_hash, trunks_of
+from flash_lm.sweeps.grid import changed
 from flash_lm.training.evaluation import in_blocks, scores_of
-from flash_lm.training.experiment import Experiment, build_experiment
 from flash_lm.training.schedule import learning_rate
-from flash_lm.trunk_study import BLOCKS, Trunk, rates, schedules, study_hash, trunks_of
+from flash_lm.training.setup import Experiment, build_experiment
 
 WORKER = pathlib.Path(__file__).with_name("train_peers_worker.py")
 TABLE = pathlib.Path(__file__).parent.parent / "configs" / "tables" / "study.py"

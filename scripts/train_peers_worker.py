@@ -20,7 +20,7 @@ from peer_worker import flash_pytorch
 from torch import nn
 from torch.nn import functional
 
-Shape = dict[str, Any]  # the keys that `flash_lm.peers.shape_of` gives
+Shape = dict[str, Any]  # the keys that `flash_lm.benchmarks.peers.shape_of` gives
 Batch = tuple[torch.Tensor, torch.Tensor]
 _DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _EVERY = 100  # steps between two lines of progress

@@ -16,16 +16,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flash_lm.analysis.transfer import BASELINE, write_transfer
-from flash_lm.command import load_module, local_path, run
+from flash_lm.cli.load import load_module
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path
 from flash_lm.data.splits import load_splits
 from flash_lm.data.tokenizers import train_sentencepiece
 from flash_lm.errors import InputError
-from flash_lm.jsonl import Line, write_jsonl
-from flash_lm.provenance import hash_of_files
-from flash_lm.study import changed
+from flash_lm.runs.jsonl import Line, write_jsonl
+from flash_lm.runs.provenance import hash_of_files
+from flash_lm.studies.transfer.report import BASELINE, write_transfer
+from flash_lm.studies.transfer.run import Transfer, run_transfer
+from flash_lm.sweeps.grid import changed
 from flash_lm.training.interrupt import stop_on_signal
-from flash_lm.transfer_study import Transfer, run_transfer
 
 TABLE = "configs/transfer/imdb.py"
 _TENTH = 10  # of the labelled texts choose rates

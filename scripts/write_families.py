@@ -6,10 +6,10 @@ python scripts/write_families.py [--out=README.md]
 import argparse
 import pathlib
 
-from flash_lm.base_facts import CAPACITIES, base_facts, paper_link
-from flash_lm.command import run
-from flash_lm.marked import replaced
-from flash_lm.tables import FAMILIES
+from flash_lm.cli.run import run
+from flash_lm.config.registry import FAMILIES
+from flash_lm.models.base_facts import CAPACITIES, base_facts, paper_link
+from flash_lm.report.marked_blocks import replaced
 
 _PAGE = pathlib.Path(__file__).parent.parent / "README.md"
 

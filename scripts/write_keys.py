@@ -7,11 +7,13 @@ import argparse
 import itertools
 import pathlib
 
-from flash_lm import schema
-from flash_lm.command import run, words_of
-from flash_lm.config import Config
-from flash_lm.plugins import import_plugins
-from flash_lm.tables import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
+from flash_lm.cli.run import run
+from flash_lm.cli.types import words_of
+from flash_lm.config.experiment import Config
+from flash_lm.config.keys import SECTIONS, names_of
+from flash_lm.config.keys import keys as all_keys
+from flash_lm.config.plugins import import_plugins
+from flash_lm.config.registry import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
 
 _PAGE = pathlib.Path(__file__).parent.parent / "docs" / "keys.md"
 _HEAD = """# Keys
@@ -32,10 +34,10 @@ def readers() -> dict[str, list[str]]:
             found.setdefault(name, []).append(family)
     others = [(name, row) for table in (HEADS, TASKS, CORPORA, OPTIMIZERS) for name, row in table.items()]
     for name, kind in ((name, kind) for name, row in others for kind in row.sections):
-        for key in schema.names_of(kind):
+        for key in names_of(kind):
             found.setdefault(key, []).append(name)
-    for name, kind in ((name, schema.SECTIONS[one]) for name, row in TASKS.items() for one in row.of_model):
-        for key in schema.names_of(kind):
+    for name, kind in ((name, SECTIONS[one]) for name, row in TASKS.items() for one in row.of_model):
+        for key in names_of(kind):
             found.setdefault(key, []).append(name)
     return found
 
@@ -43,10 +45,10 @@ def readers() -> dict[str, list[str]]:
 def page() -> str:
     """The whole page."""
     who, text = readers(), [_HEAD]
-    for group, keys in itertools.groupby(schema.keys(Config), lambda one: one.name.rpartition(".")[0]):
-        about = (schema.SECTIONS[group].__doc__ or "").strip().splitlines()[0] if group in schema.SECTIONS else ""
+    for group, keys in itertools.groupby(all_keys(Config), lambda one: one.name.rpartition(".")[0]):
+        about = (SECTIONS[group].__doc__ or "").strip().splitlines()[0] if group in SECTIONS else ""
         text += [f"\n## {f'`{group}`' if group else 'The experiment'}\n"]
-        text += [f"{about}\n"] if about and not about.startswith(f"{schema.SECTIONS[group].__name__}(") else []
+        text += [f"{about}\n"] if about and not about.startswith(f"{SECTIONS[group].__name__}(") else []
         text += ["| key | type | default | meaning | read by |", "|---|---|---|---|---|"]
         for one in keys:
             default = "open" if one.default is None else f"`{_short(one.default)}`"

@@ -13,7 +13,7 @@ import re
 import tomllib
 from typing import Any
 
-from flash_lm.command import run
+from flash_lm.cli.run import run
 from flash_lm.errors import InputError
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -20,10 +20,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from flash_lm.analysis.rounds import ROUNDS
-from flash_lm.command import local_path, positive, run
+from flash_lm.benchmarks.timing import ROUNDS
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path, positive
 from flash_lm.errors import InputError, RunError
-from flash_lm.jsonl import Line, append_jsonl, read_lines
+from flash_lm.runs.jsonl import Line, append_jsonl, read_lines
 from studies import cores
 from studies.checkout import checkout, commit_of, python_of
 

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 
 from flash_lm.errors import InputError
-from flash_lm.shared_work import begun_here
+from flash_lm.studies.protocol.jobs import begun_here
 from studies.locks import holder
 
 _LOWEST = 19  # priority

@@ -5,9 +5,9 @@ import pathlib
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from flash_lm.jsonl import read_jsonl
-from flash_lm.study import changed, raise_stopped
-from flash_lm.training.loop import train
+from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.sweeps.grid import changed, raise_stopped
+from flash_lm.training.train_loop import train
 from studies.queue import Job, ShouldStop
 
 MOST_APART = 1e-6  # nats

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from flash_lm.errors import InputError, NonfiniteError, Stopped
-from flash_lm.jsonl import Line, write_jsonl
-from flash_lm.shared_work import begun_here, is_made, write_made
-from flash_lm.trunk_study import ShouldStop, curves
+from flash_lm.runs.jsonl import Line, write_jsonl
+from flash_lm.studies.protocol.jobs import begun_here, is_made, write_made
+from flash_lm.studies.quality.run import ShouldStop, curves
 from studies.locks import holder
 
 MOST_HOURS = 2.0  # of a job in the queue; a longer one is listed and not made

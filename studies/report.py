@@ -5,13 +5,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from flash_lm.analysis.figure import can_draw
-from flash_lm.analysis.hypotheses import RULE, Hypothesis, verdict_table
-from flash_lm.analysis.study import plot_study, study_tables, summary, write_study
-from flash_lm.analysis.table import Columns, markdown_table
 from flash_lm.configs.tables import study
 from flash_lm.errors import RunError
-from flash_lm.jsonl import Line, read_lines, write_jsonl
+from flash_lm.report.figure import can_draw
+from flash_lm.report.markdown import Columns, markdown_table
+from flash_lm.runs.jsonl import Line, read_lines, write_jsonl
+from flash_lm.studies.protocol.hypotheses import RULE, Hypothesis, verdict_table
+from flash_lm.studies.quality.report import plot_study, study_tables, summary, write_study
 from studies.controls import design
 from studies.controls.hypotheses import HYPOTHESES, anchor_verdict, recall_verdicts
 from studies.controls.language import best_rate, chosen, losses_of, rates_of

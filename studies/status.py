@@ -3,8 +3,8 @@
 import pathlib
 from collections.abc import Sequence
 
-from flash_lm.analysis.table import Columns, markdown_table
-from flash_lm.jsonl import Line
+from flash_lm.report.markdown import Columns, markdown_table
+from flash_lm.runs.jsonl import Line
 from studies import cores
 from studies.controls import design
 from studies.queue import DONE, LONG, NEXT, RUNNING, WAITING, Place, State, states

@@ -4,7 +4,8 @@ import argparse
 import json
 import time
 
-from flash_lm.command import local_path, run
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path
 from flash_lm.errors import Stopped
 from studies.cores import one_core
 

@@ -22,11 +22,11 @@ import jax
 from flax import nnx
 from small import small_config, write_corpus
 
-from flash_lm.jsonl import read_jsonl
 from flash_lm.layers.parameter import name_of
 from flash_lm.models.family import FAMILIES
 from flash_lm.models.language_model import build_model
-from flash_lm.training.loop import train
+from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.training.train_loop import train
 
 _QUICK = {"train.steps": 3, "train.eval_every": 0, "train.checkpoint_every": 0, "train.warmup_steps": 1}
 _EXAMPLES = {

@@ -9,6 +9,7 @@ import optax
 from flax import nnx
 
 from flash_lm import register_corpus, register_family, register_head, register_optimizer, register_task
+from flash_lm.config.keys import above, key, section
 from flash_lm.data.corpora import CorpusKind
 from flash_lm.data.corpus import Piece
 from flash_lm.data.tasks import Task
@@ -17,7 +18,6 @@ from flash_lm.layers.linear_core import LinearCore, LinearOptions
 from flash_lm.models.family import Family, Part
 from flash_lm.models.heads import HeadKind, weighted_sum
 from flash_lm.models.parts import MLP_PART
-from flash_lm.schema import above, key, section
 from flash_lm.training.optimizer import Optimizer
 
 

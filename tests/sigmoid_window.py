@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 
 import flash_lm
+from flash_lm.config.keys import at_least, key, section
 from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.core import UndecodableCore
 from flash_lm.models.family import Family, Part
 from flash_lm.models.parts import MLP_PART
-from flash_lm.schema import at_least, key, section
 
 
 @section("model.sigmoid_window")

@@ -11,8 +11,8 @@ import pytest
 THP = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 PROGRAM = """
 import os, sys
-from flash_lm.allocator import user_environment
-from flash_lm.command import run
+from flash_lm.cli.huge_pages import user_environment
+from flash_lm.cli.run import run
 
 def main(argv):
     array = bytearray(b"x") * 2**28

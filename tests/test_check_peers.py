@@ -8,7 +8,7 @@ import pytest
 from small import ROOT, load_script
 
 from flash_lm.errors import InputError, RunError
-from flash_lm.jsonl import read_jsonl
+from flash_lm.runs.jsonl import read_jsonl
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

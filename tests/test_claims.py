@@ -12,16 +12,16 @@ import tomllib
 import pytest
 from small import load_script
 
-from flash_lm.analysis.trunk_rules import trunks
-from flash_lm.command import load_module
-from flash_lm.config import parse
+from flash_lm.cli.load import load_module
+from flash_lm.config.experiment import parse
 from flash_lm.configs import claims as books
 from flash_lm.configs.studies import aft, divisor, flash
 from flash_lm.errors import InputError
 from flash_lm.layers.attention import GAUOptions
 from flash_lm.layers.mixed_chunk_core import ChunkOptions
 from flash_lm.models.family import complete_config
-from flash_lm.study import changed
+from flash_lm.studies.quality.claims import trunks
+from flash_lm.sweeps.grid import changed
 
 RESULTS = pathlib.Path(__file__).parent.parent / "results"
 TABLE = tomllib.loads((RESULTS / "claims.toml").read_text())

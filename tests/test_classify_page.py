@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from small import ROOT, as_overrides, small_config
 
-from flash_lm.jsonl import read_jsonl
+from flash_lm.runs.jsonl import read_jsonl
 
 pytestmark = pytest.mark.slow
 # What differs between the page's models and small ones; what the page sets itself stays.

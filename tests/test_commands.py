@@ -13,8 +13,8 @@ import pytest
 from small import ROOT, as_overrides, command, finish, small_config, write_corpus
 
 from flash_lm import evaluate, train
-from flash_lm.command import run
-from flash_lm.jsonl import read_jsonl
+from flash_lm.cli.run import run
+from flash_lm.runs.jsonl import read_jsonl
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -190,7 +190,7 @@ def test_the_papers_config_without_a_network_names_the_corpus_that_needs_none(tm
 
 def printing(text: str, **environment: str) -> subprocess.Popen:
     """A command that prints a text, as all commands do: by way of `run`."""
-    program = f"from flash_lm.command import run; run(lambda words: print({text}))"
+    program = f"from flash_lm.cli.run import run; run(lambda words: print({text}))"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env=os.environ | environment, **pipes)
 
@@ -219,7 +219,7 @@ def test_help_that_nobody_reads_ends_quietly():
 
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_output_to_a_full_disk_is_one_line():
-    program = "from flash_lm.command import run; run(lambda words: print('a'))"
+    program = "from flash_lm.cli.run import run; run(lambda words: print('a'))"
     with open("/dev/full", "w") as full:
         words = {"stdout": full, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT, "check": False}
         done = subprocess.run([sys.executable, "-c", program], **words)

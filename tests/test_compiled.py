@@ -10,8 +10,8 @@ import time
 import pytest
 from small import as_overrides, command, finish, small_config, write_corpus
 
-from flash_lm.compiled import FOLDER
-from flash_lm.jsonl import read_jsonl
+from flash_lm.cli.compile_cache import FOLDER
+from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.training.metrics import TIMES
 
 

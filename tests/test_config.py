@@ -12,14 +12,16 @@ from ml_collections import ConfigDict
 from oracles import families
 from oracles.sizes import parameters
 
-from flash_lm.command import apply_overrides, load_config, load_module, mesh_shapes, whole_numbers
-from flash_lm.config import parse, parse_model, telling, upgrade
+from flash_lm.cli.load import load_config, load_module
+from flash_lm.cli.types import mesh_shapes, whole_numbers
+from flash_lm.config.experiment import parse, parse_model, telling, upgrade
+from flash_lm.config.overrides import apply_overrides
 from flash_lm.configs import quickstart
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.models.family import FAMILIES, complete, complete_config
-from flash_lm.study import changed, grid_runs
-from flash_lm.training.state import ModelFunction
+from flash_lm.sweeps.grid import changed, grid_runs
+from flash_lm.training.train_state import ModelFunction
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Of those in folders, ablations and studies start from a config, and tables have no config of their own.

@@ -6,15 +6,15 @@ import pathlib
 import pytest
 from small import ROOT
 
-from flash_lm.analysis.hypotheses import FAILS, HOLDS, UNDECIDED
-from flash_lm.analysis.verdicts import NOT_RUN
-from flash_lm.config import parse
+from flash_lm.config.experiment import parse
 from flash_lm.configs.tables import study
 from flash_lm.errors import InputError
 from flash_lm.models.facts import facts
 from flash_lm.models.family import complete_config
-from flash_lm.study import changed
-from flash_lm.trunk_study import Part, study_hash, trunks_of
+from flash_lm.studies.protocol.hypotheses import FAILS, HOLDS, UNDECIDED
+from flash_lm.studies.protocol.verdicts import NOT_RUN
+from flash_lm.studies.quality.run import Part, study_hash, trunks_of
+from flash_lm.sweeps.grid import changed
 from studies.controls import anchor, design, recall
 from studies.controls.hypotheses import HYPOTHESES, anchor_verdict, recall_verdicts
 from studies.controls.language import Candidate, Text, best_rate, chosen, jobs, rates_of

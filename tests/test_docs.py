@@ -10,8 +10,8 @@ import tomllib
 import pytest
 from small import ROOT, load_script
 
-from flash_lm.command import load_config
-from flash_lm.tables import FAMILIES
+from flash_lm.cli.load import load_config
+from flash_lm.config.registry import FAMILIES
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from small import ROOT
 
-from flash_lm.analysis.ratios import NoFigureError
 from flash_lm.errors import InputError
-from flash_lm.marked import replaced
+from flash_lm.report.marked_blocks import replaced
+from flash_lm.studies.protocol.ratios import NoFigureError
 from studies.curves import curves_of, perplexity_after, ratio_at_equal_time
 from studies.findings import Results, figures, page, ratios_on_gpu
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from flash_lm import schema
-from flash_lm.config import Config, parse
+from flash_lm.config.experiment import Config, parse
+from flash_lm.config.keys import keys as all_keys
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 
@@ -32,7 +32,7 @@ def test_numbers_that_float32_does_not_have():
 
 
 def test_what_a_float_key_takes_it_takes_in_float32():
-    keys = [one.name for one in schema.keys(Config) if one.kind is float]
+    keys = [one.name for one in all_keys(Config) if one.kind is float]
     assert len(keys) > 20
     own = lambda name, value: [line for line in problems_of({name: value}) if line.startswith(f"{name}=")]
     for name in keys:

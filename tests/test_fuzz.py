@@ -9,12 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flash_lm import evaluate, generate, train
-from flash_lm.command import load_config, run
-from flash_lm.config import parse
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
+from flash_lm.config.experiment import parse
 from flash_lm.configs import base
 from flash_lm.errors import InputError
 from flash_lm.models.family import FAMILIES, complete_config
-from flash_lm.training import loop
+from flash_lm.training import train_loop
 from flash_lm.training.sharding import make_mesh
 
 CONFIGS = sorted(str(path) for path in pathlib.Path("configs").glob("*.py") if path.stem != "__init__")
@@ -93,7 +94,7 @@ def test_a_command_ends_with_code_2_or_is_good(main, tmp_path, monkeypatch, caps
         complete_config(parse(config))
         raise GoodError
 
-    monkeypatch.setattr(loop, "build_experiment", build)
+    monkeypatch.setattr(train_loop, "build_experiment", build)
     flags = st.lists(
         st.builds(
             "--{}={}".format,

@@ -9,9 +9,9 @@ from small import ROOT
 
 from flash_lm import export
 from flash_lm.__main__ import COMMANDS
+from flash_lm.config.registry import TASKS
 from flash_lm.errors import InputError
-from flash_lm.inference.exporting import FORMATS
-from flash_lm.tables import TASKS
+from flash_lm.inference.export import FORMATS
 
 SLOW = ("jax", "flax", "numpy", "optax", "orbax", "grain", "datasets", "pyarrow", "sentencepiece", "tokenizers")
 SLOW += ("transformers", "huggingface_hub", "matplotlib", "tensorboardX", "fastapi", "uvicorn")
@@ -60,7 +60,7 @@ def test_the_package_imports_what_is_asked_for():
 @pytest.mark.parametrize(
     "first",
     [
-        "flash_lm.tables",
+        "flash_lm.config.registry",
         "flash_lm.layers.aft",
         *(pytest.param(f"flash_lm.{x}", marks=pytest.mark.slow) for x in ("data.tasks", "models.heads", "schema")),
     ],
@@ -68,8 +68,8 @@ def test_the_package_imports_what_is_asked_for():
 def test_whatever_is_imported_first_all_rows_are_there(first):
     program = f"""
 import {first}
-from flash_lm.schema import SECTIONS, key, section
-from flash_lm.tables import FAMILIES, TASKS
+from flash_lm.config.keys import SECTIONS, key, section
+from flash_lm.config.registry import FAMILIES, TASKS
 
 @section("model.mine")
 class Mine:

@@ -5,8 +5,8 @@ import pytest
 from small import load_script, small_config, write_corpus
 
 from flash_lm.errors import InputError
-from flash_lm.jsonl import read_jsonl
-from flash_lm.training.loop import train
+from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.training.train_loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

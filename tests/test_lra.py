@@ -13,9 +13,9 @@ from small import ROOT, load_script
 from flash_lm.configs.base import get_config
 from flash_lm.configs.lra import _published, _study, listops_short
 from flash_lm.errors import InputError
-from flash_lm.jsonl import read_jsonl, write_jsonl
-from flash_lm.study import changed
-from flash_lm.training.workdir import run_hash
+from flash_lm.runs.jsonl import read_jsonl, write_jsonl
+from flash_lm.runs.run_folder import run_hash
+from flash_lm.sweeps.grid import changed
 
 
 def run(folder, accuracy: float, **more) -> None:

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import pytest
 from flax.traverse_util import flatten_dict
 
-from flash_lm.command import load_config
-from flash_lm.config import parse, telling, upgrade
+from flash_lm.cli.load import load_config
+from flash_lm.config.experiment import parse, telling, upgrade
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.ops.normalizer import normalizer

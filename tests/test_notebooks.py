@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from small import as_overrides, load_script, small_config, write_corpus
 
-from flash_lm import schema
+from flash_lm.config import keys
 from flash_lm.errors import InputError
 from flash_lm.models.family import FAMILIES
 
@@ -45,7 +45,7 @@ def settings(tmp_path: pathlib.Path) -> dict:
 def test_notebook(path, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setitem(FAMILIES, "focused", FAMILIES["flash"])  # so that they are gone again at the end
-    monkeypatch.setattr(schema.SECTIONS, "there", dict(schema.SECTIONS))
+    monkeypatch.setattr(keys.SECTIONS, "there", dict(keys.SECTIONS))
     out = tmp_path / "runs"
     load_script("run_notebook").execute(path, settings(tmp_path)[path.stem] | {"OUT": str(out)})
     assert (out / "table.md").exists()

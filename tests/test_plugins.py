@@ -15,24 +15,25 @@ from ml_collections import ConfigDict
 from small import as_overrides, command, finish, small_config, write_corpus
 
 import flash_lm
-from flash_lm import evaluate, export, generate, plugins, schema, serve
-from flash_lm.command import load_config
-from flash_lm.config import add_sections, parse
+from flash_lm import evaluate, export, generate, serve
+from flash_lm.cli.flags import use_plugins
+from flash_lm.cli.load import load_config
+from flash_lm.config import keys, plugins
+from flash_lm.config.experiment import add_sections, parse
+from flash_lm.config.plugins import import_plugins
+from flash_lm.config.registry import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
-from flash_lm.inference.trained_model import load_model
-from flash_lm.jsonl import read_jsonl
+from flash_lm.inference.model import load_model
 from flash_lm.layers.attention import GAUOptions
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pair
 from flash_lm.models.family import complete
 from flash_lm.ops.segments import find_segments
-from flash_lm.plugins import import_plugins
-from flash_lm.run_flags import use_plugins
-from flash_lm.tables import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
-from flash_lm.training.initial import like_parent
-from flash_lm.training.loop import train
-from flash_lm.training.workdir import check_branch, check_config, read_config
+from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.runs.run_folder import check_branch, check_config, read_config
+from flash_lm.training.init_from import like_parent
+from flash_lm.training.train_loop import train
 
 HERE = pathlib.Path(__file__).parent
 
@@ -40,7 +41,7 @@ HERE = pathlib.Path(__file__).parent
 @pytest.fixture
 def undone():
     """The tables are what they were before."""
-    tables = [(table, dict(table)) for table in (FAMILIES, HEADS, TASKS, CORPORA, OPTIMIZERS, schema.SECTIONS)]
+    tables = [(table, dict(table)) for table in (FAMILIES, HEADS, TASKS, CORPORA, OPTIMIZERS, keys.SECTIONS)]
     yield
     for table, before in tables:
         table.clear()
@@ -251,7 +252,7 @@ def test_a_config_from_before_the_import_gets_the_new_keys(undone, tmp_path):
         ("raise SystemExit(0)", "SystemExit: 0"),
         ("import flash_lm\nflash_lm.register_family('flash', None)", "model.family=flash is a row of flash_lm"),
         (
-            "from flash_lm.schema import section\nsection('model.gau')(type('Mine', (), {}))",
+            "from flash_lm.config.keys import section\nsection('model.gau')(type('Mine', (), {}))",
             "already has a section model.gau: choose",
         ),
     ],
@@ -291,13 +292,13 @@ def test_plugins_are_names(undone):
 )
 def test_an_impossible_section_is_refused(undone, name, body, told):
     with pytest.raises(InputError, match=told):
-        schema.section(name)(type("Mine", (), body))
+        keys.section(name)(type("Mine", (), body))
 
 
 def test_a_section_made_from_another_is_one_of_its_own(undone):
-    @schema.section("model.mine")
+    @keys.section("model.mine")
     class Mine(GAUOptions):
-        reach: int = schema.key(3, "tokens")
+        reach: int = keys.key(3, "tokens")
 
     config = get_config()
     config.model.update(mine={"heads": 4}, gau={"heads": 2}, vocab_size=10)

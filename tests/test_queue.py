@@ -13,8 +13,8 @@ import pytest
 from small import ROOT
 
 from flash_lm.errors import InputError, NonfiniteError, Stopped
-from flash_lm.jsonl import read_jsonl, write_jsonl
-from flash_lm.shared_work import begun_here
+from flash_lm.runs.jsonl import read_jsonl, write_jsonl
+from flash_lm.studies.protocol.jobs import begun_here
 from studies import cores
 from studies.queue import DONE, LONG, MOST_HOURS, NEXT, RUNNING, WAITING, Job, Place, states, work_off
 

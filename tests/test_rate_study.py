@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 from ml_collections import ConfigDict
 
-from flash_lm.rate_study import next_rate, rates_then_seeds
+from flash_lm.studies.protocol.rates_then_seeds import next_rate, rates_then_seeds
 
 
 class Model(NamedTuple):

@@ -3,15 +3,15 @@
 import pytest
 from small import ROOT
 
-from flash_lm.analysis.recall import best, plot_recall, recall_table, summary
 from flash_lm.configs.base import get_config
 from flash_lm.configs.recall import mqar, mqar_as_measured, mqar_longer
 from flash_lm.errors import InputError
-from flash_lm.jsonl import read_jsonl
 from flash_lm.models.facts import facts
-from flash_lm.recall_study import models_of, recall_study, time_decoding
-from flash_lm.study import changed
-from flash_lm.training.workdir import run_hash
+from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.runs.run_folder import run_hash
+from flash_lm.studies.recall.report import best, plot_recall, recall_table, summary
+from flash_lm.studies.recall.run import models_of, recall_study, time_decoding
+from flash_lm.sweeps.grid import changed
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from flash_lm.errors import InputError
-from flash_lm.run_name import run_name
+from flash_lm.runs.run_name import run_name
 
 
 @pytest.mark.parametrize(

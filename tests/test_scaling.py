@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from small import load_script
 
-from flash_lm.analysis.scaling_law import Law
-from flash_lm.command import load_config, load_module
-from flash_lm.config import parse
+from flash_lm.cli.load import load_config, load_module
+from flash_lm.config.experiment import parse
 from flash_lm.errors import InputError
-from flash_lm.jsonl import read_jsonl, write_jsonl
 from flash_lm.models.family import complete
 from flash_lm.models.flops import training_flops
-from flash_lm.study import changed
-from flash_lm.training.state import ModelFunction
+from flash_lm.runs.jsonl import read_jsonl, write_jsonl
+from flash_lm.studies.scaling.law import Law
+from flash_lm.sweeps.grid import changed
+from flash_lm.training.train_state import ModelFunction
 
 PLAN = ["plan", "--config=quickstart", "--families=flash transformer_plus_plus", "--config.model.vocab_size=2048"]
 

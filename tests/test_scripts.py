@@ -13,11 +13,11 @@ from oracles import llama as oracle_llama
 from safetensors.numpy import load_file, save_file
 from small import as_overrides, load_script, small_config, write_corpus
 
-from flash_lm.analysis.rounds import COUNTED
+from flash_lm.benchmarks.timing import COUNTED
 from flash_lm.errors import InputError, RunError
-from flash_lm.jsonl import read_jsonl, write_jsonl
 from flash_lm.ops.kernels import attention, programs
-from flash_lm.training.loop import train
+from flash_lm.runs.jsonl import read_jsonl, write_jsonl
+from flash_lm.training.train_loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

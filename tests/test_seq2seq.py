@@ -10,11 +10,11 @@ from flax import nnx
 from small import load_script
 
 from flash_lm import build_model
-from flash_lm.analysis.seq2seq import Rule, summary
-from flash_lm.command import load_module
+from flash_lm.cli.load import load_module
 from flash_lm.errors import InputError
-from flash_lm.jsonl import read_jsonl
-from flash_lm.seq2seq_study import models_of
+from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.studies.seq2seq.report import Rule, summary
+from flash_lm.studies.seq2seq.run import models_of
 
 STUDIES = ("configs/seq2seq/couplets.py", "configs/seq2seq/copy.py")
 

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from small import as_overrides, load_script, small_config, write_corpus
 
-from flash_lm import study, sweep
-from flash_lm.command import apply_overrides, load_config, load_module
+from flash_lm import sweep
+from flash_lm.cli.load import load_config, load_module
+from flash_lm.config.overrides import apply_overrides
 from flash_lm.configs import flash_base, quickstart
 from flash_lm.configs.studies import decays, optimizers, stability
 from flash_lm.errors import InputError, NonfiniteError
-from flash_lm.jsonl import append_jsonl, read_jsonl
-from flash_lm.study import check_runs, grid_runs, run_study
+from flash_lm.runs.jsonl import append_jsonl, read_jsonl
+from flash_lm.sweeps import grid
+from flash_lm.sweeps.grid import check_runs, grid_runs, run_study
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -80,15 +82,15 @@ def test_decays_branch_off_one_run(tmp_path, monkeypatch):
     monkeypatch.setattr(decays, "BUDGETS", (10, 20))
     config = small_config(write_corpus(tmp_path / "corpus"), tmp_path)
     schedule = {"train.schedule": "constant", "train.warmup_steps": 2, "train.learning_rate": 0.01}
-    config = study.changed(config, schedule | {"train.log_every": 1})
-    runs = study.in_workdir(decays.get_runs(config), tmp_path)
+    config = grid.changed(config, schedule | {"train.log_every": 1})
+    runs = grid.in_workdir(decays.get_runs(config), tmp_path)
     run_study(config, runs, tmp_path, "test", lambda: False)
     lines = lambda folder: read_jsonl(folder / "metrics.jsonl")
     rates = {name: [x["learning_rate"] for x in lines(tmp_path / name) if x["split"] == "train"] for name in runs}
     assert np.allclose(rates["sqrt_10"], [0.01, 0.01 * (1 - np.sqrt(0.5))])
     assert np.allclose(rates["linear_20"], [0.01, 0.0075, 0.005, 0.0025])
     whole = {key: x for key, x in runs["sqrt_20"].items() if key != "train.branch_from"}
-    study.train(study.changed(config, whole), tmp_path / "whole")
+    grid.train(grid.changed(config, whole), tmp_path / "whole")
     losses = lambda name: [x["loss"] for x in lines(tmp_path / name) if x["split"] == "train"]
     assert len(losses("sqrt_20")) == 4 and np.allclose(losses("sqrt_20"), losses("whole")[-4:], rtol=1e-6)
 
@@ -141,10 +143,10 @@ def test_a_run_is_done_when_all_lengths_are_scored(tmp_path):
     """On this split, after the last step; a score of other rows is none of these."""
     line = lambda **more: {"split": "test", "step": 3, "length": 16} | more
     append_jsonl(tmp_path / "results.jsonl", [line(), line(split="validation", length=32), line(step=2, length=32)])
-    assert study.is_done(tmp_path, "test", 3, [16])
-    assert not study.is_done(tmp_path, "test", 3, [16, 32])
+    assert grid.is_done(tmp_path, "test", 3, [16])
+    assert not grid.is_done(tmp_path, "test", 3, [16, 32])
     append_jsonl(tmp_path / "results.jsonl", [line(length=32)])
-    assert study.is_done(tmp_path, "test", 3, [16, 32]) and not study.is_done(tmp_path, "test", 4, [16])
+    assert grid.is_done(tmp_path, "test", 3, [16, 32]) and not grid.is_done(tmp_path, "test", 4, [16])
 
 
 @pytest.mark.slow
@@ -156,9 +158,9 @@ def test_a_study_continues_where_it_stopped(config, tmp_path, monkeypatch, capsy
     assert (tmp_path / "study" / "chunk_8" / "results.jsonl").exists()
     assert not (tmp_path / "study" / "chunk_16" / "results.jsonl").exists()
     trained = []
-    train = study.train
+    train = grid.train
     monkeypatch.setattr(
-        study, "train", lambda config, folder, stop: (trained.append(folder.name), train(config, folder, stop))
+        grid, "train", lambda config, folder, stop: (trained.append(folder.name), train(config, folder, stop))
     )
     for _ in range(2):
         run_study(config, runs, tmp_path / "study", "validation", lambda: False)
@@ -177,7 +179,7 @@ def test_a_study_continues_where_it_stopped(config, tmp_path, monkeypatch, capsy
 
 @pytest.mark.slow
 def test_a_study_of_another_config_is_another_study(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "evaluate", lambda folder, split, lengths: [{"split": split, "step": 3}])
+    monkeypatch.setattr(grid, "evaluate", lambda folder, split, lengths: [{"split": split, "step": 3}])
     runs = {"chunk_8": {"model.chunks.size": 8}}
     run_study(config, runs, tmp_path / "study", "validation", lambda: False)
     config.train.learning_rate = 1e-4
@@ -190,9 +192,9 @@ def test_a_run_that_fails_does_not_stop_the_others(config, tmp_path, monkeypatch
         if config.model.chunks.size == 8:
             raise NonfiniteError("loss nan at step 2")
 
-    monkeypatch.setattr(study, "train", train)
+    monkeypatch.setattr(grid, "train", train)
     monkeypatch.setattr(
-        study, "evaluate", lambda folder, split, lengths: [{"run": folder.name, "split": split, "step": 3}]
+        grid, "evaluate", lambda folder, split, lengths: [{"run": folder.name, "split": split, "step": 3}]
     )
     runs = {f"chunk_{n}": {"model.chunks.size": n} for n in (8, 16)}
     failures = run_study(config, runs, tmp_path, "validation", lambda: False)
@@ -239,7 +241,7 @@ def test_the_commands_of_a_table_are_its_runs(path, more, tmp_path, capsys):
         assert score[2:] == ["evaluate", workdir, "--split=test"]
         expected = table.get_config(scale)
         apply_overrides(expected, own)
-        expected = study.changed(reproduce.with_corpus(expected, "stdlib") if more else expected, changes)
+        expected = grid.changed(reproduce.with_corpus(expected, "stdlib") if more else expected, changes)
         assert load_config(f"tables/{path.stem}", train[5:]).to_dict() == expected.to_dict()
 
 

@@ -8,13 +8,13 @@ import pytest
 from flax import nnx
 
 from flash_lm import build_model
-from flash_lm.command import load_module
-from flash_lm.config import parse_model
+from flash_lm.cli.load import load_module
+from flash_lm.config.experiment import parse_model
 from flash_lm.layers.dense import Output
 from flash_lm.models.facts import facts
 from flash_lm.models.family import FAMILIES, complete, of_layers
-from flash_lm.study import changed
-from flash_lm.trunk_study import schedules, trunks_of
+from flash_lm.studies.quality.run import schedules, trunks_of
+from flash_lm.sweeps.grid import changed
 
 TABLE = load_module("configs/tables/study.py")
 VARIANTS = {name: TABLE.MODELS["flash_scores"] | changes for name, changes in TABLE.ABLATIONS.items()}

@@ -8,7 +8,7 @@ import pytest
 from flash_lm import track
 from flash_lm.configs import quickstart
 from flash_lm.errors import InputError
-from flash_lm.jsonl import write_jsonl
+from flash_lm.runs.jsonl import write_jsonl
 
 
 class Recorder(types.ModuleType):

@@ -10,11 +10,11 @@ from small import load_script, small_config, write_corpus
 
 from flash_lm.errors import InputError, RunError
 from flash_lm.inference.scoring import evaluate
-from flash_lm.jsonl import read_jsonl, write_jsonl
-from flash_lm.shared_work import begun_here, made_lines, write_made
-from flash_lm.study import changed
-from flash_lm.training.loop import train
-from flash_lm.trunk_study import Part, schedules, trunks_of
+from flash_lm.runs.jsonl import read_jsonl, write_jsonl
+from flash_lm.studies.protocol.jobs import begun_here, made_lines, write_made
+from flash_lm.studies.quality.run import Part, schedules, trunks_of
+from flash_lm.sweeps.grid import changed
+from flash_lm.training.train_loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from small import load_script, small_config
 
-from flash_lm import study, transfer_study
-from flash_lm.analysis.hypotheses import FAILS, HOLDS, NOT_RUN, UNDECIDED
-from flash_lm.analysis.transfer import NoWorse, summary, transfer_table, write_transfer
 from flash_lm.errors import InputError, NonfiniteError
-from flash_lm.jsonl import read_jsonl
-from flash_lm.shared_work import begun_here, made_lines
-from flash_lm.transfer_study import Arm, Transfer, run_transfer
+from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.studies.protocol.hypotheses import FAILS, HOLDS, NOT_RUN, UNDECIDED
+from flash_lm.studies.protocol.jobs import begun_here, made_lines
+from flash_lm.studies.transfer import run
+from flash_lm.studies.transfer.report import NoWorse, summary, transfer_table, write_transfer
+from flash_lm.studies.transfer.run import Arm, Transfer, run_transfer
+from flash_lm.sweeps import grid
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 FAMILIES = ("linear_transformer", "flash")
@@ -34,8 +35,8 @@ def study_in(folder: pathlib.Path, **changes) -> Transfer:
     config.data.update(corpus="hf", path=str(folder / "data"), label_column="label")
     config.train.update(steps=2, warmup_steps=1, eval_every=0, eval_steps=1, checkpoint_every=0)
     pretraining = {"task": "masked_lm", "train.steps": 3}
-    study = Transfer(config, FAMILIES[:1], ARMS, {"plain": {}}, pretraining, (0.5, 1.0), (0, 1), 0.5, 80, "data")
-    return study._replace(**changes)
+    grid = Transfer(config, FAMILIES[:1], ARMS, {"plain": {}}, pretraining, (0.5, 1.0), (0, 1), 0.5, 80, "data")
+    return grid._replace(**changes)
 
 
 @pytest.fixture
@@ -63,15 +64,15 @@ def quick(monkeypatch):
             return [{"model": name, "round": 3, "value": 2e-3, "loss": 1.0}]
 
     here = Quick()
-    monkeypatch.setattr(study, "train", here.train)
+    monkeypatch.setattr(grid, "train", here.train)
     for name in ("evaluate", "tune"):
-        monkeypatch.setattr(transfer_study, name, getattr(here, name))
+        monkeypatch.setattr(run, name, getattr(here, name))
     return here
 
 
 def test_every_task_is_done_once_and_weights_go_at_the_end(quick, tmp_path):
-    study, out, runs = study_in(tmp_path, families=FAMILIES), tmp_path / "out", tmp_path / "runs"
-    assert run_transfer(study, out, runs, bool) == []
+    grid, out, runs = study_in(tmp_path, families=FAMILIES), tmp_path / "out", tmp_path / "runs"
+    assert run_transfer(grid, out, runs, bool) == []
     lines = made_lines(out / "runs")
     assert len(lines) == 2 * 2 * 2 * 2
     assert {(x["family"], x["arm"], x["share"], x["seed"], x["rate"]) for x in lines} == {
@@ -85,8 +86,8 @@ def test_every_task_is_done_once_and_weights_go_at_the_end(quick, tmp_path):
     assert {split for name, split in quick.scored if "seed" in name} == {"test"}
     assert not [path for path in runs.iterdir() if path.is_dir()]
     before = [*quick.trained]
-    assert run_transfer(study, out, runs, bool) == [] and quick.trained == before
-    longer = {"pretraining": {**study.pretraining, "train.steps": 4}}
+    assert run_transfer(grid, out, runs, bool) == [] and quick.trained == before
+    longer = {"pretraining": {**grid.pretraining, "train.steps": 4}}
     for other, file in (
         (longer, "pretraining/"),
         ({"data": "other"}, "pretraining/"),
@@ -94,34 +95,34 @@ def test_every_task_is_done_once_and_weights_go_at_the_end(quick, tmp_path):
     ):
         message = f"{file}.*is of another config, rate, texts or scores: write to another folder"
         with pytest.raises(InputError, match=message):
-            run_transfer(study._replace(**other), out, runs, bool)
+            run_transfer(grid._replace(**other), out, runs, bool)
     # A run belongs to the pretraining that it began with.
     for path in (out / "pretraining").iterdir():
         path.unlink()
     with pytest.raises(InputError, match="rates/linear_transformer_frozen.jsonl is of another config"):
-        run_transfer(study._replace(**longer), out, runs, bool)
+        run_transfer(grid._replace(**longer), out, runs, bool)
 
 
 def test_lost_weights_are_made_again_if_a_run_needs_them(quick, tmp_path):
-    study, out, runs = study_in(tmp_path), tmp_path / "out", tmp_path / "runs"
-    run_transfer(study, out, runs, bool)
+    grid, out, runs = study_in(tmp_path), tmp_path / "out", tmp_path / "runs"
+    run_transfer(grid, out, runs, bool)
     (out / "runs" / "linear_transformer_frozen_1_seed_1.jsonl").unlink()
     quick.trained.clear()
-    run_transfer(study, out, runs, bool)
+    run_transfer(grid, out, runs, bool)
     assert quick.trained == ["linear_transformer_plain", "linear_transformer_frozen_1_seed_1"]
     (out / "runs" / "linear_transformer_from_scratch_1_seed_1.jsonl").unlink()
     quick.trained.clear()
-    run_transfer(study, out, runs, bool)
+    run_transfer(grid, out, runs, bool)
     assert quick.trained == ["linear_transformer_from_scratch_1_seed_1"]  # which needs no weights
 
 
 def test_what_needs_another_process_is_left(quick, tmp_path):
-    study, out, runs = study_in(tmp_path), tmp_path / "out", tmp_path / "runs"
+    grid, out, runs = study_in(tmp_path), tmp_path / "out", tmp_path / "runs"
     with begun_here(runs / "linear_transformer_plain.lock"):
-        left = run_transfer(study, out, runs, bool)
+        left = run_transfer(grid, out, runs, bool)
     assert len(left) == 1 + 1 + 4 and all("frozen" in name or "plain" in name for name in left)
     assert {line["arm"] for line in made_lines(out / "runs")} == {"from scratch"}
-    assert run_transfer(study, out, runs, bool) == [] and len(made_lines(out / "runs")) == 8
+    assert run_transfer(grid, out, runs, bool) == [] and len(made_lines(out / "runs")) == 8
 
 
 def test_a_run_that_fails_has_a_line(quick, tmp_path):
@@ -146,8 +147,8 @@ def test_what_depends_on_a_pretraining_that_fails_has_lines_too(quick, tmp_path)
 
 @pytest.mark.slow
 def test_the_whole_study_of_a_small_model(tmp_path):
-    study, out, runs = study_in(tmp_path, seeds=(0,)), tmp_path / "out", tmp_path / "runs"
-    assert run_transfer(study, out, runs, bool) == []
+    grid, out, runs = study_in(tmp_path, seeds=(0,)), tmp_path / "out", tmp_path / "runs"
+    assert run_transfer(grid, out, runs, bool) == []
     lines = made_lines(out / "runs")
     assert len(lines) == 4 and all(0 <= line["accuracy_low"] <= line["accuracy"] <= 1 for line in lines)
     assert {line["split"] for line in lines} == {"test"} and {line["tokens"] for line in lines} == {16}
@@ -265,13 +266,13 @@ def test_the_table_has_means_and_spreads():
 
 def test_baselines_are_of_the_same_texts(tmp_path):
     """The word that tells the label stands behind what a row has."""
-    study = study_in(tmp_path)
+    grid = study_in(tmp_path)
     for split, count in (("train", 40), ("validation", 16), ("test", 16)):
         of = lambda label: {"text": "words that say nothing " + ("good", "dull")[label], "label": label}
         lines = [json.dumps(of(i % 2 if i % 5 else 1)) + "\n" for i in range(count)]
         (tmp_path / "data" / f"{split}.jsonl").write_text("".join(lines))
-    study.config.data.length = len("words that say nothing")
-    found = load_script("transfer").baselines(study)
+    grid.config.data.length = len("words that say nothing")
+    found = load_script("transfer").baselines(grid)
     often = sum(i % 2 or not i % 5 for i in range(16)) / 16
     expected = {"most frequent label": often, "bag of words, whole texts": 1.0, "bag of words, as long as rows": often}
     for share in (0.5, 1.0):

@@ -8,16 +8,14 @@ import pyarrow.parquet as pq
 import pytest
 from small import load_script, small_config, write_corpus
 
-from flash_lm import step_times, trunk_study
-from flash_lm.command import load_module
+from flash_lm.cli.load import load_module
 from flash_lm.errors import InputError, NonfiniteError, RunError
 from flash_lm.inference.scoring import evaluate
-from flash_lm.jsonl import read_jsonl, write_jsonl
-from flash_lm.provenance import hash_of_files
-from flash_lm.shared_work import begun_here, made_lines
-from flash_lm.study import changed
-from flash_lm.training.loop import train
-from flash_lm.trunk_study import (
+from flash_lm.runs.jsonl import read_jsonl, write_jsonl
+from flash_lm.runs.provenance import hash_of_files
+from flash_lm.studies.protocol.jobs import begun_here, made_lines
+from flash_lm.studies.quality import run, step_times
+from flash_lm.studies.quality.run import (
     Part,
     Workplace,
     make_parts,
@@ -28,6 +26,8 @@ from flash_lm.trunk_study import (
     trunks_of,
     tune_models,
 )
+from flash_lm.sweeps.grid import changed
+from flash_lm.training.train_loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -144,7 +144,7 @@ def without_training(monkeypatch):
             raise RunError("the disk is full")
         return [trunk.at | {"share": 1.0, "rate": rate}]
 
-    monkeypatch.setattr(trunk_study, "one_trunk", one_trunk)
+    monkeypatch.setattr(run, "one_trunk", one_trunk)
     return made
 
 
@@ -198,7 +198,7 @@ def test_each_model_is_tuned_once(tmp_path, monkeypatch):
             for x in (1.0, 2.0, 4.0)
         ]
 
-    monkeypatch.setattr(trunk_study, "tune", tune)
+    monkeypatch.setattr(run, "tune", tune)
     config, out = config_in(tmp_path), tmp_path / "out"
     for _ in range(2):
         tune_models(config, {"a": {}, "b": {}}, 50, Workplace(DATA, out, tmp_path / "runs", bool))
@@ -253,8 +253,8 @@ def test_each_part_is_made_after_the_rates_of_its_models(tmp_path, monkeypatch):
     config, made = config_in(tmp_path), []
     models = {"a": {}, "b": {}}
     two = [Part("first", {"b/x": {}}, {}, (0, 1), 50), Part("second", {"a": {}, "b": {}}, {}, (0,), 50)]
-    monkeypatch.setattr(trunk_study, "tune_models", lambda config, models, *more: made.append(("rates", *models)))
-    monkeypatch.setattr(trunk_study, "run_trunks", lambda trunks, *more: made.extend(x.name for x in trunks) or trunks)
+    monkeypatch.setattr(run, "tune_models", lambda config, models, *more: made.append(("rates", *models)))
+    monkeypatch.setattr(run, "run_trunks", lambda trunks, *more: made.extend(x.name for x in trunks) or trunks)
     left = make_parts(config, two, models, 50, Workplace(DATA, tmp_path / "out", tmp_path / "runs", bool))
     trunks = ["first_b_x_seed_0", "first_b_x_seed_1"], ["second_a_seed_0", "second_b_seed_0"]
     assert made == [("rates", "b"), *trunks[0], ("rates", "a", "b"), *trunks[1]]

@@ -6,15 +6,16 @@ import math
 import pytest
 from small import as_overrides, small_config, write_corpus
 
-from flash_lm import sweep, tuning
-from flash_lm.analysis.tuning import write_tuning
-from flash_lm.command import count
-from flash_lm.config import parse
+from flash_lm import sweep
+from flash_lm.cli.types import count
+from flash_lm.config.experiment import parse
 from flash_lm.configs import quickstart
 from flash_lm.errors import InputError
-from flash_lm.jsonl import append_jsonl, read_jsonl
-from flash_lm.study import changed
-from flash_lm.tuning import best_values, tune
+from flash_lm.report.tuning import write_tuning
+from flash_lm.runs.jsonl import append_jsonl, read_jsonl
+from flash_lm.sweeps import tuning
+from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.tuning import best_values, tune
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

@@ -11,13 +11,13 @@ from inference.test_exporting import trained_model
 from safetensors.numpy import load_file
 
 import flash_lm
+from flash_lm.config.regexes import regex_problem
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
-from flash_lm.groups.regexes import regex_problem
-from flash_lm.inference.exporting import export as write
-from flash_lm.inference.loaded import LoadedModel
-from flash_lm.json_file import parse_json
-from flash_lm.training.workdir import read_config
+from flash_lm.inference.api import LoadedModel
+from flash_lm.inference.export import export as write
+from flash_lm.runs.json_file import parse_json
+from flash_lm.runs.run_folder import read_config
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

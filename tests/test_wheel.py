@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from flash_lm.command import load_config, load_module
+from flash_lm.cli.load import load_config, load_module
 from flash_lm.errors import InputError
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
-from flash_lm.analysis.seq2seq import Rule
 from flash_lm.configs import base
+from flash_lm.studies.seq2seq.report import Rule
 
 RATES = (1e-3, 3e-3, 1e-2)
 MORE_SEEDS = (1, 2)

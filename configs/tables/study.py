@@ -9,9 +9,9 @@ import pathlib
 
 from ml_collections import ConfigDict
 
-from flash_lm.analysis.hypotheses import Hypothesis
 from flash_lm.configs import quickstart
-from flash_lm.trunk_study import Part
+from flash_lm.studies.protocol.hypotheses import Hypothesis
+from flash_lm.studies.quality.run import Part
 
 TITLE = "Quality against time, each model at its best learning rate"
 SHARES_OF_TEXT = (("books", 0.4), ("wiki", 0.4), ("imdb", 0.2))

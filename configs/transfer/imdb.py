@@ -7,9 +7,9 @@ python scripts/transfer.py table --out=runs/transfer/results
 
 from ml_collections import ConfigDict
 
-from flash_lm.analysis.transfer import NoWorse
 from flash_lm.configs import quickstart
-from flash_lm.transfer_study import Arm
+from flash_lm.studies.transfer.report import NoWorse
+from flash_lm.studies.transfer.run import Arm
 
 TITLE = "Sentiment of IMDb reviews, by the share of the labels that was used"
 FAMILIES = ("transformer_plus_plus", "flash_quad", "flash", "linear_transformer")

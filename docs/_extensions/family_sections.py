@@ -8,11 +8,11 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from flash_lm import schema
-from flash_lm.base_facts import LENGTHS, base_facts, paper_link
+from flash_lm.config import keys
+from flash_lm.config.registry import FAMILIES
+from flash_lm.models.base_facts import LENGTHS, base_facts, paper_link
 from flash_lm.models.facts import Facts
 from flash_lm.models.family import Family
-from flash_lm.tables import FAMILIES
 
 _HERE = "% every family\n"
 _POSITIONS = {"none": "", "learned": "learned", "sinusoid": "sinusoids", "scaled_sinusoid": "scaled sinusoids"}
@@ -35,7 +35,7 @@ def _positions(found: Facts) -> str:
 
 def _keys(row: Family) -> str:
     sections = {kind for part in row.sublayers for kind in part.sections}
-    names = [name for name, kind in schema.SECTIONS.items() if kind in sections]
+    names = [name for name, kind in keys.SECTIONS.items() if kind in sections]
     return ", ".join(f"`{name}.*`" for name in names) or "no section of its own"
 
 

@@ -5,9 +5,9 @@ import itertools
 from collections.abc import Callable
 from typing import Any, Literal
 
-from flash_lm.config import DataConfig
-from flash_lm.schema import key, section
-from flash_lm.tables import CORPORA
+from flash_lm.config.data import DataConfig
+from flash_lm.config.keys import key, section
+from flash_lm.config.registry import CORPORA
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from flash_lm.errors import InputError
-from flash_lm.json_file import load_json, parse_json
+from flash_lm.runs.json_file import load_json, parse_json
 
 # Usual names of begin- and end-of-text.
 _USUAL = {

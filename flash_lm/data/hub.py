@@ -11,7 +11,7 @@ import urllib.request
 import zlib
 from collections.abc import Iterator
 
-from flash_lm.config import DataConfig
+from flash_lm.config.data import DataConfig
 from flash_lm.errors import InputError
 
 _HUB_TIMEOUT = 5  # seconds

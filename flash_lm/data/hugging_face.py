@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute
 
-from flash_lm.config import DataConfig
+from flash_lm.config.data import DataConfig
 from flash_lm.data import hub
 from flash_lm.data.corpus import SPLITS, WHOLE, Piece, cut
 from flash_lm.data.local_datasets import FirstRow, absolute, first_row, local_builder

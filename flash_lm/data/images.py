@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flash_lm.config import DataConfig
+from flash_lm.config.data import DataConfig
 from flash_lm.data.corpora import ImageOptions
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.examples import Example, ExampleCorpus

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flash_lm.config import DataConfig
+from flash_lm.config.data import DataConfig
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.files import find_files, warn_once
 from flash_lm.errors import InputError

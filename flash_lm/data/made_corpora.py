@@ -3,9 +3,9 @@
 import string
 from typing import Any
 
-from flash_lm.config import DataConfig
+from flash_lm.config.data import DataConfig
+from flash_lm.config.keys import above, at_least, key, section
 from flash_lm.data.corpora import CorpusKind, register_corpus
-from flash_lm.schema import above, at_least, key, section
 
 LETTERS = string.ascii_letters
 _SCORED = (

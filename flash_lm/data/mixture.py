@@ -9,7 +9,7 @@ import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
-from flash_lm.config import DataConfig
+from flash_lm.config.data import DataConfig
 from flash_lm.data.corpus import Corpus, DocumentStream, Piece
 from flash_lm.data.packing import Row, Rows
 from flash_lm.data.tokenized_text import TokenizedText

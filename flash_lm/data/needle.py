@@ -15,7 +15,7 @@ import hashlib
 
 import numpy as np
 
-from flash_lm.config import DataConfig
+from flash_lm.config.data import DataConfig
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.examples import Example, ExampleCorpus
 from flash_lm.data.made_corpora import NeedleOptions

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from flash_lm.config import DataConfig
+from flash_lm.config.data import DataConfig
+from flash_lm.config.registry import CORPORA
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.examples import ExampleCorpus, ExampleRows
 from flash_lm.data.labelled import with_labels
@@ -10,7 +11,6 @@ from flash_lm.data.packing import PACKERS
 from flash_lm.data.pairs import with_pairs
 from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus, load_corpus, load_tokenized
 from flash_lm.data.tokenized_text import TokenizedText
-from flash_lm.tables import CORPORA
 
 Splits = TokenizedCorpus | ExampleCorpus
 

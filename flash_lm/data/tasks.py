@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
-from flash_lm.config import DataConfig
-from flash_lm.schema import key, section
-from flash_lm.tables import TASKS
+from flash_lm.config.data import DataConfig
+from flash_lm.config.keys import key, section
+from flash_lm.config.registry import TASKS
 
 Given = Literal["before", "prefix", "source"]
 

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
-from flash_lm.config import DataConfig
+from flash_lm.config.data import DataConfig
 from flash_lm.data.corpus import SPLITS, WHOLE, Piece
 from flash_lm.data.files import DataFile, find_files
 from flash_lm.errors import InputError

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from flash_lm.config import DataConfig
+from flash_lm.config.data import DataConfig
+from flash_lm.config.registry import CORPORA
 from flash_lm.data.corpus import SPLITS, WHOLE, Corpus, DocumentStream, Piece
 from flash_lm.data.foreign_tokenizer import read_tokenizer
 from flash_lm.data.mixture import MixedCorpus, configs_of_parts
@@ -31,7 +32,6 @@ from flash_lm.data.tokenizers import (
     train_sentencepiece,
 )
 from flash_lm.errors import InputError
-from flash_lm.tables import CORPORA
 
 _log = logging.getLogger(__name__)
 Made = TypeVar("Made")

@@ -16,7 +16,7 @@ import sentencepiece
 
 from flash_lm.data.foreign_tokenizer import SPACE, HuggingFaceTokenizer
 from flash_lm.errors import InputError
-from flash_lm.json_file import load_json
+from flash_lm.runs.json_file import load_json
 
 # The first ids of every tokenizer made here, the same in all of them.
 MASK = "[MASK]"

@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from flash_lm.config.registry import CORPORA
 from flash_lm.data.batches import stack
 from flash_lm.data.examples import row_of
 from flash_lm.data.labelled import sizes_in_row
 from flash_lm.errors import InputError
-from flash_lm.inference.trained_model import TrainedModel
-from flash_lm.tables import CORPORA
-from flash_lm.training.hosts import fetched
+from flash_lm.inference.model import TrainedModel
+from flash_lm.runs.hosts import fetched
 from flash_lm.training.sharding import batch_sharding, rows_that_divide
-from flash_lm.training.state import Params
+from flash_lm.training.train_state import Params
 
 ROWS = 16  # on the device at a time; a text alone has a smaller batch
 

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from flash_lm.config.registry import CORPORA, TASKS
 from flash_lm.data.couplets import question
 from flash_lm.data.tokenizers import CharacterTokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import Engine
+from flash_lm.inference.model import TrainedModel
 from flash_lm.inference.sampling import Sampling, SamplingArrays, chosen_seed
 from flash_lm.inference.settings import BeamSearch
-from flash_lm.inference.trained_model import TrainedModel
-from flash_lm.tables import CORPORA, TASKS
 
 _MOST_CANDIDATES = 1024
 

@@ -21,7 +21,7 @@ from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.sampling import SamplingArrays, random_key
 from flash_lm.inference.settings import BeamSearch
 from flash_lm.models.decode_state import DecodeState
-from flash_lm.training.hosts import fetched
+from flash_lm.runs.hosts import fetched
 from flash_lm.training.sharding import BATCH, rows_that_divide
 
 PIECE = 512  # tokens of a prompt that are prefilled at a time

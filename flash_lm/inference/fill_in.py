@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from flash_lm.config.registry import TASKS
 from flash_lm.data.tokenizers import MASK
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import bucket
-from flash_lm.inference.trained_model import TrainedModel
+from flash_lm.inference.model import TrainedModel
 from flash_lm.ops.normalizer import needs_whole_row
-from flash_lm.tables import TASKS
-from flash_lm.training.hosts import fetched
+from flash_lm.runs.hosts import fetched
 from flash_lm.training.sharding import batch_sharding, rows_that_divide
-from flash_lm.training.state import Params
+from flash_lm.training.train_state import Params
 
 ROWS = 4  # rows per batch on the device; a single row is a batch of one
 MASKS = 64  # masks whose logits exist at the same time

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from flash_lm.config.registry import CORPORA, TASKS
 from flash_lm.data.tokenizers import MASK, Tokenizer
 from flash_lm.errors import InputError, TooLongError
 from flash_lm.inference.engine import Engine
+from flash_lm.inference.model import TrainedModel
 from flash_lm.inference.sampling import Sampling, SamplingArrays, chosen_seed
 from flash_lm.inference.settings import BeamSearch
-from flash_lm.inference.trained_model import TrainedModel
-from flash_lm.tables import CORPORA, TASKS
 
 _STREAM_EVERY = 8  # tokens between two pieces of streamed text
 _MOST_TOKENS = 2**20

@@ -10,8 +10,8 @@ from lm_eval.api.model import TemplateLM
 
 from flash_lm.errors import InputError
 from flash_lm.inference.generation import Generator
+from flash_lm.inference.model import TrainedModel
 from flash_lm.inference.sampling import Sampling, SamplingArrays
-from flash_lm.inference.trained_model import TrainedModel
 
 _ROWS = 16  # that are on the device at a time
 _PIECE = 32  # tokens that are generated between two looks for the end of an answer

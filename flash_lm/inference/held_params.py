@@ -7,7 +7,7 @@ import jax
 
 from flash_lm.models.language_model import LanguageModel
 from flash_lm.models.period import Period
-from flash_lm.training.state import ModelFunction, Params
+from flash_lm.training.train_state import ModelFunction, Params
 
 
 @jax.tree_util.register_dataclass

@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from flash_lm.config.registry import CORPORA, TASKS
 from flash_lm.data.tokenizers import SPECIALS
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import Engine
+from flash_lm.inference.model import TrainedModel
 from flash_lm.inference.sampling import Sampling, SamplingArrays
-from flash_lm.inference.trained_model import TrainedModel
-from flash_lm.tables import CORPORA, TASKS
 
 
 class ImageGenerator:

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from flash_lm.inference.trained_model import TrainedModel
-from flash_lm.jsonl import Line, read_lines
-from flash_lm.tables import CORPORA, TASKS
-from flash_lm.training import workdir as run_folder
+from flash_lm.config.registry import CORPORA, TASKS
+from flash_lm.inference.model import TrainedModel
+from flash_lm.runs import run_folder
+from flash_lm.runs.jsonl import Line, read_lines
 
 # Key of a result line -> its name in the card.
 _OF_TOKENS = {"perplexity": "perplexity a token", "bits_per_byte": "bits a byte", "accuracy": "accuracy"}

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flash_lm.inference.settings import COLDEST, Sampling, drawn_seed
-from flash_lm.training.hosts import of_all_hosts
+from flash_lm.runs.hosts import of_all_hosts
 
 
 @jax.tree_util.register_dataclass

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from flax.traverse_util import flatten_dict
 
+from flash_lm.config.registry import CORPORA, TASKS
 from flash_lm.data.corpus import SPLITS, WHOLE
 from flash_lm.data.labelled import cut_share
 from flash_lm.data.slices import ALL, SLICES, SlicedRows, together
@@ -18,15 +19,14 @@ from flash_lm.data.splits import Splits, load_splits
 from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus
 from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.errors import InputError
-from flash_lm.inference.trained_model import OF_A_TEXT, TrainedModel, load_model
-from flash_lm.jsonl import read_lines
-from flash_lm.provenance import provenance
-from flash_lm.run_name import RunName, run_name
-from flash_lm.tables import CORPORA, TASKS
-from flash_lm.training import workdir as run_folder
+from flash_lm.inference.model import OF_A_TEXT, TrainedModel, load_model
+from flash_lm.runs import run_folder
+from flash_lm.runs.jsonl import read_lines
+from flash_lm.runs.provenance import provenance
+from flash_lm.runs.run_name import RunName, run_name
 from flash_lm.training.carried_evaluation import CarriedEvaluator
 from flash_lm.training.evaluation import Evaluator, perplexity
-from flash_lm.training.experiment import evaluation_rows
+from flash_lm.training.setup import evaluation_rows
 
 Score = Callable[[int, int], list[dict[str, Any]]]  # of a row's length, and the rows of a batch
 _log = logging.getLogger(__name__)

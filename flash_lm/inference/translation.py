@@ -12,14 +12,14 @@ import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
+from flash_lm.config.registry import TASKS
 from flash_lm.data.examples import ExampleCorpus, Examples
 from flash_lm.data.pairs import TextPairs
 from flash_lm.data.splits import Splits
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import Engine
+from flash_lm.inference.model import TrainedModel
 from flash_lm.inference.settings import BeamSearch
-from flash_lm.inference.trained_model import TrainedModel
-from flash_lm.tables import TASKS
 
 _ROWS = 128  # with a beam each, that are on the device at a time
 

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import above, at_least, key, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
@@ -24,8 +25,7 @@ from flash_lm.ops.aft_decode import (
     prefill_full,
     prefill_window,
 )
-from flash_lm.ops.blocks import Rectangles
-from flash_lm.schema import above, at_least, key, section
+from flash_lm.ops.rectangles import Rectangles
 
 
 @section("model.aft")

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, one_of, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, ShortConvolutions, short_convolutions
 from flash_lm.layers.core import Core, CoreOfPairs, Pair, Pairs
@@ -16,7 +17,6 @@ from flash_lm.layers.norms import RMSNorm
 from flash_lm.layers.scale_offsets import ScaleOffsets, first_scales, unit_scales
 from flash_lm.layers.sublayer import State, Sublayer
 from flash_lm.ops.positions import rotate
-from flash_lm.schema import at_least, key, one_of, section
 
 
 @section("model.gau")

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 import jax
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ShortConvolutions, identity_filter
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.sublayer import Sublayer
 from flash_lm.ops.dropout import drop
-from flash_lm.schema import at_least, key, section
 
 
 @section("model.conformer")

@@ -9,7 +9,7 @@ from jax.core import Tracer
 
 from flash_lm.errors import InputError
 from flash_lm.ops.segments import Segments, find_segments, whole_row
-from flash_lm.ops.sight import Sight, sight_from_start, sight_of
+from flash_lm.ops.visibility import Sight, sight_from_start, sight_of
 
 
 @jax.tree_util.register_dataclass

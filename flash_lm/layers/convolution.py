@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import key, one_of, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.dense import KERNEL_INITS
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.ops.convolution import continue_convolution, convolve, reach
-from flash_lm.schema import key, one_of, section
 
 _ACTIVATIONS = {"none": lambda x: x, "silu": jax.nn.silu}
 

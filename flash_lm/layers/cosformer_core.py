@@ -2,12 +2,12 @@
 
 import jax
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pairs
 from flash_lm.layers.linear_core import LinearCore, LinearOptions, linear_flops
 from flash_lm.ops.cosformer import cosine_features
-from flash_lm.schema import at_least, key, section
 
 
 @section("model.cosformer")

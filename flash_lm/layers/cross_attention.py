@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, one_of, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.errors import InputError
 from flash_lm.layers.attention import (
     gated,
@@ -21,7 +22,6 @@ from flash_lm.layers.cross_core import CrossCore
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.scale_offsets import ScaleOffsets, first_scales
 from flash_lm.layers.sublayer import State, Sublayer
-from flash_lm.schema import at_least, key, one_of, section
 
 KINDS = ("softmax", "gau", "linear")
 

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Memory
 from flash_lm.layers.sublayer import State
 from flash_lm.ops.linear_attention import elu_plus_one, ratio, with_ones
-from flash_lm.ops.products import matmul
+from flash_lm.ops.matmul import matmul
 from flash_lm.ops.quadratic_attention import quadratic_attention
-from flash_lm.ops.sight import Sight
+from flash_lm.ops.visibility import Sight
 
 
 class CrossCore(Protocol):

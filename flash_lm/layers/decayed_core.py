@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import PlainCore, UndecodableCore
 from flash_lm.layers.linear_core import chunk_work
-from flash_lm.ops.decayed_sums import Kernel, decayed_sums, prefill_decayed, step_decayed
 from flash_lm.ops.kernels.choice import choose_backend
+from flash_lm.ops.scalar_decay import Kernel, decayed_sums, prefill_decayed, step_decayed
 
 
 class DecayedInputs(NamedTuple):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.model import ModelConfig
 
 _NORMAL = jax.nn.initializers.normal(0.02)
 

@@ -5,7 +5,8 @@ import math
 import jax
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pairs, PlainCore
 from flash_lm.layers.linear_core import LinearOptions, linear_flops
@@ -17,7 +18,6 @@ from flash_lm.ops.favor import (
     orthogonal_frequencies,
     prefill_favor,
 )
-from flash_lm.schema import at_least, key, section
 
 _REDRAW = 0x0FEA  # keeps the features' random numbers separate from those of dropout
 

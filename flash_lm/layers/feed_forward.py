@@ -3,7 +3,7 @@
 import jax
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.sublayer import Sublayer

@@ -2,12 +2,12 @@
 
 import jax
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import above, key, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pairs, PlainCore
 from flash_lm.layers.linear_core import LinearOptions, sums_flops
 from flash_lm.ops.flow_attention import FlowState, flow_attention, no_flows, prefill_flow
-from flash_lm.schema import above, key, section
 
 
 @section("model.flow")

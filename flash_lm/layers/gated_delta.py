@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.attention import AttentionSublayer, Projected, gated, join_heads, split_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import short_convolutions
@@ -20,7 +21,6 @@ from flash_lm.layers.norms import normal_heads
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.ssd import first_rates, first_steps
 from flash_lm.ops.delta_rule import DeltaInputs, delta_rule, prefill_delta, step_delta
-from flash_lm.schema import at_least, key, section
 
 _EPSILON = 1e-6  # of the keys' and queries' length, inside the root
 

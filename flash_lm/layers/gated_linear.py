@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import above, at_least, below, key, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.attention import AttentionSublayer, Projected, gated, join_heads, split_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
@@ -18,8 +19,7 @@ from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.linear_core import LinearOptions, sums_flops
 from flash_lm.layers.norms import normal_heads
 from flash_lm.layers.parameter import VECTORS
-from flash_lm.ops.gated_sums import GatedInputs, gated_sums, longest_chunk, prefill_gated, step_gated
-from flash_lm.schema import above, at_least, below, key, section
+from flash_lm.ops.vector_decay import GatedInputs, gated_sums, longest_chunk, prefill_gated, step_gated
 
 
 @section("model.gla")

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pairs, PlainCore
 from flash_lm.ops.kernels.choice import choose_backend
@@ -13,7 +14,6 @@ from flash_lm.ops.kernels.chunks import Across, attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
 from flash_lm.ops.linear_attention import linear_attention, prefill_linear, ratio, with_ones
 from flash_lm.ops.mixed_chunk_attention import heads_into_batch
-from flash_lm.schema import at_least, key, section
 
 
 @section("model.linear")

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, one_of, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pairs, WholeRowCore
-from flash_lm.ops.slots import attend_to_slots
-from flash_lm.schema import at_least, key, one_of, section
+from flash_lm.ops.linformer import attend_to_slots
 
 
 @section("model.linformer")

@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, one_of, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import full_convolutions, short_convolutions
 from flash_lm.layers.core import Pairs, PlainCore
 from flash_lm.layers.quadratic_core import KeyValueCache
 from flash_lm.ops.offset_attention import attend_at_offsets, attend_in_cache, log_sparse_offsets
-from flash_lm.schema import at_least, key, one_of, section
 
 
 @section("model.log_sparse")

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import key, one_of, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.attention import MultiHeadAttention, Projected
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import taps_inside
@@ -18,7 +19,6 @@ from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.quadratic_core import QuadraticCore, QuadraticOptions
 from flash_lm.layers.sublayer import LayerArray
 from flash_lm.ops.dynamic_convolution import continue_dynamic_convolution, dynamic_convolution, softmax_of_taps
-from flash_lm.schema import key, one_of, section
 
 
 def _inside(share: float) -> str | None:

@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import PlainCore
 from flash_lm.ops.banded_softmax import softmax_of_scores
 from flash_lm.ops.cache import write
 from flash_lm.ops.lsh_attention import SELF, buckets_of, lsh_attention, places_seen, sorted_by_bucket, unit
-from flash_lm.ops.products import matmul
+from flash_lm.ops.matmul import matmul
 from flash_lm.ops.segments import whole_row
-from flash_lm.ops.sight import is_between
-from flash_lm.schema import at_least, key, section
+from flash_lm.ops.visibility import is_between
 
 
 def _even(number: int) -> str | None:

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, one_of, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.attention import (
     AttentionSublayer,
     Projected,
@@ -24,7 +25,6 @@ from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.scale_offsets import ScaleOffsets, first_scales
 from flash_lm.ops.dropout import drop
 from flash_lm.ops.moving_average import Average, moving_average, prefill_moving_average
-from flash_lm.schema import at_least, key, one_of, section
 
 _CHUNK = 16  # tokens of a chunk of the average
 _LARGEST = 1 - 2**-24  # of 1 − q: what float32 distinguishes from forgetting all, whose logarithm is −∞

@@ -5,7 +5,8 @@ import itertools
 import jax
 import jax.numpy as jnp
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pair, Pairs, PlainCore
 from flash_lm.layers.positions import MakeBias
@@ -25,8 +26,7 @@ from flash_lm.ops.mixed_chunk_decode import (
 )
 from flash_lm.ops.normalizer import normalizer
 from flash_lm.ops.positions import toeplitz
-from flash_lm.ops.sight import Sight
-from flash_lm.schema import at_least, key, section
+from flash_lm.ops.visibility import Sight
 
 # (whether chunks overlap, causal or not) -> the chunks that a query's local attention sees, relative to its own.
 _REACH = {(False, True): (0,), (False, False): (0,), (True, True): (-1, 0), (True, False): (-1, 0, 1)}

@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pairs, WholeRowCore
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.ops.convolution import convolve_heads, reach
 from flash_lm.ops.nystrom import nystrom_attention
-from flash_lm.schema import at_least, key, section
 
 # As PyTorch's convolutions, which the authors use, start: uniform up to ±1/√taps.
 _TAPS_INIT = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")

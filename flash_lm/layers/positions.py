@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.dense import KERNEL_INITS
 from flash_lm.ops import positions as ops
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import key, one_of, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.errors import InputError
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pairs, PlainCore
@@ -17,8 +18,7 @@ from flash_lm.ops.kernels.chunks import attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
 from flash_lm.ops.normalizer import normalizer
 from flash_lm.ops.quadratic_attention import fused_softmax_attention, quadratic_attention
-from flash_lm.ops.sight import Sight
-from flash_lm.schema import key, one_of, section
+from flash_lm.ops.visibility import Sight
 
 _SMALLEST_SHARE = 512  # slots of the cache
 

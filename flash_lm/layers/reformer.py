@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import jax
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import above, at_least, key, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.attention import AttentionSublayer, Projected, gated, join_heads, split_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
@@ -17,7 +18,6 @@ from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.linear_core import LinearOptions
 from flash_lm.layers.norms import normal_heads
 from flash_lm.ops.positions import rotate
-from flash_lm.schema import above, at_least, key, section
 
 
 @section("model.retention")

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.dense import KERNEL_INITS
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.ops.scale_offset import scale_offset

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pairs, PlainCore
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.ops.adaptive_span import log_mask, reach
 from flash_lm.ops.banded_softmax import SoftmaxPart, banded_softmax, softmax_of_scores
-from flash_lm.ops.products import matmul
+from flash_lm.ops.matmul import matmul
 from flash_lm.ops.ring import (
     Ring,
     after_ring,
@@ -23,8 +24,7 @@ from flash_lm.ops.ring import (
     sight_after_ring,
     with_token,
 )
-from flash_lm.ops.sight import Sight
-from flash_lm.schema import at_least, key, section
+from flash_lm.ops.visibility import Sight
 
 
 @section("model.span")

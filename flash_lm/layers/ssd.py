@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import short_convolutions
@@ -16,7 +17,6 @@ from flash_lm.layers.decayed_core import DecayedCore, DecayedInputs, TwoWayCore
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.norms import RMSNorm
 from flash_lm.layers.parameter import VECTORS
-from flash_lm.schema import at_least, key, section
 
 _RATES, _STEPS = (1.0, 16.0), (1e-3, 0.1)  # A and Δ that a model starts with, of the authors' code
 

@@ -2,10 +2,10 @@
 
 import jax
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.linear_core import LinearCore, LinearOptions, linear_flops
 from flash_lm.ops.taylor import taylor_features, taylor_width
-from flash_lm.schema import at_least, key, section
 
 
 @section("model.based")

@@ -7,17 +7,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import PlainCore
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.table import gathered
-from flash_lm.ops import segment_recurrence as ops
+from flash_lm.ops import transformer_xl as ops
 from flash_lm.ops.ring import Ring, empty_ring
-from flash_lm.ops.segment_recurrence import SegmentInputs, Values
-from flash_lm.schema import at_least, key, section
+from flash_lm.ops.transformer_xl import SegmentInputs, Values
 
 
 @section("model.xl")

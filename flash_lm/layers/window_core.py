@@ -8,14 +8,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pair, PlainCore
 from flash_lm.ops import banded_softmax as ops
 from flash_lm.ops.banded_softmax import SoftmaxPart
 from flash_lm.ops.cache import write
-from flash_lm.ops.compact import compacted
-from flash_lm.ops.products import matmul
+from flash_lm.ops.gather_tokens import compacted
+from flash_lm.ops.matmul import matmul
 from flash_lm.ops.ring import (
     Ring,
     after_ring,
@@ -25,8 +26,7 @@ from flash_lm.ops.ring import (
     sight_after_ring,
     with_token,
 )
-from flash_lm.ops.sight import Sight
-from flash_lm.schema import at_least, key, section
+from flash_lm.ops.visibility import Sight
 
 
 def _dilations(gaps: tuple) -> str | None:

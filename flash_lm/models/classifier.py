@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, one_of, section
+from flash_lm.config.model import ModelConfig
 from flash_lm.errors import InputError
 from flash_lm.layers.dense import Dense
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.models.heads import HeadKind, Losses, register_head, weighted_sum
-from flash_lm.schema import at_least, key, one_of, section
 
 
 def _mean(features_BxLxD: jax.Array, real_BxL: jax.Array) -> jax.Array:

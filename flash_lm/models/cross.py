@@ -4,7 +4,7 @@ from typing import Any
 
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.cross_attention import (
     CrossAttention,
     CrossGatedUnit,

@@ -2,12 +2,12 @@
 
 import dataclasses
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, one_of, section
+from flash_lm.config.model import ModelConfig
+from flash_lm.config.registry import FAMILIES
 from flash_lm.layers.cross_attention import CrossOptions
 from flash_lm.models.cross import CROSS
 from flash_lm.models.part import Part
-from flash_lm.schema import at_least, key, one_of, section
-from flash_lm.tables import FAMILIES
 
 
 @section("model.encoder")

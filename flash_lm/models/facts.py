@@ -7,10 +7,10 @@ from typing import Any
 import jax
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.model import ModelConfig
+from flash_lm.config.registry import FAMILIES
 from flash_lm.layers.sublayer import Sublayer
 from flash_lm.models.language_model import LanguageModel, build_model
-from flash_lm.tables import FAMILIES
 
 
 @dataclasses.dataclass(frozen=True)

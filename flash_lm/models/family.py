@@ -3,13 +3,14 @@
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 
-from flash_lm.config import Config, ModelConfig
+from flash_lm.config.experiment import Config
+from flash_lm.config.model import ModelConfig
+from flash_lm.config.registry import FAMILIES, HEADS
 from flash_lm.errors import InputError
 from flash_lm.models.cross import CROSS
 from flash_lm.models.encoder import encoder_of, parts_of
 from flash_lm.models.part import EVERYTHING, Default, Part
 from flash_lm.ops.logistics import VALUES
-from flash_lm.tables import FAMILIES, HEADS
 
 
 @dataclasses.dataclass(frozen=True)

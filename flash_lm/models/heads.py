@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.config.model import ModelConfig
+from flash_lm.config.registry import HEADS
 from flash_lm.layers.dense import EMBEDDING_INITS, Dense
 from flash_lm.ops.cross_entropy import cross_entropy, soft_capped, token_scores
 from flash_lm.ops.logistics import VALUES, mixture_log_probs
-from flash_lm.schema import at_least, key, section
-from flash_lm.tables import HEADS
 
 _PACE, _LOG_SCALE = 0.1, -3.0  # of the logistics' means and scales: relative pace, and initial log-scale
 

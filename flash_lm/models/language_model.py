@@ -10,7 +10,7 @@ from flax import nnx
 from jax.core import Tracer
 from ml_collections import ConfigDict
 
-from flash_lm.config import parse_model
+from flash_lm.config.experiment import parse_model
 from flash_lm.errors import InputError
 from flash_lm.layers.context import Context, rows_beyond
 from flash_lm.models.decode_state import DecodeState

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.model import ModelConfig
 from flash_lm.errors import InputError
 
 _OF_THE_MODEL = {

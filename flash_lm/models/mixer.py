@@ -5,12 +5,13 @@ from typing import Any
 from flax import nnx
 from ml_collections import ConfigDict
 
-from flash_lm import schema
-from flash_lm.config import ModelConfig, parse_model
+from flash_lm.config.experiment import parse_model
+from flash_lm.config.keys import defaults
+from flash_lm.config.model import ModelConfig
+from flash_lm.config.registry import FAMILIES
 from flash_lm.errors import InputError
 from flash_lm.layers.mixer import Mixer
 from flash_lm.models.family import complete, served
-from flash_lm.tables import FAMILIES
 
 # There is no embedding, so the vocabulary (a config needs at least two words) and absolute positions are not used. How
 # many layers the model will have only its owner knows.
@@ -31,7 +32,7 @@ def build_mixer(family: str, *, rngs: nnx.Rngs, **keys: Any) -> Mixer:
     Raises:
         InputError: lists every problem of the keys, one a line.
     """
-    values = schema.defaults(ModelConfig).to_dict() | _NOT_OF_A_MIXER
+    values = defaults(ModelConfig).to_dict() | _NOT_OF_A_MIXER
     for name, value in {"family": family, **keys}.items():
         is_section = isinstance(values.get(name), dict)
         if is_section and not isinstance(value, dict):

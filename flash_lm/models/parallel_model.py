@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig, without_prefix
+from flash_lm.config.experiment import without_prefix
+from flash_lm.config.model import ModelConfig
+from flash_lm.config.registry import HEADS
 from flash_lm.errors import InputError
 from flash_lm.layers.context import Context, memory_of
 from flash_lm.layers.dense import EMBEDDING_INITS
@@ -16,7 +18,6 @@ from flash_lm.models.encoder import encoder_of
 from flash_lm.models.heads import Head
 from flash_lm.models.period import measures_of_all, penalty_of_all
 from flash_lm.models.tower import Encoder, Tower
-from flash_lm.tables import HEADS
 
 _OF_THE_ENCODER = 0xE7C0  # keeps the encoder's random numbers separate from those of the layers
 

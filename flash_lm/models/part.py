@@ -6,8 +6,8 @@ from typing import Any
 
 from flax import nnx
 
-from flash_lm import schema
-from flash_lm.config import ModelConfig
+from flash_lm.config import keys
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.sublayer import Sublayer
 
 # The value of an open key, or a function of the config that returns it.
@@ -47,5 +47,5 @@ class Part:
 
     def reads(self) -> set[str]:
         """Names of keys that this part reads and others may not, such as model.gau.heads."""
-        own = set().union(*(schema.names_of(kind) for kind in self.sections))
+        own = set().union(*(keys.names_of(kind) for kind in self.sections))
         return {f"model.{key}" for key in self.keys} | own - {f"model.{key}" for key in self.unread}

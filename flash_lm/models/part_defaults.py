@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.attention import GAUOptions
 
 

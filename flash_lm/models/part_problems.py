@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.aft import AFTOptions
 from flash_lm.layers.attention import GAUOptions
 from flash_lm.layers.gated_delta import DeltaOptions

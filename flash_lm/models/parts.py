@@ -7,7 +7,7 @@ from typing import Any
 
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.adaptive_span import AdaptiveSpanAttention
 from flash_lm.layers.aft import AFTCore, AFTOptions, AttentionFreeUnit, ConvCore, FactorisedCore
 from flash_lm.layers.attention import GatedAttentionUnit, GAUOptions, MultiHeadAttention

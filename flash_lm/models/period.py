@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.sublayer import LayerArray, State, Sublayer

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config import ModelConfig
+from flash_lm.config.model import ModelConfig
 from flash_lm.errors import InputError
 from flash_lm.layers.context import Context, of_one_document, of_rows
 from flash_lm.layers.norms import NORMS

@@ -16,9 +16,7 @@ import jax.numpy as jnp
 
 from flash_lm.ops.aft_bias import PairBias
 from flash_lm.ops.aft_products import causal_products, fits
-from flash_lm.ops.blocks import Rectangles, carried, crossing, neighbours, of_last_run
-from flash_lm.ops.products import matmul
-from flash_lm.ops.stable_sums import (
+from flash_lm.ops.logsumexp_means import (
     NOTHING,
     Sums,
     add,
@@ -30,6 +28,8 @@ from flash_lm.ops.stable_sums import (
     only,
     without_max,
 )
+from flash_lm.ops.matmul import matmul
+from flash_lm.ops.rectangles import Rectangles, carried, crossing, neighbours, of_last_run
 
 _SMALL = 8  # with this many keys or more, a matrix product is faster than a sum of products
 _SIMPLE_BLOCK = 64  # tokens in a block if there is no w

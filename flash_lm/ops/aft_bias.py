@@ -6,8 +6,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.blocks import Rectangles
-from flash_lm.ops.products import matmul
+from flash_lm.ops.matmul import matmul
+from flash_lm.ops.rectangles import Rectangles
 
 LARGEST = 40.0  # bound of |w|: exp(-80) is 2e-35, and the smallest normal number 1e-38
 

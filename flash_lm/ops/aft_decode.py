@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from flash_lm.ops.aft import QUERY_BLOCK, causal_sums, over_keys, rectangle_sums
 from flash_lm.ops.aft_bias import PairBias
-from flash_lm.ops.blocks import Rectangles
 from flash_lm.ops.cache import write
-from flash_lm.ops.stable_sums import Sums, add, nothing, ratio
+from flash_lm.ops.logsumexp_means import Sums, add, nothing, ratio
+from flash_lm.ops.rectangles import Rectangles
 
 # (positions of the queries, positions of the keys, each B×L) -> w; None: zero
 BiasOf = Callable[[jax.Array, jax.Array], PairBias | None]

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from flash_lm.ops.aft_bias import PairBias
-from flash_lm.ops.blocks import Rectangles, carried, neighbours, of_last_run
-from flash_lm.ops.products import matmul
+from flash_lm.ops.matmul import matmul
+from flash_lm.ops.rectangles import Rectangles, carried, neighbours, of_last_run
 
 # A query sees itself, so its denominator is at least exp(-50); and the sum over any row stays below float32's maximum.
 SMALLEST_KEY, LARGEST_KEY, LARGEST_W, LARGEST_VALUE = -30.0, 40.0, 20.0, 1e6

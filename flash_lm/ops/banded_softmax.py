@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from flash_lm.ops import blocked_attention
 from flash_lm.ops.blocked_attention import Settings
-from flash_lm.ops.products import matmul
+from flash_lm.ops.matmul import matmul
 from flash_lm.ops.quadratic_attention import Bias, scores_of
-from flash_lm.ops.sight import Sight
 from flash_lm.ops.stretches import stretches_of
+from flash_lm.ops.visibility import Sight
 
 
 class SoftmaxPart(NamedTuple):

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from flash_lm.ops.attention_functions import ATTENTION_FUNCTIONS
+from flash_lm.ops.matmul import matmul
 from flash_lm.ops.positions import toeplitz
-from flash_lm.ops.products import matmul
-from flash_lm.ops.sight import Sight
+from flash_lm.ops.visibility import Sight
 
 SMALLEST, LARGEST = 128, 512  # tokens in a block
 _MOST_BIASES = 1 << 25  # numbers in the bias of all pairs of blocks

@@ -7,7 +7,7 @@ p mod M of M slots. What is in the slots at and after a row's place is outdated 
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.sight import Sight
+from flash_lm.ops.visibility import Sight
 
 
 class ChunkGrid:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.products import matmul
+from flash_lm.ops.matmul import matmul
 
 _SMALLEST_BLOCK = 32  # tokens
 

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from flash_lm.ops.chunks import entering_runs, head_chunks, head_rows, run_chunks
-from flash_lm.ops.decayed_sums import weighted
 from flash_lm.ops.log_decay import decayed, running
-from flash_lm.ops.products import matmul
+from flash_lm.ops.matmul import matmul
+from flash_lm.ops.scalar_decay import weighted
 from flash_lm.ops.unit_triangular import unit_inverse
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from flash_lm.ops.convolution import last_inputs, reach, seen_by_taps
-from flash_lm.ops.products import matmul
+from flash_lm.ops.matmul import matmul
 
 _SMALLEST_BLOCK = 32  # tokens
 

@@ -12,12 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.blocks import Rectangles, carried, crossing, neighbours, of_last_run
 from flash_lm.ops.linear_attention import linear_sums, with_ones
-from flash_lm.ops.mixed_chunk_attention import heads_into_batch
-from flash_lm.ops.products import matmul
-from flash_lm.ops.segments import Segments
-from flash_lm.ops.stable_sums import (
+from flash_lm.ops.logsumexp_means import (
     NOTHING,
     Sums,
     add,
@@ -30,6 +26,10 @@ from flash_lm.ops.stable_sums import (
     ratio,
     without_max,
 )
+from flash_lm.ops.matmul import matmul
+from flash_lm.ops.mixed_chunk_attention import heads_into_batch
+from flash_lm.ops.rectangles import Rectangles, carried, crossing, neighbours, of_last_run
+from flash_lm.ops.segments import Segments
 
 _MODERATE = 30.0  # bound of a logarithm: even the square of exp(-30) is far from float32's limit
 

@@ -7,6 +7,7 @@ beside the values makes the denominator one more value. Features, sums and denom
 import jax
 import jax.numpy as jnp
 
+from flash_lm.ops.matmul import matmul
 from flash_lm.ops.mixed_chunk_attention import (
     for_heads,
     global_attention,
@@ -14,9 +15,8 @@ from flash_lm.ops.mixed_chunk_attention import (
     global_attention_in_segments,
     local_attention,
 )
-from flash_lm.ops.products import matmul
 from flash_lm.ops.segments import Segments, prefixes_of
-from flash_lm.ops.sight import Sight, sight_from_start, sight_of
+from flash_lm.ops.visibility import Sight, sight_from_start, sight_of
 
 
 def elu_plus_one(x: jax.Array) -> jax.Array:

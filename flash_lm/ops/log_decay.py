@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.products import summed
+from flash_lm.ops.matmul import summed
 
 LOWEST = -80.0  # logarithm of a decay that leaves nothing: float32 ends at e⁻⁸⁷
 _GRAIN = 2.0**-9  # sums of 2⁹ numbers down to LOWEST have at most 24 bits

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from flash_lm.ops.banded_softmax import joined, softmax_of_scores
-from flash_lm.ops.products import matmul
+from flash_lm.ops.matmul import matmul
 
 SELF = -1e5  # score of a token with itself, as published: its weight is 0, unless it sees nothing else
 _NOWHERE = -(2**30)  # place of padding

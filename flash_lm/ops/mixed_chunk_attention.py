@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from flash_lm.ops.attention_functions import ATTENTION_FUNCTIONS
 from flash_lm.ops.chunks import from_chunks, sums_before, to_chunks
-from flash_lm.ops.products import matmul
+from flash_lm.ops.matmul import matmul
 from flash_lm.ops.segments import Segments
-from flash_lm.ops.sight import Sight, sight_of
+from flash_lm.ops.visibility import Sight, sight_of
 
 
 def heads_into_batch(x_BxHx: jax.Array) -> jax.Array:

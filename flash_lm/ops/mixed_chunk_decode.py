@@ -12,10 +12,10 @@ import jax.numpy as jnp
 
 from flash_lm.ops.attention_functions import ATTENTION_FUNCTIONS
 from flash_lm.ops.chunk_grid import ChunkGrid
+from flash_lm.ops.matmul import matmul
 from flash_lm.ops.mixed_chunk_attention import global_attention, heads_into_batch, local_attention
 from flash_lm.ops.normalizer import Normalizer
-from flash_lm.ops.products import matmul
-from flash_lm.ops.sight import is_between
+from flash_lm.ops.visibility import is_between
 
 
 class ChunkState(NamedTuple):

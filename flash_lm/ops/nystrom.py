@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from flash_lm.ops.attention_functions import masked_softmax
-from flash_lm.ops.products import matmul
+from flash_lm.ops.matmul import matmul
 
 
 def nystrom_attention(

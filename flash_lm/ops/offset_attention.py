@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from flash_lm.ops.attention_functions import masked_softmax
 from flash_lm.ops.banded_softmax import softmax_of_scores
-from flash_lm.ops.products import matmul
-from flash_lm.ops.sight import Sight, is_between
+from flash_lm.ops.matmul import matmul
+from flash_lm.ops.visibility import Sight, is_between
 
 _UNROLLED = 4  # offsets that a pass over the tokens takes together
 _BLOCK = 128  # queries whose keys are gathered together

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from flash_lm.ops import blocked_attention
 from flash_lm.ops.attention_functions import ATTENTION_FUNCTIONS
 from flash_lm.ops.blocked_attention import Settings
-from flash_lm.ops.products import matmul
-from flash_lm.ops.sight import Sight
+from flash_lm.ops.matmul import matmul
+from flash_lm.ops.visibility import Sight
 
 # Index of a key minus index of a query -> bias of the same shape, float32, or with the heads in front
 Bias = Callable[[jax.Array], jax.Array]

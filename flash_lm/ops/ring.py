@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from flash_lm.ops.cache import write
-from flash_lm.ops.sight import Sight
+from flash_lm.ops.visibility import Sight
 
 
 class Ring(NamedTuple):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from flash_lm.ops import blocked_attention
-from flash_lm.ops.sight import Sight
+from flash_lm.ops.visibility import Sight
 
 _TIMES = 8  # a stretch's queries over its reach: a quarter of the keys is held twice, and none is visited more often
 

@@ -15,11 +15,11 @@ from flash_lm.data.tasks import NEXT_TOKEN, Task
 from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.models.decode_state import DecodeState
+from flash_lm.runs.hosts import fetched
 from flash_lm.training.evaluation import bytes_per_token, perplexity, scores_of
-from flash_lm.training.hosts import fetched
 from flash_lm.training.sharding import batch_sharding, carried_shardings, place, rows_that_divide, share_of
-from flash_lm.training.state import ModelFunction, Params
-from flash_lm.training.step import make_carried_evaluation_step
+from flash_lm.training.train_state import ModelFunction, Params
+from flash_lm.training.train_step import make_carried_evaluation_step
 
 Sums = collections.Counter[str]
 

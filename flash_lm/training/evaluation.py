@@ -16,8 +16,8 @@ from flash_lm.data.tasks import NEXT_TOKEN, Task
 from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.training.label_scores import scores_of_confusion
 from flash_lm.training.sharding import batch_sharding, place, rows_that_divide, share_of
-from flash_lm.training.state import ModelFunction, Params
-from flash_lm.training.step import make_evaluation_step
+from flash_lm.training.train_state import ModelFunction, Params
+from flash_lm.training.train_step import make_evaluation_step
 
 _LARGEST_EXPONENT = 709  # exp overflows above it
 

@@ -11,8 +11,8 @@ from typing import Any
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
-from flash_lm.jsonl import read_lines, write_jsonl
-from flash_lm.training.hosts import is_first
+from flash_lm.runs.hosts import is_first
+from flash_lm.runs.jsonl import read_lines, write_jsonl
 
 # Keys of timings; all others are bit for bit the same when a run is repeated.
 TIMES = frozenset({"train_seconds", "step_ms", "tokens_per_second", "first_step_s"})

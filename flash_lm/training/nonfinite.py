@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from flash_lm.config.registry import TASKS
 from flash_lm.errors import NonfiniteError
-from flash_lm.tables import TASKS
-from flash_lm.training.experiment import Experiment
-from flash_lm.training.state import Params
-from flash_lm.training.step import given_of, make_gradients, microbatches
+from flash_lm.training.setup import Experiment
+from flash_lm.training.train_state import Params
+from flash_lm.training.train_step import given_of, make_gradients, microbatches
 
 MOST_IN_A_ROW = 100  # steps to skip; more are not an accident
 SHARE_IN_A_ROW = 0.1  # of a run, so that the limit also ends a short one

@@ -6,15 +6,16 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from flash_lm.config import parse
+from flash_lm.config.addresses import check_local
+from flash_lm.config.experiment import parse
 from flash_lm.data.token_cache import OwnCorpus
 from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
-from flash_lm.run_name import RunName, check_local, run_name
-from flash_lm.training import saved
-from flash_lm.training import workdir as run_folder
-from flash_lm.training.initial import like_parent, tokenizer_of
-from flash_lm.training.lock import locked
+from flash_lm.runs import run_folder
+from flash_lm.runs.lock import locked
+from flash_lm.runs.run_name import RunName, run_name
+from flash_lm.training import checkpoint_read
+from flash_lm.training.init_from import like_parent, tokenizer_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class OpenRun:
 
     def own_corpus(self) -> OwnCorpus | None:
         """What the run or its parent knows of its corpus; None: nothing yet."""
-        own = saved.own_corpus(self.parent.workdir if self.parent else self.workdir, self.config)
+        own = checkpoint_read.own_corpus(self.parent.workdir if self.parent else self.workdir, self.config)
         init_from = self.config.train.get("init_from")
         return own or (OwnCorpus(tokenizer_of(init_from, self.config)) if init_from else None)
 
@@ -66,7 +67,7 @@ def opened(workdir: pathlib.Path, config: Any) -> Iterator[OpenRun]:
 
 
 def _look(workdir: pathlib.Path, config: Any) -> OpenRun:
-    newest = max(saved.steps(workdir), default=None)
+    newest = max(checkpoint_read.steps(workdir), default=None)
     branch_from = config.get("train", {}).get("branch_from")
     parent = run_name(branch_from) if branch_from and newest is None else None
     init_from = config.get("train", {}).get("init_from")

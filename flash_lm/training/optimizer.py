@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from flash_lm.config import TrainConfig
+from flash_lm.config.registry import OPTIMIZERS
+from flash_lm.config.train import TrainConfig
 from flash_lm.layers.parameter import Traits, is_stacked
-from flash_lm.tables import OPTIMIZERS
 from flash_lm.training.frozen import frozen_parameters
 from flash_lm.training.muon import scale_by_muon
 from flash_lm.training.schedule_free import schedule_free

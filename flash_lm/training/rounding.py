@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from flash_lm.config import Config
-from flash_lm.tables import OPTIMIZERS
-from flash_lm.training.state import TrainState
+from flash_lm.config.experiment import Config
+from flash_lm.config.registry import OPTIMIZERS
+from flash_lm.training.train_state import TrainState
 
 _MOST = 0.5  # of the numbers; a few large ones are always too large
 _ADVICE = "set --config.model.param_dtype=float32"

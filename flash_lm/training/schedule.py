@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from flash_lm.config import TrainConfig
+from flash_lm.config.train import TrainConfig
 
 _STEP_DECAY = 0.1  # factor of the learning rate at each boundary
 

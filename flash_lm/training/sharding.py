@@ -14,13 +14,13 @@ import numpy as np
 import optax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from flash_lm.config import MESH_AXES, MeshConfig
+from flash_lm.config.mesh import MESH_AXES, MeshConfig
 from flash_lm.data.share import Share
 from flash_lm.errors import InputError
 from flash_lm.layers.parameter import is_stacked, name_of
 from flash_lm.models.decode_state import DecodeState
-from flash_lm.training.hosts import of_all_hosts
-from flash_lm.training.state import Params, TrainState
+from flash_lm.runs.hosts import of_all_hosts
+from flash_lm.training.train_state import Params, TrainState
 
 BATCH = PartitionSpec(("data", "fsdp"))
 

@@ -9,12 +9,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from flash_lm.data.share import Share
 from flash_lm.data.splits import Splits
 from flash_lm.errors import InputError
-from flash_lm.run_name import RunName
-from flash_lm.training import saved
-from flash_lm.training.checkpoint import Checkpoints
-from flash_lm.training.experiment import Experiment, Setup
-from flash_lm.training.initial import initial_state
-from flash_lm.training.state import TrainState, init_state
+from flash_lm.runs.run_name import RunName
+from flash_lm.training import checkpoint_read
+from flash_lm.training.checkpoint_write import Checkpoints
+from flash_lm.training.init_from import initial_state
+from flash_lm.training.setup import Experiment, Setup
+from flash_lm.training.train_state import TrainState, init_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Start:
 
     experiment: Experiment
     state: TrainState
-    facts: saved.Facts
+    facts: checkpoint_read.Facts
     share: Share
     place: dict[str, Any] | None
     message: str | None
@@ -48,7 +48,7 @@ def find_start(experiment: Experiment, checkpoints: Checkpoints | None, parent: 
     if checkpoints is not None:
         state, facts = checkpoints.restore_newest(experiment.abstract)
     elif parent is not None:
-        state, facts = saved.restore(parent, experiment.abstract)
+        state, facts = checkpoint_read.restore(parent, experiment.abstract)
     else:
         return _first(experiment, share)
     _check_corpus(facts, experiment.corpus)
@@ -59,7 +59,7 @@ def find_start(experiment: Experiment, checkpoints: Checkpoints | None, parent: 
         step, steps = int(state.step), experiment.config.train.steps
         if step >= steps:
             raise InputError(f"{parent} has done {step} steps, and train.steps={steps} must be more: raise it")
-        facts |= {"parent": saved.identity(parent, step, state.params, facts)}
+        facts |= {"parent": checkpoint_read.identity(parent, step, state.params, facts)}
         message = f"branching from {parent} at step {step}"
     experiment = experiment.with_constants(state.constants)
     return Start(experiment, state, facts, share, _place(facts.get("places"), share), message)
@@ -75,13 +75,13 @@ def _first(experiment: Experiment, share: Share) -> Start:
     return Start(experiment, initial.state, {"parent": initial.parent}, share, None, initial.message)
 
 
-def _check_corpus(facts: saved.Facts, corpus: Splits) -> None:
+def _check_corpus(facts: checkpoint_read.Facts, corpus: Splits) -> None:
     if corpus.fingerprint != facts["corpus"]:
         raise InputError(
             f"corpus {corpus.name} is not the one that the run began with: its content has changed; restore it, or "
             f"choose another --workdir"
         )
-    saved.check_tokenizer(facts, corpus.tokenizer)
+    checkpoint_read.check_tokenizer(facts, corpus.tokenizer)
 
 
 def _place(places: list[Any] | None, share: Share) -> Any:

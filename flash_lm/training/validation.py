@@ -4,14 +4,14 @@ import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from flash_lm.config.registry import TASKS
 from flash_lm.data.batches import chosen_rows
 from flash_lm.data.packing import Rows
 from flash_lm.data.slices import SomeRows
-from flash_lm.tables import TASKS
 from flash_lm.training.carried_evaluation import CarriedEvaluator
 from flash_lm.training.evaluation import Evaluator, scores_of
-from flash_lm.training.experiment import Experiment
-from flash_lm.training.state import Params
+from flash_lm.training.setup import Experiment
+from flash_lm.training.train_state import Params
 
 
 def make_validation(experiment: Experiment, rows: Rows) -> Callable[[Params], dict[str, Any]]:

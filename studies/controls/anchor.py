@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 from flash_lm.configs import base
 from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
-from flash_lm.jsonl import Line
-from flash_lm.study import changed, train_whole
-from flash_lm.trunk_study import ShouldStop, study_hash
+from flash_lm.runs.jsonl import Line
+from flash_lm.studies.quality.run import ShouldStop, study_hash
+from flash_lm.sweeps.grid import changed, train_whole
 from studies.queue import Job
 
 PART = "anchor"

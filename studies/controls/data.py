@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from flash_lm.errors import RunError
-from flash_lm.provenance import hash_of_files
+from flash_lm.runs.provenance import hash_of_files
 from studies.controls import anchor
 from studies.controls.design import Data
 

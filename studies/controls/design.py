@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from flash_lm.configs.tables import study
-from flash_lm.jsonl import Line
-from flash_lm.shared_work import made_lines
-from flash_lm.step_times import time_parts
-from flash_lm.study import changed
-from flash_lm.trunk_study import POSITIONS, Part
+from flash_lm.runs.jsonl import Line
+from flash_lm.studies.protocol.jobs import made_lines
+from flash_lm.studies.quality.run import POSITIONS, Part
+from flash_lm.studies.quality.step_times import time_parts
+from flash_lm.sweeps.grid import changed
 from studies.controls import anchor, recall
 from studies.controls.language import Candidate, Text, chosen, jobs
 from studies.queue import Job

@@ -4,10 +4,10 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from flash_lm.analysis.hypotheses import FAILS, HOLDS, UNDECIDED, Hypothesis
-from flash_lm.analysis.ratios import SEEDS
-from flash_lm.analysis.verdicts import NOT_RUN
-from flash_lm.jsonl import Line, grouped
+from flash_lm.runs.jsonl import Line, grouped
+from flash_lm.studies.protocol.hypotheses import FAILS, HOLDS, UNDECIDED, Hypothesis
+from flash_lm.studies.protocol.ratios import SEEDS
+from flash_lm.studies.protocol.verdicts import NOT_RUN
 from studies.controls import anchor, recall
 from studies.controls.design import CHUNKS, DOUBLE, FAR, LAST_HALF, ROWS, SMALL
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flash_lm.configs.tables import study
-from flash_lm.jsonl import Line
-from flash_lm.study import Changes, changed
-from flash_lm.trunk_study import DECAY, Part, ShouldStop, Trunk, one_trunk, study_hash
+from flash_lm.runs.jsonl import Line
+from flash_lm.studies.quality.run import DECAY, Part, ShouldStop, Trunk, one_trunk, study_hash
+from flash_lm.sweeps.grid import Changes, changed
 from studies.queue import Job
 
 # Seconds of a step of 4096 tokens on one core of an AMD EPYC whose other core is busy, rows of 512.

@@ -9,11 +9,11 @@ import statistics
 from collections.abc import Sequence
 
 from flash_lm.configs.recall import mqar_as_measured as measured
-from flash_lm.jsonl import Line, grouped
-from flash_lm.recall_study import Model, models_of, one_run
-from flash_lm.study import changed
-from flash_lm.training.workdir import run_hash
-from flash_lm.trunk_study import ShouldStop
+from flash_lm.runs.jsonl import Line, grouped
+from flash_lm.runs.run_folder import run_hash
+from flash_lm.studies.quality.run import ShouldStop
+from flash_lm.studies.recall.run import Model, models_of, one_run
+from flash_lm.sweeps.grid import changed
 from studies.queue import Job
 
 PART = "mqar"

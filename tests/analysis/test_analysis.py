@@ -9,16 +9,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from flash_lm.analysis.comparison import write_comparison
-from flash_lm.analysis.curves import plot_curves
-from flash_lm.analysis.panels import Panel, plot_panels
-from flash_lm.analysis.reproduction import prominent
-from flash_lm.analysis.results import labels, newest_results, validation_curve
-from flash_lm.analysis.table import RUNS, markdown_table
 from flash_lm.errors import InputError
-from flash_lm.jsonl import append_jsonl, read_jsonl, write_jsonl
-from flash_lm.provenance import joined
-from flash_lm.study import is_done
+from flash_lm.report.comparison import write_comparison
+from flash_lm.report.curves import plot_curves
+from flash_lm.report.markdown import RUNS, markdown_table
+from flash_lm.report.panels import Panel, plot_panels
+from flash_lm.report.results import labels, newest_results, validation_curve
+from flash_lm.runs.jsonl import append_jsonl, read_jsonl, write_jsonl
+from flash_lm.runs.provenance import joined
+from flash_lm.studies.tables.report import prominent
+from flash_lm.sweeps.grid import is_done
 
 
 def test_a_cut_last_line_is_left_out(tmp_path):

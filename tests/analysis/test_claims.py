@@ -5,11 +5,11 @@ import statistics
 
 import pytest
 
-from flash_lm.analysis.claims import Claim, read_claim
-from flash_lm.analysis.evidence import Evidence, Run
-from flash_lm.analysis.recall_rules import RecallGrows, Recalls, rank_correlation
-from flash_lm.analysis.rules import Arithmetic, EqualTime, Growth, Measured, Ratio, Untestable
-from flash_lm.analysis.verdicts import ARITHMETIC, CONTRADICTED, NOT_RUN, NOT_TESTABLE, REPRODUCED, UNDECIDED
+from flash_lm.studies.claims.evidence import Evidence, Run
+from flash_lm.studies.claims.report import Claim, read_claim
+from flash_lm.studies.claims.rules import Arithmetic, EqualTime, Growth, Measured, Ratio, Untestable
+from flash_lm.studies.protocol.verdicts import ARITHMETIC, CONTRADICTED, NOT_RUN, NOT_TESTABLE, REPRODUCED, UNDECIDED
+from flash_lm.studies.recall.claims import RecallGrows, Recalls, rank_correlation
 
 
 def line(perplexity: float, **more) -> dict:

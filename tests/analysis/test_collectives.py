@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from flash_lm.analysis.collectives import Traffic, collectives
+from flash_lm.benchmarks.collectives import Traffic, collectives
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flash_lm.analysis.implementations import (
+from flash_lm.studies.quality.implementations import (
     AGREES,
     DIFFERS,
     FAILED,

@@ -5,12 +5,12 @@ import subprocess
 
 import pytest
 
-from flash_lm import provenance as origin
-from flash_lm.analysis.peaks import peak_flops
-from flash_lm.analysis.rounds import SLOW_MS, Cell, take_turns
-from flash_lm.analysis.step_time import plot_step_times, step_time_tables
-from flash_lm.analysis.table import pivot
-from flash_lm.provenance import config_hash, joined, provenance
+from flash_lm.benchmarks.peaks import peak_flops
+from flash_lm.benchmarks.step_time import plot_step_times, step_time_tables
+from flash_lm.benchmarks.timing import SLOW_MS, Cell, take_turns
+from flash_lm.report.markdown import pivot
+from flash_lm.runs import provenance as origin
+from flash_lm.runs.provenance import config_hash, joined, provenance
 
 
 def recorded(order: list[str], name: str, times: list[float]) -> Cell:

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from flash_lm.analysis.hypotheses import Hypothesis
-from flash_lm.analysis.study import study_tables, summary, write_study
 from flash_lm.errors import InputError
-from flash_lm.jsonl import read_jsonl, write_jsonl
-from flash_lm.trunk_study import step_name
+from flash_lm.runs.jsonl import read_jsonl, write_jsonl
+from flash_lm.studies.protocol.hypotheses import Hypothesis
+from flash_lm.studies.quality.report import study_tables, summary, write_study
+from flash_lm.studies.quality.run import step_name
 
 ABOUT = {
     "family": "flash",

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import documents
 
-from flash_lm.config import DataConfig, parse
+from flash_lm.config.data import DataConfig
+from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.data import text_files
 from flash_lm.data.corpus import SPLITS

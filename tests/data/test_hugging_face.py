@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from small import documents, small_config
 
-from flash_lm.config import parse
+from flash_lm.config.experiment import parse
 from flash_lm.data import hub, hugging_face
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.token_cache import load_corpus, load_tokenized

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from small import write_corpus
 
-from flash_lm.config import parse
+from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.data.bigrams import best_log_probs
 from flash_lm.data.carried import carried_once

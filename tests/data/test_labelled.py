@@ -6,7 +6,7 @@ import pyarrow.parquet
 import pytest
 from small import write_corpus
 
-from flash_lm.config import parse
+from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.data.labelled import LabelledRows, cut_share, sizes_in_row
 from flash_lm.data.splits import load_splits

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from flash_lm.config import parse
+from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.labelled import LabelledRows

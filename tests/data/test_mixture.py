@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from small import small_config, write_corpus
 
-from flash_lm.config import parse
+from flash_lm.config.experiment import parse
 from flash_lm.data.batches import IndexedBatches
 from flash_lm.data.packing import StreamRows
 from flash_lm.data.share import Share, whole_batch
 from flash_lm.data.splits import load_splits
 from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
-from flash_lm.jsonl import read_jsonl
-from flash_lm.study import changed
-from flash_lm.training.experiment import build_experiment
-from flash_lm.training.loop import train
+from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.sweeps.grid import changed
+from flash_lm.training.setup import build_experiment
+from flash_lm.training.train_loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

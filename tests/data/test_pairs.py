@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from small import write_pairs
 
-from flash_lm.config import parse
+from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.data.copying import copying
 from flash_lm.data.examples import ExampleRows

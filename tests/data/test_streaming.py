@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import load_dataset
 
-from flash_lm.config import parse
+from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.data import streaming
 from flash_lm.data.hugging_face import DatasetStream

@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 from small import ROOT, shared_as_usual, small_config, write_corpus
 
-from flash_lm.config import parse
+from flash_lm.config.experiment import parse
 from flash_lm.data import text_files, token_cache
 from flash_lm.data.token_cache import load_tokenized
 from flash_lm.errors import InputError

@@ -14,7 +14,7 @@ from flash_lm.inference.decoding import Hypothesis
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.settings import BeamSearch
-from flash_lm.training.state import ModelFunction
+from flash_lm.training.train_state import ModelFunction
 from inference import test_given
 from inference.test_engine import ALLOWED, END, MAX_TOKENS, PROMPTS, VOCAB, engine, mesh, recomputed
 

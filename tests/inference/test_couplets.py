@@ -12,10 +12,10 @@ from flash_lm import generate
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.inference.couplets import CoupletWriter
+from flash_lm.inference.model import load_model
 from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.scoring import evaluate
-from flash_lm.inference.trained_model import load_model
-from flash_lm.training.loop import train
+from flash_lm.training.train_loop import train
 
 # Its fixture trains a model until it has learned the answers.
 pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.slow]

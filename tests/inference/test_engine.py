@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from models.cases import CAUSAL, LENGTH, SHAPE, case
 
-from flash_lm.config import parse
+from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.training.sharding import param_shardings
-from flash_lm.training.state import ModelFunction
+from flash_lm.training.train_state import ModelFunction
 
 END, VOCAB = 2, SHAPE["vocab_size"]
 _MESH = parse(get_config()).mesh

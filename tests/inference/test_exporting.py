@@ -21,8 +21,8 @@ from tokenizers import Tokenizer
 
 import flash_lm
 from flash_lm import export
-from flash_lm.command import run
-from flash_lm.config import parse
+from flash_lm.cli.run import run
+from flash_lm.config.experiment import parse
 from flash_lm.data.hf_tokenizer import to_hugging_face
 from flash_lm.data.tokenizers import (
     ByteTokenizer,
@@ -33,16 +33,16 @@ from flash_lm.data.tokenizers import (
     train_sentencepiece,
 )
 from flash_lm.errors import InputError
-from flash_lm.inference.exporting import export as write
+from flash_lm.inference.api import LoadedModel
+from flash_lm.inference.export import export as write
 from flash_lm.inference.held_params import HeldParams
-from flash_lm.inference.loaded import LoadedModel
-from flash_lm.inference.trained_model import TrainedModel, load_model
-from flash_lm.jsonl import append_jsonl
+from flash_lm.inference.model import TrainedModel, load_model
 from flash_lm.models.family import FAMILIES, complete_config
-from flash_lm.run_name import run_name
-from flash_lm.training.exported import of_trained, write_weights
+from flash_lm.runs.jsonl import append_jsonl
+from flash_lm.runs.run_name import run_name
+from flash_lm.training.export_folder import of_trained, write_weights
 from flash_lm.training.sharding import make_mesh
-from flash_lm.training.state import ModelFunction
+from flash_lm.training.train_state import ModelFunction
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 CODE = {"git": "c0ffee123456", "versions": "python 3, jax 0"}

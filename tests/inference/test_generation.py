@@ -13,18 +13,18 @@ import pytest
 from small import small_config, write_corpus
 
 from flash_lm import generate
-from flash_lm.command import run
+from flash_lm.cli.run import run
 from flash_lm.data.tokenizers import ByteTokenizer, train_sentencepiece
 from flash_lm.errors import InputError
+from flash_lm.inference.api import LoadedModel
 from flash_lm.inference.fill_in import Filler
 from flash_lm.inference.generation import Generator, TextDecoder
-from flash_lm.inference.loaded import LoadedModel
+from flash_lm.inference.model import load_model
 from flash_lm.inference.settings import BeamSearch, Sampling
-from flash_lm.inference.trained_model import load_model
-from flash_lm.run_name import run_name
-from flash_lm.training.experiment import build_experiment
-from flash_lm.training.loop import train
-from flash_lm.training.saved import restore
+from flash_lm.runs.run_name import run_name
+from flash_lm.training.checkpoint_read import restore
+from flash_lm.training.setup import build_experiment
+from flash_lm.training.train_loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 GREEDY = Sampling(temperature=0)

@@ -11,14 +11,14 @@ from models.test_encoder_decoder import model as reader
 
 from flash_lm.errors import InputError
 from flash_lm.inference import engine as engine_module
+from flash_lm.inference.api import LoadedModel
 from flash_lm.inference.couplets import CoupletWriter
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.harness import HarnessModel
 from flash_lm.inference.held_params import HeldParams
-from flash_lm.inference.loaded import LoadedModel
 from flash_lm.inference.running_batch import RunningBatch
 from flash_lm.inference.sampling import Sampling
-from flash_lm.training.state import ModelFunction
+from flash_lm.training.train_state import ModelFunction
 from inference.service.serving import random_model
 from inference.test_engine import ALLOWED, END, GREEDY, MAX_TOKENS, PROMPTS, greedy, mesh
 

@@ -14,14 +14,14 @@ from lm_eval.models.openai_completions import LocalCompletionsAPI  # noqa: E402
 
 from flash_lm.data.token_cache import load_corpus  # noqa: E402
 from flash_lm.errors import InputError  # noqa: E402
+from flash_lm.inference.api import LoadedModel  # noqa: E402
 from flash_lm.inference.generation import Generator  # noqa: E402
 from flash_lm.inference.harness import HarnessModel  # noqa: E402
-from flash_lm.inference.loaded import LoadedModel  # noqa: E402
+from flash_lm.inference.model import load_model  # noqa: E402
 from flash_lm.inference.sampling import Sampling  # noqa: E402
 from flash_lm.inference.scoring import evaluate  # noqa: E402
-from flash_lm.inference.trained_model import load_model  # noqa: E402
-from flash_lm.jsonl import read_jsonl  # noqa: E402
-from flash_lm.training.loop import train  # noqa: E402
+from flash_lm.runs.jsonl import read_jsonl  # noqa: E402
+from flash_lm.training.train_loop import train  # noqa: E402
 from inference.service.serving import random_model, service  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

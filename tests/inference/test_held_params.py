@@ -8,7 +8,7 @@ import pytest
 from models.cases import case
 
 from flash_lm.inference.held_params import HeldParams
-from flash_lm.training.state import ModelFunction
+from flash_lm.training.train_state import ModelFunction
 
 
 def bytes_in_memory() -> int:

@@ -8,9 +8,9 @@ from small import load_script
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.inference.images import ImageGenerator
+from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
-from flash_lm.inference.trained_model import load_model
-from flash_lm.training.loop import train
+from flash_lm.training.train_loop import train
 
 # The decode loop is that of text.
 pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.slow]

@@ -14,14 +14,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import flash_lm
 from flash_lm import import_model
-from flash_lm.command import load_config
+from flash_lm.cli.load import load_config
 from flash_lm.data.foreign_tokenizer import HuggingFaceTokenizer, read_tokenizer
 from flash_lm.data.tokenizers import load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError
-from flash_lm.inference.exporting import export as write
+from flash_lm.inference.export import export as write
+from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
-from flash_lm.inference.trained_model import load_model
-from flash_lm.training.loop import train
+from flash_lm.training.train_loop import train
 from inference.test_exporting import trained_model
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

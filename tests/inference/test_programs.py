@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 import flash_lm
 from flash_lm.errors import InputError
 from flash_lm.export import main
-from flash_lm.inference.exporting import export
-from flash_lm.inference.programs import Sizes
+from flash_lm.inference.export import export
+from flash_lm.inference.stablehlo import Sizes
 from flash_lm.models.family import FAMILIES
 from inference.test_exporting import trained_model
 

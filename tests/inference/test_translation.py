@@ -18,7 +18,7 @@ from flash_lm.errors import InputError
 from flash_lm.inference.generation import Generator
 from flash_lm.inference.settings import BeamSearch
 from flash_lm.inference.translation import Translation, scores_of, translate
-from flash_lm.training.loop import train
+from flash_lm.training.train_loop import train
 from inference.service.serving import CHARACTERS, random_model
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

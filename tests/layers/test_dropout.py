@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from models.cases import assert_close, case, model_config, randomised, tokens
 
-from flash_lm.config import parse_model
+from flash_lm.config.experiment import parse_model
 from flash_lm.layers.context import Context
 from flash_lm.models.family import FAMILIES, complete
 from flash_lm.models.period import Period

@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 from models.cases import model_config
 
-from flash_lm.config import parse_model, upgrade
+from flash_lm.config.experiment import parse_model, upgrade
 from flash_lm.layers.context import Context
 from flash_lm.models.family import FAMILIES, complete
 

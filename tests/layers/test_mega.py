@@ -10,7 +10,7 @@ from oracles.attention import Row, silu
 from oracles.mega import averaged
 from oracles.segments import visibility
 
-from flash_lm.config import parse_model
+from flash_lm.config.experiment import parse_model
 from flash_lm.layers.context import of_rows
 from flash_lm.models.family import FAMILIES, complete
 

@@ -10,9 +10,9 @@ import pytest
 from flax import nnx
 
 import flash_lm
+from flash_lm.config.registry import FAMILIES
 from flash_lm.errors import InputError
 from flash_lm.layers.positions import RELATIVE_BIASES
-from flash_lm.tables import FAMILIES
 
 PAGE = (pathlib.Path(__file__).parent.parent.parent / "docs" / "layers.md").read_text()
 LENGTH, CHUNK = 50, 16

@@ -13,7 +13,7 @@ from oracles.attention import Row
 from oracles.lsh import lsh_attention
 from oracles.segments import offsets, visibility
 
-from flash_lm.config import parse_model
+from flash_lm.config.experiment import parse_model
 from flash_lm.layers.context import Context
 from flash_lm.layers.feed_forward import GLU, MLP
 from flash_lm.models.family import FAMILIES, complete

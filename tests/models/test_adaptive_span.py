@@ -9,7 +9,7 @@ from flash_lm.errors import InputError
 from flash_lm.ops import banded_softmax, blocked_attention
 from flash_lm.ops.adaptive_span import log_mask, reach
 from flash_lm.ops.segments import whole_row
-from flash_lm.ops.sight import sight_of
+from flash_lm.ops.visibility import sight_of
 from models.cases import PACKED, SHAPE, Case, assert_close, assert_trees_close, case, real, tokens
 
 ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])

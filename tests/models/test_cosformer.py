@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import flash_lm
+from flash_lm import build_mixer
+from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pair
 from flash_lm.layers.cosformer_core import CosformerCore, CosformerOptions
@@ -24,7 +25,7 @@ def draw(*shape: int) -> jax.Array:
 
 
 def attend(q, k, v):
-    core = CosformerCore(CosformerOptions(cos_length=64), LinearOptions(chunk_size=8), flash_lm.config.ModelConfig())
+    core = CosformerCore(CosformerOptions(cos_length=64), LinearOptions(chunk_size=8), ModelConfig())
     segments = whole_row(v.shape[2])
     context = Context(positions_BxL=segments.offsets_BxL, segments=segments)
     return core({"attention": Pair(q, k)}, v, context)
@@ -60,7 +61,7 @@ def test_decoding_ends_at_m():
 
 def test_a_mixer_ends_at_m():
     options = {"model_dim": 8, "num_heads": 2, "cosformer": {"cos_length": 4}}
-    mixer = flash_lm.build_mixer("cosformer", **options, rngs=nnx.Rngs(0))
+    mixer = build_mixer("cosformer", **options, rngs=nnx.Rngs(0))
     with pytest.raises(
         ValueError, match="5 tokens exceed cosformer.cos_length=4.*build it with cosformer.cos_length=5"
     ):

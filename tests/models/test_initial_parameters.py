@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from flash_lm import build_model
-from flash_lm.config import parse_model
+from flash_lm.config.experiment import parse_model
 from flash_lm.models.family import FAMILIES, complete
 from models.cases import FORM, model_config
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from flash_lm.config import parse_model
+from flash_lm.config.experiment import parse_model
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pair
 from flash_lm.models.family import FAMILIES, complete

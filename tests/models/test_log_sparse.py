@@ -8,7 +8,7 @@ import pytest
 from flash_lm.errors import InputError
 from flash_lm.ops.offset_attention import attend_at_offsets, log_sparse_offsets
 from flash_lm.ops.segments import whole_row
-from flash_lm.ops.sight import sight_of
+from flash_lm.ops.visibility import sight_of
 from models.cases import LENGTH, PACKED, Case, assert_close, case, real, tokens
 from models.test_oracle import assert_logits_equal
 

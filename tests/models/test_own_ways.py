@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from flash_lm.config import parse
+from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.sublayer import Sublayer
 from flash_lm.models.family import FAMILIES, Family, Part, complete, register_family
 from flash_lm.training.optimizer import make_optimizer
-from flash_lm.training.state import ModelFunction, init_state
-from flash_lm.training.step import make_gradients, make_scheduled_step
+from flash_lm.training.train_state import ModelFunction, init_state
+from flash_lm.training.train_step import make_gradients, make_scheduled_step
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 VOCAB, B, L, LAYERS, PULL = 16, 4, 8, 3, 0.25

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from oracles.lsh import lsh_margin
 
-from flash_lm.config import parse_model
+from flash_lm.config.experiment import parse_model
 from flash_lm.errors import InputError
 from flash_lm.layers.context import of_rows
 from flash_lm.models.family import FAMILIES, complete, unread

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from flash_lm import build_mixer, build_model
-from flash_lm.config import parse_model
+from flash_lm.config.experiment import parse_model
 from flash_lm.models.family import FAMILIES, complete, unread
 from flash_lm.models.heads import SoftmaxOptions
 from flash_lm.models.llama import differing

@@ -9,7 +9,7 @@ from oracles.attention import Row
 from oracles.transformer_xl import segment_attention
 
 from flash_lm import build_model
-from flash_lm.config import parse_model
+from flash_lm.config.experiment import parse_model
 from flash_lm.errors import InputError
 from flash_lm.layers.context import of_rows
 from flash_lm.models.family import FAMILIES, complete

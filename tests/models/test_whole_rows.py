@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import flash_lm
-from flash_lm.config import parse
+from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.models.family import FAMILIES, complete

@@ -21,8 +21,8 @@ from flash_lm.ops.banded_softmax import (
     windowed_softmax,
 )
 from flash_lm.ops.segments import find_segments, whole_row
-from flash_lm.ops.sight import Sight, sight_of
 from flash_lm.ops.stretches import stretches_of
+from flash_lm.ops.visibility import Sight, sight_of
 from ops.test_segments import LENGTH, random_ids
 
 BATCH, HEADS, WINDOW, SCALE = 4, 2, 6, 0.7

@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 
-from flash_lm.ops.compact import compacted
+from flash_lm.ops.gather_tokens import compacted
 from flash_lm.ops.segments import find_segments
-from flash_lm.ops.sight import sight_of
+from flash_lm.ops.visibility import sight_of
 from ops.test_segments import LENGTH, random_ids
 
 

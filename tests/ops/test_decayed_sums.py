@@ -7,9 +7,9 @@ import pytest
 from oracles.decayed import recurrence
 
 from flash_lm.ops import chunks
-from flash_lm.ops.decayed_sums import decayed_sums, prefill_decayed, step_decayed
 from flash_lm.ops.linear_attention import linear_sums
 from flash_lm.ops.log_decay import decayed, running
+from flash_lm.ops.scalar_decay import decayed_sums, prefill_decayed, step_decayed
 from flash_lm.ops.segments import find_segments
 from ops.test_segments import LENGTH, random_ids
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from oracles.delta import recurrence
 
-from flash_lm.ops.decayed_sums import decayed_sums
 from flash_lm.ops.delta_rule import DeltaInputs, delta_rule, prefill_delta, step_delta
+from flash_lm.ops.scalar_decay import decayed_sums
 from flash_lm.ops.segments import find_segments
 from ops.test_segments import LENGTH, random_ids
 

@@ -9,7 +9,7 @@ from models.cases import model_config
 from oracles.linear import favor_logs, log_dot
 from oracles.segments import visibility
 
-from flash_lm.config import parse_model
+from flash_lm.config.experiment import parse_model
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pair
 from flash_lm.layers.favor_core import FavorCore, FavorOptions

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from oracles.gated_linear import recurrence
 
-from flash_lm.ops.decayed_sums import decayed_sums
-from flash_lm.ops.gated_sums import GatedInputs, gated_sums, longest_chunk, prefill_gated, step_gated
+from flash_lm.ops.scalar_decay import decayed_sums
 from flash_lm.ops.segments import find_segments
+from flash_lm.ops.vector_decay import GatedInputs, gated_sums, longest_chunk, prefill_gated, step_gated
 from ops.test_segments import LENGTH, random_ids
 
 BATCH, HEADS, WIDTH, FLOOR = 3, 2, 4, -5.0

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flash_lm.ops.products import matmul
+from flash_lm.ops.matmul import matmul
 
 
 @pytest.mark.parametrize("transpose_a", [False, True])

@@ -13,7 +13,7 @@ from flash_lm.ops.kernels.programs import Form
 from flash_lm.ops.mixed_chunk_attention import local_attention
 from flash_lm.ops.quadratic_attention import quadratic_attention
 from flash_lm.ops.segments import find_segments
-from flash_lm.ops.sight import Sight, sight_from_start, sight_of
+from flash_lm.ops.visibility import Sight, sight_from_start, sight_of
 from ops.test_segments import LENGTH, random_ids
 
 CHUNK = 5

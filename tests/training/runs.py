@@ -5,7 +5,7 @@ import pathlib
 
 from small import small_config, write_corpus
 
-from flash_lm.jsonl import read_jsonl
+from flash_lm.runs.jsonl import read_jsonl
 
 
 def small_run(folder: pathlib.Path):

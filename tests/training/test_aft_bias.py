@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flash_lm.config import parse
+from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.models.family import complete
 from flash_lm.training.optimizer import make_optimizer
-from flash_lm.training.state import ModelFunction, init_state
-from flash_lm.training.step import make_scheduled_step
+from flash_lm.training.train_state import ModelFunction, init_state
+from flash_lm.training.train_step import make_scheduled_step
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from small import small_config
 
-from flash_lm.config import Config, parse
+from flash_lm.benchmarks.bare_step import BareStep
+from flash_lm.config.experiment import Config, parse
 from flash_lm.errors import InputError
 from flash_lm.models.family import complete_config
-from flash_lm.training.bare_step import BareStep
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

@@ -10,10 +10,10 @@ from small import write_corpus
 from flash_lm.data import hugging_face, streaming
 from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
-from flash_lm.jsonl import read_jsonl
-from flash_lm.study import changed
+from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.sweeps.grid import changed
 from flash_lm.training import opened
-from flash_lm.training.loop import train
+from flash_lm.training.train_loop import train
 from training.runs import losses, small_run, stop_after
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 from small import small_config, write_corpus
 
-from flash_lm.config import parse
+from flash_lm.config.experiment import parse
 from flash_lm.data.carried import CarriedBatches
 from flash_lm.data.share import whole_batch
 from flash_lm.data.token_cache import OwnCorpus, load_tokenized
 from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.errors import InputError
 from flash_lm.evaluate import main as evaluate_command
+from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
-from flash_lm.inference.trained_model import load_model
-from flash_lm.jsonl import read_jsonl
 from flash_lm.models.family import complete
-from flash_lm.training.experiment import build_setup
-from flash_lm.training.loop import train
+from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.training.setup import build_setup
 from flash_lm.training.sharding import batch_sharding, make_mesh, place
-from flash_lm.training.state import init_state
-from flash_lm.training.step import make_scheduled_step
+from flash_lm.training.train_loop import train
+from flash_lm.training.train_state import init_state
+from flash_lm.training.train_step import make_scheduled_step
 from training.runs import losses, stop_after
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

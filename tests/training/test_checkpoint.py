@@ -15,14 +15,14 @@ from small import small_config, write_corpus
 
 from flash_lm.errors import InputError, RunError
 from flash_lm.inference.scoring import evaluate
-from flash_lm.jsonl import read_jsonl
-from flash_lm.run_name import run_name
-from flash_lm.training.checkpoint import Checkpoints
-from flash_lm.training.experiment import Experiment, build_experiment
+from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.runs.run_name import run_name
+from flash_lm.training.checkpoint_read import restore
+from flash_lm.training.checkpoint_write import Checkpoints
 from flash_lm.training.fingerprint import fingerprint
-from flash_lm.training.loop import train
-from flash_lm.training.saved import restore
+from flash_lm.training.setup import Experiment, build_experiment
 from flash_lm.training.start import new_state
+from flash_lm.training.train_loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

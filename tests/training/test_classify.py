@@ -11,17 +11,17 @@ from data.test_labelled import write
 from small import command, finish, small_config
 
 import flash_lm
-from flash_lm.analysis.comparison import write_comparison
 from flash_lm.configs.lra import _study
 from flash_lm.errors import InputError
-from flash_lm.inference.exporting import export
+from flash_lm.inference.export import export
+from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
-from flash_lm.inference.trained_model import load_model
-from flash_lm.jsonl import append_jsonl, read_jsonl
-from flash_lm.study import changed, in_workdir, is_done, run_study
-from flash_lm.training.experiment import build_experiment
+from flash_lm.report.comparison import write_comparison
+from flash_lm.runs.jsonl import append_jsonl, read_jsonl
+from flash_lm.sweeps.grid import changed, in_workdir, is_done, run_study
 from flash_lm.training.label_scores import wilson
-from flash_lm.training.loop import train
+from flash_lm.training.setup import build_experiment
+from flash_lm.training.train_loop import train
 from training.runs import losses
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

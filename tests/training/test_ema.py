@@ -6,12 +6,12 @@ from small import small_config, write_corpus
 
 import flash_lm
 from flash_lm.errors import InputError
-from flash_lm.inference.exporting import export
+from flash_lm.inference.export import export
+from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
-from flash_lm.inference.trained_model import load_model
-from flash_lm.jsonl import read_jsonl
-from flash_lm.study import changed
-from flash_lm.training.loop import train
+from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.sweeps.grid import changed
+from flash_lm.training.train_loop import train
 
 pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.slow]
 

@@ -8,11 +8,11 @@ from small import small_config, write_corpus
 
 from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
-from flash_lm.provenance import provenance
-from flash_lm.study import changed
+from flash_lm.runs.provenance import provenance
+from flash_lm.runs.run_folder import read_config, run_hash
+from flash_lm.sweeps.grid import changed
 from flash_lm.training.evaluation import perplexity
-from flash_lm.training.loop import train
-from flash_lm.training.workdir import read_config, run_hash
+from flash_lm.training.train_loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from small import as_overrides, command, finish, python, small_config, write_corpus
 
-from flash_lm.command import run
-from flash_lm.jsonl import read_jsonl
+from flash_lm.cli.run import run
+from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.train import main
 from flash_lm.training import interrupt
 from flash_lm.training.interrupt import stop_on_signal
@@ -64,8 +64,8 @@ def test_kills_leave_no_trace(words, tmp_path):
 
 STOP_AFTER = """
 import itertools, pathlib, sys
-from flash_lm.command import load_config
-from flash_lm.training.loop import train
+from flash_lm.cli.run import load_config
+from flash_lm.training.train_loop import train
 steps, workdir, config, *words = sys.argv[1:]
 counter = itertools.count(1)
 train(load_config(config.partition("=")[2], words), pathlib.Path(workdir), lambda: next(counter) == int(steps))

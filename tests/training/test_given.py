@@ -9,7 +9,9 @@ import pytest
 from small import small_config
 
 from flash_lm import load
-from flash_lm.config import parse
+from flash_lm.benchmarks.bare_step import BareStep
+from flash_lm.config.experiment import parse
+from flash_lm.config.registry import TASKS
 from flash_lm.data.batches import stack
 from flash_lm.data.copying import copying
 from flash_lm.data.examples import ExampleRows
@@ -18,13 +20,11 @@ from flash_lm.data.prefixes import given_rows
 from flash_lm.data.share import whole_batch
 from flash_lm.inference.scoring import evaluate
 from flash_lm.models.family import complete, complete_config
-from flash_lm.tables import TASKS
-from flash_lm.training.bare_step import BareStep
-from flash_lm.training.loop import train
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.sharding import batch_sharding, make_mesh, place, state_shardings
-from flash_lm.training.state import ModelFunction, init_state
-from flash_lm.training.step import make_scheduled_step
+from flash_lm.training.train_loop import train
+from flash_lm.training.train_state import ModelFunction, init_state
+from flash_lm.training.train_step import make_scheduled_step
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 FORMS = {

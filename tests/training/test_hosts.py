@@ -20,11 +20,11 @@ from small import as_overrides, command, python, small_config, write_corpus
 
 from flash_lm.errors import InputError
 from flash_lm.inference.generation import Generator
+from flash_lm.inference.model import load_model
 from flash_lm.inference.sampling import Sampling
-from flash_lm.inference.trained_model import load_model
-from flash_lm.jsonl import read_jsonl
-from flash_lm.training import lost_hosts
-from flash_lm.training.hosts import parse_hosts
+from flash_lm.runs import lost_hosts
+from flash_lm.runs.hosts import parse_hosts
+from flash_lm.runs.jsonl import read_jsonl
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 DEVICES = 4  # of all hosts

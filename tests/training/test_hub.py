@@ -15,14 +15,14 @@ from small import small_config, write_corpus
 import flash_lm
 from flash_lm import evaluate, export
 from flash_lm.errors import InputError
+from flash_lm.inference import model as trained_model_module
 from flash_lm.inference import scoring
-from flash_lm.inference import trained_model as trained_model_module
-from flash_lm.inference.exporting import export as write
-from flash_lm.inference.trained_model import load_model
-from flash_lm.training import exported
+from flash_lm.inference.export import export as write
+from flash_lm.inference.model import load_model
+from flash_lm.training import export_folder
 from flash_lm.training.fingerprint import fingerprint
 from flash_lm.training.hub import downloaded, make_repository, push
-from flash_lm.training.loop import train
+from flash_lm.training.train_loop import train
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -103,7 +103,7 @@ def test_what_is_pushed_can_be_loaded(hub, model, tmp_path, monkeypatch, capsys)
 
 def test_an_upload_replaces_what_was_there(hub, model, tmp_path, monkeypatch):
     """Parts and their index would hide the one file that comes after them."""
-    monkeypatch.setattr(exported, "_LARGEST_FILE", 8000)
+    monkeypatch.setattr(export_folder, "_LARGEST_FILE", 8000)
     write(model, tmp_path / "parts", "mit")
     monkeypatch.undo()
     write(model, tmp_path / "one", "mit")
@@ -189,7 +189,7 @@ def test_bad_names_and_flags(hub, tmp_path):
 
 def test_large_weights_are_in_several_files(model, tmp_path, monkeypatch):
     write(model, tmp_path / "one", "mit")
-    monkeypatch.setattr(exported, "_LARGEST_FILE", 8000)
+    monkeypatch.setattr(export_folder, "_LARGEST_FILE", 8000)
     write(model, tmp_path / "several", "mit")
     files = sorted(path.name for path in (tmp_path / "several").glob("*.safetensors"))
     assert len(files) > 1 and files[0] == f"model-00001-of-{len(files):05}.safetensors"

@@ -12,20 +12,20 @@ from flax.traverse_util import flatten_dict
 from small import small_config, write_corpus
 
 import flash_lm
-from flash_lm.config import parse
+from flash_lm.config.experiment import parse
+from flash_lm.config.registry import OPTIMIZERS
 from flash_lm.data.tokenizers import CharacterTokenizer, save_tokenizer
 from flash_lm.errors import InputError
-from flash_lm.inference.exporting import export
+from flash_lm.inference.export import export
+from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
-from flash_lm.inference.trained_model import load_model
 from flash_lm.layers.parameter import Traits, name_of
-from flash_lm.study import changed
-from flash_lm.tables import OPTIMIZERS
+from flash_lm.sweeps.grid import changed
 from flash_lm.training.frozen import frozen_parameters
-from flash_lm.training.initial import like_parent, tokenizer_of
-from flash_lm.training.loop import train
+from flash_lm.training.init_from import like_parent, tokenizer_of
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.schedule_free import gradient_point
+from flash_lm.training.train_loop import train
 from training.runs import losses, stop_after
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

@@ -13,14 +13,14 @@ from small import small_config, write_corpus
 from flash_lm.data import hugging_face, streaming
 from flash_lm.errors import InputError, RunError
 from flash_lm.inference.scoring import evaluate
-from flash_lm.jsonl import read_jsonl
-from flash_lm.run_name import run_name
-from flash_lm.training import loop
+from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.runs.run_name import run_name
+from flash_lm.training import train_loop
+from flash_lm.training.checkpoint_read import restore
 from flash_lm.training.clock import Clock
-from flash_lm.training.experiment import build_experiment
-from flash_lm.training.loop import train
 from flash_lm.training.metrics import TIMES
-from flash_lm.training.saved import restore
+from flash_lm.training.setup import build_experiment
+from flash_lm.training.train_loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -170,7 +170,7 @@ def test_another_tokenizer_or_corpus_is_refused(config, finished, tmp_path):
 
 
 def test_a_non_finite_loss_ends_the_run_and_is_not_saved(config, tmp_path, monkeypatch):
-    CompiledStep = loop.CompiledStep
+    CompiledStep = train_loop.CompiledStep
 
     def poisoned(experiment):
         step = CompiledStep(experiment)
@@ -182,7 +182,7 @@ def test_a_non_finite_loss_ends_the_run_and_is_not_saved(config, tmp_path, monke
 
         return run
 
-    monkeypatch.setattr(loop, "CompiledStep", poisoned)
+    monkeypatch.setattr(train_loop, "CompiledStep", poisoned)
     with pytest.raises(RunError, match="step 6 .* loss nan"):
         train(config, tmp_path)
     assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == 3
@@ -281,7 +281,7 @@ def test_a_streamed_run_resumes_bit_for_bit(config, tmp_path, monkeypatch):
         assert np.array_equal(a, b)
     with pytest.raises(InputError, match="--split is one of validation, test"):
         evaluate(tmp_path / "run", "train", [])
-    monkeypatch.setattr(loop, "of_all_hosts", lambda value: [value, [1, value[1]]])
+    monkeypatch.setattr(train_loop, "of_all_hosts", lambda value: [value, [1, value[1]]])
     train(config, tmp_path / "two hosts", should_stop=stop_at(2))
     with pytest.raises(InputError, match="streams its corpus on 2 hosts, but here are 1"):
         train(config, tmp_path / "two hosts")

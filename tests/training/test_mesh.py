@@ -11,19 +11,19 @@ import optax
 import pytest
 from small import tasks_of
 
-from flash_lm.analysis.collectives import collectives
-from flash_lm.config import parse
+from flash_lm.benchmarks.collectives import collectives
+from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.data.share import whole_batch
 from flash_lm.layers import norms
 from flash_lm.models.family import FAMILIES, complete, served
-from flash_lm.run_name import run_name
-from flash_lm.training.checkpoint import Checkpoints, with_shardings
+from flash_lm.runs.run_name import run_name
+from flash_lm.training.checkpoint_read import restore
+from flash_lm.training.checkpoint_write import Checkpoints, with_shardings
 from flash_lm.training.optimizer import OPTIMIZERS, make_optimizer
-from flash_lm.training.saved import restore
 from flash_lm.training.sharding import batch_sharding, make_mesh, param_shardings, place, state_shardings
-from flash_lm.training.state import ModelFunction, init_state
-from flash_lm.training.step import make_scheduled_step
+from flash_lm.training.train_state import ModelFunction, init_state
+from flash_lm.training.train_step import make_scheduled_step
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

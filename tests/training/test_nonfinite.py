@@ -10,19 +10,19 @@ import optax
 import pytest
 from small import small_config, write_corpus
 
+from flash_lm.config.registry import OPTIMIZERS
 from flash_lm.errors import NonfiniteError, RunError
-from flash_lm.jsonl import read_jsonl
-from flash_lm.run_name import run_name
-from flash_lm.tables import OPTIMIZERS
+from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.runs.run_name import run_name
 from flash_lm.training import nonfinite
-from flash_lm.training.checkpoint import Checkpoints
-from flash_lm.training.experiment import Experiment, build_experiment
-from flash_lm.training.loop import train
+from flash_lm.training.checkpoint_read import restore
+from flash_lm.training.checkpoint_write import Checkpoints
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin
 from flash_lm.training.optimizer import Optimizer
-from flash_lm.training.saved import restore
+from flash_lm.training.setup import Experiment, build_experiment
 from flash_lm.training.start import new_state
-from flash_lm.training.state import TrainState
+from flash_lm.training.train_loop import train
+from flash_lm.training.train_state import TrainState
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 OUTSIDE = 10**6  # a token beyond the vocabulary, whose embedding is NaN

@@ -11,7 +11,8 @@ import optax.contrib
 import pytest
 from flax import nnx
 
-from flash_lm.config import TrainConfig, parse
+from flash_lm.config.experiment import parse
+from flash_lm.config.train import TrainConfig
 from flash_lm.configs.base import get_config
 from flash_lm.layers.parameter import VECTORS, Traits, name_of, traits
 from flash_lm.models.family import complete
@@ -19,7 +20,7 @@ from flash_lm.training.muon import scale_by_muon
 from flash_lm.training.optimizer import OPTIMIZERS, make_optimizer
 from flash_lm.training.schedule import learning_rate
 from flash_lm.training.schedule_free import gradient_point
-from flash_lm.training.state import ModelFunction
+from flash_lm.training.train_state import ModelFunction
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

@@ -7,8 +7,8 @@ import pytest
 from small import small_config, write_corpus
 
 from flash_lm.errors import InputError
-from flash_lm.training.loop import train
 from flash_lm.training.profile import check_span, parse_span
+from flash_lm.training.train_loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 from small import flat, write_corpus
 
-from flash_lm.config import filled, parse
+from flash_lm.config.experiment import parse
+from flash_lm.config.resolve import filled
 from flash_lm.data import token_cache
 from flash_lm.errors import InputError
+from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
-from flash_lm.inference.trained_model import load_model
-from flash_lm.study import changed
-from flash_lm.training import saved
-from flash_lm.training import workdir as run_folder
-from flash_lm.training.lock import locked
-from flash_lm.training.loop import train
+from flash_lm.runs import run_folder
+from flash_lm.runs.lock import locked
+from flash_lm.sweeps.grid import changed
+from flash_lm.training import checkpoint_read
+from flash_lm.training.train_loop import train
 from training.runs import losses, small_run, stop_after
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -209,13 +210,13 @@ def test_a_damaged_config_is_not_reported_as_a_wrong_call(half, tmp_path, monkey
 
 def test_scoring_reads_only_parameters_on_the_given_mesh(finished, monkeypatch):
     asked = []
-    read = saved._read
+    read = checkpoint_read._read
 
     def spy(workdir, step, config, abstract):
         asked.append(set(abstract))
         return read(workdir, step, config, abstract)
 
-    monkeypatch.setattr(saved, "_read", spy)
+    monkeypatch.setattr(checkpoint_read, "_read", spy)
     (one,) = evaluate(finished, "validation")
     (other,) = evaluate(finished, "validation", mesh_shape=(1, 4, 2))
     assert asked == [{"params"}, {"params"}]

@@ -6,8 +6,8 @@ import optax
 import pytest
 from small import small_config, write_corpus
 
-from flash_lm.training.loop import train
 from flash_lm.training.rounding import unmoved
+from flash_lm.training.train_loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

@@ -6,11 +6,11 @@ import optax
 import pytest
 from small import small_config, write_corpus
 
-from flash_lm.config import MESH_AXES, MeshConfig
+from flash_lm.config.mesh import MESH_AXES, MeshConfig
 from flash_lm.data.share import Share
 from flash_lm.errors import InputError
 from flash_lm.training import sharding
-from flash_lm.training.experiment import build_experiment
+from flash_lm.training.setup import build_experiment
 from flash_lm.training.sharding import batch_sharding, check_batch, check_documents, make_mesh, place, share_of
 from flash_lm.training.start import new_state
 

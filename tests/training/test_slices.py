@@ -6,8 +6,8 @@ from small import command, finish, small_config, write_corpus
 
 from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
-from flash_lm.jsonl import read_jsonl
-from flash_lm.training.loop import train
+from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.training.train_loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from small import small_config, write_corpus
 
-from flash_lm.jsonl import read_jsonl
-from flash_lm.study import changed
-from flash_lm.training.loop import train
+from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.sweeps.grid import changed
 from flash_lm.training.spikes import Spikes
+from flash_lm.training.train_loop import train
 from training.runs import stop_after
 
 

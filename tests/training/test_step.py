@@ -9,15 +9,15 @@ import numpy as np
 import optax
 import pytest
 
-from flash_lm.config import parse
+from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.models.family import complete
-from flash_lm.training.experiment import build_setup
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.schedule import learning_rate
+from flash_lm.training.setup import build_setup
 from flash_lm.training.sharding import make_mesh
-from flash_lm.training.state import ModelFunction, TrainState, init_state
-from flash_lm.training.step import make_evaluation_step, make_gradients, make_scheduled_step, make_train_step
+from flash_lm.training.train_state import ModelFunction, TrainState, init_state
+from flash_lm.training.train_step import make_evaluation_step, make_gradients, make_scheduled_step, make_train_step
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

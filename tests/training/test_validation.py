@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from small import small_config, write_corpus
 
-from flash_lm.training.experiment import build_experiment
+from flash_lm.training.setup import build_experiment
 from flash_lm.training.start import new_state
 from flash_lm.training.validation import make_validation
 

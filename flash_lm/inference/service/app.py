@@ -11,6 +11,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from fastapi.sse import format_sse_event
 
+from flash_lm.config.registry import CORPORA, TASKS
+from flash_lm.inference.model import TrainedModel
 from flash_lm.inference.service.completion_routes import add_completions, add_models
 from flash_lm.inference.service.completions import Completions
 from flash_lm.inference.service.limits import Limits
@@ -31,8 +33,6 @@ from flash_lm.inference.service.requests import (
 from flash_lm.inference.service.scheduler import FailedError
 from flash_lm.inference.service.security import Guarded, Keyed, page_headers
 from flash_lm.inference.service.services import CoupletService, FillInService, LabelService, TextService
-from flash_lm.inference.trained_model import TrainedModel
-from flash_lm.tables import CORPORA, TASKS
 
 Answer = TypeVar("Answer")
 Service = TextService | CoupletService | FillInService | LabelService

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
+from flash_lm.inference.model import TrainedModel
 from flash_lm.inference.service.completion_format import (
     Completion,
     CompletionAsked,
@@ -24,7 +25,6 @@ from flash_lm.inference.service.completion_format import (
 from flash_lm.inference.service.completions import Completions
 from flash_lm.inference.service.limits import Limits
 from flash_lm.inference.service.problems import PROBLEMS, STATUS, problem, while_connected
-from flash_lm.inference.trained_model import TrainedModel
 
 _NO_MODEL: dict[int | str, dict[str, Any]] = {404: {"model": CompletionProblem, "description": "Another model"}}
 _TOO_LONG = {400: {"model": CompletionProblem, "description": "Prompt too long, not UTF-8, or unknown host name"}}

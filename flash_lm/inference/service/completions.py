@@ -11,6 +11,7 @@ import numpy as np
 
 from flash_lm.errors import InputError
 from flash_lm.inference.generation import TextDecoder
+from flash_lm.inference.model import TrainedModel
 from flash_lm.inference.running_batch import Part
 from flash_lm.inference.service.completion_format import (
     Choice,
@@ -27,10 +28,9 @@ from flash_lm.inference.service.completion_format import (
 from flash_lm.inference.service.limits import Limits
 from flash_lm.inference.service.scheduler import Row
 from flash_lm.inference.service.services import TextService
-from flash_lm.inference.service.stops import UpToAStop
+from flash_lm.inference.service.stop_strings import UpToAStop
 from flash_lm.inference.settings import drawn_seed
 from flash_lm.inference.token_scores import TokenScore
-from flash_lm.inference.trained_model import TrainedModel
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 Reason = Literal["stop", "length"]

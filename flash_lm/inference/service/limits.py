@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from flash_lm.errors import InputError, TooLongError
 
 if TYPE_CHECKING:
-    from flash_lm.inference.trained_model import TrainedModel
+    from flash_lm.inference.model import TrainedModel
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,11 @@ from flash_lm.inference.classify import TextClassifier, TextRow
 from flash_lm.inference.couplets import CoupletWriter
 from flash_lm.inference.fill_in import MASKS, FilledIn, Filler
 from flash_lm.inference.generation import Generator, TextDecoder
+from flash_lm.inference.model import TrainedModel
 from flash_lm.inference.service.completion_format import MOST_TOP
 from flash_lm.inference.service.limits import Limits
 from flash_lm.inference.service.metrics import Metrics
+from flash_lm.inference.service.request_batcher import Together
 from flash_lm.inference.service.requests import (
     MOST_CANDIDATES,
     Candidate,
@@ -32,10 +34,8 @@ from flash_lm.inference.service.requests import (
 from flash_lm.inference.service.running_rows import WAITING, RunningRows, most_tokens
 from flash_lm.inference.service.scheduler import Row
 from flash_lm.inference.service.several_hosts import CallsOnAllHosts
-from flash_lm.inference.service.together import Together
 from flash_lm.inference.settings import drawn_seed
 from flash_lm.inference.token_scores import TokenScore, TokenScorer
-from flash_lm.inference.trained_model import TrainedModel
 
 _SCORED_ROWS = 4  # at a time: each has a state and logits beside those of the running rows
 _CANDIDATES_A_MASK = 10  # if a request has the most masks allowed

@@ -10,7 +10,7 @@ import numpy as np
 
 from flash_lm.inference.running_batch import Part, RunningBatch
 from flash_lm.inference.sampling import Sampling
-from flash_lm.training.hosts import of_all_hosts
+from flash_lm.runs.hosts import of_all_hosts
 
 _ASK_EVERY_S = 1.0  # a call at least this often: the network does not let hosts wait long for each other
 _NOTHING, _END = "nothing", "end"

@@ -15,7 +15,7 @@ from flash_lm.ops.blocked_attention import KEPT
 from flash_lm.ops.kernels.backends import BACKENDS
 from flash_lm.ops.kernels.programs import Form, Seen, entering_sums, score_derivatives, weighted_values
 from flash_lm.ops.log_decay import Running
-from flash_lm.ops.products import matmul, summed
+from flash_lm.ops.matmul import matmul, summed
 
 _BAND = 1024  # queries whose score derivatives exist at the same time
 

@@ -11,7 +11,7 @@ from flash_lm.ops.chunks import from_chunks, to_chunks
 from flash_lm.ops.kernels.attention import attend
 from flash_lm.ops.kernels.programs import Form, Seen
 from flash_lm.ops.log_decay import Running
-from flash_lm.ops.sight import Sight
+from flash_lm.ops.visibility import Sight
 
 _ROWS, _TENSOR = ("data", "fsdp"), "tensor"
 

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from flash_lm.ops.attention_functions import ELEMENTWISE
 from flash_lm.ops.kernels.backends import BACKENDS, Backend
 from flash_lm.ops.log_decay import Running
-from flash_lm.ops.sight import is_between
+from flash_lm.ops.visibility import is_between
 
 Ids = tuple[jax.Array, ...]  # indices of a program in the grid
 

@@ -4,8 +4,8 @@ import concurrent.futures
 
 import pytest
 
+from flash_lm.inference.api import LoadedModel
 from flash_lm.inference.classify import ROWS, TextClassifier
-from flash_lm.inference.loaded import LoadedModel
 from flash_lm.inference.service.metrics import Metrics
 from flash_lm.inference.service.requests import LabelAsked
 from flash_lm.inference.service.services import LabelService

@@ -15,7 +15,7 @@ from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.service.completion_format import CompletionAsked, TokenizeAsked
 from flash_lm.inference.service.completions import BEGIN, END, Completions
 from flash_lm.inference.service.requests import TextAsked
-from flash_lm.inference.service.stops import UpToAStop
+from flash_lm.inference.service.stop_strings import UpToAStop
 from flash_lm.inference.token_scores import TokenScorer
 from inference.service.serving import gauge, random_model, service, until
 

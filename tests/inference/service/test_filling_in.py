@@ -13,7 +13,7 @@ from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.service.metrics import Metrics
 from flash_lm.inference.service.requests import FillInAsked
 from flash_lm.inference.service.services import FillInService
-from flash_lm.training.state import ModelFunction
+from flash_lm.training.train_state import ModelFunction
 from inference.service.serving import LIMITS, fails, random_model, service
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

@@ -21,7 +21,7 @@ from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.service.metrics import Metrics
 from flash_lm.inference.service.requests import TextAsked
 from flash_lm.inference.service.services import TextService
-from flash_lm.training.loop import train
+from flash_lm.training.train_loop import train
 from inference.service.serving import CHARACTERS, LIMITS, fails, gauge, random_model, service, until
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
-from flash_lm.config import MeshConfig
+from flash_lm.config.mesh import MeshConfig
 from flash_lm.ops.kernels import attention, backends
 from flash_lm.ops.kernels.chunks import Across, attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
 from flash_lm.ops.log_decay import running
 from flash_lm.ops.segments import find_segments
-from flash_lm.ops.sight import sight_of
+from flash_lm.ops.visibility import sight_of
 from flash_lm.training.sharding import make_mesh
 from ops.kernels import reference
 

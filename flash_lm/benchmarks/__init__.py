@@ -1,0 +1,1 @@
+"""What benchmarks share: timing, peaks of devices, collectives, bare steps."""

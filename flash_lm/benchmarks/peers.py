@@ -1,0 +1,34 @@
+"""What all scripts that ask public implementations share: the peers' Python, and the sizes of the same model."""
+
+import argparse
+import pathlib
+
+from flash_lm.config.experiment import Config
+from flash_lm.errors import InputError
+from flash_lm.runs.jsonl import Line
+
+MOST_UNEQUAL = 0.03  # relative difference in the number of parameters
+_PYTHON = pathlib.Path(".venv-peers/bin/python")
+_KEYS = ("vocab_size", "model_dim", "num_layers", "num_heads", "mlp_dim", "dtype")
+_OF_SECTIONS = ("chunks.size", "gau.shared_dim", "gau.expanded_dim")
+
+
+def add_python(parser: argparse.ArgumentParser) -> None:
+    """Adds --python; `check_python` says whether it is there."""
+    parser.add_argument("--python", type=pathlib.Path, default=_PYTHON, help="the peers' Python interpreter")
+
+
+def check_python(python: pathlib.Path) -> None:
+    """Ends a command that can ask no peer.
+
+    Raises:
+        InputError: there is no such interpreter.
+    """
+    if not python.exists():
+        raise InputError(f"no interpreter {python} for the peers: run `make peers`, or set --python")
+
+
+def shape_of(config: Config) -> Line:
+    """The sizes that a peer needs to build the same model."""
+    model = {key.split(".")[-1]: config.model.get(key) for key in (*_KEYS, *_OF_SECTIONS)}
+    return model | {"length": config.data.length, "rows": config.data.batch_size}

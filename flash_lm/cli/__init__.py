@@ -1,0 +1,1 @@
+"""The commands: flags, config files, one clear line per error."""

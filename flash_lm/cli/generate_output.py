@@ -1,0 +1,118 @@
+"""The output of the generate command: a prompt and settings in, text or JSON out."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from flash_lm.config.registry import CORPORA, TASKS
+from flash_lm.errors import InputError
+from flash_lm.inference.couplets import CoupletWriter
+from flash_lm.inference.fill_in import Filler
+from flash_lm.inference.generation import Generator
+from flash_lm.inference.model import TrainedModel, load_model
+from flash_lm.inference.settings import CAUSAL_ONLY, MASKED_ONLY, BeamSearch, Sampling
+
+
+def printed(prompt: str, flags: dict[str, Any]) -> Iterator[str]:
+    """Yields the output to print, piece by piece.
+
+    Args:
+        prompt: the text to continue or fill in.
+        flags: the command's flags by name; None: the flag's default.
+
+    Raises:
+        InputError: flags are out of range or for another kind of model; also as `load_model`, `Generator`, `Filler`.
+    """
+    sampling = {field.name: flags[field.name] for field in dataclasses.fields(Sampling)}
+    sampling = Sampling(**{name: value for name, value in sampling.items() if value is not None})
+    numbers = CAUSAL_ONLY | MASKED_ONLY
+    set_ = {name: default if flags[name] is None else flags[name] for name, (_, default, _) in numbers.items()}
+    if set_["samples"] < 1:
+        raise InputError(f"--samples={set_['samples']} must be 1 or more")
+    search = _search(flags, set_)
+    trained = load_model(flags["workdir"], dtype=flags["dtype"], mesh_shape=flags["mesh"])
+    masked = TASKS[trained.config.task].answers == "fill_in"
+    others = (CAUSAL_ONLY.keys() | {field.name for field in dataclasses.fields(Sampling)}) if masked else MASKED_ONLY
+    if wrong := sorted(name for name in others if flags[name] is not None):
+        kind = "masked" if masked else "causal"
+        raise InputError(f"{trained.name} is a {kind} language model and does not support --{', --'.join(wrong)}")
+    if masked:
+        return _filled_in(trained, prompt, set_["candidates"], flags["json"])
+    if CORPORA[trained.config.data.corpus].answers == "couplets":
+        if wrong := [name for name in ("max_tokens", "continuation") if flags[name] is not None]:
+            raise InputError(f"a second line is as long as the first: couplets do not support --{', --'.join(wrong)}")
+        return _second_lines(trained, prompt, search or sampling, flags)
+    return _continued(Generator(trained), prompt, search or sampling, set_, flags["json"])
+
+
+def _search(flags: dict[str, Any], set_: dict[str, Any]) -> BeamSearch | None:
+    """The settings of a beam search; None: samples are asked for."""
+    if flags["beams"] is None:
+        if flags["length_penalty"] is not None:
+            raise InputError("--length_penalty is of a beam search: set --beams, too")
+        return None
+    sampling = [field.name for field in dataclasses.fields(Sampling)]
+    if wrong := [name for name in (*sampling, "seed", "continuation") if flags[name] is not None]:
+        raise InputError(
+            f"a beam search neither samples nor scores a given text: leave out --{', --'.join(wrong)} or --beams"
+        )
+    search = BeamSearch(set_["beams"], set_["length_penalty"])
+    if set_["samples"] > search.beams:
+        raise InputError(f"--samples={set_['samples']} are more than --beams={search.beams} can find")
+    return search
+
+
+def _continued(
+    generator: Generator, prompt: str, how: Sampling | BeamSearch, flags: dict[str, Any], as_json: bool
+) -> Iterator[str]:
+    max_tokens, seed = flags["max_tokens"], flags["seed"]
+    if flags["continuation"] is not None:
+        (scored,) = generator.score([prompt], [flags["continuation"]])
+        return iter([_json(scored) if as_json else f"log-probability {sum(scored.log_probs):.4f} nats\n"])
+    if isinstance(how, BeamSearch):
+        found = generator.search([prompt], max_tokens, how)[0][: flags["samples"]]
+    elif flags["samples"] == 1 and not as_json:
+        texts = generator.stream(prompt, max_tokens, how, seed)
+        return (text for part in ([_before(generator, prompt)], texts, ["\n"]) for text in part)
+    else:
+        found = generator.generate([prompt] * flags["samples"], max_tokens, how, seed)
+    before = _before(generator, prompt)
+    return (_json(one) if as_json else f"{before}{one.text}\n\n" for one in found)
+
+
+def _before(generator: Generator, prompt: str) -> str:
+    """What is printed before a continuation: the prompt; or nothing, if it is a text of its own."""
+    return "" if generator.of_pairs else prompt
+
+
+def _second_lines(
+    trained: TrainedModel, prompt: str, how: Sampling | BeamSearch, flags: dict[str, Any]
+) -> Iterator[str]:
+    """Candidates for each line of the prompt, the most likely first; below that line if there are several lines."""
+    settings = {
+        name: flags[key] for name, key in (("candidates", "samples"), ("seed", "seed")) if flags[key] is not None
+    }
+    writer = CoupletWriter(trained)
+    firsts = prompt.split("\n")
+    if isinstance(how, BeamSearch):
+        answers = [writer.search(first, how)[: flags["samples"]] for first in firsts]
+    else:
+        answers = [writer(first, sampling=how, **settings) for first in firsts]
+    if flags["json"]:
+        return (_json(one) for found in answers for one in found)
+    heads = [f"{first}\n" if len(firsts) > 1 else "" for first in firsts]
+    text_of = lambda found: "".join(f"{one.text}  {one.log_prob:.2f}\n" for one in found)
+    return (head + text_of(found) for head, found in zip(heads, answers, strict=True))
+
+
+def _filled_in(trained: TrainedModel, prompt: str, candidates: int, as_json: bool) -> Iterator[str]:
+    (found,) = Filler(trained)([prompt], candidates)
+    if as_json:
+        return iter([_json(found)])
+    lines = [", ".join(f"{c.text!r} {c.probability:.3f}" for c in mask) for mask in found.masks]
+    return iter([f"{found.text}\n", *(f"mask {i + 1}: {line}\n" for i, line in enumerate(lines))])
+
+
+def _json(found: Any) -> str:
+    return json.dumps(dataclasses.asdict(found)) + "\n"

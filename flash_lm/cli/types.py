@@ -1,0 +1,75 @@
+"""Types of command-line flags: counts, lists of numbers, meshes and local paths."""
+
+import argparse
+import pathlib
+import re
+
+from flash_lm.config.addresses import address_problem
+from flash_lm.errors import InputError
+
+_FACTORS = {"k": 10**3, "M": 10**6, "G": 10**9}
+
+
+def local_path(word: str) -> pathlib.Path:
+    """Parses a file or folder of this machine: a type for argparse."""
+    if problem := address_problem(word):
+        raise argparse.ArgumentTypeError(problem)
+    return pathlib.Path(word)
+
+
+def positive(word: str) -> int:
+    """Parses a positive whole number: a type for argparse."""
+    if not (word.isdecimal() and int(word)):
+        raise argparse.ArgumentTypeError(f"{word} must be a positive whole number")
+    return int(word)
+
+
+def count(word: str) -> int:
+    """A type for argparse: a positive number, which may end in k, M or G, such as 1.5M."""
+    digits, factor = (word[:-1], _FACTORS[word[-1]]) if word[-1:] in _FACTORS else (word, 1)
+    try:
+        number = round(float(digits.replace("_", "")) * factor)
+    except (ValueError, OverflowError):
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a positive number such as 200000, 200k or 1.5M")
+    return number
+
+
+def words_of(text: str) -> list[str]:
+    """Splits a list on the command line at commas or spaces."""
+    return text.replace(",", " ").split()
+
+
+def mesh_shapes(text: str, flag: str) -> list[tuple[int, ...]]:
+    """Parses meshes: the numbers of devices along data, fsdp and tensor of each.
+
+    Args:
+        text: the numbers.
+        flag: the flag's name, for the error message.
+
+    Raises:
+        InputError: the text is not a list of meshes.
+    """
+    words = words_of(text)
+    if not words or len(words) % 3 or not all(re.fullmatch(r"-?\d+", word) for word in words):
+        raise InputError(f"{flag}={text} must be three whole numbers per mesh, such as 1,2,4")
+    numbers = tuple(int(word) for word in words)
+    return [numbers[i : i + 3] for i in range(0, len(numbers), 3)]
+
+
+def whole_numbers(words: str, flag: str = "") -> list[int]:
+    """Parses one or more positive whole numbers, separated by spaces or commas.
+
+    Args:
+        words: the numbers.
+        flag: the flag's name, for the error message.
+
+    Raises:
+        InputError: the text is not such a list.
+    """
+    numbers = words_of(words)
+    if not numbers or not all(number.isdecimal() and int(number) for number in numbers):
+        given = f"{flag}={words}" if flag else repr(words)
+        raise InputError(f"{given} must be positive whole numbers, such as 512,2048")
+    return [int(number) for number in numbers]

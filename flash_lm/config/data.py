@@ -1,0 +1,133 @@
+"""The keys of `config.data` that every corpus shares."""
+
+import dataclasses
+import math
+from typing import Any
+
+from flash_lm.config.addresses import address_problem
+from flash_lm.config.keys import Group, at_least, key, one_of
+from flash_lm.config.registry import CORPORA
+
+
+def _places(pairs: tuple) -> str | None:
+    def is_pair(pair: Any) -> bool:
+        good = isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str) and pair[0] != ""
+        return good and type(pair[1]) in (int, float) and 0 < pair[1] < math.inf
+
+    good = not pairs or (len(pairs) > 1 and all(map(is_pair, pairs)) and len({x for x, _ in pairs}) == len(pairs))
+    return None if good else "pairs of different places and positive shares, such as (('books/', 0.7), ('wiki/', 0.3))"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig(Group, name="data"):
+    """`config.data`."""
+
+    corpus: str = key("stdlib", "a row of the table of corpora", CORPORA.rule)
+    path: str = key(
+        None,
+        "text: a file, a glob or a folder of .txt files; hf: a folder, file or glob of parquet, arrow or json; "
+        "couplets and images: a folder",
+    )
+    mixture: tuple = key(
+        (),
+        "text and hf: several places with the share of rows from each, in place of data.path, such as "
+        "(('books/', 0.7), ('wiki/', 0.3)); shares may be any positive numbers",
+        _places,
+        before=(),
+    )
+    name: str = key(None, "hf and images: a data set on the hub, instead of a path", before=None)
+    config: str = key(None, "hf: one of the configs of that data set; open: its only one", before=None)
+    split: str = key(
+        "train",
+        "hf: the split to train on; validation and test are the data set's own, or else held out of this one",
+        before="train",
+    )
+    text_column: str = key("text", "hf: the column that has the text", before="text")
+    label_column: str = key(
+        None, "hf: the column that has a label for each text, for task=classify; open: none", before=None
+    )
+    pair_column: str = key(
+        None,
+        "hf: the column of a second text, which is predicted from the first (data.pack=examples); with "
+        "data.label_column, labels are of pairs; open: none",
+        before=None,
+    )
+    label_share: float = key(
+        1.0,
+        "with data.label_column: share of the training texts that are used, drawn once; a smaller one is part of a "
+        "larger",
+        lambda x: None if 0 < x <= 1 else "more than 0 and at most 1",
+        before=1.0,
+    )
+    streaming: bool = key(False, "hf: read while training, without saving the training split on disk", before=False)
+    shuffle_buffer: int = key(
+        None,
+        "of a stream: millions of characters whose documents are shuffled together; 0: no shuffling; open: 64",
+        at_least(0),
+        before=0,
+    )
+    tokenizer: str = key(
+        "sentencepiece",
+        "bytes, sentencepiece, or hf (Hugging Face's `tokenizers`: the one of train.init_from or tokenizer_path)",
+        one_of("bytes", "sentencepiece", "hf"),
+    )
+    tokenizer_path: str = key(
+        None, "a SentencePiece model, or a tokenizer.json or its folder; open: trained on the corpus"
+    )
+    # SentencePiece needs its 256 bytes and the special tokens.
+    vocab_size: int = key(8192, "size of the SentencePiece vocabulary to train", at_least(300))
+    length: int = key(None, "L, tokens per row; open: model.max_length", at_least(1))
+    tokens_per_batch: int = key(2048, "B x L; open: 2048, or as many more as the devices need", at_least(1), open=True)
+    pack: str = key(
+        "stream",
+        "stream (documents joined and cut), documents (isolated segments), examples (one per row)",
+        one_of("stream", "documents", "examples"),
+    )
+    cache_dir: str = key("~/.cache/flash_lm", "tokenised corpora")
+
+    @property
+    def packed(self) -> bool:
+        """Whether a row may hold several documents that do not see each other."""
+        return self.pack == "documents"
+
+    @property
+    def pairs(self) -> bool:
+        """Whether a row of the data set is an example: a first text, and a second one that is predicted."""
+        return CORPORA[self.corpus].paired(self)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows per batch, over all devices."""
+        return self.tokens_per_batch // self.length
+
+    def problems(self) -> list[str]:
+        """Sentences on keys that do not go together."""
+        found = []
+        for name in ("path", "cache_dir"):
+            if problem := address_problem(getattr(self, name) or ""):
+                found.append(f"data.{name}={problem}")
+        if self.tokens_per_batch % self.length:
+            found.append(
+                f"data.tokens_per_batch={self.tokens_per_batch} must be a multiple of data.length={self.length}"
+            )
+        kind = CORPORA[self.corpus]
+        if self.pairs and self.mixture:
+            found.append("data.mixture mixes texts: leave data.pair_column open, or name one place of pairs")
+        if (examples := kind.examples or self.pairs) != (self.pack == "examples"):
+            needed = "examples" if examples else "stream or documents"
+            what = f"data.pair_column={self.pair_column}" if self.pairs else f"data.corpus={self.corpus}"
+            found.append(f"{what} needs data.pack={needed}, not {self.pack}")
+        return found + (self._problems_of_mixture() if self.mixture else kind.problems(self))
+
+    def _problems_of_mixture(self) -> list[str]:
+        if not CORPORA[self.corpus].mixes:
+            kinds = " or ".join(name for name, row in CORPORA.items() if row.mixes)
+            return [f"data.mixture needs data.corpus={kinds}, not {self.corpus}"]
+        found = []
+        if self.path or self.name:
+            found.append("data.mixture names the places of the text: leave data.path and data.name open")
+        if self.streaming:
+            found.append("data.mixture needs data.streaming=False: its texts are read at the start")
+        if self.label_column:
+            found.append("data.mixture has no labels: leave data.label_column open")
+        return found

@@ -1,0 +1,216 @@
+"""A ConfigDict -> frozen dataclasses. All problems are reported at once.
+
+`schema` defines how keys are declared; `groups` has the keys that all rows share. docs/keys.md lists all keys.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from flash_lm.config import keys
+from flash_lm.config.data import DataConfig
+from flash_lm.config.keys import at_least, key
+from flash_lm.config.mesh import MeshConfig
+from flash_lm.config.model import ModelConfig
+from flash_lm.config.plugins import import_plugins, plugins_of
+from flash_lm.config.registry import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
+from flash_lm.config.renamed_keys import former, move
+from flash_lm.config.resolve import filled, steps_of
+from flash_lm.config.train import TrainConfig
+from flash_lm.errors import InputError
+
+
+def _modules(names: tuple) -> str | None:
+    good = all(isinstance(name, str) for name in names)
+    return None if good else 'a tuple of names of modules, such as ("my_package.families",)'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole experiment. Only `model` may still have open keys, which its family fills in."""
+
+    plugins: tuple = key((), "modules of your own, which add rows to the tables; docs/extend.md", _modules, before=())
+    task: str = key("causal_lm", "a row of the table of tasks", TASKS.rule)
+    seed: int = key(0, "seed of parameters, data order and dropout", at_least(0))
+    model: ModelConfig
+    data: DataConfig
+    train: TrainConfig
+    mesh: MeshConfig
+
+    @property
+    def carried_rows(self) -> int | None:
+        """Rows of a batch that carry a state; None: they do not."""
+        return self.data.batch_size if self.train.carry_state else None
+
+    def problems(self) -> list[str]:
+        """Sentences on keys that do not go together."""
+        found, task = [], TASKS[self.task]
+        if self.model.causal != task.causal and not task.labels:
+            kind = "causal" if task.causal else "bidirectional"
+            found.append(
+                f"task={self.task} needs a {kind} model, not model.causal={self.model.causal}: leave model.causal open"
+            )
+        has_labels = CORPORA[self.data.corpus].labelled(self.data)
+        if self.data.pack == "examples" and not task.of_examples and not has_labels:
+            what = f"data.pair_column={self.data.pair_column}" if self.data.pairs else f"data.corpus={self.data.corpus}"
+            found.append(f"task={self.task} needs a corpus of text: {what} needs task=causal_lm")
+        if task.labels != (HEADS[self.model.head].pool is not None):
+            found.append(f"task={self.task} does not go with model.head={self.model.head}: leave model.head open")
+        for term in ("label_smoothing", "z_loss"):
+            if getattr(self.train, term) and self.model.head != "softmax":
+                found.append(f"train.{term} is of model.head=softmax, not {self.model.head}: set it to 0")
+        if self.train.stop_accuracy and HEADS[self.model.head].of_values:
+            found.append(f"model.head={self.model.head} has no accuracy: leave train.stop_accuracy open")
+        if task.labels and not has_labels:
+            found.append(
+                f"task={self.task} needs labels, and data.corpus={self.data.corpus} has none: use one with "
+                f"labels, such as hf with data.label_column"
+            )
+        if task.labels and self.train.best_metric != "loss":
+            found.append(f"task={self.task} has no {self.train.best_metric}: set --config.train.best_metric=loss")
+        if self.data.packed and not task.labels:
+            found += [
+                f"model.family={name} cannot separate the documents of a row: data.pack={self.data.pack} must be stream"
+                for name in dict.fromkeys(self.model.families)
+                if "packed" not in FAMILIES[name].serves
+            ]
+        if task.given == "source" and self.model.encoder is None:
+            found.append(f"task={self.task} needs an encoder: set --config.model.encoder.family, such as transformer")
+        if task.given != "source" and self.model.encoder is not None:
+            found.append(
+                f"model.encoder.family={self.model.encoder} needs a source: set --config.task=seq2seq, or leave it open"
+            )
+        if task.given == "source" and self.data.pack != "examples":
+            found.append(
+                f"task={self.task} needs pairs: set data.pack=examples and a corpus of them, such as couplets, copy, "
+                "or hf with data.pair_column"
+            )
+        if task.given == "prefix":
+            found += without_prefix(self.model.families)
+        if self.train.carry_state and (not task.causal or task.labels or task.rows or self.data.pack == "examples"):
+            found.append("train.carry_state=True needs task=causal_lm and a corpus of text, whose documents it reads")
+        if self.train.carry_state and self.model.kernels == "pallas":
+            found.append("train.carry_state=True has no Pallas kernels: leave model.kernels=auto")
+        if self.train.carry_state and self.data.streaming:
+            found.append("train.carry_state=True needs data.streaming=False: it reads documents in an order of its own")
+        if self.train.carry_state and self.data.mixture:
+            found.append("train.carry_state=True reads whole documents in an order of its own: leave data.mixture out")
+        if self.data.length > self.model.max_length:
+            found.append(
+                f"data.length={self.data.length} is greater than model.max_length={self.model.max_length}: "
+                f"set --config.model.max_length={self.data.length} or shorten the rows"
+            )
+        needed = steps_of(self.train.tokens, self.data.tokens_per_batch)
+        if self.train.tokens and self.train.steps != needed:
+            found.append(
+                f"train.tokens={self.train.tokens} are {needed} steps, and train.steps={self.train.steps}: leave one "
+                f"open, with --config.train.steps= or --config.train.tokens="
+            )
+        if self.data.batch_size and self.data.batch_size % self.train.accumulate:
+            found.append(
+                f"the batch of {self.data.batch_size} rows (data.tokens_per_batch / data.length) cannot be split into "
+                f"train.accumulate={self.train.accumulate} microbatches"
+            )
+        return found
+
+
+def default_config() -> ConfigDict:
+    """Every key with its default; an open key is a placeholder."""
+    return keys.defaults(Config)
+
+
+def parse(config: ConfigDict) -> Config:
+    """Validates a whole experiment.
+
+    Args:
+        config: a config with the schema of configs/base.py.
+
+    Returns:
+        The frozen config with its open data keys filled in.
+
+    Raises:
+        InputError: the config is wrong; every problem is on its own line.
+    """
+    import_plugins(plugins_of(config.to_dict()))
+    return _parse(Config, filled(config.to_dict()))
+
+
+def parse_model(config: ConfigDict) -> ModelConfig:
+    """Validates only `config.model`.
+
+    Raises:
+        InputError: the config is wrong; every problem is on its own line.
+    """
+    return _parse(ModelConfig, config.to_dict(), prefix="model.")
+
+
+def upgrade(values: dict[str, Any]) -> dict[str, Any]:
+    """Converts an older version's config to today's schema; newer keys get the values that match what its run did."""
+    return keys.upgrade(move(values), Config)
+
+
+def telling(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a flat config that tell its run from others: it stays when a later version adds keys or renames."""
+    return former(keys.without_newer(flat, Config))
+
+
+def without_prefix(families: Iterable[str]) -> list[str]:
+    """A sentence on each of these families that cannot see a prefix both ways."""
+    able = ", ".join(name for name, row in FAMILIES.items() if "prefix" in row.serves)
+    return [
+        f"model.family={name} cannot see a prefix both ways; families that can: {able}"
+        for name in dict.fromkeys(families)
+        if name in FAMILIES and "prefix" not in FAMILIES[name].serves
+    ]
+
+
+def add_sections(config: Any) -> None:
+    """Adds the sections of modules that were imported after the config was made."""
+    for name, kind in keys.SECTIONS.items():
+        group, own = name.split(".")
+        if group in config and own not in config[group]:
+            config[group][own] = keys.defaults(kind)
+
+
+def unread_keys(flat: Mapping[str, Any]) -> set[str]:
+    """Keys read only by heads, tasks, corpora or optimizers other than those that a flat config selects."""
+    found: set[str] = set()
+    for table in (HEADS, TASKS, CORPORA, OPTIMIZERS):
+        if (chosen := str(flat.get(table.key))) in table:
+            others = {kind for row in table.values() for kind in row.sections} - {*table[chosen].sections}
+            found = found.union(*(keys.names_of(kind) for kind in others))
+    if (task := TASKS.get(str(flat.get("task")))) is not None:
+        found = found.union(*(keys.names_of(keys.SECTIONS[name]) for name in of_other_tasks(task)))
+    return found
+
+
+def of_other_tasks(task: Any) -> set[str]:
+    """Names of the sections of `config.model` that only models of other tasks read."""
+    return {name for row in TASKS.values() for name in row.of_model} - {*task.of_model}
+
+
+def open_type(name: str) -> type | None:
+    """The type of a key that may be left open, such as model.norm; None: it may not be left open."""
+    kind, about = _of_schema(name)
+    return kind if about.get("open") else None
+
+
+def is_free_text(name: str) -> bool:
+    """Whether a key, such as data.path, may be any text."""
+    kind, about = _of_schema(name)
+    return kind is str and not about.get("rules")
+
+
+def _of_schema(name: str) -> tuple[type | None, Mapping[str, Any]]:
+    """The type and metadata of a key; None and an empty dict if the schema does not have it."""
+    return next(((one.kind, one.about) for one in keys.keys(Config) if one.name == name), (None, {}))
+
+
+def _parse(cls: type, values: dict[str, Any], prefix: str = "") -> Any:
+    problems: list[str] = []
+    parsed = keys.build(cls, values, prefix, problems)
+    if problems:
+        raise InputError.of(problems)
+    return parsed

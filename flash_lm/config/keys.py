@@ -1,0 +1,336 @@
+"""How keys are declared: each group is a frozen dataclass, and each key has a type, a default, a unit and rules.
+
+Keys that only some rows of a table read form a section of a group: a separate dataclass beside the part that reads it.
+
+    @section("model.gau")
+    class GatedAttention:
+        heads: int = key(1, "heads of a gated attention unit", at_least(1))
+
+declares the key --config.model.gau.heads; the part reads it from `config.model[GatedAttention]`.
+"""
+
+import ctypes
+import dataclasses
+import difflib
+import json
+import math
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar, dataclass_transform
+
+from ml_collections import ConfigDict, config_dict
+
+from flash_lm.config.registry import Rows
+from flash_lm.config.renamed_keys import MOVED, VALUES
+from flash_lm.errors import InputError
+
+# A rule returns what was expected, or None if the value is good.
+Rule = Callable[[Any], str | None]
+Options = TypeVar("Options")
+
+_LARGEST = 2**31 - 1  # of JAX's int32
+_SMALLEST_FLOAT32, _LARGEST_FLOAT32 = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # the smallest that is not subnormal
+SECTIONS: Rows[type] = Rows()  # by name, such as model.gau; `section` adds to it
+_GROUPS: dict[str, Any] = {}  # by name
+
+
+def key(default: Any, unit: str, *rules: Rule, **more: Any) -> Any:
+    """Declares a key of a group.
+
+    Args:
+        default: None leaves it open: it is filled in as the unit says, before it is read.
+        unit: what the key means, for docs/keys.md.
+        rules: checks of its values, in addition to its type.
+        more: `before`, for a key that is newer than the oldest runs: the value that matches what they did.
+    """
+    about = {"unit": unit, "rules": rules, "open": default is None, **more}
+    return dataclasses.field(default=default, metadata=about)
+
+
+def one_of(*values: str) -> Rule:
+    """A rule: the value is one of these names."""
+    return lambda x: None if x in values else "one of " + ", ".join(values)
+
+
+def at_least(low: float) -> Rule:
+    """A rule: a number of at least `low`."""
+    most = _LARGEST
+    return lambda x: None if math.isfinite(x) and low <= x <= most else f"{low} or more, and at most {most:,}"
+
+
+def above(low: float) -> Rule:
+    """A rule: a number greater than `low`."""
+    return lambda x: None if math.isfinite(x) and x > low else f"more than {low}"
+
+
+def below(high: float) -> Rule:
+    """A rule: a number less than `high`."""
+    return lambda x: None if math.isfinite(x) and x < high else f"less than {high}"
+
+
+def fraction(x: float) -> str | None:
+    """A rule: a number of at least 0 and less than 1."""
+    return None if 0 <= x < 1 else "at least 0 and less than 1"
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(key,))
+def section(name: str) -> Callable[[type[Options]], type[Options]]:
+    """Makes a class a frozen dataclass whose keys are a section.
+
+    Args:
+        name: a group and the section's own name, such as model.gau.
+
+    Raises:
+        InputError: the name is not possible or already taken, or a key is not declared with `key`.
+    """
+    group, _, own = name.partition(".")
+    if group not in _GROUPS or not own.isidentifier():
+        raise InputError(f"section {name}: name a group ({', '.join(_GROUPS)}) and a section of it, such as model.mine")
+    if own in {field.name for field in dataclasses.fields(_GROUPS[group])}:
+        raise InputError(f"section {name}: this is already a key: choose another name")
+
+    def add(cls: type[Options]) -> type[Options]:
+        made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        if wrong := [field.name for field in dataclasses.fields(made) if "rules" not in field.metadata]:
+            raise InputError(f"section {name}: declare {', '.join(wrong)} with key(default, unit, …)")
+        before = SECTIONS.there.get(name)
+        if before is not None and (before.__module__, before.__qualname__) != (made.__module__, made.__qualname__):
+            raise InputError(f"{before.__module__} already has a section {name}: choose another name")
+        SECTIONS.there[name] = made  # a notebook cell may run again
+        return made
+
+    return add
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    """Keys that all rows share, and sections: `config[GatedAttention]` is one of them.
+
+    A subclass declares its name in a config: class ModelConfig(Group, name="model").
+    """
+
+    group: typing.ClassVar[str]
+    sections: tuple[Any, ...] = ()
+
+    def __init_subclass__(cls, name: str):
+        """Registers the group under its name."""
+        cls.group, _GROUPS[name] = name, cls
+
+    def __getitem__(self, kind: type[Options]) -> Options:
+        """The section of this class.
+
+        Raises:
+            KeyError: this config is `shared`, without sections, or is older than the section.
+        """
+        for options in self.sections:
+            if type(options) is kind:  # not a subclass
+                return options
+        raise KeyError(f"{kind.__name__} is not a section of this config")
+
+    @property
+    def shared(self) -> typing.Self:
+        """The group without its sections."""
+        return dataclasses.replace(self, sections=())
+
+    def get(self, name: str) -> Any:
+        """The value of a key, such as "rotary" or "gau.heads"."""
+        *parents, last = name.split(".")
+        return getattr(self[self._section(parents[0])] if parents else self, last)
+
+    def put(self, name: str, value: Any) -> typing.Self:
+        """A copy with another value of a key."""
+        *parents, last = name.split(".")
+        if not parents:
+            return dataclasses.replace(self, **{last: value})
+        kind = self._section(parents[0])
+        changed = dataclasses.replace(self[kind], **{last: value})
+        sections = tuple(changed if type(options) is kind else options for options in self.sections)
+        return dataclasses.replace(self, sections=sections)
+
+    def problems(self) -> list[str]:
+        """Sentences on keys that do not go together."""
+        return []
+
+    def _section(self, name: str) -> Any:
+        return SECTIONS[f"{self.group}.{name}"]
+
+
+class Key(typing.NamedTuple):
+    """One key of the whole schema."""
+
+    name: str
+    kind: type
+    about: Mapping[str, Any]
+    default: Any
+
+
+def members(cls: type) -> dict[str, type]:
+    """Names and types of a group's keys, groups and sections; sections are sorted, since the import order varies."""
+    hints = typing.get_type_hints(cls)
+    own = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.name != "sections"}
+    if not issubclass(cls, Group):
+        return own
+    prefix = f"{cls.group}."
+    return own | {name.removeprefix(prefix): kind for name, kind in sorted(SECTIONS.items()) if name.startswith(prefix)}
+
+
+def keys(cls: type, prefix: str = "") -> Iterator[Key]:
+    """All keys below a group, with their full names."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for name, kind in members(cls).items():
+        if dataclasses.is_dataclass(kind):
+            yield from keys(typing.cast(type, kind), f"{prefix}{name}.")
+        else:
+            yield Key(prefix + name, kind, fields[name].metadata, fields[name].default)
+
+
+def names_of(kind: type) -> set[str]:
+    """Full names of a section's keys."""
+    (name,) = (name for name, one in SECTIONS.items() if one is kind)
+    return {one.name for one in keys(kind, f"{name}.")}
+
+
+def defaults(cls: type) -> ConfigDict:
+    """A config with the default of each key."""
+    config, fields = ConfigDict(), {field.name: field for field in dataclasses.fields(cls)}
+    for name, kind in members(cls).items():
+        if dataclasses.is_dataclass(kind):
+            config[name] = defaults(typing.cast(type, kind))
+        else:
+            default = fields[name].default
+            config[name] = config_dict.placeholder(kind) if default is None else default
+    return config
+
+
+def upgrade(values: dict[str, Any], cls: type) -> dict[str, Any]:
+    """An older version's config; each newer key gets the value that matches what its run did."""
+    upgraded, fields = dict(values), {field.name: field for field in dataclasses.fields(cls)}
+    for name, kind in members(cls).items():
+        if dataclasses.is_dataclass(kind):
+            if name not in fields:
+                upgraded[name] = _upgraded_section(upgraded.get(name, {}), kind)
+            elif isinstance(upgraded.get(name), dict):
+                upgraded[name] = upgrade(upgraded[name], typing.cast(type, kind))
+        elif name not in upgraded and "before" in fields[name].metadata:
+            upgraded[name] = fields[name].metadata["before"]
+    return upgraded
+
+
+def _upgraded_section(values: dict[str, Any], cls: Any) -> dict[str, Any]:
+    """The values of a section; a section newer than the run had no effect there, so it gets the defaults."""
+    found = {f.name: f.metadata.get("before", f.default) if values else f.default for f in dataclasses.fields(cls)}
+    return found | values
+
+
+def without_newer(flat: Mapping[str, Any], cls: type) -> dict[str, Any]:
+    """The keys of a config that tell what a run does, whatever keys are added later.
+
+    Args:
+        flat: values by full name; tuples may be lists.
+        cls: the class of the whole config.
+
+    Returns:
+        `flat` without newer keys at the value that matches what runs before them did, and without sections that have
+        nothing but defaults.
+    """
+    same = lambda name, value: name not in flat or json.dumps(flat[name]) == json.dumps(value)
+    of_all = {one.name: one for one in keys(cls)}
+    idle = {name for name, one in of_all.items() if "before" in one.about and same(name, one.about["before"])}
+    for kind in SECTIONS.values():
+        names = names_of(kind)
+        if all(same(name, of_all[name].default) for name in names):
+            idle |= names
+    return {name: value for name, value in flat.items() if name not in idle}
+
+
+def build(cls: type, values: dict[str, Any], prefix: str, problems: list[str]) -> Any:
+    """Checks the values of one group, and collects its problems.
+
+    Args:
+        cls: the class of the group or section.
+        values: a nested dict of plain values.
+        prefix: the prefix of its keys, such as "model.".
+        problems: a list to which problems are added, a sentence each.
+
+    Returns:
+        The group; None if it has a problem, since its cross-checks would then be misleading.
+    """
+    fields, known = {field.name: field for field in dataclasses.fields(cls)}, members(cls)
+    problems.extend(unknown_key(prefix, name, list(known)) for name in sorted(values.keys() - known.keys()))
+    before, arguments, sections = len(problems), {}, []
+    for name, kind in known.items():
+        if name not in fields:  # a config made before the section was imported lacks it
+            section_values = values.get(name, dataclasses.asdict(typing.cast(Any, kind)()))
+            sections.append(build(kind, section_values, f"{prefix}{name}.", problems))
+        elif name not in values:
+            problems.append(f"{prefix}{name} is missing: start the config from configs/base.py")
+        elif dataclasses.is_dataclass(kind):
+            arguments[name] = build(typing.cast(type, kind), values[name], f"{prefix}{name}.", problems)
+        else:
+            arguments[name] = _checked(prefix + name, values[name], kind, fields[name].metadata, problems)
+    if len(problems) > before:
+        return None
+    built = cls(**arguments, **({"sections": tuple(sections)} if sections else {}))
+    problems.extend(built.problems() if hasattr(built, "problems") else [])
+    return built
+
+
+def _checked(name: str, value: Any, kind: type, about: Mapping[str, Any], problems: list[str]) -> Any:
+    if value is None and about["open"]:
+        return None
+    if kind is float and type(value) is int:
+        value = float(value)
+    # type() and not isinstance(): a bool is an int, but must not be accepted as one.
+    if type(value) is not kind:
+        problems.append(f"{name}={value!r} must be of type {kind.__name__}")
+        return value
+    if kind is str and value in VALUES.get(name, {}):
+        problems.append(f"{name}={value} is now {VALUES[name][value]}: write that")
+        return value
+    wrong = [f"{name}={value} must be {expected}" for rule in about["rules"] if (expected := rule(value))]
+    if kind is float and not wrong:
+        wrong = _wrong_in_float32(name, value, about["rules"])
+    problems.extend(wrong)
+    return value
+
+
+def ill_typed(values: Mapping[str, Any], cls: type, prefix: str = "") -> Iterator[str]:
+    """Yields a sentence on each group or key of a config that is missing or of a wrong type; no rule is checked."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for name, kind in members(cls).items():
+        if name not in values:
+            yield f"{prefix}{name} is missing"
+        elif dataclasses.is_dataclass(kind):
+            if isinstance(values[name], Mapping):
+                yield from ill_typed(values[name], typing.cast(type, kind), f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name} is no group of keys"
+        else:
+            problems: list[str] = []
+            _checked(prefix + name, values[name], kind, {**fields[name].metadata, "rules": ()}, problems)
+            yield from problems
+
+
+def _wrong_in_float32(name: str, value: Any, rules: Iterable[Rule]) -> list[str]:
+    """What is wrong with a good number once a device has rounded it to float32, where subnormal ones become 0."""
+    rounded = ctypes.c_float(value).value
+    if math.isinf(rounded):
+        return [f"{name}={value} is infinite in float32: it must be at most {_LARGEST_FLOAT32:.3g}"]
+    if abs(rounded) < _SMALLEST_FLOAT32:
+        rounded = 0.0
+    expected = [found for rule in rules if (found := rule(rounded))]
+    if value and not rounded and not expected:
+        expected = [f"0, or {_SMALLEST_FLOAT32:.3g} or more"]
+    return [f"{name}={value} is {rounded:g} in float32: it must be {found}" for found in expected]
+
+
+def unknown_key(prefix: str, name: str, known: list[str]) -> str:
+    """The message for an unknown key: where the key is now, or the most similar one."""
+    if prefix + name in MOVED:
+        return f"{prefix}{name} is now {' and '.join(MOVED[prefix + name])}: docs/keys.md lists the keys"
+    near = difflib.get_close_matches(name, known, n=1)
+    elsewhere = [f"{group}.{name}" for group, cls in _GROUPS.items() if name in members(cls)]
+    if elsewhere and not prefix:
+        return f"unknown key {name}: did you mean {' or '.join(elsewhere)}?"
+    advice = f"did you mean {prefix}{near[0]}?" if near else "docs/keys.md lists the keys"
+    return f"unknown key {prefix}{name}: {advice}"

@@ -1,0 +1,104 @@
+"""Overrides of a config on the command line: --config.KEY=VALUE."""
+
+import ast
+import re
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from flash_lm.config.experiment import open_type
+from flash_lm.config.keys import unknown_key
+from flash_lm.config.registry import CORPORA
+from flash_lm.errors import InputError
+
+
+def check_path(config: Any, overrides: Sequence[str]) -> None:
+    """Checks that the corpus reads a path given on the command line: else the user would get another text.
+
+    Raises:
+        InputError: the config's corpus does not read data.path.
+    """
+    corpus, given = config.data.corpus, any(re.match("--config.data.path=.", word) for word in overrides)
+    if given and corpus in CORPORA and not CORPORA[corpus].reads_path:
+        raise InputError(
+            f"data.corpus={corpus} does not read data.path: add --config.data.corpus=text for text files, or "
+            f"--config.data.corpus=hf for a data set"
+        )
+
+
+def apply_overrides(config: ConfigDict, overrides: list[str]) -> None:
+    """Applies command-line words to a config.
+
+    Raises:
+        InputError: overrides are wrong, one per line.
+    """
+    problems = [problem for word in overrides if (problem := override(config, word))]
+    if problems:
+        raise InputError.of(problems)
+
+
+def variant(config: ConfigDict, word: str) -> tuple[str, ConfigDict]:
+    """The family that a word such as flash+kernels=xla+remat=full names, and the config with these model keys.
+
+    Raises:
+        InputError: some of the keys are wrong.
+    """
+    family, *changes = word.split("+")
+    changed = config.copy_and_resolve_references()
+    apply_overrides(changed, [f"--config.model.{change}" for change in changes])
+    return family, changed
+
+
+def override(config: ConfigDict, word: str) -> str | None:
+    """Applies one --config.key=value; returns what is wrong with it, if anything."""
+    name, equals, text = word.partition("=")
+    if not name.startswith("--config.") or not equals:
+        group, dot, _ = name.removeprefix("--").partition(".")
+        if equals and dot and group in config:
+            return f"unknown argument {word}: did you mean --config.{word.removeprefix('--')}?"
+        return f"unknown argument {word}: overrides look like --config.model.num_layers=4, other flags are in --help"
+    *parents, key = name.removeprefix("--config.").split(".")
+    prefix, node = "", typing.cast(Any, config)
+    for parent in parents:
+        if not isinstance(node.get(parent), ConfigDict):
+            return unknown_key(prefix, parent, list(node))
+        prefix, node = f"{prefix}{parent}.", node[parent]
+    if key not in node:
+        return unknown_key(prefix, key, list(node))
+    kind = node.get_type(key)
+    if kind is ConfigDict:
+        return f"{prefix}{key} is a group of keys: set one of them, such as {prefix}{key}.{next(iter(node[key]))}"
+    if (open_as := open_type(prefix + key)) is not None:
+        if not text:
+            node[key] = None
+            return None
+        kind = open_as  # the config of a run that left it open does not have the type
+    try:
+        node[key] = (_PARSERS.get(kind) or kind)(text)
+    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
+        return f"{prefix}{key}={text} must be of type {kind.__name__}"
+    return None
+
+
+def parse_tuple(text: str) -> tuple[Any, ...]:
+    """Parses a tuple: Python's own form, or words between commas or spaces."""
+    if text.startswith(("(", "[", "{", "'", '"')):
+        value = ast.literal_eval(text)
+        return tuple(value) if isinstance(value, tuple | list) else (value,)
+    return tuple(_literal(word) for word in text.replace(",", " ").split())
+
+
+def _literal(word: str) -> Any:
+    """A number, or the word itself, such as a name or a regex."""
+    try:
+        return ast.literal_eval(word)
+    except (ValueError, SyntaxError):
+        return word
+
+
+_BOOLS = {"true": True, "1": True, "false": False, "0": False}
+
+
+_PARSERS: dict[type, Callable[[str], Any]] = {bool: lambda text: _BOOLS[text.lower()], tuple: parse_tuple}

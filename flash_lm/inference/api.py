@@ -1,0 +1,256 @@
+"""A trained model in a notebook: `flash_lm.load("runs/mine@best")`."""
+
+import dataclasses
+import functools
+import math
+import os
+from collections.abc import Sequence
+from typing import overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flash_lm.config.experiment import Config
+from flash_lm.config.plugins import import_plugins
+from flash_lm.data.tokenizers import Tokenizer
+from flash_lm.errors import InputError
+from flash_lm.inference.classify import TextClassifier
+from flash_lm.inference.fill_in import FilledIn, Filler
+from flash_lm.inference.generation import Generator
+from flash_lm.inference.model import TrainedModel, load_model
+from flash_lm.inference.settings import BeamSearch, Sampling
+from flash_lm.models.attention_weights import AttentionMap, attention_weights
+from flash_lm.runs.hosts import fetched
+from flash_lm.runs.run_name import RunName
+from flash_lm.training.evaluation import perplexity
+from flash_lm.training.hub import downloaded
+from flash_lm.training.sharding import batch_sharding, rows_that_divide
+from flash_lm.training.train_state import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class TextScore:
+    """How likely a text is under a model, starting from begin-of-text.
+
+    Attributes:
+        tokens: token ids of the text.
+        log_probs: log-probability of each token, in nats.
+        bytes: length of the text in bytes.
+    """
+
+    tokens: list[int]
+    log_probs: list[float]
+    bytes: int
+
+    @property
+    def perplexity(self) -> float:
+        """Perplexity per token."""
+        return perplexity(-sum(self.log_probs), len(self.log_probs))
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits per byte."""
+        return -sum(self.log_probs) / math.log(2) / self.bytes
+
+
+class LoadedModel:
+    """A trained model: generates, fills in, scores, and returns logits and attention weights."""
+
+    def __init__(self, trained: TrainedModel):
+        """Compiles nothing before the first call."""
+        self._trained = trained
+        self._logits = jax.jit(lambda params, *rows_BxL: trained.model.bind(params)(*rows_BxL))
+
+    def __repr__(self) -> str:
+        """One line with the run, step, family, size and task."""
+        label, count = self.config.model.label, self._trained.model.parameter_count()
+        return f"<{self._trained.run}, step {self._trained.step}: {label}, {count:,} parameters, {self.config.task}>"
+
+    @property
+    def config(self) -> Config:
+        """The complete config."""
+        return self._trained.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer: `encode` takes texts, `decode` takes ids."""
+        return self._trained.tokenizer
+
+    @property
+    def params(self) -> Params:
+        """Nested dicts of arrays, stacked over the layers; a new copy once the model has generated or scored text."""
+        return self._trained.params
+
+    @property
+    def constants(self) -> Params:
+        """Random arrays that are never trained, nested like `params`; empty for most families."""
+        return self._trained.model.constants
+
+    @overload
+    def generate(self, text: str, max_tokens: int = 100, *, seed: int = 0, **settings: float) -> str: ...
+    @overload
+    def generate(self, text: list[str], max_tokens: int = 100, *, seed: int = 0, **settings: float) -> list[str]: ...
+    def generate(
+        self, text: str | list[str], max_tokens: int = 100, *, seed: int = 0, **settings: float
+    ) -> str | list[str]:
+        """Continues a text, or several in one batch.
+
+        Args:
+            text: the prompt, or prompts.
+            max_tokens: most new tokens.
+            seed: random seed of samples, of 64 bits; -1: another one each time.
+            settings: temperature, top_k, top_p, …: the fields of `inference.settings.Sampling`; or beams and
+                length_penalty, those of `BeamSearch`, for the best answer of a search instead of a sample.
+
+        Raises:
+            InputError: the model is bidirectional, a text is empty or unknown to the tokenizer, or a number is out of
+                range.
+        """
+        names = {kind: [field.name for field in dataclasses.fields(kind)] for kind in (BeamSearch, Sampling)}
+        kind = BeamSearch if settings.keys() & names[BeamSearch] else Sampling
+        if wrong := [name for name in settings if name not in names[kind]]:
+            what = "a beam search" if kind is BeamSearch else "sampling"
+            raise InputError(f"unknown setting {', '.join(wrong)}: {what} has {', '.join(names[kind])}")
+        prompts, how = [text] if isinstance(text, str) else list(text), kind(**settings)  # type: ignore[arg-type]
+        if isinstance(how, BeamSearch):
+            rows = [answers[0] for answers in self._generator.search(prompts, max_tokens, how)]
+        else:
+            rows = self._generator.generate(prompts, max_tokens, how, seed)
+        return rows[0].text if isinstance(text, str) else [row.text for row in rows]
+
+    def classify(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[dict[str, float]]:
+        """The probability of each label, for each text, or each pair if the model was trained on pairs.
+
+        What does not fit into a row of training is cut off, as in training.
+
+        Raises:
+            InputError: the model does not predict labels of texts, a text is empty or unknown to the tokenizer, or
+                there are texts in place of pairs, or pairs in place of texts.
+        """
+        if isinstance(texts, str):
+            raise InputError("classify takes a list of texts: put the text into one")
+        one = lambda texts: (texts,) if isinstance(texts, str) else tuple(texts)
+        return self._classifier([self._classifier.encode(one(row)).tokens for row in texts])
+
+    def fill_in(self, text: str, candidates: int = 5) -> FilledIn:
+        """The candidates for each [MASK] of a text; raises as `inference.fill_in.Filler` does."""
+        return self._filler([text], candidates)[0]
+
+    def score(self, text: str) -> TextScore:
+        """The log-probability of each token of a text, given the tokens before it.
+
+        Raises:
+            InputError: the model is bidirectional, or the text is empty, unknown to the tokenizer or too long.
+        """
+        self._check_left_to_right("score")
+        engine = self._generator.engine
+        row = self._trained.encode(text, "text")
+        self._trained.model.abstract.check_length(len(row))
+        (scored,) = engine.score([row[:1]], [row[1:]])
+        return TextScore(row[1:].tolist(), scored.log_probs.tolist(), len(text.encode()))
+
+    def logits(self, ids: np.ndarray | Sequence[int] | Sequence[Sequence[int]]) -> np.ndarray:
+        """The logits after every token; each row is one document.
+
+        Args:
+            ids: L or B×L token ids; begin-of-text is not added.
+
+        Returns:
+            L×V or B×L×V float32.
+
+        Raises:
+            InputError: there are no ids, ids outside of the vocabulary, or more ids than positions.
+        """
+        try:
+            array = np.asarray(ids)
+        except ValueError:
+            raise InputError("the rows of ids have different lengths: give L or B×L") from None
+        ids_BxL = np.atleast_2d(array)
+        if not array.size or array.ndim > 2 or not np.issubdtype(array.dtype, np.integer):
+            raise InputError(f"ids of shape {array.shape}, {array.dtype}: give whole numbers, L or B×L, at least one")
+        if ids_BxL.min() < 0 or ids_BxL.max() >= self.config.model.vocab_size:
+            raise InputError(
+                f"ids from {ids_BxL.min()} to {ids_BxL.max()}: the vocabulary has {self.config.model.vocab_size}"
+            )
+        self._check_left_to_right("logits")
+        logits = self._rows(ids_BxL)
+        return logits[0] if array.ndim == 1 else logits
+
+    def _check_left_to_right(self, what: str) -> None:
+        """Raises InputError for a model that reads a prefix both ways, or a source."""
+        if self._trained.given != "before":
+            raise InputError(
+                f"{what} is of whole texts, and a model of task={self.config.task} reads a given part apart: use "
+                "generate, or model(…) of its Flax module"
+            )
+
+    def _rows(self, *arrays_BxL: np.ndarray) -> np.ndarray:
+        """The logits of rows, given their tokens and perhaps segments; several devices may compute some rows twice."""
+        rows, mesh = len(arrays_BxL[0]), self._trained.mesh
+        with jax.set_mesh(mesh):
+            size = (rows_that_divide(rows, mesh), arrays_BxL[0].shape[1])
+            place = lambda x_BxL: jax.device_put(np.resize(x_BxL, size).astype(np.int32), batch_sharding(mesh))
+            return fetched(self._logits(self.params, *map(place, arrays_BxL)))[:rows]
+
+    def attention(self, text: str, tokens: int = 256) -> list[AttentionMap]:
+        """The weight of each token's value in each other token's output, in every layer.
+
+        Args:
+            text: the text; begin-of-text is put before it.
+            tokens: most tokens of it; memory grows with their square, and time with their cube.
+
+        Returns:
+            Maps of all layers, from the first to the last, each 1×H×L×L.
+
+        Raises:
+            InputError: the text is empty or unknown to the tokenizer, or has more tokens than the model has positions.
+        """
+        self._check_left_to_right("attention")
+        trained, found = self._trained, list[AttentionMap]()
+        ids_1xL = jnp.asarray(trained.encode(text, "text")[:tokens])[None]
+
+        def weights(params: Params) -> list[jax.Array]:
+            found[:] = attention_weights(trained.model.bind(params), ids_1xL)
+            return [one.weights_BxHxLxL for one in found]
+
+        with jax.set_mesh(trained.mesh):
+            arrays = jax.device_get(jax.jit(weights)(trained.params))
+        return [dataclasses.replace(one, weights_BxHxLxL=x) for one, x in zip(found, arrays, strict=True)]
+
+    @functools.cached_property
+    def _generator(self) -> Generator:
+        return Generator(self._trained)
+
+    @functools.cached_property
+    def _classifier(self) -> TextClassifier:
+        return TextClassifier(self._trained)
+
+    @functools.cached_property
+    def _filler(self) -> Filler:
+        return Filler(self._trained)
+
+
+def load(
+    run: str | os.PathLike[str] | RunName,
+    *,
+    dtype: str | None = None,
+    mesh: tuple[int, ...] = (-1, 1, 1),
+    overrides: Sequence[str] = (),
+    plugins: str | Sequence[str] = (),
+) -> LoadedModel:
+    """Loads a trained model.
+
+    Args:
+        run: a run, such as runs/mine or runs/mine@best, the folder of an exported model, or hub:OWNER/NAME.
+        dtype: dtype of parameters and computation, float32 or bfloat16; None: as trained.
+        mesh: devices along (data, fsdp, tensor).
+        overrides: words such as --config.model.quadratic.implementation=blocked, which change how it is computed.
+        plugins: modules that the run asks for. Importing one runs its code, so no other is imported.
+
+    Raises:
+        InputError: there is no such run, checkpoint or model, the mesh does not fit, or the run asks for other plugins.
+    """
+    import_plugins([plugins] if isinstance(plugins, str) else plugins)
+    name = downloaded(run)
+    return LoadedModel(load_model(name, dtype=dtype, mesh_shape=mesh, overrides=overrides))

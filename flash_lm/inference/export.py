@@ -1,0 +1,181 @@
+"""Exports a trained model as a folder that `flash_lm.load` and other tools read: see `training/export_folder.py`.
+
+Can also write a folder for Hugging Face's transformers, if it has the same model: see `models/llama.py`; or compiled
+functions that need nothing of ours: see `inference/stablehlo.py`.
+"""
+
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from flash_lm.data.hf_tokenizer import to_hugging_face
+from flash_lm.data.tokenizers import save_tokenizer
+from flash_lm.errors import InputError
+from flash_lm.inference.model import TrainedModel
+from flash_lm.inference.model_card import FLASH_LM, JAX, TRANSFORMERS, Library, model_card
+from flash_lm.inference.stablehlo import Sizes, about_programs, check_programs, write_programs
+from flash_lm.models import llama
+from flash_lm.runs import run_folder
+from flash_lm.runs.hosts import fetched, is_first, of_all_hosts
+from flash_lm.runs.labels import write_labels
+from flash_lm.runs.provenance import provenance
+from flash_lm.training.export_folder import is_export, new_folder, of_trained, write_json, write_weights
+from flash_lm.training.train_state import Params
+
+
+class Format(NamedTuple):
+    """A format of exported models.
+
+    Attributes:
+        check: raises InputError if a model cannot be written in this format.
+        arrays: makes the arrays by name, from parameters on the host.
+        settings: makes config.json, without its provenance.
+        library: the library that loads the model.
+        write: writes what else there is: of the model, its tokenizer for `tokenizers` (or why there is none), and the
+            folder.
+        ours: whether `flash_lm.load` reads the folder.
+    """
+
+    check: Callable[[TrainedModel], None]
+    arrays: Callable[[Params, Params], dict[str, Any]]
+    settings: Callable[[TrainedModel], dict[str, Any]]
+    library: Library
+    write: Callable[[TrainedModel, Any, pathlib.Path], None]
+    ours: bool = False
+
+
+def check_export(
+    trained: TrainedModel, out: pathlib.Path, license_: str, form: str = "flash_lm", sizes: Sizes | None = None
+) -> None:
+    """Raises as `export` does; its arguments are those of `export`."""
+    kind = FORMATS[form](sizes or Sizes())
+    saved_dtype = run_folder.read_config(trained.run.workdir).model.param_dtype
+    if kind.ours and is_export(trained.run.workdir) and saved_dtype == trained.config.model.param_dtype:
+        raise InputError(f"{trained.run} is already an exported model: copy the folder, or give another --dtype")
+    if not license_.strip():
+        raise InputError("--license is empty: give the model's licence, such as apache-2.0 or other")
+    if of_all_hosts(out.exists() or out.is_symlink())[0]:
+        raise InputError(f"--out={out} already exists: give a new folder")
+    kind.check(trained)
+
+
+def export(
+    trained: TrainedModel,
+    out: pathlib.Path,
+    license_: str,
+    form: str = "flash_lm",
+    sizes: Sizes | None = None,
+    on_hub: str | None = None,
+) -> list[str]:
+    """Writes parameters, config, tokenizer and a model card; writes the folder completely or not at all.
+
+    Args:
+        trained: the model, in the dtype to write.
+        out: the folder; must not exist yet.
+        license_: the licence for the card, as the Hugging Face hub names it.
+        form: a key of `FORMATS`.
+        sizes: of the programs of form="stablehlo"; None: the usual ones.
+        on_hub: OWNER/NAME, from where the card loads it; None: from a folder.
+
+    Returns:
+        Sentences on what could not be written.
+
+    Raises:
+        InputError: the folder exists, the model is already such an export, there is no licence, or the format cannot
+            express the model.
+    """
+    check_export(trained, out, license_, form, sizes)
+    kind = FORMATS[form](sizes or Sizes())
+    params = jax.tree.map(fetched, trained.params)
+    if not is_first():
+        return []
+    theirs, messages = to_hugging_face(trained.tokenizer), []
+    with new_folder(out) as partial:
+        write_weights(partial, kind.arrays(params, trained.model.constants))
+        write_json(partial / "config.json", kind.settings(trained) | {"flash_lm": _made(trained)})
+        kind.write(trained, theirs, partial)
+        if isinstance(theirs, str):
+            messages.append(f"there is no tokenizer.json: {theirs}")
+        else:
+            theirs.save(str(partial / "tokenizer.json"))
+        model_card(trained, out.name, license_, kind.library, on_hub).save(partial / "README.md")
+    return messages
+
+
+def _made(trained: TrainedModel) -> dict[str, Any]:
+    return {
+        "run": str(trained.run),
+        "step": trained.step,
+        "config_hash": run_folder.hash_of_config(trained.run.workdir),
+        "facts": trained.facts,
+        "exported_by": provenance(jax.devices()[0].device_kind),
+    }
+
+
+def _special(trained: TrainedModel) -> dict[str, int]:
+    return {"bos_token_id": trained.tokenizer.begin, "eos_token_id": trained.tokenizer.end}
+
+
+def _our_settings(trained: TrainedModel) -> dict[str, Any]:
+    """The keys that other tools look for, and the run's config."""
+    raw, model = run_folder.read_config(trained.run.workdir), trained.config.model
+    raw.model.update(dtype=model.dtype, param_dtype=model.param_dtype, vocab_size=model.vocab_size)
+    return {
+        "architectures": ["FlashLM"],
+        "model_type": "flash_lm",
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.model_dim,
+        "num_hidden_layers": model.num_layers,
+        **_special(trained),
+        "config": raw.to_dict(),
+    }
+
+
+def _write_ours(trained: TrainedModel, theirs: Any, folder: pathlib.Path) -> None:
+    del theirs
+    save_tokenizer(trained.tokenizer, folder / "tokenizer")
+    write_labels(folder, trained.labels)
+
+
+def _check_llama(trained: TrainedModel) -> None:
+    model = trained.config.model
+    if trained.given != "before":
+        raise InputError(f"{trained.run} is not a Llama (task={trained.config.task}): omit --format")
+    if wrong := llama.differing(model):
+        listed = ", ".join(f"model.{key}={model.get(key)}, not {value}" for key, value in wrong.items())
+        raise InputError(f"{trained.run} is not a Llama ({listed}): omit --format")
+
+
+def _write_for_transformers(trained: TrainedModel, theirs: Any, folder: pathlib.Path) -> None:
+    """Writes the files that transformers' generation and tokenizer read."""
+    write_json(folder / "generation_config.json", _special(trained))
+    if isinstance(theirs, str):
+        return
+    words = {
+        f"{name}_token": theirs.id_to_token(i)
+        for name, i in (("bos", trained.tokenizer.begin), ("eos", trained.tokenizer.end))
+    }
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **words}
+    write_json(folder / "tokenizer_config.json", about | {"model_max_length": trained.config.model.max_length})
+
+
+# Given the sizes of programs, which only one format has.
+FORMATS: dict[str, Callable[[Sizes], Format]] = {
+    "flash_lm": lambda sizes: Format(lambda trained: None, of_trained, _our_settings, FLASH_LM, _write_ours, ours=True),
+    "llama": lambda sizes: Format(
+        _check_llama,
+        lambda params, constants: llama.to_llama(params),
+        lambda trained: llama.settings_of(trained.config.model) | _special(trained),
+        TRANSFORMERS,
+        _write_for_transformers,
+    ),
+    "stablehlo": lambda sizes: Format(
+        check_programs,
+        lambda params, constants: of_trained(params, {}),  # constants are in the programs
+        lambda trained: about_programs(trained, sizes) | _special(trained),
+        JAX,
+        lambda trained, theirs, folder: write_programs(trained, sizes, folder),
+    ),
+}

@@ -1,0 +1,123 @@
+"""The compiled functions of decoding as files that any program with jax can run: `--format=stablehlo`.
+
+start.stablehlo     params -> the state before the first token
+prefill.stablehlo   params, state, tokens_BxL, lengths_B -> logits_BxV after each row's last token, and the state
+step.stablehlo      params, state, tokens_B -> logits_BxV, and the state
+
+Each is a `jax.export.Exported`, serialized: StableHLO with its calling convention. Parameters and states are dicts of
+arrays by name, so the programs hold no weights. Shapes are fixed.
+"""
+
+import dataclasses
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import export as jax_export
+
+from flash_lm.config.registry import TASKS
+from flash_lm.errors import InputError
+from flash_lm.inference.model import TrainedModel
+from flash_lm.models.decode_state import DecodeState
+from flash_lm.training.train_state import ModelFunction
+
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+Arrays = dict[str, Any]
+
+
+class Sizes(NamedTuple):
+    """The shapes of the programs.
+
+    Attributes:
+        rows: B.
+        piece: L, tokens of a prompt that `prefill` takes at a time.
+        capacity: most tokens in a row, for states that grow; None: `model.max_length`.
+    """
+
+    rows: int = 1
+    piece: int = 128
+    capacity: int | None = None
+
+
+def check_programs(trained: TrainedModel) -> None:
+    """Raises InputError if a model does not generate token by token."""
+    if TASKS[trained.config.task].answers != "continue":
+        raise InputError(f"{trained.run} does not generate text: --format=stablehlo is of causal models, omit it")
+    if trained.given != "before":
+        raise InputError(
+            f"{trained.run} has task={trained.config.task}: --format=stablehlo is of models that read a prompt from "
+            "left to right, omit it"
+        )
+    trained.model.abstract.check_decodable()
+
+
+def write_programs(trained: TrainedModel, sizes: Sizes, folder: pathlib.Path) -> None:
+    """Writes the programs into a folder.
+
+    They are compiled by XLA alone, since the kernels' formats are not stable.
+    """
+    for name, exported in _programs(trained, sizes).items():
+        (folder / f"{name}.stablehlo").write_bytes(exported.serialize())
+
+
+def about_programs(trained: TrainedModel, sizes: Sizes) -> dict[str, Any]:
+    """What a caller must know, for config.json."""
+    model = trained.model.abstract
+    return {
+        "programs": ["start", "prefill", "step"],
+        "platforms": [*PLATFORMS],
+        "rows": sizes.rows,
+        "prompt_tokens_at_a_time": sizes.piece,
+        "most_tokens": _capacity(trained, sizes) if model.state_grows else model.longest,
+        "vocab_size": trained.config.model.vocab_size,
+    }
+
+
+def _programs(trained: TrainedModel, sizes: Sizes) -> dict[str, jax_export.Exported]:
+    config = dataclasses.replace(trained.config.model, kernels="xla")
+    model = ModelFunction(config, trained.config.seed).with_constants(trained.model.constants)
+    capacity = _capacity(trained, sizes)
+    start = lambda bound: bound.init_state(sizes.rows, capacity)
+    bind = lambda params: model.bind(unflatten_dict(params, sep="."))
+    flat: Arrays = flatten_dict(trained.params, sep=".")
+    shapes = lambda arrays: {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in arrays.items()}
+    params = shapes(flat)
+    empty = jax.eval_shape(lambda params: start(bind(params)), params)
+    structure = jax.tree.structure(empty)
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(empty)]
+
+    def named(state: DecodeState) -> Arrays:
+        return dict(zip(names, jax.tree.leaves(state), strict=True))
+
+    def of(state: Arrays) -> DecodeState:
+        return jax.tree.unflatten(structure, [state[name] for name in names])
+
+    def prefill(params: Arrays, state: Arrays, tokens_BxL: jax.Array, lengths_B: jax.Array) -> tuple[jax.Array, Arrays]:
+        logits_BxV, after = bind(params).prefill_last(tokens_BxL, of(state), lengths_B)
+        return logits_BxV, named(after)
+
+    def step(params: Arrays, state: Arrays, tokens_B: jax.Array) -> tuple[jax.Array, Arrays]:
+        logits_BxV, after = bind(params).step(tokens_B, of(state))
+        return logits_BxV, named(after)
+
+    ids = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+    states = shapes(named(empty))
+    functions = {
+        "start": (lambda params: named(start(bind(params))), ()),
+        "prefill": (prefill, (states, ids(sizes.rows, sizes.piece), ids(sizes.rows))),
+        "step": (step, (states, ids(sizes.rows))),
+    }
+    return {
+        name: jax_export.export(jax.jit(function), platforms=PLATFORMS)(params, *arguments)
+        for name, (function, arguments) in functions.items()
+    }
+
+
+def _capacity(trained: TrainedModel, sizes: Sizes) -> int:
+    longest = trained.model.abstract.longest
+    capacity = sizes.capacity or trained.config.model.max_length
+    if longest is not None and capacity > longest:
+        raise InputError(f"--capacity={capacity} is more than the {longest} positions of {trained.run}: lower it")
+    return capacity

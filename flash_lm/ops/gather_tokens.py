@@ -1,0 +1,52 @@
+"""Some of a row's tokens moved to its front, so that attention to them or from them visits few blocks."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from flash_lm.ops.visibility import Sight
+
+
+class Compact(NamedTuple):
+    """Where the chosen tokens of each row are; arrays are (B or 1)×….
+
+    order_BxN: their places in the row, in order, and then those of other tokens.
+    chosen_BxN: which of these are chosen tokens.
+    before_BxM: number of chosen tokens before each place; one more than there are tokens.
+    """
+
+    order_BxN: jax.Array
+    chosen_BxN: jax.Array
+    before_BxM: jax.Array
+
+    def take(self, x_BxHxLxK: jax.Array) -> jax.Array:
+        """The chosen tokens' vectors: B×H×N×K."""
+        return jnp.take_along_axis(x_BxHxLxK, self.order_BxN[:, None, :, None], axis=2)
+
+    def put_back(self, x_BxHxNxK: jax.Array) -> jax.Array:
+        """Each chosen token's vector at its place in the row, B×H×L×K; other tokens get that of a chosen one."""
+        place_BxL = jnp.minimum(self.before_BxM[:, :-1], x_BxHxNxK.shape[2] - 1)
+        return jnp.take_along_axis(x_BxHxNxK, place_BxL[:, None, :, None], axis=2)
+
+    def queries(self, sight: Sight) -> Sight:
+        """What the chosen tokens see, as queries; the others see nothing."""
+        index, first, stop = (jnp.take_along_axis(x, self.order_BxN, axis=1) for x in sight)
+        return Sight(index, first, jnp.where(self.chosen_BxN, stop, first))
+
+    def keys(self, sight: Sight) -> Sight:
+        """Of what queries see, the chosen tokens, which are then the keys."""
+        first, stop = (jnp.take_along_axis(self.before_BxM, x, axis=1) for x in (sight.first_BxL, sight.stop_BxL))
+        return Sight(sight.index_BxL, first, stop)
+
+
+def compacted(chosen_BxL: jax.Array, most: int) -> Compact:
+    """Finds the chosen tokens of each row.
+
+    Args:
+        chosen_BxL: which tokens are chosen, (B or 1)×L.
+        most: N, no smaller than the number of chosen tokens in any row.
+    """
+    order_BxN = jnp.argsort(~chosen_BxL, axis=1, stable=True)[:, :most].astype(jnp.int32)
+    before_BxM = jnp.pad(jnp.cumsum(chosen_BxL, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
+    return Compact(order_BxN, jnp.take_along_axis(chosen_BxL, order_BxN, axis=1), before_BxM)

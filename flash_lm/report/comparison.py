@@ -1,0 +1,128 @@
+"""Compares finished runs: a table of their results, the best first, and curves against steps and time."""
+
+import itertools
+import pathlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from flash_lm.report.curves import plot_curves
+from flash_lm.report.markdown import LABELLED, RUNS, markdown_table
+from flash_lm.report.results import Run, labels, newest_results, validation_curve
+from flash_lm.runs.jsonl import Line, write_jsonl
+
+Group = tuple[str, str, int]  # text, task, length
+SOLVED = 0.99  # accuracy
+
+
+def write_comparison(runs: Sequence[Run], split: str, out: pathlib.Path) -> str | None:
+    """Writes table.md and curves.png with their figures, results.jsonl and validation.jsonl.
+
+    A table has only results of the same text, task and row length, the best first. Runs on examples with an accuracy
+    also get accuracy.png, and the table gives the step from which a run gets nearly all examples right.
+
+    Args:
+        runs: the runs' names; runs that have not been evaluated are left out.
+        split: the split of the tables.
+        out: folder of the files; created if necessary.
+
+    Returns:
+        The tables, each below its title; None, and nothing is written, if no run has results on the split.
+    """
+    results = newest_results(runs, split)
+    if not results:
+        return None
+    group = _groups(results)
+    results.sort(key=lambda line: (group(line), _rank(line)))
+    names = labels(runs)
+    for line in results:
+        if (step := _solved_at(names[line["run"]].workdir, line)) is not None:
+            line["solved_at"] = step
+    solved = {f"{SOLVED:.0%} from step": ("solved_at", "{:,}")} if any("solved_at" in x for x in results) else {}
+    groups = {key: list(lines) for key, lines in itertools.groupby(results, group)}
+    columns = lambda lines: {**(LABELLED if _of_labels(lines[0]) else RUNS), **solved}
+    text = "\n\n".join(
+        f"{_title(key)}, {split} split\n\n{markdown_table(lines, columns(lines))}" for key, lines in groups.items()
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "table.md").write_text(text + "\n", encoding="utf-8")
+    write_jsonl(out / "results.jsonl", results)
+    write_curves(runs, results, out, "; ".join(map(_title, groups)))
+    return text
+
+
+def write_curves(
+    runs: Sequence[Run],
+    results: list[Line],
+    out: pathlib.Path,
+    title: str,
+    step_s: Mapping[str, float] | None = None,
+) -> None:
+    """Writes curves.png, for examples also accuracy.png, and their figures, validation.jsonl, into a folder.
+
+    Args:
+        runs: the runs' names.
+        results: results of the runs to draw, from `newest_results`.
+        out: folder of the files, which exists.
+        title: the plot's title.
+        step_s: seconds per step of each run, measured side by side, for the time axis; None: the actual times.
+    """
+    scored = {line["run"]: line for line in results}
+    there = {label: name.workdir for label, name in labels(runs).items() if label in scored}
+    curves = {label: curve for label, workdir in there.items() if (curve := validation_curve(workdir))}
+    if step_s:
+        curves = {
+            name: [line | {"rated_seconds": line["step"] * step_s[name]} for line in curve]
+            for name, curve in curves.items()
+        }
+    lines = [{"run": name, **line} for name, curve in curves.items() for line in curve]
+    write_jsonl(out / "validation.jsonl", lines)
+    time = "rated_seconds" if step_s else "train_seconds"
+    plot_curves(curves, scored, out / "curves.png", title, time)
+    if all(_on_examples(line) for line in results):
+        plot_curves(curves, scored, out / "accuracy.png", title, time, quality="accuracy")
+    else:
+        (out / "accuracy.png").unlink(missing_ok=True)  # of an earlier comparison
+
+
+def _groups(results: list[Line]) -> Callable[[Line], Group]:
+    """A function that returns what results must share to be ranked: text, task and row length.
+
+    Texts with the same name are distinguished by their hashes; older lines have no hash.
+    """
+    hashes = {(line["corpus"], line["corpus_hash"]) for line in results if "corpus_hash" in line}
+    counts = Counter(corpus for corpus, _ in hashes)
+
+    def group(line: Line) -> Group:
+        several = counts[line["corpus"]] > 1
+        text = f"{line['corpus']} {line.get('corpus_hash', '(older)')}" if several else line["corpus"]
+        return text, line.get("task", "causal_lm"), line["length"]
+
+    return group
+
+
+def _title(group: Group) -> str:
+    text, task, length = group
+    return f"{text}, {task}, rows of {length} tokens"
+
+
+def _rank(result: Line) -> float:
+    """Smaller is better."""
+    return -result["accuracy"] if _of_labels(result) else result["bits_per_byte"]
+
+
+def _of_labels(result: Line) -> bool:
+    return "majority" in result
+
+
+def _on_examples(result: Line) -> bool:
+    """Whether the result is on labels or examples and has their accuracy; the accuracy on text is not shown."""
+    return _of_labels(result) or (result.get("pack") == "examples" and "accuracy" in result)
+
+
+def _solved_at(workdir: pathlib.Path, result: Line) -> int | None:
+    """The first step from which a run on examples got nearly all of them right."""
+    if not _on_examples(result):
+        return None
+    curve = validation_curve(workdir)
+    last_below = max((line["step"] for line in curve if line["accuracy"] < SOLVED), default=0)
+    return min((line["step"] for line in curve if line["step"] > last_below), default=None)

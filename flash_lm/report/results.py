@@ -1,0 +1,60 @@
+"""Reads runs' results and validation curves."""
+
+import os
+import pathlib
+from collections.abc import Sequence
+
+from flash_lm.runs.jsonl import Line, read_jsonl
+from flash_lm.runs.run_name import BEST, NEWEST, RunName, run_name
+
+Run = str | os.PathLike[str] | RunName
+
+
+def labels(runs: Sequence[Run]) -> dict[str, RunName]:
+    """Runs by label: the folder's name, with as many parent folders as are needed to make labels unique."""
+    names = dict.fromkeys(run_name(run) for run in runs)
+    depths, longest = dict.fromkeys(names, 1), max((len(x.workdir.absolute().parts) for x in names), default=0)
+    while True:
+        found = [_label(name, depth) for name, depth in depths.items()]
+        again = [name for name, label in zip(names, found, strict=True) if found.count(label) > 1]
+        if not again or depths[again[0]] == longest:  # the same folder, spelled in two ways
+            return dict(zip(found, names, strict=True))
+        for name in again:
+            depths[name] += 1
+
+
+def _label(name: RunName, depth: int) -> str:
+    folder = "/".join(name.workdir.absolute().parts[-depth:])
+    return folder + name.suffix
+
+
+def newest_results(runs: Sequence[Run], split: str) -> list[Line]:
+    """The last result on a split of each checkpoint that has one; `run` is the run's label.
+
+    Prefers results on the run's own corpus, with rows of the training length.
+    """
+    found = []
+    for label, name in labels(runs).items():
+        path = name.workdir / "results.jsonl"
+        lines = [line for line in read_jsonl(path) if line["split"] == split] if path.exists() else []
+        lines = _of_checkpoint(lines, name)
+        lines = [line for line in lines if line.get("own_corpus", True)] or lines
+        as_trained = [line for line in lines if line.get("trained_length", -1) == line.get("length")]
+        found.extend(line | {"run": label} for line in (as_trained or lines)[-1:])
+    return found
+
+
+def _of_checkpoint(lines: list[Line], name: RunName) -> list[Line]:
+    lines = [line for line in lines if line.get("ema", False) == name.ema]
+    if name.which == BEST:
+        return [line for line in lines if line.get("checkpoint") == BEST]
+    step = name.which
+    if step == NEWEST:
+        lines = [line for line in lines if line.get("checkpoint", NEWEST) == NEWEST]
+        step = max((line.get("step", 0) for line in lines), default=0)
+    return [line for line in lines if line.get("step", 0) == step]
+
+
+def validation_curve(workdir: pathlib.Path) -> list[Line]:
+    """The validation lines of a run's metrics, in order."""
+    return [line for line in read_jsonl(workdir / "metrics.jsonl") if line["split"] == "validation"]

@@ -1,0 +1,80 @@
+"""What a search for the best value of a key found: a table, and loss against the value for each model."""
+
+import math
+import pathlib
+
+from flash_lm.report.figure import can_draw, drawing, style
+from flash_lm.report.markdown import Columns, markdown_table
+from flash_lm.runs.jsonl import Line, write_jsonl
+from flash_lm.sweeps.tuning import best_values
+
+_COLUMNS: Columns = {
+    "model": ("model", "{}"),
+    "best value": ("value", "{:g}"),
+    "validation loss": ("loss", "{:.4f}"),
+    "at the next smaller": ("below", "{:.4f}"),
+    "at the next greater": ("above", "{:.4f}"),
+    "runs": ("runs", "{}"),
+    "": ("remark", "{}"),
+}
+_ACROSS = 4  # panels in a row of the plot
+
+
+def write_tuning(lines: list[Line], out: pathlib.Path) -> str:
+    """Writes table.md, best.jsonl and, with matplotlib, tuning.png into a folder.
+
+    Args:
+        lines: from `tune`, at least one.
+        out: the folder, which exists.
+
+    Returns:
+        The table below its title.
+    """
+    best = best_values(lines)
+    write_jsonl(out / "best.jsonl", best)
+    text = f"{_title(lines)}\n\n{markdown_table([_row(line, lines) for line in best], _COLUMNS)}"
+    (out / "table.md").write_text(f"{text}\n", encoding="utf-8")
+    if can_draw():
+        _plot(lines, best, out / "tuning.png")
+    return text
+
+
+def _title(lines: list[Line]) -> str:
+    last = max(line["tokens"] for line in lines)
+    seeds = ", ".join(str(seed) for seed in sorted({line["seed"] for line in lines if "seed" in line}))
+    return f"{lines[0]['key']}: the last round has {last:,} tokens a run, seed {seeds}"
+
+
+def _row(best: Line, lines: list[Line]) -> Line:
+    own = [line for line in lines if line["model"] == best["model"]]
+    last = sorted((x for x in own if x["round"] == best["round"]), key=lambda line: line["value"])
+    place = [line["value"] for line in last].index(best["value"])
+    row = {name: best[name] for name in ("model", "value", "loss") if name in best} | {"runs": len(own)}
+    for name, near in (("below", place - 1), ("above", place + 1)):
+        if 0 <= near < len(last) and "loss" in last[near]:
+            row[name] = last[near]["loss"]
+    remarks = ["the grid grew"] * best["grown"] + ["no best value: the grid ends here"] * (not best["bracketed"])
+    failed = sum("failed" in line for line in own)
+    return row | {"remark": "; ".join([*remarks, *([f"{failed} not finite"] * bool(failed))])}
+
+
+def _plot(lines: list[Line], best: list[Line], path: pathlib.Path) -> None:
+    """A panel for each model, a curve for each round; a ring is around the best value."""
+    columns = min(len(best), _ACROSS)
+    with drawing(path, math.ceil(len(best) / columns), columns, (3.6, 3.2)) as (figure, grid):
+        panels = list(grid.flat)
+        for axes in panels[len(best) :]:
+            axes.remove()
+        for axes, chosen in zip(panels, best, strict=False):
+            own = [line for line in lines if line["model"] == chosen["model"] and "loss" in line]
+            for i, number in enumerate(sorted({line["round"] for line in own})):
+                points = sorted((x["value"], x["loss"]) for x in own if x["round"] == number)
+                tokens = next(line["tokens"] for line in own if line["round"] == number)
+                axes.plot(*zip(*points, strict=True), label=f"{tokens:,} tokens", markersize=4, **style(i))
+            if "loss" in chosen:
+                axes.plot(chosen["value"], chosen["loss"], "o", markersize=12, fillstyle="none", color="black")
+            axes.set_xscale("log", base=10)
+            axes.set_title(chosen["model"], fontsize="medium")
+            axes.set_xlabel(chosen["key"])
+            axes.set_ylabel("validation loss, nats a token")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False)

@@ -1,0 +1,133 @@
+"""The hosts of a run: how they find each other and exchange values."""
+
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from flash_lm.errors import InputError, first_line
+from flash_lm.runs.lost_hosts import HEARTBEAT_S, report_lost_hosts
+
+_ASK_EVERY_S = 5.0  # how often the hosts ask each other whether to stop
+_MOST_UNASKED = 100  # most steps between two such questions
+
+
+def join(coordinator: str | None = None, hosts: int | None = None, number: int | None = None) -> None:
+    """Makes this process one host of a run; call it before JAX looks for devices.
+
+    Args:
+        coordinator: address:port of host 0; None: from the cluster that JAX finds (SLURM, TPU, Kubernetes, MPI).
+        hosts: number of hosts.
+        number: index of this host.
+
+    Raises:
+        InputError: no cluster was found, or the other hosts do not connect.
+    """
+    _keep_output_ours()
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            hosts,
+            number,
+            heartbeat_timeout_seconds=HEARTBEAT_S,
+            shutdown_timeout_seconds=HEARTBEAT_S,  # wait at the end of a host that has failed alone
+        )
+    except (ValueError, RuntimeError) as error:
+        raise InputError(
+            f"cannot reach other hosts ({first_line(error).rstrip('.')}): on SLURM, Kubernetes, MPI or a TPU pod use "
+            f"--hosts=auto, anywhere else --hosts=ADDRESS:PORT,COUNT,NUMBER"
+        ) from None
+    report_lost_hosts()
+
+
+def _keep_output_ours() -> None:
+    """Sends to standard error what libraries write to file 1 (as Gloo does on CPUs), so that output can be piped."""
+    ours = sys.stdout
+    if ours is not sys.__stdout__ or not isinstance(ours, io.TextIOWrapper):  # it goes elsewhere, as in a notebook
+        return
+    ours.flush()
+    buffering = 1 if ours.line_buffering or ours.write_through else -1
+    sys.stdout = os.fdopen(os.dup(1), "w", buffering, encoding=ours.encoding, errors=ours.errors)
+    os.dup2(2, 1)
+
+
+def parse_hosts(word: str) -> tuple[str | None, int | None, int | None]:
+    """Parses the --hosts flag, auto or ADDRESS:PORT,COUNT,NUMBER, into the arguments of `join`.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if word == "auto":
+        return None, None, None
+    found = re.fullmatch(r"([^,\s]+:\d+),([1-9]\d*),(\d+)", word)
+    if not found or int(found[3]) >= int(found[2]):
+        raise InputError(f"--hosts={word} must be auto, or ADDRESS:PORT,COUNT,NUMBER with a NUMBER below COUNT")
+    return found[1], int(found[2]), int(found[3])
+
+
+def is_first() -> bool:
+    """Whether this host writes the files that are written once."""
+    return jax.process_index() == 0
+
+
+def check_same(**facts: Any) -> None:
+    """Checks that all hosts have the same values.
+
+    Args:
+        facts: JSON values by name.
+
+    Raises:
+        InputError: they differ.
+    """
+    all_facts = of_all_hosts(facts)
+    if differing := [name for name in facts if any(there[name] != all_facts[0][name] for there in all_facts)]:
+        raise InputError(
+            f"the hosts differ in {', '.join(differing)}: start the same command on each, with the same Python, and "
+            f"with workdir and data.cache_dir on a disk that all share"
+        )
+
+
+class StopOfAllHosts:
+    """Makes all hosts stop at the same step: they ask each other, at steps that they have agreed on."""
+
+    def __init__(self, should_stop: Callable[[], bool]):
+        """`should_stop`: whether this host wants to stop."""
+        self._should_stop = should_stop
+        self._asks_at, self._asked = 0, (0, 0.0)  # the next step to ask at; the last one and its time
+
+    def __call__(self, step: int, seconds: float) -> bool:
+        """Whether to stop after a step, at this number of seconds of training."""
+        if jax.process_count() == 1:
+            return self._should_stop()
+        if step < self._asks_at:
+            return False
+        answers = of_all_hosts([self._should_stop(), seconds])
+        slowest, (before, then) = max(there for _, there in answers), self._asked
+        a_step = (slowest - then) / max(step - before, 1)
+        self._asks_at = step + max(1, min(_MOST_UNASKED, int(_ASK_EVERY_S / max(a_step, 1e-3))))
+        self._asked = step, slowest
+        return any(stops for stops, _ in answers)
+
+
+def fetched(x: jax.Array) -> np.ndarray:
+    """The whole array as a NumPy array on every host, however it is sharded."""
+    return np.asarray(x) if x.is_fully_addressable else np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+
+def of_all_hosts(value: Any) -> list[Any]:
+    """All hosts' JSON values, on every host, ordered by host number."""
+    if jax.process_count() == 1:
+        return [value]
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.array(len(text)))
+    padded = np.zeros(sizes.max(), np.uint8)
+    padded[: len(text)] = text
+    texts = multihost_utils.process_allgather(padded)
+    return [json.loads(bytes(row[:size])) for row, size in zip(texts, sizes, strict=True)]

@@ -1,0 +1,61 @@
+"""Files with one JSON object per line: metrics, results, and what changed at a resume."""
+
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from flash_lm.errors import InputError
+from flash_lm.runs.json_file import parse_json
+
+Line = dict[str, Any]
+
+
+def read_jsonl(path: pathlib.Path) -> list[Line]:
+    """Reads the complete lines of a JSONL file; a truncated last line is left out.
+
+    Raises:
+        InputError: another line is damaged.
+    """
+    content, found = path.read_bytes(), []
+    for number, line in enumerate(content[: content.rfind(b"\n") + 1].split(b"\n"), start=1):
+        try:
+            found += [_object(line)] if line.strip() else []
+        except ValueError:  # of JSON, or of UTF-8
+            raise InputError(f"{path}: line {number} is damaged (not JSON): restore the file, or delete it") from None
+    return found
+
+
+def _object(line: bytes) -> Line:
+    if not isinstance(found := parse_json(line), dict):
+        raise ValueError("not a JSON object")
+    return found
+
+
+def read_lines(path: pathlib.Path) -> list[Line]:
+    """As `read_jsonl`; none if there is no file."""
+    return read_jsonl(path) if path.exists() else []
+
+
+def write_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
+    """Writes a JSONL file; replaces an existing one."""
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def append_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
+    """Appends lines to a JSONL file, in place of a truncated last one; creates its folder if necessary."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab+") as file:
+        file.seek(0)
+        content = file.read()
+        if not content.endswith(b"\n"):  # else another process may have appended a line by now
+            file.truncate(content.rfind(b"\n") + 1)
+        file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+
+
+def grouped(lines: Sequence[Line], *keys: str) -> dict[tuple[Any, ...], list[Line]]:
+    """The lines by the values of these keys, None where there is none, in their order."""
+    found: dict[tuple[Any, ...], list[Line]] = {}
+    for line in lines:
+        found.setdefault(tuple(line.get(key) for key in keys), []).append(line)
+    return found

@@ -1,0 +1,1 @@
+"""What studies share: jobs, rates and seeds, hypotheses, ratios, verdicts."""

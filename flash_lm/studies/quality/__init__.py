@@ -1,0 +1,1 @@
+"""The quality of families at equal tokens and equal time."""

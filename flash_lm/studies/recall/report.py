@@ -1,0 +1,100 @@
+"""Recall against state: what the runs of a study of associative recall say together."""
+
+import pathlib
+import statistics
+
+from flash_lm.report.figure import drawing, style
+from flash_lm.report.markdown import markdown_table
+from flash_lm.runs.jsonl import Line
+
+
+def best(lines: list[Line]) -> Line:
+    """The run with the best accuracy on the validation split; the first of equals. Failed runs are the worst."""
+    return max(lines, key=lambda line: line.get("validation_accuracy", -1.0))
+
+
+def at_best_rate(runs: list[Line], model: str, width: int) -> list[Line]:
+    """A model's runs, failed ones included, at the rate that was best with seed 0; empty if it has none."""
+    here = [line for line in runs if (line["model"], line["width"]) == (model, width)]
+    rate = best([line for line in here if line["seed"] == 0])["rate"] if here else None
+    return [line for line in here if line["rate"] == rate]
+
+
+def summary(runs: list[Line], times: list[Line]) -> list[Line]:
+    """One line a model and width: accuracy over the seeds at its best rate, its state, and its time for a token.
+
+    Seeds whose loss did not stay finite are counted, and have no accuracy.
+    """
+    ms = {(line["model"], line["width"]): line["ms_a_token"] for line in times}
+    found = []
+    for model, width in dict.fromkeys((line["model"], line["width"]) for line in runs):
+        here = at_best_rate(runs, model, width)
+        chosen, rate = [line for line in here if "failed" not in line], here[0]["rate"]
+        failed = len(here) - len(chosen)
+        if not chosen:
+            found.append({"model": model, "width": width, "rate": rate, "seeds": 0, "failed": failed})
+            continue
+        accuracies = [line["accuracy"] for line in chosen]
+        parts = {part: statistics.median(line["by_part"][part] for line in chosen) for part in chosen[0]["by_part"]}
+        found.append(
+            {
+                "model": model,
+                "width": width,
+                "rate": rate,
+                "seeds": len(chosen),
+                "failed": failed,
+                "accuracy": statistics.median(accuracies),
+                "lowest": min(accuracies),
+                "highest": max(accuracies),
+                "by_part": parts,
+                "step": statistics.median(line["step"] for line in chosen),
+                "state_bytes": chosen[0]["state_bytes"],
+                "parameters": chosen[0]["parameters"],
+                **({"ms_a_token": ms[model, width]} if (model, width) in ms else {}),
+            }
+        )
+    return found
+
+
+def recall_table(lines: list[Line]) -> str:
+    """Markdown, the best first; `failed` counts seeds whose loss did not stay finite."""
+    rows = [line | line.get("by_part", {}) for line in sorted(lines, key=lambda line: -line.get("accuracy", -1))]
+    parts = dict.fromkeys(part for line in lines for part in line.get("by_part", {}))
+    columns = {
+        "model": ("model", "{}"),
+        "width": ("width", "{}"),
+        "accuracy": ("accuracy", "{:.1%}"),
+        "lowest": ("lowest", "{:.1%}"),
+        "highest": ("highest", "{:.1%}"),
+        **{part: (part, "{:.1%}") for part in parts},
+        "seeds": ("seeds", "{}"),
+        "failed": ("failed", "{}"),
+        "rate": ("rate", "{:g}"),
+        "steps": ("step", "{:,.0f}"),
+        "state, bytes": ("state_bytes", "{:,}"),
+        "ms a token": ("ms_a_token", "{:.2f}"),
+        "parameters": ("parameters", "{:,}"),
+    }
+    return markdown_table(rows, columns)
+
+
+def plot_recall(lines: list[Line], path: pathlib.Path) -> None:
+    """Accuracy against bytes of state and against milliseconds a token; one curve a model, over its widths."""
+    axes_of = (("state_bytes", "bytes of decode state of a row"), ("ms_a_token", "milliseconds a token, 16 rows"))
+    names = list(dict.fromkeys(line["model"] for line in lines))
+    with drawing(path, 1, len(axes_of), (7, 6 + 0.1 * len(names)), sharey=True) as (figure, grid):
+        for axes, (key, label) in zip(grid.flat, axes_of, strict=True):
+            for i, name in enumerate(names):
+                points = sorted(
+                    (line for line in lines if line["model"] == name and key in line), key=lambda x: x["width"]
+                )
+                percent = lambda what, points=points: [100 * line[what] for line in points]
+                low, y, high = (percent(what) for what in ("lowest", "accuracy", "highest"))
+                spread = [[b - a for a, b in zip(*ends, strict=True)] for ends in ((low, y), (y, high))]
+                x = [line[key] for line in points]
+                axes.errorbar(x, y, yerr=spread, label=name, markersize=5, capsize=2, **style(i))
+            axes.set_xscale("log")
+            axes.set(xlabel=label)
+        grid.flat[0].set(ylabel="recalled values, % (median, lowest and highest of the seeds)", ylim=(-2, 102))
+        named = grid.flat[0].get_legend_handles_labels()
+        figure.legend(*named, loc="outside lower center", ncols=2, fontsize=7, frameon=False)  # names may be long

@@ -1,0 +1,1 @@
+"""Prefixes, cross attention and encoders."""

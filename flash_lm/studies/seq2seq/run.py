@@ -1,0 +1,58 @@
+"""A study of what is given: models that read it from the left, as a prefix, or with an encoder."""
+
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from flash_lm.inference.scoring import evaluate
+from flash_lm.report.results import validation_curve
+from flash_lm.runs.jsonl import Line
+from flash_lm.runs.provenance import provenance
+from flash_lm.sweeps.grid import changed, train_whole
+
+
+class Model(NamedTuple):
+    """A model of the study: its name, and the config of its first run."""
+
+    name: str
+    config: Any
+
+    def at(self, rate: float, seed: int) -> dict[str, Any]:
+        """What identifies a run in the file of runs."""
+        return {"model": self.name, "rate": rate, "seed": seed}
+
+    def of_run(self, rate: float, seed: int) -> Any:
+        """The config of a run."""
+        return changed(self.config, {"train.learning_rate": rate, "seed": seed})
+
+
+def models_of(config: Any, keys: Mapping[str, Mapping[str, Any]]) -> list[Model]:
+    """The models of a study.
+
+    Args:
+        config: what all start from.
+        keys: keys of each model, by its name.
+    """
+    return [Model(name, changed(config, own)) for name, own in keys.items()]
+
+
+def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: Callable[[], bool]) -> Line:
+    """Trains and scores one run; returns its line, with all that is reported.
+
+    Raises:
+        NonfiniteError: the loss became non-finite.
+        Stopped: it was asked to stop; the run can go on.
+    """
+    train_whole(model.of_run(rate, seed), folder, should_stop)
+    (scores,) = evaluate(folder, "test", [])
+    curve = validation_curve(folder)
+    return {
+        **model.at(rate, seed),
+        "task": model.config.task,
+        "validation_loss": curve[-1]["loss"],  # of the parameters that are tested
+        **{key: scores[key] for key in ("perplexity", "accuracy", "tokens", "step", "parameters", "train_seconds")},
+        "config_hash": scores["config_hash"],
+        **provenance(jax.devices()[0].device_kind),
+    }

@@ -1,0 +1,1 @@
+"""Sweeps: runs of a grid, and tuning of learning rates."""

@@ -1,0 +1,206 @@
+"""A study: runs of one config that differ in a few keys. Each is trained and evaluated once, even after restarts."""
+
+import copy
+import itertools
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from flash_lm.config.experiment import is_free_text, parse
+from flash_lm.config.overrides import override
+from flash_lm.errors import InputError, NonfiniteError, RunError, Stopped
+from flash_lm.inference.scoring import evaluate
+from flash_lm.models.family import complete_config
+from flash_lm.runs import run_folder
+from flash_lm.runs.jsonl import append_jsonl, read_lines
+from flash_lm.training.sharding import check_batch, make_mesh
+from flash_lm.training.train_loop import train
+
+Changes = Mapping[str, Any]  # key of the config, such as model.chunks.size -> value
+Runs = Mapping[str, Changes]  # by name
+
+
+def changed(config: ConfigDict, changes: Changes) -> Any:
+    """A copy of the config with these values: a ConfigDict, whose keys type checkers do not know."""
+    other = config.copy_and_resolve_references()
+    other.update_from_flattened_dict(dict(changes))
+    return other
+
+
+def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:
+    """Builds the runs of a grid: all combinations of its values.
+
+    Args:
+        config: the config that has the keys.
+        grid: words such as "model.chunks.size=64,128", one per key.
+
+    Returns:
+        The runs that are possible, and a sentence on each combination that is not.
+
+    Raises:
+        InputError: a key or a value is wrong by itself, a key is given twice, or no combination with a value is
+            possible.
+    """
+    axes, problems = {}, []
+    for words in grid:
+        key, _, values = words.partition("=")
+        if key in axes:
+            problems.append(f"--grid: {key} is given twice: give all its values in one --grid")
+        axis = axes[key] = {}
+        # Split at commas outside of tuples, and at spaces, except in free text such as a path.
+        for value in re.split(r",(?![^(]*\))" if is_free_text(key) else r"[,\s]+(?![^(]*\))", values):
+            alone = copy.deepcopy(config)
+            problem = override(alone, f"--config.{key}={value}") if value else "an empty value"
+            problems += [f"--grid={words}: {problem}"] if problem else []
+            axis[value] = None if problem else value_of(alone, key)
+    if problems:
+        raise InputError.of(problems)
+    runs, impossible = {}, {}
+    without = {(key, text) for key, axis in axes.items() for text in axis}  # values without a possible run so far
+    for texts in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, texts, strict=True))
+        name = ",".join(f"{key.partition('.')[2] or key}={text}" for key, text in chosen.items()).replace("/", "_")
+        changes = {key: axes[key][text] for key, text in chosen.items()}
+        if problem := problem_of(changed(config, changes)):
+            impossible[name] = problem
+        else:
+            runs[name] = changes
+            without -= set(chosen.items())
+    if without:
+        raise InputError.of(f"{name}: {problem}" for name, problem in impossible.items())
+    return runs, [f"{name} is left out: {problem}" for name, problem in impossible.items()]
+
+
+def in_workdir(runs: Runs, workdir: pathlib.Path) -> Runs:
+    """The runs of a sweep in a folder; one may name another: {workdir}/NAME."""
+    place = lambda value: value.replace("{workdir}", str(workdir)) if isinstance(value, str) else value
+    return {name: {key: place(value) for key, value in changes.items()} for name, changes in runs.items()}
+
+
+def check_runs(config: ConfigDict, runs: Runs) -> None:
+    """Checks the config of every run.
+
+    Raises:
+        InputError: configs are wrong, one line per run.
+    """
+    problems = {name: problem_of(changed(config, changes)) for name, changes in runs.items()}
+    if wrong := [f"{name}: {problem}" for name, problem in problems.items() if problem]:
+        raise InputError.of(wrong)
+
+
+def problem_of(config: ConfigDict) -> str | None:
+    """What is wrong with a config on these devices, on one line; None if nothing is."""
+    try:
+        parsed = complete_config(parse(config))
+        check_batch(make_mesh(parsed.mesh), parsed.data.batch_size, parsed.train.accumulate)
+    except InputError as error:
+        return "; ".join(str(error).splitlines())
+    return None
+
+
+def run_study(
+    config: ConfigDict,
+    runs: Runs,
+    workdir: pathlib.Path,
+    split: str,
+    should_stop: Callable[[], bool],
+    lengths: Sequence[int] = (),
+) -> dict[str, str]:
+    """Trains and evaluates each run in a folder of its name; finished runs are skipped, unfinished ones are resumed.
+
+    Args:
+        config: the config that all runs start from.
+        runs: how they differ.
+        workdir: the folder that contains the runs' folders.
+        split: the split to score.
+        should_stop: called after every step and every run; when it returns true, the study stops where it is.
+        lengths: row lengths to score; empty: the length of training.
+
+    Returns:
+        Why it failed, for each run that did: its loss became non-finite. The other runs still run.
+
+    Raises:
+        InputError: bad config, data or workdir, such as the workdir of a study of another config.
+    """
+    for name, changes in runs.items():
+        run_folder.check_config(workdir / name, changed(config, changes))
+    failures = {}
+    for number, (name, changes) in enumerate(runs.items(), start=1):
+        if should_stop():
+            break
+        folder, here = workdir / name, changed(config, changes)
+        parsed = parse(here)
+        asked = list(lengths) or [parsed.data.length]
+        if is_done(folder, split, parsed.train.steps, asked, parsed.train.stop_accuracy):
+            print(f"run {number} of {len(runs)}, {name}: already done", flush=True)
+            continue
+        print(f"run {number} of {len(runs)}, {name}", flush=True)
+        try:
+            train(here, folder, should_stop)
+        except NonfiniteError as error:
+            failures[name] = str(error)
+            print(f"{name} failed: {error}", flush=True)
+            continue
+        if not should_stop():
+            append_jsonl(folder / "results.jsonl", evaluate(folder, split, asked))
+    return failures
+
+
+def train_whole(config: ConfigDict, folder: pathlib.Path, should_stop: Callable[[], bool]) -> None:
+    """Trains the run of a folder to its end, so that it can be scored.
+
+    Raises:
+        NonfiniteError: the loss became non-finite.
+        Stopped: it was asked to stop; the run can go on.
+    """
+    train(config, folder, should_stop)
+    raise_stopped(should_stop)
+
+
+def raise_stopped(should_stop: Callable[[], bool]) -> None:
+    """Ends a command that was asked to stop.
+
+    Raises:
+        Stopped: it was.
+    """
+    if should_stop():
+        raise Stopped("stopped: run the same command again to continue")
+
+
+def raise_failures(failures: Mapping[str, str]) -> None:
+    """Ends a command whose study had failed runs.
+
+    Raises:
+        RunError: runs failed, one line each.
+    """
+    if failures:
+        raise RunError("\n".join(f"{name} failed: {failure}" for name, failure in failures.items()))
+
+
+def is_done(folder: pathlib.Path, split: str, steps: int, lengths: Sequence[int], goal: float | None = None) -> bool:
+    """Whether the run in a folder has been evaluated on a split at all these lengths after its last step.
+
+    A run that reached train.stop_accuracy (`goal`) has no later step.
+    """
+    file = folder / "results.jsonl"
+    lines = read_lines(file)
+    done = [line for line in lines if line["split"] == split and (line["step"] == steps or _reached(line, goal))]
+    return set(lengths) <= {line["length"] for line in done if line.get("own_corpus", True)}
+
+
+def _reached(line: Mapping[str, Any], goal: float | None) -> bool:
+    return goal is not None and line.get("reached", 0.0) >= goal
+
+
+def value_of(config: Any, key: str) -> Any:
+    """The value of a key such as model.chunks.size.
+
+    Raises:
+        KeyError: there is no such key.
+    """
+    for part in key.split("."):
+        config = config[part]
+    return config

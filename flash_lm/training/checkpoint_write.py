@@ -1,0 +1,186 @@
+"""Writing checkpoints through Orbax: asynchronous, with checksums; the newest n and the best are kept."""
+
+import contextlib
+import errno
+import json
+import logging
+import math
+import os
+import pathlib
+from collections.abc import Iterator
+
+import jax
+import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_manager import StepAlreadyExistsError
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
+
+from flash_lm.errors import RunError
+from flash_lm.runs import run_folder
+from flash_lm.runs.hosts import is_first, of_all_hosts
+from flash_lm.runs.run_name import NEWEST, RunName
+from flash_lm.training import checkpoint_read
+from flash_lm.training.train_state import TrainState
+
+_log = logging.getLogger(__name__)
+# What the error of a failed write contains -> what to do about it.
+_ADVICE = {
+    os.strerror(errno.ENOSPC): "make room",
+    os.strerror(errno.EDQUOT): "make room",
+    os.strerror(errno.EFBIG): "make room",
+    os.strerror(errno.EACCES): "allow writing there",
+    os.strerror(errno.EROFS): "allow writing there",
+    os.strerror(errno.EIO): "check the disk",
+}
+
+
+class Checkpoints:
+    """The checkpoints of a training run: the train state, and a small dict of facts (the clock, hashes)."""
+
+    def __init__(self, workdir: pathlib.Path, *, keep: int = 1, best_metric: str = "loss"):
+        """Opens workdir/checkpoints, and moves incomplete checkpoints to workdir/damaged.
+
+        Args:
+            workdir: folder of the run.
+            keep: number of newest checkpoints to keep.
+            best_metric: name of a metric; the checkpoint with its lowest value is also kept.
+
+        Raises:
+            InputError: there are checkpoints, and all are incomplete.
+        """
+
+        def rank(metrics: dict[str, float]) -> float:
+            value = metrics.get(best_metric)  # the largest rank is kept
+            return -value if isinstance(value, float) and math.isfinite(value) else -math.inf
+
+        self._workdir = workdir
+        self._set_incomplete_aside()
+        policy = AnyPreservationPolicy(
+            [LatestN(keep), BestN(get_metric_fn=rank, n=1, keep_checkpoints_without_metrics=False)]
+        )
+        # The policy alone does not write the metrics, and a resumed run would not know which one is the best.
+        options = ocp.CheckpointManagerOptions(preservation_policy=policy, best_fn=rank, cleanup_tmp_directories=True)
+        self._manager = ocp.CheckpointManager(self._folder, options=options)
+
+    def newest(self) -> int | None:
+        """Step of the newest checkpoint, whether intact or not."""
+        return self._manager.latest_step()
+
+    def save(
+        self, step: int, state: TrainState, facts: checkpoint_read.Facts, metrics: dict[str, float] | None
+    ) -> None:
+        """Copies the state and returns; a thread writes the copy.
+
+        Args:
+            step: number of steps done.
+            state: state to save.
+            facts: JSON values.
+            metrics: metrics of an evaluation at this step, so that the checkpoint can be the best.
+
+        Raises:
+            RunError: this checkpoint or the one before could not be written.
+        """
+        facts, tree = (
+            facts | {"step": step, "config": run_folder.fingerprint(self._workdir)},
+            checkpoint_read.tree_of(state),
+        )
+        sums = checkpoint_read.checksums(tree) | {"facts": checkpoint_read.checksum_of(facts)}
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(tree), facts=ocp.args.JsonSave(facts | {checkpoint_read.CHECKSUMS: sums})
+        )
+        with self._failures_told():
+            self._manager.save(step, args=items, metrics=metrics, force=True)
+
+    def wait(self) -> None:
+        """Waits until everything is written.
+
+        Raises:
+            RunError: a checkpoint could not be written.
+        """
+        with self._failures_told():
+            self._manager.wait_until_finished()
+
+    def restore_newest(self, abstract: TrainState) -> tuple[TrainState, checkpoint_read.Facts]:
+        """As `saved.restore` does; newer checkpoints that are damaged are moved to workdir/damaged."""
+        damaged: dict[int, str] = {}
+        found = checkpoint_read.restore(RunName(self._workdir, NEWEST), abstract, damaged)
+        if damaged:
+            self._set_aside(damaged)
+            self._manager.reload()
+        return found
+
+    def close(self) -> None:
+        """Waits until everything is written; raises as `wait` does."""
+        self.wait()
+        self._manager.close()
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *unused: object) -> None:
+        if kind is None:
+            self.close()
+        else:  # so that this exception is the one reported
+            with contextlib.suppress(Exception):
+                self.close()
+
+    @property
+    def _folder(self) -> pathlib.Path:
+        return checkpoint_read.folder_of(self._workdir)
+
+    def _set_incomplete_aside(self) -> None:
+        """Moves incomplete folders away: Orbax fails on them before it restores anything."""
+        steps = checkpoint_read.steps(self._workdir)
+        incomplete = [(step, reason) for step in steps if (reason := _what_is_missing(self._folder / str(step)))]
+        incomplete = dict(of_all_hosts(incomplete)[0])  # as the first host saw it, before it moves anything
+        if not incomplete:
+            return
+        if len(incomplete) == len(steps):
+            raise checkpoint_read.none_intact(self._workdir, incomplete)
+        self._set_aside(incomplete)
+
+    def _set_aside(self, damaged: dict[int, str]) -> None:
+        """Moves checkpoints to workdir/damaged, so that they are not used."""
+        for step, reason in damaged.items():
+            place = self._workdir / "damaged" / str(step)
+            while place.exists():
+                place = place.with_name(f"{place.name}-again")
+            if is_first():
+                place.parent.mkdir(exist_ok=True)
+                os.replace(self._folder / str(step), place)
+            _log.warning("checkpoint %d moved to %s: %s", step, place, reason)
+        of_all_hosts(None)  # wait until it is done
+
+    @contextlib.contextmanager
+    def _failures_told(self) -> Iterator[None]:
+        """Reports a failed write in one clear line; any other error is a bug, and is raised as it is."""
+        try:
+            yield
+        except (jax.errors.JaxRuntimeError, StepAlreadyExistsError):
+            raise
+        except (OSError, ValueError, RuntimeError) as error:
+            text = str(error) or repr(error)
+            advice = next((found for cause, found in _ADVICE.items() if cause in text), None)
+            if advice is None and not isinstance(error, OSError):
+                raise
+            cause = text.splitlines()[0].rpartition(": ")[2]  # after a chain of long paths
+            raise RunError(
+                f"no checkpoint could be written into {self._folder} ({cause}); earlier checkpoints are complete: "
+                f"{advice or 'fix this'}, then run the same command to continue from the newest"
+            ) from error
+
+
+def with_shardings(abstract: TrainState, shardings: TrainState) -> TrainState:
+    """Combines a state's shapes and dtypes with its shardings, for `restore_newest`."""
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
+
+
+def _what_is_missing(folder: pathlib.Path) -> str | None:
+    """What a checkpoint lacks, if Orbax could then not open the other checkpoints either."""
+    if lost := [name for name in checkpoint_read.PARTS if not (folder / name).exists()]:
+        return f"{', '.join(lost)} missing"
+    try:
+        for path in folder.glob("metrics/metrics"):  # metrics of an evaluation at this step
+            json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "its metrics are not JSON"
+    return None

@@ -1,0 +1,78 @@
+"""The weights of a checkpoint or an exported model, with the config and the tokenizer that they need."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from flash_lm.config.experiment import Config, parse
+from flash_lm.data.tokenizers import Tokenizer, load_tokenizer
+from flash_lm.models.family import complete
+from flash_lm.runs.labels import read_labels
+from flash_lm.runs.run_name import RunName
+from flash_lm.training.checkpoint_read import Facts, check_tokenizer, restore_params
+from flash_lm.training.export_folder import check_layers, check_shapes, is_export
+from flash_lm.training.setup import vocabulary, with_classes
+from flash_lm.training.sharding import make_mesh, param_shardings
+from flash_lm.training.train_state import ModelFunction, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Trained weights, without optimizer and corpus.
+
+    Attributes:
+        step: step of the checkpoint.
+        config: the complete config.
+        tokenizer: the run's tokenizer.
+        model: the model, with its constants.
+        params: parameters of the checkpoint.
+        mesh: mesh of the parameters.
+        facts: facts of the checkpoint.
+    """
+
+    step: int
+    config: Config
+    tokenizer: Tokenizer
+    model: ModelFunction
+    params: Params
+    mesh: Mesh
+    facts: Facts
+
+
+def read_weights(name: RunName, raw: Any, saved_dtype: str) -> Weights:
+    """Reads weights onto the mesh of a config.
+
+    Args:
+        name: name of the checkpoint.
+        raw: the run's config, with any changes that are allowed.
+        saved_dtype: dtype of the parameters in the checkpoint.
+
+    Raises:
+        InputError: no such checkpoint, or a mesh that does not fit.
+    """
+    config = parse(raw)
+    check: dict[str, Any] = {}
+    if is_export(name.workdir):  # the config may be somebody else's: nothing large is built for it
+        check_layers(name.workdir, config.model)
+        check = {"check": partial(check_shapes, name.workdir)}
+    tokenizer = load_tokenizer(name.workdir / "tokenizer")
+    model_config = complete(dataclasses.replace(config.model, vocab_size=vocabulary(config, tokenizer)))
+    model_config = with_classes(config, model_config, read_labels(name.workdir))
+    config = dataclasses.replace(config, model=model_config)
+    model, mesh = ModelFunction(model_config, config.seed, **check), make_mesh(config.mesh)
+    everywhere, dtype = NamedSharding(mesh, PartitionSpec()), jnp.dtype(saved_dtype)
+    abstract = jax.eval_shape(model.init)
+    abstract = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding),
+        abstract,
+        param_shardings(abstract, model.traits().matrix, config.mesh, mesh),
+    )
+    drawn = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), model.constants)
+    step, params, constants, facts = restore_params(name, abstract, drawn)
+    check_tokenizer(facts, tokenizer)
+    model = model if constants is None else model.with_constants(constants)
+    return Weights(step, config, tokenizer, model, params, mesh, facts)

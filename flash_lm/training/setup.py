@@ -1,0 +1,199 @@
+"""What a config defines: corpus, model, optimizer, mesh, and the shapes and shardings of the train state."""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from flash_lm.config.experiment import Config, parse
+from flash_lm.config.model import ModelConfig
+from flash_lm.config.registry import CORPORA, HEADS, TASKS
+from flash_lm.data.batches import FixedRows, IndexedBatches, Transform
+from flash_lm.data.carried import CarriedBatches
+from flash_lm.data.examples import ExampleCorpus
+from flash_lm.data.labelled import LabelledRows, cut_share
+from flash_lm.data.mixture import MixedRows, parts_of
+from flash_lm.data.packing import Packer, Rows
+from flash_lm.data.pairs import SourceRows
+from flash_lm.data.share import Share
+from flash_lm.data.splits import ROWS, Splits, load_splits
+from flash_lm.data.streaming import StreamedBatches
+from flash_lm.data.token_cache import OwnCorpus
+from flash_lm.data.tokenizers import Tokenizer
+from flash_lm.errors import InputError
+from flash_lm.models.classifier import ClassOptions
+from flash_lm.models.family import complete
+from flash_lm.ops.logistics import VALUES
+from flash_lm.training.checkpoint_write import with_shardings
+from flash_lm.training.optimizer import make_optimizer
+from flash_lm.training.sharding import batch_sharding, check_documents, make_mesh, share_of, state_shardings
+from flash_lm.training.train_state import ModelFunction, Params, TrainState, init_state
+
+_log = logging.getLogger(__name__)
+_MILLION = 10**6
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What a complete config defines without its corpus. `abstract` has shapes, dtypes and shardings of the state."""
+
+    config: Config
+    model: ModelFunction
+    optimizer: optax.GradientTransformationExtraArgs
+    mesh: Mesh
+    abstract: TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment(Setup):
+    """What a complete config defines, corpus included."""
+
+    corpus: Splits
+
+    def evaluation_rows(self, split: str) -> Rows:
+        """The rows from the function `evaluation_rows`, with data.length tokens."""
+        return evaluation_rows(self.config, self.corpus, split, self.config.data.length)
+
+    def share(self) -> Share:
+        """What this host reads of a batch.
+
+        Raises:
+            InputError: the corpus is a stream, which cannot be divided in this way.
+        """
+        share = share_of(batch_sharding(self.mesh), self.config.data.batch_size)
+        if self.corpus.stream:
+            check_documents(share)
+        return share
+
+    def training_batches(
+        self, share: Share, start_step: int = 0, place: dict[str, Any] | None = None
+    ) -> IndexedBatches | StreamedBatches | CarriedBatches:
+        """This host's batches, starting at a step.
+
+        Args:
+            share: this host's share of each batch.
+            start_step: step of the first batch.
+            place: where a streamed corpus continues, from the state of its batches; None: at the beginning.
+        """
+        config, corpus = self.config, self.corpus
+        settings: dict[str, Any] = {"seed": config.seed, "transform": _of_task(config, corpus)}
+        packer, length = _packer(config), config.data.length
+        if config.train.carry_state:
+            text: Any = corpus.splits["train"]
+            return CarriedBatches(text, length, share, seed=config.seed, start_step=start_step)
+        if corpus.stream:
+            buffer = config.data.shuffle_buffer * _MILLION
+            source = (corpus.stream, corpus.tokenizer, packer, length)
+            return StreamedBatches(*source, share, buffer=buffer, place=place, **settings)
+        rows = _rows(config, corpus, "train", length)
+        mixture = list(zip(rows.ranges, (x for _, x in config.data.mixture), strict=True)) if corpus.parts else ()
+        return IndexedBatches(rows, share, start_step=start_step, mixture=mixture, **settings)
+
+    def with_constants(self, constants: Params) -> "Experiment":
+        """The same experiment with other constants of the model, such as those of a checkpoint."""
+        return dataclasses.replace(self, model=self.model.with_constants(constants))
+
+
+def evaluation_rows(config: Config, corpus: Splits, split: str, length: int) -> Rows:
+    """The packed rows of a split, of `length` tokens, as the task makes them; its random choices are fixed."""
+    rows = _rows(config, corpus, split, length)
+    transform = _of_task(config, corpus)
+    return FixedRows(rows, transform) if transform else rows
+
+
+def _rows(config: Config, corpus: Splits, split: str, length: int) -> Any:
+    """The packed rows of a split; of a mixture those of each part, since no row has text of two."""
+    packer, begin = _packer(config), corpus.tokenizer.begin
+    text: Any = corpus.splits[split]
+    if corpus.parts:
+        return MixedRows([packer(part, length, begin) for part in parts_of(text)])
+    return packer(text, length, begin)
+
+
+def _packer(config: Config) -> Packer:
+    task = TASKS[config.task]
+    if task.labels:
+        return LabelledRows
+    return SourceRows if task.given == "source" else ROWS[config.data.pack]
+
+
+def _of_task(config: Config, corpus: Splits) -> Transform | None:
+    task = TASKS[config.task]
+    options = (config.data[section] for section in task.sections)
+    return task.rows(corpus.tokenizer, config.data, *options) if task.rows else None
+
+
+def vocabulary(config: Config, tokenizer: Tokenizer) -> int:
+    """The model's vocabulary size: as set, or as the tokenizer needs.
+
+    Raises:
+        InputError: the set size is too small.
+    """
+    needed = TASKS[config.task].vocabulary(tokenizer)
+    vocab_size = config.model.vocab_size or needed
+    if vocab_size < needed:
+        raise InputError(f"model.vocab_size={vocab_size} is smaller than the tokenizer's {needed}: leave it open")
+    values = CORPORA[config.data.corpus].ends_in_values and vocab_size == needed
+    if HEADS[config.model.head].of_values and not values:
+        raise InputError(
+            f"model.head={config.model.head} is for images, whose values are the last words, but got data.corpus="
+            f"{config.data.corpus} and model.vocab_size={vocab_size}: use data.corpus=images with vocab_size open"
+        )
+    return vocab_size
+
+
+def with_classes(config: Config, model: ModelConfig, labels: Sequence[str]) -> ModelConfig:
+    """The config of the model with the number of its labels: as set, or as many as there are.
+
+    Raises:
+        InputError: there are no labels, or the set number is too small.
+    """
+    if not TASKS[config.task].labels:
+        return model
+    if not labels:
+        raise InputError(f"task={config.task} needs labels, and the corpus {config.data.corpus} at its place has none")
+    count = model[ClassOptions].count or len(labels)
+    if count < len(labels):
+        raise InputError(f"the corpus has {len(labels)} labels, but got model.classes.count={count}: leave it open")
+    return model.put("classes.count", count)
+
+
+def build_setup(config: Config, mesh: Mesh) -> Setup:
+    """Model and optimizer of a complete config on a mesh; computes nothing."""
+    model = ModelFunction(config.model, config.seed, packed=config.data.packed)
+    optimizer = make_optimizer(config.train, model.traits())
+    abstract = jax.eval_shape(lambda: init_state(model, optimizer, config.carried_rows, config.train.ema > 0))
+    shardings = state_shardings(abstract, model.traits().matrix, optimizer, config.mesh, mesh)
+    return Setup(config, model, optimizer, mesh, with_shardings(abstract, shardings))
+
+
+def build_experiment(config: ConfigDict, own: OwnCorpus | None = None) -> Experiment:
+    """Checks a config, tokenises its corpus if necessary, and sets up model, optimizer and mesh.
+
+    Args:
+        config: a config with the schema of configs/base.py.
+        own: what a resumed run knows of its corpus; None: there is no run.
+
+    Raises:
+        InputError: lists every problem found.
+    """
+    parsed = parse(config)
+    # Check everything that does not need the corpus before spending time on tokenising it.
+    model_config = complete(dataclasses.replace(parsed.model, vocab_size=parsed.model.vocab_size or VALUES))
+    mesh = make_mesh(parsed.mesh)
+    corpus = load_splits(parsed.data, own)
+    vocab_size = vocabulary(parsed, corpus.tokenizer)
+    if isinstance(corpus, ExampleCorpus):
+        for split in ("train", "validation"):  # a test may have longer rows, see `evaluate --lengths`
+            rows_of = _packer(parsed)
+            rows_of(corpus.splits[split], parsed.data.length, corpus.tokenizer.begin)  # raises if they do not fit
+    if TASKS[parsed.task].labels and (share := cut_share(corpus.splits["train"], parsed.data.length)):
+        _log.info("%.1f %% of the training texts are cut to %d tokens", 100 * share, parsed.data.length)
+    model_config = with_classes(parsed, dataclasses.replace(model_config, vocab_size=vocab_size), corpus.labels)
+    parsed = dataclasses.replace(parsed, model=model_config)
+    return Experiment(**vars(build_setup(parsed, mesh)), corpus=corpus)

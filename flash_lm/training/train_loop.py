@@ -1,0 +1,301 @@
+"""The training loop: start or resume, step, log, evaluate, save."""
+
+import contextlib
+import math
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+from ml_collections import ConfigDict
+
+from flash_lm.config.registry import TASKS
+from flash_lm.data.batches import Batch
+from flash_lm.data.packing import Rows
+from flash_lm.data.splits import split_sizes
+from flash_lm.errors import InputError, RunError
+from flash_lm.runs.hosts import StopOfAllHosts, check_same, is_first, of_all_hosts
+from flash_lm.runs.lost_hosts import lost_hosts_reported
+from flash_lm.runs.provenance import joined, provenance
+from flash_lm.training.checkpoint_write import Checkpoints
+from flash_lm.training.clock import Clock
+from flash_lm.training.compiled_step import CompiledStep
+from flash_lm.training.metrics import MetricsWriter
+from flash_lm.training.nonfinite import NonfiniteSteps, Origin
+from flash_lm.training.opened import opened
+from flash_lm.training.profile import Profile, Span, check_span
+from flash_lm.training.rounding import rounding_warnings
+from flash_lm.training.schedule_free import gradient_point
+from flash_lm.training.setup import build_experiment
+from flash_lm.training.sharding import batch_sharding, check_batch, place
+from flash_lm.training.spikes import Spikes
+from flash_lm.training.start import Start, find_start
+from flash_lm.training.validation import make_validation
+
+
+def train(
+    config: ConfigDict,
+    workdir: str | os.PathLike[str],
+    should_stop: Callable[[], bool] = lambda: False,
+    profile: Span | None = None,
+    debug_nonfinite: bool = False,
+    asked_at: float | None = None,
+) -> bool:
+    """Trains until config.train.steps or config.train.stop_accuracy, from the newest checkpoint in `workdir` if any.
+
+    A new run starts with a copy of the checkpoint config.train.branch_from, or with the parameters of
+    config.train.init_from, if one of them is set.
+
+    Args:
+        config: a config with the schema of configs/base.py.
+        workdir: folder of the run; created if necessary.
+        should_stop: called after every step; if it returns true, the run is saved and stops early.
+        profile: steps to trace into workdir/profile; None: no trace.
+        debug_nonfinite: wait for each step, and find where the first non-finite number appears.
+        asked_at: start of the time to the first step, in seconds of time.perf_counter; None: now.
+
+    Returns:
+        Whether the run has come to its end; otherwise it was asked to stop, and can go on.
+
+    Raises:
+        InputError: bad config, data or workdir; nothing has been written.
+        RunError: the loss became non-finite, a checkpoint could not be written, or another host is gone.
+    """
+    asked_at = time.perf_counter() if asked_at is None else asked_at
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(lost_hosts_reported())
+        run = stack.enter_context(opened(pathlib.Path(workdir), config))
+        experiment = build_experiment(run.config, run.own_corpus())
+        corpus, settings = experiment.corpus, experiment.config.train
+        check_batch(experiment.mesh, experiment.config.data.batch_size, settings.accumulate)
+        if debug_nonfinite and settings.carry_state:
+            raise InputError(
+                "--debug_nonfinite cannot follow a state that is carried: leave it or train.carry_state out"
+            )
+        if profile:
+            check_span(profile, settings.steps)
+        check_same(
+            config=run.config.to_dict(),
+            corpus=corpus.fingerprint,
+            tokenizer=corpus.tokenizer.fingerprint,
+            checkpoint=run.newest,
+        )
+        validation = experiment.evaluation_rows("validation")
+        _check_targets(validation)
+        stack.enter_context(jax.set_mesh(experiment.mesh))
+        start_saving = lambda: stack.enter_context(
+            Checkpoints(run.workdir, keep=settings.keep, best_metric=settings.best_metric)
+        )
+        checkpoints = None if run.newest is None else start_saving()
+        start = find_start(experiment, checkpoints, run.parent)
+        if int(start.state.step) == settings.steps:
+            if is_first():
+                print(f"{workdir}: all {settings.steps} steps are done")
+            return True
+        goal = settings.stop_accuracy
+        if goal and run.newest is not None and start.facts.get("reached", 0.0) >= goal:
+            if is_first():
+                print(f"{workdir}: train.stop_accuracy={goal} was reached at step {start.state.step}")
+            return True
+        run.begin(corpus.tokenizer, corpus.labels if TASKS[experiment.config.task].labels else ())
+        loop = _Loop(start, validation, run.workdir, checkpoints or start_saving(), asked_at, debug_nonfinite)
+        return loop.run(should_stop, Profile(run.workdir / "profile", profile))
+
+
+def _check_targets(validation: Rows) -> None:
+    if not any(validation[i]["loss_mask_BxL"].any() for i in range(len(validation))):
+        raise InputError("no token of the validation split is a target: give more text, or raise data.masking.rate")
+
+
+class _Loop:
+    """A run in progress."""
+
+    def __init__(
+        self,
+        start: Start,
+        validation_rows: Rows,
+        workdir: pathlib.Path,
+        checkpoints: Checkpoints,
+        asked_at: float,
+        debug_nonfinite: bool,
+    ):
+        experiment, facts, self.share = start.experiment, start.facts, start.share
+        self.experiment, self.config, self.checkpoints = experiment, experiment.config, checkpoints
+        self.code = joined(facts.get("code", {}), provenance(jax.devices()[0].device_kind))
+        self.state, self.clock, self.start = start.state, Clock(facts.get("train_seconds", 0.0)), start
+        self.nonfinite = NonfiniteSteps(experiment, facts.get("skipped_steps", 0))
+        self.spikes = Spikes(facts.get("loss_spikes", 0), facts.get("recent_losses", ()))
+        self.origin = Origin(experiment) if debug_nonfinite else None
+        self.step = int(self.state.step)
+        self.batches = experiment.training_batches(self.share, self.step, start.place)
+        self.validate = make_validation(experiment, validation_rows)
+        self.compiled_step, self.sharding = CompiledStep(experiment), batch_sharding(experiment.mesh)
+        self.writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
+        self.logged_step, self.logged_seconds = self.step, self.clock.seconds
+        self.asked_at: float | None = asked_at  # None: the first step has been reported
+        self.first_step_s: float | None = None  # of this process, until it is logged
+        self.reached: float | None = None  # the accuracy that ended training, see train.stop_accuracy
+        self.pending: tuple | None = None  # number, metrics and batch of the last step, not read yet
+
+    def run(self, should_stop: Callable[[], bool], profile: Profile) -> bool:
+        """Trains; returns whether the run has come to its end."""
+        config, stops = self.config.train, StopOfAllHosts(should_stop)
+        with contextlib.closing(self.writer):
+            self._announce()
+            if self.start.message:  # save now: the parent may change or vanish later
+                self._save(None)
+                self.checkpoints.wait()
+            self.clock.start()
+            stopping = False
+            while self.step < config.steps and not stopping and self.reached is None:
+                if profile.is_due(self.step):
+                    with self._paused():
+                        profile.start()
+                self._take_step()
+                stopping = stops(self.step, self.clock.seconds)
+                last = self.step == config.steps
+                if profile.is_over(self.step) or (profile.on and (last or stopping)):
+                    with self._paused():
+                        profile.write()
+                    self.writer.say(
+                        f"step {self.step}: trace written to {profile.folder}, for TensorBoard or ui.perfetto.dev"
+                    )
+                evaluates, saves = (last or _due(self.step, n) for n in (config.eval_every, config.checkpoint_every))
+                if evaluates or saves or stopping:
+                    with self._paused():
+                        scores = self._evaluate() if evaluates else None
+                        if last and scores is not None:
+                            self.nonfinite.check_end(scores["loss"])
+                        if saves or stopping or self.reached is not None:
+                            self._save(scores)
+            if self.reached is not None:
+                self.writer.say(f"step {self.step}: train.stop_accuracy={config.stop_accuracy} is reached")
+            done = self.step == config.steps or self.reached is not None
+            if not done:
+                self.checkpoints.wait()
+                self.writer.say(f"stopped and saved at step {self.step}: run the same command to continue")
+            return done
+
+    def _take_step(self) -> None:
+        batch = place(self._next_batch(), self.sharding, self.share)
+        self.state, metrics = self.compiled_step(self.state, batch)
+        self.step += 1
+        if self.asked_at is not None:
+            self._report_first_step(self.asked_at)
+        # The device works on this step while the metrics of the last one are read.
+        self._log_pending()
+        self.pending = (self.step, metrics, batch)
+        if self.origin is not None:
+            self._log_pending()
+
+    def _report_first_step(self, asked_at: float) -> None:
+        """Reports the time that a user waits before training starts; later steps are not waited for."""
+        jax.block_until_ready(self.state)
+        self.first_step_s, self.asked_at = time.perf_counter() - asked_at, None
+        self.writer.say(f"first step done {self.first_step_s:.1f} s after the start")
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        """For everything but training: all steps are logged, the device is idle, and the clock is paused."""
+        self._log_pending()
+        jax.block_until_ready(self.state)
+        self.clock.pause()
+        yield
+        self.clock.start()
+
+    def _log_pending(self) -> None:
+        if self.pending is not None:
+            self._log(*self.pending)
+        self.pending = None
+
+    def _next_batch(self) -> Batch:
+        """The next batch; a streamed corpus may fail at any time, and the run is then logged and saved first."""
+        try:
+            return next(self.batches)
+        except InputError as error:
+            with self._paused():
+                if jax.process_count() > 1:  # the other hosts are already in the next step
+                    raise RunError(str(error)) from None
+                if self.checkpoints.newest() != self.step:
+                    self._save(None)
+                again = "run the same command to continue"
+                raise RunError(f"{error}\nsaved at step {self.step}: {again}") from None
+
+    def _announce(self) -> None:
+        model, data = self.config.model, self.config.data
+        corpus = self.experiment.corpus
+        count, devices = self.experiment.model.parameter_count(), jax.devices()
+        self.writer.say(
+            f"{model.label}: {count:,} parameters, {data.batch_size} x {data.length} tokens a step on {len(devices)} "
+            f"{devices[0].platform} device(s); corpus {corpus.name} {corpus.fingerprint[:12]}, step {self.step} of "
+            f"{self.config.train.steps}"
+        )
+        self.writer.say(split_sizes(corpus))
+        if self.start.message:
+            self.writer.say(self.start.message)
+        for warning in rounding_warnings(self.config, self.state):
+            self.writer.say(warning)
+
+    def _log(self, step: int, metrics: dict[str, jax.Array], batch: dict[str, jax.Array]) -> None:
+        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        if not values.pop("finite"):
+            carries = self.config.train.carry_state
+            origin = "its state is forgotten" if carries else "use --debug_nonfinite to find the layer where it begins"
+            if self.origin is not None:  # the step has not changed the parameters
+                origin = self.origin.find(gradient_point(self.state.opt_state, self.state.params), step - 1, batch)
+            self.writer.say(self.nonfinite.meet(step, values, origin))
+            return
+        self.spikes.meet(values["loss"])
+        if step % self.config.train.log_every == 0:
+            seconds = self.clock.seconds
+            a_step = (seconds - self.logged_seconds) / (step - self.logged_step)
+            self.logged_step, self.logged_seconds = step, seconds
+            values |= {"train_seconds": seconds, "step_ms": 1000 * a_step, "skipped_steps": self.nonfinite.skipped}
+            values["loss_spikes"] = self.spikes.count
+            values["tokens_per_second"] = self.config.data.batch_size * self.config.data.length / a_step
+            if self.first_step_s is not None:
+                values["first_step_s"], self.first_step_s = self.first_step_s, None
+            self.writer.write(step, "train", values)
+            self.writer.progress(step, loss=values["loss"], tokens_per_s=values["tokens_per_second"])
+        self.writer.progress(step)
+
+    def _evaluate(self) -> dict[str, float]:
+        scores = self.validate(self.state.params)
+        if self.state.ema is not None:
+            averaged = self.validate(self.state.ema)
+            scores |= {f"ema_{name}": averaged[name] for name in ("loss", "perplexity", "accuracy") if name in averaged}
+        self.writer.write(self.step, "validation", scores | {"train_seconds": self.clock.seconds})
+        loss, accuracy = scores["loss"], scores.get("accuracy", math.nan)
+        told = "" if math.isnan(accuracy) else f", accuracy {accuracy:.1%}"
+        if (share := scores["split_share"]) < 1:
+            told += f", on {share:.1%} of the split"
+        self.writer.say(f"step {self.step}: validation loss {loss:.4f}, perplexity {scores['perplexity']:.2f}{told}")
+        goal = self.config.train.stop_accuracy
+        self.reached = accuracy if goal and accuracy >= goal else None
+        return scores
+
+    def _save(self, scores: dict[str, float] | None) -> None:
+        self.writer.flush()
+        facts = {
+            "corpus": self.experiment.corpus.fingerprint,
+            "tokenizer": self.experiment.corpus.tokenizer.fingerprint,
+            "train_seconds": self.clock.seconds,
+            "skipped_steps": self.nonfinite.skipped,
+            "loss_spikes": self.spikes.count,
+            "recent_losses": self.spikes.recent,
+            "code": self.code,
+        }
+        if self.reached is not None:
+            facts["reached"] = self.reached
+        if "parent" in self.start.facts:
+            facts["parent"] = self.start.facts["parent"]
+        if self.experiment.corpus.stream:
+            places = dict(of_all_hosts([self.share.group, self.batches.state()]))
+            facts["places"] = [places[group] for group in sorted(places)]
+        of_a_model = scores is not None and all(map(math.isfinite, scores.values()))
+        self.checkpoints.save(self.step, self.state, facts, scores if of_a_model else None)
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

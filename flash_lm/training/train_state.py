@@ -1,0 +1,143 @@
+"""The explicit training state, and the model as a function of its parameters."""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from flash_lm.config.model import ModelConfig
+from flash_lm.layers.parameter import Traits, traits
+from flash_lm.models.decode_state import DecodeState
+from flash_lm.models.language_model import LanguageModel
+from flash_lm.models.period import Period
+
+Params = dict[str, Any]  # nested dicts of arrays
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """All that is saved: number of steps done (int32), parameters, optimizer state, constants, and what follows.
+
+    Constants are random and never trained; the model computes with its own copy of them. With `train.carry_state`,
+    `carried` is what the model knows of the text before each row of the next batch; otherwise it is None. With
+    `train.ema`, `ema` is the average of the parameters; otherwise it is None.
+    """
+
+    step: jax.Array
+    params: Params
+    opt_state: optax.OptState
+    constants: Params = dataclasses.field(default_factory=dict)
+    carried: DecodeState | None = None
+    ema: Params | None = None
+
+
+class ModelFunction:
+    """A LanguageModel separated from its parameters, so that the step is a function of one plain pytree.
+
+    Attributes:
+        config: config of the model.
+        seed: seed of the first parameters and of the constants.
+        packed: whether a row of a batch may hold several documents.
+        abstract: the model with shapes in place of arrays.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        seed: int,
+        *,
+        packed: bool = True,
+        check: Callable[[Params, Params], None] = lambda params, constants: None,
+    ):
+        """Traces the model of a complete config; computes only its constants.
+
+        Args:
+            config: of the model.
+            seed: of the first parameters and of the constants.
+            packed: whether a row of a batch may hold several documents.
+            check: called with the shapes of parameters and constants, before anything is computed.
+        """
+        self.config, self.seed, self.packed = config, seed, packed
+        self.abstract = nnx.eval_shape(self._build)
+        self._graph, self._params, self._constants = nnx.split(self.abstract, nnx.Param, ...)
+        check(nnx.to_pure_dict(self._params), nnx.to_pure_dict(self._constants))
+        if jax.tree.leaves(self._constants):
+            # Under jit, so that unused parameters are not made; on the host, so that no device holds them.
+            self._constants = jax.device_get(jax.jit(lambda: nnx.split(self._build(), nnx.Param, ...)[2])())
+
+    def init(self) -> Params:
+        """Initialises the parameters."""
+        return self.params_of(self._build())
+
+    def bind(self, params: Params) -> LanguageModel:
+        """The model with these parameters; missing ones stay shapes."""
+        state = jax.tree.map(lambda leaf: leaf, self._params)
+        nnx.replace_by_pure_dict(state, params)
+        return nnx.merge(self._graph, state, self._constants)
+
+    def bind_apart(self, around: Params, layers: list[Period]) -> LanguageModel:
+        """The model with the `periods_apart` of another one, and the parameters around them."""
+        model = self.bind(around)
+        model.put_together(layers)
+        return model
+
+    def params_of(self, model: LanguageModel) -> Params:
+        """The parameters of a model that `bind` has made."""
+        return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+
+    @property
+    def constants(self) -> Params:
+        """What is random and never trained; empty for most families."""
+        return nnx.to_pure_dict(self._constants)
+
+    def of_rows(self, *, packed: bool) -> "ModelFunction":
+        """The same model for rows with or without several documents."""
+        other = copy.copy(self)
+        other.packed = packed
+        return other
+
+    def with_constants(self, constants: Params) -> "ModelFunction":
+        """The same model with other constants, such as those of a checkpoint."""
+        other = copy.copy(self)
+        other._constants = jax.tree.map(lambda leaf: leaf, self._constants)
+        nnx.replace_by_pure_dict(other._constants, jax.device_get(constants))
+        return other
+
+    def traits(self) -> Traits:
+        """The traits of each parameter."""
+        return traits(self._params)
+
+    def parameter_count(self) -> int:
+        """The number of parameters."""
+        return sum(x.size for x in jax.tree.leaves(self._params))
+
+    def _build(self) -> LanguageModel:
+        return LanguageModel(self.config, rngs=nnx.Rngs(self.seed))
+
+
+def init_state(
+    model: ModelFunction, optimizer: optax.GradientTransformation, carried_rows: int | None = None, ema: bool = False
+) -> TrainState:
+    """The state before the first step.
+
+    Args:
+        model: the model.
+        optimizer: its optimizer.
+        carried_rows: rows of a batch that carry a state; None: there is none.
+        ema: whether the state has an average of the parameters.
+
+    Raises:
+        InputError: the model's state cannot be carried.
+    """
+    if carried_rows is not None:
+        model.abstract.check_carried()
+    params = model.init()
+    carried = None if carried_rows is None else model.bind(params).init_state(carried_rows)
+    average = jax.tree.map(jnp.copy, params) if ema else None
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), model.constants, carried, average)
