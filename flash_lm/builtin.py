@@ -4,9 +4,31 @@ It imports JAX and Flax, so a table imports it only when a row is first read.
 """
 
 from flash_lm.config.registry import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
-from flash_lm.data import corpora, made_corpora, tasks  # noqa: F401 (imported for their rows, as all of these)
+from flash_lm.data import tasks  # noqa: F401 (imported for their rows, as all of these)
+from flash_lm.data.corpora import HUGGING_FACE, STDLIB, TEXT, register_corpus
+from flash_lm.data.couplets import COUPLETS
+from flash_lm.data.images import IMAGES
+from flash_lm.data.synthetic.bigrams import BIGRAMS
+from flash_lm.data.synthetic.copying import COPY
+from flash_lm.data.synthetic.listops import LISTOPS
+from flash_lm.data.synthetic.mqar import MQAR
+from flash_lm.data.synthetic.needle import NEEDLE
 from flash_lm.models import classifier, families, heads  # noqa: F401
 from flash_lm.training import optimizer  # noqa: F401
+
+for _name, _row in {
+    "stdlib": STDLIB,
+    "text": TEXT,
+    "hf": HUGGING_FACE,
+    "couplets": COUPLETS,
+    "images": IMAGES,
+    "copy": COPY,
+    "mqar": MQAR,
+    "bigrams": BIGRAMS,
+    "needle": NEEDLE,
+    "listops": LISTOPS,
+}.items():
+    register_corpus(_name, _row)
 
 for _table in (FAMILIES, HEADS, TASKS, CORPORA, OPTIMIZERS):
     _table.seal()

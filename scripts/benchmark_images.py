@@ -21,7 +21,7 @@ from flash_lm.benchmarks.timing import ROUNDS, Cell, take_turns
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
 from flash_lm.cli.types import positive, whole_numbers, words_of
-from flash_lm.data.tokenizers import ByteTokenizer
+from flash_lm.data.tokenizer import ByteTokenizer
 from flash_lm.errors import InputError
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line, append_jsonl

@@ -21,7 +21,7 @@ from flash_lm.benchmarks.peers import add_python, check_python
 from flash_lm.cli.huge_pages import user_environment
 from flash_lm.cli.run import run
 from flash_lm.data.hf_tokenizer import to_hugging_face
-from flash_lm.data.tokenizers import ByteTokenizer
+from flash_lm.data.tokenizer import ByteTokenizer
 from flash_lm.errors import RunError
 from flash_lm.inference.api import LoadedModel
 from flash_lm.inference.engine import Engine

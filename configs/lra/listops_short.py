@@ -4,7 +4,7 @@
     python -m flash_lm.sweep --config=configs/lra/listops_short.py --split=test
 
 The sweep trains each family from scratch, and on filling in its own rows and then on labels. The rule is that of the
-published task (`data/listops.py`).
+published task (`data/synthetic/listops.py`).
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-"""The table of corpora: what each is and how to load it. A corpus's dependencies are imported when it is loaded."""
+"""The table of corpora: what a row says of a corpus and how it is loaded; and the rows of text."""
 
 import dataclasses
 import itertools
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from flash_lm.config.data import DataConfig
-from flash_lm.config.keys import key, section
 from flash_lm.config.registry import CORPORA
+from flash_lm.data.text_files import stdlib, text_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,44 +45,15 @@ def register_corpus(name: str, row: CorpusKind) -> None:
     CORPORA.register(name, row)
 
 
-@section("data.images")
-class ImageOptions:
-    """Options of data.corpus=images."""
-
-    gray: bool = key(False, "one value a pixel, its luma, instead of its channels; not of idx files, which have one")
-
-
-def _stdlib(config: DataConfig) -> Any:
-    from flash_lm.data.text_files import stdlib  # noqa: PLC0415 (as all of these: slow to import)
-
-    return stdlib(config)
-
-
-def _text_files(config: DataConfig) -> Any:
-    from flash_lm.data.text_files import text_files  # noqa: PLC0415
-
-    return text_files(config)
-
-
 def _hugging_face(config: DataConfig) -> Any:
-    from flash_lm.data.hugging_face import hugging_face  # noqa: PLC0415
+    from flash_lm.data.hugging_face import hugging_face  # noqa: PLC0415 (it imports pyarrow)
 
     return hugging_face(config)
 
 
-def _couplets(config: DataConfig, own: Any) -> Any:
-    from flash_lm.data.couplets import couplets  # noqa: PLC0415
+def needs_path(what: str) -> Callable[[DataConfig], list[str]]:
+    """Makes the check of a corpus that must have data.path: `what` it names."""
 
-    return couplets(config, own.tokenizer if own else None)
-
-
-def _images(config: DataConfig, own: Any, options: ImageOptions) -> Any:
-    from flash_lm.data.images import images  # noqa: PLC0415
-
-    return images(config, options)
-
-
-def _needs_path(what: str) -> Callable[[DataConfig], list[str]]:
     def problems(config: DataConfig) -> list[str]:
         return [] if config.path else [f"data.corpus={config.corpus} needs data.path ({what}): set --config.data.path"]
 
@@ -90,7 +61,7 @@ def _needs_path(what: str) -> Callable[[DataConfig], list[str]]:
 
 
 def _of_hugging_face(config: DataConfig) -> list[str]:
-    found = _needs_one_place(config)
+    found = needs_one_place(config)
     columns = {name: getattr(config, name) for name in ("text_column", "label_column", "pair_column")}
     for (one, a), (other, b) in itertools.combinations(columns.items(), 2):
         if a and a == b:
@@ -103,7 +74,8 @@ def _of_hugging_face(config: DataConfig) -> list[str]:
     return found
 
 
-def _needs_one_place(config: DataConfig) -> list[str]:
+def needs_one_place(config: DataConfig) -> list[str]:
+    """A sentence if not just one of data.path and data.name is set."""
     if bool(config.path) != bool(config.name):
         return []
     return [
@@ -112,28 +84,12 @@ def _needs_one_place(config: DataConfig) -> list[str]:
     ]
 
 
-register_corpus("stdlib", CorpusKind(_stdlib, reads_path=False))
-register_corpus("text", CorpusKind(_text_files, mixes=True, problems=_needs_path("a file, a folder or a glob")))
-register_corpus(
-    "hf",
-    CorpusKind(
-        _hugging_face,
-        mixes=True,
-        problems=_of_hugging_face,
-        labelled=lambda config: config.label_column is not None,
-        paired=lambda config: config.pair_column is not None and config.label_column is None,
-    ),
-)
-register_corpus("couplets", CorpusKind(_couplets, examples=True, answers="couplets", problems=_needs_path("a folder")))
-register_corpus(
-    "images",
-    CorpusKind(
-        _images,
-        examples=True,
-        answers="images",
-        labelled=lambda config: True,
-        ends_in_values=True,
-        sections=(ImageOptions,),
-        problems=_needs_one_place,
-    ),
+STDLIB = CorpusKind(stdlib, reads_path=False)
+TEXT = CorpusKind(text_files, mixes=True, problems=needs_path("a file, a folder or a glob"))
+HUGGING_FACE = CorpusKind(
+    _hugging_face,
+    mixes=True,
+    problems=_of_hugging_face,
+    labelled=lambda config: config.label_column is not None,
+    paired=lambda config: config.pair_column is not None and config.label_column is None,
 )

@@ -15,9 +15,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from flash_lm.config.data import DataConfig
+from flash_lm.data.corpora import CorpusKind, needs_path
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.examples import Example, ExampleCorpus
-from flash_lm.data.tokenizers import CharacterTokenizer
+from flash_lm.data.tokenizer import CharacterTokenizer
 from flash_lm.errors import InputError
 
 Pair = tuple[str, str]
@@ -138,3 +139,11 @@ def _checked(pairs: Iterable[Pair], where: str) -> list[Pair]:
                 "the same number, one or more"
             )
     return found
+
+
+COUPLETS = CorpusKind(
+    lambda config, known: couplets(config, known.tokenizer if known else None),
+    examples=True,
+    answers="couplets",
+    problems=needs_path("a folder"),
+)

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from flash_lm.data.packing import Row, empty_row
-from flash_lm.data.tokenizers import Tokenizer
+from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.errors import InputError
 
 NO_TARGET = -1

@@ -11,17 +11,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from tokenizers.processors import TemplateProcessing
 
 from flash_lm.data.foreign_tokenizer import HuggingFaceTokenizer
-from flash_lm.data.tokenizers import (
-    MASK,
-    SPACE,
-    SPECIALS,
-    ByteTokenizer,
-    CharacterTokenizer,
-    NumberTokenizer,
-    SentencePieceTokenizer,
-    byte_piece,
-)
-from flash_lm.data.tokenizers import Tokenizer as OurTokenizer
+from flash_lm.data.tokenizer import MASK, SPECIALS, ByteTokenizer, CharacterTokenizer, NumberTokenizer, byte_piece
+from flash_lm.data.tokenizer import Tokenizer as OurTokenizer
+from flash_lm.data.tokenizers import SPACE, SentencePieceTokenizer
 
 _proto: Any = sentencepiece_model_pb2  # generated code, without types
 _UNKNOWN = "<unk>"
@@ -48,6 +40,7 @@ def to_hugging_face(tokenizer: OurTokenizer) -> Tokenizer | str:
     elif isinstance(tokenizer, CharacterTokenizer):
         found = _of_characters(tokenizer)
     else:
+        assert isinstance(tokenizer, SentencePieceTokenizer)
         found = _of_sentencepiece(tokenizer)
     if isinstance(found, str):
         return found

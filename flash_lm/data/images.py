@@ -14,15 +14,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flash_lm.config.data import DataConfig
-from flash_lm.data.corpora import ImageOptions
+from flash_lm.config.keys import key, section
+from flash_lm.data.corpora import CorpusKind, needs_one_place
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.examples import Example, ExampleCorpus
-from flash_lm.data.tokenizers import SPECIALS, ByteTokenizer
+from flash_lm.data.tokenizer import SPECIALS, ByteTokenizer
 from flash_lm.errors import InputError
 
 _FILES = {"train": "train-{}-ubyte", "test": "t10k-{}-ubyte"}
 _IMAGES, _LABELS = "images-idx3", "labels-idx1"  # bytes in three dimensions, and in one
 _HELD_OUT = 12  # the validation split gets one image in this many of the training split
+
+
+@section("data.images")
+class ImageOptions:
+    """Options of data.corpus=images."""
+
+    gray: bool = key(False, "one value a pixel, its luma, instead of its channels; not of idx files, which have one")
 
 
 class Images:
@@ -183,3 +191,14 @@ def _pixels(image: Any, options: ImageOptions) -> np.ndarray:
         return np.asarray(image, np.uint8)
     kept = image.mode == "L" or (image.mode == "RGB" and not options.gray)
     return np.asarray(image if kept else image.convert("L" if options.gray else "RGB"), np.uint8)
+
+
+IMAGES = CorpusKind(
+    lambda config, known, options: images(config, options),
+    examples=True,
+    answers="images",
+    labelled=lambda config: True,
+    ends_in_values=True,
+    sections=(ImageOptions,),
+    problems=needs_one_place,
+)

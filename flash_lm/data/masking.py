@@ -7,7 +7,7 @@ Of the chosen tokens, 80 % become [MASK], 10 % become a random token and 10 % st
 import numpy as np
 
 from flash_lm.data.packing import Row
-from flash_lm.data.tokenizers import Tokenizer
+from flash_lm.data.tokenizer import Tokenizer
 
 _MASKED, _RANDOM = 0.8, 0.1
 

@@ -17,7 +17,7 @@ from flash_lm.data.corpus import DocumentStream, cut
 from flash_lm.data.packing import Packer, Row, Rows
 from flash_lm.data.share import Share
 from flash_lm.data.tokenized_text import encode_in_memory
-from flash_lm.data.tokenizers import Tokenizer
+from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.errors import InputError
 
 _WINDOW = 4 << 20  # characters of text

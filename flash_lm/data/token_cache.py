@@ -23,14 +23,8 @@ from flash_lm.data.corpus import SPLITS, WHOLE, Corpus, DocumentStream, Piece
 from flash_lm.data.foreign_tokenizer import read_tokenizer
 from flash_lm.data.mixture import MixedCorpus, configs_of_parts
 from flash_lm.data.tokenized_text import TokenizedText, encode
-from flash_lm.data.tokenizers import (
-    ByteTokenizer,
-    SentencePieceTokenizer,
-    Tokenizer,
-    load_tokenizer,
-    save_tokenizer,
-    train_sentencepiece,
-)
+from flash_lm.data.tokenizer import ByteTokenizer, Tokenizer
+from flash_lm.data.tokenizers import SentencePieceTokenizer, load_tokenizer, save_tokenizer, train_sentencepiece
 from flash_lm.errors import InputError
 
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flash_lm.data.corpus import Piece
-from flash_lm.data.tokenizers import Tokenizer
+from flash_lm.data.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)

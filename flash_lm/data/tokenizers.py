@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, characters, numbers, and SentencePiece trained on the corpus or given.
+"""SentencePiece, trained on the corpus or given; saves and loads tokenizers of all kinds.
 
 Bytes, and SentencePiece models trained here, restore any text exactly.
 """
@@ -15,49 +15,20 @@ import numpy as np
 import sentencepiece
 
 from flash_lm.data.foreign_tokenizer import SPACE, HuggingFaceTokenizer
+from flash_lm.data.tokenizer import (
+    MASK,
+    ByteTokenizer,
+    CharacterTokenizer,
+    NumberTokenizer,
+    Tokenizer,
+    byte_piece,
+)
 from flash_lm.errors import InputError
 from flash_lm.runs.json_file import load_json
 
-# The first ids of every tokenizer made here, the same in all of them.
-MASK = "[MASK]"
-SPECIALS = ("<pad>", "<s>", "</s>", MASK)
 _MODEL_FILE, _INFO_FILE = "sentencepiece.model", "kind.json"  # the first holds the model, whatever its kind
 _TRAINING_THREADS = 2  # a trained model holds the number, so that another one would be another tokenizer
 _OLD_INFO_FILE = "tokenizer.json"  # other libraries take a file of this name for one of theirs
-
-
-def byte_piece(value: int) -> str:
-    """A byte as SentencePiece writes it; others have adopted this."""
-    return f"<0x{value:02X}>"
-
-
-class ByteTokenizer:
-    """One token a UTF-8 byte, after the special tokens."""
-
-    kind = "bytes"
-    fingerprint = "bytes"
-    begin, end, mask = (SPECIALS.index(name) for name in ("<s>", "</s>", MASK))
-    vocab_size = len(SPECIALS) + 256
-
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Token ids of each text, without special tokens."""
-        return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) + len(SPECIALS) for text in texts]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text; special tokens are left out, invalid UTF-8 is replaced."""
-        return bytes(i - len(SPECIALS) for i in ids if i >= len(SPECIALS)).decode(errors="replace")
-
-    def token_bytes(self, i: int) -> bytes:
-        """The bytes of text that an id stands for; empty for special tokens."""
-        return bytes([i - len(SPECIALS)]) if i >= len(SPECIALS) else b""
-
-    def bytes_per_token(self) -> np.ndarray:
-        """Bytes of text that each id stands for, (V,) int32; 0 for special tokens."""
-        return np.array([0] * len(SPECIALS) + [1] * 256, np.int32)
-
-    def model_bytes(self) -> bytes:
-        """What `load_tokenizer` needs besides the kind."""
-        return b""
 
 
 class SentencePieceTokenizer:
@@ -144,75 +115,6 @@ class SentencePieceTokenizer:
         return self._model
 
 
-class CharacterTokenizer:
-    """One token a character of a given set, after the special tokens and one token for all other characters."""
-
-    kind = "characters"
-    begin, end, mask = (SPECIALS.index(name) for name in ("<s>", "</s>", MASK))
-    unknown = len(SPECIALS)
-
-    def __init__(self, characters: str):
-        """Takes distinct characters in the order of their ids."""
-        self._characters = characters
-        self._ids = {character: i for i, character in enumerate(characters, start=self.unknown + 1)}
-        self.vocab_size = self.unknown + 1 + len(characters)
-        self.fingerprint = hashlib.sha256(f"characters {characters}".encode()).hexdigest()
-
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Token ids of each text, without special tokens."""
-        return [np.array([self._ids.get(x, self.unknown) for x in text], np.int32) for text in texts]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text; special tokens and unknown characters are left out."""
-        return b"".join(self.token_bytes(int(i)) for i in ids).decode()
-
-    def token_bytes(self, i: int) -> bytes:
-        """The bytes of text that an id stands for; empty for special tokens and unknown characters."""
-        return self._characters[i - self.unknown - 1].encode() if self.unknown < i < self.vocab_size else b""
-
-    def bytes_per_token(self) -> np.ndarray:
-        """Bytes of text that each id stands for, (V,) int32; 0 for special tokens and unknown characters."""
-        return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], np.int32)
-
-    def model_bytes(self) -> bytes:
-        """What `load_tokenizer` needs besides the kind."""
-        return self._characters.encode()
-
-
-class NumberTokenizer:
-    """Numbers below a bound, for made data; their text is the decimal number and a blank."""
-
-    kind = "numbers"
-    begin = end = 0  # made data has no documents
-
-    def __init__(self, vocab_size: int):
-        """Knows 0 … vocab_size − 1."""
-        self.vocab_size = self.mask = vocab_size
-        self.fingerprint = f"numbers {vocab_size}"
-
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The numbers of each text, which white space separates; 0 for other words."""
-        known = lambda word: word.isdecimal() and int(word) < self.vocab_size
-        return [np.array([int(x) if known(x) else 0 for x in text.split()], np.int32) for text in texts]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text; ids that are no numbers are left out."""
-        return b"".join(self.token_bytes(int(i)) for i in ids).decode()
-
-    def token_bytes(self, i: int) -> bytes:
-        """The bytes of text that an id stands for."""
-        return f"{i} ".encode() if 0 <= i < self.vocab_size else b""
-
-    def bytes_per_token(self) -> np.ndarray:
-        """Bytes of text that each id stands for, (V,) int32."""
-        return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], np.int32)
-
-    def model_bytes(self) -> bytes:
-        """What `load_tokenizer` needs besides the kind."""
-        return str(self.vocab_size).encode()
-
-
-Tokenizer = ByteTokenizer | SentencePieceTokenizer | CharacterTokenizer | NumberTokenizer | HuggingFaceTokenizer
 # kind -> from `model_bytes`
 _KINDS = {
     "bytes": lambda model: ByteTokenizer(),

@@ -13,7 +13,7 @@ import numpy as np
 
 from flash_lm.config.experiment import Config
 from flash_lm.config.plugins import import_plugins
-from flash_lm.data.tokenizers import Tokenizer
+from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.classify import TextClassifier
 from flash_lm.inference.fill_in import FilledIn, Filler

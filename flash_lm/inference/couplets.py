@@ -7,7 +7,7 @@ import numpy as np
 
 from flash_lm.config.registry import CORPORA, TASKS
 from flash_lm.data.couplets import question
-from flash_lm.data.tokenizers import CharacterTokenizer
+from flash_lm.data.tokenizer import CharacterTokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.model import TrainedModel

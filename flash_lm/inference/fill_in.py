@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flash_lm.config.registry import TASKS
-from flash_lm.data.tokenizers import MASK
+from flash_lm.data.tokenizer import MASK
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import bucket
 from flash_lm.inference.model import TrainedModel

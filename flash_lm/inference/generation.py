@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from flash_lm.config.registry import CORPORA, TASKS
-from flash_lm.data.tokenizers import MASK, Tokenizer
+from flash_lm.data.tokenizer import MASK, Tokenizer
 from flash_lm.errors import InputError, TooLongError
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.model import TrainedModel

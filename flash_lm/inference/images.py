@@ -3,7 +3,7 @@
 import numpy as np
 
 from flash_lm.config.registry import CORPORA, TASKS
-from flash_lm.data.tokenizers import SPECIALS
+from flash_lm.data.tokenizer import SPECIALS
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.model import TrainedModel

@@ -10,7 +10,8 @@ from safetensors import SafetensorError
 
 from flash_lm.config.experiment import default_config, parse
 from flash_lm.data.foreign_tokenizer import read_json, read_tokenizer
-from flash_lm.data.tokenizers import SentencePieceTokenizer, Tokenizer, save_tokenizer
+from flash_lm.data.tokenizer import Tokenizer
+from flash_lm.data.tokenizers import SentencePieceTokenizer, save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.layers.parameter import name_of
 from flash_lm.models import llama

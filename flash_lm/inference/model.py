@@ -14,7 +14,7 @@ from flash_lm.config.experiment import Config, parse
 from flash_lm.config.overrides import apply_overrides, check_path
 from flash_lm.config.registry import TASKS
 from flash_lm.data.tasks import Given
-from flash_lm.data.tokenizers import Tokenizer
+from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.held_params import HeldParams
 from flash_lm.runs import run_folder

@@ -19,7 +19,8 @@ from flash_lm.config.keys import SECTIONS, ill_typed
 from flash_lm.config.plugins import check_plugins, plugins_of
 from flash_lm.config.renamed_keys import places
 from flash_lm.config.resolve import BATCH_TOKENS, filled
-from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
+from flash_lm.data.tokenizer import Tokenizer
+from flash_lm.data.tokenizers import load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError, first_line
 from flash_lm.models.family import unread
 from flash_lm.runs import labels as labels_file

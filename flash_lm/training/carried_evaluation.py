@@ -13,7 +13,7 @@ from flash_lm.data.carried import carried_once
 from flash_lm.data.examples import Examples
 from flash_lm.data.tasks import NEXT_TOKEN, Task
 from flash_lm.data.tokenized_text import TokenizedText
-from flash_lm.data.tokenizers import Tokenizer
+from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.runs.hosts import fetched
 from flash_lm.training.evaluation import bytes_per_token, perplexity, scores_of

@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from flash_lm.data.token_cache import OwnCorpus
-from flash_lm.data.tokenizers import Tokenizer
+from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.errors import InputError, first_line
 from flash_lm.runs import run_folder
 from flash_lm.runs.hosts import of_all_hosts

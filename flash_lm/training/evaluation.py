@@ -13,7 +13,7 @@ from flash_lm.data.batches import evaluation_batches
 from flash_lm.data.packing import Rows
 from flash_lm.data.slices import SlicedRows
 from flash_lm.data.tasks import NEXT_TOKEN, Task
-from flash_lm.data.tokenizers import Tokenizer
+from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.training.label_scores import scores_of_confusion
 from flash_lm.training.sharding import batch_sharding, place, rows_that_divide, share_of
 from flash_lm.training.train_state import ModelFunction, Params

@@ -9,7 +9,8 @@ from flax.traverse_util import flatten_dict
 
 from flash_lm.config.experiment import Config, of_other_tasks, parse
 from flash_lm.config.registry import CORPORA, TASKS
-from flash_lm.data.tokenizers import Tokenizer, load_tokenizer
+from flash_lm.data.tokenizer import Tokenizer
+from flash_lm.data.tokenizers import load_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.layers.parameter import is_stacked, name_of
 from flash_lm.models.classifier import CLASSIFIER

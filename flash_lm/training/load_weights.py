@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flash_lm.config.experiment import Config, parse
-from flash_lm.data.tokenizers import Tokenizer, load_tokenizer
+from flash_lm.data.tokenizer import Tokenizer
+from flash_lm.data.tokenizers import load_tokenizer
 from flash_lm.models.family import complete
 from flash_lm.runs.labels import read_labels
 from flash_lm.runs.run_name import RunName

@@ -9,7 +9,7 @@ from typing import Any
 from flash_lm.config.addresses import check_local
 from flash_lm.config.experiment import parse
 from flash_lm.data.token_cache import OwnCorpus
-from flash_lm.data.tokenizers import Tokenizer
+from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.errors import InputError
 from flash_lm.runs import run_folder
 from flash_lm.runs.lock import locked

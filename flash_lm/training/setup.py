@@ -24,7 +24,7 @@ from flash_lm.data.share import Share
 from flash_lm.data.splits import ROWS, Splits, load_splits
 from flash_lm.data.streaming import StreamedBatches
 from flash_lm.data.token_cache import OwnCorpus
-from flash_lm.data.tokenizers import Tokenizer
+from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.errors import InputError
 from flash_lm.models.classifier import ClassOptions
 from flash_lm.models.family import complete

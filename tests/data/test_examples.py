@@ -5,10 +5,10 @@ import pytest
 
 from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
-from flash_lm.data.copying import SYMBOLS
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.examples import Example, ExampleRows
 from flash_lm.data.splits import ROWS, load_splits
+from flash_lm.data.synthetic.copying import SYMBOLS
 from flash_lm.errors import InputError
 from flash_lm.training.setup import build_experiment
 

@@ -10,8 +10,8 @@ from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.labelled import LabelledRows
-from flash_lm.data.listops import SYMBOLS
 from flash_lm.data.splits import load_splits
+from flash_lm.data.synthetic.listops import SYMBOLS
 from flash_lm.errors import InputError
 
 

@@ -12,7 +12,8 @@ from flash_lm.data.masking import Masking
 from flash_lm.data.packing import PACKERS, empty_row
 from flash_lm.data.share import Share, whole_batch
 from flash_lm.data.tokenized_text import encode_in_memory
-from flash_lm.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, train_sentencepiece
+from flash_lm.data.tokenizer import ByteTokenizer
+from flash_lm.data.tokenizers import SentencePieceTokenizer, train_sentencepiece
 
 LENGTH = 4000
 BYTES = ByteTokenizer()

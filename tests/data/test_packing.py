@@ -8,7 +8,7 @@ import pytest
 from flash_lm.data.corpus import Piece
 from flash_lm.data.packing import PACKERS, empty_row
 from flash_lm.data.tokenized_text import TokenizedText, encode_in_memory
-from flash_lm.data.tokenizers import ByteTokenizer
+from flash_lm.data.tokenizer import ByteTokenizer
 
 BEGIN, END = 1, 2
 

@@ -6,12 +6,11 @@ from small import write_pairs
 
 from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
-from flash_lm.data.copying import copying
 from flash_lm.data.examples import ExampleRows
-from flash_lm.data.made_corpora import MQAROptions
-from flash_lm.data.mqar import mqar
 from flash_lm.data.pairs import SourceRows
 from flash_lm.data.splits import load_splits
+from flash_lm.data.synthetic.copying import copying
+from flash_lm.data.synthetic.mqar import MQAROptions, mqar
 from flash_lm.errors import InputError
 
 PAIRS = [

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from flash_lm.data.copying import copying
 from flash_lm.data.examples import ExampleRows
 from flash_lm.data.packing import empty_row
 from flash_lm.data.prefixes import given_rows, split_rows
+from flash_lm.data.synthetic.copying import copying
 from flash_lm.errors import InputError
 
 SIZES = (1, 2, 9, 4)  # of the documents, with padding after the second one and at the end

@@ -16,7 +16,7 @@ from flash_lm.data.slices import (
 )
 from flash_lm.data.token_cache import TokenizedCorpus
 from flash_lm.data.tokenized_text import TokenizedText, encode_in_memory
-from flash_lm.data.tokenizers import ByteTokenizer
+from flash_lm.data.tokenizer import ByteTokenizer
 from flash_lm.errors import InputError
 
 

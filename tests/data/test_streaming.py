@@ -17,7 +17,7 @@ from flash_lm.data.masking import Masking
 from flash_lm.data.packing import PACKERS
 from flash_lm.data.share import Share, whole_batch
 from flash_lm.data.streaming import StreamedBatches
-from flash_lm.data.tokenizers import ByteTokenizer
+from flash_lm.data.tokenizer import ByteTokenizer
 from flash_lm.errors import InputError
 
 ROWS = [f"<{i:03}>" + "abcdefgh"[: i % 9] for i in range(100)]

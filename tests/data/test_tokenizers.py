@@ -6,15 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flash_lm.data.tokenizers import (
-    SPECIALS,
-    ByteTokenizer,
-    CharacterTokenizer,
-    SentencePieceTokenizer,
-    load_tokenizer,
-    save_tokenizer,
-    train_sentencepiece,
-)
+from flash_lm.data.tokenizer import SPECIALS, ByteTokenizer, CharacterTokenizer
+from flash_lm.data.tokenizers import SentencePieceTokenizer, load_tokenizer, save_tokenizer, train_sentencepiece
 from flash_lm.errors import InputError
 
 LINES = ["def f(x):\n", "    return x + 1\n", "\tüber 猫  two  spaces\n", "\n"] * 50

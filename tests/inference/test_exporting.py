@@ -24,14 +24,8 @@ from flash_lm import export
 from flash_lm.cli.run import run
 from flash_lm.config.experiment import parse
 from flash_lm.data.hf_tokenizer import to_hugging_face
-from flash_lm.data.tokenizers import (
-    ByteTokenizer,
-    CharacterTokenizer,
-    SentencePieceTokenizer,
-    load_tokenizer,
-    save_tokenizer,
-    train_sentencepiece,
-)
+from flash_lm.data.tokenizer import ByteTokenizer, CharacterTokenizer
+from flash_lm.data.tokenizers import SentencePieceTokenizer, load_tokenizer, save_tokenizer, train_sentencepiece
 from flash_lm.errors import InputError
 from flash_lm.inference.api import LoadedModel
 from flash_lm.inference.export import export as write

@@ -14,7 +14,8 @@ from small import small_config, write_corpus
 
 from flash_lm import generate
 from flash_lm.cli.run import run
-from flash_lm.data.tokenizers import ByteTokenizer, train_sentencepiece
+from flash_lm.data.tokenizer import ByteTokenizer
+from flash_lm.data.tokenizers import train_sentencepiece
 from flash_lm.errors import InputError
 from flash_lm.inference.api import LoadedModel
 from flash_lm.inference.fill_in import Filler

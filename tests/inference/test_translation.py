@@ -9,11 +9,10 @@ import pytest
 from small import small_config, write_pairs
 
 from flash_lm import translate as command
-from flash_lm.data.copying import copying
 from flash_lm.data.couplets import couplets
-from flash_lm.data.made_corpora import MQAROptions
-from flash_lm.data.mqar import mqar
 from flash_lm.data.splits import load_splits
+from flash_lm.data.synthetic.copying import copying
+from flash_lm.data.synthetic.mqar import MQAROptions, mqar
 from flash_lm.errors import InputError
 from flash_lm.inference.generation import Generator
 from flash_lm.inference.settings import BeamSearch

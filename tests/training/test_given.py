@@ -13,11 +13,11 @@ from flash_lm.benchmarks.bare_step import BareStep
 from flash_lm.config.experiment import parse
 from flash_lm.config.registry import TASKS
 from flash_lm.data.batches import stack
-from flash_lm.data.copying import copying
 from flash_lm.data.examples import ExampleRows
 from flash_lm.data.pairs import SourceRows
 from flash_lm.data.prefixes import given_rows
 from flash_lm.data.share import whole_batch
+from flash_lm.data.synthetic.copying import copying
 from flash_lm.inference.scoring import evaluate
 from flash_lm.models.family import complete, complete_config
 from flash_lm.training.optimizer import make_optimizer

@@ -14,7 +14,8 @@ from small import small_config, write_corpus
 import flash_lm
 from flash_lm.config.experiment import parse
 from flash_lm.config.registry import OPTIMIZERS
-from flash_lm.data.tokenizers import CharacterTokenizer, save_tokenizer
+from flash_lm.data.tokenizer import CharacterTokenizer
+from flash_lm.data.tokenizers import save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.export import export
 from flash_lm.inference.model import load_model

@@ -65,7 +65,7 @@ class Limits:
 
     def characters(self, trained: "TrainedModel") -> int:
         """Characters of the longest text that can fit into `prompt_tokens`; [MASK] is longer than most tokens."""
-        from flash_lm.data.tokenizers import MASK  # noqa: PLC0415 (slow to import)
+        from flash_lm.data.tokenizer import MASK  # noqa: PLC0415 (slow to import)
 
         return self.prompt_tokens * max(trained.characters_a_token, len(MASK))
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Literal
 
-from flash_lm.data.tokenizers import MASK
+from flash_lm.data.tokenizer import MASK
 from flash_lm.errors import InputError
 from flash_lm.inference.classify import TextClassifier, TextRow
 from flash_lm.inference.couplets import CoupletWriter

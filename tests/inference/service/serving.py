@@ -16,7 +16,7 @@ import uvicorn
 from small import small_config
 
 from flash_lm.config.experiment import parse
-from flash_lm.data.tokenizers import ByteTokenizer, CharacterTokenizer
+from flash_lm.data.tokenizer import ByteTokenizer, CharacterTokenizer
 from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.model import TrainedModel
 from flash_lm.inference.service import connections

@@ -9,7 +9,7 @@ import threading
 import openai
 import pytest
 
-from flash_lm.data.tokenizers import ByteTokenizer
+from flash_lm.data.tokenizer import ByteTokenizer
 from flash_lm.inference.generation import Generator
 from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.service.completion_format import CompletionAsked, TokenizeAsked

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from flash_lm.data.tokenizers import MASK
+from flash_lm.data.tokenizer import MASK
 from flash_lm.errors import InputError
 from flash_lm.inference.fill_in import Filler
 from flash_lm.inference.held_params import HeldParams

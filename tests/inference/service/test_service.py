@@ -13,7 +13,7 @@ import httpx
 import pytest
 from small import command, finish, small_config, write_corpus
 
-from flash_lm.data.tokenizers import ByteTokenizer, CharacterTokenizer
+from flash_lm.data.tokenizer import ByteTokenizer, CharacterTokenizer
 from flash_lm.inference.couplets import CoupletWriter
 from flash_lm.inference.generation import Generator
 from flash_lm.inference.running_batch import RunningBatch

@@ -16,11 +16,12 @@ import hashlib
 import numpy as np
 
 from flash_lm.config.data import DataConfig
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.data.corpora import CorpusKind
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.examples import Example, ExampleCorpus
-from flash_lm.data.made_corpora import NeedleOptions
 from flash_lm.data.text_files import stdlib, text_files
-from flash_lm.data.tokenizers import SPECIALS, ByteTokenizer
+from flash_lm.data.tokenizer import SPECIALS, ByteTokenizer
 from flash_lm.errors import InputError
 
 _COUNTS = {"train": 1 << 20, "validation": 200, "test": 1000}
@@ -28,6 +29,21 @@ _DEPTHS = 10
 _MOST_TEXT = 1 << 23  # bytes of a split that rows are cut from
 _SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
 _DRAWS = 0x9EED  # keeps its rows separate from other random numbers
+
+
+def _between(x: int, low: int, high: int) -> str | None:
+    return None if low <= x <= high else f"{low} to {high}"
+
+
+@section("data.needle")
+class NeedleOptions:
+    """Options of data.corpus=needle."""
+
+    needles: int = key(4, "names with a code each, one of which is asked for", lambda x: _between(x, 1, 64))
+    digits: int = key(4, "of a code, which are predicted", lambda x: _between(x, 1, 9))
+    length: int = key(
+        None, "tokens of an example, to be read in rows that carry their state; open: it fills a row", at_least(1)
+    )
 
 
 class Needles:
@@ -110,3 +126,8 @@ def needle(config: DataConfig, options: NeedleOptions) -> ExampleCorpus:
             )
     fingerprint = hashlib.sha256(f"needle {source.fingerprint} {options} {_COUNTS}".encode()).hexdigest()
     return ExampleCorpus("needle", fingerprint, ByteTokenizer(), splits)
+
+
+NEEDLE = CorpusKind(
+    lambda config, known, options: needle(config, options), examples=True, answers=None, sections=(NeedleOptions,)
+)

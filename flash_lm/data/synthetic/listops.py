@@ -17,10 +17,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.data.corpora import CorpusKind
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.examples import Example, ExampleCorpus
-from flash_lm.data.made_corpora import ListOpsOptions
-from flash_lm.data.tokenizers import CharacterTokenizer
+from flash_lm.data.tokenizer import CharacterTokenizer
 from flash_lm.errors import InputError
 
 OPERATIONS: dict[str, Callable[[Sequence[int]], int]] = {
@@ -35,6 +36,37 @@ _MOST_TRIES = 20_000  # of the published kind one in twelve is kept
 SYMBOLS = (*map(str, range(10)), *_NAMES, "]")
 # A character a symbol, for the tokenizer.
 _CHARACTERS = dict(zip(SYMBOLS, "0123456789nxms]", strict=True))
+
+
+def _between(x: int, low: int, high: int) -> str | None:
+    return None if low <= x <= high else f"{low} to {high}"
+
+
+@section("data.listops")
+class ListOpsOptions:
+    """Options of data.corpus=listops."""
+
+    longer_than: int = key(500, "symbols", at_least(1))
+    shorter_than: int = key(2000, "symbols; 4 more than the other bound, or further", at_least(5))
+    depth: int = key(10, "of a tree; its root has 1", lambda x: _between(x, 2, 64))
+    arguments: int = key(10, "of an operation at most; it has 2 or more", at_least(2))
+    train: int = key(96_000, "rows of the training split", at_least(1))
+    test: int = key(2000, "rows of the validation split, and of the test split", at_least(1))
+
+    def problems(self) -> list[str]:
+        """Sentences on keys that do not go together."""
+        largest = _symbols_of_the_largest(self.depth, self.arguments)
+        if self.longer_than + 3 < self.shorter_than and self.longer_than < largest:
+            return []
+        return [
+            f"no tree has more than data.listops.longer_than={self.longer_than} and fewer than "
+            f"data.listops.shorter_than={self.shorter_than} symbols: a tree has up to {largest}"
+        ]
+
+
+def _symbols_of_the_largest(depth: int, arguments: int) -> int:
+    nodes = [arguments**level for level in range(depth)]
+    return nodes[-1] + 2 * sum(nodes[:-1])
 
 
 class ListOps:
@@ -106,3 +138,13 @@ def listops(options: ListOpsOptions) -> ExampleCorpus:
     splits = {split: ListOps(split, rows[split], options, tokenizer) for split in SPLITS}
     splits["train"].tree(0)  # raises here, and not in training, if no tree is kept
     return ExampleCorpus("listops", fingerprint, tokenizer, splits, labels=tuple(map(str, range(10))))
+
+
+LISTOPS = CorpusKind(
+    lambda config, known, options: listops(options),
+    examples=True,
+    answers=None,
+    reads_path=False,
+    labelled=lambda config: True,
+    sections=(ListOpsOptions,),
+)

@@ -19,13 +19,65 @@ import itertools
 
 import numpy as np
 
+from flash_lm.config.keys import above, at_least, key, section
+from flash_lm.data.corpora import CorpusKind
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.examples import NO_TARGET, Example, ExampleCorpus
-from flash_lm.data.made_corpora import MQAROptions
-from flash_lm.data.tokenizers import NumberTokenizer
+from flash_lm.data.tokenizer import NumberTokenizer
 
 _FILLER = 0  # without data.mqar.random_filler
 _DRAWS = 0x3A42  # keeps its rows separate from other random numbers
+
+
+_SCORED = (
+    (64, 4, 1000),
+    (64, 8, 1000),
+    (64, 16, 1000),
+    (128, 32, 1000),
+    (256, 64, 1000),
+)  # of MQAR, as published, up to 256 tokens
+
+
+def _parts(parts: tuple) -> str | None:
+    good = all(
+        isinstance(part, tuple) and len(part) == 3 and all(type(x) is int and x > 0 for x in part) for part in parts
+    )
+    if good and parts and all(4 * pairs <= length and length % 2 == 0 for length, pairs, _ in parts):
+        return None
+    return "a tuple of (tokens, pairs, rows), such as ((64, 4, 1000),), of even rows with at least 4 tokens a pair"
+
+
+@section("data.mqar")
+class MQAROptions:
+    """Options of data.corpus=mqar."""
+
+    words: int = key(8192, "V; half of them are keys, half are values", at_least(16))
+    train: tuple = key(
+        ((64, 4, 100_000), (128, 8, 20_000), (256, 16, 20_000), (256, 32, 20_000), (256, 64, 20_000)),
+        "(tokens, pairs, rows) of each part of the training split",
+        _parts,
+    )
+    validation: tuple = key(
+        _SCORED,
+        "the same of the validation split",
+        _parts,
+    )
+    test: tuple = key(
+        _SCORED,
+        "the same of the test split",
+        _parts,
+    )
+    power: float = key(0.01, "a: below 1, queries come soon after the bindings", above(0))
+    random_filler: bool = key(
+        True, "filler of random words, some of which are keys by chance; false: the word 0, which is no key"
+    )
+
+    def problems(self) -> list[str]:
+        """Sentences on keys that do not go together."""
+        most = max(pairs for _, pairs, _ in self.train + self.validation + self.test)
+        if most < self.words // 2:
+            return []
+        return [f"data.mqar.words={self.words} has too few keys for {most} pairs: set it to {2 * most + 2} or more"]
 
 
 class Recall:
@@ -72,3 +124,8 @@ def mqar(options: MQAROptions) -> ExampleCorpus:
     fingerprint = hashlib.sha256(f"mqar {options}".encode()).hexdigest()
     splits = {split: Recall(split, getattr(options, split), options) for split in SPLITS}
     return ExampleCorpus("mqar", fingerprint, NumberTokenizer(options.words), splits)
+
+
+MQAR = CorpusKind(
+    lambda config, known, options: mqar(options), examples=True, answers=None, reads_path=False, sections=(MQAROptions,)
+)

@@ -11,16 +11,32 @@ The n-th row of a split is a pure function of split and n, made when it is read.
 
 import hashlib
 import itertools
+import string
 
 import numpy as np
 
+from flash_lm.config.keys import above, at_least, key, section
+from flash_lm.data.corpora import CorpusKind
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.examples import Example, ExampleCorpus
-from flash_lm.data.made_corpora import LETTERS, BigramOptions
-from flash_lm.data.tokenizers import CharacterTokenizer
+from flash_lm.data.tokenizer import CharacterTokenizer
 
 _COUNTS = {"train": 1 << 20, "validation": 1 << 9, "test": 1 << 11}
 _DRAWS = 0xB16  # keeps its rows separate from other random numbers
+
+
+LETTERS = string.ascii_letters
+
+
+@section("data.bigrams")
+class BigramOptions:
+    """Options of data.corpus=bigrams."""
+
+    symbols: int = key(16, "S", lambda x: None if 2 <= x <= len(LETTERS) else f"2 to {len(LETTERS)}")
+    concentration: float = key(0.1, "of the Dirichlet distribution; small: each symbol has few successors", above(0))
+    length: int = key(
+        None, "tokens of an example, to be read in rows that carry their state; open: it fills a row", at_least(1)
+    )
 
 
 class Bigrams:
@@ -81,3 +97,12 @@ def bigrams(options: BigramOptions) -> ExampleCorpus:
     fingerprint = hashlib.sha256(f"bigrams {options} {_COUNTS}".encode()).hexdigest()
     splits = {split: Bigrams(split, options, tokenizer) for split in SPLITS}
     return ExampleCorpus("bigrams", fingerprint, tokenizer, splits)
+
+
+BIGRAMS = CorpusKind(
+    lambda config, known, options: bigrams(options),
+    examples=True,
+    answers=None,
+    reads_path=False,
+    sections=(BigramOptions,),
+)

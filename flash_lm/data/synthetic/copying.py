@@ -8,12 +8,21 @@ import hashlib
 
 import numpy as np
 
+from flash_lm.config.keys import key, section
+from flash_lm.data.corpora import CorpusKind
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.examples import Example, ExampleCorpus
-from flash_lm.data.tokenizers import CharacterTokenizer
+from flash_lm.data.tokenizer import CharacterTokenizer
 
 SYMBOLS = "abcdefghij"
 _COUNTS = {"train": 1 << 20, "validation": 1 << 10, "test": 1 << 12}
+
+
+@section("data.copy")
+class CopyOptions:
+    """Options of data.corpus=copy."""
+
+    reverse: bool = key(False, "the second word is the first one backwards")
 
 
 class Copying:
@@ -45,3 +54,12 @@ def copying(reverse: bool = False) -> ExampleCorpus:
     name = "reverse" if reverse else "copy"
     fingerprint = hashlib.sha256(f"{name} {SYMBOLS} {_COUNTS}".encode()).hexdigest()
     return ExampleCorpus(name, fingerprint, tokenizer, {x: Copying(x, tokenizer, reverse) for x in SPLITS})
+
+
+COPY = CorpusKind(
+    lambda config, known, options: copying(options.reverse),
+    examples=True,
+    answers=None,
+    reads_path=False,
+    sections=(CopyOptions,),
+)
