@@ -28,8 +28,8 @@ def main(argv: list[str]) -> None:
     arguments = flags().parse_args(argv)
     from flash_lm.config.resolve import filled
     from flash_lm.report.results import labels
-    from flash_lm.runs import run_folder
     from flash_lm.runs.jsonl import read_lines
+    from flash_lm.runs.run_folder import RunFolder
 
     use_plugins(arguments)
     names = labels([_folder(word) for word in arguments.workdirs])
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
     except ImportError:
         raise missing_package(arguments.to, arguments.to) from None
     for label, lines in metrics.items():
-        config = filled(run_folder.read_config(names[label].workdir).to_dict())
+        config = filled(RunFolder(names[label].workdir).config.to_dict())
         _replay(tracker, arguments.project, label, config, lines)
         print(f"{names[label]}: {len(lines)} lines to project {arguments.project} of {arguments.to}, as {label}")
 

@@ -22,9 +22,9 @@ from flash_lm.config.experiment import parse
 from flash_lm.data.token_cache import load_tokenized
 from flash_lm.runs.jsonl import append_jsonl, read_jsonl
 from flash_lm.training.compiled_step import CompiledStep
+from flash_lm.training.resume import new_state
 from flash_lm.training.setup import build_experiment
 from flash_lm.training.sharding import batch_sharding, place
-from flash_lm.training.start import new_state
 from flash_lm.training.train_loop import train
 
 
@@ -38,7 +38,7 @@ def loop_step_ms(config: ConfigDict) -> float:
 
 def bare_step_ms(config: ConfigDict) -> float:
     """Median over intervals with the same number of steps as the loop's log intervals."""
-    experiment = build_experiment(config)
+    experiment = build_experiment(parse(config))
     with jax.set_mesh(experiment.mesh):
         step, state = CompiledStep(experiment), new_state(experiment)
         share = experiment.share()
@@ -56,7 +56,7 @@ def bare_step_ms(config: ConfigDict) -> float:
 def tokenise_mb_per_s(config: ConfigDict) -> float:
     """Megabytes of text per second into an empty cache, without training the tokenizer."""
     with tempfile.TemporaryDirectory() as folder:
-        experiment = build_experiment(config)
+        experiment = build_experiment(parse(config))
         model = pathlib.Path(folder) / "given.model"
         model.write_bytes(experiment.corpus.tokenizer.model_bytes())
         data = dataclasses.replace(parse(config).data, cache_dir=folder, tokenizer_path=str(model))

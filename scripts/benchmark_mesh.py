@@ -16,17 +16,18 @@ from flash_lm.benchmarks.collectives import collectives
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
 from flash_lm.cli.types import mesh_shapes
+from flash_lm.config.experiment import parse
 from flash_lm.runs.jsonl import append_jsonl
 from flash_lm.runs.provenance import provenance
 from flash_lm.training.compiled_step import CompiledStep
+from flash_lm.training.resume import new_state
 from flash_lm.training.setup import build_experiment
 from flash_lm.training.sharding import batch_sharding, check_batch, place
-from flash_lm.training.start import new_state
 
 
 def measure(config: ConfigDict, steps: int) -> dict:
     """One flat line: the mesh, its collectives, bytes per device, and the losses of the first steps."""
-    experiment = build_experiment(config)
+    experiment = build_experiment(parse(config))
     settings = experiment.config
     check_batch(experiment.mesh, settings.data.batch_size, settings.train.accumulate)
     with jax.set_mesh(experiment.mesh):

@@ -24,9 +24,9 @@ from flash_lm.runs.jsonl import Line, append_jsonl
 from flash_lm.runs.provenance import provenance
 from flash_lm.training.checkpoint_write import Checkpoints
 from flash_lm.training.compiled_step import CompiledStep, shapes_of_batch
+from flash_lm.training.resume import new_state
 from flash_lm.training.setup import Setup, build_setup
 from flash_lm.training.sharding import check_batch, make_mesh
-from flash_lm.training.start import new_state
 
 
 def measure(setup: Setup, rounds: int, workdir: pathlib.Path) -> Line:

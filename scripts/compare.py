@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from flash_lm.cli.flags import add_plugins_flag, use_plugins
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path
+from flash_lm.config.resolve import filled
 from flash_lm.errors import InputError
 from flash_lm.report.comparison import write_comparison
 from flash_lm.report.page import write_page
 from flash_lm.report.results import labels
+from flash_lm.runs.run_folder import RunFolder
 
 
 def main(argv: list[str]) -> None:
@@ -38,7 +40,9 @@ def main(argv: list[str]) -> None:
     samples = _samples(arguments.workdirs, arguments.prompt) if arguments.prompt else {}
     pictures = [path for path in (out / "curves.png", out / "accuracy.png") if path.exists()]
     title = f"{len(arguments.workdirs)} runs on the {arguments.split} split"
-    write_page(out / "index.html", title, text, pictures, arguments.workdirs, samples, arguments.prompt)
+    names = labels(arguments.workdirs)
+    configs = {label: filled(RunFolder(name.workdir).config.to_dict()) for label, name in names.items()}
+    write_page(out / "index.html", title, text, pictures, configs, samples, arguments.prompt)
     print(f"\n{text}\n\ncurves: {out / 'curves.png'}\npage: {out / 'index.html'}")
 
 

@@ -20,10 +20,11 @@ import numpy as np
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
 from flash_lm.cli.types import positive, words_of
+from flash_lm.config.experiment import parse
 from flash_lm.errors import RunError
-from flash_lm.runs import run_folder
 from flash_lm.runs.jsonl import Line, append_jsonl, read_jsonl
 from flash_lm.runs.provenance import provenance
+from flash_lm.runs.run_folder import RunFolder
 from flash_lm.runs.run_name import run_name
 from flash_lm.training import checkpoint_read
 from flash_lm.training.metrics import TIMES
@@ -105,7 +106,7 @@ class Run:
 
     def state(self) -> list[np.ndarray]:
         """The arrays of the newest checkpoint."""
-        experiment = build_experiment(run_folder.read_config(self.workdir))
+        experiment = build_experiment(parse(RunFolder(self.workdir).config))
         return jax.device_get(jax.tree.leaves(checkpoint_read.restore(run_name(self.workdir), experiment.abstract)[0]))
 
 

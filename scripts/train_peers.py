@@ -25,6 +25,7 @@ from flash_lm.cli.huge_pages import user_environment
 from flash_lm.cli.load import load_module
 from flash_lm.cli.run import run
 from flash_lm.cli.types import words_of
+from flash_lm.config.experiment import parse
 from flash_lm.data.batches import evaluation_batches
 from flash_lm.data.share import whole_batch
 from flash_lm.errors import InputError, RunError
@@ -144,7 +145,7 @@ def make(task: Task, python: pathlib.Path, folder: pathlib.Path) -> list[Line]:
         RunError: the peer cannot be built or trained, or has another size.
     """
     ((name, changes),) = schedules(task.ours, task.rate, folder).items()
-    experiment = build_experiment(changed(task.ours.config, changes))
+    experiment = build_experiment(parse(changed(task.ours.config, changes)))
     config, train = experiment.config, experiment.config.train
     schedule = learning_rate(train)
     question: Line = {

@@ -32,7 +32,7 @@ from flash_lm.models.family import complete
 from flash_lm.ops.segments import find_segments
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.runs.run_folder import check_branch, check_config, read_config
-from flash_lm.training.init_from import like_parent
+from flash_lm.training.resolve import like_parent
 from flash_lm.training.train_loop import train
 
 HERE = pathlib.Path(__file__).parent

@@ -77,9 +77,9 @@ def load_config(path: str, overrides: list[str]) -> ConfigDict:
 
 
 def _of_run(folder: str) -> Any:
-    from flash_lm.runs.run_folder import read_config  # noqa: PLC0415 (--help need not wait for JAX)
+    from flash_lm.runs.run_folder import RunFolder  # noqa: PLC0415 (--help need not wait for JAX)
 
-    return read_config(pathlib.Path(folder))
+    return RunFolder(pathlib.Path(folder)).config
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -17,11 +17,11 @@ from flash_lm.inference.model import TrainedModel
 from flash_lm.inference.model_card import FLASH_LM, JAX, TRANSFORMERS, Library, model_card
 from flash_lm.inference.stablehlo import Sizes, about_programs, check_programs, write_programs
 from flash_lm.models import llama
-from flash_lm.runs import run_folder
 from flash_lm.runs.hosts import fetched, is_first, of_all_hosts
 from flash_lm.runs.labels import write_labels
 from flash_lm.runs.provenance import provenance
-from flash_lm.training.export_folder import is_export, new_folder, of_trained, write_json, write_weights
+from flash_lm.runs.run_folder import is_export
+from flash_lm.training.export_folder import new_folder, of_trained, write_json, write_weights
 from flash_lm.training.train_state import Params
 
 
@@ -51,7 +51,7 @@ def check_export(
 ) -> None:
     """Raises as `export` does; its arguments are those of `export`."""
     kind = FORMATS[form](sizes or Sizes())
-    saved_dtype = run_folder.read_config(trained.run.workdir).model.param_dtype
+    saved_dtype = trained.folder.config.model.param_dtype
     if kind.ours and is_export(trained.run.workdir) and saved_dtype == trained.config.model.param_dtype:
         raise InputError(f"{trained.run} is already an exported model: copy the folder, or give another --dtype")
     if not license_.strip():
@@ -108,7 +108,7 @@ def _made(trained: TrainedModel) -> dict[str, Any]:
     return {
         "run": str(trained.run),
         "step": trained.step,
-        "config_hash": run_folder.hash_of_config(trained.run.workdir),
+        "config_hash": trained.folder.hash,
         "facts": trained.facts,
         "exported_by": provenance(jax.devices()[0].device_kind),
     }
@@ -120,7 +120,7 @@ def _special(trained: TrainedModel) -> dict[str, int]:
 
 def _our_settings(trained: TrainedModel) -> dict[str, Any]:
     """The keys that other tools look for, and the run's config."""
-    raw, model = run_folder.read_config(trained.run.workdir), trained.config.model
+    raw, model = trained.folder.config.copy_and_resolve_references(), trained.config.model
     raw.model.update(dtype=model.dtype, param_dtype=model.param_dtype, vocab_size=model.vocab_size)
     return {
         "architectures": ["FlashLM"],

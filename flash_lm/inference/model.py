@@ -17,8 +17,8 @@ from flash_lm.data.tasks import Given
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.held_params import HeldParams
-from flash_lm.runs import run_folder
 from flash_lm.runs.labels import read_labels
+from flash_lm.runs.run_folder import RunFolder
 from flash_lm.runs.run_name import RunName, run_name
 from flash_lm.training.checkpoint_read import Facts
 from flash_lm.training.export_folder import about
@@ -46,6 +46,7 @@ class TrainedModel:
         mesh: the mesh that holds the parameters.
         facts: facts saved with the checkpoint.
         run: the checkpoint's name.
+        folder: the run's folder.
     """
 
     step: int
@@ -55,6 +56,7 @@ class TrainedModel:
     mesh: Mesh
     facts: Facts
     run: RunName
+    folder: RunFolder
 
     @property
     def model(self) -> ModelFunction:
@@ -167,16 +169,17 @@ def load_model(
         InputError: there is no such run or checkpoint, an override changes the model, or the mesh does not fit.
     """
     name = run_name(run)
-    raw: Any = run_folder.read_config(name.workdir)
+    folder = RunFolder(name.workdir)
+    raw: Any = folder.config.copy_and_resolve_references()
     _override(raw, overrides)
     raw.update_from_flattened_dict({"mesh.shape": mesh_shape})
     saved_dtype = parse(raw).model.param_dtype
     if dtype:
         raw.update_from_flattened_dict({"model.dtype": dtype, "model.param_dtype": dtype})
-    read = read_weights(name, raw, saved_dtype)
+    read = read_weights(name, folder, raw, saved_dtype)
     params = jax.tree.map(lambda x: x.astype(read.config.model.param_dtype), read.params)
     held = HeldParams(read.model, params)
-    return TrainedModel(read.step, read.config, read.tokenizer, held, read.mesh, read.facts, name)
+    return TrainedModel(read.step, read.config, read.tokenizer, held, read.mesh, read.facts, name, folder)
 
 
 def _override(raw: Any, overrides: Sequence[str]) -> None:

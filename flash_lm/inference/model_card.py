@@ -6,7 +6,6 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from flash_lm.config.registry import CORPORA, TASKS
 from flash_lm.inference.model import TrainedModel
-from flash_lm.runs import run_folder
 from flash_lm.runs.jsonl import Line, read_lines
 
 # Key of a result line -> its name in the card.
@@ -107,7 +106,7 @@ def model_card(
     )
     rows = [f"| {line['split']} | {line['length']} | {_figures(line)} |" for line in lines]
     table = ["| split | length | scores |", "| :-- | --: | :-- |", *rows] if rows else ["It has not been scored."]
-    saved_dtype = run_folder.read_config(trained.run.workdir).model.param_dtype
+    saved_dtype = trained.folder.config.model.param_dtype
     if rows and saved_dtype != config.model.param_dtype:
         table.append(f"\nThese are of the parameters in {saved_dtype}, before they were rounded.")
     use = [library.load, *([library.call] if example else [])]

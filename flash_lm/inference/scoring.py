@@ -20,7 +20,6 @@ from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus
 from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.errors import InputError
 from flash_lm.inference.model import OF_A_TEXT, TrainedModel, load_model
-from flash_lm.runs import run_folder
 from flash_lm.runs.jsonl import read_lines
 from flash_lm.runs.provenance import provenance
 from flash_lm.runs.run_name import RunName, run_name
@@ -123,7 +122,7 @@ def _result(
         **scores,
         **{key: facts[key] for key in ("reached",) if key in facts},
         "seed": config.seed,
-        "config_hash": run_folder.hash_of_config(name.workdir),
+        "config_hash": trained.folder.hash,
         **provenance(jax.devices()[0].device_kind),
         **_origin(trained),
     }
@@ -221,7 +220,7 @@ def load_text(trained: TrainedModel, split: str) -> Splits:
         InputError: it cannot be loaded, has no such split, or has a tokenizer of its own.
     """
     data = trained.config.data
-    raw = flatten_dict(run_folder.read_config(trained.run.workdir).data.to_dict(), sep=".")
+    raw = flatten_dict(trained.folder.config.data.to_dict(), sep=".")
     known = trained.facts["corpus"]  # None for an imported model
     own_text = known is not None and all(data.get(key) == raw[key] for key in OF_A_TEXT)
     examples = CORPORA[data.corpus].examples

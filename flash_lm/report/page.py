@@ -9,10 +9,6 @@ from typing import Any
 
 from flax.traverse_util import flatten_dict
 
-from flash_lm.config.resolve import filled
-from flash_lm.report.results import Run, labels
-from flash_lm.runs import run_folder
-
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --dim: #888; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; }
@@ -32,7 +28,7 @@ def write_page(
     title: str,
     tables: str,
     pictures: Sequence[pathlib.Path],
-    runs: Sequence[Run],
+    configs: Mapping[str, Mapping[str, Any]],
     samples: Mapping[str, str],
     prompt: str = "",
 ) -> None:
@@ -43,14 +39,14 @@ def write_page(
         title: its title.
         tables: Markdown tables, each below a line of its own, as from `write_comparison`.
         pictures: PNG files, which the page contains.
-        runs: names of the runs.
+        configs: the runs' configs by label, as nested values.
         samples: texts by the runs' labels; empty: the page has none.
         prompt: what the samples continue.
     """
     text = html.escape
     parts = [f"<h1>{text(title)}</h1>", *map(_table_of, tables.split("\n\n"))]
     parts += ["<h2>Curves</h2>", *map(_picture, pictures)]
-    parts += ["<h2>What differs in the configs</h2>", _differences(runs)]
+    parts += ["<h2>What differs in the configs</h2>", _differences(configs)]
     if samples:
         parts.append(f"<h2>Samples</h2><p class=dim>Each continues: {text(prompt)}</p>")
         parts += [f"<h3>{text(label)}</h3><pre>{text(sample)}</pre>" for label, sample in samples.items()]
@@ -82,19 +78,15 @@ def _picture(path: pathlib.Path) -> str:
     return f'<p><img alt="{html.escape(path.stem)}" src="data:image/png;base64,{data}"></p>'
 
 
-def _differences(runs: Sequence[Run]) -> str:
+def _differences(configs: Mapping[str, Mapping[str, Any]]) -> str:
     """The keys whose values differ between the runs, a row for each."""
-    flat = {label: _config(name.workdir) for label, name in labels(runs).items()}
+    flat = {label: flatten_dict(config, sep=".") for label, config in configs.items()}
     keys = sorted(set().union(*flat.values()))
     shown = {key: [_word(config, key) for config in flat.values()] for key in keys}
     rows = [[key, *words] for key, words in shown.items() if len(set(words)) > 1]
     if not rows:
         return "<p>Nothing.</p>"
     return _table(["key", *flat], rows, [False] * (len(flat) + 1))
-
-
-def _config(workdir: pathlib.Path) -> dict[str, Any]:
-    return flatten_dict(filled(run_folder.read_config(workdir).to_dict()), sep=".")
 
 
 def _word(config: Mapping[str, Any], key: str) -> str:

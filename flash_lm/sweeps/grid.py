@@ -14,8 +14,9 @@ from flash_lm.config.overrides import override
 from flash_lm.errors import InputError, NonfiniteError, RunError, Stopped
 from flash_lm.inference.scoring import evaluate
 from flash_lm.models.family import complete_config
-from flash_lm.runs import run_folder
 from flash_lm.runs.jsonl import append_jsonl, read_lines
+from flash_lm.runs.run_folder import RunFolder
+from flash_lm.training.resolve import continue_run, with_types
 from flash_lm.training.sharding import check_batch, make_mesh
 from flash_lm.training.train_loop import train
 
@@ -126,7 +127,8 @@ def run_study(
         InputError: bad config, data or workdir, such as the workdir of a study of another config.
     """
     for name, changes in runs.items():
-        run_folder.check_config(workdir / name, changed(config, changes))
+        if (folder := RunFolder(workdir / name)).holds_run():
+            continue_run(with_types(changed(config, changes)), folder)  # raises if it is another config's
     failures = {}
     for number, (name, changes) in enumerate(runs.items(), start=1):
         if should_stop():

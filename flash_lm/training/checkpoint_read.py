@@ -20,12 +20,13 @@ from etils import epath
 
 from flash_lm.data.token_cache import OwnCorpus
 from flash_lm.data.tokenizer import Tokenizer
+from flash_lm.data.tokenizers import load_tokenizer
 from flash_lm.errors import InputError, first_line
-from flash_lm.runs import run_folder
 from flash_lm.runs.hosts import of_all_hosts
 from flash_lm.runs.json_file import load_json
+from flash_lm.runs.run_folder import RunFolder, is_export
 from flash_lm.runs.run_name import BEST, NEWEST, RunName
-from flash_lm.training.export_folder import about, check_facts, is_export, read_trained
+from flash_lm.training.export_folder import about, check_facts, read_trained
 from flash_lm.training.fingerprint import fingerprint
 from flash_lm.training.hub import name_of_copy
 from flash_lm.training.train_state import Params, TrainState
@@ -49,7 +50,12 @@ def steps(workdir: pathlib.Path) -> list[int]:
     return of_all_hosts(sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name)))[0]
 
 
-def restore(name: RunName, abstract: TrainState, damaged: dict[int, str] | None = None) -> tuple[TrainState, Facts]:
+def restore(
+    name: RunName,
+    abstract: TrainState,
+    damaged: dict[int, str] | None = None,
+    run: RunFolder | None = None,
+) -> tuple[TrainState, Facts]:
     """An intact state, with the shapes, dtypes and shardings of `abstract`, and its facts.
 
     Its constants are None in older checkpoints, which do not have them.
@@ -58,21 +64,26 @@ def restore(name: RunName, abstract: TrainState, damaged: dict[int, str] | None 
         name: name of the checkpoint; if the newest is damaged, the newest intact one is used.
         abstract: shapes, dtypes and shardings of the state.
         damaged: is filled with the steps that are not intact, and why.
+        run: the folder of that name, if it has been read already.
 
     Raises:
         InputError: no such checkpoint, or no intact one for this model and optimizer.
     """
-    _, tree, facts = _restore(name, tree_of(abstract), {} if damaged is None else damaged)
+    run, damaged = run or RunFolder(name.workdir), {} if damaged is None else damaged
+    _, tree, facts = _restore(name, run, tree_of(abstract), damaged)
     constants = tree.get("constants", None if abstract.constants else {})
     carried = abstract.carried and abstract.carried.of_tree(tree["carried"])
     return TrainState(tree["step"], tree["params"], tree["opt_state"], constants, carried, tree.get("ema")), facts
 
 
-def restore_params(name: RunName, params: Params, constants: Params) -> tuple[int, Params, Params | None, Facts]:
+def restore_params(
+    name: RunName, run: RunFolder, params: Params, constants: Params
+) -> tuple[int, Params, Params | None, Facts]:
     """Step, parameters, constants (None: not saved) and facts of a checkpoint, without the optimizer's state.
 
     Args:
         name: name of the checkpoint or of an exported model; with `ema`, the average of the parameters is read.
+        run: its folder.
         params: shapes, saved dtypes and shardings.
         constants: the same for the constants (random and not trained); empty: there are none.
 
@@ -85,26 +96,25 @@ def restore_params(name: RunName, params: Params, constants: Params) -> tuple[in
         if isinstance(read, str):
             raise InputError(f"{name.workdir} is damaged ({read}): export the run again")
         return read
-    config: Any = run_folder.read_config(name.workdir)
-    if name.ema and not config.train.ema:
+    if name.ema and not run.config.train.ema:
         raise InputError(f"{name.workdir} keeps no average of its parameters (train.ema is off): leave @ema out")
     part = "ema" if name.ema else "params"
-    step, tree, facts = _restore(name, {part: params} | ({"constants": constants} if constants else {}), {})
+    step, tree, facts = _restore(name, run, {part: params} | ({"constants": constants} if constants else {}), {})
     return step, tree[part], tree.get("constants", None if constants else {}), facts
 
 
-def own_corpus(workdir: pathlib.Path, config: Any) -> OwnCorpus | None:
-    """What the run in `workdir` knows of its corpus; None: there is no run yet.
+def own_corpus(run: RunFolder, path: str | None) -> OwnCorpus | None:
+    """What a run knows of its corpus; None: there is no run yet.
 
-    The content counts only if the config has the same data.path: at another place the corpus must be found.
+    The content counts only if `path` is its data.path: at another place the corpus must be found.
     """
-    there, tokenizer, found = steps(workdir), run_folder.own_tokenizer(workdir), None
-    if tokenizer is None:
+    there, folder, found = steps(run.path), run.path / "tokenizer", None
+    if not folder.exists():
         return None
-    for step in there if run_folder.read_config(workdir).data.path == config.data.path else ():
+    for step in there if run.config.data.path == path else ():
         with contextlib.suppress(OSError, ValueError, KeyError):  # reading the checkpoint will raise the error
-            found = _facts(workdir, step)["corpus"]
-    return OwnCorpus(tokenizer, found)
+            found = _facts(run.path, step)["corpus"]
+    return OwnCorpus(load_tokenizer(folder), found)
 
 
 def check_tokenizer(facts: Facts, tokenizer: Tokenizer) -> None:
@@ -120,13 +130,13 @@ def check_tokenizer(facts: Facts, tokenizer: Tokenizer) -> None:
         )
 
 
-def identity(name: RunName, step: int, params: Params, facts: Facts) -> Facts:
+def identity(name: RunName, run: RunFolder, step: int, params: Params, facts: Facts) -> Facts:
     """What a run records of the checkpoint that it starts from; this includes that run's own parent, if any."""
     made = about(name.workdir) if is_export(name.workdir) else {}
     return {
         "run": made.get("run", str(name)),
         "step": step,
-        "config_hash": made.get("config_hash") or run_folder.hash_of_config(name.workdir),
+        "config_hash": made.get("config_hash") or run.hash,
         "params": fingerprint(params),
         "corpus": facts.get("corpus"),
         **({"hub": copy} if (copy := name_of_copy(name.workdir)) else {}),
@@ -168,9 +178,9 @@ def none_intact(workdir: pathlib.Path, damaged: dict[int, str]) -> InputError:
     )
 
 
-def _restore(name: RunName, abstract: Tree, damaged: dict[int, str]) -> tuple[int, Tree, Facts]:
-    workdir, config = name.workdir, run_folder.fingerprint(name.workdir)
-    while (step := _chosen(name, damaged)) is not None:
+def _restore(name: RunName, run: RunFolder, abstract: Tree, damaged: dict[int, str]) -> tuple[int, Tree, Facts]:
+    workdir, config = name.workdir, run.fingerprint
+    while (step := _chosen(name, run, damaged)) is not None:
         read = _on_all_hosts(partial(_read, workdir, step, config, abstract))
         if not isinstance(read, str):
             tree, facts = read
@@ -185,23 +195,22 @@ def _restore(name: RunName, abstract: Tree, damaged: dict[int, str]) -> tuple[in
     raise none_intact(workdir, damaged) if damaged else no_checkpoint(workdir)
 
 
-def _chosen(name: RunName, damaged: dict[int, str]) -> int | None:
+def _chosen(name: RunName, run: RunFolder, damaged: dict[int, str]) -> int | None:
     """The step that a name refers to; None if there is none, or no undamaged one."""
     there = steps(name.workdir)
     if name.which == NEWEST:
         return max((step for step in there if step not in damaged), default=None)
     if not there:
         return None
-    step = _best(name.workdir, there) if name.which == BEST else name.which
+    step = _best(run, there) if name.which == BEST else name.which
     if step not in there:
         raise InputError(f"{name.workdir} has no checkpoint of step {step}: it has {', '.join(map(str, there))}")
     return None if step in damaged else typing.cast(int, step)
 
 
-def _best(workdir: pathlib.Path, there: list[int]) -> int:
+def _best(run: RunFolder, there: list[int]) -> int:
     """The step with the lowest train.best_metric of the checkpoints that were evaluated when saved."""
-    config: Any = run_folder.read_config(workdir)
-    metric, scores = config.train.best_metric, {}
+    workdir, metric, scores = run.path, run.config.train.best_metric, {}
     for step in there:
         try:
             score = load_json(folder_of(workdir) / str(step) / "metrics" / "metrics")[metric]

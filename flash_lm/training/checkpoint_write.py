@@ -15,8 +15,8 @@ from orbax.checkpoint.checkpoint_manager import StepAlreadyExistsError
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from flash_lm.errors import RunError
-from flash_lm.runs import run_folder
 from flash_lm.runs.hosts import is_first, of_all_hosts
+from flash_lm.runs.run_folder import RunFolder
 from flash_lm.runs.run_name import NEWEST, RunName
 from flash_lm.training import checkpoint_read
 from flash_lm.training.train_state import TrainState
@@ -36,11 +36,14 @@ _ADVICE = {
 class Checkpoints:
     """The checkpoints of a training run: the train state, and a small dict of facts (the clock, hashes)."""
 
-    def __init__(self, workdir: pathlib.Path, *, keep: int = 1, best_metric: str = "loss"):
+    def __init__(
+        self, workdir: pathlib.Path, *, run: RunFolder | None = None, keep: int = 1, best_metric: str = "loss"
+    ):
         """Opens workdir/checkpoints, and moves incomplete checkpoints to workdir/damaged.
 
         Args:
             workdir: folder of the run.
+            run: the same, if it has been read already.
             keep: number of newest checkpoints to keep.
             best_metric: name of a metric; the checkpoint with its lowest value is also kept.
 
@@ -52,7 +55,7 @@ class Checkpoints:
             value = metrics.get(best_metric)  # the largest rank is kept
             return -value if isinstance(value, float) and math.isfinite(value) else -math.inf
 
-        self._workdir = workdir
+        self._workdir, self._run = workdir, run or RunFolder(workdir)
         self._set_incomplete_aside()
         policy = AnyPreservationPolicy(
             [LatestN(keep), BestN(get_metric_fn=rank, n=1, keep_checkpoints_without_metrics=False)]
@@ -80,7 +83,7 @@ class Checkpoints:
             RunError: this checkpoint or the one before could not be written.
         """
         facts, tree = (
-            facts | {"step": step, "config": run_folder.fingerprint(self._workdir)},
+            facts | {"step": step, "config": self._run.fingerprint},
             checkpoint_read.tree_of(state),
         )
         sums = checkpoint_read.checksums(tree) | {"facts": checkpoint_read.checksum_of(facts)}
@@ -102,7 +105,7 @@ class Checkpoints:
     def restore_newest(self, abstract: TrainState) -> tuple[TrainState, checkpoint_read.Facts]:
         """As `saved.restore` does; newer checkpoints that are damaged are moved to workdir/damaged."""
         damaged: dict[int, str] = {}
-        found = checkpoint_read.restore(RunName(self._workdir, NEWEST), abstract, damaged)
+        found = checkpoint_read.restore(RunName(self._workdir, NEWEST), abstract, damaged, self._run)
         if damaged:
             self._set_aside(damaged)
             self._manager.reload()

@@ -25,10 +25,9 @@ from safetensors.numpy import save_file
 from flash_lm.config.model import ModelConfig
 from flash_lm.errors import InputError, first_line
 from flash_lm.runs.json_file import load_json
+from flash_lm.runs.run_folder import INDEX, WEIGHTS
 from flash_lm.training.train_state import Params
 
-WEIGHTS = "model.safetensors"
-INDEX = f"{WEIGHTS}.index.json"
 _LARGEST_FILE = 5 * 10**9  # bytes, as the hub's own tools cut
 _PART = "model{suffix}.safetensors"  # the suffix is -00001-of-00003, or empty if there is one file
 _CONSTANTS = "constants"
@@ -41,11 +40,6 @@ _FACTS = {
     "parent": dict,
     "checksums": dict,
 }
-
-
-def is_export(folder: pathlib.Path) -> bool:
-    """Whether a folder holds an exported model rather than a run."""
-    return (folder / WEIGHTS).exists() or (folder / INDEX).exists()
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ import pathlib
 from collections.abc import Iterator
 
 from flash_lm.errors import InputError, first_line
+from flash_lm.runs.run_folder import is_export
 from flash_lm.runs.run_name import HUB, RunName, run_name
-from flash_lm.training.export_folder import is_export
 
 _CACHED, _COMMIT = "models--", 12  # how the library names the folder of a model's copies; characters of a commit
 _FILES = ("*.safetensors", "*.json", "tokenizer/*", "README.md")  # of an export

@@ -5,26 +5,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict
 
-from flash_lm.config.experiment import Config, of_other_tasks, parse
-from flash_lm.config.registry import CORPORA, TASKS
+from flash_lm.config.experiment import Config
+from flash_lm.config.registry import CORPORA
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.data.tokenizers import load_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.layers.parameter import is_stacked, name_of
 from flash_lm.models.classifier import CLASSIFIER
-from flash_lm.models.family import complete
-from flash_lm.runs import run_folder
 from flash_lm.runs.labels import read_labels
+from flash_lm.runs.run_folder import RunFolder
 from flash_lm.training import checkpoint_read
 from flash_lm.training.hub import downloaded
 from flash_lm.training.load_weights import read_weights
 from flash_lm.training.schedule_free import begun_with
-from flash_lm.training.setup import Experiment, vocabulary
+from flash_lm.training.setup import Experiment
 from flash_lm.training.train_state import TrainState
 
-_OF_THE_TASK = ("max_length", "causal", "head")  # keys of config.model
 # Keys of the machine, not of the model.
 _HOW = ("kernels", "quadratic.implementation", "remat", "scan_layers")
 
@@ -38,41 +35,17 @@ def tokenizer_of(name: str, config: Any) -> Tokenizer | None:
         InputError: no such model, or the config names another kind of tokenizer.
     """
     folder, data = downloaded(name).workdir, config.data
-    theirs, tokenizer = run_folder.read_config(folder).data, load_tokenizer(folder / "tokenizer")
+    theirs, tokenizer = RunFolder(folder).config.data, load_tokenizer(folder / "tokenizer")
     if data.corpus in CORPORA and CORPORA[data.corpus].examples:
         return None
     there, here = {"tokenizer": tokenizer.kind}, {"tokenizer": data.tokenizer}
     if tokenizer.kind == "sentencepiece":
         key = "vocab_size" if data.tokenizer_path is None else "tokenizer_path"
-        there[key], here[key] = theirs.get(key), data[key]
+        there[key], here[key] = theirs.get(key), data.get(key)
     if there != here:
         both = "; ".join(f"data.{key}={there[key]} there, {here[key]} here" for key in there if there[key] != here[key])
         raise InputError(f"train.init_from={name} has another vocabulary ({both}): use the same values here")
     return tokenizer
-
-
-def like_parent(config: Any, name: str) -> Any:
-    """Fills in the open keys of a config's model from the model that it starts from.
-
-    A family's defaults depend on the objective, and the parameters were trained with these values.
-
-    Raises:
-        InputError: no such model.
-    """
-    folder = downloaded(name).workdir
-    theirs, tokenizer = parse(run_folder.read_config(folder)), load_tokenizer(folder / "tokenizer")
-    model = complete(dataclasses.replace(theirs.model, vocab_size=vocabulary(theirs, tokenizer)))
-    if (config.model.get("family"), tuple(config.model.get("pattern", ()))) != (model.family, model.pattern):
-        return config
-    config = config.copy_and_resolve_references()
-    left_open = [key for key, value in flatten_dict(config.model.to_dict(), sep=".").items() if value is None]
-    known = {key: model.get(key) for key in left_open if key not in _OF_THE_TASK}
-    others = of_other_tasks(TASKS[config.task])
-    known = {key: x for key, x in known.items() if f"model.{key.partition('.')[0]}" not in others}
-    if "vocab_size" in known and TASKS[config.task].vocabulary(tokenizer) > model.vocab_size:
-        del known["vocab_size"]  # too small for this task
-    config.model.update_from_flattened_dict({key: value for key, value in known.items() if value is not None})
-    return config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +76,8 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
     config = experiment.config
     given = config.train.init_from
     name = downloaded(given)
-    raw = run_folder.read_config(name.workdir)
+    run = RunFolder(name.workdir)
+    raw = run.config.copy_and_resolve_references()
     if (family := raw.model.family) != config.model.family:  # parameters may fit, and mean something else
         raise InputError(
             f"train.init_from={given} is of the family {family}, and this run of {config.model.family}: choose a model "
@@ -111,7 +85,7 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
         )
     raw.update_from_flattened_dict({"mesh.shape": config.mesh.shape, "mesh.rules": config.mesh.rules})
     raw.update_from_flattened_dict({f"model.{key}": config.model.get(key) for key in _HOW})
-    theirs = read_weights(name, raw, raw.model.param_dtype)
+    theirs = read_weights(name, run, raw, raw.model.param_dtype)
     if theirs.tokenizer.fingerprint != experiment.corpus.tokenizer.fingerprint:
         raise InputError(
             f"train.init_from={given} has another vocabulary than the corpus {experiment.corpus.name}: choose a model "
@@ -150,7 +124,7 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
     ema = None if drawn.ema is None else jax.tree.map(jnp.copy, params)
     opt_state = begun_with(drawn.opt_state, params)
     state = dataclasses.replace(drawn, params=params, constants=constants, ema=ema, opt_state=opt_state)
-    return Initial(state, checkpoint_read.identity(name, theirs.step, theirs.params, theirs.facts), message)
+    return Initial(state, checkpoint_read.identity(name, run, theirs.step, theirs.params, theirs.facts), message)
 
 
 def _advice(config: Config, theirs: Config) -> str:

@@ -11,12 +11,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from flash_lm.config.experiment import Config, parse
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.data.tokenizers import load_tokenizer
-from flash_lm.models.family import complete
 from flash_lm.runs.labels import read_labels
+from flash_lm.runs.run_folder import RunFolder, is_export
 from flash_lm.runs.run_name import RunName
 from flash_lm.training.checkpoint_read import Facts, check_tokenizer, restore_params
-from flash_lm.training.export_folder import check_layers, check_shapes, is_export
-from flash_lm.training.setup import vocabulary, with_classes
+from flash_lm.training.export_folder import check_layers, check_shapes
+from flash_lm.training.resolve import close
 from flash_lm.training.sharding import make_mesh, param_shardings
 from flash_lm.training.train_state import ModelFunction, Params
 
@@ -44,11 +44,12 @@ class Weights:
     facts: Facts
 
 
-def read_weights(name: RunName, raw: Any, saved_dtype: str) -> Weights:
+def read_weights(name: RunName, run: RunFolder, raw: Any, saved_dtype: str) -> Weights:
     """Reads weights onto the mesh of a config.
 
     Args:
         name: name of the checkpoint.
+        run: its folder.
         raw: the run's config, with any changes that are allowed.
         saved_dtype: dtype of the parameters in the checkpoint.
 
@@ -61,10 +62,8 @@ def read_weights(name: RunName, raw: Any, saved_dtype: str) -> Weights:
         check_layers(name.workdir, config.model)
         check = {"check": partial(check_shapes, name.workdir)}
     tokenizer = load_tokenizer(name.workdir / "tokenizer")
-    model_config = complete(dataclasses.replace(config.model, vocab_size=vocabulary(config, tokenizer)))
-    model_config = with_classes(config, model_config, read_labels(name.workdir))
-    config = dataclasses.replace(config, model=model_config)
-    model, mesh = ModelFunction(model_config, config.seed, **check), make_mesh(config.mesh)
+    config = close(config, tokenizer, read_labels(name.workdir))
+    model, mesh = ModelFunction(config.model, config.seed, **check), make_mesh(config.mesh)
     everywhere, dtype = NamedSharding(mesh, PartitionSpec()), jnp.dtype(saved_dtype)
     abstract = jax.eval_shape(model.init)
     abstract = jax.tree.map(
@@ -73,7 +72,7 @@ def read_weights(name: RunName, raw: Any, saved_dtype: str) -> Weights:
         param_shardings(abstract, model.traits().matrix, config.mesh, mesh),
     )
     drawn = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), model.constants)
-    step, params, constants, facts = restore_params(name, abstract, drawn)
+    step, params, constants, facts = restore_params(name, run, abstract, drawn)
     check_tokenizer(facts, tokenizer)
     model = model if constants is None else model.with_constants(constants)
     return Weights(step, config, tokenizer, model, params, mesh, facts)

@@ -2,17 +2,14 @@
 
 import dataclasses
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import optax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
-from flash_lm.config.experiment import Config, parse
-from flash_lm.config.model import ModelConfig
-from flash_lm.config.registry import CORPORA, HEADS, TASKS
+from flash_lm.config.experiment import Config
+from flash_lm.config.registry import TASKS
 from flash_lm.data.batches import FixedRows, IndexedBatches, Transform
 from flash_lm.data.carried import CarriedBatches
 from flash_lm.data.examples import ExampleCorpus
@@ -24,13 +21,11 @@ from flash_lm.data.share import Share
 from flash_lm.data.splits import ROWS, Splits, load_splits
 from flash_lm.data.streaming import StreamedBatches
 from flash_lm.data.token_cache import OwnCorpus
-from flash_lm.data.tokenizer import Tokenizer
-from flash_lm.errors import InputError
-from flash_lm.models.classifier import ClassOptions
 from flash_lm.models.family import complete
 from flash_lm.ops.logistics import VALUES
 from flash_lm.training.checkpoint_write import with_shardings
 from flash_lm.training.optimizer import make_optimizer
+from flash_lm.training.resolve import close
 from flash_lm.training.sharding import batch_sharding, check_documents, make_mesh, share_of, state_shardings
 from flash_lm.training.train_state import ModelFunction, Params, TrainState, init_state
 
@@ -128,41 +123,6 @@ def _of_task(config: Config, corpus: Splits) -> Transform | None:
     return task.rows(corpus.tokenizer, config.data, *options) if task.rows else None
 
 
-def vocabulary(config: Config, tokenizer: Tokenizer) -> int:
-    """The model's vocabulary size: as set, or as the tokenizer needs.
-
-    Raises:
-        InputError: the set size is too small.
-    """
-    needed = TASKS[config.task].vocabulary(tokenizer)
-    vocab_size = config.model.vocab_size or needed
-    if vocab_size < needed:
-        raise InputError(f"model.vocab_size={vocab_size} is smaller than the tokenizer's {needed}: leave it open")
-    values = CORPORA[config.data.corpus].ends_in_values and vocab_size == needed
-    if HEADS[config.model.head].of_values and not values:
-        raise InputError(
-            f"model.head={config.model.head} is for images, whose values are the last words, but got data.corpus="
-            f"{config.data.corpus} and model.vocab_size={vocab_size}: use data.corpus=images with vocab_size open"
-        )
-    return vocab_size
-
-
-def with_classes(config: Config, model: ModelConfig, labels: Sequence[str]) -> ModelConfig:
-    """The config of the model with the number of its labels: as set, or as many as there are.
-
-    Raises:
-        InputError: there are no labels, or the set number is too small.
-    """
-    if not TASKS[config.task].labels:
-        return model
-    if not labels:
-        raise InputError(f"task={config.task} needs labels, and the corpus {config.data.corpus} at its place has none")
-    count = model[ClassOptions].count or len(labels)
-    if count < len(labels):
-        raise InputError(f"the corpus has {len(labels)} labels, but got model.classes.count={count}: leave it open")
-    return model.put("classes.count", count)
-
-
 def build_setup(config: Config, mesh: Mesh) -> Setup:
     """Model and optimizer of a complete config on a mesh; computes nothing."""
     model = ModelFunction(config.model, config.seed, packed=config.data.packed)
@@ -172,28 +132,25 @@ def build_setup(config: Config, mesh: Mesh) -> Setup:
     return Setup(config, model, optimizer, mesh, with_shardings(abstract, shardings))
 
 
-def build_experiment(config: ConfigDict, own: OwnCorpus | None = None) -> Experiment:
-    """Checks a config, tokenises its corpus if necessary, and sets up model, optimizer and mesh.
+def build_experiment(config: Config, known: OwnCorpus | None = None) -> Experiment:
+    """Tokenises a config's corpus if necessary, and sets up model, optimizer and mesh.
 
     Args:
-        config: a config with the schema of configs/base.py.
-        own: what a resumed run knows of its corpus; None: there is no run.
+        config: a checked config, from `parse` or `open_run`.
+        known: what a resumed run knows of its corpus; None: there is no run.
 
     Raises:
         InputError: lists every problem found.
     """
-    parsed = parse(config)
-    # Check everything that does not need the corpus before spending time on tokenising it.
-    model_config = complete(dataclasses.replace(parsed.model, vocab_size=parsed.model.vocab_size or VALUES))
-    mesh = make_mesh(parsed.mesh)
-    corpus = load_splits(parsed.data, own)
-    vocab_size = vocabulary(parsed, corpus.tokenizer)
+    # Raises what is wrong with the model before time is spent on tokenising.
+    complete(dataclasses.replace(config.model, vocab_size=config.model.vocab_size or VALUES))
+    mesh = make_mesh(config.mesh)
+    corpus = load_splits(config.data, known)
+    config = close(config, corpus.tokenizer, corpus.labels)
     if isinstance(corpus, ExampleCorpus):
         for split in ("train", "validation"):  # a test may have longer rows, see `evaluate --lengths`
-            rows_of = _packer(parsed)
-            rows_of(corpus.splits[split], parsed.data.length, corpus.tokenizer.begin)  # raises if they do not fit
-    if TASKS[parsed.task].labels and (share := cut_share(corpus.splits["train"], parsed.data.length)):
-        _log.info("%.1f %% of the training texts are cut to %d tokens", 100 * share, parsed.data.length)
-    model_config = with_classes(parsed, dataclasses.replace(model_config, vocab_size=vocab_size), corpus.labels)
-    parsed = dataclasses.replace(parsed, model=model_config)
-    return Experiment(**vars(build_setup(parsed, mesh)), corpus=corpus)
+            rows_of = _packer(config)
+            rows_of(corpus.splits[split], config.data.length, corpus.tokenizer.begin)  # raises if they do not fit
+    if TASKS[config.task].labels and (share := cut_share(corpus.splits["train"], config.data.length)):
+        _log.info("%.1f %% of the training texts are cut to %d tokens", 100 * share, config.data.length)
+    return Experiment(**vars(build_setup(config, mesh)), corpus=corpus)

@@ -23,14 +23,13 @@ from flash_lm.training.clock import Clock
 from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin
-from flash_lm.training.opened import opened
 from flash_lm.training.profile import Profile, Span, check_span
+from flash_lm.training.resume import Start, find_start, open_run
 from flash_lm.training.rounding import rounding_warnings
 from flash_lm.training.schedule_free import gradient_point
 from flash_lm.training.setup import build_experiment
 from flash_lm.training.sharding import batch_sharding, check_batch, place
 from flash_lm.training.spikes import Spikes
-from flash_lm.training.start import Start, find_start
 from flash_lm.training.validation import make_validation
 
 
@@ -65,7 +64,7 @@ def train(
     asked_at = time.perf_counter() if asked_at is None else asked_at
     with contextlib.ExitStack() as stack:
         stack.enter_context(lost_hosts_reported())
-        run = stack.enter_context(opened(pathlib.Path(workdir), config))
+        run = stack.enter_context(open_run(pathlib.Path(workdir), config))
         experiment = build_experiment(run.config, run.own_corpus())
         corpus, settings = experiment.corpus, experiment.config.train
         check_batch(experiment.mesh, experiment.config.data.batch_size, settings.accumulate)
@@ -76,7 +75,7 @@ def train(
         if profile:
             check_span(profile, settings.steps)
         check_same(
-            config=run.config.to_dict(),
+            config=run.resolved.record.to_dict(),
             corpus=corpus.fingerprint,
             tokenizer=corpus.tokenizer.fingerprint,
             checkpoint=run.newest,
@@ -85,10 +84,10 @@ def train(
         _check_targets(validation)
         stack.enter_context(jax.set_mesh(experiment.mesh))
         start_saving = lambda: stack.enter_context(
-            Checkpoints(run.workdir, keep=settings.keep, best_metric=settings.best_metric)
+            Checkpoints(run.folder.path, run=run.folder, keep=settings.keep, best_metric=settings.best_metric)
         )
         checkpoints = None if run.newest is None else start_saving()
-        start = find_start(experiment, checkpoints, run.parent)
+        start = find_start(experiment, checkpoints, run)
         if int(start.state.step) == settings.steps:
             if is_first():
                 print(f"{workdir}: all {settings.steps} steps are done")
@@ -99,8 +98,8 @@ def train(
                 print(f"{workdir}: train.stop_accuracy={goal} was reached at step {start.state.step}")
             return True
         run.begin(corpus.tokenizer, corpus.labels if TASKS[experiment.config.task].labels else ())
-        loop = _Loop(start, validation, run.workdir, checkpoints or start_saving(), asked_at, debug_nonfinite)
-        return loop.run(should_stop, Profile(run.workdir / "profile", profile))
+        loop = _Loop(start, validation, run.folder.path, checkpoints or start_saving(), asked_at, debug_nonfinite)
+        return loop.run(should_stop, Profile(run.folder.path / "profile", profile))
 
 
 def _check_targets(validation: Rows) -> None:

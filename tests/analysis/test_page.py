@@ -50,7 +50,8 @@ def test_everything_is_on_the_page(runs, page, tmp_path):
     (tmp_path / "curves.png").write_bytes(base64.b64decode(PIXEL))
     samples = {"a<b": "text <b>\n & more", "flash": "none: it is masked"}
     out = tmp_path / "index.html"
-    write_page(out, "2 runs <here>", TABLES, [tmp_path / "curves.png"], runs, samples, "The cat")
+    configs = {pathlib.Path(run).name: json.loads(pathlib.Path(run, "config.json").read_text()) for run in runs}
+    write_page(out, "2 runs <here>", TABLES, [tmp_path / "curves.png"], configs, samples, "The cat")
     (tmp_path / "curves.png").unlink()
     page.goto(out.as_uri())
     expect(page).to_have_title("2 runs <here>")

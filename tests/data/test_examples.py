@@ -112,4 +112,4 @@ def test_what_does_not_fit_is_reported_before_training(data, model, expected):
     config.data.update(**data)
     config.model.update(**model)
     with pytest.raises(InputError, match=expected):
-        build_experiment(config)
+        build_experiment(parse(config))

@@ -114,7 +114,7 @@ def test_a_mixture_is_the_text_of_its_parts(config):
     """Tokens, documents and splits of each are those of the corpus by itself."""
     corpus = load_splits(parse(config).data)
     assert corpus.name == "a-b-c" and corpus.parts == ("a", "b", "c")
-    experiment = build_experiment(config)
+    experiment = build_experiment(parse(config))
     for split in ("train", "validation", "test"):
         found: Any = experiment.evaluation_rows(split)
         start = 0
@@ -131,7 +131,7 @@ def test_a_mixture_is_the_text_of_its_parts(config):
 
 @pytest.mark.slow
 def test_batches_of_text_have_the_shares(config):
-    experiment = build_experiment(config)
+    experiment = build_experiment(parse(config))
     batches = experiment.training_batches(whole_batch(8))
     letters = collections.Counter()
     for _ in range(50):

@@ -109,10 +109,10 @@ def test_training_needs_rows_that_are_long_enough_and_a_test_may_have_longer_one
     config.data.update(corpus="mqar", pack="examples", length=16, tokens_per_batch=16)
     short, long = ((16, 2, 4),), ((64, 2, 4),)
     config.data.mqar.update(words=WORDS, train=short, validation=short, test=long)
-    experiment = build_experiment(config)
+    experiment = build_experiment(parse(config))
     assert experiment.config.model.vocab_size == WORDS
     with pytest.raises(InputError, match="rows of 16 tokens are too short"):
         experiment.evaluation_rows("test")
     config.data.mqar.validation = long
     with pytest.raises(InputError, match="rows of 16 tokens are too short"):
-        build_experiment(config)
+        build_experiment(parse(config))

@@ -14,6 +14,7 @@ from small import small_config, write_corpus
 
 from flash_lm import generate
 from flash_lm.cli.run import run
+from flash_lm.config.experiment import parse
 from flash_lm.data.tokenizer import ByteTokenizer
 from flash_lm.data.tokenizers import train_sentencepiece
 from flash_lm.errors import InputError
@@ -76,7 +77,7 @@ def masked(masked_run):
 def test_parameters_are_those_of_the_newest_checkpoint(causal, generator, shape, dtype):
     """On any mesh, in either precision; it was trained on (2, 2, 2)."""
     config, workdir = causal
-    experiment = build_experiment(config)
+    experiment = build_experiment(parse(config))
     state, _ = restore(run_name(workdir), experiment.abstract)
     loaded = load_model(workdir, dtype=dtype, mesh_shape=shape)
     assert loaded.step == 20 and loaded.config.model.dtype == (dtype or "float32")

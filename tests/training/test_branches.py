@@ -12,7 +12,7 @@ from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.sweeps.grid import changed
-from flash_lm.training import opened
+from flash_lm.training import resume
 from flash_lm.training.train_loop import train
 from training.runs import losses, small_run, stop_after
 
@@ -39,13 +39,13 @@ def test_a_branch_that_was_started_twice_resumes_the_second_start(constant, tmp_
     config, parent = constant
     branch = changed(config, {"train.steps": 8, "train.branch_from": str(parent), "train.eval_every": 0})
     train(branch, tmp_path / "other", should_stop=stop_after(1))
-    lock = opened.locked
+    lock = resume.locked
 
     def meanwhile(workdir):
         shutil.copytree(tmp_path / "other", tmp_path / "run")
         return lock(workdir)
 
-    monkeypatch.setattr(opened, "locked", meanwhile)
+    monkeypatch.setattr(resume, "locked", meanwhile)
     before = read_jsonl(tmp_path / "other" / "metrics.jsonl")
     train(branch, tmp_path / "run")
     lines = read_jsonl(tmp_path / "run" / "metrics.jsonl")

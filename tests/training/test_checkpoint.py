@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from small import small_config, write_corpus
 
+from flash_lm.config.experiment import parse
 from flash_lm.errors import InputError, RunError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl
@@ -20,8 +21,8 @@ from flash_lm.runs.run_name import run_name
 from flash_lm.training.checkpoint_read import restore
 from flash_lm.training.checkpoint_write import Checkpoints
 from flash_lm.training.fingerprint import fingerprint
+from flash_lm.training.resume import new_state
 from flash_lm.training.setup import Experiment, build_experiment
-from flash_lm.training.start import new_state
 from flash_lm.training.train_loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -35,7 +36,7 @@ def config(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def experiment(config) -> Experiment:
-    return build_experiment(config)
+    return build_experiment(parse(config))
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +192,7 @@ def test_a_damaged_last_checkpoint_is_trained_again(config, tmp_path):
     train(config, tmp_path / "run")
     flip(data_files(tmp_path / "run" / "checkpoints" / "12")[0], 8000)
     train(config, tmp_path / "run")
-    state, _ = newest(tmp_path / "run", build_experiment(config), read_only=True)
+    state, _ = newest(tmp_path / "run", build_experiment(parse(config)), read_only=True)
     assert int(state.step) == 12 and (tmp_path / "run" / "damaged" / "12").is_dir()
 
 
@@ -199,7 +200,7 @@ def test_a_checkpoint_of_another_model_is_not_used(workdir, config, states):
     other = config.copy_and_resolve_references()
     other.model.model_dim *= 2
     with pytest.raises(InputError, match="no checkpoint in .* is intact and of this config"):
-        newest(workdir, build_experiment(other))
+        newest(workdir, build_experiment(parse(other)))
 
 
 @pytest.mark.slow
@@ -271,7 +272,7 @@ def test_a_fingerprint_is_that_of_any_mesh():
 def performer(config) -> Experiment:
     other = config.copy_and_resolve_references()
     other.model.family = "performer"
-    return build_experiment(other)
+    return build_experiment(parse(other))
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from data.test_labelled import write
 from small import command, finish, small_config
 
 import flash_lm
+from flash_lm.config.experiment import parse
 from flash_lm.configs.lra import _study
 from flash_lm.errors import InputError
 from flash_lm.inference.export import export
@@ -199,7 +200,7 @@ def test_examples_with_labels_are_masked_too(tmp_path, corpus):
 )
 def test_what_does_not_go_together(config, keys, expected):
     with pytest.raises(InputError, match=expected):
-        build_experiment(changed(config, keys))
+        build_experiment(parse(changed(config, keys)))
 
 
 def test_more_labels_than_outputs(config, tmp_path):
@@ -207,7 +208,7 @@ def test_more_labels_than_outputs(config, tmp_path):
         tmp_path, {split: (["ab", "cd", "ef"], ["x", "y", "z"]) for split in ("train", "validation", "test")}
     )
     with pytest.raises(InputError, match="the corpus has 3 labels, but got model.classes.count=2: leave it open"):
-        build_experiment(changed(config, {"data.path": str(folder), "model.classes.count": 2}))
+        build_experiment(parse(changed(config, {"data.path": str(folder), "model.classes.count": 2})))
 
 
 def test_a_model_of_labels_does_not_write(run):

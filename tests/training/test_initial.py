@@ -23,8 +23,9 @@ from flash_lm.inference.scoring import evaluate
 from flash_lm.layers.parameter import Traits, name_of
 from flash_lm.sweeps.grid import changed
 from flash_lm.training.frozen import frozen_parameters
-from flash_lm.training.init_from import like_parent, tokenizer_of
+from flash_lm.training.init_from import tokenizer_of
 from flash_lm.training.optimizer import make_optimizer
+from flash_lm.training.resolve import like_parent
 from flash_lm.training.schedule_free import gradient_point
 from flash_lm.training.train_loop import train
 from training.runs import losses, stop_after

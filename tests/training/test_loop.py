@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from small import small_config, write_corpus
 
+from flash_lm.config.experiment import parse
 from flash_lm.data import hugging_face, streaming
 from flash_lm.errors import InputError, RunError
 from flash_lm.inference.scoring import evaluate
@@ -46,7 +47,7 @@ def figures(workdir: pathlib.Path) -> list[dict]:
 
 
 def parameters(config, workdir: pathlib.Path):
-    state, _ = restore(run_name(workdir), build_experiment(config).abstract)
+    state, _ = restore(run_name(workdir), build_experiment(parse(config)).abstract)
     return jax.tree.leaves(state)
 
 

@@ -10,6 +10,7 @@ import optax
 import pytest
 from small import small_config, write_corpus
 
+from flash_lm.config.experiment import parse
 from flash_lm.config.registry import OPTIMIZERS
 from flash_lm.errors import NonfiniteError, RunError
 from flash_lm.runs.jsonl import read_jsonl
@@ -19,8 +20,8 @@ from flash_lm.training.checkpoint_read import restore
 from flash_lm.training.checkpoint_write import Checkpoints
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin
 from flash_lm.training.optimizer import Optimizer
+from flash_lm.training.resume import new_state
 from flash_lm.training.setup import Experiment, build_experiment
-from flash_lm.training.start import new_state
 from flash_lm.training.train_loop import train
 from flash_lm.training.train_state import TrainState
 
@@ -64,7 +65,7 @@ def skipping(config, **settings):
 
 
 def saved_state(config, workdir: pathlib.Path):
-    state, facts = restore(run_name(workdir), build_experiment(config).abstract)
+    state, facts = restore(run_name(workdir), build_experiment(parse(config)).abstract)
     return state, facts
 
 
@@ -133,7 +134,7 @@ def test_an_evaluation_that_is_not_finite_is_not_the_best(tmp_path):
 
 def test_too_many_in_a_row_end_the_run(config, monkeypatch):
     monkeypatch.setattr(nonfinite, "MOST_IN_A_ROW", 3)
-    steps = NonfiniteSteps(build_experiment(skipping(config, steps=1000)), skipped=7)
+    steps = NonfiniteSteps(build_experiment(parse(skipping(config, steps=1000))), skipped=7)
     values = {"loss": float("inf"), "grad_norm": 1.0}
     for step in (2, 3, 4, 6, 7, 8):
         assert "loss inf" in steps.meet(step, values, "")
@@ -155,7 +156,7 @@ def test_the_last_step_of_a_run(config):
     """A single step that is skipped at the end is an accident, unless the model is broken."""
     values = {"loss": float("nan"), "grad_norm": 1.0}
     for step in (11, 12):
-        steps = NonfiniteSteps(build_experiment(skipping(config)), skipped=0)
+        steps = NonfiniteSteps(build_experiment(parse(skipping(config))), skipped=0)
         steps.meet(step, values, "")
         steps.check_end(5.0)
     with pytest.raises(NonfiniteError, match="step 12: validation loss nan; the last step was skipped"):
@@ -169,7 +170,7 @@ def test_the_layer_is_found_where_it_begins(config, accumulate):
     config.model.num_layers = 2
     config.train.accumulate = accumulate
     config.data.tokens_per_batch = 512
-    experiment = build_experiment(config)
+    experiment = build_experiment(parse(config))
     origin, params = Origin(experiment), new_state(experiment).params
     batch = next(experiment.training_batches(experiment.share()))
     assert "are finite" in origin.find(params, 0, batch)

@@ -16,8 +16,10 @@ from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs import run_folder
 from flash_lm.runs.lock import locked
+from flash_lm.runs.run_folder import RunFolder
 from flash_lm.sweeps.grid import changed
 from flash_lm.training import checkpoint_read
+from flash_lm.training.resolve import continue_run, with_types
 from flash_lm.training.train_loop import train
 from training.runs import losses, small_run, stop_after
 
@@ -76,10 +78,15 @@ def test_a_resumed_run_may_change_what_changes_rounding(config, finished, half, 
     assert close({key: loss for key, loss in found.items() if key[1] == "train"}, expected)
     assert max(found) == (12, "validation") and (6, "train") in found and (7, "train") not in found
     assert (run / "config.json").read_bytes() == before
-    now = run_folder.read_config(run)
+    now = RunFolder(run).config
     told = {key: flat(now.to_dict())[key] for key in HARMLESS}
     assert told == HARMLESS | {"model.quadratic.implementation": "blocked"}  # which the family does not use
     assert now.data.path == other.data.path and now.train.learning_rate == config.train.learning_rate
+
+
+def continued(run: pathlib.Path, asked):
+    """The config with which a run goes on."""
+    return continue_run(with_types(asked), RunFolder(run))[0]
 
 
 @pytest.mark.parametrize(
@@ -99,10 +106,10 @@ def test_a_resumed_run_may_change_what_changes_rounding(config, finished, half, 
 def test_what_a_resumed_run_may_change(config, half, changes, refused):
     other = changed(config, changes)
     if refused is None:
-        assert run_folder.check_config(half, other).train.warmup_steps == 2
+        assert continued(half, other).train.warmup_steps == 2
         return
     with pytest.raises(InputError, match=refused):
-        run_folder.check_config(half, other)
+        continued(half, other)
 
 
 def test_how_softmax_is_computed_may_change(config, half, tmp_path):
@@ -110,9 +117,9 @@ def test_how_softmax_is_computed_may_change(config, half, tmp_path):
     run = shutil.copytree(half, tmp_path / "run")
     other = changed(config, {"model.family": "transformer"})
     (run / "config.json").write_text(json.dumps(other.to_dict()))
-    run_folder.check_config(run, changed(other, {"model.quadratic.implementation": "plain"}))
+    continued(run, changed(other, {"model.quadratic.implementation": "plain"}))
     with pytest.raises(InputError, match="model.rotary=None there, True here"):
-        run_folder.check_config(run, changed(other, {"model.rotary": True}))
+        continued(run, changed(other, {"model.rotary": True}))
 
 
 def test_a_run_of_an_older_version_keeps_its_behaviour(config, half, tmp_path):
@@ -124,11 +131,11 @@ def test_a_run_of_an_older_version_keeps_its_behaviour(config, half, tmp_path):
     values["data"]["streaming"], values["train"]["warmup_steps"] = True, 3
     (run / "config.json").write_text(json.dumps(values))
     now = changed(config, {"data.streaming": True, "train.warmup_steps": None})
-    goes_on = run_folder.check_config(run, now)
+    goes_on = continued(run, now)
     assert (goes_on.data.shuffle_buffer, goes_on.train.warmup_steps) == (0, 3)
     assert filled(now.to_dict())["data"]["shuffle_buffer"] == 64
     with pytest.raises(InputError, match="data.shuffle_buffer=0 there, 8 here"):
-        run_folder.check_config(run, changed(now, {"data.shuffle_buffer": 8}))
+        continued(run, changed(now, {"data.shuffle_buffer": 8}))
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
@@ -152,7 +159,7 @@ def test_microbatches_may_change_where_nothing_is_drawn_for_them(config, half, t
     run = shutil.copytree(half, tmp_path / "run")
     path = run / "config.json"
     path.write_text(path.read_text().replace('"dropout": 0.1', '"dropout": 0.0'))
-    run_folder.check_config(run, changed(config, {"model.dropout": 0.0, "train.accumulate": 2}))
+    continued(run, changed(config, {"model.dropout": 0.0, "train.accumulate": 2}))
 
 
 def test_one_run_at_a_time(config, half, tmp_path):
@@ -201,11 +208,11 @@ def test_a_damaged_config_is_not_reported_as_a_wrong_call(half, tmp_path, monkey
     ):
         (run / "config.json").write_text(damaged)
         with pytest.raises(InputError, match=r"config.json is damaged"):
-            run_folder.read_config(run)
+            _ = RunFolder(run).config
     (run / "config.json").write_text(text)
     monkeypatch.setattr(run_folder, "upgrade", lambda values: values + 1)
     with pytest.raises(TypeError):
-        run_folder.read_config(run)
+        _ = RunFolder(run).config
 
 
 def test_scoring_reads_only_parameters_on_the_given_mesh(finished, monkeypatch):
@@ -328,4 +335,4 @@ def test_a_run_keeps_the_batch_that_its_first_devices_needed(config, tmp_path):
     written = json.loads((tmp_path / "run" / "config.json").read_text())["data"]["tokens_per_batch"]
     assert written == parse(mine).data.tokens_per_batch
     less = changed(config, {"data.tokens_per_batch": None, "train.steps": 3, "mesh.shape": (1, 1, 8)})
-    assert run_folder.check_config(tmp_path / "run", less).data.tokens_per_batch == written
+    assert continued(tmp_path / "run", less).data.tokens_per_batch == written

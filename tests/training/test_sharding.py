@@ -6,13 +6,14 @@ import optax
 import pytest
 from small import small_config, write_corpus
 
+from flash_lm.config.experiment import parse
 from flash_lm.config.mesh import MESH_AXES, MeshConfig
 from flash_lm.data.share import Share
 from flash_lm.errors import InputError
 from flash_lm.training import sharding
+from flash_lm.training.resume import new_state
 from flash_lm.training.setup import build_experiment
 from flash_lm.training.sharding import batch_sharding, check_batch, check_documents, make_mesh, place, share_of
-from flash_lm.training.start import new_state
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -26,7 +27,7 @@ def config(tmp_path_factory):
 def test_moments_follow_their_parameters_and_all_is_born_sharded(config):
     config = config.copy_and_resolve_references()
     config.mesh.shape = (2, 2, 2)
-    experiment = build_experiment(config)
+    experiment = build_experiment(parse(config))
     with jax.set_mesh(experiment.mesh):
         state = new_state(experiment)
     gate = state.params["layers"]["sublayer_0"]["gate"]["kernel"]
@@ -59,7 +60,7 @@ def test_rules_that_do_not_fit_a_parameter(config):
     )
     config.model.gau.shared_dim = 12
     with pytest.raises(InputError) as error:
-        build_experiment(config)
+        build_experiment(parse(config))
     assert "more dimensions than the parameter" in str(error.value)
     assert "fsdp=8 does not divide a dimension of 12" in str(error.value)
 

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from small import small_config, write_corpus
 
+from flash_lm.config.experiment import parse
+from flash_lm.training.resume import new_state
 from flash_lm.training.setup import build_experiment
-from flash_lm.training.start import new_state
 from flash_lm.training.validation import make_validation
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -30,7 +31,7 @@ def scores(config, accumulate: int, shape: tuple[int, ...], carry: bool = False)
     config = config.copy_and_resolve_references()
     config.train.update(accumulate=accumulate, carry_state=carry)
     config.mesh.shape = shape
-    experiment = build_experiment(config)
+    experiment = build_experiment(parse(config))
     rows = experiment.evaluation_rows("validation")
     with jax.set_mesh(experiment.mesh):
         found = make_validation(experiment, rows)(new_state(experiment).params)

@@ -67,7 +67,7 @@ def time_group(group: dict[str, ConfigDict], baseline: str, rounds: int) -> list
     """As `time_steps`, for runs that take turns; `rounds_ms` is the mean of a run's turns in each round."""
     cells, flops = [], {}
     for name, config in group.items():
-        step = BareStep(build_experiment(config).config)
+        step = BareStep(build_experiment(parse(config)).config)
         flops[name] = step.model_flops
         step.start()
         cells.append(Cell.warmed(name, timed(step.step)))
