@@ -51,10 +51,11 @@ test: setup ## run the tests, without the slow ones
 test-all: setup ## run all tests
 	$(BIN)/python -m pytest $(PARALLEL)
 
-lint: setup ## check style and types
+lint: setup ## check style, types, and which rooms import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/lint-imports --no-cache
 
 format: setup ## fix what ruff can fix, and format
 	$(BIN)/ruff check --fix .

@@ -103,10 +103,10 @@ def _tune(
     arguments: argparse.Namespace, config: Any, runs: Runs, workdir: pathlib.Path, should_stop: Callable[[], bool]
 ) -> None:
     from flash_lm.report.tuning import write_tuning
-    from flash_lm.sweeps.tuning import tune
+    from flash_lm.sweeps.tuning import best_values, tune
 
     lines = tune(config, runs, arguments.tune, arguments.budget, workdir, should_stop)
-    print(f"\n{write_tuning(lines, workdir)}")
+    print(f"\n{write_tuning(lines, best_values(lines), workdir)}")
 
 
 if __name__ == "__main__":

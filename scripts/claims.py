@@ -16,8 +16,8 @@ from flash_lm.cli.run import run
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import Line, read_lines, write_jsonl
 from flash_lm.studies.claims.collect import collect, gather, merged
-from flash_lm.studies.claims.evidence import Evidence
 from flash_lm.studies.claims.report import Claim, read_claim
+from flash_lm.studies.protocol.evidence import Evidence
 from flash_lm.studies.protocol.jobs import made_lines
 from flash_lm.studies.protocol.ratios import SEEDS
 from flash_lm.studies.protocol.relations import ALIKE

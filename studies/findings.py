@@ -12,12 +12,11 @@ import tomllib
 from flash_lm.errors import InputError
 from flash_lm.report.marked_blocks import replaced
 from flash_lm.runs.jsonl import Line, read_lines
-from flash_lm.studies.protocol.hypotheses import FAILS, HOLDS, UNDECIDED, Hypothesis, timed_steps
+from flash_lm.studies.protocol.hypotheses import FAILS, HOLDS, UNDECIDED, Hypothesis, step_name, timed_steps
 from flash_lm.studies.protocol.jobs import made_lines
 from flash_lm.studies.protocol.relations import ALIKE
 from flash_lm.studies.protocol.verdicts import NOT_RUN, WORDS
 from flash_lm.studies.protocol.verdicts import UNDECIDED as CLAIM_UNDECIDED
-from flash_lm.studies.quality.run import step_name
 from studies.curves import curves_of, perplexity_after, ratio_at_equal_time
 
 HERE = pathlib.Path(__file__).parent

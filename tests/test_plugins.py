@@ -31,8 +31,8 @@ from flash_lm.layers.core import Pair
 from flash_lm.models.family import complete
 from flash_lm.ops.segments import find_segments
 from flash_lm.runs.jsonl import read_jsonl
-from flash_lm.runs.run_folder import check_branch, check_config, read_config
-from flash_lm.training.resolve import like_parent
+from flash_lm.runs.run_folder import RunFolder
+from flash_lm.training.resolve import continue_run, like_parent
 from flash_lm.training.train_loop import train
 
 HERE = pathlib.Path(__file__).parent
@@ -164,8 +164,8 @@ DOORS = {
     "export": lambda folder: export.main([f"--workdir={folder}", "--out=out", "--license=mit"]),
     "serve": lambda folder: serve.main([f"--workdir={folder}", "--port=0"]),
     "config": lambda folder: load_config(str(folder), []),
-    "a new run there": lambda folder: check_config(folder, get_config()),
-    "branch": lambda folder: check_branch(folder, _child("branch_from", folder)),
+    "a new run there": lambda folder: continue_run(get_config(), RunFolder(folder)),
+    "branch": lambda folder: train(_child("branch_from", folder), pathlib.Path("branch")),
     "init": lambda folder: like_parent(_child("init_from", folder), str(folder)),
 }
 
@@ -186,10 +186,10 @@ def test_what_was_named_is_imported(undone, monkeypatch, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     monkeypatch.setattr(plugins, "_named", set())
     with pytest.raises(InputError, match="asks for plugins=outside"):
-        read_config(tmp_path)
+        _ = RunFolder(tmp_path).config
     assert "outside" not in sys.modules
     use_plugins(argparse.Namespace(plugins="outside"))
-    assert read_config(tmp_path).plugins == ("outside",) and "powers" in FAMILIES
+    assert RunFolder(tmp_path).config.plugins == ("outside",) and "powers" in FAMILIES
 
 
 def test_what_is_no_name_of_a_module_is_not_suggested(tmp_path):
@@ -197,14 +197,14 @@ def test_what_is_no_name_of_a_module_is_not_suggested(tmp_path):
     config.plugins = ("a; rm -r b",)
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     with pytest.raises(InputError, match="asks for plugins='a; rm -r b', which is no module: restore"):
-        read_config(tmp_path)
+        _ = RunFolder(tmp_path).config
 
 
 def test_a_change_of_a_run_names_no_plugin(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(get_config().to_dict()))
     (tmp_path / "changes.jsonl").write_text('{"plugins": ["outside"]}\n')
     with pytest.raises(InputError, match="changes.jsonl is damaged"):
-        read_config(tmp_path)
+        _ = RunFolder(tmp_path).config
 
 
 COMMANDS = {

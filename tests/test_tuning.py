@@ -85,7 +85,7 @@ def test_values_that_diverge_lose(planted, tmp_path):
     lines = tune(config_at(3e-3), {"f": {"model.family": "flash"}}, "train.learning_rate", BUDGET, tmp_path, bool)
     (found,) = best_values(lines)
     assert found["value"] == 3e-3 and found["bracketed"]
-    text = write_tuning(lines, tmp_path)
+    text = write_tuning(lines, best_values(lines), tmp_path)
     assert "not finite" in text and (tmp_path / "tuning.png").stat().st_size > 10_000
 
 
@@ -98,7 +98,7 @@ def test_a_search_goes_on_where_it_stopped(planted, tmp_path):
         tune(config_at(3e-3), models, "train.learning_rate", BUDGET, tmp_path, lambda: next(asked))
     lines = tune(config_at(3e-3), models, "train.learning_rate", BUDGET, tmp_path, bool)
     assert len(made) == len(set(made)) == len(lines) == len(read_jsonl(tmp_path / "tuning.jsonl"))
-    text = write_tuning(lines, tmp_path)
+    text = write_tuning(lines, best_values(lines), tmp_path)
     assert text in (tmp_path / "table.md").read_text() and "|     0.0015 |" in text and "|      0.006 |" in text
     assert [line["model"] for line in read_jsonl(tmp_path / "best.jsonl")] == ["flash", "gla"]
 
@@ -108,7 +108,7 @@ def test_a_grid_that_may_not_grow_further_says_so(planted, tmp_path):
     lines = tune(config_at(3e-3), {"f": {"model.family": "flash"}}, "train.learning_rate", BUDGET, tmp_path, bool)
     (best,) = best_values(lines)
     assert not best["bracketed"] and best["grown"]
-    assert "no best value: the grid ends here" in write_tuning(lines, tmp_path)
+    assert "no best value: the grid ends here" in write_tuning(lines, best_values(lines), tmp_path)
 
 
 @pytest.mark.parametrize(

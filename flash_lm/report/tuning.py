@@ -6,7 +6,6 @@ import pathlib
 from flash_lm.report.figure import can_draw, drawing, style
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line, write_jsonl
-from flash_lm.sweeps.tuning import best_values
 
 _COLUMNS: Columns = {
     "model": ("model", "{}"),
@@ -20,17 +19,17 @@ _COLUMNS: Columns = {
 _ACROSS = 4  # panels in a row of the plot
 
 
-def write_tuning(lines: list[Line], out: pathlib.Path) -> str:
+def write_tuning(lines: list[Line], best: list[Line], out: pathlib.Path) -> str:
     """Writes table.md, best.jsonl and, with matplotlib, tuning.png into a folder.
 
     Args:
         lines: from `tune`, at least one.
+        best: of each model, from `best_values`.
         out: the folder, which exists.
 
     Returns:
         The table below its title.
     """
-    best = best_values(lines)
     write_jsonl(out / "best.jsonl", best)
     text = f"{_title(lines)}\n\n{markdown_table([_row(line, lines) for line in best], _COLUMNS)}"
     (out / "table.md").write_text(f"{text}\n", encoding="utf-8")

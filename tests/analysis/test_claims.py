@@ -5,9 +5,9 @@ import statistics
 
 import pytest
 
-from flash_lm.studies.claims.evidence import Evidence, Run
 from flash_lm.studies.claims.report import Claim, read_claim
 from flash_lm.studies.claims.rules import Arithmetic, EqualTime, Growth, Measured, Ratio, Untestable
+from flash_lm.studies.protocol.evidence import Evidence, Run
 from flash_lm.studies.protocol.verdicts import ARITHMETIC, CONTRADICTED, NOT_RUN, NOT_TESTABLE, REPRODUCED, UNDECIDED
 from flash_lm.studies.recall.claims import RecallGrows, Recalls, rank_correlation
 

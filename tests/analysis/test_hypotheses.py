@@ -6,9 +6,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flash_lm.studies.protocol.hypotheses import FAILS, HOLDS, NOT_RUN, RULE, UNDECIDED, Hypothesis, verdict_table
+from flash_lm.studies.protocol.hypotheses import (
+    FAILS,
+    HOLDS,
+    NOT_RUN,
+    RULE,
+    UNDECIDED,
+    Hypothesis,
+    step_name,
+    verdict_table,
+)
 from flash_lm.studies.protocol.ratios import MeanRatio, Variance, loss_at, variance_of_text
-from flash_lm.studies.quality.run import step_name
 
 SEEDS = (0, 1, 2)
 TOKENS = [100, 300, 200, 400] * 5  # of each block

@@ -6,9 +6,8 @@ import pytest
 
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
-from flash_lm.studies.protocol.hypotheses import Hypothesis
+from flash_lm.studies.protocol.hypotheses import Hypothesis, step_name
 from flash_lm.studies.quality.report import study_tables, summary, write_study
-from flash_lm.studies.quality.run import step_name
 
 ABOUT = {
     "family": "flash",

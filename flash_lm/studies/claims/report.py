@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flash_lm.studies.claims.evidence import Evidence, MissingError
 from flash_lm.studies.claims.rules import RULES, Rule
+from flash_lm.studies.protocol.evidence import Evidence, MissingError
 from flash_lm.studies.protocol.verdicts import CONTRADICTED, NOT_RUN, UNDECIDED, Verdict
 
 

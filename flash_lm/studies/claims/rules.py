@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from flash_lm.runs.jsonl import Line
-from flash_lm.studies.claims.evidence import Evidence, MissingError, Run
+from flash_lm.studies.protocol.evidence import Evidence, MissingError, Run
 from flash_lm.studies.protocol.ratios import MeanRatio
 from flash_lm.studies.protocol.relations import ALIKE, RELATIONS, bounds, spread
 from flash_lm.studies.protocol.verdicts import (

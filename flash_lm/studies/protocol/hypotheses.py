@@ -25,7 +25,6 @@ from flash_lm.studies.protocol.ratios import (
 )
 from flash_lm.studies.protocol.relations import ALIKE, RELATIONS, bounds
 from flash_lm.studies.protocol.verdicts import NOT_RUN
-from flash_lm.studies.quality.run import step_name
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 RULE = (
@@ -57,6 +56,11 @@ def decided_by_seeds(held: Sequence[bool | None], lost: bool) -> str:
     if lost or len(held) < SEEDS or len(set(held)) > 1 or None in held:
         return UNDECIDED
     return HOLDS if held[0] else FAILS
+
+
+def step_name(part: str, model: str) -> str:
+    """What names a model's step among the steps that are timed."""
+    return f"{part} {model}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from flash_lm.studies.claims.evidence import Evidence, MissingError
+from flash_lm.studies.protocol.evidence import Evidence, MissingError
 from flash_lm.studies.protocol.hypotheses import FAILS, HOLDS, Hypothesis
 from flash_lm.studies.protocol.verdicts import CONTRADICTED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict
 

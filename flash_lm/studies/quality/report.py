@@ -10,10 +10,11 @@ from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.report.tuning import write_tuning
 from flash_lm.runs.jsonl import Line, grouped, read_lines, write_jsonl
-from flash_lm.studies.protocol.hypotheses import RULE, Hypothesis, timed_steps, verdict_table
+from flash_lm.studies.protocol.hypotheses import RULE, Hypothesis, step_name, timed_steps, verdict_table
 from flash_lm.studies.protocol.jobs import made_lines
 from flash_lm.studies.quality.implementations import implementations, implementations_table
-from flash_lm.studies.quality.run import POSITIONS, step_name
+from flash_lm.studies.quality.run import POSITIONS
+from flash_lm.sweeps.tuning import best_values
 
 _SAME = ("family", "parameters", "rate", "step", "trained_length", "corpus", "batch_tokens")  # with every seed
 _MODEL = ("part", "run")
@@ -50,7 +51,7 @@ def write_study(title: str, hypotheses: Sequence[Hypothesis], out: pathlib.Path)
         parts.append(implementations_table(beside))
     if tuned:
         (out / "tuning").mkdir(exist_ok=True)
-        parts.append(write_tuning(tuned, out / "tuning"))
+        parts.append(write_tuning(tuned, best_values(tuned), out / "tuning"))
     text = "\n\n".join(parts)
     (out / "table.md").write_text(f"{text}\n", encoding="utf-8")
     if can_draw():

@@ -106,11 +106,6 @@ def study_hash(config: Any, *more: Any) -> str:
     return config_hash([run_hash(config.to_dict()), *more])
 
 
-def step_name(part: str, model: str) -> str:
-    """What names a model's step among the steps that are timed."""
-    return f"{part} {model}"
-
-
 def trunks_of(config: ConfigDict, parts: Sequence[Part]) -> list[Trunk]:
     """The trunks of a study in the order of its parts.
 

@@ -13,7 +13,8 @@ from flash_lm.config.experiment import parse
 from flash_lm.runs.jsonl import Line, append_jsonl, read_lines
 from flash_lm.runs.provenance import config_hash, provenance
 from flash_lm.runs.run_folder import run_hash
-from flash_lm.studies.quality.run import Part, step_name
+from flash_lm.studies.protocol.hypotheses import step_name
+from flash_lm.studies.quality.run import Part
 from flash_lm.sweeps.grid import Runs, changed
 from flash_lm.training.setup import build_experiment
 

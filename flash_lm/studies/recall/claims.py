@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 
 from flash_lm.runs.jsonl import Line
-from flash_lm.studies.claims.evidence import Evidence, MissingError
+from flash_lm.studies.protocol.evidence import Evidence, MissingError
 from flash_lm.studies.protocol.verdicts import UNDECIDED, Verdict, decided
 from flash_lm.studies.recall.report import at_best_rate
 

@@ -1,0 +1,59 @@
+"""What a module of your own imports to add a row: from flash_lm.extend import …; docs/extend.md has examples.
+
+Other modules of the package may move; these names stay.
+"""
+
+from flash_lm.config.keys import above, at_least, below, fraction, key, one_of, section
+from flash_lm.data.corpora import CorpusKind, register_corpus
+from flash_lm.data.corpus import Piece
+from flash_lm.data.examples import Example, ExampleCorpus
+from flash_lm.data.tasks import Task, register_task
+from flash_lm.layers.attention import GatedAttentionUnit, MultiHeadAttention
+from flash_lm.layers.core import Pair, PlainCore, UndecodableCore
+from flash_lm.layers.dense import Dense, Output
+from flash_lm.layers.linear_core import LinearCore, LinearOptions
+from flash_lm.layers.parameter import VECTORS
+from flash_lm.layers.sublayer import Sublayer
+from flash_lm.models.family import Family, Part, register_family
+from flash_lm.models.heads import Head, HeadKind, Losses, register_head, weighted_sum
+from flash_lm.models.parts import MLP_PART
+from flash_lm.training.optimizer import Optimizer, register_optimizer
+
+__all__ = [
+    "MLP_PART",
+    "VECTORS",
+    "CorpusKind",
+    "Dense",
+    "Example",
+    "ExampleCorpus",
+    "Family",
+    "GatedAttentionUnit",
+    "Head",
+    "HeadKind",
+    "LinearCore",
+    "LinearOptions",
+    "Losses",
+    "MultiHeadAttention",
+    "Optimizer",
+    "Output",
+    "Pair",
+    "Part",
+    "Piece",
+    "PlainCore",
+    "Sublayer",
+    "Task",
+    "UndecodableCore",
+    "above",
+    "at_least",
+    "below",
+    "fraction",
+    "key",
+    "one_of",
+    "register_corpus",
+    "register_family",
+    "register_head",
+    "register_optimizer",
+    "register_task",
+    "section",
+    "weighted_sum",
+]
