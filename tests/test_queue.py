@@ -114,7 +114,7 @@ KILLED = """
     import os, pathlib, signal, sys
     sys.path.insert(0, {root!r})
     from studies.queue import Job, Place, work_off
-    from flash_lm import shared_work
+    from flash_lm.studies.protocol import jobs
     def make(folder, should_stop):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "begun").touch()
@@ -122,7 +122,7 @@ KILLED = """
             os.kill(os.getpid(), signal.SIGKILL)
         return [{{"loss": 1.0}}] * 1000
     if {moment!r} == "writing":
-        shared_work.os.replace = lambda *files: os.kill(os.getpid(), signal.SIGKILL)  # all is written, but for the name
+        jobs.os.replace = lambda *files: os.kill(os.getpid(), signal.SIGKILL)  # all is written, but for the name
     folder = pathlib.Path({folder!r})
     place = Place(folder / "out", folder / "queue", bool)
     work_off(lambda: [Job("job", {{}}, 0.1, "same", None, make)], place, {{}})

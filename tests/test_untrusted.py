@@ -17,7 +17,7 @@ from flash_lm.errors import InputError
 from flash_lm.inference.api import LoadedModel
 from flash_lm.inference.export import export as write
 from flash_lm.runs.json_file import parse_json
-from flash_lm.runs.run_folder import read_config
+from flash_lm.runs.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -156,7 +156,7 @@ def test_a_change_that_no_run_writes_ends_in_one_line(tmp_path, line):
     (tmp_path / "config.json").write_text(json.dumps(get_config().to_dict()))
     (tmp_path / "changes.jsonl").write_text(line + "\n")
     with pytest.raises(InputError, match=r"changes.jsonl(: line 1)? is damaged"):
-        read_config(tmp_path)
+        _ = RunFolder(tmp_path).config
 
 
 def test_what_is_whole_is_loaded(folder):

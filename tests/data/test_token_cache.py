@@ -102,7 +102,7 @@ def test_a_damaged_cache_is_made_again(config, tmp_path, caplog, damage, name):
 
 LOAD = """
 import resource, sys, time
-from flash_lm.config import parse
+from flash_lm.config.experiment import parse
 from flash_lm.data.token_cache import load_tokenized
 sys.path.insert(0, "tests")
 from small import small_config

@@ -9,7 +9,7 @@ from small import small_config, write_corpus
 from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.provenance import provenance
-from flash_lm.runs.run_folder import read_config, run_hash
+from flash_lm.runs.run_folder import RunFolder, run_hash
 from flash_lm.sweeps.grid import changed
 from flash_lm.training.evaluation import perplexity
 from flash_lm.training.train_loop import train
@@ -51,7 +51,7 @@ def test_a_result_says_where_it_comes_from(run):
     here = provenance("cpu")
     assert here.items() <= line.items() and line["seed"] == 0 and line["batch_tokens"] == 256
     assert {name: line[f"trained_{name}"] for name in here} == here
-    config = read_config(run)
+    config = RunFolder(run).config
     told = lambda **changes: run_hash(changed(config, changes).to_dict())
     assert line["config_hash"] == told() == told(**{"data.path": "moved", "data.cache_dir": "too"})
     assert line["config_hash"] != told(**{"train.learning_rate": 1.0})

@@ -64,7 +64,7 @@ def test_kills_leave_no_trace(words, tmp_path):
 
 STOP_AFTER = """
 import itertools, pathlib, sys
-from flash_lm.cli.run import load_config
+from flash_lm.cli.load import load_config
 from flash_lm.training.train_loop import train
 steps, workdir, config, *words = sys.argv[1:]
 counter = itertools.count(1)

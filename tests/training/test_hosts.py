@@ -118,23 +118,24 @@ def test_one_host_is_gone_and_the_others_end(words, tmp_path, killed, number):
 PERMUTED = """
 import sys
 import jax, numpy as np
-from flash_lm.config import MESH_AXES
-from flash_lm.training import experiment, saved
-from flash_lm import command, train
+from flash_lm.config.mesh import MESH_AXES
+from flash_lm.training import checkpoint_read, setup
+from flash_lm import train
+from flash_lm.cli.run import run
 order, intact, *sys.argv[1:] = sys.argv[1:]
 order = [int(i) for i in order.split(",")]
 shape = lambda config: [len(order) if n == -1 else n for n in config.shape]
 axes = (jax.sharding.AxisType.Auto,) * 3
-experiment.make_mesh = lambda config: jax.sharding.Mesh(
+setup.make_mesh = lambda config: jax.sharding.Mesh(
     np.array(jax.devices())[order].reshape(shape(config)), MESH_AXES, axis_types=axes
 )
-read = saved._read
+read = checkpoint_read._read
 def fails(*words):
     if intact == "no" and jax.process_index():
         raise OSError(5, "Input/output error")
     return read(*words)
-saved._read = fails
-command.run(train.main)
+checkpoint_read._read = fails
+run(train.main)
 """
 
 

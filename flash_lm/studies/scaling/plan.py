@@ -66,7 +66,7 @@ def sweep_file(config: str, overrides: Sequence[str], runs: Sequence[Planned]) -
     lines = "".join(f"    {run.name!r}: {run.changes!r},\n" for run in runs)
     return f'''"""A scaling study: {len(runs)} runs, planned by scripts/scaling.py."""
 
-from flash_lm.cli.run import load_config
+from flash_lm.cli.load import load_config
 
 RUNS = {{
 {lines}}}
