@@ -21,7 +21,6 @@ from flash_lm.inference.trained_model import TrainedModel, load_model
 from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.provenance import provenance
 from flash_lm.run_flags import add_plugins_flag, use_plugins
-from flash_lm.tables import TASKS
 
 _GRAM = 4  # tokens
 
@@ -61,7 +60,7 @@ def main(argv: list[str]) -> None:
     use_plugins(arguments)
     for workdir in arguments.workdirs:
         trained = load_model(workdir)
-        if TASKS[trained.config.task].answers != "continue":
+        if not trained.task.answers.continues:
             raise InputError(f"{workdir} cannot generate text: give runs of task=causal_lm")
         size = trained.config.data.length
         if arguments.tokens < size:

@@ -13,7 +13,6 @@ from flash_lm.errors import InputError
 from flash_lm.inference.engine import bucket
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.ops.normalizer import needs_whole_row
-from flash_lm.tables import TASKS
 from flash_lm.training.hosts import fetched
 from flash_lm.training.sharding import batch_sharding, rows_that_divide
 from flash_lm.training.state import Params
@@ -56,7 +55,7 @@ class Filler:
         Raises:
             InputError: the model is causal.
         """
-        if TASKS[trained.config.task].answers != "fill_in":
+        if trained.writes != "fill_in":
             raise InputError(
                 f"{trained.name} was trained with task={trained.config.task} and has no {MASK}: give a prompt to "
                 f"continue, or train a model with --config.task=masked_lm"

@@ -6,7 +6,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.jsonl import Line, read_lines
-from flash_lm.tables import CORPORA, TASKS
+from flash_lm.tables import CORPORA
 from flash_lm.training import workdir as run_folder
 
 # Key of a result line -> its name in the card.
@@ -16,6 +16,14 @@ _OF_LABELS = {
     "macro_f1": "macro F1",
     "matthews": "Matthews' correlation",
     "majority": "share of the most frequent label",
+}
+
+
+# What a model writes -> the hub's name for that, and an example call.
+_EXAMPLES: dict[str | None, tuple[str, str]] = {
+    "fill_in": ("fill-mask", 'fill_in("one [MASK]")'),
+    "label": ("text-classification", 'classify(["Once upon"])'),
+    "text": ("text-generation", 'generate("Once upon")'),
 }
 
 
@@ -173,16 +181,13 @@ def _metrics(line: Line) -> dict[str, str]:
 
 def _example(trained: TrainedModel) -> tuple[str, str] | None:
     """The hub's name for the model's task, and an example call; None: the model does not generate text."""
-    if TASKS[trained.config.task].answers == "fill_in":
-        return "fill-mask", 'fill_in("one [MASK]")'
-    of_text = CORPORA[trained.config.data.corpus].answers == "text"
-    if of_text and trained.labels:
-        return "text-classification", 'classify(["Once upon"])'
-    return ("text-generation", 'generate("Once upon")') if of_text and TASKS[trained.config.task].answers else None
+    if trained.labels and CORPORA[trained.config.data.corpus].answers != "text":
+        return None
+    return _EXAMPLES.get(trained.writes)
 
 
 def _task_type(trained: TrainedModel) -> str:
     """The hub's name for what was scored."""
     if trained.labels:
         return "text-classification"
-    return "text-generation" if TASKS[trained.config.task].causal else "fill-mask"
+    return "text-generation" if trained.task.causal else "fill-mask"

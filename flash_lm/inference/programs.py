@@ -20,7 +20,6 @@ from jax import export as jax_export
 from flash_lm.errors import InputError
 from flash_lm.inference.trained_model import TrainedModel
 from flash_lm.models.decode_state import DecodeState
-from flash_lm.tables import TASKS
 from flash_lm.training.state import ModelFunction
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -43,9 +42,9 @@ class Sizes(NamedTuple):
 
 def check_programs(trained: TrainedModel) -> None:
     """Raises InputError if a model does not generate token by token."""
-    if TASKS[trained.config.task].answers != "continue":
+    if not trained.task.answers.continues:
         raise InputError(f"{trained.run} does not generate text: --format=stablehlo is of causal models, omit it")
-    if trained.given != "before":
+    if not trained.given.whole_texts:
         raise InputError(
             f"{trained.run} has task={trained.config.task}: --format=stablehlo is of models that read a prompt from "
             "left to right, omit it"

@@ -14,12 +14,11 @@ from flash_lm.config import Config, ModelConfig, parse
 from flash_lm.data.batches import FixedRows, IndexedBatches, Transform
 from flash_lm.data.carried import CarriedBatches
 from flash_lm.data.examples import ExampleCorpus
-from flash_lm.data.labelled import LabelledRows, cut_share
+from flash_lm.data.labelled import cut_share
 from flash_lm.data.mixture import MixedRows, parts_of
-from flash_lm.data.packing import Packer, Rows
-from flash_lm.data.pairs import SourceRows
+from flash_lm.data.packing import Rows
 from flash_lm.data.share import Share
-from flash_lm.data.splits import ROWS, Splits, load_splits
+from flash_lm.data.splits import Splits, load_splits
 from flash_lm.data.streaming import StreamedBatches
 from flash_lm.data.token_cache import OwnCorpus
 from flash_lm.data.tokenizers import Tokenizer
@@ -81,7 +80,7 @@ class Experiment(Setup):
         """
         config, corpus = self.config, self.corpus
         settings: dict[str, Any] = {"seed": config.seed, "transform": _of_task(config, corpus)}
-        packer, length = _packer(config), config.data.length
+        packer, length = TASKS[config.task].packer(config.data.pack), config.data.length
         if config.train.carry_state:
             text: Any = corpus.splits["train"]
             return CarriedBatches(text, length, share, seed=config.seed, start_step=start_step)
@@ -107,18 +106,11 @@ def evaluation_rows(config: Config, corpus: Splits, split: str, length: int) -> 
 
 def _rows(config: Config, corpus: Splits, split: str, length: int) -> Any:
     """The packed rows of a split; of a mixture those of each part, since no row has text of two."""
-    packer, begin = _packer(config), corpus.tokenizer.begin
+    packer, begin = TASKS[config.task].packer(config.data.pack), corpus.tokenizer.begin
     text: Any = corpus.splits[split]
     if corpus.parts:
         return MixedRows([packer(part, length, begin) for part in parts_of(text)])
     return packer(text, length, begin)
-
-
-def _packer(config: Config) -> Packer:
-    task = TASKS[config.task]
-    if task.labels:
-        return LabelledRows
-    return SourceRows if task.given == "source" else ROWS[config.data.pack]
 
 
 def _of_task(config: Config, corpus: Splits) -> Transform | None:
@@ -189,7 +181,7 @@ def build_experiment(config: ConfigDict, own: OwnCorpus | None = None) -> Experi
     vocab_size = vocabulary(parsed, corpus.tokenizer)
     if isinstance(corpus, ExampleCorpus):
         for split in ("train", "validation"):  # a test may have longer rows, see `evaluate --lengths`
-            rows_of = _packer(parsed)
+            rows_of = TASKS[parsed.task].packer(parsed.data.pack)
             rows_of(corpus.splits[split], parsed.data.length, corpus.tokenizer.begin)  # raises if they do not fit
     if TASKS[parsed.task].labels and (share := cut_share(corpus.splits["train"], parsed.data.length)):
         _log.info("%.1f %% of the training texts are cut to %d tokens", 100 * share, parsed.data.length)

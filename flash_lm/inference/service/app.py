@@ -32,10 +32,14 @@ from flash_lm.inference.service.scheduler import FailedError
 from flash_lm.inference.service.security import Guarded, Keyed, page_headers
 from flash_lm.inference.service.services import CoupletService, FillInService, LabelService, TextService
 from flash_lm.inference.trained_model import TrainedModel
-from flash_lm.tables import CORPORA, TASKS
 
 Answer = TypeVar("Answer")
 Service = TextService | CoupletService | FillInService | LabelService
+_SERVICES: dict[str | None, type[Service]] = {
+    "couplets": CoupletService,
+    "fill_in": FillInService,
+    "label": LabelService,
+}
 
 _PAGE, _DOCS = (pathlib.Path(__file__).parent / name for name in ("page.html", "docs.html"))
 _EVENTS = {
@@ -55,14 +59,7 @@ def follow(trained: TrainedModel, limits: Limits) -> None:
 
 
 def _service(trained: TrainedModel, limits: Limits, metrics: Metrics) -> Service:
-    task, corpus = TASKS[trained.config.task], CORPORA[trained.config.data.corpus]
-    kinds = {
-        FillInService: task.answers == "fill_in",
-        LabelService: task.labels,
-        CoupletService: corpus.answers == "couplets",
-        TextService: True,
-    }
-    return next(kind for kind, fits in kinds.items() if fits)(trained, limits, metrics)
+    return _SERVICES.get(trained.writes, TextService)(trained, limits, metrics)
 
 
 def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = (), key: str | None = None) -> FastAPI:
