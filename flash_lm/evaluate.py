@@ -84,8 +84,8 @@ def main(argv: list[str]) -> None:
             continue
         word = f" {result['word_perplexity']:.1f} per word," if "word_perplexity" in result else ""
         accuracy = f"accuracy {result['accuracy']:.2%} " if "accuracy" in result else ""
-        masked = " masked" if TASKS[result["task"]].answers == "fill_in" else ""
-        given = {"prefix": " after a prefix", "source": " after a source"}.get(TASKS[result["task"]].given, "")
+        task = TASKS[result["task"]]
+        masked, given = task.answers.scored, task.given.scored
         print(
             f"{what}: perplexity {result['perplexity']:.3f} per{masked} token,{word} "
             f"{result['bits_per_byte']:.4f} bits per byte, {accuracy}over {result['tokens']:.0f}{masked} tokens{given}"

@@ -16,7 +16,6 @@ import numpy as np
 from flash_lm.cli.flags import add_plugins_flag, use_plugins
 from flash_lm.cli.run import run
 from flash_lm.cli.types import positive
-from flash_lm.config.registry import TASKS
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.model import TrainedModel, load_model
@@ -62,7 +61,7 @@ def main(argv: list[str]) -> None:
     use_plugins(arguments)
     for workdir in arguments.workdirs:
         trained = load_model(workdir)
-        if TASKS[trained.config.task].answers != "continue":
+        if not trained.task.answers.continues:
             raise InputError(f"{workdir} cannot generate text: give runs of task=causal_lm")
         size = trained.config.data.length
         if arguments.tokens < size:

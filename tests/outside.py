@@ -12,6 +12,7 @@ from flash_lm import register_corpus, register_family, register_head, register_o
 from flash_lm.config.keys import above, key, section
 from flash_lm.data.corpora import CorpusKind
 from flash_lm.data.corpus import Piece
+from flash_lm.data.given import Given
 from flash_lm.data.tasks import Task
 from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.linear_core import LinearCore, LinearOptions
@@ -85,6 +86,26 @@ def last_tokens(tokenizer, config, options):
     return transform
 
 
+class Backwards(Given):
+    """What is given is read from its end to its beginning, before begin-of-text of what follows."""
+
+    whole_texts = False
+    scored = " after a text read backwards"
+
+    def begun(self, prompt, begin):
+        return np.concatenate([prompt[-2::-1], prompt[-1:]])
+
+
+def backward_rows(tokenizer, config):
+    """Rows of `Backwards`."""
+
+    def transform(row, *numbers):
+        last, ids = int(row["loss_mask_BxL"].argmax()), row["inputs_BxL"]
+        return row | {"inputs_BxL": np.concatenate([ids[:last][::-1], ids[last:]])}
+
+    return transform
+
+
 @section("model.biased")
 class BiasedOptions:
     pull: float = key(0.01, "times the squared bias, added to the loss", above(0))
@@ -121,3 +142,4 @@ register_head(
 )
 register_corpus("counting", CorpusKind(lambda c, o: Counting(o.lines), reads_path=False, sections=(CountingOptions,)))
 register_task("last_tokens", Task(True, "continue", "biased", rows=last_tokens, sections=(LastOptions,)))
+register_task("backwards", Task(True, "continue", rows=backward_rows, given=Backwards()))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
-from small import as_overrides, command, finish, small_config, write_corpus
+from small import as_overrides, command, finish, small_config, write_corpus, write_pairs
 
 import flash_lm
 from flash_lm import evaluate, export, generate, serve
@@ -23,8 +23,16 @@ from flash_lm.config.experiment import add_sections, parse
 from flash_lm.config.plugins import import_plugins
 from flash_lm.config.registry import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
 from flash_lm.configs.base import get_config
+from flash_lm.data.answers import CONTINUE, LABEL
+from flash_lm.data.given import SOURCE
+from flash_lm.data.splits import load_splits
+from flash_lm.data.tasks import Task
 from flash_lm.errors import InputError
+from flash_lm.inference.engine import Engine
+from flash_lm.inference.generation import Generator
 from flash_lm.inference.model import load_model
+from flash_lm.inference.settings import BeamSearch
+from flash_lm.inference.translation import translate
 from flash_lm.layers.attention import GAUOptions
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pair
@@ -134,6 +142,48 @@ def test_a_run_knows_its_plugins(run):
     finish(command(*generate, env=environment))
     _, err = finish(command(*generate), code=2)  # another directory, without it
     assert err.count("\n") == 1 and "plugins=outside: there is no module outside: install it" in err
+
+
+@pytest.mark.usefixtures("usual_promotion")
+def test_a_way_of_being_given_that_no_file_of_the_package_knows(undone, monkeypatch, tmp_path, capsys):
+    """The rows of training, evaluate, generate and translate agree on it."""
+    monkeypatch.syspath_prepend(str(HERE))
+    import_plugins(["outside"])
+    texts = [("abc", "c ba"), ("bd", "d b"), ("cad", "da c"), ("db", "b d")]
+    config = small_config(str(write_pairs(tmp_path / "pairs", texts)), tmp_path / "cache", "linear_transformer")
+    config.data.update(corpus="hf", text_column="de", pair_column="en", pack="examples")
+    config.task, config.plugins = "backwards", ("outside",)
+    config.train.update(steps=3, eval_every=0, checkpoint_every=0)
+    run = tmp_path / "run"
+    train(config, run)
+    evaluate.main([f"--workdir={run}", "--split=test"])
+    assert " tokens after a text read backwards" in capsys.readouterr().out
+    (line,) = read_jsonl(run / "results.jsonl")
+    trained = load_model(run)
+    generator, end = Generator(trained), trained.tokenizer.end
+    prompts = [trained.encode_given(first) for first, _ in texts]
+    seconds = [np.append(trained.encode(second)[1:], end).astype(np.int32) for _, second in texts]
+    found = generator.engine.score(prompts, seconds)
+    assert -sum(one.log_probs.sum() for one in found) == pytest.approx(line["nll"], rel=1e-5)
+    forward = Engine(trained.held, trained.mesh, end=end, allowed_V=trained.text_ids())
+    as_usual = forward.score(prompts, seconds)
+    assert all(abs(a.log_probs - b.log_probs).max() > 1e-6 for a, b in zip(found, as_usual, strict=True))
+    best = [one.text for (one,) in generator.search([first for first, _ in texts], 5, BeamSearch(1))]
+    answers = translate(trained, load_splits(trained.config.data), "test", BeamSearch(1), max_tokens=5)
+    assert [one.answer for one in answers] == best
+    generate.main([f"--workdir={run}", f"--prompt={texts[0][0]}", "--max_tokens=5", "--temperature=0"])
+    assert capsys.readouterr().out == best[0] + "\n"
+    with pytest.raises(InputError, match="logits is of whole texts"):
+        flash_lm.load(run).logits([1, 2])
+
+
+def test_a_task_takes_names_or_objects():
+    named = Task(True, "continue", given="source")
+    assert (named.answers, named.given) == (CONTINUE, SOURCE) and Task(False, None, labels=True).answers is LABEL
+    with pytest.raises(InputError, match="given='behind' of a task must be one of before, prefix, source, or an"):
+        Task(True, "continue", given="behind")
+    with pytest.raises(InputError, match="answers='sing' of a task must be one of None, continue, fill_in, or an"):
+        Task(True, "sing")
 
 
 @pytest.fixture

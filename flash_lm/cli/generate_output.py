@@ -2,16 +2,21 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from flash_lm.config.registry import CORPORA, TASKS
 from flash_lm.errors import InputError
 from flash_lm.inference.couplets import CoupletWriter
 from flash_lm.inference.fill_in import Filler
 from flash_lm.inference.generation import Generator
 from flash_lm.inference.model import TrainedModel, load_model
 from flash_lm.inference.settings import CAUSAL_ONLY, MASKED_ONLY, BeamSearch, Sampling
+
+# Flags that a model of this kind does not support.
+_OF_OTHERS = {
+    "causal": MASKED_ONLY.keys(),
+    "masked": CAUSAL_ONLY.keys() | {field.name for field in dataclasses.fields(Sampling)},
+}
 
 
 def printed(prompt: str, flags: dict[str, Any]) -> Iterator[str]:
@@ -32,18 +37,11 @@ def printed(prompt: str, flags: dict[str, Any]) -> Iterator[str]:
         raise InputError(f"--samples={set_['samples']} must be 1 or more")
     search = _search(flags, set_)
     trained = load_model(flags["workdir"], dtype=flags["dtype"], mesh_shape=flags["mesh"])
-    masked = TASKS[trained.config.task].answers == "fill_in"
-    others = (CAUSAL_ONLY.keys() | {field.name for field in dataclasses.fields(Sampling)}) if masked else MASKED_ONLY
-    if wrong := sorted(name for name in others if flags[name] is not None):
-        kind = "masked" if masked else "causal"
+    kind = trained.task.answers.kind
+    if wrong := sorted(name for name in _OF_OTHERS[kind] if flags[name] is not None):
         raise InputError(f"{trained.name} is a {kind} language model and does not support --{', --'.join(wrong)}")
-    if masked:
-        return _filled_in(trained, prompt, set_["candidates"], flags["json"])
-    if CORPORA[trained.config.data.corpus].answers == "couplets":
-        if wrong := [name for name in ("max_tokens", "continuation") if flags[name] is not None]:
-            raise InputError(f"a second line is as long as the first: couplets do not support --{', --'.join(wrong)}")
-        return _second_lines(trained, prompt, search or sampling, flags)
-    return _continued(Generator(trained), prompt, search or sampling, set_, flags["json"])
+    print_as = _PRINTED.get(trained.writes, _continued)
+    return print_as(trained, prompt, search or sampling, flags, set_)
 
 
 def _search(flags: dict[str, Any], set_: dict[str, Any]) -> BeamSearch | None:
@@ -64,19 +62,20 @@ def _search(flags: dict[str, Any], set_: dict[str, Any]) -> BeamSearch | None:
 
 
 def _continued(
-    generator: Generator, prompt: str, how: Sampling | BeamSearch, flags: dict[str, Any], as_json: bool
+    trained: TrainedModel, prompt: str, how: Sampling | BeamSearch, flags: dict[str, Any], set_: dict[str, Any]
 ) -> Iterator[str]:
-    max_tokens, seed = flags["max_tokens"], flags["seed"]
-    if flags["continuation"] is not None:
-        (scored,) = generator.score([prompt], [flags["continuation"]])
+    generator, as_json = Generator(trained), flags["json"]
+    max_tokens, seed, samples = set_["max_tokens"], set_["seed"], set_["samples"]
+    if set_["continuation"] is not None:
+        (scored,) = generator.score([prompt], [set_["continuation"]])
         return iter([_json(scored) if as_json else f"log-probability {sum(scored.log_probs):.4f} nats\n"])
     if isinstance(how, BeamSearch):
-        found = generator.search([prompt], max_tokens, how)[0][: flags["samples"]]
-    elif flags["samples"] == 1 and not as_json:
+        found = generator.search([prompt], max_tokens, how)[0][:samples]
+    elif samples == 1 and not as_json:
         texts = generator.stream(prompt, max_tokens, how, seed)
         return (text for part in ([_before(generator, prompt)], texts, ["\n"]) for text in part)
     else:
-        found = generator.generate([prompt] * flags["samples"], max_tokens, how, seed)
+        found = generator.generate([prompt] * samples, max_tokens, how, seed)
     before = _before(generator, prompt)
     return (_json(one) if as_json else f"{before}{one.text}\n\n" for one in found)
 
@@ -87,9 +86,12 @@ def _before(generator: Generator, prompt: str) -> str:
 
 
 def _second_lines(
-    trained: TrainedModel, prompt: str, how: Sampling | BeamSearch, flags: dict[str, Any]
+    trained: TrainedModel, prompt: str, how: Sampling | BeamSearch, flags: dict[str, Any], set_: dict[str, Any]
 ) -> Iterator[str]:
     """Candidates for each line of the prompt, the most likely first; below that line if there are several lines."""
+    del set_  # it has defaults of their own
+    if wrong := [name for name in ("max_tokens", "continuation") if flags[name] is not None]:
+        raise InputError(f"a second line is as long as the first: couplets do not support --{', --'.join(wrong)}")
     settings = {
         name: flags[key] for name, key in (("candidates", "samples"), ("seed", "seed")) if flags[key] is not None
     }
@@ -106,9 +108,12 @@ def _second_lines(
     return (head + text_of(found) for head, found in zip(heads, answers, strict=True))
 
 
-def _filled_in(trained: TrainedModel, prompt: str, candidates: int, as_json: bool) -> Iterator[str]:
-    (found,) = Filler(trained)([prompt], candidates)
-    if as_json:
+def _filled_in(
+    trained: TrainedModel, prompt: str, how: Sampling | BeamSearch, flags: dict[str, Any], set_: dict[str, Any]
+) -> Iterator[str]:
+    del how  # nothing is drawn
+    (found,) = Filler(trained)([prompt], set_["candidates"])
+    if flags["json"]:
         return iter([_json(found)])
     lines = [", ".join(f"{c.text!r} {c.probability:.3f}" for c in mask) for mask in found.masks]
     return iter([f"{found.text}\n", *(f"mask {i + 1}: {line}\n" for i, line in enumerate(lines))])
@@ -116,3 +121,7 @@ def _filled_in(trained: TrainedModel, prompt: str, candidates: int, as_json: boo
 
 def _json(found: Any) -> str:
     return json.dumps(dataclasses.asdict(found)) + "\n"
+
+
+# What a model writes -> how it is printed, if it does not continue a text.
+_PRINTED: dict[str | None, Callable[..., Iterator[str]]] = {"couplets": _second_lines, "fill_in": _filled_in}

@@ -44,6 +44,11 @@ class Config:
         """Rows of a batch that carry a state; None: they do not."""
         return self.data.batch_size if self.train.carry_state else None
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether the corpus has labels."""
+        return CORPORA[self.data.corpus].labelled(self.data)
+
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""
         found, task = [], TASKS[self.task]
@@ -52,8 +57,7 @@ class Config:
             found.append(
                 f"task={self.task} needs a {kind} model, not model.causal={self.model.causal}: leave model.causal open"
             )
-        has_labels = CORPORA[self.data.corpus].labelled(self.data)
-        if self.data.pack == "examples" and not task.of_examples and not has_labels:
+        if self.data.pack == "examples" and not task.of_examples and not self.has_labels:
             what = f"data.pair_column={self.data.pair_column}" if self.data.pairs else f"data.corpus={self.data.corpus}"
             found.append(f"task={self.task} needs a corpus of text: {what} needs task=causal_lm")
         if task.labels != (HEADS[self.model.head].pool is not None):
@@ -63,33 +67,8 @@ class Config:
                 found.append(f"train.{term} is of model.head=softmax, not {self.model.head}: set it to 0")
         if self.train.stop_accuracy and HEADS[self.model.head].of_values:
             found.append(f"model.head={self.model.head} has no accuracy: leave train.stop_accuracy open")
-        if task.labels and not has_labels:
-            found.append(
-                f"task={self.task} needs labels, and data.corpus={self.data.corpus} has none: use one with "
-                f"labels, such as hf with data.label_column"
-            )
-        if task.labels and self.train.best_metric != "loss":
-            found.append(f"task={self.task} has no {self.train.best_metric}: set --config.train.best_metric=loss")
-        if self.data.packed and not task.labels:
-            found += [
-                f"model.family={name} cannot separate the documents of a row: data.pack={self.data.pack} must be stream"
-                for name in dict.fromkeys(self.model.families)
-                if "packed" not in FAMILIES[name].serves
-            ]
-        if task.given == "source" and self.model.encoder is None:
-            found.append(f"task={self.task} needs an encoder: set --config.model.encoder.family, such as transformer")
-        if task.given != "source" and self.model.encoder is not None:
-            found.append(
-                f"model.encoder.family={self.model.encoder} needs a source: set --config.task=seq2seq, or leave it open"
-            )
-        if task.given == "source" and self.data.pack != "examples":
-            found.append(
-                f"task={self.task} needs pairs: set data.pack=examples and a corpus of them, such as couplets, copy, "
-                "or hf with data.pair_column"
-            )
-        if task.given == "prefix":
-            found += without_prefix(self.model.families)
-        if self.train.carry_state and (not task.causal or task.labels or task.rows or self.data.pack == "examples"):
+        found += task.problems(self)
+        if self.train.carry_state and (not task.causal or not task.of_each_token or self.data.pack == "examples"):
             found.append("train.carry_state=True needs task=causal_lm and a corpus of text, whose documents it reads")
         if self.train.carry_state and self.model.kernels == "pallas":
             found.append("train.carry_state=True has no Pallas kernels: leave model.kernels=auto")

@@ -1,14 +1,16 @@
 """The table of tasks: how packed rows get their targets, which attention a model uses, and how it is scored."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from flash_lm.config.data import DataConfig
+from flash_lm.config.experiment import Config
 from flash_lm.config.keys import key, section
 from flash_lm.config.registry import TASKS
-
-Given = Literal["before", "prefix", "source"]
+from flash_lm.data.answers import ANSWERS, CONTINUE, FILL_IN, LABEL, Answers
+from flash_lm.data.given import BEFORE, GIVEN, PREFIX, SOURCE, Given
+from flash_lm.errors import InputError
 
 
 def _of_tokenizer(tokenizer: Any) -> int:
@@ -29,7 +31,8 @@ class Task:
 
     Attributes:
         causal: whether a token sees only tokens up to itself, where `model.causal` is open.
-        answers: what generate and serve do with its models: continue a prompt, or fill in masks; None: nothing.
+        answers: what generate and serve do with its models: continue a prompt, or fill in masks; None: nothing. One of
+            `data.answers`, or its name: continue or fill_in.
         head: the row of the table of heads that is used when `model.head` is open.
         rows: from the tokenizer, `config.data` and each section, makes a function of a packed row and numbers that seed
             it; the function returns a row with the task's inputs, targets and weights (`loss_mask_BxL`). None: rows
@@ -37,10 +40,10 @@ class Task:
         added: from `config.data`, the shapes of the int32 arrays that a row has besides those of text, by name.
         vocabulary: number of words that a model needs, given the tokenizer.
         of_examples: whether its rows may be examples; those of a corpus with labels always may, for pretraining.
-        labels: whether a row's only target is its label, a number below that of the corpus's labels. Such a model may
-            be causal or not, as `model.causal` says.
-        given: how a model reads what is given of a row: before the rest, as a prefix that is seen both ways
-            (`prefix_BxL`), or as the source of its encoder (`source_BxM`).
+        labels: whether a row's only target is its label, a number below that of the corpus's labels, so that `answers`
+            is to name it. Such a model may be causal or not, as `model.causal` says.
+        given: how a model reads what is given of a row, see `data.given`; or its name: before the rest, as a prefix
+            that is seen both ways (`prefix_BxL`), or as the source of its encoder (`source_BxM`).
         loss: sum over the targets, from a head and what its `loss` takes, of which the factors of penalties are there
             if they are not zero; and the penalties in that sum, by name.
         scores: of each target, from the same arguments: nll and perhaps hits, see `models.heads.Head`.
@@ -50,19 +53,45 @@ class Task:
     """
 
     causal: bool
-    answers: Literal["continue", "fill_in"] | None
+    answers: Answers
     head: str = "softmax"
     rows: Callable[..., Any] | None = None
     added: Callable[[DataConfig], dict[str, tuple[int, ...]]] = lambda config: {}
     vocabulary: Callable[[Any], int] = _of_tokenizer
     of_examples: bool = True
     labels: bool = False
-    given: Given = "before"
+    given: Given = BEFORE
     loss: Callable[..., Any] = _loss
     scores: Callable[..., Any] = _scores
     share: Callable[..., float] = lambda *sections: 1.0
     sections: tuple[type, ...] = ()
     of_model: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        """Puts the objects in the place of their names."""
+        answers = LABEL if self.labels else _named("answers", self.answers, ANSWERS, Answers)
+        object.__setattr__(self, "answers", answers)
+        object.__setattr__(self, "given", _named("given", self.given, GIVEN, Given))
+
+    @property
+    def of_each_token(self) -> bool:
+        """Whether each token of a text is predicted, from those before it."""
+        return not (self.rows or self.labels)
+
+    def packer(self, pack: str) -> Any:
+        """Makes the rows of a split, given `data.pack`."""
+        return self.answers.packer(self.given, pack)
+
+    def problems(self, config: Config) -> list[str]:
+        """Sentences on keys that do not go together with what is given and answered."""
+        return self.answers.problems(config) + self.given.problems(config)
+
+
+def _named(what: str, value: Any, names: Mapping[Any, Any], kind: type) -> Any:
+    found = value if isinstance(value, kind) else names.get(value)
+    if found is None:
+        raise InputError(f"{what}={value!r} of a task must be one of {', '.join(map(str, names))}, or an object")
+    return found
 
 
 def register_task(name: str, row: Task) -> None:
@@ -94,10 +123,10 @@ def _prefixed_rows(tokenizer: Any, config: DataConfig) -> Any:
     return given_rows if config.pack == "examples" else split_rows
 
 
-NEXT_TOKEN = Task(causal=True, answers="continue")
+NEXT_TOKEN = Task(causal=True, answers=CONTINUE)
 MASKED = Task(
     causal=False,
-    answers="fill_in",
+    answers=FILL_IN,
     rows=_masked_rows,
     vocabulary=lambda tokenizer: max(tokenizer.vocab_size, tokenizer.mask + 1),
     of_examples=False,
@@ -110,20 +139,20 @@ register_task(
     "prefix_lm",
     Task(
         causal=True,
-        answers="continue",
+        answers=CONTINUE,
         rows=_prefixed_rows,
         added=lambda config: {"prefix_BxL": (config.length,)},
-        given="prefix",
+        given=PREFIX,
     ),
 )
 register_task(
     "seq2seq",
     Task(
         causal=True,
-        answers="continue",
+        answers=CONTINUE,
         added=lambda config: dict.fromkeys(("source_BxM", "source_segment_ids_BxM"), (config.length,)),
-        given="source",
+        given=SOURCE,
         of_model=("model.encoder", "model.cross"),
     ),
 )
-register_task("classify", Task(causal=False, answers=None, head="classes", labels=True))
+register_task("classify", Task(causal=False, answers=LABEL, head="classes", labels=True))

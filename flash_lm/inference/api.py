@@ -179,7 +179,7 @@ class LoadedModel:
 
     def _check_left_to_right(self, what: str) -> None:
         """Raises InputError for a model that reads a prefix both ways, or a source."""
-        if self._trained.given != "before":
+        if not self._trained.given.whole_texts:
             raise InputError(
                 f"{what} is of whole texts, and a model of task={self.config.task} reads a given part apart: use "
                 "generate, or model(…) of its Flax module"

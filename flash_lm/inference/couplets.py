@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from flash_lm.config.registry import CORPORA, TASKS
 from flash_lm.data.couplets import question
 from flash_lm.data.tokenizer import CharacterTokenizer
 from flash_lm.errors import InputError
@@ -39,8 +38,8 @@ class CoupletWriter:
         Raises:
             InputError: the model was trained on something else.
         """
-        tokenizer, config = trained.tokenizer, trained.config
-        if CORPORA[config.data.corpus].answers != "couplets" or TASKS[config.task].answers != "continue":
+        tokenizer = trained.tokenizer
+        if trained.writes != "couplets":
             raise InputError(
                 f"{trained.name} was not trained to continue couplets: train a model with configs/couplets.py"
             )
@@ -84,11 +83,9 @@ class CoupletWriter:
     def question(self, first: str) -> tuple[np.ndarray, int]:
         """The prompt for a first line, and the length of its answer in tokens; raises as the call does."""
         ids = self._trained.encode(first, "first line")[1:]
-        prompt, length = question(ids, self._tokenizer), len(ids)
-        if self.engine.given == "source":
-            prompt = prompt[:-1]
-        limit = self._trained.longest_prompt
-        longest = length if limit is None else limit - 1 if self.engine.given == "source" else (limit - 1) // 2
+        given, limit = self._trained.given, self._trained.longest_prompt
+        prompt, length = given.prompt(question(ids, self._tokenizer)), len(ids)
+        longest = length if limit is None else given.longest_first(limit)
         if length > longest:
             raise InputError(
                 f"a first line of {length} characters is over the limit of {longest} of {self._trained.name}"

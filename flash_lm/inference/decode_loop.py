@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from flash_lm.data.tasks import Given
+from flash_lm.data.given import Given
 from flash_lm.inference import beams
 from flash_lm.inference.decoding import Decoding
 from flash_lm.inference.held_params import Apart, HeldParams
@@ -60,7 +60,7 @@ class DecodeLoop:
         return self._params.bind(params).remember(source_BxM, state, lengths_B)
 
     def _prefill(self, params: Apart, carry: Decoding, inputs_BxL: jax.Array, lengths_B: jax.Array) -> Decoding:
-        prefix_B = lengths_B if self._given == "prefix" else None  # a whole prompt
+        prefix_B = self._given.both_ways(lengths_B)  # a whole prompt
         logits_BxV, state = self._params.bind(params).prefill_last(inputs_BxL, carry.state, lengths_B, prefix_B)
         logits_BxV = jnp.where(lengths_B[:, None] > 0, logits_BxV, carry.logits_BxV)
         real_BxL = jnp.arange(inputs_BxL.shape[1])[None] < lengths_B[:, None]

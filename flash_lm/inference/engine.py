@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from flash_lm.data.tasks import Given
+from flash_lm.data.given import BEFORE, Given
 from flash_lm.errors import InputError, RunError
 from flash_lm.inference.decode_loop import DecodeLoop
 from flash_lm.inference.decoding import Decoding, Hypothesis, Scored, Tokens
@@ -33,7 +33,7 @@ class Engine:
 
     Attributes:
         limit: most tokens in a row, including the prompt; None: any number.
-        given: how prompts are read, see `Task`; what is scored without a prompt is read from the left.
+        given: how prompts are read; what is scored without a prompt is read from the left.
         turn: to be held by a thread that shares the engine with others, while it calls: programs on several devices
             must be started in one order on all of them.
         grows: whether the state grows with the tokens that it may hold.
@@ -46,7 +46,7 @@ class Engine:
         *,
         end: int,
         allowed_V: np.ndarray,
-        given: Given = "before",
+        given: Given = BEFORE,
         begin: int = 0,
     ):
         """Compiles nothing before the first call.
@@ -56,7 +56,7 @@ class Engine:
             mesh: the batch is spread over its data and fsdp axes.
             end: id of end-of-text, which ends a row.
             allowed_V: which ids may be generated.
-            given: how prompts are read, see `Task`.
+            given: how prompts are read.
             begin: id of begin-of-text, with which a row starts whose prompt is a source.
 
         Raises:
@@ -66,7 +66,7 @@ class Engine:
         model.abstract.check_decodable()
         self._params, self._mesh = params, mesh
         self._begin, self._most_source = begin, model.config.max_length
-        self.given: Given = given
+        self.given = given
         self.limit = model.abstract.longest
         self.turn = threading.RLock() if mesh.size > 1 else contextlib.nullcontext()
         self.grows = model.abstract.state_grows
@@ -101,21 +101,21 @@ class Engine:
         """
         longest = max(self.places(len(prompt)) for prompt in prompts)
         carry, size = self.start(len(prompts), longest + max_tokens), self._whole(longest)
-        if self.given == "source":
-            carry = dataclasses.replace(carry, state=self._with_sources(carry.state, prompts))
-            prompts = [self._first] * len(prompts)
+        carry = dataclasses.replace(carry, state=self._with_sources(carry.state, prompts))
         with jax.set_mesh(self._mesh):
-            for inputs_BxL, lengths_B in self._pieces(prompts, size):
+            for inputs_BxL, lengths_B in self._pieces([self._begun(prompt) for prompt in prompts], size):
                 carry = self._loop.prefill(self._params.apart, carry, inputs_BxL, lengths_B)
         return carry
 
     def places(self, prompt: int) -> int:
         """How many places of a row a prompt of so many tokens takes: a source takes none, and the row begins."""
-        return 1 if self.given == "source" else prompt
+        return len(self._begun(np.arange(prompt)))
 
     def longest_prompt(self, capacity: int) -> int:
         """Most tokens of a prompt in a row with room for so many tokens, one of them new."""
-        return self._most_source if self.given == "source" else capacity - 1
+        most = self.given.longest(capacity - 1, self._most_source)
+        assert most is not None
+        return most
 
     def apart(self, carry: Decoding) -> Decoding:
         """Unstacks the layers' states into separate arrays, as the loop needs them; `advance` does this if necessary.
@@ -200,7 +200,7 @@ class Engine:
 
     def score(self, prompts: Sequence[np.ndarray], continuations: Sequence[np.ndarray]) -> list[Scored]:
         """The tokens of each continuation, after its prompt and the tokens before them."""
-        before = [self._first] * len(prompts) if self.given == "source" else prompts
+        before = [self._begun(prompt) for prompt in prompts]
         rows = [np.concatenate(pair) for pair in zip(before, continuations, strict=True)]
         scored = self._scored(rows, prompts=prompts)
         return [Scored(*(x[len(p) - 1 :] for x in one)) for p, one in zip(before, scored, strict=True)]
@@ -219,7 +219,7 @@ class Engine:
         Raises:
             InputError: the model does not read its prompt from left to right.
         """
-        if self.given != "before":
+        if not self.given.whole_texts:
             raise InputError("a model with a prefix or a source scores what follows a prompt, not a whole text")
         return self._scored(rows, top, size, capacity)
 
@@ -234,8 +234,7 @@ class Engine:
         """As `score_rows`, for rows with these prompts."""
         prefix_B = self._prefixes(prompts)
         state, scored = self.start(len(rows), capacity or max(len(row) for row in rows)).state, []
-        if self.given == "source":
-            state = self._with_sources(state, prompts)
+        state = self._with_sources(state, prompts)
         with jax.set_mesh(self._mesh):
             size = size or self._whole(max(map(len, prompts), default=0))
             pieces = (self._pieces(part, size) for part in ([row[:-1] for row in rows], [row[1:] for row in rows]))
@@ -249,22 +248,26 @@ class Engine:
 
     def _whole(self, given: int) -> int | None:
         """The size of pieces whose first has all that is given, if it must."""
-        return bucket(given) if self.given == "prefix" and given > PIECE else None
+        return bucket(given) if self.given.both_ways(given) is not None and given > PIECE else None
 
     def _prefixes(self, prompts: Sequence[np.ndarray]) -> jax.Array | None:
         """The number of tokens that each row sees both ways; None: none."""
-        if self.given != "prefix" or not prompts:
+        seen = self.given.both_ways(np.array([len(prompt) for prompt in prompts], np.int32))
+        if seen is None or not prompts:
             return None
         prefix_B = np.zeros(rows_that_divide(len(prompts), self._mesh), np.int32)
-        prefix_B[: len(prompts)] = [len(prompt) for prompt in prompts]
+        prefix_B[: len(prompts)] = seen
         return jax.device_put(prefix_B, NamedSharding(self._mesh, BATCH))
 
-    @property
-    def _first(self) -> np.ndarray:
-        return np.array([self._begin], np.int32)
+    def _begun(self, prompt: np.ndarray) -> np.ndarray:
+        """The first tokens of a row with this prompt."""
+        return self.given.begun(prompt, np.array([self._begin], np.int32))
 
-    def _with_sources(self, state: DecodeState, sources: Sequence[np.ndarray]) -> DecodeState:
-        """The state with what the encoder makes of each row's source; `state` is donated."""
+    def _with_sources(self, state: DecodeState, prompts: Sequence[np.ndarray]) -> DecodeState:
+        """The state with what the encoder makes of each row's source, if there is one; then `state` is donated."""
+        sources = self.given.sources(prompts)
+        if sources is None:
+            return state
         if (longest := max(map(len, sources))) > self._most_source:
             raise InputError(f"a source of {longest} tokens is longer than model.max_length={self._most_source}")
         with jax.set_mesh(self._mesh):

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flash_lm.config.registry import TASKS
 from flash_lm.data.tokenizer import MASK
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import bucket
@@ -56,7 +55,7 @@ class Filler:
         Raises:
             InputError: the model is causal.
         """
-        if TASKS[trained.config.task].answers != "fill_in":
+        if trained.writes != "fill_in":
             raise InputError(
                 f"{trained.name} was trained with task={trained.config.task} and has no {MASK}: give a prompt to "
                 f"continue, or train a model with --config.task=masked_lm"

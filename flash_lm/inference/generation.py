@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from flash_lm.config.registry import CORPORA, TASKS
-from flash_lm.data.tokenizer import MASK, Tokenizer
+from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.errors import InputError, TooLongError
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.model import TrainedModel
@@ -68,15 +67,14 @@ class Generator:
         Raises:
             InputError: the model is bidirectional.
         """
-        if (answers := TASKS[trained.config.task].answers) != "continue":
-            fill_in = f"let it fill in {MASK}s, or " if answers == "fill_in" else ""
+        if not trained.task.answers.continues:
+            instead = trained.task.answers.instead
             raise InputError(
-                f"{trained.name} was trained with task={trained.config.task} and cannot continue a text: {fill_in}"
+                f"{trained.name} was trained with task={trained.config.task} and cannot continue a text: {instead}"
                 f"train a causal language model, with --config.task=causal_lm"
             )
-        corpus = trained.config.data.corpus
-        if (answers := CORPORA[corpus].answers) in (None, "images"):
-            advice = ": use scripts/generate_images.py" if answers == "images" else ""
+        if trained.writes in (None, "images"):
+            corpus, advice = trained.config.data.corpus, ": use scripts/generate_images.py" if trained.writes else ""
             raise InputError(f"{trained.name} was trained on {corpus} and cannot continue text{advice}")
         self._trained, self.of_pairs = trained, trained.config.data.pairs
         allowed_V, end = trained.text_ids(), trained.tokenizer.end
@@ -164,8 +162,8 @@ class Generator:
         return [self._trained.encode_given(prompt) for prompt in prompts]
 
     def _check_source(self, tokens: int) -> None:
-        most = self._trained.config.model.max_length
-        if tokens > most:
+        most = self._trained.given.longest(None, self._trained.config.model.max_length)
+        if most is not None and tokens > most:
             raise TooLongError(
                 f"a prompt of {tokens} tokens is over the limit of {most} of the encoder of {self._trained.name}: "
                 "shorten it"
@@ -174,8 +172,7 @@ class Generator:
     def check_length(self, prompt: int, after: int, advice: str = "shorten the prompt or lower max_tokens") -> None:
         """Raises TooLongError if a prompt of so many tokens and those after it have no room."""
         limit = self.engine.limit
-        if self.engine.given == "source":
-            self._check_source(prompt)
+        self._check_source(prompt)
         if limit is not None and self.engine.places(prompt) + after > limit:
             raise TooLongError(
                 f"a prompt of {prompt} tokens and {after} after it are over the limit of {limit} positions of "

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from flash_lm.config.registry import CORPORA, TASKS
 from flash_lm.data.tokenizer import SPECIALS
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import Engine
@@ -23,8 +22,7 @@ class ImageGenerator:
         Raises:
             InputError: the model was trained on something else.
         """
-        config = trained.config
-        if CORPORA[config.data.corpus].answers != "images" or TASKS[config.task].answers != "continue":
+        if trained.writes != "images":
             raise InputError(f"{trained.name} was not trained on images: train a model with configs/mnist.py")
         self._begin, self._shape = trained.tokenizer.begin, shape
         end, allowed_V = trained.tokenizer.end, trained.text_ids()  # an image ends when all pixels are there

@@ -12,8 +12,9 @@ from jax.sharding import Mesh
 
 from flash_lm.config.experiment import Config, parse
 from flash_lm.config.overrides import apply_overrides, check_path
-from flash_lm.config.registry import TASKS
-from flash_lm.data.tasks import Given
+from flash_lm.config.registry import CORPORA, TASKS
+from flash_lm.data.given import Given
+from flash_lm.data.tasks import Task
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.held_params import HeldParams
@@ -74,14 +75,24 @@ class TrainedModel:
         return name_of_copy(self.run.workdir) or self.run.workdir.name
 
     @property
+    def task(self) -> Task:
+        """The row of its task."""
+        return TASKS[self.config.task]
+
+    @property
     def given(self) -> Given:
-        """How the model reads what is given, see `Task`."""
-        return TASKS[self.config.task].given
+        """How the model reads what is given."""
+        return self.task.given
+
+    @property
+    def writes(self) -> str | None:
+        """What it writes: text, second lines, masks that are filled in and so on, see `Answers.written`."""
+        return self.task.answers.written(CORPORA[self.config.data.corpus].answers)
 
     @property
     def longest_prompt(self) -> int | None:
         """Most tokens of a prompt, by the positions of the model or of its encoder; None: any number."""
-        return self.config.model.max_length if self.given == "source" else self.model.abstract.longest
+        return self.given.longest(self.model.abstract.longest, self.config.model.max_length)
 
     @property
     def asking(self) -> dict[str, Any]:
@@ -146,8 +157,7 @@ class TrainedModel:
         ids, tokenizer = self.encode(text), self.tokenizer
         if not self.config.data.pairs:
             return ids
-        after = [tokenizer.end] if self.given == "source" else [tokenizer.end, tokenizer.begin]
-        return np.concatenate([ids, after]).astype(np.int32)
+        return self.given.prompt(np.concatenate([ids, [tokenizer.end, tokenizer.begin]]).astype(np.int32))
 
 
 def load_model(

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from flash_lm.config.registry import CORPORA, TASKS
+from flash_lm.config.registry import CORPORA
 from flash_lm.inference.model import TrainedModel
 from flash_lm.runs.jsonl import Line, read_lines
 
@@ -15,6 +15,14 @@ _OF_LABELS = {
     "macro_f1": "macro F1",
     "matthews": "Matthews' correlation",
     "majority": "share of the most frequent label",
+}
+
+
+# What a model writes -> the hub's name for that, and an example call.
+_EXAMPLES: dict[str | None, tuple[str, str]] = {
+    "fill_in": ("fill-mask", 'fill_in("one [MASK]")'),
+    "label": ("text-classification", 'classify(["Once upon"])'),
+    "text": ("text-generation", 'generate("Once upon")'),
 }
 
 
@@ -172,16 +180,13 @@ def _metrics(line: Line) -> dict[str, str]:
 
 def _example(trained: TrainedModel) -> tuple[str, str] | None:
     """The hub's name for the model's task, and an example call; None: the model does not generate text."""
-    if TASKS[trained.config.task].answers == "fill_in":
-        return "fill-mask", 'fill_in("one [MASK]")'
-    of_text = CORPORA[trained.config.data.corpus].answers == "text"
-    if of_text and trained.labels:
-        return "text-classification", 'classify(["Once upon"])'
-    return ("text-generation", 'generate("Once upon")') if of_text and TASKS[trained.config.task].answers else None
+    if trained.labels and CORPORA[trained.config.data.corpus].answers != "text":
+        return None
+    return _EXAMPLES.get(trained.writes)
 
 
 def _task_type(trained: TrainedModel) -> str:
     """The hub's name for what was scored."""
     if trained.labels:
         return "text-classification"
-    return "text-generation" if TASKS[trained.config.task].causal else "fill-mask"
+    return "text-generation" if trained.task.causal else "fill-mask"

@@ -11,9 +11,8 @@ from typing import Any
 import jax
 from flax.traverse_util import flatten_dict
 
-from flash_lm.config.registry import CORPORA, TASKS
+from flash_lm.config.registry import CORPORA
 from flash_lm.data.corpus import SPLITS, WHOLE
-from flash_lm.data.labelled import cut_share
 from flash_lm.data.slices import ALL, SLICES, SlicedRows, together
 from flash_lm.data.splits import Splits, load_splits
 from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus
@@ -74,11 +73,11 @@ def evaluate(
     _check_asked(split, carry, first, slices, rare, blocks)
     name = run_name(run)
     trained = load_model(name, mesh_shape=mesh_shape, overrides=overrides)
-    corpus, task = load_text(trained, split), TASKS[trained.config.task]
+    corpus, task = load_text(trained, split), trained.task
     lengths = list(lengths) or [trained.config.data.length]
     for length in lengths:
         trained.model.abstract.check_length(length)
-    if "recall" in slices and (task.rows or task.labels):
+    if "recall" in slices and not task.of_each_token:
         raise InputError("--slices=recall is of models that predict the next token")
     if "recall" in slices and corpus.fingerprint != trained.facts["corpus"]:
         raise InputError("--slices=recall counts pairs in the text of training: score a split of the run's own corpus")
@@ -87,7 +86,7 @@ def evaluate(
     else:
         score = _in_rows(trained, corpus, split, slices, rare, blocks)
     results = []
-    in_part = first or task.rows or task.labels
+    in_part = first or not task.of_each_token
     text = None if in_part or not isinstance(corpus, TokenizedCorpus) else corpus.splits[split]
     for length, scores in _at_lengths(trained, lengths, score):
         if text is not None and text.bytes and "slice" not in scores:
@@ -156,7 +155,7 @@ def _check_asked(
 
 def _evaluator(trained: TrainedModel, corpus: Splits) -> Evaluator:
     config, model = trained.config, trained.model.of_rows(packed=trained.config.data.packed)
-    return Evaluator(model, corpus.tokenizer, trained.mesh, config.train.loss_chunk, TASKS[config.task])
+    return Evaluator(model, corpus.tokenizer, trained.mesh, config.train.loss_chunk, trained.task)
 
 
 def _in_rows(
@@ -182,21 +181,19 @@ def _in_rows(
         return found
 
     def more_of_all(length: int, count: int, tokens: float) -> dict[str, float]:
-        more = {}
+        more: dict[str, float] = {}
         if hasattr(text, "best_nll"):
             made: Any = text
             more["best_loss"] = sum(made.best_nll(i, length) for i in range(count)) / tokens
-        if TASKS[trained.config.task].labels:
-            more["cut"] = cut_share(text, length)
-        return more
+        return more | trained.task.answers.about_rows(text, length)
 
     return score
 
 
 def _in_whole_documents(trained: TrainedModel, corpus: Splits, split: str, first: int | None) -> Score:
     config = trained.config
-    task = TASKS[config.task]
-    if task.rows or task.labels:
+    task = trained.task
+    if not task.of_each_token:
         raise InputError("--carry scores whole documents with a model that predicts the next token: leave it out here")
     if not isinstance(corpus, TokenizedCorpus):
         if first:
@@ -227,7 +224,7 @@ def load_text(trained: TrainedModel, split: str) -> Splits:
     whole = split == WHOLE and not examples
     own = OwnCorpus(trained.tokenizer, known if own_text else None)
     corpus = load_splits(data, own, whole=whole)
-    if TASKS[trained.config.task].labels and corpus.labels != trained.labels:
+    if trained.task.labels and corpus.labels != trained.labels:
         raise InputError(
             f"corpus {corpus.name} has the labels {', '.join(corpus.labels) or '(none)'}, and {trained.name} was "
             f"trained on {', '.join(trained.labels)}"

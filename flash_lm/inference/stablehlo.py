@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import export as jax_export
 
-from flash_lm.config.registry import TASKS
 from flash_lm.errors import InputError
 from flash_lm.inference.model import TrainedModel
 from flash_lm.models.decode_state import DecodeState
@@ -43,9 +42,9 @@ class Sizes(NamedTuple):
 
 def check_programs(trained: TrainedModel) -> None:
     """Raises InputError if a model does not generate token by token."""
-    if TASKS[trained.config.task].answers != "continue":
+    if not trained.task.answers.continues:
         raise InputError(f"{trained.run} does not generate text: --format=stablehlo is of causal models, omit it")
-    if trained.given != "before":
+    if not trained.given.whole_texts:
         raise InputError(
             f"{trained.run} has task={trained.config.task}: --format=stablehlo is of models that read a prompt from "
             "left to right, omit it"

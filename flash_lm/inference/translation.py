@@ -12,7 +12,6 @@ import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from flash_lm.config.registry import TASKS
 from flash_lm.data.examples import ExampleCorpus, Examples
 from flash_lm.data.pairs import TextPairs
 from flash_lm.data.splits import Splits
@@ -66,7 +65,7 @@ def translate(
     Raises:
         InputError: these are no pairs, or the model does not write.
     """
-    if TASKS[trained.config.task].answers != "continue":
+    if not trained.task.answers.continues:
         raise InputError(f"{trained.name} was trained with task={trained.config.task}, and does not write texts")
     if not isinstance(corpus, ExampleCorpus):
         raise _no_pairs()
@@ -121,14 +120,13 @@ def scores_of(translations: list[Translation], tokenize: str) -> dict[str, Any]:
 
 def _asked(pairs: Examples, number: int, length: int, trained: TrainedModel) -> _Asked:
     """A pair as a model with rows of `length` tokens is asked."""
-    has_source = trained.given == "source"
-    ids, given, targets, _ = pairs.example(number, 2 * length if has_source else length)
+    ids, given, targets, _ = pairs.example(number, trained.given.room(length))
     if targets is not None or given < 2 or ids[given - 1] != trained.tokenizer.begin:
         raise _no_pairs()
-    prompt, second = ids[: given - 1 if has_source else given], ids[given:]
+    prompt, second = trained.given.prompt(ids[:given]), ids[given:]
     if isinstance(pairs, TextPairs):  # whose example may be cut
         whole, (_, *second) = pairs.pair(number)
-        prompt = whole[:length] if has_source else prompt
+        prompt = trained.given.first(whole, prompt, length)
     return _Asked(prompt, np.asarray(second, np.int32), number)
 
 

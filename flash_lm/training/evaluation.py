@@ -39,7 +39,7 @@ class Evaluator:
         """
         self._mesh = mesh
         self._step = jax.jit(make_evaluation_step(model, loss_chunk, task))
-        self._bytes_per_token, self._labels = bytes_per_token(model, tokenizer), task.labels
+        self._bytes_per_token = bytes_per_token(model, tokenizer)
 
     def __call__(
         self, params: Params, rows: Rows, batch_size: int, limit: int = 0, blocks: int = 0, parts: int = 1
@@ -61,14 +61,12 @@ class Evaluator:
             labels, "tokens" counts them, the scores of `scores_of_confusion` are there, and no bytes. With `blocks`,
             also nll_blocks and tokens_blocks, which tell how much a difference of two models varies over the text.
         """
-        sums = self.sums(params, rows, batch_size, limit, blocks, parts)
-        return scores_of_labels(sums) if self._labels else scores_of(sums)
+        return scores_of(self.sums(params, rows, batch_size, limit, blocks, parts))
 
     def of_slices(self, params: Params, rows: SlicedRows, batch_size: int, blocks: int = 0) -> list[dict[str, Any]]:
         """As a call, for each slice."""
-        scores = scores_of_labels if self._labels else scores_of
         sums: Any = self.sums(params, rows, batch_size, blocks=blocks)
-        return [scores({key: x[k] for key, x in sums.items()}) for k in range(len(rows.names))]
+        return [scores_of({key: x[k] for key, x in sums.items()}) for k in range(len(rows.names))]
 
     def sums(
         self, params: Params, rows: Rows, batch_size: int, limit: int = 0, blocks: int = 0, parts: int = 1
@@ -108,9 +106,9 @@ def bytes_per_token(model: ModelFunction, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def scores_of(sums: Mapping[str, Any]) -> dict[str, Any]:
-    """What `Evaluator` returns, from the sums over all targets."""
+    """What `Evaluator` returns, from the sums over all targets; labels are targets whose predictions were counted."""
     of = lambda what, each: sums[what] / sums[each] if sums[each] else math.nan
-    return {
+    scores = {
         "loss": of("nll", "tokens"),
         "perplexity": perplexity(sums["nll"], sums["tokens"]),
         **({"accuracy": of("hits", "tokens")} if "hits" in sums else {}),
@@ -118,12 +116,10 @@ def scores_of(sums: Mapping[str, Any]) -> dict[str, Any]:
         **{name: sums[name] for name in ("nll", "tokens", "bytes")},
         **{name: np.asarray(x).round(3).tolist() for name, x in sums.items() if name.endswith("_blocks")},
     }
-
-
-def scores_of_labels(sums: Mapping[str, Any]) -> dict[str, Any]:
-    """As `scores_of`, without bytes, and with what `scores_of_confusion` returns."""
-    scores = {name: x for name, x in scores_of(sums).items() if name not in ("bits_per_byte", "bytes")}
-    return scores | scores_of_confusion(sums["confusion"])
+    if "confusion" not in sums:
+        return scores
+    of_labels = {name: x for name, x in scores.items() if name not in ("bits_per_byte", "bytes")}
+    return of_labels | scores_of_confusion(sums["confusion"])
 
 
 def perplexity(nll: float, count: float) -> float:

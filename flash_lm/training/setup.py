@@ -13,12 +13,11 @@ from flash_lm.config.registry import TASKS
 from flash_lm.data.batches import FixedRows, IndexedBatches, Transform
 from flash_lm.data.carried import CarriedBatches
 from flash_lm.data.examples import ExampleCorpus
-from flash_lm.data.labelled import LabelledRows, cut_share
+from flash_lm.data.labelled import cut_share
 from flash_lm.data.mixture import MixedRows, parts_of
-from flash_lm.data.packing import Packer, Rows
-from flash_lm.data.pairs import SourceRows
+from flash_lm.data.packing import Rows
 from flash_lm.data.share import Share
-from flash_lm.data.splits import ROWS, Splits, load_splits
+from flash_lm.data.splits import Splits, load_splits
 from flash_lm.data.streaming import StreamedBatches
 from flash_lm.data.token_cache import OwnCorpus
 from flash_lm.models.family import complete
@@ -77,7 +76,7 @@ class Experiment(Setup):
         """
         config, corpus = self.config, self.corpus
         settings: dict[str, Any] = {"seed": config.seed, "transform": _of_task(config, corpus)}
-        packer, length = _packer(config), config.data.length
+        packer, length = TASKS[config.task].packer(config.data.pack), config.data.length
         if config.train.carry_state:
             text: Any = corpus.splits["train"]
             return CarriedBatches(text, length, share, seed=config.seed, start_step=start_step)
@@ -103,18 +102,11 @@ def evaluation_rows(config: Config, corpus: Splits, split: str, length: int) -> 
 
 def _rows(config: Config, corpus: Splits, split: str, length: int) -> Any:
     """The packed rows of a split; of a mixture those of each part, since no row has text of two."""
-    packer, begin = _packer(config), corpus.tokenizer.begin
+    packer, begin = TASKS[config.task].packer(config.data.pack), corpus.tokenizer.begin
     text: Any = corpus.splits[split]
     if corpus.parts:
         return MixedRows([packer(part, length, begin) for part in parts_of(text)])
     return packer(text, length, begin)
-
-
-def _packer(config: Config) -> Packer:
-    task = TASKS[config.task]
-    if task.labels:
-        return LabelledRows
-    return SourceRows if task.given == "source" else ROWS[config.data.pack]
 
 
 def _of_task(config: Config, corpus: Splits) -> Transform | None:
@@ -149,7 +141,7 @@ def build_experiment(config: Config, known: OwnCorpus | None = None) -> Experime
     config = close(config, corpus.tokenizer, corpus.labels)
     if isinstance(corpus, ExampleCorpus):
         for split in ("train", "validation"):  # a test may have longer rows, see `evaluate --lengths`
-            rows_of = _packer(config)
+            rows_of = TASKS[config.task].packer(config.data.pack)
             rows_of(corpus.splits[split], config.data.length, corpus.tokenizer.begin)  # raises if they do not fit
     if TASKS[config.task].labels and (share := cut_share(corpus.splits["train"], config.data.length)):
         _log.info("%.1f %% of the training texts are cut to %d tokens", 100 * share, config.data.length)

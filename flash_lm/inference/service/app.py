@@ -11,7 +11,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from fastapi.sse import format_sse_event
 
-from flash_lm.config.registry import CORPORA, TASKS
 from flash_lm.inference.model import TrainedModel
 from flash_lm.inference.service.completion_routes import add_completions, add_models
 from flash_lm.inference.service.completions import Completions
@@ -36,6 +35,11 @@ from flash_lm.inference.service.services import CoupletService, FillInService, L
 
 Answer = TypeVar("Answer")
 Service = TextService | CoupletService | FillInService | LabelService
+_SERVICES: dict[str | None, type[Service]] = {
+    "couplets": CoupletService,
+    "fill_in": FillInService,
+    "label": LabelService,
+}
 
 _PAGE, _DOCS = (pathlib.Path(__file__).parent / name for name in ("page.html", "docs.html"))
 _EVENTS = {
@@ -55,14 +59,7 @@ def follow(trained: TrainedModel, limits: Limits) -> None:
 
 
 def _service(trained: TrainedModel, limits: Limits, metrics: Metrics) -> Service:
-    task, corpus = TASKS[trained.config.task], CORPORA[trained.config.data.corpus]
-    kinds = {
-        FillInService: task.answers == "fill_in",
-        LabelService: task.labels,
-        CoupletService: corpus.answers == "couplets",
-        TextService: True,
-    }
-    return next(kind for kind, fits in kinds.items() if fits)(trained, limits, metrics)
+    return _SERVICES.get(trained.writes, TextService)(trained, limits, metrics)
 
 
 def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = (), key: str | None = None) -> FastAPI:

@@ -1,0 +1,102 @@
+"""What models answer: each says what it means to rows, configs, generate, serve, and what is printed and written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flash_lm.config.experiment import Config
+from flash_lm.config.registry import FAMILIES
+
+if TYPE_CHECKING:  # numpy, and what imports it, is not for a command's --help
+    from flash_lm.data.given import Given
+    from flash_lm.data.packing import Packer
+
+
+class Answers:
+    """The models of a task answer nothing.
+
+    Attributes:
+        continues: whether they continue a prompt, token by token.
+        kind: what `generate` calls them, when it refuses flags of others.
+        scored: what `evaluate` prints before "token".
+        instead: of continuing a text: the beginning of an advice.
+    """
+
+    continues = False
+    kind = "causal"
+    scored = ""
+    instead = ""
+
+    def written(self, corpus: str | None) -> str | None:
+        """What they write, given what models of their corpus do; it selects a service, and what `generate` prints."""
+        return None
+
+    def packer(self, given: Given, pack: str) -> Packer:
+        """Makes the rows of a split, given how the model reads and `data.pack`."""
+        return given.packer(pack)
+
+    def problems(self, config: Config) -> list[str]:
+        """Sentences on keys that do not go together."""
+        if not config.data.packed:
+            return []
+        return [
+            f"model.family={name} cannot separate the documents of a row: data.pack={config.data.pack} must be stream"
+            for name in dict.fromkeys(config.model.families)
+            if "packed" not in FAMILIES[name].serves
+        ]
+
+    def about_rows(self, split: Any, length: int) -> dict[str, float]:
+        """What a result says of the rows that were scored, of `length` tokens, beside their scores."""
+        return {}
+
+
+class _Continue(Answers):
+    """They continue a prompt with what their corpus has: text, second lines or images."""
+
+    continues = True
+
+    def written(self, corpus: str | None) -> str | None:
+        return corpus
+
+
+class _FillIn(Answers):
+    """They fill in masks."""
+
+    kind = "masked"
+    scored = " masked"
+    instead = "let it fill in [MASK]s, or "
+
+    def written(self, corpus: str | None) -> str | None:
+        return "fill_in"
+
+
+class _Label(Answers):
+    """They name the label of a row, which is its only target."""
+
+    def written(self, corpus: str | None) -> str | None:
+        return "label"
+
+    def packer(self, given: Given, pack: str) -> Packer:
+        from flash_lm.data.labelled import LabelledRows  # noqa: PLC0415 (not for benchmarks)
+
+        return LabelledRows
+
+    def problems(self, config: Config) -> list[str]:
+        found, task, corpus = [], config.task, config.data.corpus
+        if not config.has_labels:
+            found.append(
+                f"task={task} needs labels, and data.corpus={corpus} has none: use one with labels, such as hf with "
+                "data.label_column"
+            )
+        if config.train.best_metric != "loss":
+            found.append(f"task={task} has no {config.train.best_metric}: set --config.train.best_metric=loss")
+        return found
+
+    def about_rows(self, split: Any, length: int) -> dict[str, float]:
+        from flash_lm.data.labelled import cut_share  # noqa: PLC0415 (not for benchmarks)
+
+        return {"cut": cut_share(split, length)}
+
+
+NOTHING, CONTINUE, FILL_IN, LABEL = Answers(), _Continue(), _FillIn(), _Label()
+ANSWERS: dict[str | None, Answers] = {None: NOTHING, "continue": CONTINUE, "fill_in": FILL_IN}
