@@ -33,7 +33,7 @@ class SignOptions:
 
 def power_attention(config, powers, linear, *, rngs):
     features = lambda x: jnp.maximum(x, 0) ** powers.power + 1e-3
-    return MultiHeadAttention(LinearCore(features, linear, config), config, rngs=rngs)
+    return MultiHeadAttention(config, LinearCore(config, linear, features), rngs=rngs)
 
 
 def mixed_signs(config, traits, options):

@@ -42,7 +42,7 @@ class SigmoidWindowCore(UndecodableCore):
 
 
 def attention(config, options, *, rngs):
-    return MultiHeadAttention(SigmoidWindowCore(options.reach), config, rngs=rngs)
+    return MultiHeadAttention(config, SigmoidWindowCore(options.reach), rngs=rngs)
 
 
 # Queries and keys may be rotated, as `model.rotary` says; there are no other positions.

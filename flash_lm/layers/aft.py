@@ -49,9 +49,7 @@ _POSITION_INIT = jax.nn.initializers.normal(0.01)  # for u and v (section 4)
 class AttentionFreeUnit(AttentionSublayer[jax.Array]):
     """σ(Q) ⊙ (Σ exp(K + w) ⊙ V / Σ exp(K + w)), then W_o (eq. 2); the core does the sums."""
 
-    def __init__(
-        self, core: "AFTCore", config: ModelConfig, *, rngs: nnx.Rngs, convolution: ConvolutionOptions | None = None
-    ):
+    def __init__(self, config: ModelConfig, core: "AFTCore", convolution: ConvolutionOptions, *, rngs: nnx.Rngs):
         """One head whose channels have their own keys, or H heads with one key each."""
         dim = config.model_dim
         self.core, self.rotary = core, False
@@ -157,7 +155,7 @@ class AFTCore(PlainCore):
 class FactorisedCore(AFTCore):
     """AFT-full, and AFT-local inside a window: w = u_t · v_t′ with u, v ∈ R^(T×R) (section 3.1)."""
 
-    def __init__(self, window: int | None, options: AFTOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, options: AFTOptions, window: int | None, *, rngs: nnx.Rngs):
         """Initialises u and v for max_length positions."""
         super().__init__(config)
         self.window, self.longest, self.width_of_w = window, config.max_length, options.bias_dim
@@ -180,7 +178,7 @@ class FactorisedCore(AFTCore):
 class ConvCore(AFTCore):
     """AFT-conv: one key and one filter a head (section 3.2); w = γ (w − mean) / std + β, γ = β = 0 at the start."""
 
-    def __init__(self, options: AFTOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, options: AFTOptions, *, rngs: nnx.Rngs):
         """Initialises one filter a head, with `window` taps if causal, otherwise 2·window − 1."""
         super().__init__(config)
         self.heads, self.key_width, self.window = config.num_heads, 1, options.window

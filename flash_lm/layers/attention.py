@@ -205,14 +205,14 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
 
     def __init__(
         self,
-        core: CoreOfPairs,
         config: ModelConfig,
+        core: CoreOfPairs,
+        convolution: ConvolutionOptions | None = None,
         *,
         rngs: nnx.Rngs,
         key_heads: int | None = None,
         key_width: int | None = None,
         scale_offsets: bool = False,
-        convolution: ConvolutionOptions | None = None,
     ):
         """H heads of width D / H, `key_width` for queries and keys; the core must support fewer heads of keys."""
         dim = config.model_dim
@@ -264,7 +264,7 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
     before the silu of V and of Z, as in Mamba-2.
     """
 
-    def __init__(self, core: CoreOfPairs, options: GAUOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, options: GAUOptions, core: CoreOfPairs, *, rngs: nnx.Rngs):
         """Expanded width E, shared width S, H heads."""
         dim, expanded, shared = config.model_dim, options.expanded_dim, options.shared_dim
         self.core, self.rotary, self.pair_names = core, bool(config.rotary), tuple(core.scaled)

@@ -63,7 +63,7 @@ class ConvolutionModule(Sublayer):
     The norm is over the channels of a token; the paper's is over the batch and time.
     """
 
-    def __init__(self, options: ConformerOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, options: ConformerOptions, *, rngs: nnx.Rngs):
         """Width D."""
         dim = config.model_dim
         self.value, self.gate = (Dense(dim, dim, config, rngs=rngs) for _ in range(2))

@@ -30,9 +30,9 @@ class CosformerCore(LinearCore):
 
     longest_key = "model.cosformer.cos_length"
 
-    def __init__(self, options: CosformerOptions, linear: LinearOptions, config: ModelConfig):
+    def __init__(self, config: ModelConfig, options: CosformerOptions, linear: LinearOptions):
         """A core with the features of `options`."""
-        super().__init__(lambda x: x, linear, config)
+        super().__init__(config, linear, lambda x: x)
         self.longest = options.cos_length
 
     def featured(self, pairs: Pairs, context: Context) -> tuple[jax.Array, jax.Array]:

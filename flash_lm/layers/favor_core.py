@@ -45,7 +45,7 @@ def default_features(config: ModelConfig) -> int:
 class FavorCore(PlainCore):
     """φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) with positive orthogonal random features φ (see `ops.favor`)."""
 
-    def __init__(self, options: FavorOptions, linear: LinearOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, options: FavorOptions, linear: LinearOptions, *, rngs: nnx.Rngs):
         """Samples the features, the same for all heads of the layer."""
         self.width = config.model_dim // config.num_heads
         self.features, self.redraw = options.features, options.redraw

@@ -20,7 +20,7 @@ class FlowOptions:
 class FlowCore(PlainCore):
     """σ(Î) ⊙ φ(q)/I · Σ φ(k) (softmax(Ô) n v), φ = σ (see `ops.flow_attention`)."""
 
-    def __init__(self, options: FlowOptions, linear: LinearOptions, config: ModelConfig):
+    def __init__(self, config: ModelConfig, options: FlowOptions, linear: LinearOptions):
         """A core without parameters."""
         del config
         self.clamp, self.chunk_size = options.clamp, linear.chunk_size

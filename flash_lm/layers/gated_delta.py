@@ -77,7 +77,7 @@ class GatedDeltaAttention(AttentionSublayer[DeltaInputs]):
     β = σ(x W_b), and the sum decays by e^(−a softplus(x W_a + b)) a token, with numbers a and b a head.
     """
 
-    def __init__(self, options: DeltaOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, options: DeltaOptions, *, rngs: nnx.Rngs):
         """H heads."""
         dim, keys, values = config.model_dim, options.key_dim, options.value_dim
         self.core, self.rotary = DeltaCore(options.chunk_size), False

@@ -70,10 +70,10 @@ class GatedLinearAttention(AttentionSublayer[GatedInputs]):
 
     def __init__(
         self,
+        config: ModelConfig,
         options: GLAOptions,
         linear: LinearOptions,
         convolution: ConvolutionOptions,
-        config: ModelConfig,
         *,
         rngs: nnx.Rngs,
     ):

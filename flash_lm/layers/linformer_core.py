@@ -22,7 +22,7 @@ class LinformerOptions:
 class LinformerCore(WholeRowCore):
     """softmax(q (E k)ᵀ / √K) F v (see `ops.slots`); E and F are shared by rows and heads."""
 
-    def __init__(self, options: LinformerOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, options: LinformerOptions, *, rngs: nnx.Rngs):
         """Initialises E and F for `config.max_length` places."""
         self.longest = config.max_length
         shape, dtype = (config.max_length, options.slots), jnp.dtype(config.param_dtype)

@@ -39,7 +39,7 @@ class LogSparseCore(PlainCore):
 
     state_grows = True
 
-    def __init__(self, options: LogSparseOptions, config: ModelConfig):
+    def __init__(self, config: ModelConfig, options: LogSparseOptions):
         """A core with this pattern."""
         self.local, self.restart = options.local, options.restart
         self.state_dtype = jnp.dtype(config.state_dtype)
@@ -83,9 +83,9 @@ class LogSparseCore(PlainCore):
 class LogSparseAttention(MultiHeadAttention):
     """Multi-head attention with a sparse core; its queries and keys are convolutions, its values are not."""
 
-    def __init__(self, options: LogSparseOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, options: LogSparseOptions, *, rngs: nnx.Rngs):
         """H heads of width D / H."""
-        super().__init__(LogSparseCore(options, config), config, rngs=rngs)
+        super().__init__(config, LogSparseCore(config, options), rngs=rngs)
         names, dim = ("query", "key"), config.model_dim
         if options.convolution == "full":  # these are the linear maps
             self.query = self.key = None

@@ -56,7 +56,7 @@ class TokenConvolution(nnx.Module):
         kernels: taps of each layer that this is stacked over, for counting FLOPs.
     """
 
-    def __init__(self, width: int, count: int, config: ModelConfig):
+    def __init__(self, config: ModelConfig, width: int, count: int):
         """`count`: of the taps, of which a layer may use fewer."""
         self.width, self.count, self.kernels = width, count, (count,)
         self.state_dtype = jnp.dtype(config.state_dtype or config.dtype)
@@ -96,19 +96,19 @@ class LongShortAttention(MultiHeadAttention):
 
     convolutions: TokenConvolution  # type: ignore[assignment]
 
-    def __init__(self, options: LiteOptions, quadratic: QuadraticOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, options: LiteOptions, quadratic: QuadraticOptions, *, rngs: nnx.Rngs):
         """H heads of width D / H, of which some attend."""
         heads, width = config.num_heads, config.model_dim // config.num_heads
         attending = options.attending(heads)
         own = dataclasses.replace(config, num_heads=attending, model_dim=attending * width, short_convolution=0)
-        super().__init__(QuadraticCore("softmax", None, quadratic, own), own, rngs=rngs)
+        super().__init__(own, QuadraticCore(own, quadratic), rngs=rngs)
         self.long_width, short_width = own.model_dim, config.model_dim - own.model_dim
         self.convolving, self.short_width = heads - attending, short_width
         # Of all layers of the model, from the first.
         self.kernels = tuple(options.kernels[: config.num_layers])
         self.kernels += self.kernels[-1:] * (config.num_layers - len(self.kernels))
         count = max(self.kernels)
-        self.convolutions = nnx.data(TokenConvolution(short_width, count, config))  # it was None, which is static
+        self.convolutions = nnx.data(TokenConvolution(config, short_width, count))  # it was None, which is static
         self.short_value, self.short_gate = (Dense(short_width, short_width, config, rngs=rngs) for _ in range(2))
         self.short_output = Output(short_width, short_width, config, rngs=rngs)
         self.projection_weights += 3 * short_width * short_width

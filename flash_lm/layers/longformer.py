@@ -29,14 +29,7 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
 
     core: WindowCore
 
-    def __init__(
-        self,
-        options: WindowOptions,
-        config: ModelConfig,
-        *,
-        rngs: nnx.Rngs,
-        convolution: ConvolutionOptions | None = None,
-    ):
+    def __init__(self, config: ModelConfig, options: WindowOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs):
         """H heads of width D / H."""
         dim, layers = config.model_dim, range(config.num_layers)
         most = max(config.max_length, options.size)
@@ -46,7 +39,7 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
         self.rotary = bool(config.rotary)
         self.heads = self.key_heads = config.num_heads
         self.key_width = self.value_width = dim // self.heads
-        self.core = WindowCore(max(self.windows), options, config)
+        self.core = WindowCore(config, options, max(self.windows))
         self.names = ("query", "key", "value")
         if options.global_tokens:
             self.names += ("global_query", "global_key", "global_value")

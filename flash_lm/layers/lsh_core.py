@@ -56,7 +56,7 @@ class LSHCore(PlainCore):
 
     state_grows = True
 
-    def __init__(self, options: LSHOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, options: LSHOptions, *, rngs: nnx.Rngs):
         """Samples the rotations, the same for all heads of the layer."""
         self.window, self.buckets, self.rounds = options.window, options.num_buckets, options.num_hashes
         self.state_dtype = jnp.dtype(config.state_dtype)

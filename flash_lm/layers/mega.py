@@ -1,5 +1,6 @@
 """Mega's unit: a gated attention unit behind a moving average, which gates its own residual (Ma et al. 2022)."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -17,10 +18,12 @@ from flash_lm.layers.attention import (
     silu,
 )
 from flash_lm.layers.context import Context
-from flash_lm.layers.core import CoreOfPairs, Pairs
+from flash_lm.layers.core import Pairs
 from flash_lm.layers.dense import Dense
+from flash_lm.layers.mixed_chunk_core import ChunkOptions, MixedChunkCore
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.parameter import VECTORS
+from flash_lm.layers.positions import relative_bias
 from flash_lm.layers.scale_offsets import ScaleOffsets, first_scales
 from flash_lm.ops.dropout import drop
 from flash_lm.ops.moving_average import Average, moving_average, prefill_moving_average
@@ -49,7 +52,7 @@ class MovingAverage(nnx.Module):
     Bidirectional: a second average, with parameters of its own, reads the document from its end.
     """
 
-    def __init__(self, name: str, options: MegaOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, options: MegaOptions, name: str, *, rngs: nnx.Rngs):
         """Starts as the authors' code does; `name`: of the map."""
         dim, self.name, self.sums = config.model_dim, name, options.ema_dim
         self.ways = 1 if config.causal else 2
@@ -128,15 +131,18 @@ class MegaUnit(AttentionSublayer[Pairs]):
     owns_residual = True
     convolutions: MovingAverage  # type: ignore[assignment]
 
-    def __init__(self, core: CoreOfPairs, options: MegaOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, options: MegaOptions, chunks: ChunkOptions, *, rngs: nnx.Rngs):
         """One head, expanded width E, shared width S."""
+        bias = relative_bias(options.relative_bias, options.shared_dim, config, rngs=rngs)
+        of_chunks = dataclasses.replace(chunks, local_attention=True, global_attention=False)
+        core = MixedChunkCore(config, of_chunks, options.attention_function, bias)
         dim, expanded, shared = config.model_dim, options.expanded_dim, options.shared_dim
         self.core, self.rotary, self.pair_names = core, bool(config.rotary), tuple(core.scaled)
         self.heads = self.key_heads = 1
         self.key_width, self.value_width, self.dropout = shared, expanded, config.dropout
         self.projection_weights = dim * (3 * expanded + shared + 2 * dim)
         self.norm = NORMS[config.norm](config)
-        self.convolutions = MovingAverage("averaged", options, config, rngs=rngs)
+        self.convolutions = MovingAverage(config, options, "averaged", rngs=rngs)
         self.value, self.gate = (Dense(dim, expanded, config, rngs=rngs) for _ in range(2))
         self.shared = Dense(dim, shared, config, rngs=rngs)
         self.update, self.candidate = (Dense(dim, dim, config, rngs=rngs) for _ in range(2))

@@ -28,7 +28,7 @@ class NystromOptions:
 class NystromCore(WholeRowCore):
     """softmax(q k̃ᵀ/√K) Z softmax(q̃ kᵀ/√K) v (see `ops.nystrom`), and a filter a head over v."""
 
-    def __init__(self, options: NystromOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, options: NystromOptions, *, rngs: nnx.Rngs):
         """Initialises the filters."""
         self.landmarks, self.steps, self.kernel_size = options.landmarks, options.pinv_steps, options.kernel_size
         shape, dtype = (options.kernel_size, config.num_heads), jnp.dtype(config.param_dtype)

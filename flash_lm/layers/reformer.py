@@ -16,17 +16,10 @@ from flash_lm.layers.lsh_core import LSHCore, LSHOptions
 class ReformerAttention(AttentionSublayer[jax.Array]):
     """Multi-head attention to tokens with the same hash; one projection gives the queries and the keys."""
 
-    def __init__(
-        self,
-        options: LSHOptions,
-        config: ModelConfig,
-        *,
-        rngs: nnx.Rngs,
-        convolution: ConvolutionOptions | None = None,
-    ):
+    def __init__(self, config: ModelConfig, options: LSHOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs):
         """H heads of width D / H."""
         dim = config.model_dim
-        self.core, self.rotary = LSHCore(options, config, rngs=rngs), False
+        self.core, self.rotary = LSHCore(config, options, rngs=rngs), False
         self.heads = self.key_heads = config.num_heads
         self.key_width = self.value_width = dim // self.heads
         self.projection_weights = 3 * dim * dim

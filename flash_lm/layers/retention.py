@@ -36,10 +36,10 @@ class Retention(AttentionSublayer[DecayedInputs]):
 
     def __init__(
         self,
+        config: ModelConfig,
         options: RetentionOptions,
         linear: LinearOptions,
         convolution: ConvolutionOptions,
-        config: ModelConfig,
         *,
         rngs: nnx.Rngs,
     ):

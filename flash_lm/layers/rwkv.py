@@ -26,12 +26,12 @@ _CHANNEL_POWERS = {"receptance": (0.5, 0.0), "key": (0.5, 0.0)}
 class TokenShift(nnx.Module):
     """μ x_t + (1 − μ) x_(t−1), with a μ a channel for each of several maps; before a document there are zeros."""
 
-    def __init__(self, powers: Mapping[str, tuple[float, float]], config: ModelConfig):
+    def __init__(self, config: ModelConfig, powers: Mapping[str, tuple[float, float]]):
         """The first channels start with the token before, the last ones with the token itself.
 
         Args:
-            powers: by the names of the maps, p and c of their first μ = (channel / D)^p + c.
             config: the model's.
+            powers: by the names of the maps, p and c of their first μ = (channel / D)^p + c.
         """
         self.names, self.width = tuple(powers), config.model_dim
         self.state_dtype = jnp.dtype(config.state_dtype or config.dtype)
@@ -74,7 +74,7 @@ class TokenShift(nnx.Module):
 class WKVCore(PlainCore):
     """A mean of values with weights that decay by channel (see `ops.wkv`); bidirectional: from both sides."""
 
-    def __init__(self, options: LinearOptions, config: ModelConfig):
+    def __init__(self, config: ModelConfig, options: LinearOptions):
         """Rates from e^−5 to e^3 a token; the token itself counts 0.3 times, more or less by channel."""
         self.chunk_size, dtype = options.chunk_size, jnp.dtype(config.param_dtype)
         place_D = np.arange(config.model_dim) / max(config.model_dim - 1, 1)
@@ -114,14 +114,14 @@ class TimeMix(AttentionSublayer[jax.Array]):
 
     convolutions: TokenShift  # type: ignore[assignment]
 
-    def __init__(self, linear: LinearOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, linear: LinearOptions, *, rngs: nnx.Rngs):
         """Width D."""
         dim = config.model_dim
-        self.core, self.rotary = WKVCore(linear, config), False
+        self.core, self.rotary = WKVCore(config, linear), False
         self.heads = self.key_heads = 1
         self.key_width = self.value_width = dim
         self.projection_weights = 4 * dim * dim
-        self.convolutions = TokenShift(_TIME_POWERS, config)
+        self.convolutions = TokenShift(config, _TIME_POWERS)
         self.receptance = Dense(dim, dim, config, rngs=rngs)
         self.key = Dense(dim, dim, config, rngs=rngs)
         self.value = Dense(dim, dim, config, rngs=rngs)
@@ -147,7 +147,7 @@ class ChannelMix(Sublayer):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """Width config.mlp_dim."""
         dim, width = config.model_dim, config.mlp_dim
-        self.shift = TokenShift(_CHANNEL_POWERS, config)
+        self.shift = TokenShift(config, _CHANNEL_POWERS)
         self.receptance = Dense(dim, dim, config, rngs=rngs)
         self.up = Dense(dim, width, config, rngs=rngs)
         self.down = Output(width, dim, config, rngs=rngs)

@@ -44,7 +44,7 @@ class SpanCore(PlainCore):
     without compiling again. The decode state has room for the longest span that is possible.
     """
 
-    def __init__(self, options: SpanOptions, config: ModelConfig):
+    def __init__(self, config: ModelConfig, options: SpanOptions):
         """All spans start equal."""
         self.limit, self.ramp, self.rate = options.limit, options.ramp, options.penalty
         self.state_dtype = jnp.dtype(config.state_dtype)

@@ -45,7 +45,7 @@ class StateSpaceUnit(AttentionSublayer[Any]):
     Bidirectional: B, C and Δ of each direction, and d + x W_d in place of d (Hydra).
     """
 
-    def __init__(self, options: SSDOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, options: SSDOptions, *, rngs: nnx.Rngs):
         """E / P heads."""
         dim, width, self.states = config.model_dim, options.expanded_dim, options.state_dim
         ways = 1 if config.causal else 2

@@ -20,9 +20,9 @@ class BasedOptions:
 class TaylorCore(LinearCore):
     """Σ (1 + s + s²/2) v over the same sum without v, with s = q·k / √K (see `ops.taylor`)."""
 
-    def __init__(self, linear: LinearOptions, config: ModelConfig):
+    def __init__(self, config: ModelConfig, linear: LinearOptions):
         """A core without parameters."""
-        super().__init__(taylor_features, linear, config)
+        super().__init__(config, linear, taylor_features)
 
     @property
     def scaled(self) -> dict[str, bool]:

@@ -38,7 +38,7 @@ class SegmentCore(PlainCore):
             the last dimension; otherwise they are the values.
     """
 
-    def __init__(self, options: XLOptions, config: ModelConfig):
+    def __init__(self, config: ModelConfig, options: XLOptions):
         """A core without parameters."""
         self.segment, self.state_dtype = options.segment, jnp.dtype(config.state_dtype)
         self.apart = bool(config.causal) and not options.memory_gradient
@@ -87,10 +87,10 @@ class SegmentAttention(AttentionSublayer[SegmentInputs]):
 
     core: SegmentCore  # type: ignore[assignment]
 
-    def __init__(self, options: XLOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, options: XLOptions, *, rngs: nnx.Rngs):
         """H heads of width D / H."""
         dim, self.heads = config.model_dim, config.num_heads
-        self.core, self.rotary, self.key_heads = SegmentCore(options, config), False, self.heads
+        self.core, self.rotary, self.key_heads = SegmentCore(config, options), False, self.heads
         self.key_width = self.value_width = dim // self.heads
         self.projection_weights = 4 * dim * dim
         self.query, self.key, self.value = (Dense(dim, dim, config, rngs=rngs) for _ in range(3))

@@ -90,7 +90,7 @@ class WindowCore(PlainCore):
 
     layers: tuple[tuple[int, int], ...]
 
-    def __init__(self, largest: int, options: WindowOptions, config: ModelConfig):
+    def __init__(self, config: ModelConfig, options: WindowOptions, largest: int):
         """A core for windows of at most `largest` tokens."""
         self.largest, self.global_tokens = largest, options.global_tokens
         self.dilations = tuple(sorted(set(options.dilations)))

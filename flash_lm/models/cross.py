@@ -16,15 +16,15 @@ from flash_lm.models.part import Part
 
 
 def _softmax(config: ModelConfig, cross: CrossOptions, *, rngs: nnx.Rngs) -> CrossSublayer:
-    return CrossAttention(PairsCore("softmax", config), cross, config, rngs=rngs)
+    return CrossAttention(config, cross, PairsCore(config, "softmax"), rngs=rngs)
 
 
 def _linear(config: ModelConfig, cross: CrossOptions, *, rngs: nnx.Rngs) -> CrossSublayer:
-    return CrossAttention(SumsCore(), cross, config, rngs=rngs)
+    return CrossAttention(config, cross, SumsCore(), rngs=rngs)
 
 
 def _gau(config: ModelConfig, cross: CrossOptions, *, rngs: nnx.Rngs) -> CrossSublayer:
-    return CrossGatedUnit(PairsCore(cross.attention_function, config), cross, config, rngs=rngs)
+    return CrossGatedUnit(config, cross, PairsCore(config, cross.attention_function), rngs=rngs)
 
 
 def _problems(config: ModelConfig) -> list[str]:

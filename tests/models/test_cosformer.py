@@ -24,7 +24,7 @@ def draw(*shape: int) -> jax.Array:
 
 
 def attend(q, k, v):
-    core = CosformerCore(CosformerOptions(cos_length=64), LinearOptions(chunk_size=8), flash_lm.config.ModelConfig())
+    core = CosformerCore(flash_lm.config.ModelConfig(), CosformerOptions(cos_length=64), LinearOptions(chunk_size=8))
     segments = whole_row(v.shape[2])
     context = Context(positions_BxL=segments.offsets_BxL, segments=segments)
     return core({"attention": Pair(q, k)}, v, context)

@@ -178,7 +178,7 @@ def test_the_error_falls_with_the_root_of_the_number_of_features():
 @pytest.mark.parametrize("redraw", [True, False])
 def test_features_are_redrawn_only_in_training(redraw):
     config = complete(parse_model(model_config("performer", True, **{"favor.redraw": redraw})))
-    core = FavorCore(config[FavorOptions], config[LinearOptions], config, rngs=nnx.Rngs(0))
+    core = FavorCore(config, config[FavorOptions], config[LinearOptions], rngs=nnx.Rngs(0))
     q, k, v = (jnp.asarray(draw(i, 2, 29, 16)[:1]) for i in (4, 5, 6))
 
     @jax.jit
