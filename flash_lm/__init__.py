@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flash_lm.data.corpora import register_corpus
     from flash_lm.data.tasks import register_task
+    from flash_lm.families.family import register_family
     from flash_lm.inference.importing import import_hf
     from flash_lm.inference.loaded import LoadedModel, load
-    from flash_lm.models.family import register_family
     from flash_lm.models.heads import register_head
     from flash_lm.models.language_model import LanguageModel, build_model
     from flash_lm.models.mixer import build_mixer
@@ -36,7 +36,7 @@ _PLACES = {
     "import_hf": "flash_lm.inference.importing",
     "load": "flash_lm.inference.loaded",
     "register_corpus": "flash_lm.data.corpora",
-    "register_family": "flash_lm.models.family",
+    "register_family": "flash_lm.families.family",
     "register_head": "flash_lm.models.heads",
     "register_optimizer": "flash_lm.training.optimizer",
     "register_task": "flash_lm.data.tasks",

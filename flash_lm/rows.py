@@ -4,7 +4,8 @@ It imports JAX and Flax, so a table imports it only when a row is first read.
 """
 
 from flash_lm.data import corpora, made_corpora, tasks  # noqa: F401 (imported for their rows, as all of these)
-from flash_lm.models import classifier, families, heads  # noqa: F401
+from flash_lm.families import table  # noqa: F401
+from flash_lm.models import classifier, heads  # noqa: F401
 from flash_lm.tables import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
 from flash_lm.training import optimizer  # noqa: F401
 

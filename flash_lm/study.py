@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 from flash_lm.command import override
 from flash_lm.config import is_free_text, parse
 from flash_lm.errors import InputError, NonfiniteError, RunError, Stopped
+from flash_lm.families.family import complete_config
 from flash_lm.inference.scoring import evaluate
 from flash_lm.jsonl import append_jsonl, read_lines
-from flash_lm.models.family import complete_config
 from flash_lm.training import workdir as run_folder
 from flash_lm.training.loop import train
 from flash_lm.training.sharding import check_batch, make_mesh

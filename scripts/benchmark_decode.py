@@ -24,9 +24,9 @@ from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.table import markdown_table, pivot
 from flash_lm.command import load_config, positive, run, variant, whole_numbers
 from flash_lm.errors import InputError
+from flash_lm.families.family import with_form
 from flash_lm.inference.bare_decoding import BareDecoding
 from flash_lm.jsonl import Line, append_jsonl, write_jsonl
-from flash_lm.models.family import with_form
 from flash_lm.provenance import provenance
 from flash_lm.training.device import free_memory
 

@@ -28,11 +28,11 @@ from flash_lm.analysis.table import markdown_table
 from flash_lm.command import load_config, positive, run, whole_numbers, words_of
 from flash_lm.config import DTYPES, parse_model
 from flash_lm.errors import InputError, RunError
+from flash_lm.families.family import FAMILIES, complete
 from flash_lm.jsonl import Line, append_jsonl
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pair
 from flash_lm.layers.decayed_core import DecayedCore, DecayedInputs
-from flash_lm.models.family import FAMILIES, complete
 from flash_lm.ops.segments import find_segments, whole_row
 from flash_lm.provenance import provenance
 

@@ -19,8 +19,8 @@ from flash_lm.analysis.rounds import ROUNDS, Cell, take_turns, timed
 from flash_lm.analysis.table import pivot
 from flash_lm.command import load_config, positive, run, variant, whole_numbers
 from flash_lm.errors import InputError
+from flash_lm.families.family import served
 from flash_lm.jsonl import write_jsonl
-from flash_lm.models.family import served
 from flash_lm.provenance import provenance
 
 NOT_OF_A_LAYER = ("family", "vocab_size", "absolute_positions", "causal", "max_length")

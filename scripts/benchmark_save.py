@@ -17,8 +17,8 @@ import jax
 
 from flash_lm.command import load_config, positive, run
 from flash_lm.config import parse
+from flash_lm.families.family import complete_config
 from flash_lm.jsonl import Line, append_jsonl
-from flash_lm.models.family import complete_config
 from flash_lm.provenance import provenance
 from flash_lm.training.checkpoint import Checkpoints
 from flash_lm.training.compiled_step import CompiledStep, shapes_of_batch

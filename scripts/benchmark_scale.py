@@ -21,8 +21,8 @@ from flash_lm.command import load_config, mesh_shapes, positive, run, words_of
 from flash_lm.config import parse
 from flash_lm.configs.tables import gau_mhsa
 from flash_lm.errors import InputError
+from flash_lm.families.family import complete_config
 from flash_lm.jsonl import Line, append_jsonl
-from flash_lm.models.family import complete_config
 from flash_lm.provenance import provenance
 from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.experiment import Setup, build_setup

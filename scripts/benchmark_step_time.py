@@ -27,8 +27,8 @@ from flash_lm.analysis.step_time import BASELINE, plot_step_times, step_time_tab
 from flash_lm.command import load_config, positive, run, variant, whole_numbers
 from flash_lm.config import DTYPES, Config
 from flash_lm.errors import InputError
+from flash_lm.families.family import with_form
 from flash_lm.jsonl import Line, append_jsonl
-from flash_lm.models.family import with_form
 from flash_lm.provenance import config_hash, provenance
 from flash_lm.tables import TASKS
 from flash_lm.training.bare_step import BareStep, step_config

@@ -30,10 +30,9 @@ import flash_lm
 from flash_lm.allocator import user_environment
 from flash_lm.command import run, words_of
 from flash_lm.errors import InputError, RunError
+from flash_lm.families.reformer import LSHCore, ReformerAttention
 from flash_lm.jsonl import Line, write_jsonl
-from flash_lm.layers.lsh_core import LSHCore
 from flash_lm.layers.mixer import Mixer
-from flash_lm.layers.reformer import ReformerAttention
 from flash_lm.ops.lsh_attention import buckets_of
 from flash_lm.peers import add_python, check_python
 from flash_lm.provenance import provenance

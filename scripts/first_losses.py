@@ -16,8 +16,8 @@ import tempfile
 
 from flash_lm.command import run
 from flash_lm.errors import RunError, first_line
+from flash_lm.families.family import with_form
 from flash_lm.jsonl import Line, read_jsonl, write_jsonl
-from flash_lm.models.family import with_form
 from flash_lm.tables import FAMILIES, TASKS
 
 _TASKS = ("causal_lm", "masked_lm")

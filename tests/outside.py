@@ -12,11 +12,12 @@ from flash_lm import register_corpus, register_family, register_head, register_o
 from flash_lm.data.corpora import CorpusKind
 from flash_lm.data.corpus import Piece
 from flash_lm.data.tasks import Task
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import MLP_SPEC
+from flash_lm.families.sublayer_spec import SublayerSpec
 from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.linear_core import LinearCore, LinearOptions
-from flash_lm.models.family import Family, Part
 from flash_lm.models.heads import HeadKind, weighted_sum
-from flash_lm.models.parts import MLP_PART
 from flash_lm.schema import above, key, section
 from flash_lm.training.optimizer import Optimizer
 
@@ -44,8 +45,8 @@ def mixed_signs(config, traits, options):
     ]
 
 
-POWERS = Part(power_attention, (PowerOptions, LinearOptions), frozenset({"num_heads", "rotary"}))
-register_family("powers", Family((POWERS, MLP_PART), {"absolute_positions": "learned"}))
+POWERS = SublayerSpec(power_attention, (PowerOptions, LinearOptions), frozenset({"num_heads", "rotary"}))
+register_family("powers", Family((POWERS, MLP_SPEC), {"absolute_positions": "learned"}))
 register_optimizer("signs", Optimizer(mixed_signs, (SignOptions,)))
 
 

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 
 import flash_lm
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import MLP_SPEC
+from flash_lm.families.sublayer_spec import SublayerSpec
 from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.core import UndecodableCore
-from flash_lm.models.family import Family, Part
-from flash_lm.models.parts import MLP_PART
 from flash_lm.schema import at_least, key, section
 
 
@@ -46,5 +47,5 @@ def attention(config, options, *, rngs):
 
 
 # Queries and keys may be rotated, as `model.rotary` says; there are no other positions.
-PART = Part(attention, sections=(WindowOptions,), keys=frozenset({"num_heads", "rotary"}))
-flash_lm.register_family("sigmoid_window", Family((PART, MLP_PART), {"rotary": True, "absolute_positions": "none"}))
+PART = SublayerSpec(attention, sections=(WindowOptions,), keys=frozenset({"num_heads", "rotary"}))
+flash_lm.register_family("sigmoid_window", Family((PART, MLP_SPEC), {"rotary": True, "absolute_positions": "none"}))

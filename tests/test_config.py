@@ -17,7 +17,7 @@ from flash_lm.config import parse, parse_model, telling, upgrade
 from flash_lm.configs import quickstart
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
-from flash_lm.models.family import FAMILIES, complete, complete_config
+from flash_lm.families.family import FAMILIES, complete, complete_config
 from flash_lm.study import changed, grid_runs
 from flash_lm.training.state import ModelFunction
 

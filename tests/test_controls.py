@@ -11,8 +11,8 @@ from flash_lm.analysis.verdicts import NOT_RUN
 from flash_lm.config import parse
 from flash_lm.configs.tables import study
 from flash_lm.errors import InputError
+from flash_lm.families.family import complete_config
 from flash_lm.models.facts import facts
-from flash_lm.models.family import complete_config
 from flash_lm.study import changed
 from flash_lm.trunk_study import Part, study_hash, trunks_of
 from studies.controls import anchor, design, recall

@@ -13,7 +13,7 @@ from flash_lm.command import load_config, run
 from flash_lm.config import parse
 from flash_lm.configs import base
 from flash_lm.errors import InputError
-from flash_lm.models.family import FAMILIES, complete_config
+from flash_lm.families.family import FAMILIES, complete_config
 from flash_lm.training import loop
 from flash_lm.training.sharding import make_mesh
 

@@ -61,7 +61,7 @@ def test_the_package_imports_what_is_asked_for():
     "first",
     [
         "flash_lm.tables",
-        "flash_lm.layers.aft",
+        "flash_lm.families.aft",
         *(pytest.param(f"flash_lm.{x}", marks=pytest.mark.slow) for x in ("data.tasks", "models.heads", "schema")),
     ],
 )

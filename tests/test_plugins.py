@@ -20,12 +20,12 @@ from flash_lm.command import load_config
 from flash_lm.config import add_sections, parse
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
+from flash_lm.families.family import complete
+from flash_lm.families.flash import GAUOptions
 from flash_lm.inference.trained_model import load_model
 from flash_lm.jsonl import read_jsonl
-from flash_lm.layers.attention import GAUOptions
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pair
-from flash_lm.models.family import complete
 from flash_lm.ops.segments import find_segments
 from flash_lm.plugins import import_plugins
 from flash_lm.run_flags import use_plugins

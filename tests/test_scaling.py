@@ -8,8 +8,8 @@ from flash_lm.analysis.scaling_law import Law
 from flash_lm.command import load_config, load_module
 from flash_lm.config import parse
 from flash_lm.errors import InputError
+from flash_lm.families.family import complete
 from flash_lm.jsonl import read_jsonl, write_jsonl
-from flash_lm.models.family import complete
 from flash_lm.models.flops import training_flops
 from flash_lm.study import changed
 from flash_lm.training.state import ModelFunction

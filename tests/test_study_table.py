@@ -10,9 +10,9 @@ from flax import nnx
 from flash_lm import build_model
 from flash_lm.command import load_module
 from flash_lm.config import parse_model
+from flash_lm.families.family import FAMILIES, complete, of_layers
 from flash_lm.layers.dense import Output
 from flash_lm.models.facts import facts
-from flash_lm.models.family import FAMILIES, complete, of_layers
 from flash_lm.study import changed
 from flash_lm.trunk_study import schedules, trunks_of
 

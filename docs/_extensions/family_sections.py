@@ -10,8 +10,8 @@ from sphinx.util.docutils import SphinxDirective
 
 from flash_lm import schema
 from flash_lm.base_facts import LENGTHS, base_facts, paper_link
+from flash_lm.families.family import Family
 from flash_lm.models.facts import Facts
-from flash_lm.models.family import Family
 from flash_lm.tables import FAMILIES
 
 _HERE = "% every family\n"

@@ -8,8 +8,8 @@ from ml_collections import ConfigDict
 from flash_lm import schema
 from flash_lm.config import ModelConfig, parse_model
 from flash_lm.errors import InputError
+from flash_lm.families.family import complete, served
 from flash_lm.layers.mixer import Mixer
-from flash_lm.models.family import complete, served
 from flash_lm.tables import FAMILIES
 
 # There is no embedding, so the vocabulary (a config needs at least two words) and absolute positions are not used. How

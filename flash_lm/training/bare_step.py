@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from flash_lm.config import Config, parse
+from flash_lm.families.family import complete_config
 from flash_lm.layers.quadratic_core import QuadraticOptions
-from flash_lm.models.family import complete_config
 from flash_lm.models.flops import training_flops
 from flash_lm.tables import HEADS, TASKS
 from flash_lm.training.optimizer import make_optimizer

@@ -24,8 +24,8 @@ from flash_lm.data.streaming import StreamedBatches
 from flash_lm.data.token_cache import OwnCorpus
 from flash_lm.data.tokenizers import Tokenizer
 from flash_lm.errors import InputError
+from flash_lm.families.family import complete
 from flash_lm.models.classifier import ClassOptions
-from flash_lm.models.family import complete
 from flash_lm.ops.logistics import VALUES
 from flash_lm.tables import CORPORA, HEADS, TASKS
 from flash_lm.training.checkpoint import with_shardings

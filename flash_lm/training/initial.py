@@ -10,9 +10,9 @@ from flax.traverse_util import flatten_dict
 from flash_lm.config import Config, of_other_tasks, parse
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer
 from flash_lm.errors import InputError
+from flash_lm.families.family import complete
 from flash_lm.layers.parameter import is_stacked, name_of
 from flash_lm.models.classifier import CLASSIFIER
-from flash_lm.models.family import complete
 from flash_lm.tables import CORPORA, TASKS
 from flash_lm.training import saved
 from flash_lm.training import workdir as run_folder

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flash_lm.config import Config, parse
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer
-from flash_lm.models.family import complete
+from flash_lm.families.family import complete
 from flash_lm.run_name import RunName
 from flash_lm.training.experiment import vocabulary, with_classes
 from flash_lm.training.exported import check_layers, check_shapes, is_export

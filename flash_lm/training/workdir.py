@@ -17,9 +17,9 @@ from ml_collections import ConfigDict
 from flash_lm.config import BATCH_TOKENS, Config, filled, plugins_of, telling, unread_keys, upgrade
 from flash_lm.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from flash_lm.errors import InputError, first_line
+from flash_lm.families.family import unread
 from flash_lm.json_file import load_json
 from flash_lm.jsonl import append_jsonl, read_lines
-from flash_lm.models.family import unread
 from flash_lm.moved import places
 from flash_lm.plugins import check_plugins
 from flash_lm.provenance import config_hash

@@ -33,12 +33,12 @@ from flash_lm.data.tokenizers import (
     train_sentencepiece,
 )
 from flash_lm.errors import InputError
+from flash_lm.families.family import FAMILIES, complete_config
 from flash_lm.inference.exporting import export as write
 from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.loaded import LoadedModel
 from flash_lm.inference.trained_model import TrainedModel, load_model
 from flash_lm.jsonl import append_jsonl
-from flash_lm.models.family import FAMILIES, complete_config
 from flash_lm.run_name import run_name
 from flash_lm.training.exported import of_trained, write_weights
 from flash_lm.training.sharding import make_mesh

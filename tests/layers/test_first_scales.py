@@ -7,8 +7,8 @@ from flax import nnx
 from models.cases import model_config
 
 from flash_lm.config import parse_model, upgrade
+from flash_lm.families.family import FAMILIES, complete
 from flash_lm.layers.context import Context
-from flash_lm.models.family import FAMILIES, complete
 
 STARTS = ("normal", "as_init")
 

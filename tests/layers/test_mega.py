@@ -11,8 +11,8 @@ from oracles.mega import averaged
 from oracles.segments import visibility
 
 from flash_lm.config import parse_model
+from flash_lm.families.family import FAMILIES, complete
 from flash_lm.layers.context import of_rows
-from flash_lm.models.family import FAMILIES, complete
 
 LENGTH, WIDTH = 40, 16  # three chunks
 

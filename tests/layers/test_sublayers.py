@@ -14,9 +14,9 @@ from oracles.lsh import lsh_attention
 from oracles.segments import offsets, visibility
 
 from flash_lm.config import parse_model
+from flash_lm.families.family import FAMILIES, complete
 from flash_lm.layers.context import Context
 from flash_lm.layers.feed_forward import GLU, MLP
-from flash_lm.models.family import FAMILIES, complete
 from flash_lm.ops.positions import rotary_table
 from flash_lm.ops.segments import find_segments
 

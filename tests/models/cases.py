@@ -17,7 +17,7 @@ from oracles.language_model import language_model
 
 from flash_lm import build_model
 from flash_lm.configs.base import get_config
-from flash_lm.models.family import FAMILIES
+from flash_lm.families.family import FAMILIES
 
 BATCH, LENGTH = 2, 29  # three chunks and five tokens
 SHAPE = {

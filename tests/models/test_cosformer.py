@@ -7,9 +7,9 @@ import pytest
 from flax import nnx
 
 import flash_lm
+from flash_lm.families.cosformer import CosformerCore, CosformerOptions
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pair
-from flash_lm.layers.cosformer_core import CosformerCore, CosformerOptions
 from flash_lm.layers.linear_core import LinearOptions
 from flash_lm.ops.cosformer import cosine_features
 from flash_lm.ops.segments import whole_row

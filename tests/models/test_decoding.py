@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from oracles import families as oracle_families
 
+from flash_lm.families.family import FAMILIES
 from flash_lm.layers import quadratic_core
-from flash_lm.models.family import FAMILIES
 from models.cases import BATCH, CAUSAL, LENGTH, SHAPE, Case, assert_close, at, case, state_bytes, tokens
 
 RTOL = 1e-5

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from flash_lm import build_model
-from flash_lm.models.family import FAMILIES
+from flash_lm.families.family import FAMILIES
 from flash_lm.ops import blocked_attention
 from models.cases import (
     FORM,

@@ -5,7 +5,7 @@ import re
 import pytest
 from small import ROOT
 
-from flash_lm.models.family import FAMILIES
+from flash_lm.families.family import FAMILIES
 from models.cases import FORM, model_config
 from models.test_sizes import count
 

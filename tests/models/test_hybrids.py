@@ -10,10 +10,10 @@ from oracles.language_model import cross_entropy
 from flash_lm.config import MESH_AXES, parse, parse_model
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
+from flash_lm.families.family import complete, of_layers
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.sampling import Sampling, SamplingArrays
-from flash_lm.models.family import complete, of_layers
 from flash_lm.training.state import ModelFunction
 from models.cases import (
     LENGTH,

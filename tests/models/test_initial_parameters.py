@@ -9,7 +9,7 @@ from flax import nnx
 
 from flash_lm import build_model
 from flash_lm.config import parse_model
-from flash_lm.models.family import FAMILIES, complete
+from flash_lm.families.family import FAMILIES, complete
 from models.cases import FORM, model_config
 
 WIDE = {"model_dim": 128, "gau.shared_dim": 64, "num_heads": 2}

@@ -8,7 +8,7 @@ import pytest
 from oracles import families as oracle_families
 from oracles.language_model import cross_entropy
 
-from flash_lm.models.family import FAMILIES, unread
+from flash_lm.families.family import FAMILIES, unread
 from models.cases import (
     CASE_IDS,
     CASES,

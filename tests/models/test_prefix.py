@@ -10,7 +10,7 @@ from oracles.language_model import cross_entropy
 from oracles.segments import visibility
 
 from flash_lm.errors import InputError
-from flash_lm.models.family import FAMILIES
+from flash_lm.families.family import FAMILIES
 from models.cases import BATCH, LENGTH, PACKED, SHAPE, assert_close, case, real, targets, tokens
 
 ABLE = [family for family, row in FAMILIES.items() if "prefix" in row.serves]

@@ -9,8 +9,8 @@ from oracles.lsh import lsh_margin
 
 from flash_lm.config import parse_model
 from flash_lm.errors import InputError
+from flash_lm.families.family import FAMILIES, complete, unread
 from flash_lm.layers.context import of_rows
-from flash_lm.models.family import FAMILIES, complete, unread
 from models.cases import (
     ALIGNED,
     BATCH,

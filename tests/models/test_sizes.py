@@ -11,7 +11,7 @@ from oracles import families as oracle_families
 from oracles import sizes
 
 from flash_lm import build_model
-from flash_lm.models.family import FAMILIES
+from flash_lm.families.family import FAMILIES
 from flash_lm.ops import aft, blocked_attention, offset_attention
 from models.cases import CASE_IDS, CASES, FORM, case, model_config
 

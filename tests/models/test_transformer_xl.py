@@ -11,8 +11,8 @@ from oracles.transformer_xl import segment_attention
 from flash_lm import build_model
 from flash_lm.config import parse_model
 from flash_lm.errors import InputError
+from flash_lm.families.family import FAMILIES, complete
 from flash_lm.layers.context import of_rows
-from flash_lm.models.family import FAMILIES, complete
 from flash_lm.ops.positions import skewed
 from models.cases import LENGTH, SHAPE, Case, assert_close, case, model_config, randomised, state_bytes, tokens
 

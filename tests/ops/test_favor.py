@@ -10,11 +10,11 @@ from oracles.linear import favor_logs, log_dot
 from oracles.segments import visibility
 
 from flash_lm.config import parse_model
+from flash_lm.families.family import complete
+from flash_lm.families.performer import FavorCore, FavorOptions
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pair
-from flash_lm.layers.favor_core import FavorCore, FavorOptions
 from flash_lm.layers.linear_core import LinearOptions
-from flash_lm.models.family import complete
 from flash_lm.ops.favor import favor, log_features, no_features, orthogonal_frequencies, prefill_favor
 from flash_lm.ops.segments import find_segments, whole_row
 

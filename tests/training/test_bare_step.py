@@ -7,7 +7,7 @@ from small import small_config
 
 from flash_lm.config import Config, parse
 from flash_lm.errors import InputError
-from flash_lm.models.family import complete_config
+from flash_lm.families.family import complete_config
 from flash_lm.training.bare_step import BareStep
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

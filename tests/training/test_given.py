@@ -16,8 +16,8 @@ from flash_lm.data.examples import ExampleRows
 from flash_lm.data.pairs import SourceRows
 from flash_lm.data.prefixes import given_rows
 from flash_lm.data.share import whole_batch
+from flash_lm.families.family import complete, complete_config
 from flash_lm.inference.scoring import evaluate
-from flash_lm.models.family import complete, complete_config
 from flash_lm.tables import TASKS
 from flash_lm.training.bare_step import BareStep
 from flash_lm.training.loop import train

@@ -15,8 +15,8 @@ from flash_lm.analysis.collectives import collectives
 from flash_lm.config import parse
 from flash_lm.configs.base import get_config
 from flash_lm.data.share import whole_batch
+from flash_lm.families.family import FAMILIES, complete, served
 from flash_lm.layers import norms
-from flash_lm.models.family import FAMILIES, complete, served
 from flash_lm.run_name import run_name
 from flash_lm.training.checkpoint import Checkpoints, with_shardings
 from flash_lm.training.optimizer import OPTIMIZERS, make_optimizer

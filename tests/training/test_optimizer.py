@@ -13,8 +13,8 @@ from flax import nnx
 
 from flash_lm.config import TrainConfig, parse
 from flash_lm.configs.base import get_config
+from flash_lm.families.family import complete
 from flash_lm.layers.parameter import VECTORS, Traits, name_of, traits
-from flash_lm.models.family import complete
 from flash_lm.training.muon import scale_by_muon
 from flash_lm.training.optimizer import OPTIMIZERS, make_optimizer
 from flash_lm.training.schedule import learning_rate

@@ -8,22 +8,20 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import MLP_SPEC
+from flash_lm.families.sublayer_spec import Default, SublayerSpec, times, width_problems
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
 from flash_lm.layers.core import PlainCore
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.parameter import VECTORS
+from flash_lm.layers.sublayer import Sublayer
 from flash_lm.layers.table import gathered
 from flash_lm.ops.aft import aft
 from flash_lm.ops.aft_bias import PairBias, PositionBias, TapBias
-from flash_lm.ops.aft_decode import (
-    FullState,
-    WindowState,
-    init_window,
-    prefill_full,
-    prefill_window,
-)
+from flash_lm.ops.aft_decode import FullState, WindowState, init_window, prefill_full, prefill_window
 from flash_lm.ops.blocks import Rectangles
 from flash_lm.schema import above, at_least, key, section
 
@@ -194,3 +192,56 @@ class ConvCore(AFTCore):
         centred = taps - taps.mean(axis=1, keepdims=True)
         std = jnp.sqrt(jnp.square(centred).mean(axis=1, keepdims=True) + _STD_EPS)
         return TapBias(queries_BxL, keys_BxM, self.window, gain * centred / std + offset)
+
+
+def _full(config: ModelConfig, aft: AFTOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return AttentionFreeUnit(config, FactorisedCore(config, aft, None, rngs=rngs), convolution, rngs=rngs)
+
+
+def _local(config: ModelConfig, aft: AFTOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return AttentionFreeUnit(config, FactorisedCore(config, aft, aft.window, rngs=rngs), convolution, rngs=rngs)
+
+
+def _simple(config: ModelConfig, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return AttentionFreeUnit(config, AFTCore(config), convolution, rngs=rngs)
+
+
+def _conv(config: ModelConfig, aft: AFTOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    return AttentionFreeUnit(config, ConvCore(config, aft, rngs=rngs), convolution, rngs=rngs)
+
+
+def _filter_problems(config: ModelConfig) -> list[str]:
+    found = width_problems(config)
+    if not config[AFTOptions].window:
+        found.append("model.family=aft_conv needs a filter of one tap or more: raise --config.model.aft.window")
+    return found
+
+
+AFT_FULL = SublayerSpec(_full, (AFTOptions, ConvolutionOptions), unread=frozenset({"aft.window"}))
+AFT_LOCAL = SublayerSpec(_local, (AFTOptions, ConvolutionOptions))
+AFT_SIMPLE = SublayerSpec(_simple, (ConvolutionOptions,))
+AFT_CONV = SublayerSpec(
+    _conv,
+    (AFTOptions, ConvolutionOptions),
+    frozenset({"num_heads"}),
+    unread=frozenset({"aft.bias_dim", "aft.bias_rate"}),
+    problems=_filter_problems,
+)
+_LEARNED: dict[str, Default] = {"absolute_positions": "learned"}
+_PAPER = "Zhai et al. 2021, arXiv:2105.14103"
+ROWS = {
+    "aft_full": Family(
+        (AFT_FULL, MLP_SPEC), _LEARNED, about="attention-free: a learned bias per pair of positions", paper=_PAPER
+    ),
+    "aft_local": Family(
+        (AFT_LOCAL, MLP_SPEC), _LEARNED, about="AFT-full with its bias only inside a window", paper=_PAPER
+    ),
+    "aft_simple": Family((AFT_SIMPLE, MLP_SPEC), _LEARNED, about="AFT without a position bias", paper=_PAPER),
+    # One key a head instead of one a channel saves D² parameters, which the MLP gets: num_layers means the same size.
+    "aft_conv": Family(
+        (AFT_CONV, MLP_SPEC),
+        _LEARNED | {"mlp_dim": times(9, 2)},
+        about="AFT with a bias by distance: one convolution per head",
+        paper=_PAPER,
+    ),
+}

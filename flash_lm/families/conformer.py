@@ -1,11 +1,15 @@
-"""What a layer of the Conformer has besides attention (Gulati et al. 2020, "Conformer", section 2)."""
+"""The Conformer: attention and a convolution between two half feed-forwards (Gulati et al. 2020, section 2)."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.sublayer_spec import SublayerSpec, times
+from flash_lm.families.transformer import SOFTMAX
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ShortConvolutions, identity_filter
 from flash_lm.layers.dense import Dense, Output
@@ -98,3 +102,19 @@ class ConvolutionModule(Sublayer):
 
     def _finished(self, convolved: Mapping[str, jax.Array]) -> jax.Array:
         return self.output(jax.nn.silu(self.norm(convolved["value"])))
+
+
+# Two feed-forwards of 1.25 D, which with 3 D² of the convolution module have the 8 D² of the Transformer's.
+_HALF: dict[str, Any] = {"keys": frozenset({"mlp_dim"}), "defaults": {"mlp_dim": times(5, 4)}}
+HALF_STEP = SublayerSpec(HalfStep, **_HALF)
+CONVOLUTION_MODULE = SublayerSpec(ConvolutionModule, (ConformerOptions,))
+CLOSING_HALF_STEP = SublayerSpec(ClosingHalfStep, **_HALF)
+ROWS = {
+    "conformer": Family(
+        (HALF_STEP, SOFTMAX, CONVOLUTION_MODULE, CLOSING_HALF_STEP),
+        {"rotary": True},
+        about="softmax attention and a convolution by channel, between two feed-forwards with half of the residual",
+        paper="Gulati et al. 2020, arXiv:2005.08100",
+        mixer=1,
+    )
+}

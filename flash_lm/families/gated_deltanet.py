@@ -1,4 +1,4 @@
-"""Gated DeltaNet's attention ("Gated Delta Networks", Yang et al. 2024), and DeltaNet's without the decay."""
+"""Gated DeltaNet ("Gated Delta Networks", Yang et al. 2024), and DeltaNet, which is the same without the decay."""
 
 import math
 from collections.abc import Mapping
@@ -9,16 +9,18 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import GLU_SPEC
+from flash_lm.families.sublayer_spec import SublayerSpec, of_heads, one_way_problems, times, uneven_head_problems
 from flash_lm.layers.attention import AttentionSublayer, Projected, gated, join_heads, split_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import short_convolutions
 from flash_lm.layers.core import PlainCore
-from flash_lm.layers.decayed_core import from_either_end
+from flash_lm.layers.decayed_core import first_rates, first_steps, from_either_end
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.linear_core import chunk_work
 from flash_lm.layers.norms import normal_heads
 from flash_lm.layers.parameter import VECTORS
-from flash_lm.layers.ssd import first_rates, first_steps
 from flash_lm.ops.delta_rule import DeltaInputs, delta_rule, prefill_delta, step_delta
 from flash_lm.schema import at_least, key, section
 
@@ -128,3 +130,26 @@ def _unit(x_BxHxLxK: jax.Array, length: float = 1.0) -> jax.Array:
     """Vectors of this length; dtype of x."""
     x = x_BxHxLxK.astype(jnp.float32)
     return (length * x * jax.lax.rsqrt(jnp.square(x).sum(axis=-1, keepdims=True) + _EPSILON)).astype(x_BxHxLxK.dtype)
+
+
+def _problems(config: ModelConfig) -> list[str]:
+    delta = config[DeltaOptions]
+    widths = {"model.delta.key_dim": delta.key_dim, "model.delta.value_dim": delta.value_dim}
+    return uneven_head_problems(widths, config) + one_way_problems(config)
+
+
+DELTA = SublayerSpec(
+    GatedDeltaAttention,
+    (DeltaOptions,),
+    frozenset({"num_heads"}),
+    defaults={"delta.key_dim": of_heads(3, 4), "delta.value_dim": of_heads(3, 2), "short_convolution": 4},
+    problems=_problems,
+)
+ROWS = {
+    "gated_deltanet": Family(
+        (DELTA, GLU_SPEC),
+        {"mlp_dim": times(2)},  # 6 D² and a GLU of 6 D², instead of 4 D² and 8 D²
+        about="a sum in which each token replaces what its key reads, and which forgets as the tokens say, and a GLU",
+        paper="Yang et al. 2024, arXiv:2412.06464",
+    )
+}

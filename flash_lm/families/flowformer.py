@@ -1,11 +1,18 @@
-"""Attention core of Flowformer: linear attention between conserved flows, decoded from sums."""
+"""Flowformer: linear attention between conserved flows, decoded from sums (Wu et al. 2022)."""
 
 import jax
+from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import MLP_SPEC
+from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, SublayerSpec, head_problems
+from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.context import Context
+from flash_lm.layers.convolution import ConvolutionOptions
 from flash_lm.layers.core import Pairs, PlainCore
 from flash_lm.layers.linear_core import LinearOptions, sums_flops
+from flash_lm.layers.sublayer import Sublayer
 from flash_lm.ops.flow_attention import FlowState, flow_attention, no_flows, prefill_flow
 from flash_lm.schema import above, key, section
 
@@ -65,3 +72,22 @@ class FlowCore(PlainCore):
         """Four inner products of features with sums, and linear attention without a denominator."""
         flows = 2 * heads * 4 * key_width
         return flows + sums_flops(length, causal, self.chunk_size, heads, key_width, value_width)
+
+
+def _attention(
+    config: ModelConfig, flow: FlowOptions, linear: LinearOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
+) -> Sublayer:
+    return MultiHeadAttention(config, FlowCore(config, flow, linear), convolution, rngs=rngs)
+
+
+FLOW = SublayerSpec(
+    _attention, (FlowOptions, LinearOptions, ConvolutionOptions), MULTI_HEAD_KEYS, problems=head_problems
+)
+ROWS = {
+    "flowformer": Family(
+        (FLOW, MLP_SPEC),
+        {"absolute_positions": "learned"},
+        about="linear attention between conserved flows of sources and sinks, and an MLP",
+        paper="Wu et al. 2022, arXiv:2202.06258",
+    )
+}

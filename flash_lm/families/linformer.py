@@ -1,12 +1,18 @@
-"""Attention core of Linformer: softmax over slots, each a mixture of all tokens by their place in the document."""
+"""Linformer: softmax over slots, each a mixture of all tokens by their place in the document (Wang et al. 2020)."""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import MLP_SPEC
+from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, WHOLE_ROWS, SublayerSpec, head_problems
+from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.context import Context
+from flash_lm.layers.convolution import ConvolutionOptions
 from flash_lm.layers.core import Pairs, WholeRowCore
+from flash_lm.layers.sublayer import Sublayer
 from flash_lm.ops.slots import attend_to_slots
 from flash_lm.schema import at_least, key, one_of, section
 
@@ -49,3 +55,26 @@ class LinformerCore(WholeRowCore):
         """Its key and value enter each slot, and its query attends to all of them."""
         slots = self.key_slots.shape[-1]
         return 2 * heads * 2 * slots * (key_width + value_width)
+
+
+def _attention(
+    config: ModelConfig, linformer: LinformerOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
+) -> Sublayer:
+    return MultiHeadAttention(config, LinformerCore(config, linformer, rngs=rngs), convolution, rngs=rngs)
+
+
+SLOTS = SublayerSpec(
+    _attention,
+    (LinformerOptions, ConvolutionOptions),
+    MULTI_HEAD_KEYS,
+    problems=head_problems,
+    serves=WHOLE_ROWS,
+)
+ROWS = {
+    "linformer": Family(
+        (SLOTS, MLP_SPEC),
+        {"absolute_positions": "learned"},
+        about="softmax attention to slots that mix all tokens, and an MLP; bidirectional, one document a row",
+        paper="Wang et al. 2020, arXiv:2006.04768",
+    )
+}

@@ -1,13 +1,12 @@
-"""The type of a row of the table of families, and how it completes a config; models/families.py has the rows."""
+"""The type of a row of the table of families, and how it completes a config; each family's module has its rows."""
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 
 from flash_lm.config import Config, ModelConfig
 from flash_lm.errors import InputError
-from flash_lm.models.cross import CROSS
-from flash_lm.models.encoder import encoder_of, parts_of
-from flash_lm.models.part import EVERYTHING, Default, Part
+from flash_lm.families.encoder import CROSS, encoder_of, parts_of
+from flash_lm.families.sublayer_spec import EVERYTHING, Default, SublayerSpec
 from flash_lm.ops.logistics import VALUES
 from flash_lm.tables import FAMILIES, HEADS
 
@@ -17,14 +16,14 @@ class Family:
     """A row of the table of families.
 
     Attributes:
-        sublayers: the parts of a layer.
-        defaults: defaults of open keys, if they differ from those of the parts.
+        sublayers: those of a layer, in order.
+        defaults: defaults of open keys, if they differ from those of the sublayers.
         about: one line on what a layer is, for tables of families.
         paper: authors, year and arXiv:NUMBER.
-        mixer: which of the parts, from 0, mixes the tokens in a model of the user's own (`build_mixer`).
+        mixer: which of the sublayers, from 0, mixes the tokens in a model of the user's own (`build_mixer`).
     """
 
-    sublayers: tuple[Part, ...]
+    sublayers: tuple[SublayerSpec, ...]
     defaults: Mapping[str, Default] = dataclasses.field(default_factory=dict)
     about: str = ""
     paper: str = ""
@@ -32,12 +31,12 @@ class Family:
 
     @property
     def serves(self) -> frozenset[str]:
-        """What all of its parts support."""
-        return EVERYTHING.intersection(*(part.serves for part in self.sublayers))
+        """What all of its sublayers support."""
+        return EVERYTHING.intersection(*(spec.serves for spec in self.sublayers))
 
     def reads(self) -> set[str]:
-        """Names of keys that its parts read and other families may not."""
-        return set().union(*(part.reads() for part in self.sublayers))
+        """Names of keys that its sublayers read and other families may not."""
+        return set().union(*(spec.reads() for spec in self.sublayers))
 
 
 def register_family(name: str, row: Family) -> None:
@@ -46,7 +45,7 @@ def register_family(name: str, row: Family) -> None:
 
 
 def served(families: Iterable[str]) -> frozenset[str]:
-    """What all of these families support, see `Part`; a model with a pattern has several."""
+    """What all of these families support, see `SublayerSpec`; a model with a pattern has several."""
     return EVERYTHING.intersection(*(FAMILIES[name].serves for name in families))
 
 
@@ -102,8 +101,8 @@ def complete(config: ModelConfig) -> ModelConfig:
     problems = [
         problem
         for layer in dict.fromkeys(layers)
-        for part in dict.fromkeys(parts_of(layer))
-        for problem in part.problems(layer)
+        for spec in dict.fromkeys(parts_of(layer))
+        for problem in spec.problems(layer)
     ]
     if problems := [*dict.fromkeys(problems), *_problems(config)]:
         raise InputError.of(problems)
@@ -128,8 +127,8 @@ def of_layers(config: ModelConfig) -> list[ModelConfig]:
 def _of_layer(config: ModelConfig, name: str) -> ModelConfig:
     row = FAMILIES[name]
     own = dataclasses.replace(config, family=name, pattern=())
-    of_parts = {key: default for part in parts_of(own) for key, default in part.defaults.items()}
-    return _closed(own, {**_OF_A_LAYER, **of_parts, **row.defaults})
+    of_sublayers = {key: default for spec in parts_of(own) for key, default in spec.defaults.items()}
+    return _closed(own, {**_OF_A_LAYER, **of_sublayers, **row.defaults})
 
 
 def _closed(config: ModelConfig, defaults: Mapping[str, Default]) -> ModelConfig:

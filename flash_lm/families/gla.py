@@ -9,6 +9,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import GLU_SPEC
+from flash_lm.families.sublayer_spec import (
+    SublayerSpec,
+    of_heads,
+    one_way_problems,
+    uneven_head_problems,
+    width_problems,
+)
 from flash_lm.layers.attention import AttentionSublayer, Projected, gated, join_heads, split_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
@@ -111,3 +120,24 @@ class GatedLinearAttention(AttentionSublayer[GatedInputs]):
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: Any) -> jax.Array:
         """Normalises each head, with one gain for all, and gates."""
         return self.output(gated(gate_BxLxE, join_heads(normal_heads(mixed_BxHxLxE, self.gain[...]))))
+
+
+def _problems(config: ModelConfig) -> list[str]:
+    widths = {"model.gla.key_dim": config[GLAOptions].key_dim}
+    return width_problems(config) + uneven_head_problems(widths, config) + one_way_problems(config)
+
+
+GLA = SublayerSpec(
+    GatedLinearAttention,
+    (GLAOptions, LinearOptions, ConvolutionOptions),
+    frozenset({"num_heads"}),
+    defaults={"gla.key_dim": of_heads(1, 2)},
+    problems=_problems,
+)
+ROWS = {
+    "gla": Family(
+        (GLA, GLU_SPEC),
+        about="linear attention whose sums forget as the tokens say, each channel for itself, gated, and a GLU",
+        paper="Yang et al. 2023, arXiv:2312.06635",
+    )
+}

@@ -1,4 +1,4 @@
-"""Attention core whose heads learn how far back they look."""
+"""Heads that learn how far back they look ("Adaptive Attention Span in Transformers", section 2.2)."""
 
 import math
 from collections.abc import Mapping
@@ -8,21 +8,18 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import MLP_SPEC
+from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, SublayerSpec, head_problems
+from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.context import Context
+from flash_lm.layers.convolution import ConvolutionOptions
 from flash_lm.layers.core import Pairs, PlainCore
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.ops.adaptive_span import log_mask, reach
 from flash_lm.ops.banded_softmax import SoftmaxPart, banded_softmax, softmax_of_scores
 from flash_lm.ops.products import matmul
-from flash_lm.ops.ring import (
-    Ring,
-    after_ring,
-    empty_ring,
-    last_of,
-    positions_in,
-    sight_after_ring,
-    with_token,
-)
+from flash_lm.ops.ring import Ring, after_ring, empty_ring, last_of, positions_in, sight_after_ring, with_token
 from flash_lm.ops.sight import Sight
 from flash_lm.schema import at_least, key, section
 
@@ -114,3 +111,39 @@ class SpanCore(PlainCore):
 
 def _in_bounds(share_H: jax.Array) -> jax.Array:
     return jnp.clip(share_H, 0, 1)
+
+
+class AdaptiveSpanAttention(MultiHeadAttention):
+    """Multi-head attention, a span a head, and a price on spans that makes them no longer than they are worth."""
+
+    core: SpanCore
+
+    def __init__(self, config: ModelConfig, options: SpanOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs):
+        """H heads of width D / H."""
+        super().__init__(config, SpanCore(config, options), convolution, rngs=rngs)
+
+    def penalty(self) -> jax.Array:
+        """λ times the mean span."""
+        return self.core.penalty()
+
+    def measures(self) -> dict[str, jax.Array]:
+        """The spans, places."""
+        return {"span": self.core.spans()}
+
+
+def _problems(config: ModelConfig) -> list[str]:
+    found, span = head_problems(config), config[SpanOptions]
+    if span.init > span.limit:
+        found.append(f"model.span.init={span.init} must be at most model.span.limit={span.limit}")
+    return found
+
+
+SPAN = SublayerSpec(AdaptiveSpanAttention, (SpanOptions, ConvolutionOptions), MULTI_HEAD_KEYS, problems=_problems)
+ROWS = {
+    "adaptive_span": Family(
+        (SPAN, MLP_SPEC),
+        {"rotary": True},
+        about="softmax attention whose heads learn how far back they look, and an MLP",
+        paper="Sukhbaatar et al. 2019, arXiv:1905.07799",
+    )
+}

@@ -4,17 +4,21 @@
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import MLP_SPEC
+from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, SublayerSpec, head_problems
 from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.context import Context
-from flash_lm.layers.convolution import full_convolutions, short_convolutions
+from flash_lm.layers.convolution import ShortConvolutions, short_convolutions
 from flash_lm.layers.core import Pairs, PlainCore
+from flash_lm.layers.dense import KERNEL_INITS
 from flash_lm.layers.quadratic_core import KeyValueCache
 from flash_lm.ops.offset_attention import attend_at_offsets, attend_in_cache, log_sparse_offsets
 from flash_lm.schema import at_least, key, one_of, section
@@ -90,7 +94,7 @@ class LogSparseAttention(MultiHeadAttention):
         if options.convolution == "full":  # these are the linear maps
             self.query = self.key = None
             self.projection_weights -= 2 * dim * dim
-            self.convolutions = full_convolutions(names, config, rngs=rngs)
+            self.convolutions = _full_convolutions(names, config, rngs=rngs)
         else:
             self.convolutions = short_convolutions(dict.fromkeys(names, dim), config)
 
@@ -98,3 +102,41 @@ class LogSparseAttention(MultiHeadAttention):
         """Queries, keys and values before the convolutions."""
         mapped = lambda linear: x_BxLxD if linear is None else linear(x_BxLxD)
         return {"query": mapped(self.query), "key": mapped(self.key), "value": self.value(x_BxLxD)}
+
+
+def _full_convolutions(names: Sequence[str], config: ModelConfig, *, rngs: nnx.Rngs) -> ShortConvolutions:
+    """Filters from all channels to all channels, in place of linear maps: W·D×D weights for each name."""
+    taps, dim = config.short_convolution, config.model_dim
+
+    def drawn() -> nnx.Param:
+        kernel = KERNEL_INITS[config.init](rngs.params(), (taps * dim, dim), jnp.dtype(config.param_dtype))
+        return nnx.Param(kernel.reshape(taps, dim, dim))
+
+    return ShortConvolutions({name: drawn() for name in names}, config, "none")
+
+
+def _problems(config: ModelConfig) -> list[str]:
+    found, own = head_problems(config), config[LogSparseOptions]
+    if 0 < own.restart < own.local:
+        found.append(f"model.log_sparse.restart={own.restart} must be 0 or at least model.log_sparse.local={own.local}")
+    if own.convolution == "full" and not config.short_convolution:
+        found.append("model.log_sparse.convolution=full needs model.short_convolution, its number of taps")
+    return found
+
+
+LOG_SPARSE = SublayerSpec(
+    LogSparseAttention,
+    (LogSparseOptions,),
+    MULTI_HEAD_KEYS,
+    defaults={"short_convolution": 3},
+    problems=_problems,
+)
+ROWS = {
+    "log_sparse": Family(
+        (LOG_SPARSE, MLP_SPEC),
+        {"absolute_positions": "learned"},
+        about="softmax attention to near tokens and to some at distances that double, queries and keys by "
+        "convolutions, and an MLP",
+        paper="Li et al. 2019, arXiv:1907.00235",
+    )
+}

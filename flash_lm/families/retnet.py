@@ -1,4 +1,4 @@
-"""Multi-scale retention ("Retentive Network: A Successor to Transformer", Sun et al. 2023, section 2)."""
+"""RetNet: multi-scale retention ("Retentive Network: A Successor to Transformer", Sun et al. 2023, section 2)."""
 
 import math
 from collections.abc import Mapping
@@ -9,6 +9,9 @@ import numpy as np
 from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import MLP_SPEC
+from flash_lm.families.sublayer_spec import HEAD_KEYS, SublayerSpec, head_problems, times
 from flash_lm.layers.attention import AttentionSublayer, Projected, gated, join_heads, split_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
@@ -74,3 +77,20 @@ class Retention(AttentionSublayer[DecayedInputs]):
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
         """Normalises each head, and gates."""
         return self.output(gated(gate_BxLxE, join_heads(normal_heads(mixed_BxHxLxE))))
+
+
+RETENTION = SublayerSpec(
+    Retention,
+    (RetentionOptions, LinearOptions, ConvolutionOptions),
+    HEAD_KEYS | {"kernels"},
+    problems=head_problems,
+)
+ROWS = {
+    "retnet": Family(
+        (RETENTION, MLP_SPEC),
+        # Values and gates of 2 D take 4 D² more than the Transformer's, which the MLP gives.
+        {"rotary": True, "mlp_dim": times(2)},
+        about="linear attention whose sums forget at a rate a head, gated values twice as wide, and an MLP",
+        paper="Sun et al. 2023, arXiv:2307.08621",
+    )
+}

@@ -1,13 +1,19 @@
-"""Attention core of Nyströmformer: softmax attention from landmarks, and a convolution of the values."""
+"""Nyströmformer: softmax attention from landmarks, and a convolution of the values (Xiong et al. 2021)."""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import MLP_SPEC
+from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, WHOLE_ROWS, SublayerSpec, head_problems
+from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.context import Context
+from flash_lm.layers.convolution import ConvolutionOptions
 from flash_lm.layers.core import Pairs, WholeRowCore
 from flash_lm.layers.parameter import VECTORS
+from flash_lm.layers.sublayer import Sublayer
 from flash_lm.ops.convolution import convolve_heads, reach
 from flash_lm.ops.nystrom import nystrom_attention
 from flash_lm.schema import at_least, key, section
@@ -65,3 +71,26 @@ class NystromCore(WholeRowCore):
 def _filtered(v_BxHxLxE: jax.Array, taps_WxH: jax.Array, real_BxL: jax.Array) -> jax.Array:
     """Each head by its filter; the backward pass keeps v alone."""
     return convolve_heads(jnp.where(real_BxL[:, None, :, None], v_BxHxLxE, 0), taps_WxH)
+
+
+def _attention(
+    config: ModelConfig, nystrom: NystromOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
+) -> Sublayer:
+    return MultiHeadAttention(config, NystromCore(config, nystrom, rngs=rngs), convolution, rngs=rngs)
+
+
+NYSTROM = SublayerSpec(
+    _attention,
+    (NystromOptions, ConvolutionOptions),
+    MULTI_HEAD_KEYS,
+    problems=head_problems,
+    serves=WHOLE_ROWS,
+)
+ROWS = {
+    "nystromformer": Family(
+        (NYSTROM, MLP_SPEC),
+        {"absolute_positions": "learned"},
+        about="softmax attention estimated from means of tokens, and an MLP; bidirectional, one document a row",
+        paper="Xiong et al. 2021, arXiv:2102.03902",
+    )
+}

@@ -9,6 +9,9 @@ import numpy as np
 from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import MLP_SPEC
+from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, SublayerSpec, head_problems, times
 from flash_lm.layers.attention import MultiHeadAttention, Projected
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import taps_inside
@@ -154,3 +157,26 @@ class LongShortAttention(MultiHeadAttention):
         else:
             scores_BxLxHxW = self.taps[...][None, None]
         return softmax_of_taps(scores_BxLxHxW, self.kernel[...], causal=self.causal)
+
+
+def _problems(config: ModelConfig) -> list[str]:
+    found, lite, heads = head_problems(config), config[LiteOptions], config.num_heads
+    if not 0 < lite.attending(heads) < heads:
+        found.append(
+            f"model.lite.attention_share={lite.attention_share} of model.num_heads={heads} must leave a head or more "
+            "to the attention and to the convolution"
+        )
+    return found
+
+
+LONG_SHORT = SublayerSpec(LongShortAttention, (LiteOptions, QuadraticOptions), MULTI_HEAD_KEYS, problems=_problems)
+ROWS = {
+    "lite_transformer": Family(
+        (LONG_SHORT, MLP_SPEC),
+        # Half of the channels attend and half convolve, which takes 1.75 D² and leaves the MLP more than 8 D².
+        {"absolute_positions": "learned", "mlp_dim": times(41, 8)},
+        about="softmax attention in half of the heads and convolutions whose taps differ by token in the others, and "
+        "an MLP",
+        paper="Wu et al. 2020, arXiv:2004.11886",
+    )
+}

@@ -1,6 +1,5 @@
 """The unit of Mamba-2 ("Transformers are SSMs", Dao and Gu 2024), and Hydra's, which looks both ways."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -9,16 +8,19 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.sublayer_spec import SublayerSpec, times
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import short_convolutions
-from flash_lm.layers.decayed_core import DecayedCore, DecayedInputs, TwoWayCore
+from flash_lm.layers.core import UndecodableCore
+from flash_lm.layers.decayed_core import DecayedCore, DecayedInputs, first_rates, first_steps
 from flash_lm.layers.dense import Dense, Output
+from flash_lm.layers.linear_core import chunk_work
 from flash_lm.layers.norms import RMSNorm
 from flash_lm.layers.parameter import VECTORS
+from flash_lm.ops.decayed_sums import decayed_sums
 from flash_lm.schema import at_least, key, section
-
-_RATES, _STEPS = (1.0, 16.0), (1e-3, 0.1)  # A and Δ that a model starts with, of the authors' code
 
 
 @section("model.ssd")
@@ -36,6 +38,39 @@ class Ungated(NamedTuple):
 
     skip_BxLxE: jax.Array
     gate_BxLxE: jax.Array
+
+
+class TwoWayCore(UndecodableCore):
+    """Two sums, over the tokens before and after, each as its neighbour reads it ("Hydra", Hwang et al. 2024, eq. 9).
+
+    A token itself is in neither.
+    """
+
+    def __init__(self, chunk_size: int):
+        """A core without parameters, whose heads share the queries and keys of a direction."""
+        self.chunk_size = chunk_size
+
+    def __call__(self, by: tuple[DecayedInputs, DecayedInputs], v: jax.Array, context: Context) -> jax.Array:
+        """B×H×L×E; `by` are the inputs of the sum over the tokens before, and of that over those after."""
+        assert context.segments is not None
+        before, after = by
+        runs_BxL = context.segments.runs_BxL
+        turned, v_turned = jax.tree.map(lambda x: jnp.flip(x, axis=2), (after, v))
+        of_after = self._before(turned, v_turned, jnp.flip(runs_BxL, axis=1))
+        return self._before(before, v, runs_BxL) + jnp.flip(of_after, axis=2)
+
+    def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
+        """A causal row, twice."""
+        pairs, products = chunk_work(length, self.chunk_size)
+        per_pair = key_width + heads * value_width
+        return 4 * (pairs * per_pair + products * heads * key_width * value_width) / length
+
+    def _before(self, by: DecayedInputs, v: jax.Array, runs_BxL: jax.Array) -> jax.Array:
+        """What the token before each reads, if it is of the same document."""
+        q, k, log_decay, _ = by
+        read = decayed_sums(q, k, by.values(v), log_decay, runs_BxL, chunk_size=self.chunk_size)
+        same_BxL = jnp.pad(runs_BxL[:, 1:] == runs_BxL[:, :-1], ((0, 0), (1, 0)))
+        return jnp.where(same_BxL[:, None, :, None], jnp.roll(read, 1, axis=2), 0)
 
 
 class StateSpaceUnit(AttentionSublayer[Any]):
@@ -106,18 +141,6 @@ class StateSpaceUnit(AttentionSublayer[Any]):
         return DecayedInputs(c, b, -rate * steps_BxHxL, steps_BxHxL)
 
 
-def first_rates(heads: int, rngs: nnx.Rngs) -> jax.Array:
-    """Logarithms of the rates of decay that a model starts with, a number a head."""
-    return jnp.log(jax.random.uniform(rngs.params(), (heads,), minval=_RATES[0], maxval=_RATES[1]))
-
-
-def first_steps(heads: int, rngs: nnx.Rngs) -> jax.Array:
-    """What softplus turns into the step sizes Δ that a model starts with, a number a head."""
-    low, high = (math.log(step) for step in _STEPS)
-    steps = jnp.exp(jax.random.uniform(rngs.params(), (heads,), minval=low, maxval=high))
-    return steps + jnp.log(-jnp.expm1(-steps))
-
-
 # Both keep their inputs, and not the intermediate results, which are cheaper to recompute than to keep.
 @jax.checkpoint
 def _silu_of_sum(x_BxLxE: jax.Array, bias_E: jax.Array) -> jax.Array:
@@ -128,3 +151,28 @@ def _silu_of_sum(x_BxLxE: jax.Array, bias_E: jax.Array) -> jax.Array:
 def _gated_sum(mixed_BxLxE: jax.Array, skip_BxLxE: jax.Array, gate_BxLxE: jax.Array) -> jax.Array:
     y = mixed_BxLxE.astype(jnp.float32) + skip_BxLxE
     return y * jax.nn.silu(gate_BxLxE.astype(jnp.float32))
+
+
+def _problems(config: ModelConfig) -> list[str]:
+    width, head = config[SSDOptions].expanded_dim, config[SSDOptions].head_width
+    return [f"model.ssd.expanded_dim={width} must be a multiple of model.ssd.head_width={head}"] if width % head else []
+
+
+SSD = SublayerSpec(
+    StateSpaceUnit,
+    (SSDOptions,),
+    frozenset({"kernels"}),
+    defaults={
+        "ssd.expanded_dim": times(2),
+        "ssd.head_width": lambda config: min(64, config[SSDOptions].expanded_dim),
+        "short_convolution": lambda config: 4 if config.causal else 7,
+    },
+    problems=_problems,
+)
+ROWS = {
+    "mamba2": Family(
+        (SSD, SSD),
+        about="two state space units: linear attention whose sums forget as the tokens say, gated, convolutions",
+        paper="Dao and Gu 2024, arXiv:2405.21060",
+    )
+}

@@ -1,4 +1,4 @@
-"""Attention with a memory of the segment before, and with relative positions ("Transformer-XL", Dai et al. 2019)."""
+"""Transformer-XL: a memory of the segment before, and relative positions (Dai et al. 2019)."""
 
 import itertools
 from collections.abc import Mapping
@@ -8,6 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import MLP_SPEC
+from flash_lm.families.sublayer_spec import SublayerSpec, times, width_problems
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import PlainCore
@@ -123,3 +126,23 @@ class SegmentAttention(AttentionSublayer[SegmentInputs]):
     def finish(self, mixed_BxHxLxE: jax.Array, gate: None) -> jax.Array:
         """Joins the heads."""
         return self.output(join_heads(mixed_BxHxLxE))
+
+
+def _problems(config: ModelConfig) -> list[str]:
+    found = width_problems(config)
+    if config.model_dim % 2:
+        found.append(f"sinusoids of distances need an even width: model.model_dim={config.model_dim} must be even")
+    if config.short_convolution:
+        found.append("model.family=transformer_xl has no short convolutions: set --config.model.short_convolution=0")
+    return found
+
+
+SEGMENTS = SublayerSpec(SegmentAttention, (XLOptions,), frozenset({"num_heads"}), problems=_problems)
+ROWS = {
+    "transformer_xl": Family(
+        (SEGMENTS, MLP_SPEC),
+        {"mlp_dim": times(7, 2)},  # the map of distances is a fifth matrix of D² parameters, which the MLP gives
+        about="softmax attention to the own segment and the one before, relative positions, and an MLP",
+        paper="Dai et al. 2019, arXiv:1901.02860",
+    )
+}

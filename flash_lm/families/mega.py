@@ -1,4 +1,4 @@
-"""Mega's unit: a gated attention unit behind a moving average, which gates its own residual (Ma et al. 2022)."""
+"""Mega: a gated attention unit behind a moving average, which gates its own residual (Ma et al. 2022)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,14 +9,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
-from flash_lm.layers.attention import (
-    AttentionSublayer,
-    Projected,
-    gated,
-    join_heads,
-    named_pairs,
-    silu,
-)
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import MLP_SPEC
+from flash_lm.families.sublayer_spec import GATED_UNIT_KEYS, SublayerSpec, divisor_problems, times
+from flash_lm.layers.attention import AttentionSublayer, Projected, gated, join_heads, named_pairs, silu
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pairs
 from flash_lm.layers.dense import Dense
@@ -185,3 +181,30 @@ def _silu_of_sum(x: jax.Array, y: jax.Array) -> jax.Array:
 @jax.checkpoint
 def _towards(stream: jax.Array, proposed: jax.Array, update: jax.Array) -> jax.Array:
     return stream + jax.nn.sigmoid(update) * (proposed - stream)
+
+
+def _problems(config: ModelConfig) -> list[str]:
+    found, mega = [], config[MegaOptions]
+    if (config.rotary or mega.relative_bias == "rope") and mega.shared_dim % 2:
+        found.append(f"rotary positions pair dimensions: model.mega.shared_dim={mega.shared_dim} must be even")
+    return found + divisor_problems(config, mega.attention_function)
+
+
+MEGA = SublayerSpec(
+    MegaUnit,
+    (MegaOptions, ChunkOptions),
+    GATED_UNIT_KEYS,
+    unread=frozenset({"chunks.local_attention", "chunks.global_attention", "short_convolution"}),
+    defaults={"mega.expanded_dim": times(2), "mega.shared_dim": lambda config: max(2, config.model_dim // 8 * 2)},
+    problems=_problems,
+)
+ROWS = {
+    "mega": Family(
+        (MEGA, MLP_SPEC),
+        # Values of 2 D and a gated residual take 8.25 D², which leaves the MLP a width of 2 D, as published.
+        {"mlp_dim": times(2)},
+        about="softmax attention inside chunks, whose queries and keys read moving averages, a gated residual, and an "
+        "MLP",
+        paper="Ma et al. 2022, arXiv:2209.10655",
+    )
+}

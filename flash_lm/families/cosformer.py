@@ -1,11 +1,18 @@
-"""Attention core of cosFormer: linear attention whose features turn with the position."""
+"""cosFormer: linear attention whose features turn with the position (Qin et al. 2022)."""
 
 import jax
+from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import MLP_SPEC
+from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, SublayerSpec, head_problems
+from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.context import Context
+from flash_lm.layers.convolution import ConvolutionOptions
 from flash_lm.layers.core import Pairs
 from flash_lm.layers.linear_core import LinearCore, LinearOptions, linear_flops
+from flash_lm.layers.sublayer import Sublayer
 from flash_lm.ops.cosformer import cosine_features
 from flash_lm.schema import at_least, key, section
 
@@ -47,3 +54,31 @@ class CosformerCore(LinearCore):
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
         """Linear attention on twice as many features."""
         return linear_flops(length, causal, self.chunk_size, heads, 2 * key_width, value_width)
+
+
+def _attention(
+    config: ModelConfig,
+    cosformer: CosformerOptions,
+    linear: LinearOptions,
+    convolution: ConvolutionOptions,
+    *,
+    rngs: nnx.Rngs,
+) -> Sublayer:
+    return MultiHeadAttention(config, CosformerCore(config, cosformer, linear), convolution, rngs=rngs)
+
+
+COSINE = SublayerSpec(
+    _attention,
+    (CosformerOptions, LinearOptions, ConvolutionOptions),
+    MULTI_HEAD_KEYS | {"kernels"},
+    defaults={"cosformer.cos_length": lambda config: config.max_length},
+    problems=head_problems,
+)
+ROWS = {
+    "cosformer": Family(
+        (COSINE, MLP_SPEC),
+        {"absolute_positions": "learned"},
+        about="linear attention with the features relu, weighted by the cosine of the distance, and an MLP",
+        paper="Qin et al. 2022, arXiv:2202.08791",
+    )
+}

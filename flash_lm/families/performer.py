@@ -1,4 +1,4 @@
-"""Attention core of the Performer: softmax estimated by random features, decoded from one sum a head."""
+"""The Performer: softmax estimated by random features, decoded from one sum a head (Choromanski et al. 2020)."""
 
 import math
 
@@ -6,17 +6,16 @@ import jax
 from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import MLP_SPEC
+from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, SublayerSpec, head_problems
+from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.context import Context
+from flash_lm.layers.convolution import ConvolutionOptions
 from flash_lm.layers.core import Pairs, PlainCore
 from flash_lm.layers.linear_core import LinearOptions, linear_flops
-from flash_lm.ops.favor import (
-    FeatureSums,
-    favor,
-    log_features,
-    no_features,
-    orthogonal_frequencies,
-    prefill_favor,
-)
+from flash_lm.layers.sublayer import Sublayer
+from flash_lm.ops.favor import FeatureSums, favor, log_features, no_features, orthogonal_frequencies, prefill_favor
 from flash_lm.schema import at_least, key, section
 
 _REDRAW = 0x0FEA  # keeps the features' random numbers separate from those of dropout
@@ -36,7 +35,7 @@ class Frequencies(nnx.Variable):
     """Sampled once and never trained."""
 
 
-def default_features(config: ModelConfig) -> int:
+def _default_features(config: ModelConfig) -> int:
     """K ln K, as the error of the estimate requires (Performer, section 2.4), rounded up to a multiple of 8."""
     width = max(config.model_dim // config.num_heads, 2)
     return math.ceil(width * math.log(width) / 8) * 8
@@ -96,3 +95,26 @@ class FavorCore(PlainCore):
 def _featured(pairs: Pairs, frequencies_FxK: jax.Array) -> tuple[jax.Array, jax.Array]:
     q, k = pairs["attention"]
     return log_features(q, frequencies_FxK), log_features(k, frequencies_FxK)
+
+
+def _attention(
+    config: ModelConfig, favor: FavorOptions, linear: LinearOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
+) -> Sublayer:
+    return MultiHeadAttention(config, FavorCore(config, favor, linear, rngs=rngs), convolution, rngs=rngs)
+
+
+FAVOR = SublayerSpec(
+    _attention,
+    (FavorOptions, LinearOptions, ConvolutionOptions),
+    MULTI_HEAD_KEYS,
+    defaults={"favor.features": _default_features},
+    problems=head_problems,
+)
+ROWS = {
+    "performer": Family(
+        (FAVOR, MLP_SPEC),
+        {"absolute_positions": "learned"},
+        about="softmax estimated by positive random features (FAVOR+), and an MLP",
+        paper="Choromanski et al. 2020, arXiv:2009.14794",
+    )
+}

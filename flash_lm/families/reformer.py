@@ -1,5 +1,6 @@
-"""Attention core over tokens with the same hash, with a cache of keys, values and places in buckets for decoding."""
+"""Reformer: queries that are keys as well, each attends to tokens with the same hash ("Reformer", section 2)."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -7,8 +8,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import MLP_SPEC
+from flash_lm.families.sublayer_spec import SublayerSpec, times, width_problems
+from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.context import Context
+from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
 from flash_lm.layers.core import PlainCore
+from flash_lm.layers.dense import Dense, Output
 from flash_lm.ops.banded_softmax import softmax_of_scores
 from flash_lm.ops.cache import write
 from flash_lm.ops.lsh_attention import SELF, buckets_of, lsh_attention, places_seen, sorted_by_bucket, unit
@@ -123,3 +130,44 @@ class LSHCore(PlainCore):
     def _reach(self, capacity: int) -> int:
         """The window, as far as ranks can differ."""
         return min(self.window, capacity)
+
+
+class ReformerAttention(AttentionSublayer[jax.Array]):
+    """Multi-head attention to tokens with the same hash; one projection gives the queries and the keys."""
+
+    def __init__(self, config: ModelConfig, options: LSHOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs):
+        """H heads of width D / H."""
+        dim = config.model_dim
+        self.core, self.rotary = LSHCore(config, options, rngs=rngs), False
+        self.heads = self.key_heads = config.num_heads
+        self.key_width = self.value_width = dim // self.heads
+        self.projection_weights = 3 * dim * dim
+        self.query, self.value = (Dense(dim, dim, config, rngs=rngs) for _ in range(2))
+        self.output = Output(dim, dim, config, rngs=rngs)
+        self.convolutions = short_convolutions({"query": dim, "value": dim}, config, convolution)
+
+    def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
+        """Queries, which are keys as well, and values."""
+        return {"query": self.query(x_BxLxD), "value": self.value(x_BxLxD)}
+
+    def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[jax.Array]:
+        """Their heads."""
+        return Projected(*(split_heads(maps[name], self.heads) for name in ("query", "value")))
+
+    def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
+        """Joins the heads."""
+        return self.output(join_heads(mixed_BxHxLxE))
+
+
+LSH = SublayerSpec(
+    ReformerAttention, (LSHOptions, ConvolutionOptions), frozenset({"num_heads"}), problems=width_problems
+)
+ROWS = {
+    "reformer": Family(
+        (LSH, MLP_SPEC),
+        # As in AFT-conv, the MLP gets the D² parameters that shared queries and keys save.
+        {"absolute_positions": "learned", "mlp_dim": times(9, 2)},
+        about="softmax attention to tokens with the same hash, queries that are keys as well, and an MLP",
+        paper="Kitaev et al. 2020, arXiv:2001.04451",
+    )
+}

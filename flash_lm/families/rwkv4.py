@@ -1,4 +1,4 @@
-"""The two sublayers of RWKV-4 ("RWKV: Reinventing RNNs for the Transformer Era", Peng et al. 2023, section 3)."""
+"""RWKV-4: time mixing and channel mixing ("RWKV: Reinventing RNNs for the Transformer Era", Peng et al. 2023)."""
 
 from collections.abc import Mapping
 
@@ -8,6 +8,8 @@ import numpy as np
 from flax import nnx
 
 from flash_lm.config import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.sublayer_spec import SublayerSpec, times
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import PlainCore
@@ -177,3 +179,15 @@ class ChannelMix(Sublayer):
     def _mixed(self, shifted: Mapping[str, jax.Array]) -> jax.Array:
         hidden = jnp.square(jax.nn.relu(self.up(shifted["key"])))
         return jax.nn.sigmoid(self.receptance(shifted["receptance"])) * self.down(hidden)
+
+
+TIME_MIX = SublayerSpec(TimeMix, (LinearOptions,), unread=frozenset({"short_convolution"}))
+# A third matrix of D² parameters leaves 7 D² of a layer's 12 to the other two.
+CHANNEL_MIX = SublayerSpec(ChannelMix, keys=frozenset({"mlp_dim"}), defaults={"mlp_dim": times(7, 2)})
+ROWS = {
+    "rwkv4": Family(
+        (TIME_MIX, CHANNEL_MIX),
+        about="a mean of values whose weights decay by channel, and a gated MLP; both read the token before, too",
+        paper="Peng et al. 2023, arXiv:2305.13048",
+    )
+}
