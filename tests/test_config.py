@@ -21,6 +21,8 @@ from flash_lm.families.family import FAMILIES, complete, complete_config
 from flash_lm.study import changed, grid_runs
 from flash_lm.training.state import ModelFunction
 
+pytestmark = pytest.mark.every_family
+
 ROOT = pathlib.Path(__file__).parent.parent
 # Of those in folders, ablations and studies start from a config, and tables have no config of their own.
 CONFIGS = [path for place in ("", "recall/", "lra/") for path in sorted((ROOT / "configs").glob(f"{place}[!_]*.py"))]
@@ -269,10 +271,7 @@ def test_the_papers_configs_are_of_one_size():
             model = ModelFunction(complete(parse_model(config)), seed=0)
             settings = families.complete(config.to_dict() | {"causal": True})
             learned = config.max_length * config.model_dim if settings.absolute_positions == "learned" else 0
-            if config.family in ("aft_full", "aft_local"):
-                learned += config.num_layers * 2 * config.max_length * config.aft.bias_dim
-            if config.family == "linformer":
-                learned += config.num_layers * 2 * config.max_length * config.linformer.slots
+            learned += config.num_layers * families.FAMILIES[config.family].tables(settings)
             assert model.parameter_count() == parameters(settings), path.stem
             counts[path.stem] = model.parameter_count() - learned
     presets = {"deltanet_base"}  # a family with another value of a key

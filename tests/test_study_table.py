@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 from flax import nnx
+from oracles import families as oracle_families
 
 from flash_lm import build_model
 from flash_lm.command import load_module
@@ -19,8 +20,9 @@ from flash_lm.trunk_study import schedules, trunks_of
 TABLE = load_module("configs/tables/study.py")
 VARIANTS = {name: TABLE.MODELS["flash_scores"] | changes for name, changes in TABLE.ABLATIONS.items()}
 BY_RULE = {k: changes for k, changes in (TABLE.MODELS | VARIANTS).items() if not k.endswith("_as_init")}
-# Families that are not in the study have its rule, too; each layer of a Conformer ends with a norm, whatever it adds.
-OTHERS = FAMILIES.keys() - {changes["model.family"] for changes in TABLE.MODELS.values()} - {"conformer"}
+# Families that are not in the study have its rule, too, unless each layer ends with a norm, whatever it adds.
+OTHERS = FAMILIES.keys() - {changes["model.family"] for changes in TABLE.MODELS.values()}
+OTHERS -= {name for name, row in oracle_families.FAMILIES.items() if row.ends_with_norm}
 STARTS = BY_RULE | {name: {"model.family": name, "model.causal": None} for name in sorted(OTHERS)}
 
 

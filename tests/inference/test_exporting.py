@@ -73,6 +73,7 @@ def assert_same_bits(trained: TrainedModel, params, constants) -> None:
             assert x.dtype == y.dtype and np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
+@pytest.mark.representatives("flash", "performer")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_round_trip(family, tmp_path):
     """Also onto a mesh of eight devices, and in the dtype of the parameters."""

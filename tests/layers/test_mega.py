@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families.mega import averaged
 from flax import nnx
 from models.cases import model_config
 from oracles.attention import Row, silu
-from oracles.mega import averaged
 from oracles.segments import visibility
 
 from flash_lm.config import parse_model

@@ -12,6 +12,8 @@ from flash_lm.families.family import FAMILIES
 from flash_lm.models.attention_weights import attention_weights
 from models.cases import CAUSAL, FORM, LENGTH, PACKED, assert_close, case, tokens
 
+pytestmark = pytest.mark.representatives("transformer", "flash")
+
 
 def maps(family: str, causal: bool | None = None, segment_ids=None, **overrides):
     model, found = case(family, FORM[family] if causal is None else causal, **overrides), []

@@ -29,6 +29,8 @@ from models.cases import (
     tokens,
 )
 
+pytestmark = pytest.mark.representatives("flash")
+
 FLASH_AND_SOFTMAX = ("flash", "transformer_plus_plus")
 KEYS = {"pattern": FLASH_AND_SOFTMAX, "num_layers": 4}
 RTOL = 1e-5

@@ -17,6 +17,8 @@ from flash_lm.ops.aft_bias import PositionBias
 from flash_lm.ops.segments import Segments, find_segments
 from models.cases import LENGTH, PACKED, SHAPE, assert_close, case, model_config, randomised, real, tokens
 
+pytestmark = pytest.mark.representatives("linear_transformer", "flash", "aft_simple")
+
 AFT = ("aft_full", "aft_local", "aft_simple", "aft_conv")
 LINEAR = ("linear_transformer", "performer", "cosformer")
 both_ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])

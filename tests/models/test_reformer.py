@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families.reformer import lsh_margin
 from flax import nnx
-from oracles.lsh import lsh_margin
 
 from flash_lm.config import parse_model
 from flash_lm.errors import InputError

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families.transformer_xl import segment_attention
 from flax import nnx
 from oracles.attention import Row
-from oracles.transformer_xl import segment_attention
 
 from flash_lm import build_model
 from flash_lm.config import parse_model

@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families.performer import favor_logs
 from flax import nnx
 from models.cases import model_config
-from oracles.linear import favor_logs, log_dot
+from oracles.linear import log_dot
 from oracles.segments import visibility
 
 from flash_lm.config import parse_model

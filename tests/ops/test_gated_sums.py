@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracles.gated_linear import recurrence
+from families.gla import recurrence
 
 from flash_lm.ops.decayed_sums import decayed_sums
 from flash_lm.ops.gated_sums import GatedInputs, gated_sums, longest_chunk, prefill_gated, step_gated

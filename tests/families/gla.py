@@ -1,12 +1,15 @@
 """Gated linear attention token by token: S ← diag(α) S + kᵀ v; o = q S; from nothing in each document."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
-
+from oracles import counting
 from oracles.attention import Row, heads, silu
 from oracles.convolution import mapped
-from oracles.ssd import softplus
+from oracles.decayed import softplus
+from oracles.feed_forward import GLU
+from oracles.row import Family, Sublayer
 
 
 def recurrence(q, k, v, log_decay, runs) -> np.ndarray:
@@ -34,3 +37,38 @@ def gated_linear(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
         out = recurrence(*(x[turn] for x in inputs))[turn]
         outs.append(out / np.sqrt((out**2).mean(axis=1, keepdims=True) + 1e-6) * p["gain"])
     return (np.concatenate(outs, axis=1) * silu(x_LxD @ p["gate"]["kernel"])) @ p["output"]["kernel"]
+
+
+def _maps(s: SimpleNamespace) -> int:
+    d, keys = s.model_dim, s.gla.key_dim
+    return d * (2 * keys + 3 * d) + s.gla.gate_rank * (d + keys)
+
+
+def _flops(s: SimpleNamespace, length: int) -> int:
+    """Chunks end where the decays may have added up to −80."""
+    key, value = s.gla.key_dim // s.num_heads, s.model_dim // s.num_heads
+    size = min(s.linear.chunk_size, math.floor(80 / -s.gla.gate_floor))
+    inside, entering, reading = counting.causal_chunks(length, size)
+    sums = inside * (key + value) + (entering + reading) * key * value
+    return 2 * length * _maps(s) + 2 * s.num_heads * sums
+
+
+GLA = Sublayer(
+    gated_linear,
+    # A bias of the decays, and a gain for all heads.
+    lambda s: _maps(s) + s.gla.key_dim + s.model_dim // s.num_heads,
+    _flops,
+    lambda s: 2 * s.gla.key_dim + s.model_dim,
+)
+ROWS = {
+    "gla": Family(
+        (GLA, GLU),
+        defaults={"gla.key_dim": lambda s: s.num_heads * math.ceil(s.model_dim / 2 / s.num_heads)},
+        letters=lambda s: {"Q": s.model_dim // 2, "Y": s.model_dim // s.num_heads},
+        counted=False,  # it sums causal chunks in either form: half of the pairs that XLA computes there are hidden
+        constant_state=True,
+        forgets=True,
+        recomputes=True,
+        normed_heads=True,
+    )
+}

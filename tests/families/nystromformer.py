@@ -1,11 +1,14 @@
 """Nyström attention (Xiong et al. 2021, eq. 13 and 14), segment by segment, and its filters tap by tap."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
-
+from oracles import counting
 from oracles.attention import Row, heads, rotated
 from oracles.convolution import convolve, mapped
+from oracles.feed_forward import MLP
+from oracles.row import Family, Sublayer
 
 
 def softmax(scores_LxM: np.ndarray) -> np.ndarray:
@@ -60,3 +63,36 @@ def nystrom_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndar
             out += convolve(v[h], taps, row.sees, causal=False)
         outs.append(out)
     return np.concatenate(outs, axis=1) @ p["output"]["kernel"]
+
+
+def _flops(s: SimpleNamespace, length: int) -> int:
+    m, width, taps = s.nystrom.landmarks, s.model_dim // s.num_heads, s.nystrom.kernel_size
+    read = sum(0 <= t + i - taps // 2 < length for t in range(length) for i in range(taps))
+    if length <= m:
+        attention = len(counting.pairs(s, length)) * 2 * width
+    else:  # means of queries and keys, tokens with landmarks twice, and landmarks with each other
+        products = [(m, length, 2 * width), (length, m, width), (m, length, width), (m, m, width)]
+        products += [(m, length, width), (m, m, width), (length, m, width)]
+        attention = sum(a * b * c for a, b, c in products) + 4 * s.nystrom.pinv_steps * m**3
+    return 2 * length * 4 * s.model_dim**2 + 2 * s.num_heads * (attention + read * width)
+
+
+NYSTROM = Sublayer(
+    nystrom_attention,
+    lambda s: 4 * s.model_dim**2 + s.nystrom.kernel_size * s.num_heads,
+    _flops,
+    lambda s: 3 * s.model_dim,
+)
+ROWS = {
+    "nystromformer": Family(
+        (NYSTROM, MLP),
+        absolute="learned",
+        small={"nystrom.landmarks": 4, "nystrom.kernel_size": 5},
+        letters=lambda s: {"P": s.nystrom.kernel_size},
+        sizes=({"nystrom.kernel_size": 9}, {"nystrom.kernel_size": 2}),
+        counted_at={"nystrom.landmarks": 64, "nystrom.kernel_size": 33},
+        both_ways=True,  # there is no causal form
+        one_pass=True,
+        grows="linear",
+    )
+}

@@ -3,8 +3,12 @@
 from types import SimpleNamespace
 
 import numpy as np
+from oracles import counting
+from oracles.attention import Row
+from oracles.feed_forward import MLP
+from oracles.row import Family, Sublayer
 
-from oracles.attention import Row, softmax_attention
+from families.transformer import softmax_attention
 
 
 def attending(settings: SimpleNamespace) -> int:
@@ -55,3 +59,46 @@ def _convolved(x_LxE: np.ndarray, scores_W: np.ndarray, t: int, row: Row, settin
         if 0 <= u < len(x_LxE) and row.sees(t, u):  # what no tap reads is zero, and keeps its weight
             out += weight * x_LxE[u]
     return out
+
+
+def _short_width(s: SimpleNamespace) -> int:
+    return s.model_dim - attending(s) * s.model_dim // s.num_heads
+
+
+def _maps(s: SimpleNamespace) -> int:
+    short = _short_width(s)
+    return 4 * (s.model_dim - short) ** 2 + 3 * short**2
+
+
+def _scores_of_a_tap(s: SimpleNamespace) -> int:
+    """A number for each head, or a map to one."""
+    return (s.num_heads - attending(s)) * (_short_width(s) if s.lite.convolution == "dynamic" else 1)
+
+
+def _flops(s: SimpleNamespace, length: int) -> int:
+    """With the layer's own taps only."""
+    short, taps = _short_width(s), layer_kernel(s, s.number)
+    maps = _maps(s) + taps * _scores_of_a_tap(s) * (s.lite.convolution == "dynamic")
+    attended = len(counting.pairs(s, length)) * 2 * (s.model_dim - short)
+    return 2 * (length * maps + attended + counting.taps_read(s, taps, length) * short)
+
+
+def _letters(s: SimpleNamespace) -> dict[str, int]:
+    convolving = s.num_heads // 2  # half of the heads, of an odd number one less
+    attended = s.model_dim - convolving * (s.model_dim // s.num_heads)
+    return {"X": max(s.lite.kernels[:2]), "O": convolving, "J": attended}
+
+
+LONG_SHORT = Sublayer(long_short_attention, lambda s: _maps(s) + most_taps(s) * _scores_of_a_tap(s), _flops)
+ROWS = {
+    "lite_transformer": Family(
+        (LONG_SHORT, MLP),
+        absolute="learned",
+        defaults={"mlp_dim": lambda s: counting.multiple_of_8(41, 8, s.model_dim)},
+        small={"lite.kernels": (3, 6)},
+        letters=_letters,
+        sizes=({"lite.kernels": (7, 3)}, {"lite.kernels": (5, 8, 12)}),  # two layers, so not the last
+        counted_at={"lite.kernels": (31,)},
+        other_inputs=lambda s: (max(s.lite.kernels) - 1) * s.model_dim // 2,  # of the widest kernel of all layers
+    )
+}

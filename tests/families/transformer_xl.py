@@ -1,11 +1,14 @@
 """Transformer-XL's attention (section 3.3), pair by pair: the query's segment and the one before."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
-
+from oracles import counting
 from oracles.attention import Row, heads, pairs_where
+from oracles.feed_forward import MLP
 from oracles.positions import sinusoid
+from oracles.row import Family, Sublayer
 
 
 def within_reach(settings, t: int, u: int) -> bool:
@@ -51,3 +54,25 @@ def segment_attention(x_LxD: np.ndarray, p: dict, row: Row, settings, memory_LxD
             out[t] = weights @ np.array(values) / weights.sum()
         outs.append(out)
     return np.concatenate(outs, axis=1) @ p["output"]["kernel"]
+
+
+def _flops(s: SimpleNamespace, length: int) -> int:
+    """Two scores and a value of a pair; each distance is mapped once."""
+    d, seen = s.model_dim, [(t, u) for t, u in counting.pairs(s, length) if within_reach(s, t, u)]
+    return 2 * (length * 4 * d * d + len(seen) * 3 * d + len({t - u for t, u in seen}) * d * d)
+
+
+SEGMENTS = Sublayer(segment_attention, lambda s: 5 * s.model_dim**2 + 2 * s.model_dim, _flops)
+ROWS = {
+    "transformer_xl": Family(
+        (SEGMENTS, MLP),
+        defaults={"mlp_dim": lambda s: counting.multiple_of_8(7, 2, s.model_dim)},
+        # With the memory's gradient derivatives are those of the logits; test_transformer_xl has the default.
+        small={"xl.segment": 8, "xl.memory_gradient": True},
+        counted=False,  # the first and last segment have a neighbour that is no part of the row
+        constant_state=True,
+        connects=segment_pairs,
+        # Two keys have nearly the same score there: a difference of 6e-8 moves the oracle by 4e-5.
+        ill=("bidirectional",),
+    )
+}

@@ -1,9 +1,13 @@
 """Reformer's attention, from the paper's section 2, with ranks: softmax over the set of keys that any round sees."""
 
-import numpy as np
+from types import SimpleNamespace
 
+import numpy as np
+from oracles import counting
 from oracles.attention import Row, heads
 from oracles.convolution import mapped
+from oracles.feed_forward import MLP
+from oracles.row import Family, Sublayer
 
 
 def hashes(x_LxK: np.ndarray, rotations_RxKxF: np.ndarray) -> tuple[np.ndarray, float]:
@@ -61,3 +65,25 @@ def lsh_margin(x_LxD: np.ndarray, p: dict, row: Row, settings) -> float:
     """How far the tokens are from having other hashes."""
     of_heads = heads(mapped(x_LxD, p, "query", row, settings), settings.num_heads)
     return min(hashes(q, p["core"]["rotations"])[1] for q in of_heads)
+
+
+def _flops(s: SimpleNamespace, length: int) -> int:
+    """Hashes, and the pairs of each round that are near in the sorted row."""
+    d, hashed = s.model_dim, length * s.model_dim * s.lsh.num_buckets // 2
+    near = counting.near(s, length, s.lsh.window)
+    return 2 * length * 3 * d * d + 2 * s.lsh.num_hashes * (hashed + near * 2 * d)
+
+
+LSH = Sublayer(lsh_attention, lambda s: 3 * s.model_dim**2, _flops, lambda s: 2 * s.model_dim)
+ROWS = {
+    "reformer": Family(
+        (LSH, MLP),
+        absolute="learned",
+        # Its keys take no D² parameters.
+        defaults={"mlp_dim": lambda s: counting.multiple_of_8(9, 2, s.model_dim)},
+        small={"lsh.num_buckets": 4, "lsh.window": 3},
+        connects=lsh_pairs,
+        grows="linear",
+        hashes=True,
+    )
+}

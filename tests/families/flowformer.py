@@ -1,9 +1,13 @@
 """Flow attention token by token (Wu et al. 2022, eq. 4–8, and the authors' causal form)."""
 
-import numpy as np
+from types import SimpleNamespace
 
+import numpy as np
+from oracles import counting
 from oracles.attention import Row, heads, rotated
 from oracles.convolution import mapped
+from oracles.feed_forward import MLP
+from oracles.row import Family, Sublayer
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -39,3 +43,14 @@ def flow(q_LxK: np.ndarray, k_LxK: np.ndarray, v_LxE: np.ndarray, sees, clamp: f
             out[t] += q_LxK[t] @ k_LxK[u] / incoming[t] * competition[u] * v_LxE[u]
         out[t] *= sigmoid(conserved_in[t])
     return out
+
+
+def _flops(s: SimpleNamespace, length: int) -> int:
+    """Incoming and outgoing flows, as they are and conserved; there is no denominator."""
+    width = s.model_dim // s.num_heads
+    sums = counting.linear_sums(s, length, width, width)
+    return 2 * length * 4 * s.model_dim**2 + 2 * s.num_heads * (4 * width * length + sums)
+
+
+FLOW = Sublayer(flow_attention, lambda s: 4 * s.model_dim**2, _flops, lambda s: 3 * s.model_dim)
+ROWS = {"flowformer": Family((FLOW, MLP), absolute="learned", constant_state=True, one_pass=True, grows="linear")}

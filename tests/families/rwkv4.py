@@ -1,8 +1,9 @@
 """RWKV-4 pair by pair (Peng et al. 2023, eq. 11–20), both ways: the same weights for tokens after."""
 
 import numpy as np
-
+from oracles import counting
 from oracles.attention import Row
+from oracles.row import Family, Sublayer
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -42,3 +43,23 @@ def channel_mix(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     r = shifted(x_LxD, p["shift"]["receptance"], row) @ p["receptance"]["kernel"]
     k = shifted(x_LxD, p["shift"]["key"], row) @ p["up"]["kernel"]
     return sigmoid(r) * (np.maximum(k, 0) ** 2 @ p["down"]["kernel"])
+
+
+TIME_MIX = Sublayer(
+    time_mix, lambda s: 4 * s.model_dim**2 + 5 * s.model_dim, lambda s, length: 2 * length * 4 * s.model_dim**2
+)
+CHANNEL_MIX = Sublayer(
+    channel_mix,
+    lambda s: s.model_dim**2 + 2 * s.model_dim * s.mlp_dim + 2 * s.model_dim,
+    lambda s, length: 2 * length * (s.model_dim**2 + 2 * s.model_dim * s.mlp_dim),
+)
+ROWS = {
+    "rwkv4": Family(
+        (TIME_MIX, CHANNEL_MIX),
+        defaults={"mlp_dim": lambda s: counting.multiple_of_8(7, 2, s.model_dim)},
+        counted=False,  # it sums causal chunks in either form: half of the pairs that XLA computes there are hidden
+        constant_state=True,
+        forgets=True,
+        recomputes=True,
+    )
+}

@@ -1,10 +1,14 @@
 """Mega's unit token by token (Ma et al. 2022, "Mega: Moving Average Equipped Gated Attention", eq. 6–15)."""
 
-import numpy as np
+from types import SimpleNamespace
 
+import numpy as np
+from oracles import counting
 from oracles.attention import Row, rotated, silu
+from oracles.feed_forward import MLP
 from oracles.mixed_chunks import local_part
 from oracles.norms import normalise
+from oracles.row import Family, Sublayer
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -41,3 +45,45 @@ def mega(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     gated = mixed * silu(moved @ p["gate"]["kernel"])
     proposed = silu(moved @ p["candidate"]["kernel"] + gated @ p["output"]["kernel"])
     return x_LxD + sigmoid(moved @ p["update"]["kernel"]) * (proposed - x_LxD)
+
+
+def _maps(s: SimpleNamespace) -> int:
+    return s.model_dim * (3 * s.mega.expanded_dim + s.mega.shared_dim + 2 * s.model_dim)
+
+
+def _sums(s: SimpleNamespace) -> int:
+    return (1 if s.causal else 2) * s.model_dim * s.mega.ema_dim
+
+
+def _parameters(s: SimpleNamespace) -> int:
+    """With two scales and offsets, a bias, a number a channel for the token itself, and four for each of its sums."""
+    bias = counting.bias(s.mega, s.chunks.size * (1 + s.chunks.overlapping))
+    return _maps(s) + 4 * s.mega.shared_dim + bias + s.model_dim + 4 * _sums(s)
+
+
+def _flops(s: SimpleNamespace, length: int) -> int:
+    """Pairs inside a chunk; every token enters its channels' sums and reads them."""
+    chunk = lambda t: t // s.chunks.size
+    inside = sum(abs(chunk(t) - chunk(u)) <= s.chunks.overlapping for t, u in counting.pairs(s, length))
+    of_pairs = inside * (s.mega.shared_dim + s.mega.expanded_dim)
+    return 2 * (length * _maps(s) + of_pairs + length * 2 * _sums(s))
+
+
+MEGA = Sublayer(mega, _parameters, _flops, owns_residual=True)
+ROWS = {
+    "mega": Family(
+        (MEGA, MLP),
+        defaults={
+            "mlp_dim": lambda s: 2 * s.model_dim,
+            "mega.expanded_dim": lambda s: 2 * s.model_dim,
+            "mega.shared_dim": lambda s: 2 * max(1, s.model_dim // 8),
+        },
+        small={"mega.ema_dim": 3},
+        letters=lambda s: {"Z": s.model_dim // 8 * 2, "I": s.mega.ema_dim},
+        counted=False,  # the averages are a loop
+        constant_state=True,
+        rounded_state=(".core",),
+        forgets=True,
+        one_chunk={"chunks.size": 32},  # one chunk of the attention, but two of the averages
+    )
+}

@@ -4,9 +4,11 @@ import math
 from types import SimpleNamespace
 
 import numpy as np
-
+from oracles import counting
 from oracles.attention import Row, attend, heads, pairs_where, rotated
 from oracles.convolution import by_head, convolve, mapped
+from oracles.feed_forward import MLP
+from oracles.row import Family, Sublayer
 
 
 def at_offset(settings: SimpleNamespace, t: int, u: int) -> bool:
@@ -55,3 +57,28 @@ def log_sparse_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.n
         for q, k, v in zip(*(of_heads(name) for name in ("query", "key", "value")), strict=True)
     ]
     return np.concatenate(outs, axis=1) @ p["output"]["kernel"]
+
+
+def _maps(s: SimpleNamespace) -> int:
+    return (2 if s.log_sparse.convolution == "full" else 4) * s.model_dim**2
+
+
+LOG_SPARSE = Sublayer(
+    log_sparse_attention,
+    _maps,
+    lambda s, length: (
+        2 * length * _maps(s) + 2 * sum(at_offset(s, t, u) for t, u in counting.pairs(s, length)) * 2 * s.model_dim
+    ),
+    # Of a full filter: weights of one tap.
+    lambda s: 2 * s.model_dim * (s.model_dim if s.log_sparse.convolution == "full" else 1),
+)
+ROWS = {
+    "log_sparse": Family(
+        (LOG_SPARSE, MLP),
+        absolute="learned",
+        defaults={"short_convolution": 3},
+        small={"log_sparse.local": 3},
+        counted_at={"model_dim": 1024},  # convolutions do more than others element by element
+        connects=log_sparse_pairs,
+    )
+}

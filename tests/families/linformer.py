@@ -1,11 +1,13 @@
 """Linformer's attention (Wang et al. 2020, eq. 7): slots are filled token by token."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
-
 from oracles.attention import Row, attend, heads, rotated
 from oracles.convolution import mapped
+from oracles.feed_forward import MLP
+from oracles.row import Family, Sublayer
 
 
 def linformer_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
@@ -36,3 +38,31 @@ def linformer_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.nd
             )[0]
         outs.append(out)
     return np.concatenate(outs, axis=1) @ p["output"]["kernel"]
+
+
+def _tables(s: SimpleNamespace) -> int:
+    return s.max_length * s.linformer.slots * (1 + (s.linformer.share_slots == "none"))
+
+
+SLOTS = Sublayer(
+    linformer_attention,
+    lambda s: 4 * s.model_dim**2 + _tables(s),
+    # Each token enters each slot, and each query sees each.
+    lambda s, length: 2 * length * (4 * s.model_dim**2 + 2 * s.linformer.slots * 2 * s.model_dim),
+    lambda s: 3 * s.model_dim,
+)
+ROWS = {
+    "linformer": Family(
+        (SLOTS, MLP),
+        absolute="learned",
+        small={"linformer.slots": 6},
+        letters=lambda s: {"M": s.linformer.slots},
+        sizes=({"linformer.slots": 3}, {"linformer.slots": 11}),
+        tables=_tables,
+        counted_at={"linformer.slots": 128},
+        both_ways=True,  # there is no causal form
+        ends=True,
+        one_pass=True,
+        grows="linear",
+    )
+}

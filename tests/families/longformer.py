@@ -1,12 +1,14 @@
-"""Attention to windows: Longformer's (sections 3.1, 3.2), and spans that are learned (Adaptive Span, eq. 3)."""
+"""Longformer: windows that grow, gaps and global tokens, pair by pair (Beltagy et al. 2020, sections 3.1 and 3.2)."""
 
 import math
 from types import SimpleNamespace
 
 import numpy as np
-
+from oracles import counting
 from oracles.attention import Row, attend, heads, pairs_where, rotated
 from oracles.convolution import mapped
+from oracles.feed_forward import MLP
+from oracles.row import Family, Sublayer
 
 
 def layer_window(settings: SimpleNamespace) -> int:
@@ -72,36 +74,31 @@ def longformer_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.n
     return np.concatenate(outs, axis=1) @ p["output"]["kernel"]
 
 
-def spans(p: dict, settings) -> np.ndarray:
-    """Of each head, z = S times its share, in places."""
-    return settings.span.limit * np.asarray(p["core"]["share"])
+def _maps(s: SimpleNamespace) -> int:
+    return (7 if s.window.global_tokens else 4) * s.model_dim**2
 
 
-def in_span(z: float, settings, t: int, u: int) -> float:
-    """m_z: one inside the span, then falling to zero; nothing further away than the limit."""
-    distance, ramp = abs(t - u), settings.span.ramp
-    return 0.0 if distance >= settings.span.limit else min(max((ramp + z - distance) / ramp, 0.0), 1.0)
+def _flops(s: SimpleNamespace, length: int) -> int:
+    first, visible = s.window.global_tokens, 0
+    for h in range(s.num_heads):
+        seen = lambda t, u, h=h: t < first or u < first or in_window(s, h, t, u)
+        visible += sum(seen(t, u) for t, u in counting.pairs(s, length))
+    return 2 * length * _maps(s) + 2 * visible * 2 * s.model_dim // s.num_heads
 
 
-def adaptive_span_pairs(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
-    """L×L: whether some head's query t has a weight for key u."""
-    spanned = lambda t, u: row.sees(t, u) and any(in_span(z, settings, t, u) > 0 for z in spans(p, settings))
-    return pairs_where(spanned, len(x_LxD))
-
-
-def adaptive_span_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
-    """Concat(head_h) W_o with weights m e^s / Σ m e^s."""
-    qs, ks, vs = (
-        heads(mapped(x_LxD, p, name, row, settings), settings.num_heads) for name in ("query", "key", "value")
+WINDOW = Sublayer(longformer_attention, _maps, _flops, lambda s: (6 if s.window.global_tokens else 3) * s.model_dim)
+ROWS = {
+    "longformer": Family(
+        (WINDOW, MLP),
+        rotary=True,
+        small={
+            "window.size": 4,
+            "window.growth": 1.5,
+            "window.dilations": (1, 2),
+            "window.dilated_heads": 1,
+        },
+        counted_at={"window.size": 512, "window.dilations": (1,)},
+        constant_state=True,
+        connects=longformer_pairs,
     )
-    outs = []
-    for q, k, v, z in zip(qs, ks, vs, spans(p, settings), strict=True):
-        q, k, out = rotated(q, row, settings), rotated(k, row, settings), np.zeros_like(v)
-        for t in range(len(x_LxD)):
-            seen = [u for u in range(len(x_LxD)) if row.sees(t, u) and in_span(z, settings, t, u) > 0]
-            scores = {u: q[t] @ k[u] / math.sqrt(q.shape[1]) for u in seen}
-            weights = {u: in_span(z, settings, t, u) * math.exp(scores[u] - max(scores.values())) for u in seen}
-            if weights:
-                out[t] = sum(weight * v[u] for u, weight in weights.items()) / sum(weights.values())
-        outs.append(out)
-    return np.concatenate(outs, axis=1) @ p["output"]["kernel"]
+}
