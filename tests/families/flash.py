@@ -201,7 +201,7 @@ ROWS = {
         defaults=_UNITS
         | {"divides": "weights", "gau.relative_bias": lambda s: "rope" if s.max_length > 512 else "toeplitz"},
         small=_SMALL,
-        letters=lambda s: {"S": s.gau.shared_dim},
+        letters=lambda s: {"E": 2 * s.model_dim, "S": s.gau.shared_dim},
         sizes=_SIZES,
         counted_at=_COUNTED_AT,
         serves_prefix=True,
@@ -216,7 +216,7 @@ ROWS = {
         rotary=True,
         defaults=_UNITS | {"gau.relative_bias": "toeplitz"},
         small=_SMALL,
-        letters=lambda s: {"S": s.gau.shared_dim, "C": s.chunks.size},
+        letters=lambda s: {"E": 2 * s.model_dim, "S": s.gau.shared_dim, "C": s.chunks.size},
         sizes=_SIZES,
         counted_at=_COUNTED_AT,
         both_ways=True,

@@ -79,7 +79,7 @@ ROWS = {
             "mega.shared_dim": lambda s: 2 * max(1, s.model_dim // 8),
         },
         small={"mega.ema_dim": 3},
-        letters=lambda s: {"Z": s.model_dim // 8 * 2, "I": s.mega.ema_dim},
+        letters=lambda s: {"E": 2 * s.model_dim, "Z": s.model_dim // 8 * 2, "I": s.mega.ema_dim},
         counted=False,  # the averages are a loop
         constant_state=True,
         rounded_state=(".core",),

@@ -42,7 +42,7 @@ def test_the_formula_of_a_page_counts_the_parameters(family, size):
     config = model_config(family, FORM[family], tie_embeddings=True, num_layers=2, **keys)
     settings = oracle_families.complete(config.to_dict())
     letters = {"D": settings.model_dim, "H": settings.num_heads, "L": settings.max_length, "V": settings.vocab_size}
-    letters |= {"E": 2 * settings.model_dim, "F": settings.mlp_dim} | own.letters(settings)
+    letters |= {"F": settings.mlp_dim} | own.letters(settings)
     positions = {"none": "0", "learned": "LD", "scaled_sinusoid": "1"}[settings.absolute_positions]
     whole = f"VD + 2D + {positions} + 2({formula})"
     assert count(config) == value(whole, letters)

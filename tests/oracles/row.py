@@ -42,7 +42,7 @@ class Family:
         defaults: what its other open keys become: values, or functions of the settings.
         small: its own keys in the small model of the tests.
 
-        letters: settings -> the letters of its own keys in the formula of docs/families/.
+        letters: settings -> the letters of its formula in docs/families/, besides D, F, H, L and V.
         sizes: its own keys in the two sizes at which the formula is compared.
         tables: settings -> parameters of a layer in tables by position, which a longer model has more of.
         counted: whether XLA counts the same FLOPs.
