@@ -8,9 +8,9 @@ from flash_lm.config.registry import fill
 if TYPE_CHECKING:
     from flash_lm.data.corpora import register_corpus
     from flash_lm.data.tasks import register_task
+    from flash_lm.families.family import register_family
     from flash_lm.inference.api import LoadedModel, load
     from flash_lm.inference.import_llama import import_hf
-    from flash_lm.models.family import register_family
     from flash_lm.models.heads import register_head
     from flash_lm.models.language_model import LanguageModel, build_model
     from flash_lm.models.mixer import build_mixer
@@ -38,7 +38,7 @@ _PLACES = {
     "import_hf": "flash_lm.inference.import_llama",
     "load": "flash_lm.inference.api",
     "register_corpus": "flash_lm.data.corpora",
-    "register_family": "flash_lm.models.family",
+    "register_family": "flash_lm.families.family",
     "register_head": "flash_lm.models.heads",
     "register_optimizer": "flash_lm.training.optimizer",
     "register_task": "flash_lm.data.tasks",

@@ -4,30 +4,37 @@ Other modules of the package may move; these names stay.
 """
 
 from flash_lm.config.keys import above, at_least, below, fraction, key, one_of, section
+from flash_lm.data.answers import Answers
 from flash_lm.data.corpora import CorpusKind, register_corpus
 from flash_lm.data.corpus import Piece
 from flash_lm.data.examples import Example, ExampleCorpus
+from flash_lm.data.given import Given
 from flash_lm.data.tasks import Task, register_task
-from flash_lm.layers.attention import GatedAttentionUnit, MultiHeadAttention
+from flash_lm.families.family import Family, register_family
+from flash_lm.families.feed_forward import GLU_SPEC, MLP_SPEC
+from flash_lm.families.flash import GatedAttentionUnit
+from flash_lm.families.sublayer_spec import SublayerSpec
+from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.core import Pair, PlainCore, UndecodableCore
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.linear_core import LinearCore, LinearOptions
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.sublayer import Sublayer
-from flash_lm.models.family import Family, Part, register_family
 from flash_lm.models.heads import Head, HeadKind, Losses, register_head, weighted_sum
-from flash_lm.models.parts import MLP_PART
 from flash_lm.training.optimizer import Optimizer, register_optimizer
 
 __all__ = [
-    "MLP_PART",
+    "GLU_SPEC",
+    "MLP_SPEC",
     "VECTORS",
+    "Answers",
     "CorpusKind",
     "Dense",
     "Example",
     "ExampleCorpus",
     "Family",
     "GatedAttentionUnit",
+    "Given",
     "Head",
     "HeadKind",
     "LinearCore",
@@ -37,10 +44,10 @@ __all__ = [
     "Optimizer",
     "Output",
     "Pair",
-    "Part",
     "Piece",
     "PlainCore",
     "Sublayer",
+    "SublayerSpec",
     "Task",
     "UndecodableCore",
     "above",

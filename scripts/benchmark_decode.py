@@ -25,7 +25,7 @@ from flash_lm.cli.run import run
 from flash_lm.cli.types import positive, whole_numbers
 from flash_lm.config.overrides import variant
 from flash_lm.errors import InputError
-from flash_lm.models.family import with_form
+from flash_lm.families.family import with_form
 from flash_lm.report.figure import can_draw
 from flash_lm.report.markdown import markdown_table, pivot
 from flash_lm.report.panels import Panel, plot_panels

@@ -22,8 +22,9 @@ step kernels --families="$KERNELS" --lengths="2048 8192" --rounds=1 --out="$OUT/
 # Each family stands next to the forms it is compared with. With ALL=1 also the other families, without a time limit.
 MAIN="transformer_plus_plus transformer_plus_plus+quadratic.implementation=cudnn flash_quad flash linear_transformer"
 MAIN="$MAIN flash_quad+kernels=xla flash+kernels=xla mamba2"
-REST="transformer transformer_plus mc_tfm performer cosformer flowformer aft_full aft_local aft_simple aft_conv longformer"
-REST="$REST adaptive_span log_sparse reformer retnet gated_deltanet gla based rwkv4 mega transformer_xl conformer lite_transformer"
+REST=$("$PYTHON" -c 'import sys
+from flash_lm.families.family import with_form
+print(*[name for name in with_form(causal=True) if name not in sys.argv[1:]])' $MAIN)
 step step_time --size=base --dtype=bfloat16 --tokens_per_step=65536 --lengths="8192 2048 512 16384" \
     --families="$MAIN" --config.model.remat=none --rounds=1 --seconds=$((SECONDS < 390 ? 450 - SECONDS : 60)) \
     --out="$OUT/step_time"

@@ -21,7 +21,7 @@ from flash_lm.cli.run import run
 from flash_lm.cli.types import positive, whole_numbers
 from flash_lm.config.overrides import variant
 from flash_lm.errors import InputError
-from flash_lm.models.family import served
+from flash_lm.families.family import served
 from flash_lm.report.markdown import pivot
 from flash_lm.runs.jsonl import write_jsonl
 from flash_lm.runs.provenance import provenance

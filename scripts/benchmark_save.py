@@ -19,7 +19,7 @@ from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
 from flash_lm.cli.types import positive
 from flash_lm.config.experiment import parse
-from flash_lm.models.family import complete_config
+from flash_lm.families.family import complete_config
 from flash_lm.runs.jsonl import Line, append_jsonl
 from flash_lm.runs.provenance import provenance
 from flash_lm.training.checkpoint_write import Checkpoints

@@ -23,7 +23,7 @@ from flash_lm.cli.types import mesh_shapes, positive, words_of
 from flash_lm.config.experiment import parse
 from flash_lm.configs.tables import gau_mhsa
 from flash_lm.errors import InputError
-from flash_lm.models.family import complete_config
+from flash_lm.families.family import complete_config
 from flash_lm.runs.jsonl import Line, append_jsonl
 from flash_lm.runs.provenance import provenance
 from flash_lm.training.compiled_step import CompiledStep

@@ -32,7 +32,7 @@ from flash_lm.config.model import DTYPES
 from flash_lm.config.overrides import variant
 from flash_lm.config.registry import TASKS
 from flash_lm.errors import InputError
-from flash_lm.models.family import with_form
+from flash_lm.families.family import with_form
 from flash_lm.report.figure import can_draw
 from flash_lm.runs.jsonl import Line, append_jsonl
 from flash_lm.runs.provenance import config_hash, provenance

@@ -3,11 +3,13 @@
 python scripts/draw_families.py [--families="flash performer" --out=docs/families/pictures]
 
 A row is a query, a column a key. Parameters are drawn many times, since relu² makes a score zero in half of the draws;
-a pair whose weight is zero in all of them is not seen. Where the tokens decide what they see, there is one draw.
+a pair whose weight is zero in all of them is not seen. A family's page says in a comment with which of its own keys it
+is drawn, as <!-- picture: chunks.size=6 -->, and draws=1 if the tokens decide what they see.
 """
 
 import argparse
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,30 +24,12 @@ from flash_lm.config.registry import FAMILIES
 from flash_lm.configs import base
 from flash_lm.models.attention_weights import attention_weights
 
-_PAGES = pathlib.Path(__file__).parent.parent / "docs" / "families" / "pictures"
+_FOLDER = pathlib.Path(__file__).parent.parent / "docs" / "families"
 _LENGTH, _DRAWS, _SPREAD = 24, 40, 0.3
-# Tokens decide which pairs these connect: over many draws, any.
-_ONE_DRAW = ("reformer",)
 _SHAPE = {
     "num_layers": 1,
     "model_dim": 16,
     "num_heads": 2,
-    "gau.shared_dim": 8,
-    "chunks.size": 6,
-    "xl.segment": 6,
-    "ssd.head_width": 8,
-    "ssd.chunk_size": 6,
-    "linear.chunk_size": 8,
-    "aft.window": 4,
-    "aft.bias_dim": 4,
-    "window.size": 4,
-    "log_sparse.local": 4,
-    "span.limit": 9,
-    "linformer.slots": 6,
-    "nystrom.landmarks": 6,
-    "nystrom.kernel_size": 5,
-    "lsh.num_buckets": 4,
-    "lsh.window": 4,
     "max_length": _LENGTH,
     "vocab_size": 64,
     "init": "lecun",
@@ -62,10 +46,19 @@ _COLOURS = {
 _CELL, _GAP, _TEXT = 7, 40, 16
 
 
+def _own_keys(family: str) -> dict[str, int]:
+    """What the family's page says of its picture."""
+    page = _FOLDER / f"{family}.md"
+    found = re.search(r"<!-- picture: (.*) -->", page.read_text(encoding="utf-8")) if page.exists() else None
+    return {key: int(value) for key, _, value in (word.partition("=") for word in found[1].split())} if found else {}
+
+
 def kinds(family: str, causal: bool) -> dict[str, np.ndarray]:
     """Pairs of tokens, L×L of bool, by how they are connected in a family's mixer."""
     config: Any = base.get_config().model
-    config.update_from_flattened_dict({**_SHAPE, "family": family, "causal": causal})
+    own = _own_keys(family)
+    draws = own.pop("draws", _DRAWS)
+    config.update_from_flattened_dict({**_SHAPE, **own, "family": family, "causal": causal})
     graph, params, others = nnx.split(build_model(config, rngs=nnx.Rngs(0)), nnx.Param, ...)
     parts: list[str] = []
 
@@ -77,7 +70,6 @@ def kinds(family: str, causal: bool) -> dict[str, np.ndarray]:
         parts[:] = [one.part for one in first]
         return [one.weights_BxHxLxL[0] for one in first]
 
-    draws = 1 if family in _ONE_DRAW else _DRAWS
     arrays = jax.jit(jax.vmap(weights))(jax.random.split(jax.random.key(0), draws))
     found = {name: np.asarray(x).reshape(-1, _LENGTH, _LENGTH) for name, x in zip(parts, arrays, strict=True)}
     biased = found.pop("exp(w)", None)
@@ -132,7 +124,7 @@ def main(argv: list[str]) -> None:
     """Draws the pictures."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--families", default=" ".join(FAMILIES), help="names, separated by spaces")
-    parser.add_argument("--out", type=pathlib.Path, default=_PAGES, help="folder to write")
+    parser.add_argument("--out", type=pathlib.Path, default=_FOLDER / "pictures", help="folder to write")
     arguments = parser.parse_args(argv)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for family in arguments.families.split():

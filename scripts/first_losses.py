@@ -17,7 +17,7 @@ import tempfile
 from flash_lm.cli.run import run
 from flash_lm.config.registry import FAMILIES, TASKS
 from flash_lm.errors import RunError, first_line
-from flash_lm.models.family import with_form
+from flash_lm.families.family import with_form
 from flash_lm.runs.jsonl import Line, read_jsonl, write_jsonl
 
 _TASKS = ("causal_lm", "masked_lm")

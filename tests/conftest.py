@@ -45,6 +45,7 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_CACHE)
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from oracles.families import FAMILIES  # noqa: E402
 
 # Tracing makes many small objects and little garbage: Python's usual intervals cost 6 % of the tests' CPU time.
 gc.freeze()
@@ -58,49 +59,16 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 # Nearly all the time of the matrix over the families is compilation. So `make test` compares each family with its
-# oracle and decodes it, and does the rest with those whose programs differ most; `make test-all` does all of it.
-_ALIKE = {"transformer", "transformer_plus", "aft_full", "aft_simple", "aft_conv"}
-# Those whose bidirectional forms `make test` runs, too, and those that have no other.
-_BOTH_WAYS = {"transformer_plus_plus", "flash", "linformer", "nystromformer"}
-_ALL_FAMILIES = {"test_oracle", "test_decoding", "test_sizes", "test_config"}
-# Of what is no family's own `make test` tries these.
-_FEW_FAMILIES = {
-    "test_attention_weights": {"transformer", "flash"},
-    "test_sublayers": {"transformer", "flash", "aft_local"},
-    "test_lengths": {"flash"},
-    "test_short_convolution": {"flash"},
-    "test_kernels": {"flash", "linear_transformer"},
-    "test_equivalences": {"flash", "aft_local"},
-    "test_mesh": {"flash"},
-    "test_engine": {"transformer_plus_plus", "flash"},
-    "test_running_batch": {"flash"},
-    # Single modules and tests that compile programs of their own.
-    "test_known_defects": {"linear_transformer", "flash", "aft_simple"},
-    "test_hybrids": {"flash"},
-    "test_rows_of_padding_are_finite": {"gated_deltanet"},
-    "test_documents_that_begin_inside_a_chunk": {"gated_deltanet"},
-    "test_rows_that_are_no_multiple_of_the_chunk": {"retnet"},
-    "test_a_prompt_in_pieces_goes_on_from_the_last_inputs": {"mamba2"},
-    "test_constant_states_have_no_longest_text": {"flash", "aft_local", "gated_deltanet"},
-    "test_rows_that_continue_are_the_whole_row": {"flash"},
-    "test_a_round_trip": {"flash", "performer"},
-    "test_a_picture_is_current": {"aft_simple"},
-    "test_draws_are_independent_and_repeatable": {"transformer_plus_plus", "flash"},
-    "test_prefill_in_whole_chunks_without_lengths": {"flash", "linear_transformer"},
-    "test_influence_without_segment_ids": {"transformer_plus_plus", "flash", "linear_transformer"},
-    "test_flops_are_those_that_xla_counts": {"transformer_plus_plus", "flash", "aft_local"},
-}
-# Their bidirectional forms are in `make test-all`.
-_CAUSAL_ALONE = {"test_sublayers", "test_short_convolution"}
-
-
-def _is_quick(module: str, test: str, family: str, causal: bool) -> bool:
-    for name in (module, test):
-        if name in _FEW_FAMILIES:
-            return family in _FEW_FAMILIES[name] and (causal or module not in _CAUSAL_ALONE)
-    if not causal and family not in _BOTH_WAYS:
+# oracle and decodes it, and does the rest with those whose programs differ most; `make test-all` does all of it. A test
+# of what is no family's own is marked with its `representatives`, and `causal_alone` if `make test-all` alone has their
+# bidirectional forms. What is marked `every_family` is quick also for families that are much like another.
+def _is_quick(item: pytest.Item, family: str, causal: bool) -> bool:
+    if few := item.get_closest_marker("representatives"):
+        return family in few.args and (causal or not few.kwargs.get("causal_alone"))
+    row = FAMILIES.get(family)  # None: of no family alone, as a hybrid
+    if not causal and not (row and row.both_ways):
         return False
-    return family not in _ALIKE or (module in _ALL_FAMILIES and causal)
+    return not (row and row.like) or bool(item.get_closest_marker("every_family") and causal)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -109,7 +77,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         family = params.get("family")
-        if family and not _is_quick(item.path.stem, item.originalname, family, params.get("causal", True)):
+        if family and not _is_quick(item, family, params.get("causal", True)):
             item.add_marker(pytest.mark.slow)
         # Models of a family are kept for the session of a process, so its tests run in the same one.
         item.add_marker(pytest.mark.xdist_group(family or item.path.stem))
@@ -129,7 +97,7 @@ def pytest_runtest_protocol(item):
 def pytest_runtest_makereport(item, call):
     report = yield
     family = item.callspec.params.get("family") if hasattr(item, "callspec") else None
-    if family and call.when == "teardown" and not _FEW_FAMILIES.keys() & {item.path.stem, item.originalname}:
+    if family and call.when == "teardown" and not item.get_closest_marker("representatives"):
         report.user_properties.append(("family", (family, time.process_time() - item.begun)))
     return report
 

@@ -22,8 +22,8 @@ import jax
 from flax import nnx
 from small import small_config, write_corpus
 
+from flash_lm.families.family import FAMILIES
 from flash_lm.layers.parameter import name_of
-from flash_lm.models.family import FAMILIES
 from flash_lm.models.language_model import build_model
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.training.train_loop import train

@@ -8,18 +8,29 @@ import numpy as np
 import optax
 from flax import nnx
 
-from flash_lm import register_corpus, register_family, register_head, register_optimizer, register_task
-from flash_lm.config.keys import above, key, section
-from flash_lm.data.corpora import CorpusKind
-from flash_lm.data.corpus import Piece
-from flash_lm.data.given import Given
-from flash_lm.data.tasks import Task
-from flash_lm.layers.attention import MultiHeadAttention
-from flash_lm.layers.linear_core import LinearCore, LinearOptions
-from flash_lm.models.family import Family, Part
-from flash_lm.models.heads import HeadKind, weighted_sum
-from flash_lm.models.parts import MLP_PART
-from flash_lm.training.optimizer import Optimizer
+from flash_lm.extend import (
+    MLP_SPEC,
+    CorpusKind,
+    Family,
+    Given,
+    HeadKind,
+    LinearCore,
+    LinearOptions,
+    MultiHeadAttention,
+    Optimizer,
+    Piece,
+    SublayerSpec,
+    Task,
+    above,
+    key,
+    register_corpus,
+    register_family,
+    register_head,
+    register_optimizer,
+    register_task,
+    section,
+    weighted_sum,
+)
 
 
 @section("model.powers")
@@ -34,7 +45,7 @@ class SignOptions:
 
 def power_attention(config, powers, linear, *, rngs):
     features = lambda x: jnp.maximum(x, 0) ** powers.power + 1e-3
-    return MultiHeadAttention(LinearCore(features, linear, config), config, rngs=rngs)
+    return MultiHeadAttention(config, LinearCore(config, linear, features), rngs=rngs)
 
 
 def mixed_signs(config, traits, options):
@@ -45,8 +56,8 @@ def mixed_signs(config, traits, options):
     ]
 
 
-POWERS = Part(power_attention, (PowerOptions, LinearOptions), frozenset({"num_heads", "rotary"}))
-register_family("powers", Family((POWERS, MLP_PART), {"absolute_positions": "learned"}))
+POWERS = SublayerSpec(power_attention, (PowerOptions, LinearOptions), frozenset({"num_heads", "rotary"}))
+register_family("powers", Family((POWERS, MLP_SPEC), {"absolute_positions": "learned"}))
 register_optimizer("signs", Optimizer(mixed_signs, (SignOptions,)))
 
 

@@ -5,12 +5,17 @@ import math
 import jax
 import jax.numpy as jnp
 
-import flash_lm
-from flash_lm.config.keys import at_least, key, section
-from flash_lm.layers.attention import MultiHeadAttention
-from flash_lm.layers.core import UndecodableCore
-from flash_lm.models.family import Family, Part
-from flash_lm.models.parts import MLP_PART
+from flash_lm.extend import (
+    MLP_SPEC,
+    Family,
+    MultiHeadAttention,
+    SublayerSpec,
+    UndecodableCore,
+    at_least,
+    key,
+    register_family,
+    section,
+)
 
 
 @section("model.sigmoid_window")
@@ -42,9 +47,9 @@ class SigmoidWindowCore(UndecodableCore):
 
 
 def attention(config, options, *, rngs):
-    return MultiHeadAttention(SigmoidWindowCore(options.reach), config, rngs=rngs)
+    return MultiHeadAttention(config, SigmoidWindowCore(options.reach), rngs=rngs)
 
 
 # Queries and keys may be rotated, as `model.rotary` says; there are no other positions.
-PART = Part(attention, sections=(WindowOptions,), keys=frozenset({"num_heads", "rotary"}))
-flash_lm.register_family("sigmoid_window", Family((PART, MLP_PART), {"rotary": True, "absolute_positions": "none"}))
+PART = SublayerSpec(attention, sections=(WindowOptions,), keys=frozenset({"num_heads", "rotary"}))
+register_family("sigmoid_window", Family((PART, MLP_SPEC), {"rotary": True, "absolute_positions": "none"}))

@@ -15,7 +15,7 @@ from types import ModuleType
 from ml_collections import ConfigDict
 
 from flash_lm.configs.base import get_config
-from flash_lm.models.family import FAMILIES
+from flash_lm.families.family import FAMILIES
 
 ROOT = pathlib.Path(__file__).parent.parent
 _WORDS = [

@@ -17,9 +17,9 @@ from flash_lm.config.experiment import parse
 from flash_lm.configs import claims as books
 from flash_lm.configs.studies import aft, divisor, flash
 from flash_lm.errors import InputError
-from flash_lm.layers.attention import GAUOptions
+from flash_lm.families.family import complete_config
+from flash_lm.families.flash import GAUOptions
 from flash_lm.layers.mixed_chunk_core import ChunkOptions
-from flash_lm.models.family import complete_config
 from flash_lm.studies.quality.claims import trunks
 from flash_lm.sweeps.grid import changed
 

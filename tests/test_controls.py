@@ -9,8 +9,8 @@ from small import ROOT
 from flash_lm.config.experiment import parse
 from flash_lm.configs.tables import study
 from flash_lm.errors import InputError
+from flash_lm.families.family import complete_config
 from flash_lm.models.facts import facts
-from flash_lm.models.family import complete_config
 from flash_lm.studies.protocol.hypotheses import FAILS, HOLDS, UNDECIDED
 from flash_lm.studies.protocol.verdicts import NOT_RUN
 from flash_lm.studies.quality.run import Part, study_hash, trunks_of

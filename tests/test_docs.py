@@ -154,6 +154,7 @@ def test_the_table_of_families_in_readme_is_current():
     assert load_script("write_families").page(readme) == readme, "run python scripts/write_families.py"
 
 
+@pytest.mark.representatives("aft_simple")
 @pytest.mark.parametrize(
     "family",
     [name if name in ("flash", "reformer") else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],

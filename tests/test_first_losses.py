@@ -6,7 +6,7 @@ import pytest
 from first_losses import cells, first_losses, parameters
 from small import ROOT
 
-from flash_lm.models.family import FAMILIES
+from flash_lm.families.family import FAMILIES
 
 GOLDEN = ROOT / "tests" / "golden"
 LOSSES = {

@@ -14,7 +14,7 @@ from flash_lm.cli.run import run
 from flash_lm.config.experiment import parse
 from flash_lm.configs import base
 from flash_lm.errors import InputError
-from flash_lm.models.family import FAMILIES, complete_config
+from flash_lm.families.family import FAMILIES, complete_config
 from flash_lm.training import train_loop
 from flash_lm.training.sharding import make_mesh
 

@@ -61,8 +61,11 @@ def test_the_package_imports_what_is_asked_for():
     "first",
     [
         "flash_lm.config.registry",
-        "flash_lm.layers.aft",
-        *(pytest.param(f"flash_lm.{x}", marks=pytest.mark.slow) for x in ("data.tasks", "models.heads", "schema")),
+        "flash_lm.families.aft",
+        *(
+            pytest.param(f"flash_lm.{x}", marks=pytest.mark.slow)
+            for x in ("data.tasks", "models.heads", "config.keys", "extend")
+        ),
     ],
 )
 def test_whatever_is_imported_first_all_rows_are_there(first):

@@ -11,7 +11,7 @@ from small import as_overrides, load_script, small_config, write_corpus
 
 from flash_lm.config import keys
 from flash_lm.errors import InputError
-from flash_lm.models.family import FAMILIES
+from flash_lm.families.family import FAMILIES
 
 ROOT = pathlib.Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

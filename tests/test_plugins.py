@@ -28,15 +28,15 @@ from flash_lm.data.given import SOURCE
 from flash_lm.data.splits import load_splits
 from flash_lm.data.tasks import Task
 from flash_lm.errors import InputError
+from flash_lm.families.family import complete
+from flash_lm.families.flash import GAUOptions
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.generation import Generator
 from flash_lm.inference.model import load_model
 from flash_lm.inference.settings import BeamSearch
 from flash_lm.inference.translation import translate
-from flash_lm.layers.attention import GAUOptions
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pair
-from flash_lm.models.family import complete
 from flash_lm.ops.segments import find_segments
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.runs.run_folder import RunFolder

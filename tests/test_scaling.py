@@ -7,7 +7,7 @@ from small import load_script
 from flash_lm.cli.load import load_config, load_module
 from flash_lm.config.experiment import parse
 from flash_lm.errors import InputError
-from flash_lm.models.family import complete
+from flash_lm.families.family import complete
 from flash_lm.models.flops import training_flops
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 from flash_lm.studies.scaling.law import Law

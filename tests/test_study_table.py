@@ -6,21 +6,23 @@ import pathlib
 import numpy as np
 import pytest
 from flax import nnx
+from oracles import families as oracle_families
 
 from flash_lm import build_model
 from flash_lm.cli.load import load_module
 from flash_lm.config.experiment import parse_model
+from flash_lm.families.family import FAMILIES, complete, of_layers
 from flash_lm.layers.dense import Output
 from flash_lm.models.facts import facts
-from flash_lm.models.family import FAMILIES, complete, of_layers
 from flash_lm.studies.quality.run import schedules, trunks_of
 from flash_lm.sweeps.grid import changed
 
 TABLE = load_module("configs/tables/study.py")
 VARIANTS = {name: TABLE.MODELS["flash_scores"] | changes for name, changes in TABLE.ABLATIONS.items()}
 BY_RULE = {k: changes for k, changes in (TABLE.MODELS | VARIANTS).items() if not k.endswith("_as_init")}
-# Families that are not in the study have its rule, too; each layer of a Conformer ends with a norm, whatever it adds.
-OTHERS = FAMILIES.keys() - {changes["model.family"] for changes in TABLE.MODELS.values()} - {"conformer"}
+# Families that are not in the study have its rule, too, unless each layer ends with a norm, whatever it adds.
+OTHERS = FAMILIES.keys() - {changes["model.family"] for changes in TABLE.MODELS.values()}
+OTHERS -= {name for name, row in oracle_families.FAMILIES.items() if row.ends_with_norm}
 STARTS = BY_RULE | {name: {"model.family": name, "model.causal": None} for name in sorted(OTHERS)}
 
 

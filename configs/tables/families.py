@@ -10,7 +10,7 @@ Small: 1.3M parameters, 750 steps of 2048 tokens, one seed; three to fifteen min
 from ml_collections import ConfigDict
 
 from flash_lm.configs import flash_base, quickstart
-from flash_lm.models.family import with_form
+from flash_lm.families.family import with_form
 
 TITLE = "Every family at one size"
 METRIC = "perplexity"

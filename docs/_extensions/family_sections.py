@@ -10,9 +10,9 @@ from sphinx.util.docutils import SphinxDirective
 
 from flash_lm.config import keys
 from flash_lm.config.registry import FAMILIES
+from flash_lm.families.family import Family
 from flash_lm.models.base_facts import LENGTHS, base_facts, paper_link
 from flash_lm.models.facts import Facts
-from flash_lm.models.family import Family
 
 _HERE = "% every family\n"
 _POSITIONS = {"none": "", "learned": "learned", "sinusoid": "sinusoids", "scaled_sinusoid": "scaled sinusoids"}

@@ -12,11 +12,11 @@ from ml_collections import ConfigDict
 
 from flash_lm.config.experiment import parse_model
 from flash_lm.config.mesh import MeshConfig
+from flash_lm.families.family import complete
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.layers.mixed_chunk_core import ChunkOptions
-from flash_lm.models.family import complete
 from flash_lm.training.sharding import make_mesh
 from flash_lm.training.train_state import ModelFunction
 

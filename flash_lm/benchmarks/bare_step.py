@@ -9,8 +9,8 @@ from ml_collections import ConfigDict
 
 from flash_lm.config.experiment import Config, parse
 from flash_lm.config.registry import HEADS, TASKS
+from flash_lm.families.family import complete_config
 from flash_lm.layers.quadratic_core import QuadraticOptions
-from flash_lm.models.family import complete_config
 from flash_lm.models.flops import training_flops
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.train_state import ModelFunction, init_state

@@ -91,7 +91,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _report_unread(config: Any, overrides: list[str]) -> None:
     """Logs the overridden keys that have no effect."""
-    from flash_lm.models.family import unread  # noqa: PLC0415 (slow to import)
+    from flash_lm.families.family import unread  # noqa: PLC0415 (slow to import)
 
     by_hand = {word.partition("=")[0].removeprefix("--config.") for word in overrides}
     families = config.model.pattern or (config.model.family,)

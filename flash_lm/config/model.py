@@ -25,7 +25,7 @@ def _normalizer(x: str) -> str | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(Group, name="model"):
-    """The keys that every family shares. models/families.py fills in the open ones."""
+    """The keys that every family shares. families/family.py fills in the open ones."""
 
     family: str = key("flash", "a row of the table of families", FAMILIES.rule)
     pattern: tuple = key(

@@ -13,9 +13,9 @@ from flash_lm.data.foreign_tokenizer import read_json, read_tokenizer
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.data.tokenizers import SentencePieceTokenizer, save_tokenizer
 from flash_lm.errors import InputError
+from flash_lm.families.family import complete
 from flash_lm.layers.parameter import name_of
 from flash_lm.models import llama
-from flash_lm.models.family import complete
 from flash_lm.runs.provenance import config_hash, provenance
 from flash_lm.training.export_folder import new_folder, of_trained, open_weights, write_json, write_weights
 from flash_lm.training.train_state import ModelFunction

@@ -1,4 +1,4 @@
-"""The two projections around an attention core: multi-head attention and the gated attention unit."""
+"""The projections around an attention core, and those of multi-head attention."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -7,36 +7,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flash_lm.config.keys import at_least, key, one_of, section
 from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, ShortConvolutions, short_convolutions
 from flash_lm.layers.core import Core, CoreOfPairs, Pair, Pairs
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.norms import RMSNorm
-from flash_lm.layers.scale_offsets import ScaleOffsets, first_scales, unit_scales
+from flash_lm.layers.scale_offsets import ScaleOffsets, unit_scales
 from flash_lm.layers.sublayer import State, Sublayer
 from flash_lm.ops.positions import rotate
-
-
-@section("model.gau")
-class GAUOptions:
-    """Options of a gated attention unit."""
-
-    expanded_dim: int = key(None, "E; open: 2 D", at_least(1))
-    shared_dim: int = key(64, "S, width of the queries and keys", at_least(1))
-    heads: int = key(1, "heads, which share Z and split E", at_least(1), before=1)
-    query_key: str = key(
-        "scale_offset",
-        "scale_offset (queries and keys from one Z) or dense (a Z for each)",
-        one_of("scale_offset", "dense"),
-        before="scale_offset",
-    )
-    relative_bias: str = key(
-        None, "none, t5, toeplitz or rope; open: from the family", one_of("none", "t5", "toeplitz", "rope")
-    )
-    attention_function: str = key("relu2", "relu2, softmax or laplace", one_of("relu2", "softmax", "laplace"))
-
 
 Mixed = TypeVar("Mixed")  # what determines the core's mixing
 
@@ -205,14 +184,14 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
 
     def __init__(
         self,
-        core: CoreOfPairs,
         config: ModelConfig,
+        core: CoreOfPairs,
+        convolution: ConvolutionOptions | None = None,
         *,
         rngs: nnx.Rngs,
         key_heads: int | None = None,
         key_width: int | None = None,
         scale_offsets: bool = False,
-        convolution: ConvolutionOptions | None = None,
     ):
         """H heads of width D / H, `key_width` for queries and keys; the core must support fewer heads of keys."""
         dim = config.model_dim
@@ -254,50 +233,6 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
         """Joins the heads."""
         return self.output(join_heads(mixed_BxHxLxE))
-
-
-class GatedAttentionUnit(AttentionSublayer[Pairs]):
-    """(U ⊙ A V) W_o with U = silu(x W_u), V = silu(x W_v), Z = silu(x W_z) (FLASH, section 2, eq. 3–5).
-
-    The paper's unit has one head. With several heads, V is split among them, and each has its own scale-offsets of the
-    same Z. With `query_key=dense` each query and key is the scale-offset of its own Z, silu(x W_i). Convolutions stand
-    before the silu of V and of Z, as in Mamba-2.
-    """
-
-    def __init__(self, core: CoreOfPairs, options: GAUOptions, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Expanded width E, shared width S, H heads."""
-        dim, expanded, shared = config.model_dim, options.expanded_dim, options.shared_dim
-        self.core, self.rotary, self.pair_names = core, bool(config.rotary), tuple(core.scaled)
-        self.heads = self.key_heads = options.heads
-        self.key_width, self.value_width = shared, expanded // self.heads
-        self.copies = 2 * len(core.scaled)
-        dense = options.query_key == "dense"
-        z_width = self.copies * self.heads * shared if dense else shared  # dense: all queries and keys side by side
-        self.projection_weights = 3 * dim * expanded + dim * z_width
-        self.gate = Dense(dim, expanded, config, rngs=rngs)
-        self.value = Dense(dim, expanded, config, rngs=rngs)
-        self.shared = Dense(dim, z_width, config, rngs=rngs)
-        self.output = Output(expanded, dim, config, rngs=rngs)
-        width = (shared,) if self.heads == 1 else (self.heads, shared)
-        scales = first_scales(core.scaled, width, config, of_one_source=not dense, rngs=rngs)
-        self.dense, self.variants = dense, ScaleOffsets(scales)
-        self.convolutions = short_convolutions({"value": expanded, "shared": z_width}, config)
-
-    def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
-        """U, V and Z, before their silu."""
-        return {"gate": self.gate(x_BxLxD), "value": self.value(x_BxLxD), "shared": self.shared(x_BxLxD)}
-
-    def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[Pairs]:
-        """Queries and keys are scale-offsets of the same Z, or each of its own."""
-        gate, v, z = (maps[name] for name in ("gate", "value", "shared"))
-        zs = jnp.split(split_heads(silu(z), self.heads), self.copies, axis=-1) if self.dense else silu(z)[:, None]
-        variants = self.variants(zs)
-        pairs = named_pairs(self.pair_names, variants[::2], variants[1::2])
-        return Projected(self.rotated(pairs, context), split_heads(silu(v), self.heads), gate)
-
-    def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
-        """Gates with U."""
-        return self.output(gated(gate_BxLxE, join_heads(mixed_BxHxLxE)))
 
 
 # Both keep their inputs, and not the intermediate results, which are cheaper to recompute than to keep.

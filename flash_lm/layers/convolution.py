@@ -1,7 +1,7 @@
 """Short convolutions of the queries, keys and values of an attention."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,6 @@ from flax import nnx
 from flash_lm.config.keys import key, one_of, section
 from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Context
-from flash_lm.layers.dense import KERNEL_INITS
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.ops.convolution import continue_convolution, convolve, reach
 
@@ -101,14 +100,3 @@ def identity_filter(taps: int, width: int, config: ModelConfig) -> nnx.Param:
     """A filter a channel that passes each token on and nothing else, W×D."""
     own, _ = reach(taps, bool(config.causal))
     return nnx.Param(jnp.zeros((taps, width), jnp.dtype(config.param_dtype)).at[own].set(1), **VECTORS)
-
-
-def full_convolutions(names: Sequence[str], config: ModelConfig, *, rngs: nnx.Rngs) -> ShortConvolutions:
-    """Filters from all channels to all channels, in place of linear maps: W·D×D weights for each name."""
-    taps, dim = config.short_convolution, config.model_dim
-
-    def drawn() -> nnx.Param:
-        kernel = KERNEL_INITS[config.init](rngs.params(), (taps * dim, dim), jnp.dtype(config.param_dtype))
-        return nnx.Param(kernel.reshape(taps, dim, dim))
-
-    return ShortConvolutions({name: drawn() for name in names}, config, "none")

@@ -105,7 +105,7 @@ class CrossSublayer(Sublayer):
 class CrossAttention(CrossSublayer):
     """Attention in H heads, then W_o ("Attention Is All You Need", section 3.2.3), with softmax or by feature maps."""
 
-    def __init__(self, core: CrossCore, options: CrossOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, options: CrossOptions, core: CrossCore, *, rngs: nnx.Rngs):
         """H heads of width D / H."""
         dim = config.model_dim
         self.core, self.heads, self.memory_length = core, options.heads, config.max_length
@@ -137,7 +137,7 @@ class CrossGatedUnit(CrossSublayer):
     split among them, and each has its own scale-offsets.
     """
 
-    def __init__(self, core: CrossCore, options: CrossOptions, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, options: CrossOptions, core: CrossCore, *, rngs: nnx.Rngs):
         """Expanded width E, shared width S, H heads."""
         dim, expanded, shared = config.model_dim, options.expanded_dim, options.shared_dim
         self.core, self.heads, self.memory_length = core, options.heads, config.max_length

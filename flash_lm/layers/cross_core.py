@@ -54,7 +54,7 @@ class HeldPairs(NamedTuple):
 class PairsCore(nnx.Module):
     """f(q kᵀ / √K) / N · v over the memory that a token sees; N is its length, and softmax has none."""
 
-    def __init__(self, function: str, config: ModelConfig):
+    def __init__(self, config: ModelConfig, function: str):
         """`function`: a name of `ATTENTION_FUNCTIONS`."""
         self.function, self.state_dtype = function, jnp.dtype(config.state_dtype)
 

@@ -1,16 +1,20 @@
 """Attention cores over a sum that decays on its way, by a factor a head or a token: linear, without a denominator."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from flash_lm.layers.context import Context
-from flash_lm.layers.core import PlainCore, UndecodableCore
+from flash_lm.layers.core import PlainCore
 from flash_lm.layers.linear_core import chunk_work
 from flash_lm.ops.kernels.choice import choose_backend
 from flash_lm.ops.scalar_decay import Kernel, decayed_sums, prefill_decayed, step_decayed
+
+_RATES, _STEPS = (1.0, 16.0), (1e-3, 0.1)  # A and Δ that a model starts with, of Mamba-2's code
 
 
 class DecayedInputs(NamedTuple):
@@ -108,34 +112,13 @@ def from_either_end(
     return jnp.stack([mix(by_even, v_even, runs_BxL), after], axis=2).reshape(v_BxHxLxE.shape)
 
 
-class TwoWayCore(UndecodableCore):
-    """Two sums, over the tokens before and after, each as its neighbour reads it ("Hydra", Hwang et al. 2024, eq. 9).
+def first_rates(heads: int, rngs: nnx.Rngs) -> jax.Array:
+    """Logarithms of the rates of decay that a model starts with, a number a head."""
+    return jnp.log(jax.random.uniform(rngs.params(), (heads,), minval=_RATES[0], maxval=_RATES[1]))
 
-    A token itself is in neither.
-    """
 
-    def __init__(self, chunk_size: int):
-        """A core without parameters, whose heads share the queries and keys of a direction."""
-        self.chunk_size = chunk_size
-
-    def __call__(self, by: tuple[DecayedInputs, DecayedInputs], v: jax.Array, context: Context) -> jax.Array:
-        """B×H×L×E; `by` are the inputs of the sum over the tokens before, and of that over those after."""
-        assert context.segments is not None
-        before, after = by
-        runs_BxL = context.segments.runs_BxL
-        turned, v_turned = jax.tree.map(lambda x: jnp.flip(x, axis=2), (after, v))
-        of_after = self._before(turned, v_turned, jnp.flip(runs_BxL, axis=1))
-        return self._before(before, v, runs_BxL) + jnp.flip(of_after, axis=2)
-
-    def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
-        """A causal row, twice."""
-        pairs, products = chunk_work(length, self.chunk_size)
-        per_pair = key_width + heads * value_width
-        return 4 * (pairs * per_pair + products * heads * key_width * value_width) / length
-
-    def _before(self, by: DecayedInputs, v: jax.Array, runs_BxL: jax.Array) -> jax.Array:
-        """What the token before each reads, if it is of the same document."""
-        q, k, log_decay, _ = by
-        read = decayed_sums(q, k, by.values(v), log_decay, runs_BxL, chunk_size=self.chunk_size)
-        same_BxL = jnp.pad(runs_BxL[:, 1:] == runs_BxL[:, :-1], ((0, 0), (1, 0)))
-        return jnp.where(same_BxL[:, None, :, None], jnp.roll(read, 1, axis=2), 0)
+def first_steps(heads: int, rngs: nnx.Rngs) -> jax.Array:
+    """What softplus turns into the step sizes Δ that a model starts with, a number a head."""
+    low, high = (math.log(step) for step in _STEPS)
+    steps = jnp.exp(jax.random.uniform(rngs.params(), (heads,), minval=low, maxval=high))
+    return steps + jnp.log(-jnp.expm1(-steps))

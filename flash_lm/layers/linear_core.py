@@ -26,7 +26,7 @@ class LinearOptions:
 class LinearCore(PlainCore):
     """φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) (see `ops.linear_attention`)."""
 
-    def __init__(self, features: Callable[[jax.Array], jax.Array], options: LinearOptions, config: ModelConfig):
+    def __init__(self, config: ModelConfig, options: LinearOptions, features: Callable[[jax.Array], jax.Array]):
         """A core with the feature map φ, which keeps the width."""
         self.features = features
         self.chunk_size = options.chunk_size

@@ -53,7 +53,9 @@ class ChunkOptions:
 class MixedChunkCore(PlainCore):
     """FLASH's mixed chunk attention (section 3.2): V̂ = V̂_local + V̂_global; each part can be switched off."""
 
-    def __init__(self, function: str, bias: MakeBias | None, options: ChunkOptions, config: ModelConfig):
+    def __init__(
+        self, config: ModelConfig, options: ChunkOptions, function: str = "softmax", bias: MakeBias | None = None
+    ):
         """A core with the local attention function `function`, and optionally a local bias."""
         self.function = function
         self.normalizer = normalizer(config.normalizer, config.divides)

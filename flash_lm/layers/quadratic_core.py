@@ -59,7 +59,9 @@ class QuadraticCore(PlainCore):
 
     state_grows = True
 
-    def __init__(self, function: str, bias: MakeBias | None, options: QuadraticOptions, config: ModelConfig):
+    def __init__(
+        self, config: ModelConfig, options: QuadraticOptions, function: str = "softmax", bias: MakeBias | None = None
+    ):
         """A core with the attention function `function`, and optionally a bias."""
         self.function = function
         self.normalizer = normalizer(config.normalizer, config.divides)

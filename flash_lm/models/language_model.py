@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 
 from flash_lm.config.experiment import parse_model
 from flash_lm.errors import InputError
+from flash_lm.families.family import complete
 from flash_lm.layers.context import Context, rows_beyond
 from flash_lm.models.decode_state import DecodeState
-from flash_lm.models.family import complete
 from flash_lm.models.parallel_model import ParallelModel
 from flash_lm.models.period import Period, constrain_residual
 from flash_lm.models.tower import of_period

@@ -10,8 +10,8 @@ from flash_lm.config.keys import defaults
 from flash_lm.config.model import ModelConfig
 from flash_lm.config.registry import FAMILIES
 from flash_lm.errors import InputError
+from flash_lm.families.family import complete, served
 from flash_lm.layers.mixer import Mixer
-from flash_lm.models.family import complete, served
 
 # There is no embedding, so the vocabulary (a config needs at least two words) and absolute positions are not used. How
 # many layers the model will have only its owner knows.

@@ -12,9 +12,9 @@ from flash_lm.config.experiment import without_prefix
 from flash_lm.config.model import ModelConfig
 from flash_lm.config.registry import HEADS
 from flash_lm.errors import InputError
+from flash_lm.families.encoder import encoder_of
 from flash_lm.layers.context import Context, memory_of
 from flash_lm.layers.dense import EMBEDDING_INITS
-from flash_lm.models.encoder import encoder_of
 from flash_lm.models.heads import Head
 from flash_lm.models.period import measures_of_all, penalty_of_all
 from flash_lm.models.tower import Encoder, Tower

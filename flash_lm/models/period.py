@@ -12,10 +12,10 @@ import numpy as np
 from flax import nnx
 
 from flash_lm.config.model import ModelConfig
+from flash_lm.families.encoder import is_cross, parts_of
 from flash_lm.layers.context import Context
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.sublayer import LayerArray, State, Sublayer
-from flash_lm.models.encoder import is_cross, parts_of
 from flash_lm.ops.dropout import drop
 
 

@@ -10,11 +10,11 @@ from flax import nnx
 
 from flash_lm.config.model import ModelConfig
 from flash_lm.errors import InputError
+from flash_lm.families.family import of_layers, served
 from flash_lm.layers.context import Context, of_one_document, of_rows
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.positions import ABSOLUTE_POSITIONS
 from flash_lm.layers.table import gathered
-from flash_lm.models.family import of_layers, served
 from flash_lm.models.period import Period, constrain_residual, stack
 from flash_lm.ops.blocked_attention import KEPT
 from flash_lm.ops.dropout import drop

@@ -12,8 +12,8 @@ from ml_collections import ConfigDict
 from flash_lm.config.experiment import is_free_text, parse
 from flash_lm.config.overrides import override
 from flash_lm.errors import InputError, NonfiniteError, RunError, Stopped
+from flash_lm.families.family import complete_config
 from flash_lm.inference.scoring import evaluate
-from flash_lm.models.family import complete_config
 from flash_lm.runs.jsonl import append_jsonl, read_lines
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.training.resolve import continue_run, with_types

@@ -19,8 +19,8 @@ from flash_lm.config.resolve import filled
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.data.tokenizers import load_tokenizer
 from flash_lm.errors import InputError
+from flash_lm.families.family import complete, unread
 from flash_lm.models.classifier import ClassOptions
-from flash_lm.models.family import complete, unread
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.training.hub import downloaded
 

@@ -20,7 +20,7 @@ from flash_lm.data.share import Share
 from flash_lm.data.splits import Splits, load_splits
 from flash_lm.data.streaming import StreamedBatches
 from flash_lm.data.token_cache import OwnCorpus
-from flash_lm.models.family import complete
+from flash_lm.families.family import complete
 from flash_lm.ops.logistics import VALUES
 from flash_lm.training.checkpoint_write import with_shardings
 from flash_lm.training.optimizer import make_optimizer

@@ -18,6 +18,8 @@ from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.training.sharding import param_shardings
 from flash_lm.training.train_state import ModelFunction
 
+pytestmark = pytest.mark.representatives("transformer_plus_plus", "flash")
+
 END, VOCAB = 2, SHAPE["vocab_size"]
 _MESH = parse(get_config()).mesh
 RULES = dataclasses.replace(_MESH, rules=_MESH.rules[1:])  # 61 words cannot be cut into two

@@ -27,11 +27,11 @@ from flash_lm.data.hf_tokenizer import to_hugging_face
 from flash_lm.data.tokenizer import ByteTokenizer, CharacterTokenizer
 from flash_lm.data.tokenizers import SentencePieceTokenizer, load_tokenizer, save_tokenizer, train_sentencepiece
 from flash_lm.errors import InputError
+from flash_lm.families.family import FAMILIES, complete_config
 from flash_lm.inference.api import LoadedModel
 from flash_lm.inference.export import export as write
 from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.model import TrainedModel, load_model
-from flash_lm.models.family import FAMILIES, complete_config
 from flash_lm.runs.jsonl import append_jsonl
 from flash_lm.runs.run_name import run_name
 from flash_lm.training.export_folder import of_trained, write_weights
@@ -67,6 +67,7 @@ def assert_same_bits(trained: TrainedModel, params, constants) -> None:
             assert x.dtype == y.dtype and np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
+@pytest.mark.representatives("flash", "performer")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_round_trip(family, tmp_path):
     """Also onto a mesh of eight devices, and in the dtype of the parameters."""

@@ -13,9 +13,9 @@ from safetensors.numpy import load_file
 import flash_lm
 from flash_lm.errors import InputError
 from flash_lm.export import main
+from flash_lm.families.family import FAMILIES
 from flash_lm.inference.export import export
 from flash_lm.inference.stablehlo import Sizes
-from flash_lm.models.family import FAMILIES
 from inference.test_exporting import trained_model
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

@@ -8,6 +8,8 @@ from flash_lm.inference.running_batch import RunningBatch
 from flash_lm.inference.sampling import Sampling, SamplingArrays
 from inference.test_engine import PROMPTS, each_family, engine
 
+pytestmark = pytest.mark.representatives("flash")
+
 CAPACITY = 32
 REQUESTS = [  # prompt, sampling, seed, tokens
     (PROMPTS[1], Sampling(temperature=0), 0, 5),

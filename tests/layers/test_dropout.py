@@ -10,8 +10,8 @@ from flax import nnx
 from models.cases import assert_close, case, model_config, randomised, tokens
 
 from flash_lm.config.experiment import parse_model
+from flash_lm.families.family import FAMILIES, complete
 from flash_lm.layers.context import Context
-from flash_lm.models.family import FAMILIES, complete
 from flash_lm.models.period import Period
 from flash_lm.ops.dropout import drop
 from flash_lm.ops.segments import whole_row

@@ -7,8 +7,8 @@ from flax import nnx
 from models.cases import model_config
 
 from flash_lm.config.experiment import parse_model, upgrade
+from flash_lm.families.family import FAMILIES, complete
 from flash_lm.layers.context import Context
-from flash_lm.models.family import FAMILIES, complete
 
 STARTS = ("normal", "as_init")
 
@@ -22,10 +22,10 @@ def _scales(unit: nnx.Module) -> np.ndarray:
     return np.asarray(unit.variants.scale[...])
 
 
-@pytest.mark.parametrize("family", ["flash", "flash_quad", "mega"])
+@pytest.mark.parametrize("family", [name for name, row in FAMILIES.items() if "model.scale_init" in row.reads()])
 def test_queries_and_keys_of_one_source_start_apart(family):
-    section = "mega" if family == "mega" else "gau"
-    scales = _scales(_unit(family, "normal", **{f"{section}.shared_dim": 256}))
+    (width,) = (key for key in FAMILIES[family].reads() if key.endswith(".shared_dim"))
+    scales = _scales(_unit(family, "normal", **{width.removeprefix("model."): 256}))
     assert abs(scales.std() / 0.02 - 1) < 0.15 and abs(scales.mean()) < 0.004  # FLASH: normal, 0.02
     assert not np.isclose(scales[::2], scales[1::2]).all(axis=-1).any()
     alike = _scales(_unit(family, "as_init"))

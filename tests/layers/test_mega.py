@@ -4,15 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families.mega import averaged
 from flax import nnx
 from models.cases import model_config
 from oracles.attention import Row, silu
-from oracles.mega import averaged
 from oracles.segments import visibility
 
 from flash_lm.config.experiment import parse_model
+from flash_lm.families.family import FAMILIES, complete
 from flash_lm.layers.context import of_rows
-from flash_lm.models.family import FAMILIES, complete
 
 LENGTH, WIDTH = 40, 16  # three chunks
 

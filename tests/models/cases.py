@@ -17,45 +17,20 @@ from oracles.language_model import language_model
 
 from flash_lm import build_model
 from flash_lm.configs.base import get_config
-from flash_lm.models.family import FAMILIES
+from flash_lm.families.family import FAMILIES
 
 BATCH, LENGTH = 2, 29  # three chunks and five tokens
 SHAPE = {
     "num_layers": 2,
     "model_dim": 32,
     "num_heads": 2,
-    "gau.shared_dim": 8,
-    "chunks.size": 8,
-    "linear.chunk_size": 8,
-    "aft.window": 5,
-    "window.size": 4,
-    "window.growth": 1.5,
-    "window.dilations": (1, 2),
-    "window.dilated_heads": 1,
-    "log_sparse.local": 3,
-    "span.limit": 12,
-    "span.ramp": 3,
-    "lsh.num_buckets": 4,
-    "lsh.window": 3,
-    "aft.bias_dim": 6,
-    "linformer.slots": 6,
-    "nystrom.landmarks": 4,
-    "nystrom.kernel_size": 5,
-    "ssd.chunk_size": 8,
-    "delta.chunk_size": 8,
-    "based.feature_dim": 4,
-    "ssd.head_width": 16,
-    "mega.ema_dim": 3,
-    "xl.segment": 8,
-    "xl.memory_gradient": True,  # so that derivatives are those of the logits; test_transformer_xl has the default
-    "conformer.kernel": 5,
-    "lite.kernels": (3, 6),
-    "ssd.state_dim": 8,
     "max_length": 32,
     "vocab_size": 61,
     "init": "lecun",
     "tie_embeddings": False,  # so that the gradient of an embedding is that of an input alone
 }
+for _row in oracle_families.FAMILIES.values():
+    SHAPE.update(_row.small)
 
 FORMS = {"causal": True, "bidirectional": False}
 CASES = [(family, causal) for family, row in FAMILIES.items() for form, causal in FORMS.items() if form in row.serves]

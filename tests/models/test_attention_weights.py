@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flash_lm.layers.aft import _STD_EPS
+from flash_lm.families.aft import _STD_EPS
+from flash_lm.families.family import FAMILIES
 from flash_lm.models.attention_weights import attention_weights
-from flash_lm.models.family import FAMILIES
 from models.cases import CAUSAL, FORM, LENGTH, PACKED, assert_close, case, tokens
+
+pytestmark = pytest.mark.representatives("transformer", "flash")
 
 
 def maps(family: str, causal: bool | None = None, segment_ids=None, **overrides):

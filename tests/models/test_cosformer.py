@@ -8,9 +8,9 @@ from flax import nnx
 
 from flash_lm import build_mixer
 from flash_lm.config.model import ModelConfig
+from flash_lm.families.cosformer import CosformerCore, CosformerOptions
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pair
-from flash_lm.layers.cosformer_core import CosformerCore, CosformerOptions
 from flash_lm.layers.linear_core import LinearOptions
 from flash_lm.ops.cosformer import cosine_features
 from flash_lm.ops.segments import whole_row
@@ -25,7 +25,7 @@ def draw(*shape: int) -> jax.Array:
 
 
 def attend(q, k, v):
-    core = CosformerCore(CosformerOptions(cos_length=64), LinearOptions(chunk_size=8), ModelConfig())
+    core = CosformerCore(ModelConfig(), CosformerOptions(cos_length=64), LinearOptions(chunk_size=8))
     segments = whole_row(v.shape[2])
     context = Context(positions_BxL=segments.offsets_BxL, segments=segments)
     return core({"attention": Pair(q, k)}, v, context)

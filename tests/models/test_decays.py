@@ -1,29 +1,30 @@
-"""What goes wrong elsewhere in families whose sums forget: RetNet, Mamba-2, Gated DeltaNet, GLA, RWKV-4, Mega."""
+"""What goes wrong elsewhere in families whose sums forget, such as RetNet, Mamba-2 and Gated DeltaNet."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from oracles import families as oracle_families
 
 import flash_lm
+from flash_lm.families.family import FAMILIES
 from flash_lm.layers.context import of_rows
 from models.cases import LENGTH, SHAPE, case
 
-FORGETTING = ("retnet", "mamba2", "gated_deltanet", "gla", "rwkv4", "mega")
-each = pytest.mark.parametrize("family", FORGETTING)
+each = pytest.mark.parametrize("family", [name for name in FAMILIES if oracle_families.FAMILIES[name].forgets])
 
 
 def ids(length: int) -> np.ndarray:
     return np.random.default_rng(length).integers(SHAPE["vocab_size"], size=(1, length)).astype(np.int32)
 
 
+@pytest.mark.representatives("gated_deltanet")
 @pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["causal", "bidirectional"])
 @each
 def test_documents_that_begin_inside_a_chunk(family, causal):
     """Packed training in prime-rl (#3000), axolotl (#3572) and Hydra lets states and convolutions cross documents."""
-    # Softmax inside chunks has its grid in the row, as FLASH: one chunk of it, but two of the averages.
-    one, lengths = case(family, causal, **({"chunks.size": 32} if family == "mega" else {})), (5, 11, 1, 12)
+    one, lengths = case(family, causal, **oracle_families.FAMILIES[family].one_chunk), (5, 11, 1, 12)
     tokens, segment_ids = ids(LENGTH), np.repeat([[1, 2, 3, 4]], lengths, axis=1).astype(np.int32)
     packed = one.logits(one.params, tokens, segment_ids)
     for start, length in zip(np.cumsum([0, *lengths]), lengths, strict=False):
@@ -32,6 +33,7 @@ def test_documents_that_begin_inside_a_chunk(family, causal):
         np.testing.assert_allclose(packed[:, here], alone, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.representatives("retnet")
 @each
 def test_rows_that_are_no_multiple_of_the_chunk(family):
     """NaN in mamba (#352)."""
@@ -42,6 +44,7 @@ def test_rows_that_are_no_multiple_of_the_chunk(family):
         np.testing.assert_allclose(some, whole[:, :length], rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.representatives("mamba2")
 @each
 def test_a_prompt_in_pieces_goes_on_from_the_last_inputs(family):
     """In mamba (#641) a second piece starts with an empty convolution and an empty state."""
@@ -57,7 +60,7 @@ def test_a_prompt_in_pieces_goes_on_from_the_last_inputs(family):
 def test_sums_stay_float32_in_states_of_bfloat16(family):
     """A sum over thousands of tokens would lose what each adds; only inputs and a chunk's keys are rounded."""
     state = case(family, True, state_dtype="bfloat16").init_state()
-    held = (".core",) if family == "mega" else (".last", "['x']")
+    held = oracle_families.FAMILIES[family].rounded_state
     dtypes = {"sums": set(), "held": set()}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state.layers):
         name = jax.tree_util.keystr(path)
@@ -66,6 +69,7 @@ def test_sums_stay_float32_in_states_of_bfloat16(family):
     assert dtypes["sums"] == {jnp.dtype("float32")} and dtypes["held"] <= {jnp.dtype("bfloat16")}
 
 
+@pytest.mark.representatives("gated_deltanet")
 @each
 def test_rows_of_padding_are_finite(family):
     """Values and derivatives: a head's norm divides zeros there."""

@@ -8,18 +8,15 @@ import numpy as np
 import pytest
 from oracles import families as oracle_families
 
+from flash_lm.families.family import FAMILIES
 from flash_lm.layers import quadratic_core
-from flash_lm.models.family import FAMILIES
 from models.cases import BATCH, CAUSAL, LENGTH, SHAPE, Case, assert_close, at, case, state_bytes, tokens
+
+pytestmark = pytest.mark.every_family
 
 RTOL = 1e-5
 NORMALIZED = [name for name, row in oracle_families.FAMILIES.items() if row.normalizes]
 CONSTANT = [name for name, row in oracle_families.FAMILIES.items() if row.constant_state]
-# Numbers that a layer holds besides its cache: the last inputs of the widest kernel of all layers, in D or half of it.
-OTHER_INPUTS = {
-    "conformer": (SHAPE["conformer.kernel"] - 1) * SHAPE["model_dim"],
-    "lite_transformer": (max(SHAPE["lite.kernels"]) - 1) * SHAPE["model_dim"] // 2,
-}
 each_family = pytest.mark.parametrize("family", CAUSAL)
 # Tokens that the two rows have consumed: none, a whole chunk, more and less than one, all.
 SPLITS = [(0, 13), (16, 23), *(pytest.param(split, marks=pytest.mark.slow) for split in ((8, 7), (29, 1)))]
@@ -92,6 +89,7 @@ def test_prefill_looks_at_the_filled_part_of_the_cache(family, monkeypatch):
         starts += lengths
 
 
+@pytest.mark.representatives("flash", "linear_transformer")
 @each_family
 def test_prefill_in_whole_chunks_without_lengths(family):
     model, state = case(family, True), case(family, True).init_state()
@@ -136,7 +134,7 @@ def test_state_bytes(family):
         assert len(set(sizes)) == 1
     else:  # twice the capacity, twice the cache
         last = max(model.config.short_convolution - 1, 0) * 2 * SHAPE["model_dim"]  # of queries' and keys' convolutions
-        last += OTHER_INPUTS.get(family, 0)
+        last += oracle_families.FAMILIES[family].other_inputs(model.settings)
         fixed = 4 * BATCH * (1 + SHAPE["num_layers"] * last)
         assert [size - fixed for size in sizes] == [(sizes[0] - fixed) * n for n in (1, 2, 4, 8)]
     state = model.init_state()
@@ -147,6 +145,7 @@ def test_state_bytes(family):
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state) == layout
 
 
+@pytest.mark.representatives("flash", "aft_local", "gated_deltanet")
 @pytest.mark.parametrize("family", CONSTANT)
 def test_constant_states_have_no_longest_text(family):
     """`capacity` bounds growing states only; learned positions would end before the state does."""

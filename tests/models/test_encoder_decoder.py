@@ -13,8 +13,8 @@ from oracles.language_model import cross_entropy
 from flash_lm import build_model
 from flash_lm.config.experiment import parse_model
 from flash_lm.errors import InputError
-from flash_lm.models.encoder import encoder_of
-from flash_lm.models.family import FAMILIES, complete, of_layers, unread
+from flash_lm.families.encoder import encoder_of
+from flash_lm.families.family import FAMILIES, complete, of_layers, unread
 from models.cases import (
     BATCH,
     LENGTH,

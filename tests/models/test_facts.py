@@ -5,8 +5,8 @@ import pytest
 from flax import nnx
 
 from flash_lm import build_model
+from flash_lm.families.family import FAMILIES
 from flash_lm.models.facts import facts
-from flash_lm.models.family import FAMILIES
 from models.cases import model_config
 
 

@@ -11,10 +11,10 @@ from flash_lm.config.experiment import parse, parse_model
 from flash_lm.config.mesh import MESH_AXES
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
+from flash_lm.families.family import complete, of_layers
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.sampling import Sampling, SamplingArrays
-from flash_lm.models.family import complete, of_layers
 from flash_lm.training.train_state import ModelFunction
 from models.cases import (
     LENGTH,
@@ -29,6 +29,8 @@ from models.cases import (
     targets,
     tokens,
 )
+
+pytestmark = pytest.mark.representatives("flash")
 
 FLASH_AND_SOFTMAX = ("flash", "transformer_plus_plus")
 KEYS = {"pattern": FLASH_AND_SOFTMAX, "num_layers": 4}

@@ -9,7 +9,7 @@ from flax import nnx
 
 from flash_lm import build_model
 from flash_lm.config.experiment import parse_model
-from flash_lm.models.family import FAMILIES, complete
+from flash_lm.families.family import FAMILIES, complete
 from models.cases import FORM, model_config
 
 WIDE = {"model_dim": 128, "gau.shared_dim": 64, "num_heads": 2}
@@ -93,6 +93,7 @@ def test_scores_of_the_linear_part_start_divided_by_the_root_of_their_width(fami
     assert scales
 
 
+@pytest.mark.representatives("transformer_plus_plus", "flash")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_draws_are_independent_and_repeatable(family):
     one, again, other = (parameters(seed, family=family, causal=FORM[family]) for seed in (0, 0, 1))

@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
+from oracles import families as oracle_families
 
+from flash_lm.families.family import FAMILIES
 from models.cases import PACKED, assert_close, case, real, tokens
 from models.test_equivalences import assert_same, primitives
 
-# Linear attention has a kernel for causal models only: the bidirectional form is two products.
-CASES = [("flash_quad", True), ("flash_quad", False), ("flash", True), ("flash", False), ("linear_transformer", True)]
-CASES += [("cosformer", True), ("retnet", True), ("mamba2", True)]
+pytestmark = pytest.mark.representatives("flash", "linear_transformer")
+
+CASES = [(family, causal) for family in FAMILIES for causal in oracle_families.FAMILIES[family].kernels]
 each_case = pytest.mark.parametrize(("family", "causal"), CASES)
 
 

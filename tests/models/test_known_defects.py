@@ -9,13 +9,15 @@ import pytest
 from flax import nnx
 
 from flash_lm.config.experiment import parse_model
+from flash_lm.families.family import FAMILIES, complete
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pair
-from flash_lm.models.family import FAMILIES, complete
 from flash_lm.ops.aft import aft
 from flash_lm.ops.aft_bias import PositionBias
 from flash_lm.ops.segments import Segments, find_segments
 from models.cases import LENGTH, PACKED, SHAPE, assert_close, case, model_config, randomised, real, tokens
+
+pytestmark = pytest.mark.representatives("linear_transformer", "flash", "aft_simple")
 
 AFT = ("aft_full", "aft_local", "aft_simple", "aft_conv")
 LINEAR = ("linear_transformer", "performer", "cosformer")

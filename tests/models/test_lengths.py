@@ -9,8 +9,9 @@ from oracles import families as oracle_families
 
 from models.cases import CASES, CAUSAL, PACKED, SHAPE, assert_close, assert_trees_close, case, rows_of
 
-# Learned positions, or a Toeplitz bias over the row.
-ENDS = [name for name, row in oracle_families.FAMILIES.items() if row.absolute == "learned" or name == "flash_quad"]
+pytestmark = pytest.mark.representatives("flash")
+
+ENDS = [name for name, row in oracle_families.FAMILIES.items() if row.absolute == "learned" or row.ends]
 ROWS = {
     "one": np.ones((1, 1), np.int32),
     "below-a-chunk": np.array([[1, 1, 0, 2, 2]], np.int32),
@@ -22,10 +23,11 @@ def inputs_for(segment_ids: np.ndarray) -> np.ndarray:
     return np.random.default_rng(3).integers(SHAPE["vocab_size"], size=segment_ids.shape)
 
 
-# Without segment ids the bidirectional families of chunks have a function of their own.
+# Without segment ids some families have a bidirectional function of their own.
 @pytest.mark.parametrize(
     ("family", "causal", "packed"),
-    [(*one, True) for one in CASES] + [("flash", False, False), ("mc_tfm", False, False)],
+    [(*one, True) for one in CASES]
+    + [(name, False, False) for name, row in oracle_families.FAMILIES.items() if row.without_segments],
 )
 @pytest.mark.parametrize("row", ROWS)
 def test_length(family, causal, packed, row):
@@ -65,19 +67,7 @@ def test_options_move_the_end():
     case("flash_quad", True, **{"gau.relative_bias": "rope"}).init_state(capacity=33)
 
 
-ONE_PASS = (
-    "flash",
-    "mc_tfm",
-    "linear_transformer",
-    "performer",
-    "cosformer",
-    "flowformer",
-    "linformer",
-    "nystromformer",
-)
-
-
-@pytest.mark.parametrize("family", ONE_PASS)
+@pytest.mark.parametrize("family", [name for name, row in oracle_families.FAMILIES.items() if row.one_pass])
 def test_one_document_a_row_and_padding(family):
     """What `data.pack=stream` promises saves two of three passes, and neither values nor gradients see the padding."""
     model = case(family, False)

@@ -8,7 +8,7 @@ import pytest
 from oracles import families as oracle_families
 from oracles.language_model import cross_entropy
 
-from flash_lm.models.family import FAMILIES, unread
+from flash_lm.families.family import FAMILIES, unread
 from models.cases import (
     CASE_IDS,
     CASES,
@@ -23,6 +23,8 @@ from models.cases import (
     targets,
     tokens,
 )
+
+pytestmark = pytest.mark.every_family
 
 RTOL = 1e-5
 
@@ -50,7 +52,8 @@ def test_logits_and_loss_of_packed_rows(family, causal):
 # Without segment ids the bidirectional global part is another function; all else is the same code as with them.
 @pytest.mark.parametrize(
     ("family", "causal", "packed"),
-    [(*one, True) for one in CASES] + [("flash", False, False), ("mc_tfm", False, False)],
+    [(*one, True) for one in CASES]
+    + [(name, False, False) for name, row in oracle_families.FAMILIES.items() if row.without_segments],
 )
 def test_gradients(family, causal, packed):
     """Along random directions in all parameters; the embeddings of these tokens are the inputs, each used once."""

@@ -9,9 +9,10 @@ from flax import nnx
 from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
+from flash_lm.families.family import FAMILIES, Family, complete, register_family
+from flash_lm.families.sublayer_spec import SublayerSpec
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.sublayer import Sublayer
-from flash_lm.models.family import FAMILIES, Family, Part, complete, register_family
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.train_state import ModelFunction, init_state
 from flash_lm.training.train_step import make_gradients, make_scheduled_step
@@ -57,11 +58,11 @@ class Fading(Free):
 
 @pytest.fixture(scope="module", autouse=True)
 def families():
-    register_family("gain", Family((Part(Gain),)))
-    register_family("free", Family((Part(Free),)))
-    register_family("fading", Family((Part(Fading), Part(Free))))
-    register_family("one_way", Family((Part(Free, serves=frozenset({"causal"})),)))
-    register_family("both_ways", Family((Part(Free, serves=frozenset({"bidirectional", "packed"})),)))
+    register_family("gain", Family((SublayerSpec(Gain),)))
+    register_family("free", Family((SublayerSpec(Free),)))
+    register_family("fading", Family((SublayerSpec(Fading), SublayerSpec(Free))))
+    register_family("one_way", Family((SublayerSpec(Free, serves=frozenset({"causal"})),)))
+    register_family("both_ways", Family((SublayerSpec(Free, serves=frozenset({"bidirectional", "packed"})),)))
     yield
     for name in ("gain", "free", "fading", "one_way", "both_ways"):
         del FAMILIES[name]

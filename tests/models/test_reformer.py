@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families.reformer import lsh_margin
 from flax import nnx
-from oracles.lsh import lsh_margin
 
 from flash_lm.config.experiment import parse_model
 from flash_lm.errors import InputError
+from flash_lm.families.family import FAMILIES, complete, unread
 from flash_lm.layers.context import of_rows
-from flash_lm.models.family import FAMILIES, complete, unread
 from models.cases import (
     ALIGNED,
     BATCH,

@@ -27,6 +27,8 @@ from models.cases import (
     tokens,
 )
 
+pytestmark = pytest.mark.representatives("flash", causal_alone=True)
+
 ON = {"short_convolution": 4}
 FAMILIES = ("transformer_plus_plus", "flash", "aft_conv", "flash_quad", "mc_tfm", "performer", "aft_full")
 FORMS = [(family, causal) for family in FAMILIES for causal in (True, False)]

@@ -11,9 +11,11 @@ from oracles import families as oracle_families
 from oracles import sizes
 
 from flash_lm import build_model
-from flash_lm.models.family import FAMILIES
+from flash_lm.families.family import FAMILIES
 from flash_lm.ops import aft, blocked_attention, offset_attention
 from models.cases import CASE_IDS, CASES, FORM, case, model_config
+
+pytestmark = pytest.mark.every_family
 
 BASE = {
     "num_layers": 12,
@@ -88,13 +90,10 @@ def test_flops_count_the_visible_pairs(family, causal, length, options):
     assert flops == pytest.approx(sizes.flops(model.settings, length), rel=1e-9)
 
 
-# Based chooses its pairs by products. The others sum causal chunks in either form: half of the pairs that XLA
-# computes there are hidden. The averages of Mega are a loop. The first and last segment of Transformer-XL have a
-# neighbour that is no part of the row.
-UNCOUNTED = ("mamba2", "gated_deltanet", "gla", "based", "rwkv4", "mega", "transformer_xl")
-COUNTED = [family for family in FAMILIES if family not in UNCOUNTED]
+COUNTED = [family for family in FAMILIES if oracle_families.FAMILIES[family].counted]
 
 
+@pytest.mark.representatives("transformer_plus_plus", "flash", "aft_local")
 @pytest.mark.parametrize(
     "family", [x if x in ("flash", "performer") else pytest.param(x, marks=pytest.mark.slow) for x in COUNTED]
 )
@@ -105,14 +104,7 @@ def test_flops_are_those_that_xla_counts(family, monkeypatch):
     monkeypatch.setattr(offset_attention, "_UNROLLED", 64)
     # Of the two forms the one that has no product where there is no w.
     monkeypatch.setattr(aft, "fits", lambda k, v, bias: jnp.zeros((), bool))
-    # An AFT, convolutions and a bias do more than others element by element.
-    width = 1024 if family.startswith("aft") or family in ("log_sparse", "adaptive_span", "conformer") else 256
-    shape = {"num_layers": 1, "model_dim": width, "num_heads": 2, "gau.shared_dim": 128, "chunks.size": 128}
-    shape |= {"aft.window": 512, "aft.bias_dim": 64, "window.size": 512, "window.dilations": (1,), "span.limit": 512}
-    shape |= {"linformer.slots": 128, "nystrom.landmarks": 64, "nystrom.kernel_size": 33}
-    shape |= {"conformer.kernel": 31, "lite.kernels": (31,)}
-    if family == "retnet":  # the first and last chunk's sums, which nothing reads, count less in narrow heads
-        shape |= {"model_dim": 512, "num_heads": 16, "linear.chunk_size": 64}
+    shape = {"num_layers": 1, "model_dim": 256, "num_heads": 2} | dict(oracle_families.FAMILIES[family].counted_at)
     plain = {"quadratic.implementation": "plain", "scan_layers": False, "max_length": 512}
     model, length = case(family, False, **shape, **plain), 512
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model.params)

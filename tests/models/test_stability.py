@@ -8,7 +8,7 @@ from flax import nnx
 
 from flash_lm import build_mixer, build_model
 from flash_lm.config.experiment import parse_model
-from flash_lm.models.family import FAMILIES, complete, unread
+from flash_lm.families.family import FAMILIES, complete, unread
 from flash_lm.models.heads import SoftmaxOptions
 from flash_lm.models.llama import differing
 from models.cases import FORM, assert_close, case, model_config, rows_of

@@ -4,15 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families.transformer_xl import segment_attention
 from flax import nnx
 from oracles.attention import Row
-from oracles.transformer_xl import segment_attention
 
 from flash_lm import build_model
 from flash_lm.config.experiment import parse_model
 from flash_lm.errors import InputError
+from flash_lm.families.family import FAMILIES, complete
 from flash_lm.layers.context import of_rows
-from flash_lm.models.family import FAMILIES, complete
 from flash_lm.ops.positions import skewed
 from models.cases import LENGTH, SHAPE, Case, assert_close, case, model_config, randomised, state_bytes, tokens
 

@@ -31,20 +31,16 @@ each_of_documents = pytest.mark.parametrize(
 )
 
 
-# relu² has no derivative at negative scores. A bias of the distance makes those of all pairs at a distance negative, so
-# that many of them miss each other in a chunk; Laplace's function has a derivative everywhere.
-EVERYWHERE = {"flash": {"gau.attention_function": "laplace"}}
-
-
 @pytest.mark.parametrize("segment_ids", [ONE_DOCUMENT, PACKED], ids=["one-document", "packed"])
 @each_case
 def test_influence(family, causal, segment_ids):
     """∂y_t/∂x_u is exactly zero where t must not see u, and not zero where it may, through all layers."""
-    model = case(family, causal, **EVERYWHERE.get(family, {}))
+    model = case(family, causal, **oracle_families.FAMILIES[family].everywhere)
     segment_ids = rows_of(family) if segment_ids is PACKED else segment_ids
     assert_only_where_visible(model.influence(segment_ids), segment_ids, causal, connected(model, segment_ids))
 
 
+@pytest.mark.representatives("transformer_plus_plus", "flash", "linear_transformer")
 @pytest.mark.parametrize("family", [name for name, row in oracle_families.FAMILIES.items() if row.constant_state])
 def test_influence_without_segment_ids(family):
     """The bidirectional families of chunks have a function of their own for this."""

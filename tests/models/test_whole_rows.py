@@ -12,7 +12,7 @@ import flash_lm
 from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
-from flash_lm.models.family import FAMILIES, complete
+from flash_lm.families.family import FAMILIES, complete
 from models.cases import LENGTH, PACKED, PADDED, SHAPE, assert_close, case, model_config, tokens
 
 WHOLE = [family for family, row in FAMILIES.items() if "packed" not in row.serves]

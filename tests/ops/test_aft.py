@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracles.aft import mix
+from families.aft import mix
 from oracles.attention import Row
 from oracles.segments import visibility
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracles.delta import recurrence
+from families.gated_deltanet import recurrence
 
 from flash_lm.ops.delta_rule import DeltaInputs, delta_rule, prefill_delta, step_delta
 from flash_lm.ops.scalar_decay import decayed_sums

@@ -4,17 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families.performer import favor_logs
 from flax import nnx
 from models.cases import model_config
-from oracles.linear import favor_logs, log_dot
+from oracles.linear import log_dot
 from oracles.segments import visibility
 
 from flash_lm.config.experiment import parse_model
+from flash_lm.families.family import complete
+from flash_lm.families.performer import FavorCore, FavorOptions
 from flash_lm.layers.context import Context
 from flash_lm.layers.core import Pair
-from flash_lm.layers.favor_core import FavorCore, FavorOptions
 from flash_lm.layers.linear_core import LinearOptions
-from flash_lm.models.family import complete
 from flash_lm.ops.favor import favor, log_features, no_features, orthogonal_frequencies, prefill_favor
 from flash_lm.ops.segments import find_segments, whole_row
 
@@ -178,7 +179,7 @@ def test_the_error_falls_with_the_root_of_the_number_of_features():
 @pytest.mark.parametrize("redraw", [True, False])
 def test_features_are_redrawn_only_in_training(redraw):
     config = complete(parse_model(model_config("performer", True, **{"favor.redraw": redraw})))
-    core = FavorCore(config[FavorOptions], config[LinearOptions], config, rngs=nnx.Rngs(0))
+    core = FavorCore(config, config[FavorOptions], config[LinearOptions], rngs=nnx.Rngs(0))
     q, k, v = (jnp.asarray(draw(i, 2, 29, 16)[:1]) for i in (4, 5, 6))
 
     @jax.jit

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracles.flow import flow, sigmoid
+from families.flowformer import flow, sigmoid
 from oracles.segments import visibility
 
 from flash_lm.ops.flow_attention import flow_attention, no_flows, prefill_flow

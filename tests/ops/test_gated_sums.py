@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracles.gated_linear import recurrence
+from families.gla import recurrence
 
 from flash_lm.ops.scalar_decay import decayed_sums
 from flash_lm.ops.segments import find_segments

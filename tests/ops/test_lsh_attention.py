@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families.reformer import hashes, seen
 from oracles.attention import Row
-from oracles.lsh import hashes, seen
 from oracles.segments import offsets, visibility
 
 from flash_lm.ops.lsh_attention import buckets_of, lsh_attention, permuted, sorted_by_bucket, unit

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracles.nystrom import inverse, nystrom, segments, softmax
+from families.nystromformer import inverse, nystrom, segments, softmax
 
 from flash_lm.ops.nystrom import nystrom_attention, pseudo_inverse
 

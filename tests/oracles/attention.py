@@ -1,15 +1,12 @@
 """Attention over pairs, and the quadratic mixers: multi-head softmax attention and FLASH-Quad's unit."""
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from oracles import normalizers
 from oracles.attention_functions import weights
-from oracles.convolution import mapped
-from oracles.positions import relative_bias, rope
+from oracles.positions import rope
 
 
 class Row(NamedTuple):
@@ -54,69 +51,3 @@ def heads(x_LxD: np.ndarray, count: int) -> list[np.ndarray]:
     """The columns of each head."""
     width = x_LxD.shape[1] // count
     return [x_LxD[:, h * width : (h + 1) * width] for h in range(count)]
-
-
-def softmax_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
-    """Concat(head_h) W_o, head_h = softmax(q kᵀ / √K) v, where neighbouring heads of queries may share k and v."""
-    q = heads(mapped(x_LxD, p, "query", row, settings), settings.num_heads)
-    k, v = (heads(mapped(x_LxD, p, name, row, settings), settings.num_kv_heads) for name in ("key", "value"))
-    outs = []
-    for h in range(settings.num_heads):
-        shared = h * settings.num_kv_heads // settings.num_heads  # head of keys and values
-        outs.append(
-            attend(
-                rotated(q[h], row, settings),
-                rotated(k[shared], row, settings),
-                v[shared],
-                row.sees,
-                function="softmax",
-                factor=1 / math.sqrt(q[h].shape[1]),
-                divisor=lambda visible: 1,
-                bias=lambda t, u: 0.0,
-            )
-        )
-    return np.concatenate(outs, axis=1) @ p["output"]["kernel"]
-
-
-def gated_unit(x_LxD: np.ndarray, p: dict, row: Row, settings, mix: Callable) -> np.ndarray:
-    """(U ⊙ concat(mix(variants_h, V_h))) W_o.
-
-    The variants of a head are its queries and keys in the order q, k of the first part, q, k of the second.
-    """
-    u_LxE, v_LxE = (silu(mapped(x_LxD, p, name, row, settings)) for name in ("gate", "value"))
-    mixed = []
-    for h, v in enumerate(heads(v_LxE, settings.gau.heads)):
-        mixed.append(mix([rotated(x, row, settings) for x in _variants(x_LxD, p, h, row, settings)], v))
-    return (u_LxE * np.concatenate(mixed, axis=1)) @ p["output"]["kernel"]
-
-
-def _variants(x_LxD: np.ndarray, p: dict, h: int, row: Row, settings) -> list[np.ndarray]:
-    """Of head h: Z ⊙ γ_i + β_i, with one Z for all or a Z_i each."""
-    count, width = settings.gau.heads, settings.gau.shared_dim
-    z_LxS = silu(mapped(x_LxD, p, "shared", row, settings))
-    scales, offsets = (p["variants"][name].reshape(-1, count, width) for name in ("scale", "offset"))
-    zs = [z_LxS] * len(scales)
-    if settings.gau.query_key == "dense":
-        zs = heads(heads(z_LxS, count)[h], len(scales))
-    return [z * scale + offset for z, scale, offset in zip(zs, scales[:, h], offsets[:, h], strict=True)]
-
-
-def gau_quadratic(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
-    """(U ⊙ f(q kᵀ · factor + b) / divisor · V) W_o."""
-    length, function = len(x_LxD), settings.gau.attention_function
-    n = normalizers.of_row(settings, length)
-
-    def mix(variants: list[np.ndarray], v: np.ndarray) -> np.ndarray:
-        q, k = variants
-        return attend(
-            q,
-            k,
-            v,
-            row.sees,
-            function=function,
-            factor=normalizers.score_factor(settings, function, q.shape[1], n),
-            divisor=lambda visible: normalizers.quadratic(settings, visible, length),
-            bias=relative_bias(settings.gau.relative_bias, settings.max_length, settings.causal, p["core"].get("bias")),
-        )
-
-    return gated_unit(x_LxD, p, row, settings, mix)

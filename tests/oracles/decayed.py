@@ -12,3 +12,8 @@ def recurrence(q, k, v, log_decay, runs) -> np.ndarray:
         state = np.exp(log_decay[t]) * state + np.outer(k[t], v[t])
         out[t] = q[t] @ state if runs[t] else 0
     return out
+
+
+def softplus(x: np.ndarray) -> np.ndarray:
+    """log(1 + e^x), also where e^x overflows."""
+    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from oracles.attention import Row
-from oracles.families import FAMILIES, OWN_RESIDUAL
+from oracles.families import FAMILIES
 from oracles.norms import normalise
 from oracles.positions import absolute
 from oracles.segments import offsets, visibility
@@ -78,7 +78,7 @@ def features_of(
             of_layer.number = period * len(s.layers) + place
             first, *rest = FAMILIES[of_layer.family].sublayers
             for number, sublayer in enumerate([first, *([cross] if cross else []), *rest]):
-                own, name = sublayer in OWN_RESIDUAL, f"sublayer_{i}"
+                own, name = sublayer is not cross and sublayer.owns_residual, f"sublayer_{i}"
                 if sublayer is cross:
                     name = f"cross_{place}"
                 else:

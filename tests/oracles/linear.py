@@ -19,24 +19,8 @@ def log_dot(log_x: np.ndarray, log_y: np.ndarray) -> float:
     return logs.max() + np.log(np.exp(logs - logs.max()).sum())
 
 
-def favor_logs(x: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
-    """log φ(x), φ(x) = exp(ω·x' − ‖x'‖²/2) with x' = x / K^¼ ("Rethinking Attention with Performers", lemma 1)."""
-    scaled = x / len(x) ** 0.25
-    return np.array([omega @ scaled - scaled @ scaled / 2 for omega in frequencies])
-
-
-def linear_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
-    """Concat(head_h) W_o with φ = elu + 1."""
-    logs = lambda x: np.log(elu_plus_one(x))
-    return _attend(x_LxD, p, row, settings, logs)
-
-
-def favor_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
-    """Concat(head_h) W_o with the features of ω."""
-    return _attend(x_LxD, p, row, settings, lambda x: favor_logs(x, p["core"]["frequencies"]))
-
-
-def _attend(x_LxD: np.ndarray, p: dict, row: Row, settings, log_features: Callable) -> np.ndarray:
+def attend_by_logs(x_LxD: np.ndarray, p: dict, row: Row, settings, log_features: Callable) -> np.ndarray:
+    """Concat(head_h) W_o, from the logarithms of the features."""
     q, k, v = (heads(mapped(x_LxD, p, name, row, settings), settings.num_heads) for name in ("query", "key", "value"))
     outs = []
     for h in range(settings.num_heads):

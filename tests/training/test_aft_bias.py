@@ -9,7 +9,7 @@ import pytest
 
 from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
-from flash_lm.models.family import complete
+from flash_lm.families.family import complete
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.train_state import ModelFunction, init_state
 from flash_lm.training.train_step import make_scheduled_step

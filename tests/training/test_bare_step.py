@@ -8,7 +8,7 @@ from small import small_config
 from flash_lm.benchmarks.bare_step import BareStep
 from flash_lm.config.experiment import Config, parse
 from flash_lm.errors import InputError
-from flash_lm.models.family import complete_config
+from flash_lm.families.family import complete_config
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

@@ -16,9 +16,9 @@ from flash_lm.data.token_cache import OwnCorpus, load_tokenized
 from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.errors import InputError
 from flash_lm.evaluate import main as evaluate_command
+from flash_lm.families.family import complete
 from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
-from flash_lm.models.family import complete
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.training.setup import build_setup
 from flash_lm.training.sharding import batch_sharding, make_mesh, place

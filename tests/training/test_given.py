@@ -18,8 +18,8 @@ from flash_lm.data.pairs import SourceRows
 from flash_lm.data.prefixes import given_rows
 from flash_lm.data.share import whole_batch
 from flash_lm.data.synthetic.copying import copying
+from flash_lm.families.family import complete, complete_config
 from flash_lm.inference.scoring import evaluate
-from flash_lm.models.family import complete, complete_config
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.sharding import batch_sharding, make_mesh, place, state_shardings
 from flash_lm.training.train_loop import train

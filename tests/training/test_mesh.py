@@ -9,14 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from oracles import families as oracle_families
+from oracles.row import Family
 from small import tasks_of
 
 from flash_lm.benchmarks.collectives import collectives
 from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.data.share import whole_batch
+from flash_lm.families.family import FAMILIES, complete, served
 from flash_lm.layers import norms
-from flash_lm.models.family import FAMILIES, complete, served
 from flash_lm.runs.run_name import run_name
 from flash_lm.training.checkpoint_read import restore
 from flash_lm.training.checkpoint_write import Checkpoints, with_shardings
@@ -25,7 +27,7 @@ from flash_lm.training.sharding import batch_sharding, make_mesh, param_sharding
 from flash_lm.training.train_state import ModelFunction, init_state
 from flash_lm.training.train_step import make_scheduled_step
 
-pytestmark = pytest.mark.usefixtures("usual_promotion")
+pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.representatives("flash")]
 
 VOCAB, B, L, STEPS = 64, 8, 32, 3
 MESHES = ((8, 1, 1), (1, 8, 1), (2, 2, 2))
@@ -49,18 +51,11 @@ def batches(packed: bool):
 
 
 HYBRID = "flash/transformer_plus_plus"
-# Among heads of four channels relu leaves queries with hardly any weight. Their gradients, divided by it, are rounding
-# alone: on one device other chunks change the gradient norm by 1e-5.
-OWN = {
-    "cosformer": {"model_dim": 32, "num_heads": 2, "mlp_dim": 64},
-    # Keys of three channels are nearly all alike: its gradient norm differs by 1.3e-5 there.
-    "gated_deltanet": {"model_dim": 64, "mlp_dim": 64},
-    # A gate before a norm is what a norm by head is, below: with the usual ε its gradient norm differs by 1.1e-5.
-    "mamba2": {"ssd": {"head_width": 16, "state_dim": 8}, "norm_epsilon": 0.1},
-}
-# A norm by head makes the first (q·k) v of a document v or −v, however small q·k is. With the usual ε of 1e-6 the
-# gradient norm of RetNet differs by 1e-4 between meshes, and two steps later by 5e-3.
-NORMED = ("retnet", "gla", "gated_deltanet")
+
+
+def own_of(family: str) -> Family:
+    """What these tests know of a family; nothing of a hybrid."""
+    return oracle_families.FAMILIES.get(family, Family(()))
 
 
 class Run:
@@ -83,7 +78,7 @@ class Run:
         )
         # A window over the whole row would leave AFT-conv's offset without a gradient.
         config.model.update(vocab_size=VOCAB, init="lecun", dropout=0.1, aft={"window": 5, "bias_dim": 8})
-        config.model.update(OWN.get(family, {}) | (model or {}))
+        config.model.update(dict(own_of(family).mesh) | (model or {}))
         config.data.tokens_per_batch = B * L
         # A large eps: where a gradient is rounding alone, Adam's direction would be too.
         config.train.update(warmup_steps=0, eps=1e-3, **train_keys)
@@ -142,7 +137,9 @@ ALL.append((HYBRID, "causal_lm", (2, 2, 2)))
     ("family", "task", "shape"), [x if x in QUICK else pytest.param(*x, marks=pytest.mark.slow) for x in ALL]
 )
 def test_losses_and_updates_are_those_of_one_device(family, task, shape, monkeypatch):
-    if family in NORMED:
+    # A norm by head makes the first (q·k) v of a document v or −v, however small q·k is. With the usual ε of 1e-6 the
+    # gradient norm of RetNet differs by 1e-4 between meshes, and two steps later by 5e-3.
+    if own_of(family).normed_heads:
         monkeypatch.setattr(norms, "HEAD_EPSILON", 0.1)
     one, run = one_device(family, task), Run(family, task, shape)
     state = run.go(run.start())

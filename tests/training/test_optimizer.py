@@ -14,8 +14,8 @@ from flax import nnx
 from flash_lm.config.experiment import parse
 from flash_lm.config.train import TrainConfig
 from flash_lm.configs.base import get_config
+from flash_lm.families.family import complete
 from flash_lm.layers.parameter import VECTORS, Traits, name_of, traits
-from flash_lm.models.family import complete
 from flash_lm.training.muon import scale_by_muon
 from flash_lm.training.optimizer import OPTIMIZERS, make_optimizer
 from flash_lm.training.schedule import learning_rate

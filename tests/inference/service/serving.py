@@ -17,12 +17,12 @@ from small import small_config
 
 from flash_lm.config.experiment import parse
 from flash_lm.data.tokenizer import ByteTokenizer, CharacterTokenizer
+from flash_lm.families.family import complete_config
 from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.model import TrainedModel
 from flash_lm.inference.service import connections
 from flash_lm.inference.service.app import build_app
 from flash_lm.inference.service.limits import Limits
-from flash_lm.models.family import complete_config
 from flash_lm.runs.labels import write_labels
 from flash_lm.runs.run_name import run_name
 from flash_lm.training.sharding import make_mesh

@@ -1,0 +1,157 @@
+"""Heads that learn how far back they look ("Adaptive Attention Span in Transformers", section 2.2)."""
+
+import math
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.config.model import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import MLP_SPEC
+from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, SublayerSpec, head_problems
+from flash_lm.layers.attention import MultiHeadAttention
+from flash_lm.layers.context import Context
+from flash_lm.layers.convolution import ConvolutionOptions
+from flash_lm.layers.core import Pairs, PlainCore
+from flash_lm.layers.parameter import VECTORS
+from flash_lm.ops.adaptive_span import log_mask, reach
+from flash_lm.ops.banded_softmax import SoftmaxPart, banded_softmax, softmax_of_scores
+from flash_lm.ops.matmul import matmul
+from flash_lm.ops.ring import (
+    Ring,
+    after_ring,
+    empty_ring,
+    last_of,
+    positions_in,
+    sight_after_ring,
+    with_token,
+)
+from flash_lm.ops.visibility import Sight
+
+
+@section("model.span")
+class SpanOptions:
+    """Options of attention whose spans are learned."""
+
+    limit: int = key(1024, "largest number of tokens that a head sees, its own included", at_least(1))
+    ramp: int = key(32, "R, places beyond the span over which weights fall to zero", at_least(1))
+    penalty: float = key(2e-6, "λ: a layer adds λ times the mean span of its heads to the loss, nats", at_least(0))
+    init: float = key(0.0, "z of each head at the start, places", at_least(0))
+
+
+class SpanCore(PlainCore):
+    """softmax(q kᵀ / √K + log m_z) v with a learned span z a head.
+
+    The blocks of keys that are visited follow from the largest span of the layer, so shorter spans take less time,
+    without compiling again. The decode state has room for the longest span that is possible.
+    """
+
+    def __init__(self, config: ModelConfig, options: SpanOptions):
+        """All spans start equal."""
+        self.limit, self.ramp, self.rate = options.limit, options.ramp, options.penalty
+        self.state_dtype = jnp.dtype(config.state_dtype)
+        # A share of the limit, so that the optimizer's steps suit it; in bounds after each step, and not by a clip in
+        # the forward pass, which would have no derivative outside of them.
+        share_H = jnp.full(config.num_heads, options.init / options.limit, jnp.dtype(config.param_dtype))
+        self.share = nnx.Param(share_H, project=_in_bounds, **VECTORS)
+
+    @property
+    def scaled(self) -> Mapping[str, bool]:
+        """One pair, whose scores are divided by √K."""
+        return {"span": True}
+
+    def spans(self) -> jax.Array:
+        """The span z of each head, places, H float32."""
+        return self.limit * self.share[...].astype(jnp.float32)
+
+    def penalty(self) -> jax.Array:
+        """λ times the mean span."""
+        return self.rate * self.spans().mean()
+
+    def __call__(self, pairs: Pairs, v: jax.Array, context: Context) -> jax.Array:
+        """B×H×L×E."""
+        q, k = pairs["span"]
+        return self._attend(q, k, v, context.sight(self._window())).out_BxHxLxE
+
+    def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> Ring:
+        """Without tokens; `capacity` is not used."""
+        return empty_ring(batch, heads, self.limit, key_width, value_width, self.state_dtype)
+
+    def prefill(self, pairs: Pairs, v: jax.Array, context: Context, state: Ring) -> tuple[jax.Array, Ring]:
+        """The new tokens attend to those in the ring and to each other."""
+        assert context.lengths_B is not None
+        q, k = pairs["span"]
+        start_B = context.positions_BxL[:, 0]
+        seen = after_ring(state, k, v, start_B)
+        sight = sight_after_ring(self.limit, start_B, context.real(), self._window())
+        out = self._attend(q, seen.key_BxHxRxK, seen.value_BxHxRxE, sight).out_BxHxLxE
+        return out.astype(v.dtype), last_of(seen, self.limit, start_B, context.lengths_B)
+
+    def step(self, pairs: Pairs, v: jax.Array, context: Context, state: Ring) -> tuple[jax.Array, Ring]:
+        """The new token is written to the ring in place, and attends to all of it."""
+        q, k = pairs["span"]
+        position_B = context.positions_BxL[:, 0]
+        ring = with_token(state, k, v, position_B, context.real()[:, 0])
+        held_BxR = positions_in(ring, position_B)
+        bias_HxBxR = log_mask(self.spans(), held_BxR - position_B[:, None], self.ramp)
+        scores = matmul(q.astype(ring.key_BxHxRxK.dtype), ring.key_BxHxRxK, transpose_b=True) / math.sqrt(q.shape[-1])
+        scores += jnp.swapaxes(bias_HxBxR, 0, 1)[:, :, None]
+        out = softmax_of_scores(scores, (held_BxR >= 0)[:, None, None], ring.value_BxHxRxE).out_BxHxLxE
+        return out.astype(v.dtype), ring
+
+    def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
+        """Scores and weighted values of the pairs that the largest spans reach."""
+        back = min(self.limit, length)
+        pairs = back * length - back * (back - 1) / 2
+        return 2 * heads * (pairs if causal else 2 * pairs - length) / length * (key_width + value_width)
+
+    def _window(self) -> jax.Array:
+        return jnp.minimum(reach(self.spans(), self.ramp), self.limit)
+
+    def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight) -> SoftmaxPart:
+        bias = lambda distance: log_mask(self.spans(), distance, self.ramp)
+        scale = 1 / math.sqrt(q.shape[-1])
+        return banded_softmax(q.astype(k.dtype), k, v, sight, scale=scale, window=self.ramp, bias=bias)
+
+
+def _in_bounds(share_H: jax.Array) -> jax.Array:
+    return jnp.clip(share_H, 0, 1)
+
+
+class AdaptiveSpanAttention(MultiHeadAttention):
+    """Multi-head attention, a span a head, and a price on spans that makes them no longer than they are worth."""
+
+    core: SpanCore
+
+    def __init__(self, config: ModelConfig, options: SpanOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs):
+        """H heads of width D / H."""
+        super().__init__(config, SpanCore(config, options), convolution, rngs=rngs)
+
+    def penalty(self) -> jax.Array:
+        """λ times the mean span."""
+        return self.core.penalty()
+
+    def measures(self) -> dict[str, jax.Array]:
+        """The spans, places."""
+        return {"span": self.core.spans()}
+
+
+def _problems(config: ModelConfig) -> list[str]:
+    found, span = head_problems(config), config[SpanOptions]
+    if span.init > span.limit:
+        found.append(f"model.span.init={span.init} must be at most model.span.limit={span.limit}")
+    return found
+
+
+SPAN = SublayerSpec(AdaptiveSpanAttention, (SpanOptions, ConvolutionOptions), MULTI_HEAD_KEYS, problems=_problems)
+ROWS = {
+    "adaptive_span": Family(
+        (SPAN, MLP_SPEC),
+        {"rotary": True},
+        about="softmax attention whose heads learn how far back they look, and an MLP",
+        paper="Sukhbaatar et al. 2019, arXiv:1905.07799",
+    )
+}

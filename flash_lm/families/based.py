@@ -1,0 +1,75 @@
+"""Based: linear attention whose features are those of a Taylor polynomial of the softmax (Arora et al. 2024)."""
+
+import jax
+from flax import nnx
+
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.config.model import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import GLU_SPEC
+from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, SublayerSpec, times, width_problems
+from flash_lm.layers.attention import MultiHeadAttention
+from flash_lm.layers.convolution import ConvolutionOptions
+from flash_lm.layers.linear_core import LinearCore, LinearOptions, linear_flops
+from flash_lm.layers.sublayer import Sublayer
+from flash_lm.ops.taylor import taylor_features, taylor_width
+
+
+@section("model.based")
+class BasedOptions:
+    """Options of attention by a Taylor polynomial."""
+
+    feature_dim: int = key(
+        16, "K, width of a head's queries and keys; it has 1 + K + K (K + 1) / 2 features", at_least(1)
+    )
+
+
+class TaylorCore(LinearCore):
+    """Σ (1 + s + s²/2) v over the same sum without v, with s = q·k / √K (see `ops.taylor`)."""
+
+    def __init__(self, config: ModelConfig, linear: LinearOptions):
+        """A core without parameters."""
+        super().__init__(config, linear, taylor_features)
+
+    @property
+    def scaled(self) -> dict[str, bool]:
+        """One pair, whose scores are divided by √K."""
+        return {"attention": True}
+
+    def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> jax.Array:
+        """Σ φ(k) [v, 1]ᵀ of no tokens; `capacity` is not used."""
+        return super().init_state(batch, heads, taylor_width(key_width), value_width, capacity)
+
+    def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
+        """Linear attention on the features; choosing the pairs of a feature is not counted."""
+        return linear_flops(length, causal, self.chunk_size, heads, taylor_width(key_width), value_width)
+
+
+def _attention(
+    config: ModelConfig, based: BasedOptions, linear: LinearOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
+) -> Sublayer:
+    return MultiHeadAttention(config, TaylorCore(config, linear), convolution, rngs=rngs, key_width=based.feature_dim)
+
+
+def _problems(config: ModelConfig) -> list[str]:
+    found, width = width_problems(config), config[BasedOptions].feature_dim
+    if config.rotary and width % 2:
+        found.append(f"model.rotary pairs dimensions: model.based.feature_dim={width} must be even")
+    return found
+
+
+TAYLOR = SublayerSpec(
+    _attention,
+    (BasedOptions, LinearOptions, ConvolutionOptions),
+    MULTI_HEAD_KEYS | {"kernels"},
+    problems=_problems,
+)
+ROWS = {
+    "based": Family(
+        (TAYLOR, GLU_SPEC),
+        # Narrow queries and keys of 16 a head leave 1.5 D² of attention's 4 D² to the GLU, where a head is 64 wide.
+        {"absolute_positions": "learned", "mlp_dim": times(19, 6)},
+        about="linear attention with the features of 1 + s + s²/2, narrow queries and keys, and a GLU",
+        paper="Arora et al. 2024, arXiv:2402.18668",
+    )
+}

@@ -1,0 +1,103 @@
+"""What a model with an encoder has besides: layers over the source, and cross attention that reads their features."""
+
+import dataclasses
+from typing import Any
+
+from flax import nnx
+
+from flash_lm.config.keys import at_least, key, one_of, section
+from flash_lm.config.model import ModelConfig
+from flash_lm.config.registry import FAMILIES
+from flash_lm.families.sublayer_spec import SublayerSpec
+from flash_lm.layers.cross_attention import CrossAttention, CrossGatedUnit, CrossOptions, CrossSublayer
+from flash_lm.layers.cross_core import PairsCore, SumsCore
+
+
+@section("model.encoder")
+class EncoderOptions:
+    """Options of a model with an encoder; it has the keys of the model, but for these."""
+
+    family: str = key(
+        None,
+        "a family with a bidirectional form: its layers read the source, and each layer of the model gets a sublayer "
+        "of cross attention (model.cross) after the one that mixes the tokens; open: no encoder",
+        FAMILIES.rule,
+    )
+    num_layers: int = key(None, "layers of the encoder; open: model.num_layers", at_least(1))
+    norm: str = key(
+        None, "open: model.norm, if it is set, or from the encoder's family", one_of("layer", "rms", "scale")
+    )
+    absolute_positions: str = key(
+        None,
+        "open: model.absolute_positions, if it is set, or from the encoder's family",
+        one_of("none", "learned", "sinusoid", "scaled_sinusoid"),
+    )
+
+
+def _softmax(config: ModelConfig, cross: CrossOptions, *, rngs: nnx.Rngs) -> CrossSublayer:
+    return CrossAttention(config, cross, PairsCore(config, "softmax"), rngs=rngs)
+
+
+def _linear(config: ModelConfig, cross: CrossOptions, *, rngs: nnx.Rngs) -> CrossSublayer:
+    return CrossAttention(config, cross, SumsCore(), rngs=rngs)
+
+
+def _gau(config: ModelConfig, cross: CrossOptions, *, rngs: nnx.Rngs) -> CrossSublayer:
+    return CrossGatedUnit(config, cross, PairsCore(config, cross.attention_function), rngs=rngs)
+
+
+def _cross_problems(config: ModelConfig) -> list[str]:
+    cross = config[CrossOptions]
+    name, width = ("expanded_dim", cross.expanded_dim) if cross.kind == "gau" else ("model_dim", config.model_dim)
+    whole = f"model.cross.{name}" if cross.kind == "gau" else f"model.{name}"
+    return [f"{whole}={width} must be a multiple of model.cross.heads={cross.heads}"] if width % cross.heads else []
+
+
+_OF_HEADS: dict[str, Any] = {
+    "sections": (CrossOptions,),
+    "keys": frozenset({"num_heads", "query_key_norm"}),
+    "unread": frozenset({"cross.expanded_dim", "cross.shared_dim", "cross.attention_function"}),
+    "defaults": {"cross.heads": lambda config: config.num_heads},
+    "problems": _cross_problems,
+}
+# model.cross.kind -> the sublayer of cross attention, which stands in each layer after the one that mixes the tokens
+CROSS = {
+    "softmax": SublayerSpec(_softmax, **_OF_HEADS),
+    "linear": SublayerSpec(_linear, **_OF_HEADS),
+    "gau": SublayerSpec(
+        _gau,
+        (CrossOptions,),
+        defaults={"cross.heads": 1, "cross.expanded_dim": lambda config: 2 * config.model_dim},
+        problems=_cross_problems,
+    ),
+}
+
+
+def encoder_of(config: ModelConfig) -> ModelConfig:
+    """The config of the encoder of a complete config; its layers are completed by `of_layers`."""
+    own = config[EncoderOptions]
+    layers = own.num_layers or config.num_layers
+    changed = dataclasses.replace(
+        config,
+        family=own.family,
+        pattern=(),
+        num_layers=layers,
+        causal=False,
+        norm=own.norm,
+        absolute_positions=own.absolute_positions,
+    )
+    return changed.put("encoder.family", None)
+
+
+def parts_of(layer: ModelConfig) -> tuple[SublayerSpec, ...]:
+    """The specs of a layer's sublayers: its family's, and cross attention if the model has an encoder."""
+    row = FAMILIES[layer.family]
+    if layer.encoder is None:
+        return row.sublayers
+    cut = row.mixer + 1
+    return *row.sublayers[:cut], CROSS[layer[CrossOptions].kind], *row.sublayers[cut:]
+
+
+def is_cross(spec: SublayerSpec) -> bool:
+    """Whether a sublayer reads an encoder."""
+    return any(spec is one for one in CROSS.values())

@@ -1,0 +1,187 @@
+"""The type of a row of the table of families, and how it completes a config; each family's module has its rows."""
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+
+from flash_lm.config.experiment import Config
+from flash_lm.config.model import ModelConfig
+from flash_lm.config.registry import FAMILIES, HEADS
+from flash_lm.errors import InputError
+from flash_lm.families.encoder import CROSS, encoder_of, parts_of
+from flash_lm.families.sublayer_spec import EVERYTHING, Default, SublayerSpec
+from flash_lm.ops.logistics import VALUES
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A row of the table of families.
+
+    Attributes:
+        sublayers: those of a layer, in order.
+        defaults: defaults of open keys, if they differ from those of the sublayers.
+        about: one line on what a layer is, for tables of families.
+        paper: authors, year and arXiv:NUMBER.
+        mixer: which of the sublayers, from 0, mixes the tokens in a model of the user's own (`build_mixer`).
+    """
+
+    sublayers: tuple[SublayerSpec, ...]
+    defaults: Mapping[str, Default] = dataclasses.field(default_factory=dict)
+    about: str = ""
+    paper: str = ""
+    mixer: int = 0
+
+    @property
+    def serves(self) -> frozenset[str]:
+        """What all of its sublayers support."""
+        return EVERYTHING.intersection(*(spec.serves for spec in self.sublayers))
+
+    def reads(self) -> set[str]:
+        """Names of keys that its sublayers read and other families may not."""
+        return set().union(*(spec.reads() for spec in self.sublayers))
+
+
+def register_family(name: str, row: Family) -> None:
+    """Adds a row to the table of families, for `model.family`."""
+    FAMILIES.register(name, row)
+
+
+def served(families: Iterable[str]) -> frozenset[str]:
+    """What all of these families support, see `SublayerSpec`; a model with a pattern has several."""
+    return EVERYTHING.intersection(*(FAMILIES[name].serves for name in families))
+
+
+def with_form(causal: bool) -> list[str]:
+    """Families that have a causal form, or a bidirectional one."""
+    return [name for name, row in FAMILIES.items() if _form(causal) in row.serves]
+
+
+def _form(causal: bool | None) -> str:
+    return "causal" if causal else "bidirectional"
+
+
+# Defaults that all layers share, from model.family.
+_OF_THE_MODEL: Mapping[str, Default] = {
+    "causal": lambda config: "causal" in served(config.families),
+    "norm": "layer",
+    "head": "softmax",
+    "absolute_positions": "none",
+}
+_OF_A_LAYER: Mapping[str, Default] = {
+    "rotary": False,
+    "short_convolution": 0,
+    "state_dtype": lambda config: config.dtype,
+    "divides": "scores",
+    "residual_init": "depth",
+    "normalizer": lambda config: "count" if config.causal and config.divides == "weights" else str(config.max_length),
+}
+
+
+def complete(config: ModelConfig) -> ModelConfig:
+    """Fills in the open keys with the family's defaults.
+
+    Args:
+        config: a validated config that may have open keys.
+
+    Returns:
+        The config without open keys that its family reads. With a pattern or an encoder: without open keys that the
+        whole model reads; the others may differ by layer, see `of_layers`.
+
+    Raises:
+        InputError: unknown family, no vocabulary size, or widths that do not go together.
+    """
+    family = FAMILIES[config.family]
+    if config.vocab_size is None:
+        raise InputError("model.vocab_size is open: set it, or train with a tokenizer, which defines it")
+    if config.encoder is not None:
+        config = _with_encoder(config)
+    of_model = {key: family.defaults.get(key, default) for key, default in _OF_THE_MODEL.items()}
+    config = _closed(config, of_model)
+    layers = of_layers(config)
+    if config.encoder is not None:
+        layers += of_layers(encoder_of(config))
+    problems = [
+        problem
+        for layer in dict.fromkeys(layers)
+        for spec in dict.fromkeys(parts_of(layer))
+        for problem in spec.problems(layer)
+    ]
+    if problems := [*dict.fromkeys(problems), *_problems(config)]:
+        raise InputError.of(problems)
+    return config if config.pattern or config.encoder else layers[0]
+
+
+def _with_encoder(config: ModelConfig) -> ModelConfig:
+    """The config with the encoder's own keys closed, before those of the model take the values of its own family."""
+    alone = dataclasses.replace(config, family=config.encoder, pattern=(), causal=False)
+    defaults = FAMILIES[alone.family].defaults
+    for name in ("norm", "absolute_positions"):
+        here = alone.get(name) or _closed(alone, {name: defaults.get(name, _OF_THE_MODEL[name])}).get(name)
+        config = _closed(config, {f"encoder.{name}": here})
+    return config
+
+
+def of_layers(config: ModelConfig) -> list[ModelConfig]:
+    """The config of each layer of a pattern; its open keys are filled in by the layer's own family."""
+    return [_of_layer(config, name) for name in config.families]
+
+
+def _of_layer(config: ModelConfig, name: str) -> ModelConfig:
+    row = FAMILIES[name]
+    own = dataclasses.replace(config, family=name, pattern=())
+    of_sublayers = {key: default for spec in parts_of(own) for key, default in spec.defaults.items()}
+    return _closed(own, {**_OF_A_LAYER, **of_sublayers, **row.defaults})
+
+
+def _closed(config: ModelConfig, defaults: Mapping[str, Default]) -> ModelConfig:
+    for key, default in defaults.items():
+        if config.get(key) is None:
+            config = config.put(key, default(config) if callable(default) else default)
+    return config
+
+
+def unread(families: Collection[str], cross: str | None = None) -> set[str]:
+    """Keys, such as model.gau.heads, that other models read but these families do not; empty if one is unknown.
+
+    Args:
+        families: of the layers, and of an encoder.
+        cross: the kind of cross attention; None: there is none.
+    """
+    kinds = () if cross is None else (cross,)
+    if not (FAMILIES.keys() >= set(families) and CROSS.keys() >= set(kinds)):
+        return set()
+    reads = lambda names, kinds: set().union(
+        *(FAMILIES[name].reads() for name in names), *(CROSS[kind].reads() for kind in kinds)
+    )
+    return reads(FAMILIES, CROSS) - reads(families, kinds)
+
+
+def complete_config(config: Config) -> Config:
+    """An experiment's config with the model's open keys filled in, without loading the corpus.
+
+    An open vocabulary gets the size of the tokenizer to be trained. Raises as `complete` does.
+    """
+    vocab_size = config.model.vocab_size or config.data.vocab_size
+    return dataclasses.replace(config, model=complete(dataclasses.replace(config.model, vocab_size=vocab_size)))
+
+
+def _problems(config: ModelConfig) -> list[str]:
+    """Sentences on what no family supports."""
+    needed = _form(config.causal)
+    if config.encoder is not None:
+        if "bidirectional" not in FAMILIES[config.encoder].serves:
+            return [f"model.encoder.family={config.encoder} has no bidirectional form: use another family"]
+        if not config.causal:
+            return ["a model with an encoder is causal: leave model.causal open, with --config.task=seq2seq"]
+    task = "causal_lm" if needed == "bidirectional" else "masked_lm"
+    either = HEADS[config.head].pool is not None  # labels are predicted by causal models, too
+    advice = "--config.model.causal=true" if either else f"--config.task={task}"
+    found = [
+        f"model.family={name} has no {needed} form: use {advice}, or another family"
+        for name in dict.fromkeys(config.families)
+        if needed not in FAMILIES[name].serves
+    ]
+    if "sinusoid" in config.absolute_positions and config.model_dim % 2:
+        found.append(f"sinusoids need an even width: model.model_dim={config.model_dim} must be even")
+    if HEADS[config.head].of_values and config.vocab_size < VALUES:
+        found.append(f"model.head={config.head} needs {VALUES} words, but model.vocab_size={config.vocab_size}")
+    return found

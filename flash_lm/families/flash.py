@@ -1,0 +1,194 @@
+"""FLASH: the gated attention unit, and mixed chunk attention in it and in heads (Hua et al. 2022)."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from flash_lm.config.keys import at_least, key, one_of, section
+from flash_lm.config.model import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import GLU_SPEC
+from flash_lm.families.sublayer_spec import (
+    EVERYTHING,
+    GATED_UNIT_KEYS,
+    MULTI_HEAD_KEYS,
+    Default,
+    SublayerSpec,
+    divisor_problems,
+    head_problems,
+    times,
+)
+from flash_lm.layers.attention import (
+    AttentionSublayer,
+    MultiHeadAttention,
+    Projected,
+    gated,
+    join_heads,
+    named_pairs,
+    silu,
+    split_heads,
+)
+from flash_lm.layers.context import Context
+from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
+from flash_lm.layers.core import CoreOfPairs, Pairs
+from flash_lm.layers.dense import Dense, Output
+from flash_lm.layers.mixed_chunk_core import ChunkOptions, MixedChunkCore
+from flash_lm.layers.positions import relative_bias
+from flash_lm.layers.quadratic_core import QuadraticCore, QuadraticOptions
+from flash_lm.layers.scale_offsets import ScaleOffsets, first_scales
+from flash_lm.layers.sublayer import Sublayer
+
+
+@section("model.gau")
+class GAUOptions:
+    """Options of a gated attention unit."""
+
+    expanded_dim: int = key(None, "E; open: 2 D", at_least(1))
+    shared_dim: int = key(64, "S, width of the queries and keys", at_least(1))
+    heads: int = key(1, "heads, which share Z and split E", at_least(1), before=1)
+    query_key: str = key(
+        "scale_offset",
+        "scale_offset (queries and keys from one Z) or dense (a Z for each)",
+        one_of("scale_offset", "dense"),
+        before="scale_offset",
+    )
+    relative_bias: str = key(
+        None, "none, t5, toeplitz or rope; open: from the family", one_of("none", "t5", "toeplitz", "rope")
+    )
+    attention_function: str = key("relu2", "relu2, softmax or laplace", one_of("relu2", "softmax", "laplace"))
+
+
+class GatedAttentionUnit(AttentionSublayer[Pairs]):
+    """(U ⊙ A V) W_o with U = silu(x W_u), V = silu(x W_v), Z = silu(x W_z) (FLASH, section 2, eq. 3–5).
+
+    The paper's unit has one head. With several heads, V is split among them, and each has its own scale-offsets of the
+    same Z. With `query_key=dense` each query and key is the scale-offset of its own Z, silu(x W_i). Convolutions stand
+    before the silu of V and of Z, as in Mamba-2.
+    """
+
+    def __init__(self, config: ModelConfig, options: GAUOptions, core: CoreOfPairs, *, rngs: nnx.Rngs):
+        """Expanded width E, shared width S, H heads."""
+        dim, expanded, shared = config.model_dim, options.expanded_dim, options.shared_dim
+        self.core, self.rotary, self.pair_names = core, bool(config.rotary), tuple(core.scaled)
+        self.heads = self.key_heads = options.heads
+        self.key_width, self.value_width = shared, expanded // self.heads
+        self.copies = 2 * len(core.scaled)
+        dense = options.query_key == "dense"
+        z_width = self.copies * self.heads * shared if dense else shared  # dense: all queries and keys side by side
+        self.projection_weights = 3 * dim * expanded + dim * z_width
+        self.gate = Dense(dim, expanded, config, rngs=rngs)
+        self.value = Dense(dim, expanded, config, rngs=rngs)
+        self.shared = Dense(dim, z_width, config, rngs=rngs)
+        self.output = Output(expanded, dim, config, rngs=rngs)
+        width = (shared,) if self.heads == 1 else (self.heads, shared)
+        scales = first_scales(core.scaled, width, config, of_one_source=not dense, rngs=rngs)
+        self.dense, self.variants = dense, ScaleOffsets(scales)
+        self.convolutions = short_convolutions({"value": expanded, "shared": z_width}, config)
+
+    def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
+        """U, V and Z, before their silu."""
+        return {"gate": self.gate(x_BxLxD), "value": self.value(x_BxLxD), "shared": self.shared(x_BxLxD)}
+
+    def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[Pairs]:
+        """Queries and keys are scale-offsets of the same Z, or each of its own."""
+        gate, v, z = (maps[name] for name in ("gate", "value", "shared"))
+        zs = jnp.split(split_heads(silu(z), self.heads), self.copies, axis=-1) if self.dense else silu(z)[:, None]
+        variants = self.variants(zs)
+        pairs = named_pairs(self.pair_names, variants[::2], variants[1::2])
+        return Projected(self.rotated(pairs, context), split_heads(silu(v), self.heads), gate)
+
+    def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
+        """Gates with U."""
+        return self.output(gated(gate_BxLxE, join_heads(mixed_BxHxLxE)))
+
+
+def _over_pairs(config: ModelConfig, gau: GAUOptions, quadratic: QuadraticOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    bias = relative_bias(gau.relative_bias, gau.shared_dim, config, rngs=rngs)
+    core = QuadraticCore(config, quadratic, gau.attention_function, bias)
+    return GatedAttentionUnit(config, gau, core, rngs=rngs)
+
+
+def _over_chunks(config: ModelConfig, gau: GAUOptions, chunks: ChunkOptions, *, rngs: nnx.Rngs) -> Sublayer:
+    bias = relative_bias(gau.relative_bias, gau.shared_dim, config, rngs=rngs)
+    core = MixedChunkCore(config, chunks, gau.attention_function, bias)
+    return GatedAttentionUnit(config, gau, core, rngs=rngs)
+
+
+def _heads_over_chunks(
+    config: ModelConfig, chunks: ChunkOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
+) -> Sublayer:
+    core = MixedChunkCore(config, chunks)
+    return MultiHeadAttention(config, core, convolution, rngs=rngs, scale_offsets=True)
+
+
+# Units whose small scores leave little: softmax divides by its own sum, and where no weight is divided, the Laplace
+# function's 0.006 of a zero adds up over the keys. Scores of dense queries and keys are small if N divides them.
+_LEAVES_LITTLE: Mapping[str, Callable[[GAUOptions], bool]] = {
+    "weights": lambda gau: gau.attention_function != "softmax" and gau.query_key != "dense",
+    "scores": lambda gau: gau.attention_function == "relu2",
+}
+
+
+def _residual_init(config: ModelConfig) -> str:
+    """By what a new unit adds: next to nothing if its maps are small, or its scores are and leave little.
+
+    Cross attention beside it adds much, whatever the unit does.
+    """
+    low = config.scale_init == "normal" and _LEAVES_LITTLE[str(config.divides)](config[GAUOptions])
+    small = config.encoder is None and (config.init == "normal" or low)
+    return "as_init" if small else "depth"
+
+
+def _problems(config: ModelConfig) -> list[str]:
+    found, gau = [], config[GAUOptions]
+    if gau.expanded_dim % gau.heads:
+        found.append(f"model.gau.expanded_dim={gau.expanded_dim} must be a multiple of model.gau.heads={gau.heads}")
+    if (config.rotary or gau.relative_bias == "rope") and gau.shared_dim % 2:
+        found.append(f"rotary positions pair dimensions: model.gau.shared_dim={gau.shared_dim} must be even")
+    return found + divisor_problems(config, gau.attention_function)
+
+
+_GAU: dict[str, Any] = {
+    "keys": GATED_UNIT_KEYS,
+    "defaults": {"gau.expanded_dim": times(2), "residual_init": _residual_init},
+    "problems": _problems,
+}
+GAU_QUADRATIC = SublayerSpec(_over_pairs, (GAUOptions, QuadraticOptions), serves=EVERYTHING, **_GAU)
+GAU_MIXED_CHUNK = SublayerSpec(_over_chunks, (GAUOptions, ChunkOptions), **_GAU)
+SOFTMAX_MIXED_CHUNK = SublayerSpec(
+    _heads_over_chunks,
+    (ChunkOptions, ConvolutionOptions),
+    MULTI_HEAD_KEYS | {"normalizer", "divides"},
+    problems=head_problems,
+)
+_UNITS: dict[str, Default] = {
+    "rotary": True,
+    "absolute_positions": "scaled_sinusoid",
+    "norm": lambda config: "layer" if config.causal else "scale",
+}
+_TOEPLITZ_REACH = 512  # from the paper: a learned w up to here, rope(a)·rope(b)ᵀ above
+_BY_LENGTH = {"gau.relative_bias": lambda config: "toeplitz" if config.max_length <= _TOEPLITZ_REACH else "rope"}
+_PAPER = "Hua et al. 2022, arXiv:2202.10447"
+ROWS = {
+    "flash_quad": Family(
+        (GAU_QUADRATIC, GAU_QUADRATIC),
+        _UNITS | _BY_LENGTH | {"divides": "weights"},  # by the rule of configs/studies/divisor.py
+        about="two gated attention units over all pairs of tokens",
+        paper=_PAPER,
+    ),
+    "flash": Family(
+        (GAU_MIXED_CHUNK, GAU_MIXED_CHUNK),
+        _UNITS | {"gau.relative_bias": "toeplitz"},
+        about="two gated attention units: quadratic inside a chunk, linear over chunks",
+        paper=_PAPER,
+    ),
+    "mc_tfm": Family(
+        (SOFTMAX_MIXED_CHUNK, GLU_SPEC),
+        {"rotary": True},
+        about="Transformer++ with mixed chunk attention: softmax inside a chunk, linear over chunks",
+        paper=_PAPER,
+    ),
+}

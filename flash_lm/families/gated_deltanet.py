@@ -1,0 +1,155 @@
+"""Gated DeltaNet ("Gated Delta Networks", Yang et al. 2024), and DeltaNet, which is the same without the decay."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.config.model import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import GLU_SPEC
+from flash_lm.families.sublayer_spec import SublayerSpec, of_heads, one_way_problems, times, uneven_head_problems
+from flash_lm.layers.attention import AttentionSublayer, Projected, gated, join_heads, split_heads
+from flash_lm.layers.context import Context
+from flash_lm.layers.convolution import short_convolutions
+from flash_lm.layers.core import PlainCore
+from flash_lm.layers.decayed_core import first_rates, first_steps, from_either_end
+from flash_lm.layers.dense import Dense, Output
+from flash_lm.layers.linear_core import chunk_work
+from flash_lm.layers.norms import normal_heads
+from flash_lm.layers.parameter import VECTORS
+from flash_lm.ops.delta_rule import DeltaInputs, delta_rule, prefill_delta, step_delta
+
+_EPSILON = 1e-6  # of the keys' and queries' length, inside the root
+
+
+@section("model.delta")
+class DeltaOptions:
+    """Options of attention by the delta rule."""
+
+    chunk_size: int = key(64, "tokens processed at a time", at_least(1))
+    key_dim: int = key(None, "width of the queries and keys of all heads; open: 3 D / 4", at_least(1))
+    value_dim: int = key(None, "width of the values and of the gate; open: 3 D / 2", at_least(1))
+    decay: bool = key(True, "whether the sums forget as the tokens say; False: DeltaNet")
+    negative_eigenvalues: bool = key(False, "whether β reaches 2, so that a token may turn what its key reads around")
+
+
+class DeltaCore(PlainCore):
+    """The gated delta rule (see `ops.delta_rule`); bidirectional: every second head reads the row from its end."""
+
+    def __init__(self, chunk_size: int):
+        """A core without parameters."""
+        self.chunk_size = chunk_size
+
+    def __call__(self, by: DeltaInputs, v: jax.Array, context: Context) -> jax.Array:
+        """B×H×L×E."""
+        mix = lambda *row: delta_rule(*row, chunk_size=self.chunk_size)
+        return from_either_end(mix, by, v, context)
+
+    def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> jax.Array:
+        """S of no tokens, B×H×K×E float32; `capacity` is not used."""
+        return jnp.zeros((batch, heads, key_width, value_width), jnp.float32)
+
+    def prefill(self, by: DeltaInputs, v: jax.Array, context: Context, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """In chunks, starting from any position: the sum needs no chunk grid."""
+        return prefill_delta(by, v, state, context.real(), chunk_size=self.chunk_size)
+
+    def step(self, by: DeltaInputs, v: jax.Array, context: Context, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Two products with the sum."""
+        out, after = step_delta(by, v, state)
+        return out, jnp.where(context.real()[:, :, None, None], after, state)
+
+    def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
+        """Pairs inside the chunk, with those of the triangular system, and three products with the sum."""
+        pairs, products = chunk_work(length, self.chunk_size)
+        reading = max(length - self.chunk_size, 0)  # tokens after the first chunk read the sum twice
+        of_system = (pairs - length) * (2 * key_width + value_width)
+        of_pairs = pairs * (key_width + value_width) + of_system
+        return 2 * heads * (of_pairs + (products + reading) * key_width * value_width) / length
+
+
+class GatedDeltaAttention(AttentionSublayer[DeltaInputs]):
+    """(norm(o) ⊙ silu(x W_g)) W_o, where a head's sum replaces what a token's key reads by its value.
+
+    Queries, keys and values are maps of x with short convolutions and silu; queries and keys of a head have length 1.
+    β = σ(x W_b), and the sum decays by e^(−a softplus(x W_a + b)) a token, with numbers a and b a head.
+    """
+
+    def __init__(self, config: ModelConfig, options: DeltaOptions, *, rngs: nnx.Rngs):
+        """H heads."""
+        dim, keys, values = config.model_dim, options.key_dim, options.value_dim
+        self.core, self.rotary = DeltaCore(options.chunk_size), False
+        self.heads = self.key_heads = config.num_heads
+        self.key_width, self.value_width = keys // self.heads, values // self.heads
+        self.largest_beta = 2 if options.negative_eigenvalues else 1
+        self.projection_weights = dim * (2 * keys + 3 * values + (2 if options.decay else 1) * self.heads)
+        self.query = Dense(dim, keys, config, rngs=rngs)
+        self.key = Dense(dim, keys, config, rngs=rngs)
+        self.value = Dense(dim, values, config, rngs=rngs)
+        self.gate = Dense(dim, values, config, rngs=rngs)
+        self.beta = Dense(dim, self.heads, config, rngs=rngs)
+        self.output = Output(values, dim, config, rngs=rngs)
+        self.convolutions = short_convolutions({"query": keys, "key": keys, "value": values}, config)
+        vector = lambda x: nnx.Param(x.astype(jnp.dtype(config.param_dtype)), **VECTORS)
+        self.gain = vector(jnp.ones(self.value_width))
+        self.step_size = Dense(dim, self.heads, config, rngs=rngs) if options.decay else None
+        if options.decay:
+            self.log_rate = vector(first_rates(self.heads, rngs))
+            self.step_bias = vector(first_steps(self.heads, rngs))
+
+    def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
+        """Queries, keys, values, gate, β and decay, before all that is not linear."""
+        names = ("query", "key", "value", "gate", "beta") + (("step_size",) if self.step_size else ())
+        return {name: getattr(self, name)(x_BxLxD) for name in names}
+
+    def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[DeltaInputs]:
+        """Heads of queries and keys of length 1, β and decays."""
+        q, k, v = (split_heads(jax.nn.silu(maps[name]), self.heads) for name in ("query", "key", "value"))
+        beta_BxHxL = self.largest_beta * jax.nn.sigmoid(_by_head(maps["beta"]))
+        log_decay_BxHxL = jnp.zeros_like(beta_BxHxL)
+        if self.step_size is not None:
+            rate, bias = (x[...].astype(jnp.float32)[None, :, None] for x in (self.log_rate, self.step_bias))
+            log_decay_BxHxL = -jnp.exp(rate) * jax.nn.softplus(_by_head(maps["step_size"]) + bias)
+        by = DeltaInputs(_unit(q, 1 / math.sqrt(self.key_width)), _unit(k), log_decay_BxHxL, beta_BxHxL)
+        return Projected(by, v, maps["gate"])
+
+    def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: Any) -> jax.Array:
+        """Normalises each head, with one gain for all, and gates."""
+        return self.output(gated(gate_BxLxE, join_heads(normal_heads(mixed_BxHxLxE, self.gain[...]))))
+
+
+def _by_head(x_BxLxH: jax.Array) -> jax.Array:
+    return jnp.swapaxes(x_BxLxH.astype(jnp.float32), 1, 2)
+
+
+def _unit(x_BxHxLxK: jax.Array, length: float = 1.0) -> jax.Array:
+    """Vectors of this length; dtype of x."""
+    x = x_BxHxLxK.astype(jnp.float32)
+    return (length * x * jax.lax.rsqrt(jnp.square(x).sum(axis=-1, keepdims=True) + _EPSILON)).astype(x_BxHxLxK.dtype)
+
+
+def _problems(config: ModelConfig) -> list[str]:
+    delta = config[DeltaOptions]
+    widths = {"model.delta.key_dim": delta.key_dim, "model.delta.value_dim": delta.value_dim}
+    return uneven_head_problems(widths, config) + one_way_problems(config)
+
+
+DELTA = SublayerSpec(
+    GatedDeltaAttention,
+    (DeltaOptions,),
+    frozenset({"num_heads"}),
+    defaults={"delta.key_dim": of_heads(3, 4), "delta.value_dim": of_heads(3, 2), "short_convolution": 4},
+    problems=_problems,
+)
+ROWS = {
+    "gated_deltanet": Family(
+        (DELTA, GLU_SPEC),
+        {"mlp_dim": times(2)},  # 6 D² and a GLU of 6 D², instead of 4 D² and 8 D²
+        about="a sum in which each token replaces what its key reads, and which forgets as the tokens say, and a GLU",
+        paper="Yang et al. 2024, arXiv:2412.06464",
+    )
+}

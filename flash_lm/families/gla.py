@@ -1,0 +1,143 @@
+"""Gated linear attention ("Gated Linear Attention Transformers …", Yang et al. 2023, sections 3 and 4)."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from flash_lm.config.keys import above, at_least, below, key, section
+from flash_lm.config.model import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import GLU_SPEC
+from flash_lm.families.sublayer_spec import (
+    SublayerSpec,
+    of_heads,
+    one_way_problems,
+    uneven_head_problems,
+    width_problems,
+)
+from flash_lm.layers.attention import AttentionSublayer, Projected, gated, join_heads, split_heads
+from flash_lm.layers.context import Context
+from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
+from flash_lm.layers.core import PlainCore
+from flash_lm.layers.decayed_core import from_either_end
+from flash_lm.layers.dense import Dense, Output
+from flash_lm.layers.linear_core import LinearOptions, sums_flops
+from flash_lm.layers.norms import normal_heads
+from flash_lm.layers.parameter import VECTORS
+from flash_lm.ops.vector_decay import GatedInputs, gated_sums, longest_chunk, prefill_gated, step_gated
+
+
+@section("model.gla")
+class GLAOptions:
+    """Options of gated linear attention."""
+
+    key_dim: int = key(None, "width of the queries and keys of all heads; open: D / 2", at_least(1))
+    gate_rank: int = key(16, "rank of the map to the decays", at_least(1))
+    gate_normalizer: float = key(16.0, "a channel decays by σ(·)^(1 / this) a token", above(0))
+    gate_floor: float = key(-5.0, "lowest logarithm of a decay; a chunk has at most 80 / |this| tokens", below(0))
+
+
+class GatedCore(PlainCore):
+    """Sums that decay by channel (see `ops.gated_sums`); bidirectional: every second head reads from the end."""
+
+    def __init__(self, chunk_size: int):
+        """A core without parameters."""
+        self.chunk_size = chunk_size
+
+    def __call__(self, by: GatedInputs, v: jax.Array, context: Context) -> jax.Array:
+        """B×H×L×E."""
+        mix = lambda *row: gated_sums(*row, chunk_size=self.chunk_size)
+        return from_either_end(mix, by, v, context)
+
+    def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> jax.Array:
+        """S of no tokens, B×H×K×E float32; `capacity` is not used."""
+        return jnp.zeros((batch, heads, key_width, value_width), jnp.float32)
+
+    def prefill(self, by: GatedInputs, v: jax.Array, context: Context, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """In chunks, starting from any position: the sum needs no chunk grid."""
+        return prefill_gated(by, v, state, context.real(), chunk_size=self.chunk_size)
+
+    def step(self, by: GatedInputs, v: jax.Array, context: Context, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """One product with the sum."""
+        out, after = step_gated(by, v, state)
+        return out, jnp.where(context.real()[:, :, None, None], after, state)
+
+    def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
+        """Pairs inside the chunk, and two products with the sum."""
+        return sums_flops(length, True, self.chunk_size, heads, key_width, value_width)
+
+
+class GatedLinearAttention(AttentionSublayer[GatedInputs]):
+    """(norm(o) ⊙ silu(x W_g)) W_o, where a head's sum o = q S, S ← diag(α) S + kᵀ v forgets by channel (eq. 3, 4).
+
+    α = σ(x W_1 W_2 + b)^(1/τ), and at least e^floor, so that chunks can be computed as products.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: GLAOptions,
+        linear: LinearOptions,
+        convolution: ConvolutionOptions,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        """H heads."""
+        dim, keys, rank = config.model_dim, options.key_dim, options.gate_rank
+        self.core, self.rotary = GatedCore(min(linear.chunk_size, longest_chunk(options.gate_floor))), False
+        self.heads = self.key_heads = config.num_heads
+        self.key_width, self.value_width = keys // self.heads, dim // self.heads
+        self.normalizer, self.floor = options.gate_normalizer, options.gate_floor
+        self.projection_weights = 2 * dim * keys + 3 * dim * dim + rank * (dim + keys)
+        self.query = Dense(dim, keys, config, rngs=rngs)
+        self.key = Dense(dim, keys, config, rngs=rngs)
+        self.value = Dense(dim, dim, config, rngs=rngs)
+        self.gate = Dense(dim, dim, config, rngs=rngs)
+        self.decay_down = Dense(dim, rank, config, rngs=rngs)
+        self.decay_up = Dense(rank, keys, config, rngs=rngs)
+        self.output = Output(dim, dim, config, rngs=rngs)
+        self.convolutions = short_convolutions({"query": keys, "key": keys, "value": dim}, config, convolution)
+        self.decay_bias = nnx.Param(jnp.zeros(keys, jnp.dtype(config.param_dtype)), **VECTORS)
+        self.gain = nnx.Param(jnp.ones(self.value_width, jnp.dtype(config.param_dtype)), **VECTORS)
+
+    def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
+        """Queries, keys, values, gate and decay, before all that is not linear."""
+        maps = {name: getattr(self, name)(x_BxLxD) for name in ("query", "key", "value", "gate")}
+        return maps | {"decay": self.decay_up(self.decay_down(x_BxLxD))}
+
+    def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[GatedInputs]:
+        """Heads, queries divided by √K, and the decay of each channel."""
+        q, k, v = (split_heads(maps[name], self.heads) for name in ("query", "key", "value"))
+        bias = self.decay_bias[...].astype(jnp.float32)[None, None]
+        log_decay = jax.nn.log_sigmoid(maps["decay"].astype(jnp.float32) + bias) / self.normalizer
+        log_decay_BxHxLxK = split_heads(jnp.maximum(log_decay, self.floor), self.heads)
+        return Projected(GatedInputs(q / math.sqrt(self.key_width), k, log_decay_BxHxLxK), v, maps["gate"])
+
+    def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: Any) -> jax.Array:
+        """Normalises each head, with one gain for all, and gates."""
+        return self.output(gated(gate_BxLxE, join_heads(normal_heads(mixed_BxHxLxE, self.gain[...]))))
+
+
+def _problems(config: ModelConfig) -> list[str]:
+    widths = {"model.gla.key_dim": config[GLAOptions].key_dim}
+    return width_problems(config) + uneven_head_problems(widths, config) + one_way_problems(config)
+
+
+GLA = SublayerSpec(
+    GatedLinearAttention,
+    (GLAOptions, LinearOptions, ConvolutionOptions),
+    frozenset({"num_heads"}),
+    defaults={"gla.key_dim": of_heads(1, 2)},
+    problems=_problems,
+)
+ROWS = {
+    "gla": Family(
+        (GLA, GLU_SPEC),
+        about="linear attention whose sums forget as the tokens say, each channel for itself, gated, and a GLU",
+        paper="Yang et al. 2023, arXiv:2312.06635",
+    )
+}

@@ -1,0 +1,316 @@
+"""Longformer: a sliding window that may grow with depth, gaps, and global tokens ("Longformer", section 3)."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.config.model import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import MLP_SPEC
+from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, SublayerSpec, head_problems
+from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, normalised, query_key_norms, split_heads
+from flash_lm.layers.context import Context
+from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
+from flash_lm.layers.core import Pair, PlainCore
+from flash_lm.layers.dense import Dense, Output
+from flash_lm.layers.sublayer import LayerArray
+from flash_lm.ops import banded_softmax as ops
+from flash_lm.ops.banded_softmax import SoftmaxPart
+from flash_lm.ops.cache import write
+from flash_lm.ops.gather_tokens import compacted
+from flash_lm.ops.matmul import matmul
+from flash_lm.ops.ring import (
+    Ring,
+    after_ring,
+    empty_ring,
+    last_of,
+    positions_in,
+    sight_after_ring,
+    with_token,
+)
+from flash_lm.ops.visibility import Sight
+
+
+def _dilations(gaps: tuple) -> str | None:
+    good = gaps and all(isinstance(gap, int) and gap > 0 for gap in gaps)
+    return None if good else "a tuple of positive whole numbers, such as (1, 1, 2, 4)"
+
+
+@section("model.window")
+class WindowOptions:
+    """Options of attention to a sliding window."""
+
+    size: int = key(
+        128, "visible tokens in the first layer, the query's own included; bidirectional: each way", at_least(1)
+    )
+    growth: float = key(
+        1.0, "factor of the window's size from each layer to the next, up to model.max_length", at_least(1)
+    )
+    dilations: tuple = key(
+        (1,),
+        "places from one visible token to the next in the dilated heads, from the first layers to the last",
+        _dilations,
+    )
+    dilated_heads: int = key(2, "heads that have gaps where model.window.dilations says so", at_least(0))
+    global_tokens: int = key(0, "first tokens of each document that all of it sees, whatever the window", at_least(0))
+
+
+class WindowInputs(NamedTuple):
+    """What determines the mixing.
+
+    pair: queries and keys.
+    own: those of the global tokens' own attention; None: there are no global tokens.
+    window: size of this layer's window, int32.
+    stage: index of this layer's dilation in increasing order, int32.
+    """
+
+    pair: Pair
+    own: Pair | None
+    window: jax.Array
+    stage: jax.Array
+
+
+class WindowState(NamedTuple):
+    """The last tokens, and the global ones.
+
+    ring: as far as the largest window reaches.
+    first: keys, values, own keys and own values of each document's global tokens, B×H×g×K each; or nothing.
+    """
+
+    ring: Ring
+    first: tuple[jax.Array, ...]
+
+
+class WindowCore(PlainCore):
+    """softmax(q kᵀ / √K) v over the window and the global tokens of the query's document.
+
+    With global tokens, the values of their own attention stand behind the other values, in the last dimension.
+
+    Attributes:
+        layers: window and dilation of each layer that this core is stacked over, for counting FLOPs.
+    """
+
+    layers: tuple[tuple[int, int], ...]
+
+    def __init__(self, config: ModelConfig, options: WindowOptions, largest: int):
+        """A core for windows of at most `largest` tokens."""
+        self.largest, self.global_tokens = largest, options.global_tokens
+        self.dilations = tuple(sorted(set(options.dilations)))
+        self.dilated_heads = 0 if self.dilations == (1,) else options.dilated_heads
+        self.state_dtype = jnp.dtype(config.state_dtype)
+        gap = self.dilations[-1] if self.dilated_heads else 1
+        together = math.lcm(*self.dilations)  # so that the first token after the ring begins each folded row
+        self.ring_size = -(-((largest - 1) * gap + 1) // together) * together
+
+    def __call__(self, by: WindowInputs, v: jax.Array, context: Context) -> jax.Array:
+        """B×H×L×E."""
+        assert context.segments is not None
+        (q, k), (values, own_values), offsets_BxL = by.pair, self._split(v), context.segments.offsets_BxL
+        start_BxL = context.sight().index_BxL - offsets_BxL
+
+        def sight(reach: jax.Array) -> Sight:
+            index, first, stop = context.sight(reach)
+            return Sight(index, jnp.minimum(jnp.maximum(first, start_BxL + self.global_tokens), stop), stop)
+
+        near = self._near(by, k, values, sight)
+        if by.own is None:
+            return near.out_BxHxLxE
+        is_global_BxL = (offsets_BxL < self.global_tokens) & (context.segments.runs_BxL > 0)
+        length = v.shape[2]
+        compact = compacted(is_global_BxL, length if context.packed else min(self.global_tokens, length))
+        far = self._over(q, compact.take(k), compact.take(values), compact.keys(context.sight()))
+        own = self._over(compact.take(by.own.q_BxHxLxK), by.own.k_BxHxLxK, own_values, compact.queries(context.sight()))
+        return jnp.where(is_global_BxL[:, None, :, None], compact.put_back(own.out_BxHxLxE), ops.joined([near, far]))
+
+    def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> WindowState:
+        """Without tokens; `capacity` is not used."""
+        ring = empty_ring(batch, heads, self.ring_size, key_width, key_width, self.state_dtype)
+        none = jnp.zeros((batch, heads, self.global_tokens, key_width), self.state_dtype)
+        return WindowState(ring, (none,) * 4 if self.global_tokens else ())
+
+    def prefill(
+        self, by: WindowInputs, v: jax.Array, context: Context, state: WindowState
+    ) -> tuple[jax.Array, WindowState]:
+        """The new tokens attend to those in the ring and to each other."""
+        start_B, real_BxL = context.positions_BxL[:, 0], context.real()
+        seen = after_ring(state.ring, by.pair.k_BxHxLxK, self._split(v)[0], start_B)
+
+        def sight(reach: jax.Array) -> Sight:
+            return sight_after_ring(self.ring_size, start_B, real_BxL, reach, hidden=self.global_tokens)
+
+        assert context.lengths_B is not None
+        ring = last_of(seen, self.ring_size, start_B, context.lengths_B)
+        near = self._near(by, seen.key_BxHxRxK, seen.value_BxHxRxE, sight)
+        return self._with_first(by, v, context, near, WindowState(ring, state.first))
+
+    def step(
+        self, by: WindowInputs, v: jax.Array, context: Context, state: WindowState
+    ) -> tuple[jax.Array, WindowState]:
+        """The new token is written to the ring in place, and attends to all of it."""
+        q, k = by.pair
+        position_B = context.positions_BxL[:, 0]
+        ring = with_token(state.ring, k, self._split(v)[0], position_B, context.real()[:, 0])
+        held_BxR = positions_in(ring, position_B)
+        back_Bx1xR = (position_B[:, None] - held_BxR)[:, None]
+        dilated_H = jnp.arange(q.shape[1]) >= q.shape[1] - self.dilated_heads
+        gap_1xHx1 = jnp.where(dilated_H, jnp.asarray(self.dilations, jnp.int32)[by.stage], 1)[None, :, None]
+        in_window_BxHxR = (back_Bx1xR % gap_1xHx1 == 0) & (back_Bx1xR <= (by.window - 1) * gap_1xHx1)
+        visible_BxHxR = in_window_BxHxR & (held_BxR >= self.global_tokens)[:, None]
+        scores = matmul(q.astype(ring.key_BxHxRxK.dtype), ring.key_BxHxRxK, transpose_b=True) / math.sqrt(q.shape[-1])
+        near = ops.softmax_of_scores(scores, visible_BxHxR[:, :, None], ring.value_BxHxRxE)
+        return self._with_first(by, v, context, near, WindowState(ring, state.first))
+
+    def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
+        """Scores and weighted values of the visible pairs, on average over the layers."""
+        first = min(self.global_tokens, length)
+        rest = length - first
+
+        def near(window: int, gap: int) -> int:
+            further = sum(max(rest - n * gap, 0) for n in range(1, window))
+            return rest + further * (1 if causal else 2)
+
+        of_first = first * (first + 1) // 2 if causal else first * length
+        pairs = sum(
+            (heads - self.dilated_heads) * near(window, 1) + self.dilated_heads * near(window, dilation)
+            for window, dilation in self.layers
+        )
+        return 4 * key_width * (pairs / len(self.layers) + heads * (of_first + rest * first)) / length
+
+    def _with_first(
+        self, by: WindowInputs, v: jax.Array, context: Context, near: SoftmaxPart, state: WindowState
+    ) -> tuple[jax.Array, WindowState]:
+        """Decoding: writes new global tokens to the state, and joins the window with the global tokens."""
+        if by.own is None:
+            return near.out_BxHxLxE.astype(v.dtype), state
+        position_BxL, real_BxL = context.positions_BxL, context.real()
+        slot_BxL = jnp.where(real_BxL, position_BxL, self.global_tokens)  # those beyond are dropped
+        values, own_values = self._split(v)
+        new = (by.pair.k_BxHxLxK, values, by.own.k_BxHxLxK, own_values)
+        first = tuple(write(old, x, slot_BxL) for old, x in zip(state.first, new, strict=True))
+        stop_BxL = jnp.where(real_BxL, jnp.minimum(position_BxL + 1, self.global_tokens), 0)
+        sight = Sight(position_BxL, jnp.zeros_like(stop_BxL), stop_BxL)
+        key, value, own_key, own_value = first
+        far = self._over(by.pair.q_BxHxLxK, key, value, sight)
+        own = self._over(by.own.q_BxHxLxK, own_key, own_value, sight)
+        is_global_BxL = position_BxL < self.global_tokens
+        out = jnp.where(is_global_BxL[:, None, :, None], own.out_BxHxLxE, ops.joined([near, far]))
+        return out.astype(v.dtype), WindowState(state.ring, first)
+
+    def _near(self, by: WindowInputs, k: jax.Array, v: jax.Array, sight: Callable[[jax.Array], Sight]) -> SoftmaxPart:
+        """Softmax over the window, where `sight` gives what the queries see of the last so many tokens."""
+        q = by.pair.q_BxHxLxK.astype(k.dtype)
+        batch, heads, length, width = q.shape
+        whole = heads - self.dilated_heads
+        attend = functools.partial(ops.windowed_softmax, scale=1 / math.sqrt(width), window=self.largest)
+
+        def with_gaps(dilation: int) -> SoftmaxPart:
+            seen = ops.folded_sight(sight((by.window - 1) * dilation + 1), dilation, batch)
+            folded_q, folded_k, folded_v = (ops.folded(x[:, whole:], dilation) for x in (q, k, v))
+            out, log_sum = attend(folded_q, folded_k, folded_v, seen)
+            log_sum = ops.unfolded(log_sum[..., None], dilation, length)[..., 0]
+            return SoftmaxPart(ops.unfolded(out, dilation, length), log_sum)
+
+        groups = []
+        if whole:
+            groups.append(attend(q[:, :whole], k[:, :whole], v[:, :whole], sight(by.window)))
+        if self.dilated_heads:
+            groups.append(jax.lax.switch(by.stage, [functools.partial(with_gaps, gap) for gap in self.dilations]))
+        return SoftmaxPart(*(jnp.concatenate(parts, axis=1) for parts in zip(*groups, strict=True)))
+
+    def _over(self, q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight) -> SoftmaxPart:
+        """Softmax over all keys that are seen."""
+        return ops.banded_softmax(q.astype(k.dtype), k, v, sight, scale=1 / math.sqrt(q.shape[-1]), window=None)
+
+    def _split(self, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The values, and those of the global tokens' own attention."""
+        width = v.shape[-1] // 2 if self.global_tokens else v.shape[-1]
+        return v[..., :width], v[..., width:]
+
+
+class LongformerAttention(AttentionSublayer[WindowInputs]):
+    """Multi-head attention to a window and to global tokens, which have projections of their own."""
+
+    core: WindowCore
+
+    def __init__(self, config: ModelConfig, options: WindowOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs):
+        """H heads of width D / H."""
+        dim, layers = config.model_dim, range(config.num_layers)
+        most = max(config.max_length, options.size)
+        # Of all layers of the model, from the first.
+        self.windows = tuple(min(round(options.size * options.growth**n), most) for n in layers)
+        self.gaps = tuple(options.dilations[n * len(options.dilations) // len(layers)] for n in layers)
+        self.rotary = bool(config.rotary)
+        self.heads = self.key_heads = config.num_heads
+        self.key_width = self.value_width = dim // self.heads
+        self.core = WindowCore(config, options, max(self.windows))
+        self.names = ("query", "key", "value")
+        if options.global_tokens:
+            self.names += ("global_query", "global_key", "global_value")
+        for name in self.names:
+            setattr(self, name, Dense(dim, dim, config, rngs=rngs))
+        self.query_norm, self.key_norm = query_key_norms(config, self.key_width)
+        if options.global_tokens:
+            self.global_query_norm, self.global_key_norm = query_key_norms(config, self.key_width)
+        self.output = Output(dim, dim, config, rngs=rngs)
+        self.convolutions = short_convolutions(dict.fromkeys(self.names, dim), config, convolution)
+        self.projection_weights = (len(self.names) + 1) * dim * dim
+        # Those of the first layer, unless a stack says which layers these are.
+        first = self.of_layers(np.zeros(1, np.int32))
+        self.window, self.stage = (LayerArray(first[name][0]) for name in ("window", "stage"))
+
+    def of_layers(self, numbers_N: np.ndarray) -> dict[str, jax.Array]:
+        """Windows and dilations."""
+        self.core.layers = tuple((self.windows[n], self.gaps[n]) for n in numbers_N)
+        own_windows, own_gaps = zip(*self.core.layers, strict=True)
+        stages = [self.core.dilations.index(gap) for gap in own_gaps]
+        return {"window": jnp.asarray(own_windows, jnp.int32), "stage": jnp.asarray(stages, jnp.int32)}
+
+    def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
+        """Queries, keys and values; those of global tokens, too, if there are any."""
+        return {name: getattr(self, name)(x_BxLxD) for name in self.names}
+
+    def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[WindowInputs]:
+        """Their heads."""
+        q, k, v, *of_global = (split_heads(x, self.heads) for x in maps.values())
+        pairs = {"window": Pair(normalised(q, self.query_norm), normalised(k, self.key_norm))}
+        if of_global:
+            own_q, own_k, own_v = of_global
+            pairs["own"] = Pair(normalised(own_q, self.global_query_norm), normalised(own_k, self.global_key_norm))
+            v = jnp.concatenate([v, own_v], axis=-1)
+        pairs = self.rotated(pairs, context)
+        return Projected(WindowInputs(pairs["window"], pairs.get("own"), self.window[...], self.stage[...]), v)
+
+    def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
+        """Joins the heads."""
+        return self.output(join_heads(mixed_BxHxLxE))
+
+
+def _problems(config: ModelConfig) -> list[str]:
+    found, window = head_problems(config), config[WindowOptions]
+    if len(window.dilations) > config.num_layers:
+        found.append(
+            f"model.window.dilations={window.dilations} must be at most model.num_layers={config.num_layers} numbers"
+        )
+    if window.dilated_heads > config.num_heads:
+        found.append(
+            f"model.window.dilated_heads={window.dilated_heads} must be at most model.num_heads={config.num_heads}"
+        )
+    return found
+
+
+WINDOW = SublayerSpec(LongformerAttention, (WindowOptions, ConvolutionOptions), MULTI_HEAD_KEYS, problems=_problems)
+ROWS = {
+    "longformer": Family(
+        (WINDOW, MLP_SPEC),
+        {"rotary": True},
+        about="softmax attention to a sliding window, and an MLP; windows may grow with depth and have gaps",
+        paper="Beltagy et al. 2020, arXiv:2004.05150",
+    )
+}

@@ -1,0 +1,178 @@
+"""The unit of Mamba-2 ("Transformers are SSMs", Dao and Gu 2024), and Hydra's, which looks both ways."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from flash_lm.config.keys import at_least, key, section
+from flash_lm.config.model import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.sublayer_spec import SublayerSpec, times
+from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
+from flash_lm.layers.context import Context
+from flash_lm.layers.convolution import short_convolutions
+from flash_lm.layers.core import UndecodableCore
+from flash_lm.layers.decayed_core import DecayedCore, DecayedInputs, first_rates, first_steps
+from flash_lm.layers.dense import Dense, Output
+from flash_lm.layers.linear_core import chunk_work
+from flash_lm.layers.norms import RMSNorm
+from flash_lm.layers.parameter import VECTORS
+from flash_lm.ops.scalar_decay import decayed_sums
+
+
+@section("model.ssd")
+class SSDOptions:
+    """Options of state space units."""
+
+    expanded_dim: int = key(None, "width of the values and of the gate; open: 2 D", at_least(1))
+    chunk_size: int = key(64, "tokens processed at a time", at_least(1))
+    head_width: int = key(None, "P, width of a head's values; open: 64, or E if that is less", at_least(1))
+    state_dim: int = key(64, "N, width of the queries and keys, which all heads share", at_least(1))
+
+
+class Ungated(NamedTuple):
+    """What is added to the mixed values, B×L×E, and what gates them, before its silu."""
+
+    skip_BxLxE: jax.Array
+    gate_BxLxE: jax.Array
+
+
+class TwoWayCore(UndecodableCore):
+    """Two sums, over the tokens before and after, each as its neighbour reads it ("Hydra", Hwang et al. 2024, eq. 9).
+
+    A token itself is in neither.
+    """
+
+    def __init__(self, chunk_size: int):
+        """A core without parameters, whose heads share the queries and keys of a direction."""
+        self.chunk_size = chunk_size
+
+    def __call__(self, by: tuple[DecayedInputs, DecayedInputs], v: jax.Array, context: Context) -> jax.Array:
+        """B×H×L×E; `by` are the inputs of the sum over the tokens before, and of that over those after."""
+        assert context.segments is not None
+        before, after = by
+        runs_BxL = context.segments.runs_BxL
+        turned, v_turned = jax.tree.map(lambda x: jnp.flip(x, axis=2), (after, v))
+        of_after = self._before(turned, v_turned, jnp.flip(runs_BxL, axis=1))
+        return self._before(before, v, runs_BxL) + jnp.flip(of_after, axis=2)
+
+    def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
+        """A causal row, twice."""
+        pairs, products = chunk_work(length, self.chunk_size)
+        per_pair = key_width + heads * value_width
+        return 4 * (pairs * per_pair + products * heads * key_width * value_width) / length
+
+    def _before(self, by: DecayedInputs, v: jax.Array, runs_BxL: jax.Array) -> jax.Array:
+        """What the token before each reads, if it is of the same document."""
+        q, k, log_decay, _ = by
+        read = decayed_sums(q, k, by.values(v), log_decay, runs_BxL, chunk_size=self.chunk_size)
+        same_BxL = jnp.pad(runs_BxL[:, 1:] == runs_BxL[:, :-1], ((0, 0), (1, 0)))
+        return jnp.where(same_BxL[:, None, :, None], jnp.roll(read, 1, axis=2), 0)
+
+
+class StateSpaceUnit(AttentionSublayer[Any]):
+    """norm((y + d ⊙ x) ⊙ silu(x₀ W_z)) W_o with y = C S, S ← e^(−aΔ) S + Bᵀ (Δ x), for a token x₀ of the stream.
+
+    x, B and C are maps of x₀ with short convolutions and silu, Δ = softplus(x₀ W_Δ + b) and a are numbers a head.
+    Bidirectional: B, C and Δ of each direction, and d + x W_d in place of d (Hydra).
+    """
+
+    def __init__(self, config: ModelConfig, options: SSDOptions, *, rngs: nnx.Rngs):
+        """E / P heads."""
+        dim, width, self.states = config.model_dim, options.expanded_dim, options.state_dim
+        ways = 1 if config.causal else 2
+        size = options.chunk_size
+        self.core = DecayedCore(size, config.kernels, shared_keys=True) if config.causal else TwoWayCore(size)
+        self.rotary, self.key_width, self.value_width = False, options.state_dim, options.head_width
+        self.heads = self.key_heads = width // options.head_width
+        shared = 2 * ways * self.states
+        to_skip = 0 if config.causal else width * self.heads
+        self.projection_weights = dim * (3 * width + shared + ways * self.heads) + to_skip
+        self.gate = Dense(dim, width, config, rngs=rngs)
+        self.value = Dense(dim, width, config, rngs=rngs)
+        self.shared = Dense(dim, shared, config, rngs=rngs)
+        self.step_size = Dense(dim, ways * self.heads, config, rngs=rngs)
+        self.skip_map = None if config.causal else Dense(width, self.heads, config, rngs=rngs)
+        self.output = Output(width, dim, config, rngs=rngs)
+        self.convolutions = short_convolutions({"value": width, "shared": shared}, config)
+        self.norm = RMSNorm(config, width)
+
+        vector = lambda values: nnx.Param(values.astype(jnp.dtype(config.param_dtype)), **VECTORS)
+        self.value_bias, self.shared_bias = vector(jnp.zeros(width)), vector(jnp.zeros(shared))
+        self.skip = vector(jnp.ones(self.heads))
+        self.log_rate, self.step_bias = vector(first_rates(self.heads, rngs)), vector(first_steps(self.heads, rngs))
+
+    def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
+        """z, x, B beside C, and Δ, before all that is not linear."""
+        return {name: getattr(self, name)(x_BxLxD) for name in ("gate", "value", "shared", "step_size")}
+
+    def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected:
+        """One head of queries C and keys B for all heads of values."""
+        value, shared = (
+            _silu_of_sum(maps[name], bias[...])
+            for name, bias in (("value", self.value_bias), ("shared", self.shared_bias))
+        )
+        skip_BxLxH = self.skip[...].astype(jnp.float32)[None, None]
+        if self.skip_map is not None:
+            skip_BxLxH = skip_BxLxH + self.skip_map(value).astype(jnp.float32)
+        v_BxHxLxE = split_heads(value, self.heads)
+        skip_BxHxLxE = v_BxHxLxE.astype(jnp.float32) * jnp.swapaxes(skip_BxLxH, 1, 2)[..., None]
+        step_size = maps["step_size"]
+        # A head's ways stand together, so a mesh that cuts the heads moves nothing.
+        step_size_BxLxHxW = step_size.reshape(*step_size.shape[:2], self.heads, -1)
+        of_ways = jnp.split(shared, step_size_BxLxHxW.shape[-1], axis=-1)
+        by = tuple(self._direction(x, step_size_BxLxHxW[..., way]) for way, x in enumerate(of_ways))
+        beside = Ungated(join_heads(skip_BxHxLxE), maps["gate"])
+        return Projected(by[0] if len(by) == 1 else by, v_BxHxLxE, beside)
+
+    def finish(self, mixed_BxHxLxE: jax.Array, beside: Ungated) -> jax.Array:
+        """The gate stands before the norm."""
+        gated = _gated_sum(join_heads(mixed_BxHxLxE), *beside)
+        return self.output(self.norm(gated).astype(mixed_BxHxLxE.dtype))
+
+    def _direction(self, shared_BxLx2N: jax.Array, step_size_BxLxH: jax.Array) -> DecayedInputs:
+        b, c = (x[:, None] for x in jnp.split(shared_BxLx2N, 2, axis=-1))
+        bias = self.step_bias[...].astype(jnp.float32)[None, None]
+        steps_BxHxL = jnp.swapaxes(jax.nn.softplus(step_size_BxLxH.astype(jnp.float32) + bias), 1, 2)
+        rate = jnp.exp(self.log_rate[...].astype(jnp.float32))[None, :, None]
+        return DecayedInputs(c, b, -rate * steps_BxHxL, steps_BxHxL)
+
+
+# Both keep their inputs, and not the intermediate results, which are cheaper to recompute than to keep.
+@jax.checkpoint
+def _silu_of_sum(x_BxLxE: jax.Array, bias_E: jax.Array) -> jax.Array:
+    return jax.nn.silu(x_BxLxE + bias_E.astype(x_BxLxE.dtype)[None, None])
+
+
+@jax.checkpoint
+def _gated_sum(mixed_BxLxE: jax.Array, skip_BxLxE: jax.Array, gate_BxLxE: jax.Array) -> jax.Array:
+    y = mixed_BxLxE.astype(jnp.float32) + skip_BxLxE
+    return y * jax.nn.silu(gate_BxLxE.astype(jnp.float32))
+
+
+def _problems(config: ModelConfig) -> list[str]:
+    width, head = config[SSDOptions].expanded_dim, config[SSDOptions].head_width
+    return [f"model.ssd.expanded_dim={width} must be a multiple of model.ssd.head_width={head}"] if width % head else []
+
+
+SSD = SublayerSpec(
+    StateSpaceUnit,
+    (SSDOptions,),
+    frozenset({"kernels"}),
+    defaults={
+        "ssd.expanded_dim": times(2),
+        "ssd.head_width": lambda config: min(64, config[SSDOptions].expanded_dim),
+        "short_convolution": lambda config: 4 if config.causal else 7,
+    },
+    problems=_problems,
+)
+ROWS = {
+    "mamba2": Family(
+        (SSD, SSD),
+        about="two state space units: linear attention whose sums forget as the tokens say, gated, convolutions",
+        paper="Dao and Gu 2024, arXiv:2405.21060",
+    )
+}

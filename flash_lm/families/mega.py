@@ -1,0 +1,217 @@
+"""Mega: a gated attention unit behind a moving average, which gates its own residual (Ma et al. 2022)."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from flash_lm.config.keys import at_least, key, one_of, section
+from flash_lm.config.model import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import MLP_SPEC
+from flash_lm.families.sublayer_spec import GATED_UNIT_KEYS, SublayerSpec, divisor_problems, times
+from flash_lm.layers.attention import (
+    AttentionSublayer,
+    Projected,
+    gated,
+    join_heads,
+    named_pairs,
+    silu,
+)
+from flash_lm.layers.context import Context
+from flash_lm.layers.core import Pairs
+from flash_lm.layers.dense import Dense
+from flash_lm.layers.mixed_chunk_core import ChunkOptions, MixedChunkCore
+from flash_lm.layers.norms import NORMS
+from flash_lm.layers.parameter import VECTORS
+from flash_lm.layers.positions import relative_bias
+from flash_lm.layers.scale_offsets import ScaleOffsets, first_scales
+from flash_lm.ops.dropout import drop
+from flash_lm.ops.moving_average import Average, moving_average, prefill_moving_average
+
+_CHUNK = 16  # tokens of a chunk of the average
+_LARGEST = 1 - 2**-24  # of 1 − q: what float32 distinguishes from forgetting all, whose logarithm is −∞
+
+
+@section("model.mega")
+class MegaOptions:
+    """Options of gated attention behind a moving average."""
+
+    expanded_dim: int = key(None, "E, width of the values; open: 2 D", at_least(1))
+    shared_dim: int = key(
+        None, "S, width of the queries and keys; open: D / 4, rounded down to an even number", at_least(1)
+    )
+    ema_dim: int = key(16, "N, sums that the moving average holds for each channel", at_least(1))
+    relative_bias: str = key("rope", "none, t5, toeplitz or rope", one_of("none", "t5", "toeplitz", "rope"))
+    attention_function: str = key("softmax", "relu2, softmax or laplace", one_of("relu2", "softmax", "laplace"))
+
+
+class MovingAverage(nnx.Module):
+    """silu(Σ_n γ_n h_n / √N + ω ⊙ x) with h_n ← (1 − σ(δ_n) σ(α_n)) h_n + σ(δ_n) β_n x, of one map (eq. 6 and 7).
+
+    Bidirectional: a second average, with parameters of its own, reads the document from its end.
+    """
+
+    def __init__(self, config: ModelConfig, options: MegaOptions, name: str, *, rngs: nnx.Rngs):
+        """Starts as the authors' code does; `name`: of the map."""
+        dim, self.name, self.sums = config.model_dim, name, options.ema_dim
+        self.ways = 1 if config.causal else 2
+        shape, dtype = (self.ways, dim, self.sums), jnp.dtype(config.param_dtype)
+
+        def drawn(deviation: float, mean: jax.Array | float = 0.0) -> nnx.Param:
+            return nnx.Param((mean + deviation * jax.random.normal(rngs.params(), shape)).astype(dtype), **VECTORS)
+
+        signs_N = 1.0 - 2 * (jnp.arange(self.sums, dtype=jnp.float32) % 2)
+        self.damping, self.decay, self.out = drawn(0.2), drawn(0.2), drawn(1.0)
+        self.into = drawn(0.02, signs_N[None, None])
+        self.own = nnx.Param(jax.random.normal(rngs.params(), (dim,)).astype(dtype), **VECTORS)
+
+    def __call__(self, arrays: Mapping[str, jax.Array], context: Context) -> dict[str, jax.Array]:
+        """The arrays, one of them averaged inside documents."""
+        assert context.segments is not None
+        x, runs_BxL = arrays[self.name], context.segments.runs_BxL
+        found = moving_average(x, self._average(0), runs_BxL, chunk_size=_CHUNK)
+        if self.ways == 2:
+            x, runs_BxL = jnp.flip(x, axis=1), jnp.flip(runs_BxL, axis=1)
+            after = moving_average(x, self._average(1), runs_BxL, chunk_size=_CHUNK)
+            found = found + jnp.flip(after, axis=1)
+        return {**arrays, self.name: self._with_own(arrays[self.name], found)}
+
+    def init_state(self, batch: int) -> jax.Array:
+        """The sums before the first token, B×D×N float32."""
+        return jnp.zeros((batch, *self.damping.shape[-2:]), jnp.float32)
+
+    def prefill(
+        self, arrays: Mapping[str, jax.Array], context: Context, state: jax.Array
+    ) -> tuple[dict[str, jax.Array], jax.Array]:
+        """As `__call__`, from any position of each row; and the sums afterwards."""
+        x = arrays[self.name]
+        found, state = prefill_moving_average(x, self._average(0), state, context.real(), chunk_size=_CHUNK)
+        return {**arrays, self.name: self._with_own(x, found)}, state
+
+    def flops_per_token(self, length: int, causal: bool) -> float:
+        """What enters the sums and is read from them."""
+        return 4.0 * self.ways * self.own.shape[-1] * self.sums
+
+    def _average(self, way: int) -> Average:
+        damping, decay, into, out = (
+            x[...][way].astype(jnp.float32) for x in (self.damping, self.decay, self.into, self.out)
+        )
+        share = jax.nn.sigmoid(damping)
+        forgotten = jnp.minimum(share * jax.nn.sigmoid(decay), _LARGEST)
+        return Average(jnp.log1p(-forgotten), share * into, out / jnp.sqrt(jnp.float32(self.sums)))
+
+    def _with_own(self, x_BxLxD: jax.Array, found_BxLxD: jax.Array) -> jax.Array:
+        return _silu_with_own(x_BxLxD, found_BxLxD, self.own[...])
+
+
+class Beside(NamedTuple):
+    """What the unit's output needs besides the mixed values.
+
+    stream: the residual stream, B×L×D.
+    update: before its sigmoid, how far the stream is replaced, B×L×D.
+    candidate: what is added to the output of the attention, B×L×D.
+    gate: of the mixed values, before its silu, B×L×E.
+    dropout_key: None: no dropout.
+    """
+
+    stream: jax.Array
+    update: jax.Array
+    candidate: jax.Array
+    gate: jax.Array
+    dropout_key: jax.Array | None
+
+
+class MegaUnit(AttentionSublayer[Pairs]):
+    """x + σ(u) ⊙ (silu(c + (A V ⊙ silu(r)) W_o) − x), where u, c, r and Z are maps of the moving average of norm(x).
+
+    V = silu(norm(x) W_v) is a map of the stream itself; queries and keys are scale-offsets of silu(Z) (eq. 7–15).
+    """
+
+    owns_residual = True
+    convolutions: MovingAverage  # type: ignore[assignment]
+
+    def __init__(self, config: ModelConfig, options: MegaOptions, chunks: ChunkOptions, *, rngs: nnx.Rngs):
+        """One head, expanded width E, shared width S."""
+        bias = relative_bias(options.relative_bias, options.shared_dim, config, rngs=rngs)
+        of_chunks = dataclasses.replace(chunks, local_attention=True, global_attention=False)
+        core = MixedChunkCore(config, of_chunks, options.attention_function, bias)
+        dim, expanded, shared = config.model_dim, options.expanded_dim, options.shared_dim
+        self.core, self.rotary, self.pair_names = core, bool(config.rotary), tuple(core.scaled)
+        self.heads = self.key_heads = 1
+        self.key_width, self.value_width, self.dropout = shared, expanded, config.dropout
+        self.projection_weights = dim * (3 * expanded + shared + 2 * dim)
+        self.norm = NORMS[config.norm](config)
+        self.convolutions = MovingAverage(config, options, "averaged", rngs=rngs)
+        self.value, self.gate = (Dense(dim, expanded, config, rngs=rngs) for _ in range(2))
+        self.shared = Dense(dim, shared, config, rngs=rngs)
+        self.update, self.candidate = (Dense(dim, dim, config, rngs=rngs) for _ in range(2))
+        self.output = Dense(expanded, dim, config, rngs=rngs)  # into the candidate, not the residual stream
+        self.variants = ScaleOffsets(first_scales(core.scaled, (shared,), config, of_one_source=True, rngs=rngs))
+
+    def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
+        """The stream, its values, and what is to be averaged."""
+        normal = self.norm(x_BxLxD)
+        return {"stream": x_BxLxD, "value": self.value(normal), "averaged": normal}
+
+    def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[Pairs]:
+        """Queries and keys are scale-offsets of the same Z."""
+        averaged = maps["averaged"]
+        variants = self.variants(silu(self.shared(averaged))[:, None])
+        pairs = named_pairs(self.pair_names, variants[::2], variants[1::2])
+        maps_of_average = (self.update(averaged), self.candidate(averaged), self.gate(averaged))
+        beside = Beside(maps["stream"], *maps_of_average, context.dropout_key)
+        return Projected(self.rotated(pairs, context), silu(maps["value"])[:, None], beside)
+
+    def finish(self, mixed_Bx1xLxE: jax.Array, beside: Beside) -> jax.Array:
+        """The new stream."""
+        mixed = self.output(gated(beside.gate, join_heads(mixed_Bx1xLxE)))
+        proposed = drop(_silu_of_sum(beside.candidate, mixed), self.dropout, beside.dropout_key)
+        return _towards(beside.stream, proposed, beside.update)
+
+
+# These keep their inputs, and not the intermediate results, which are cheaper to recompute than to keep.
+@jax.checkpoint
+def _silu_with_own(x_BxLxD: jax.Array, found_BxLxD: jax.Array, own_D: jax.Array) -> jax.Array:
+    own = own_D.astype(jnp.float32)[None, None] * x_BxLxD.astype(jnp.float32)
+    return jax.nn.silu(found_BxLxD + own).astype(x_BxLxD.dtype)
+
+
+@jax.checkpoint
+def _silu_of_sum(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jax.nn.silu(x + y)
+
+
+@jax.checkpoint
+def _towards(stream: jax.Array, proposed: jax.Array, update: jax.Array) -> jax.Array:
+    return stream + jax.nn.sigmoid(update) * (proposed - stream)
+
+
+def _problems(config: ModelConfig) -> list[str]:
+    found, mega = [], config[MegaOptions]
+    if (config.rotary or mega.relative_bias == "rope") and mega.shared_dim % 2:
+        found.append(f"rotary positions pair dimensions: model.mega.shared_dim={mega.shared_dim} must be even")
+    return found + divisor_problems(config, mega.attention_function)
+
+
+MEGA = SublayerSpec(
+    MegaUnit,
+    (MegaOptions, ChunkOptions),
+    GATED_UNIT_KEYS,
+    unread=frozenset({"chunks.local_attention", "chunks.global_attention", "short_convolution"}),
+    defaults={"mega.expanded_dim": times(2), "mega.shared_dim": lambda config: max(2, config.model_dim // 8 * 2)},
+    problems=_problems,
+)
+ROWS = {
+    "mega": Family(
+        (MEGA, MLP_SPEC),
+        # Values of 2 D and a gated residual take 8.25 D², which leaves the MLP a width of 2 D, as published.
+        {"mlp_dim": times(2)},
+        about="softmax attention inside chunks, whose queries and keys read moving averages, a gated residual, and an "
+        "MLP",
+        paper="Ma et al. 2022, arXiv:2209.10655",
+    )
+}

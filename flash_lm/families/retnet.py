@@ -1,0 +1,96 @@
+"""RetNet: multi-scale retention ("Retentive Network: A Successor to Transformer", Sun et al. 2023, section 2)."""
+
+import math
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from flash_lm.config.keys import above, at_least, key, section
+from flash_lm.config.model import ModelConfig
+from flash_lm.families.family import Family
+from flash_lm.families.feed_forward import MLP_SPEC
+from flash_lm.families.sublayer_spec import HEAD_KEYS, SublayerSpec, head_problems, times
+from flash_lm.layers.attention import AttentionSublayer, Projected, gated, join_heads, split_heads
+from flash_lm.layers.context import Context
+from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
+from flash_lm.layers.decayed_core import DecayedCore, DecayedInputs
+from flash_lm.layers.dense import Dense, Output
+from flash_lm.layers.linear_core import LinearOptions
+from flash_lm.layers.norms import normal_heads
+from flash_lm.ops.positions import rotate
+
+
+@section("model.retention")
+class RetentionOptions:
+    """Options of multi-scale retention."""
+
+    value_expand: int = key(2, "width of the values and of the gate, as a multiple of model.model_dim", at_least(1))
+    decay_base: float = key(5.0, "the sum of head h decays by 1 − 2^(−base − h) a token, h from 0", above(0))
+
+
+class Retention(AttentionSublayer[DecayedInputs]):
+    """(silu(x W_g) ⊙ norm(o)) W_o, where a head's sum o = q S, S ← γ S + kᵀ v forgets at its own rate γ (eq. 5–8).
+
+    The norm is that of each head's root mean square, without a gain; it takes the place of a denominator.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: RetentionOptions,
+        linear: LinearOptions,
+        convolution: ConvolutionOptions,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        """H heads of keys of width D / H, and of values `value_expand` times as wide."""
+        dim, values = config.model_dim, options.value_expand * config.model_dim
+        self.core, self.rotary = DecayedCore(linear.chunk_size, config.kernels), bool(config.rotary)
+        self.heads = self.key_heads = config.num_heads
+        self.key_width, self.value_width = dim // self.heads, values // self.heads
+        self.decay_base = options.decay_base
+        self.projection_weights = 2 * dim * dim + 3 * dim * values
+        self.query = Dense(dim, dim, config, rngs=rngs)
+        self.key = Dense(dim, dim, config, rngs=rngs)
+        self.value = Dense(dim, values, config, rngs=rngs)
+        self.gate = Dense(dim, values, config, rngs=rngs)
+        self.output = Output(values, dim, config, rngs=rngs)
+        self.convolutions = short_convolutions({"query": dim, "key": dim, "value": values}, config, convolution)
+
+    def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
+        """Queries, keys, values and the gate."""
+        return {name: getattr(self, name)(x_BxLxD) for name in ("query", "key", "value", "gate")}
+
+    def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[DecayedInputs]:
+        """Heads, queries divided by √K, and the same decay for all tokens."""
+        q, k, v = (split_heads(maps[name], self.heads) for name in ("query", "key", "value"))
+        if self.rotary_width is not None:
+            q, k = (rotate(x, context.rotary[self.rotary_width]) for x in (q, k))
+        # In bfloat16 all but the first few would be 1.
+        forgets = 2.0 ** -(self.decay_base + np.arange(self.heads))
+        log_decay_1xHx1 = jnp.asarray(np.log1p(-forgets), jnp.float32)[None, :, None]
+        return Projected(DecayedInputs(q / math.sqrt(self.key_width), k, log_decay_1xHx1), v, maps["gate"])
+
+    def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
+        """Normalises each head, and gates."""
+        return self.output(gated(gate_BxLxE, join_heads(normal_heads(mixed_BxHxLxE))))
+
+
+RETENTION = SublayerSpec(
+    Retention,
+    (RetentionOptions, LinearOptions, ConvolutionOptions),
+    HEAD_KEYS | {"kernels"},
+    problems=head_problems,
+)
+ROWS = {
+    "retnet": Family(
+        (RETENTION, MLP_SPEC),
+        # Values and gates of 2 D take 4 D² more than the Transformer's, which the MLP gives.
+        {"rotary": True, "mlp_dim": times(2)},
+        about="linear attention whose sums forget at a rate a head, gated values twice as wide, and an MLP",
+        paper="Sun et al. 2023, arXiv:2307.08621",
+    )
+}

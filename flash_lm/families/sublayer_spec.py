@@ -1,0 +1,111 @@
+"""How a sublayer of a layer is built and which keys it reads; and what the specs of several families share."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flax import nnx
+
+from flash_lm.config import keys
+from flash_lm.config.model import ModelConfig
+from flash_lm.layers.sublayer import Sublayer
+
+# The value of an open key, or a function of the config that returns it.
+Default = Any | Callable[[ModelConfig], Any]
+
+
+USUAL = frozenset({"causal", "bidirectional", "packed"})
+EVERYTHING = USUAL | {"prefix"}
+WHOLE_ROWS = frozenset({"bidirectional"})
+
+# Keys of config.model itself that sublayers of several families read.
+HEAD_KEYS = frozenset({"num_heads", "rotary", "rotary_base"})
+MULTI_HEAD_KEYS = HEAD_KEYS | {"query_key_norm"}
+GATED_UNIT_KEYS = frozenset({"rotary", "rotary_base", "normalizer", "divides", "scale_init", "kernels"})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SublayerSpec:
+    """Builds a sublayer, and declares which keys it reads.
+
+    Attributes:
+        build: called with the config that all families share, each section, and rngs.
+        sections: its sections of keys.
+        keys: keys of config.model itself that only some parts read.
+        unread: keys of its sections that this sublayer does not read, such as aft.window.
+        defaults: defaults of open keys, by name, such as gau.expanded_dim.
+        problems: sentences on why this sublayer cannot be built from a complete config.
+        serves: what it supports: "causal", "bidirectional", "packed" (rows of several documents that do not see each
+            other), "prefix" (a causal model whose tokens see the start of their document both ways).
+    """
+
+    build: Callable[..., Sublayer]
+    sections: tuple[type, ...] = ()
+    keys: frozenset[str] = frozenset()
+    unread: frozenset[str] = frozenset()
+    defaults: Mapping[str, Default] = dataclasses.field(default_factory=dict)
+    problems: Callable[[ModelConfig], list[str]] = lambda config: []
+    serves: frozenset[str] = USUAL
+
+    def __call__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> Sublayer:
+        """The sublayer of a complete config."""
+        return self.build(config.shared, *(config[kind] for kind in self.sections), rngs=rngs)
+
+    def reads(self) -> set[str]:
+        """Names of keys that this sublayer reads and others may not, such as model.gau.heads."""
+        own = set().union(*(keys.names_of(kind) for kind in self.sections))
+        return {f"model.{key}" for key in self.keys} | own - {f"model.{key}" for key in self.unread}
+
+
+def times(numerator: int, denominator: int = 1) -> Callable[[ModelConfig], int]:
+    """A multiple of D; a fraction is rounded up to a multiple of 8."""
+    if denominator == 1:
+        return lambda config: numerator * config.model_dim
+    return lambda config: -(-numerator * config.model_dim // denominator // 8) * 8
+
+
+def of_heads(numerator: int, denominator: int) -> Callable[[ModelConfig], int]:
+    """A fraction of D for all heads together, each rounded up to a whole width."""
+    return lambda config: config.num_heads * -(-numerator * config.model_dim // (denominator * config.num_heads))
+
+
+def width_problems(config: ModelConfig) -> list[str]:
+    """Why heads cannot share the width of the model."""
+    dim, heads = config.model_dim, config.num_heads
+    return [f"model.model_dim={dim} must be a multiple of model.num_heads={heads}"] if dim % heads else []
+
+
+def head_problems(config: ModelConfig) -> list[str]:
+    """Why heads cannot share the width of the model, or have no rotary positions."""
+    dim, heads = config.model_dim, config.num_heads
+    if found := width_problems(config):
+        return found
+    if config.rotary and dim // heads % 2:
+        return [f"model.rotary pairs dimensions: the head width {dim} / {heads} must be even"]
+    return []
+
+
+def uneven_head_problems(widths: Mapping[str, int], config: ModelConfig) -> list[str]:
+    """Which widths of all heads together, by their keys, are no multiple of the number of heads."""
+    heads = config.num_heads
+    return [
+        f"{name}={width} must be a multiple of model.num_heads={heads}"
+        for name, width in widths.items()
+        if width % heads
+    ]
+
+
+def one_way_problems(config: ModelConfig) -> list[str]:
+    """Why heads cannot go in pairs, of which one reads backward (see `layers.decayed_core.from_either_end`)."""
+    if config.num_heads % 2 == 0 or config.causal:
+        return []
+    return [
+        f"model.num_heads={config.num_heads} must be even: in a bidirectional model every second head reads backward"
+    ]
+
+
+def divisor_problems(config: ModelConfig, function: str) -> list[str]:
+    """Why N cannot divide scores: a count differs from query to query, and scores are divided by one number."""
+    if function == "softmax" or (config.normalizer, config.divides) != ("count", "scores"):
+        return []
+    return ["model.normalizer=count cannot divide scores: set model.divides=weights, or give N as an integer"]

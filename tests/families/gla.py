@@ -1,0 +1,74 @@
+"""Gated linear attention token by token: S ← diag(α) S + kᵀ v; o = q S; from nothing in each document."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+from oracles import counting
+from oracles.attention import Row, heads, silu
+from oracles.convolution import mapped
+from oracles.decayed import softplus
+from oracles.feed_forward import GLU
+from oracles.row import Family, Sublayer
+
+
+def recurrence(q, k, v, log_decay, runs) -> np.ndarray:
+    """L×E, of one head; padding, run 0, gets zeros."""
+    out, state = np.zeros(v.shape), np.zeros((k.shape[1], v.shape[1]))
+    for t in range(len(v)):
+        if t == 0 or runs[t] != runs[t - 1]:
+            state = np.zeros_like(state)
+        state = np.exp(log_decay[t])[:, None] * state + np.outer(k[t], v[t])
+        out[t] = q[t] @ state if runs[t] else 0
+    return out
+
+
+def gated_linear(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
+    """(norm(o) ⊙ silu(x W_g)) W_o (Yang et al. 2023, section 4.4); both ways: odd heads from the row's end."""
+    count, length = settings.num_heads, len(x_LxD)
+    q, k, v = (heads(mapped(x_LxD, p, name, row, settings), count) for name in ("query", "key", "value"))
+    gates = x_LxD @ p["decay_down"]["kernel"] @ p["decay_up"]["kernel"] + p["decay_bias"]
+    logs = heads(np.maximum(-softplus(-gates) / settings.gla.gate_normalizer, settings.gla.gate_floor), count)
+    runs = [1 + min(u for u in range(length) if row.sees(t, u)) if row.sees(t, t) else 0 for t in range(length)]
+    outs = []
+    for h in range(count):
+        turn = slice(None, None, 1 if settings.causal or h % 2 == 0 else -1)
+        inputs = (q[h] / math.sqrt(k[h].shape[1]), k[h], v[h], logs[h], np.array(runs))
+        out = recurrence(*(x[turn] for x in inputs))[turn]
+        outs.append(out / np.sqrt((out**2).mean(axis=1, keepdims=True) + 1e-6) * p["gain"])
+    return (np.concatenate(outs, axis=1) * silu(x_LxD @ p["gate"]["kernel"])) @ p["output"]["kernel"]
+
+
+def _maps(s: SimpleNamespace) -> int:
+    d, keys = s.model_dim, s.gla.key_dim
+    return d * (2 * keys + 3 * d) + s.gla.gate_rank * (d + keys)
+
+
+def _flops(s: SimpleNamespace, length: int) -> int:
+    """Chunks end where the decays may have added up to −80."""
+    key, value = s.gla.key_dim // s.num_heads, s.model_dim // s.num_heads
+    size = min(s.linear.chunk_size, math.floor(80 / -s.gla.gate_floor))
+    inside, entering, reading = counting.causal_chunks(length, size)
+    sums = inside * (key + value) + (entering + reading) * key * value
+    return 2 * length * _maps(s) + 2 * s.num_heads * sums
+
+
+GLA = Sublayer(
+    gated_linear,
+    # A bias of the decays, and a gain for all heads.
+    lambda s: _maps(s) + s.gla.key_dim + s.model_dim // s.num_heads,
+    _flops,
+    lambda s: 2 * s.gla.key_dim + s.model_dim,
+)
+ROWS = {
+    "gla": Family(
+        (GLA, GLU),
+        defaults={"gla.key_dim": lambda s: s.num_heads * math.ceil(s.model_dim / 2 / s.num_heads)},
+        letters=lambda s: {"Q": s.model_dim // 2, "Y": s.model_dim // s.num_heads},
+        counted=False,  # it sums causal chunks in either form: half of the pairs that XLA computes there are hidden
+        constant_state=True,
+        forgets=True,
+        recomputes=True,
+        normed_heads=True,
+    )
+}
