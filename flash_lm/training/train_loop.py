@@ -24,10 +24,10 @@ from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.nonfinite import NonfiniteSteps, Origin
 from flash_lm.training.profile import Profile, Span, check_span
-from flash_lm.training.resume import Start, find_start, open_run
+from flash_lm.training.resume import OpenRun, Start, find_start, open_run
 from flash_lm.training.rounding import rounding_warnings
 from flash_lm.training.schedule_free import gradient_point
-from flash_lm.training.setup import build_experiment
+from flash_lm.training.setup import Experiment, build_experiment
 from flash_lm.training.sharding import batch_sharding, check_batch, place
 from flash_lm.training.spikes import Spikes
 from flash_lm.training.validation import make_validation
@@ -64,47 +64,64 @@ def train(
     asked_at = time.perf_counter() if asked_at is None else asked_at
     with contextlib.ExitStack() as stack:
         stack.enter_context(lost_hosts_reported())
+
+        # The folder: locked, read once, and the open keys of the config closed from the run there or its parent.
         run = stack.enter_context(open_run(pathlib.Path(workdir), config))
+
+        # What the config defines: corpus, model, optimizer, mesh, and the shapes of the train state.
         experiment = build_experiment(run.config, run.own_corpus())
-        corpus, settings = experiment.corpus, experiment.config.train
-        check_batch(experiment.mesh, experiment.config.data.batch_size, settings.accumulate)
-        if debug_nonfinite and settings.carry_state:
-            raise InputError(
-                "--debug_nonfinite cannot follow a state that is carried: leave it or train.carry_state out"
-            )
-        if profile:
-            check_span(profile, settings.steps)
-        check_same(
-            config=run.resolved.record.to_dict(),
-            corpus=corpus.fingerprint,
-            tokenizer=corpus.tokenizer.fingerprint,
-            checkpoint=run.newest,
-        )
         validation = experiment.evaluation_rows("validation")
-        _check_targets(validation)
+        _check(experiment, run, validation, profile, debug_nonfinite)
         stack.enter_context(jax.set_mesh(experiment.mesh))
-        start_saving = lambda: stack.enter_context(
-            Checkpoints(run.folder.path, run=run.folder, keep=settings.keep, best_metric=settings.best_metric)
-        )
-        checkpoints = None if run.newest is None else start_saving()
+
+        # Where it starts. A new run has no folder of checkpoints before it begins, so that a refused one leaves none.
+        checkpoints = stack.enter_context(_checkpoints(run)) if run.newest is not None else None
         start = find_start(experiment, checkpoints, run)
-        if int(start.state.step) == settings.steps:
+        if (end := _end_reached(start, run)) is not None:
             if is_first():
-                print(f"{workdir}: all {settings.steps} steps are done")
+                print(f"{workdir}: {end}")
             return True
-        goal = settings.stop_accuracy
-        if goal and run.newest is not None and start.facts.get("reached", 0.0) >= goal:
-            if is_first():
-                print(f"{workdir}: train.stop_accuracy={goal} was reached at step {start.state.step}")
-            return True
+
+        # From here on the folder is written to.
+        corpus = experiment.corpus
         run.begin(corpus.tokenizer, corpus.labels if TASKS[experiment.config.task].labels else ())
-        loop = _Loop(start, validation, run.folder.path, checkpoints or start_saving(), asked_at, debug_nonfinite)
+        checkpoints = checkpoints or stack.enter_context(_checkpoints(run))
+        loop = _Loop(start, validation, run.folder.path, checkpoints, asked_at, debug_nonfinite)
         return loop.run(should_stop, Profile(run.folder.path / "profile", profile))
 
 
-def _check_targets(validation: Rows) -> None:
+def _check(experiment: Experiment, run: OpenRun, validation: Rows, profile: Span | None, debug_nonfinite: bool) -> None:
+    """Checks what needs the corpus or the devices, before anything is written."""
+    config, corpus = experiment.config, experiment.corpus
+    check_batch(experiment.mesh, config.data.batch_size, config.train.accumulate)
+    if debug_nonfinite and config.train.carry_state:
+        raise InputError("--debug_nonfinite cannot follow a state that is carried: leave it or train.carry_state out")
+    if profile:
+        check_span(profile, config.train.steps)
+    # Hosts that differ in one of these would hang in their first exchange, or train on different data.
+    check_same(
+        config=run.resolved.record.to_dict(),
+        corpus=corpus.fingerprint,
+        tokenizer=corpus.tokenizer.fingerprint,
+        checkpoint=run.newest,
+    )
     if not any(validation[i]["loss_mask_BxL"].any() for i in range(len(validation))):
         raise InputError("no token of the validation split is a target: give more text, or raise data.masking.rate")
+
+
+def _checkpoints(run: OpenRun) -> Checkpoints:
+    train = run.config.train
+    return Checkpoints(run.folder.path, run=run.folder, keep=train.keep, best_metric=train.best_metric)
+
+
+def _end_reached(start: Start, run: OpenRun) -> str | None:
+    """Why there is nothing left to train; None: there is."""
+    train = start.experiment.config.train
+    if int(start.state.step) == train.steps:
+        return f"all {train.steps} steps are done"
+    if train.stop_accuracy and run.newest is not None and start.facts.get("reached", 0.0) >= train.stop_accuracy:
+        return f"train.stop_accuracy={train.stop_accuracy} was reached at step {start.state.step}"
+    return None
 
 
 class _Loop:
@@ -119,23 +136,32 @@ class _Loop:
         asked_at: float,
         debug_nonfinite: bool,
     ):
-        experiment, facts, self.share = start.experiment, start.facts, start.share
-        self.experiment, self.config, self.checkpoints = experiment, experiment.config, checkpoints
+        # What does not change.
+        experiment, facts = start.experiment, start.facts
+        self.start, self.experiment, self.config, self.share = start, experiment, experiment.config, start.share
         self.code = joined(facts.get("code", {}), provenance(jax.devices()[0].device_kind))
-        self.state, self.clock, self.start = start.state, Clock(facts.get("train_seconds", 0.0)), start
+        self.sharding = batch_sharding(experiment.mesh)
+
+        # What a checkpoint holds.
+        self.state, self.step = start.state, int(start.state.step)
+        self.clock = Clock(facts.get("train_seconds", 0.0))
         self.nonfinite = NonfiniteSteps(experiment, facts.get("skipped_steps", 0))
         self.spikes = Spikes(facts.get("loss_spikes", 0), facts.get("recent_losses", ()))
-        self.origin = Origin(experiment) if debug_nonfinite else None
-        self.step = int(self.state.step)
         self.batches = experiment.training_batches(self.share, self.step, start.place)
+        self.reached: float | None = None  # the accuracy that ended training, see train.stop_accuracy
+
+        # What works on it.
+        self.compiled_step = CompiledStep(experiment)
         self.validate = make_validation(experiment, validation_rows)
-        self.compiled_step, self.sharding = CompiledStep(experiment), batch_sharding(experiment.mesh)
+        self.origin = Origin(experiment) if debug_nonfinite else None
+        self.checkpoints = checkpoints
         self.writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
+
+        # What is not logged yet: the number, metrics and batch of the last step, and the times since the last line.
+        self.pending: tuple | None = None
         self.logged_step, self.logged_seconds = self.step, self.clock.seconds
         self.asked_at: float | None = asked_at  # None: the first step has been reported
         self.first_step_s: float | None = None  # of this process, until it is logged
-        self.reached: float | None = None  # the accuracy that ended training, see train.stop_accuracy
-        self.pending: tuple | None = None  # number, metrics and batch of the last step, not read yet
 
     def run(self, should_stop: Callable[[], bool], profile: Profile) -> bool:
         """Trains; returns whether the run has come to its end."""
@@ -146,13 +172,17 @@ class _Loop:
                 self._save(None)
                 self.checkpoints.wait()
             self.clock.start()
+
             stopping = False
             while self.step < config.steps and not stopping and self.reached is None:
+                # Train. The clock runs: everything else below pauses it, so that steps are timed by themselves.
                 if profile.is_due(self.step):
                     with self._paused():
                         profile.start()
                 self._take_step()
                 stopping = stops(self.step, self.clock.seconds)
+
+                # Trace.
                 last = self.step == config.steps
                 if profile.is_over(self.step) or (profile.on and (last or stopping)):
                     with self._paused():
@@ -160,6 +190,8 @@ class _Loop:
                     self.writer.say(
                         f"step {self.step}: trace written to {profile.folder}, for TensorBoard or ui.perfetto.dev"
                     )
+
+                # Evaluate and save. A run that is asked to stop saves, but does not take the time to evaluate.
                 evaluates, saves = (last or _due(self.step, n) for n in (config.eval_every, config.checkpoint_every))
                 if evaluates or saves or stopping:
                     with self._paused():
@@ -168,6 +200,8 @@ class _Loop:
                             self.nonfinite.check_end(scores["loss"])
                         if saves or stopping or self.reached is not None:
                             self._save(scores)
+
+            # The end, or where the run was stopped.
             if self.reached is not None:
                 self.writer.say(f"step {self.step}: train.stop_accuracy={config.stop_accuracy} is reached")
             done = self.step == config.steps or self.reached is not None
