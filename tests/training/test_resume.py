@@ -1,5 +1,6 @@
 """Resumed runs: with other settings, by one process at a time, and without deleted files."""
 
+import collections
 import json
 import pathlib
 import shutil
@@ -18,7 +19,7 @@ from flash_lm.runs import run_folder
 from flash_lm.runs.lock import locked
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.sweeps.grid import changed
-from flash_lm.training import checkpoint_read
+from flash_lm.training import checkpoint_read, resolve
 from flash_lm.training.resolve import continue_run, with_types
 from flash_lm.training.train_loop import train
 from training.runs import losses, small_run, stop_after
@@ -136,6 +137,25 @@ def test_a_run_of_an_older_version_keeps_its_behaviour(config, half, tmp_path):
     assert filled(now.to_dict())["data"]["shuffle_buffer"] == 64
     with pytest.raises(InputError, match="data.shuffle_buffer=0 there, 8 here"):
         continued(run, changed(now, {"data.shuffle_buffer": 8}))
+
+
+def test_a_resume_reads_and_checks_its_config_once(config, half, tmp_path, monkeypatch):
+    run, counts = shutil.copytree(half, tmp_path / "run"), collections.Counter()
+
+    def counted(module, name):
+        original = getattr(module, name)
+
+        def wrapper(*arguments):
+            if name != "load_json" or arguments[0].name == "config.json":
+                counts[name] += 1
+            return original(*arguments)
+
+        monkeypatch.setattr(module, name, wrapper)
+
+    counted(run_folder, "load_json")
+    counted(resolve, "parse")
+    assert not train(changed(config, {"train.log_every": 2}), run, should_stop=stop_after(1))
+    assert counts == {"load_json": 1, "parse": 1}
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
