@@ -15,7 +15,7 @@ from flash_lm.families.feed_forward import GLU_SPEC, MLP_SPEC
 from flash_lm.families.flash import GatedAttentionUnit
 from flash_lm.families.sublayer_spec import SublayerSpec
 from flash_lm.layers.attention import MultiHeadAttention
-from flash_lm.layers.core import Pair, PlainCore, UndecodableCore
+from flash_lm.layers.attention_core import Pair, PlainCore, UndecodableCore
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.linear_core import LinearCore, LinearOptions
 from flash_lm.layers.parameter import VECTORS

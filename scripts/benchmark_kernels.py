@@ -31,8 +31,8 @@ from flash_lm.config.experiment import parse_model
 from flash_lm.config.model import DTYPES
 from flash_lm.errors import InputError, RunError
 from flash_lm.families.family import FAMILIES, complete
+from flash_lm.layers.attention_core import Pair
 from flash_lm.layers.context import Context
-from flash_lm.layers.core import Pair
 from flash_lm.layers.decayed_core import DecayedCore, DecayedInputs
 from flash_lm.ops.segments import find_segments, whole_row
 from flash_lm.report.markdown import markdown_table

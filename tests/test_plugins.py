@@ -35,8 +35,8 @@ from flash_lm.inference.generation import Generator
 from flash_lm.inference.model import load_model
 from flash_lm.inference.settings import BeamSearch
 from flash_lm.inference.translation import translate
+from flash_lm.layers.attention_core import Pair
 from flash_lm.layers.context import Context
-from flash_lm.layers.core import Pair
 from flash_lm.ops.segments import find_segments
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.runs.run_folder import RunFolder

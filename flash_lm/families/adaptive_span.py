@@ -13,22 +13,14 @@ from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import MLP_SPEC
 from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, SublayerSpec, head_problems
 from flash_lm.layers.attention import MultiHeadAttention
+from flash_lm.layers.attention_core import Pairs, PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions
-from flash_lm.layers.core import Pairs, PlainCore
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.ops.adaptive_span import log_mask, reach
 from flash_lm.ops.banded_softmax import SoftmaxPart, banded_softmax, softmax_of_scores
+from flash_lm.ops.kv_cache import Ring, after_ring, empty_ring, last_of, positions_in, sight_after_ring, with_token
 from flash_lm.ops.matmul import matmul
-from flash_lm.ops.ring import (
-    Ring,
-    after_ring,
-    empty_ring,
-    last_of,
-    positions_in,
-    sight_after_ring,
-    with_token,
-)
 from flash_lm.ops.visibility import Sight
 
 

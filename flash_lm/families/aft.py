@@ -13,9 +13,9 @@ from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import MLP_SPEC
 from flash_lm.families.sublayer_spec import Default, SublayerSpec, times, width_problems
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
+from flash_lm.layers.attention_core import PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
-from flash_lm.layers.core import PlainCore
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.sublayer import Sublayer

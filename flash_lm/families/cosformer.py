@@ -9,9 +9,9 @@ from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import MLP_SPEC
 from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, SublayerSpec, head_problems
 from flash_lm.layers.attention import MultiHeadAttention
+from flash_lm.layers.attention_core import Pairs
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions
-from flash_lm.layers.core import Pairs
 from flash_lm.layers.linear_core import LinearCore, LinearOptions, linear_flops
 from flash_lm.layers.sublayer import Sublayer
 from flash_lm.ops.cosformer import cosine_features

@@ -31,9 +31,9 @@ from flash_lm.layers.attention import (
     silu,
     split_heads,
 )
+from flash_lm.layers.attention_core import CoreOfPairs, Pairs
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
-from flash_lm.layers.core import CoreOfPairs, Pairs
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.mixed_chunk_core import ChunkOptions, MixedChunkCore
 from flash_lm.layers.positions import relative_bias

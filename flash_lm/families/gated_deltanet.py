@@ -14,9 +14,9 @@ from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import GLU_SPEC
 from flash_lm.families.sublayer_spec import SublayerSpec, of_heads, one_way_problems, times, uneven_head_problems
 from flash_lm.layers.attention import AttentionSublayer, Projected, gated, join_heads, split_heads
+from flash_lm.layers.attention_core import PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import short_convolutions
-from flash_lm.layers.core import PlainCore
 from flash_lm.layers.decayed_core import first_rates, first_steps, from_either_end
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.linear_core import chunk_work

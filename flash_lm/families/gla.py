@@ -20,9 +20,9 @@ from flash_lm.families.sublayer_spec import (
     width_problems,
 )
 from flash_lm.layers.attention import AttentionSublayer, Projected, gated, join_heads, split_heads
+from flash_lm.layers.attention_core import PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
-from flash_lm.layers.core import PlainCore
 from flash_lm.layers.decayed_core import from_either_end
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.linear_core import LinearOptions, sums_flops

@@ -10,9 +10,9 @@ from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import MLP_SPEC
 from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, WHOLE_ROWS, SublayerSpec, head_problems
 from flash_lm.layers.attention import MultiHeadAttention
+from flash_lm.layers.attention_core import Pairs, WholeRowCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions
-from flash_lm.layers.core import Pairs, WholeRowCore
 from flash_lm.layers.sublayer import Sublayer
 from flash_lm.ops.linformer import attend_to_slots
 

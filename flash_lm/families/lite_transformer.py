@@ -14,9 +14,9 @@ from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import MLP_SPEC
 from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, SublayerSpec, head_problems, times
 from flash_lm.layers.attention import MultiHeadAttention, Projected
+from flash_lm.layers.attention_core import Pairs
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import taps_inside
-from flash_lm.layers.core import Pairs
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.quadratic_core import QuadraticCore, QuadraticOptions

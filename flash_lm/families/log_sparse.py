@@ -16,9 +16,9 @@ from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import MLP_SPEC
 from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, SublayerSpec, head_problems
 from flash_lm.layers.attention import MultiHeadAttention
+from flash_lm.layers.attention_core import Pairs, PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ShortConvolutions, short_convolutions
-from flash_lm.layers.core import Pairs, PlainCore
 from flash_lm.layers.dense import KERNEL_INITS
 from flash_lm.layers.quadratic_core import KeyValueCache
 from flash_lm.ops.offset_attention import attend_at_offsets, attend_in_cache, log_sparse_offsets

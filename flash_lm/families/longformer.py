@@ -16,17 +16,15 @@ from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import MLP_SPEC
 from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, SublayerSpec, head_problems
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, normalised, query_key_norms, split_heads
+from flash_lm.layers.attention_core import Pair, PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
-from flash_lm.layers.core import Pair, PlainCore
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.sublayer import LayerArray
 from flash_lm.ops import banded_softmax as ops
 from flash_lm.ops.banded_softmax import SoftmaxPart
-from flash_lm.ops.cache import write
 from flash_lm.ops.gather_tokens import compacted
-from flash_lm.ops.matmul import matmul
-from flash_lm.ops.ring import (
+from flash_lm.ops.kv_cache import (
     Ring,
     after_ring,
     empty_ring,
@@ -34,7 +32,9 @@ from flash_lm.ops.ring import (
     positions_in,
     sight_after_ring,
     with_token,
+    write,
 )
+from flash_lm.ops.matmul import matmul
 from flash_lm.ops.visibility import Sight
 
 

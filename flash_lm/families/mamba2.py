@@ -12,9 +12,9 @@ from flash_lm.config.model import ModelConfig
 from flash_lm.families.family import Family
 from flash_lm.families.sublayer_spec import SublayerSpec, times
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
+from flash_lm.layers.attention_core import UndecodableCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import short_convolutions
-from flash_lm.layers.core import UndecodableCore
 from flash_lm.layers.decayed_core import DecayedCore, DecayedInputs, first_rates, first_steps
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.linear_core import chunk_work

@@ -21,8 +21,8 @@ from flash_lm.layers.attention import (
     named_pairs,
     silu,
 )
+from flash_lm.layers.attention_core import Pairs
 from flash_lm.layers.context import Context
-from flash_lm.layers.core import Pairs
 from flash_lm.layers.dense import Dense
 from flash_lm.layers.mixed_chunk_core import ChunkOptions, MixedChunkCore
 from flash_lm.layers.norms import NORMS

@@ -13,12 +13,12 @@ from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import MLP_SPEC
 from flash_lm.families.sublayer_spec import SublayerSpec, times, width_problems
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
+from flash_lm.layers.attention_core import PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
-from flash_lm.layers.core import PlainCore
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.ops.banded_softmax import softmax_of_scores
-from flash_lm.ops.cache import write
+from flash_lm.ops.kv_cache import write
 from flash_lm.ops.lsh_attention import SELF, buckets_of, lsh_attention, places_seen, sorted_by_bucket, unit
 from flash_lm.ops.matmul import matmul
 from flash_lm.ops.segments import whole_row

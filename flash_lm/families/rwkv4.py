@@ -11,8 +11,8 @@ from flash_lm.config.model import ModelConfig
 from flash_lm.families.family import Family
 from flash_lm.families.sublayer_spec import SublayerSpec, times
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
+from flash_lm.layers.attention_core import PlainCore
 from flash_lm.layers.context import Context
-from flash_lm.layers.core import PlainCore
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.linear_core import LinearOptions
 from flash_lm.layers.parameter import VECTORS

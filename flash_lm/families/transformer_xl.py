@@ -13,13 +13,13 @@ from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import MLP_SPEC
 from flash_lm.families.sublayer_spec import SublayerSpec, times, width_problems
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
+from flash_lm.layers.attention_core import PlainCore
 from flash_lm.layers.context import Context
-from flash_lm.layers.core import PlainCore
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.table import gathered
 from flash_lm.ops import transformer_xl as ops
-from flash_lm.ops.ring import Ring, empty_ring
+from flash_lm.ops.kv_cache import Ring, empty_ring
 from flash_lm.ops.transformer_xl import SegmentInputs, Values
 
 

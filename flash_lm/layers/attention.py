@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config.model import ModelConfig
+from flash_lm.layers.attention_core import Core, CoreOfPairs, Pair, Pairs
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, ShortConvolutions, short_convolutions
-from flash_lm.layers.core import Core, CoreOfPairs, Pair, Pairs
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.norms import RMSNorm
 from flash_lm.layers.scale_offsets import ScaleOffsets, unit_scales

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from flash_lm.layers.attention_core import PlainCore
 from flash_lm.layers.context import Context
-from flash_lm.layers.core import PlainCore
 from flash_lm.layers.linear_core import chunk_work
 from flash_lm.ops.kernels.choice import choose_backend
 from flash_lm.ops.scalar_decay import Kernel, decayed_sums, prefill_decayed, step_decayed

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from flash_lm.config.keys import at_least, key, section
 from flash_lm.config.model import ModelConfig
+from flash_lm.layers.attention_core import Pairs, PlainCore
 from flash_lm.layers.context import Context
-from flash_lm.layers.core import Pairs, PlainCore
 from flash_lm.ops.kernels.choice import choose_backend
 from flash_lm.ops.kernels.chunks import Across, attend_in_chunks
 from flash_lm.ops.kernels.programs import Form

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from flash_lm.config.keys import at_least, key, section
 from flash_lm.config.model import ModelConfig
+from flash_lm.layers.attention_core import Pair, Pairs, PlainCore
 from flash_lm.layers.context import Context
-from flash_lm.layers.core import Pair, Pairs, PlainCore
 from flash_lm.layers.positions import MakeBias
 from flash_lm.ops import mixed_chunk_attention as ops
 from flash_lm.ops.kernels.choice import choose_backend

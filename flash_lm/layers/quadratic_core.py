@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from flash_lm.config.keys import key, one_of, section
 from flash_lm.config.model import ModelConfig
 from flash_lm.errors import InputError
+from flash_lm.layers.attention_core import Pairs, PlainCore
 from flash_lm.layers.context import Context
-from flash_lm.layers.core import Pairs, PlainCore
 from flash_lm.layers.positions import MakeBias
-from flash_lm.ops.cache import write
 from flash_lm.ops.kernels.choice import choose_backend
 from flash_lm.ops.kernels.chunks import attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
+from flash_lm.ops.kv_cache import write
 from flash_lm.ops.normalizer import normalizer
 from flash_lm.ops.quadratic_attention import fused_softmax_attention, quadratic_attention
 from flash_lm.ops.visibility import Sight

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from flash_lm.ops.aft import QUERY_BLOCK, causal_sums, over_keys, rectangle_sums
 from flash_lm.ops.aft_bias import PairBias
-from flash_lm.ops.cache import write
+from flash_lm.ops.kv_cache import write
 from flash_lm.ops.logsumexp_means import Sums, add, nothing, ratio
 from flash_lm.ops.rectangles import Rectangles
 

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from flash_lm.ops.banded_softmax import softmax_of_scores
 from flash_lm.ops.chunk_grid import ChunkGrid
 from flash_lm.ops.chunks import to_chunks
+from flash_lm.ops.kv_cache import Ring, positions_in, with_token
 from flash_lm.ops.matmul import matmul
 from flash_lm.ops.mixed_chunk_attention import heads_into_batch, local_attention
 from flash_lm.ops.positions import sinusoid, skewed
-from flash_lm.ops.ring import Ring, positions_in, with_token
 from flash_lm.ops.visibility import Sight, is_between
 
 BACK = (-1, 0)  # the segments that a causal query sees, relative to its own

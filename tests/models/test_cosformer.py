@@ -9,8 +9,8 @@ from flax import nnx
 from flash_lm import build_mixer
 from flash_lm.config.model import ModelConfig
 from flash_lm.families.cosformer import CosformerCore, CosformerOptions
+from flash_lm.layers.attention_core import Pair
 from flash_lm.layers.context import Context
-from flash_lm.layers.core import Pair
 from flash_lm.layers.linear_core import LinearOptions
 from flash_lm.ops.cosformer import cosine_features
 from flash_lm.ops.segments import whole_row

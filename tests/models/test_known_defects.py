@@ -10,8 +10,8 @@ from flax import nnx
 
 from flash_lm.config.experiment import parse_model
 from flash_lm.families.family import FAMILIES, complete
+from flash_lm.layers.attention_core import Pair
 from flash_lm.layers.context import Context
-from flash_lm.layers.core import Pair
 from flash_lm.ops.aft import aft
 from flash_lm.ops.aft_bias import PositionBias
 from flash_lm.ops.segments import Segments, find_segments

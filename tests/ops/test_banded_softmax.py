@@ -17,11 +17,11 @@ from flash_lm.ops.banded_softmax import (
     folded,
     folded_sight,
     joined,
+    stretches_of,
     unfolded,
     windowed_softmax,
 )
 from flash_lm.ops.segments import find_segments, whole_row
-from flash_lm.ops.stretches import stretches_of
 from flash_lm.ops.visibility import Sight, sight_of
 from ops.test_segments import LENGTH, random_ids
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flash_lm.ops.cache import write
+from flash_lm.ops.kv_cache import write
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 1, 3), (1, 2, 1), (3, 2, 4)], ids=str)

@@ -13,8 +13,8 @@ from oracles.segments import visibility
 from flash_lm.config.experiment import parse_model
 from flash_lm.families.family import complete
 from flash_lm.families.performer import FavorCore, FavorOptions
+from flash_lm.layers.attention_core import Pair
 from flash_lm.layers.context import Context
-from flash_lm.layers.core import Pair
 from flash_lm.layers.linear_core import LinearOptions
 from flash_lm.ops.favor import favor, log_features, no_features, orthogonal_frequencies, prefill_favor
 from flash_lm.ops.segments import find_segments, whole_row

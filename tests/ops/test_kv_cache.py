@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flash_lm.ops.ring import Ring, after_ring, empty_ring, last_of, positions_in, with_token
+from flash_lm.ops.kv_cache import Ring, after_ring, empty_ring, last_of, positions_in, with_token
 
 SIZE, ROWS, HEADS = 5, 3, 2
 
