@@ -10,6 +10,9 @@ from flash_lm.config.keys import key, section
 from flash_lm.config.registry import TASKS
 from flash_lm.data.answers import ANSWERS, CONTINUE, FILL_IN, LABEL, Answers
 from flash_lm.data.given import BEFORE, GIVEN, PREFIX, SOURCE, Given
+from flash_lm.data.masking import Masking
+from flash_lm.data.packing import Row
+from flash_lm.data.prefixes import given_rows, split_rows
 from flash_lm.errors import InputError
 
 
@@ -111,15 +114,11 @@ class MaskingOptions:
     )
 
 
-def _masked_rows(tokenizer: Any, config: DataConfig, options: MaskingOptions) -> Any:
-    from flash_lm.data.masking import Masking  # noqa: PLC0415 (imports the tokenizers)
-
+def _masked_rows(tokenizer: Any, config: DataConfig, options: MaskingOptions) -> Masking:
     return Masking(tokenizer, options.rate)
 
 
-def _prefixed_rows(tokenizer: Any, config: DataConfig) -> Any:
-    from flash_lm.data.prefixes import given_rows, split_rows  # noqa: PLC0415 (not for benchmarks)
-
+def _prefixed_rows(tokenizer: Any, config: DataConfig) -> Callable[..., Row]:
     return given_rows if config.pack == "examples" else split_rows
 
 
