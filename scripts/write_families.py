@@ -1,17 +1,20 @@
-"""Writes the table of families into README.md, between its two markers.
+"""Writes the tables of families into README.md and docs/layers.md, between their markers.
 
-python scripts/write_families.py [--out=README.md]
+python scripts/write_families.py [--out=README.md --layers=docs/layers.md]
 """
 
 import argparse
 import pathlib
+import re
 
 from flash_lm.cli.run import run
 from flash_lm.config.registry import FAMILIES
+from flash_lm.errors import InputError
 from flash_lm.models.base_facts import CAPACITIES, base_facts, paper_link
 from flash_lm.report.marked_blocks import replaced
 
-_PAGE = pathlib.Path(__file__).parent.parent / "README.md"
+_ROOT = pathlib.Path(__file__).parent.parent
+_PAGE, _LAYERS = _ROOT / "README.md", _ROOT / "docs" / "layers.md"
 
 
 def table() -> str:
@@ -33,17 +36,35 @@ def _megabytes(states: dict[int, int]) -> str:
     return f"{short} → {long}" if short != long else f"{short}, constant"
 
 
+def mixers() -> str:
+    """One row per family: what its page says of its mixer, as <!-- mixer: mixes by | positions | state -->."""
+    text = ["| name | mixes by | positions inside | state of decoding |", "|---|---|---|---|"]
+    for name in FAMILIES:
+        about = (_ROOT / "docs" / "families" / f"{name}.md").read_text(encoding="utf-8")
+        if not (found := re.search(r"<!-- mixer: (.*) -->", about)):
+            raise InputError(f"docs/families/{name}.md must have <!-- mixer: mixes by | positions | state -->")
+        text.append(f"| `{name}` | {found[1]} |")
+    return "\n".join(text)
+
+
+def layers(before: str) -> str:
+    """docs/layers.md with the current table."""
+    return replaced(before, "mixers", "scripts/write_families.py", mixers())
+
+
 def page(before: str) -> str:
     """README with the current table."""
     return replaced(before, "families", "scripts/write_families.py", table())
 
 
 def main(argv: list[str]) -> None:
-    """Writes the page."""
+    """Writes the pages."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--out", type=pathlib.Path, default=_PAGE)
+    parser.add_argument("--layers", type=pathlib.Path, default=_LAYERS)
     arguments = parser.parse_args(argv)
     arguments.out.write_text(page(_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    arguments.layers.write_text(layers(_LAYERS.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -154,6 +154,11 @@ def test_the_table_of_families_in_readme_is_current():
     assert load_script("write_families").page(readme) == readme, "run python scripts/write_families.py"
 
 
+def test_the_table_of_mixers_is_current():
+    page = (ROOT / "docs" / "layers.md").read_text()
+    assert load_script("write_families").layers(page) == page, "run python scripts/write_families.py"
+
+
 @pytest.mark.representatives("aft_simple")
 @pytest.mark.parametrize(
     "family",
