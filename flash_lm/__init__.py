@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from flash_lm.families.family import register_family
     from flash_lm.inference.api import LoadedModel, load
     from flash_lm.inference.import_llama import import_hf
-    from flash_lm.models.heads import register_head
     from flash_lm.models.language_model import LanguageModel, build_model
     from flash_lm.models.mixer import build_mixer
+    from flash_lm.models.output_heads import register_head
     from flash_lm.training.optimizer import register_optimizer
 
 __all__ = [
@@ -39,7 +39,7 @@ _PLACES = {
     "load": "flash_lm.inference.api",
     "register_corpus": "flash_lm.data.corpora",
     "register_family": "flash_lm.families.family",
-    "register_head": "flash_lm.models.heads",
+    "register_head": "flash_lm.models.output_heads",
     "register_optimizer": "flash_lm.training.optimizer",
     "register_task": "flash_lm.data.tasks",
 }

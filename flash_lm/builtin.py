@@ -14,7 +14,7 @@ from flash_lm.data.synthetic.listops import LISTOPS
 from flash_lm.data.synthetic.mqar import MQAR
 from flash_lm.data.synthetic.needle import NEEDLE
 from flash_lm.families import table  # noqa: F401
-from flash_lm.models import classifier, heads  # noqa: F401
+from flash_lm.models import classifier, output_heads  # noqa: F401
 from flash_lm.training import optimizer  # noqa: F401
 
 for _name, _row in {

@@ -33,7 +33,7 @@ from flash_lm.cli.run import run
 from flash_lm.cli.types import words_of
 from flash_lm.errors import InputError, RunError
 from flash_lm.families.reformer import LSHCore, ReformerAttention
-from flash_lm.layers.mixer import Mixer
+from flash_lm.models.mixer import Mixer
 from flash_lm.ops.lsh_attention import buckets_of
 from flash_lm.runs.jsonl import Line, write_jsonl
 from flash_lm.runs.provenance import provenance

@@ -64,7 +64,7 @@ def test_the_package_imports_what_is_asked_for():
         "flash_lm.families.aft",
         *(
             pytest.param(f"flash_lm.{x}", marks=pytest.mark.slow)
-            for x in ("data.tasks", "models.heads", "config.keys", "extend")
+            for x in ("data.tasks", "models.output_heads", "config.keys", "extend")
         ),
     ],
 )

@@ -8,7 +8,7 @@ from flash_lm.cli.load import load_config, load_module
 from flash_lm.config.experiment import parse
 from flash_lm.errors import InputError
 from flash_lm.families.family import complete
-from flash_lm.models.flops import training_flops
+from flash_lm.models.facts import training_flops
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 from flash_lm.studies.scaling.law import Law
 from flash_lm.sweeps.grid import changed

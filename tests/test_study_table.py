@@ -14,6 +14,7 @@ from flash_lm.config.experiment import parse_model
 from flash_lm.families.family import FAMILIES, complete, of_layers
 from flash_lm.layers.dense import Output
 from flash_lm.models.facts import facts
+from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.studies.quality.run import schedules, trunks_of
 from flash_lm.sweeps.grid import changed
 
@@ -55,7 +56,7 @@ def deviation(model):
     """Of the residual stream after the last layer."""
     inputs_1xL = np.random.default_rng(0).integers(0, TABLE.WORDS, (1, 512)).astype(np.int32)
     model.norm = Unchanged()
-    return float(nnx.jit(lambda model, inputs: model.features(inputs))(model, inputs_1xL).std())
+    return float(nnx.jit(lambda model, inputs: model.features(ModelInputs(inputs)))(model, inputs_1xL).std())
 
 
 def without_sublayers(model):

@@ -17,6 +17,7 @@ from flash_lm.inference.engine import Engine
 from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.layers.mixed_chunk_core import ChunkOptions
+from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.training.sharding import make_mesh
 from flash_lm.training.train_state import ModelFunction
 
@@ -92,4 +93,4 @@ class BareDecoding:
 
     def _last_token(self, params, inputs_BxL):
         bound = self._params.bind(params)
-        return bound.logits(bound.features(inputs_BxL)[:, -1]).argmax(axis=-1)
+        return bound.logits(bound.features(ModelInputs(inputs_BxL))[:, -1]).argmax(axis=-1)

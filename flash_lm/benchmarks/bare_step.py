@@ -11,7 +11,7 @@ from flash_lm.config.experiment import Config, parse
 from flash_lm.config.registry import HEADS, TASKS
 from flash_lm.families.family import complete_config
 from flash_lm.layers.quadratic_core import QuadraticOptions
-from flash_lm.models.flops import training_flops
+from flash_lm.models.facts import training_flops
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.train_state import ModelFunction, init_state
 from flash_lm.training.train_step import make_scheduled_step
@@ -42,7 +42,7 @@ class BareStep:
         compile_s: seconds that tracing and compiling took.
         temp_bytes: bytes of temporary arrays, from XLA's memory plan.
         peak_bytes: bytes of all that exists during a step: state, batch and temporary arrays.
-        model_flops: model FLOPs of a step, see `models.flops`.
+        model_flops: model FLOPs of a step, see `models.facts`.
         kernels: whether the step uses Pallas kernels.
     """
 

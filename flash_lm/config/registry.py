@@ -72,7 +72,7 @@ class Table(Rows[Row]):
 
 
 FAMILIES: Table[Any] = Table("model.family")  # of models.family.Family
-HEADS: Table[Any] = Table("model.head")  # of models.heads.HeadKind
+HEADS: Table[Any] = Table("model.head")  # of models.output_heads.HeadKind
 TASKS: Table[Any] = Table("task")  # of data.tasks.Task
 CORPORA: Table[Any] = Table("data.corpus")  # of data.corpora.CorpusKind
 OPTIMIZERS: Table[Any] = Table("train.optimizer")  # of training.optimizer.Optimizer

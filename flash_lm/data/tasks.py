@@ -49,7 +49,7 @@ class Task:
             that is seen both ways (`prefix_BxL`), or as the source of its encoder (`source_BxM`).
         loss: sum over the targets, from a head and what its `loss` takes, of which the factors of penalties are there
             if they are not zero; and the penalties in that sum, by name.
-        scores: of each target, from the same arguments: nll and perhaps hits, see `models.heads.Head`.
+        scores: of each target, from the same arguments: nll and perhaps hits, see `models.output_heads.Head`.
         share: share of the tokens that are targets, given each section; for benchmarks, which have no tokenizer.
         sections: its sections of keys in `config.data`.
         of_model: names of sections of `config.model` that only its models read.

@@ -18,8 +18,8 @@ from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.parameter import VECTORS
+from flash_lm.layers.positions import replicate
 from flash_lm.layers.sublayer import Sublayer
-from flash_lm.layers.table import gathered
 from flash_lm.ops.aft import aft
 from flash_lm.ops.aft_bias import PairBias, PositionBias, TapBias
 from flash_lm.ops.aft_decode import (
@@ -173,7 +173,7 @@ class FactorisedCore(AFTCore):
             return None
         # Out of range is padding, or a row whose logits are NaN anyway.
         u, v = (
-            gathered(table[...]).astype(jnp.float32).at[positions].get(mode="clip")
+            replicate(table[...]).astype(jnp.float32).at[positions].get(mode="clip")
             for table, positions in ((self.query_position, queries_BxL), (self.key_position, keys_BxM))
         )
         return PositionBias(queries_BxL, keys_BxM, self.window, u, v)

@@ -17,7 +17,7 @@ from flash_lm.layers.attention_core import PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.parameter import VECTORS
-from flash_lm.layers.table import gathered
+from flash_lm.layers.positions import replicate
 from flash_lm.ops import transformer_xl as ops
 from flash_lm.ops.kv_cache import Ring, empty_ring
 from flash_lm.ops.transformer_xl import SegmentInputs, Values
@@ -118,7 +118,7 @@ class SegmentAttention(AttentionSublayer[SegmentInputs]):
         q, k, v, memory_k, memory_v = (split_heads(maps[name], self.heads) for name in names)
         u, w = (x[...].astype(q.dtype)[None, :, None] for x in (self.content_bias, self.position_bias))
         # Whole on each device: what it maps are distances, which no device has a part of.
-        kernel = gathered(self.distance.kernel[...]).astype(q.dtype)
+        kernel = replicate(self.distance.kernel[...]).astype(q.dtype)
         kernel_DxHxK = kernel.reshape(len(kernel), self.heads, self.key_width)
         by = SegmentInputs(q + u, q + w, k, memory_k, kernel_DxHxK)
         return Projected(by, jnp.concatenate([v, memory_v], axis=-1) if self.core.apart else v)

@@ -46,7 +46,7 @@ class DecodeLoop:
         self.row_keys = jax.jit(_row_keys, static_argnums=1)
         self.join = jax.jit(self._join, donate_argnums=0)
         self.leave = jax.jit(self._leave, donate_argnums=0)
-        self.put_apart = jax.jit(lambda carry: self._spread(dataclasses.replace(carry, state=carry.state.apart())))
+        self.put_apart = jax.jit(lambda carry: self._spread(dataclasses.replace(carry, state=carry.state.unstacked())))
 
     def _start(self, params: Apart, rows: jax.Array, filled: int, capacity: int) -> Decoding:
         logits_BxV = jnp.zeros((filled, self._params.model.config.vocab_size), jnp.float32)
@@ -102,7 +102,7 @@ class DecodeLoop:
                 log_probs_BxT.at[:, place].set(_log_prob(carry.logits_BxV, tokens_B)),
                 lengths_B + (~finished_B).astype(jnp.int32),
             )
-            logits_BxV, state = bound.step_apart(tokens_B, carry.state, layers)
+            logits_BxV, state = bound.step_unstacked(tokens_B, carry.state, layers)
             seen_BxV = carry.seen_BxV.at[jnp.arange(rows), tokens_B].set(True)
             carry = self._spread(Decoding(state, logits_BxV, seen_BxV, carry.count_B + 1, finished_B))
             return place + 1, carry, new
@@ -120,7 +120,7 @@ class DecodeLoop:
             (place, carry, new), _ = jax.lax.while_loop(
                 lambda both: going(both[0]) & ~both[1], one_more, (loop, jnp.zeros((), bool))
             )
-            state = bound.settle_apart(carry.state, layers)
+            state = bound.settle_unstacked(carry.state, layers)
             return place, self._spread(dataclasses.replace(carry, state=state)), new
 
         tokens_BxT = jnp.full((rows, size), self._end, jnp.int32)
@@ -133,8 +133,8 @@ class DecodeLoop:
         bound = self._params.bind(params)
 
         def step(tokens_B: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
-            logits_BxV, state = bound.step_apart(tokens_B, state, params.layers)
-            settle = lambda state: bound.settle_apart(state, params.layers)
+            logits_BxV, state = bound.step_unstacked(tokens_B, state, params.layers)
+            settle = lambda state: bound.settle_unstacked(state, params.layers)
             if due := [(state.positions_B % n == 0).any() for n in bound.settles_every]:
                 state = jax.lax.cond(jnp.stack(due).any(), settle, lambda x: x, state)
             return logits_BxV, self._spread_state(state)

@@ -12,6 +12,7 @@ from flash_lm.data.tokenizer import MASK
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import bucket
 from flash_lm.inference.model import TrainedModel
+from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.ops.normalizer import needs_whole_row
 from flash_lm.runs.hosts import fetched
 from flash_lm.training.sharding import batch_sharding, rows_that_divide
@@ -131,7 +132,8 @@ class Filler:
         return [(ids_MxK[of_row == b], probabilities_MxK[of_row == b]) for b in range(len(rows))]
 
     def _all_features(self, params: Params, inputs_BxL, segment_ids_BxL) -> jax.Array:
-        return self._trained.model.bind(params).features(inputs_BxL, segment_ids_BxL, packed=False)
+        inputs = ModelInputs(inputs_BxL, segment_ids_BxL, packed=False)
+        return self._trained.model.bind(params).features(inputs)
 
     def _likeliest(self, params: Params, features_BxLxD, rows_M, places_M, size: int) -> tuple[jax.Array, jax.Array]:
         logits_MxV = self._trained.model.bind(params).logits(features_BxLxD[rows_M, places_M][None])[0]

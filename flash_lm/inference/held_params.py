@@ -5,8 +5,8 @@ import functools
 
 import jax
 
+from flash_lm.models.block import Block
 from flash_lm.models.language_model import LanguageModel
-from flash_lm.models.period import Period
 from flash_lm.training.train_state import ModelFunction, Params
 
 
@@ -16,7 +16,7 @@ class Apart:
     """Unstacked parameters for a loop over tokens: each layer's in separate arrays, and those around the layers."""
 
     around: Params
-    layers: list[Period]
+    layers: list[Block]
 
 
 class HeldParams:
@@ -43,13 +43,13 @@ class HeldParams:
     def apart(self) -> Apart:
         """The unstacked parameters; held in this form from now on."""
         if not isinstance(self._held, Apart):
-            layers = jax.jit(lambda params: self.model.bind(params).periods_apart())(self._held)
+            layers = jax.jit(lambda params: self.model.bind(params).unstacked_blocks())(self._held)
             self._held = Apart({name: part for name, part in self._held.items() if name != "layers"}, layers)
         return self._held
 
     def bind(self, apart: Apart) -> LanguageModel:
         """The model with these parameters, inside a compiled function, where unused parameters are never stacked."""
-        return self.model.bind_apart(apart.around, apart.layers)
+        return self.model.bind_unstacked(apart.around, apart.layers)
 
     @functools.cached_property
     def _stacked(self):

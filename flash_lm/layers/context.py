@@ -98,6 +98,12 @@ class Context:
     causal: bool = dataclasses.field(default=True, metadata={"static": True})
     packed: bool = dataclasses.field(default=False, metadata={"static": True})
 
+    def fold_in(self, number: int | jax.Array) -> "Context":
+        """The context of one block, or of one sublayer, with a dropout key of its own."""
+        if self.dropout_key is None:
+            return self
+        return dataclasses.replace(self, dropout_key=jax.random.fold_in(self.dropout_key, number))
+
     def sight(self, window: int | jax.Array | None = None) -> Sight:
         """The keys that each token sees: in training, in its document; in decoding, in its row up to itself.
 

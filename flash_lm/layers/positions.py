@@ -15,6 +15,13 @@ from flash_lm.ops import positions as ops
 _T5_BUCKETS, _T5_MAX_DISTANCE = 32, 128
 
 
+def replicate(table_NxD: jax.Array) -> jax.Array:
+    """The whole table on each device of a mesh: lookups of rows in a sharded table would reshard the activations."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return table_NxD
+    return jax.lax.with_sharding_constraint(table_NxD, jax.sharding.PartitionSpec())
+
+
 class LearnedPositions(nnx.Module):
     """One vector a position; there are max_length of them."""
 

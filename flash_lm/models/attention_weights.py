@@ -6,6 +6,7 @@ import jax
 
 from flash_lm.layers.attention import AttentionSublayer
 from flash_lm.models.language_model import LanguageModel
+from flash_lm.models.model_inputs import ModelInputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +42,14 @@ def attention_weights(
     Raises:
         InputError: rows are longer than the positions allow.
     """
-    x_BxLxD, context = model.embed(inputs_BxL, segment_ids)
-    found = []
-    for n, period in enumerate(model.periods_apart()):
-        for i, residual in enumerate(period.residuals()):
+    x_BxLxD, context = model.embed(ModelInputs(inputs_BxL, segment_ids))
+    maps = []
+    for n, block in enumerate(model.unstacked_blocks()):
+        for i, residual in enumerate(block.residuals()):
             before_BxLxD, sublayer = residual.before(x_BxLxD), residual.sublayer
             if isinstance(sublayer, AttentionSublayer):
-                layer, number = period.place(i)
-                layer += n * len(period.ends)
-                found += [AttentionMap(layer, number, *one) for one in sublayer.weights(before_BxLxD, context).items()]
+                layer, number = block.layer_and_index(i)
+                layer += n * len(block.ends)
+                maps += [AttentionMap(layer, number, *one) for one in sublayer.weights(before_BxLxD, context).items()]
             x_BxLxD = residual.after(x_BxLxD, sublayer(before_BxLxD, context))
-    return found
+    return maps

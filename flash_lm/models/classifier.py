@@ -13,7 +13,7 @@ from flash_lm.config.model import ModelConfig
 from flash_lm.errors import InputError
 from flash_lm.layers.dense import Dense
 from flash_lm.layers.parameter import VECTORS
-from flash_lm.models.heads import HeadKind, Losses, register_head, weighted_sum
+from flash_lm.models.output_heads import HeadKind, Losses, register_head, weighted_sum
 
 
 def _mean(features_BxLxD: jax.Array, real_BxL: jax.Array) -> jax.Array:

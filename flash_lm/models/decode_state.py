@@ -16,7 +16,7 @@ class DecodeState:
     Attributes:
         positions_B: number of tokens consumed in each row.
         layers: the sublayers' states, one tuple entry a sublayer, stacked over the layers (with a pattern: over its
-            repetitions); after `apart`, a list of such tuples, unstacked.
+            repetitions); after `unstacked`, a list of such tuples, unstacked.
         capacity: static; largest number of tokens if the state grows.
     """
 
@@ -62,7 +62,7 @@ class DecodeState:
 
         return DecodeState(of(0, self.positions_B), jax.tree.map(functools.partial(of, 1), self.layers), self.capacity)
 
-    def apart(self) -> "DecodeState":
+    def unstacked(self) -> "DecodeState":
         """The state with separate arrays for each layer, so that a loop over tokens can write to them in place.
 
         A scan over stacked arrays would copy them all for each token.

@@ -1,4 +1,8 @@
-"""Facts about a family without running it: size, decode state and FLOPs, computed from shapes only."""
+"""Facts about a family without running it: size, decode state and FLOPs, computed from shapes only.
+
+FLOPs are model FLOPs in closed form: those that the equations need, whatever the program computes. XLA's cost analysis
+counts a scanned layer once and recomputation twice, so it is of no use for utilisation.
+"""
 
 import dataclasses
 import math
@@ -11,6 +15,9 @@ from flash_lm.config.model import ModelConfig
 from flash_lm.config.registry import FAMILIES
 from flash_lm.layers.sublayer import Sublayer
 from flash_lm.models.language_model import LanguageModel, build_model
+
+# Each of a product's two gradients is a product, too (PaLM, appendix B, counts in the same way).
+FORWARD_AND_BACKWARD = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +63,17 @@ def facts(family: str, config: Any, capacities: tuple[int, ...], lengths: tuple[
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(own, nnx.Param)))
     sublayers = tuple(_name(sublayer) for sublayer in own.layers.sublayers)
     return Facts(own.config, sublayers, parameters, states, flops)
+
+
+def training_flops(model: LanguageModel, tokens: int, length: int) -> float:
+    """Model FLOPs of one training step, 2mnk a product, only visible pairs; without recomputation and the update.
+
+    Args:
+        model: the model; it may have shapes in place of arrays.
+        tokens: tokens in the step.
+        length: length of a row.
+    """
+    return FORWARD_AND_BACKWARD * tokens * model.flops_per_token(length)
 
 
 def _model(family: str, config: Any, max_length: int, causal: bool) -> LanguageModel:

@@ -1,7 +1,10 @@
-"""A family's attention by itself, for your own Flax model."""
+"""A family's attention by itself, for your own Flax model: it makes contexts, counts positions and settles states."""
 
+import dataclasses
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
@@ -11,11 +14,160 @@ from flash_lm.config.model import ModelConfig
 from flash_lm.config.registry import FAMILIES
 from flash_lm.errors import InputError
 from flash_lm.families.family import complete, served
-from flash_lm.layers.mixer import Mixer
+from flash_lm.layers.context import Context, of_one_document, of_rows, rows_beyond
+from flash_lm.layers.sublayer import Sublayer
+from flash_lm.ops.positions import rotary_table
 
 # There is no embedding, so the vocabulary (a config needs at least two words) and absolute positions are not used. How
 # many layers the model will have only its owner knows.
 _NOT_OF_A_MIXER = {"vocab_size": 2, "absolute_positions": "none", "residual_init": "as_init"}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MixerState:
+    """What decoding carries from token to token.
+
+    Attributes:
+        positions_B: tokens that each row has consumed.
+        sublayer: the sublayer's own state.
+        capacity: static; largest number of tokens if the state grows.
+    """
+
+    positions_B: jax.Array
+    sublayer: Any
+    capacity: int = dataclasses.field(metadata={"static": True})
+
+
+class Mixer(nnx.Module):
+    """A sublayer with the interface of a language model, but on vectors; `flash_lm.build_mixer` makes one by name.
+
+    Norm, residual and dropout are up to you, unless the sublayer owns its residual (Mega). It computes in the dtype of
+    its input.
+    """
+
+    def __init__(
+        self, sublayer: Sublayer, *, causal: bool, max_length: int, rotary_base: float, separates: bool = True
+    ):
+        """Wraps a sublayer.
+
+        Args:
+            sublayer: a sublayer built with the same three values.
+            causal: whether a token sees only tokens up to itself.
+            max_length: the default capacity of a state, in tokens.
+            rotary_base: base of the rotary angles, if the sublayer has rotary positions.
+            separates: whether a row may hold several documents.
+        """
+        self.sublayer, self.separates = sublayer, separates
+        self.causal, self.max_length, self.rotary_base = causal, max_length, rotary_base
+
+    def __call__(
+        self,
+        x_BxLxD: jax.Array,
+        segment_ids: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> jax.Array:
+        """All tokens at once, for training.
+
+        Args:
+            x_BxLxD: the input, normalised by your own norm.
+            segment_ids: B×L, 0 = padding, each document one contiguous run; None: one document a row.
+            positions: B×L, position of each token in its document; None: counted from the document's start.
+            dropout_key: key for the sublayer's randomness in training, such as a Performer's new features; None:
+                deterministic.
+
+        Returns:
+            B×L×D.
+
+        Raises:
+            ValueError: rows are longer than the positions allow; or, outside jit, a row has several documents, which
+                the sublayer cannot separate. Inside jit it becomes NaN.
+        """
+        length = x_BxLxD.shape[1]
+        self._check_length(length)
+        context = of_rows(
+            length, segment_ids, positions, causal=self.causal, packed=self.separates, dropout_key=dropout_key
+        )
+        if not self.separates and segment_ids is not None and context.segments is not None:
+            x_BxLxD = of_one_document(x_BxLxD, context.segments)
+        return self.sublayer(x_BxLxD, self._with_rotary(context))
+
+    def init_state(self, batch_size: int, capacity: int | None = None) -> MixerState:
+        """The decode state before the first token.
+
+        Args:
+            batch_size: B.
+            capacity: largest number of tokens in a row, for states that grow. None: max_length.
+
+        Raises:
+            ValueError: the mixer is bidirectional, needs the whole row, or its positions end before `capacity`.
+        """
+        if not self.causal:
+            raise InputError("prefill and step need a causal mixer, but this one has causal=False")
+        if self.sublayer.undecodable:
+            raise InputError(self.sublayer.undecodable)
+        capacity = self.max_length if capacity is None else capacity
+        self._check_length(capacity)
+        return MixerState(jnp.zeros(batch_size, jnp.int32), self.sublayer.init_state(batch_size, capacity), capacity)
+
+    def prefill(
+        self, x_BxLxD: jax.Array, state: MixerState, lengths_B: jax.Array | None = None
+    ) -> tuple[jax.Array, MixerState]:
+        """Consumes tokens in parallel, starting at any position of each row.
+
+        Args:
+            x_BxLxD: padded on the right.
+            state: state before these tokens.
+            lengths_B: tokens to consume in each row, 0 … L; None: all.
+
+        Returns:
+            B×L×D, meaningless at padding; and the state after the tokens.
+
+        Raises:
+            ValueError: outside jit, a row exceeds the capacity. Inside jit its outputs are NaN.
+        """
+        if lengths_B is None:
+            lengths_B = jnp.full(x_BxLxD.shape[0], x_BxLxD.shape[1], jnp.int32)
+        positions_BxL = state.positions_B[:, None] + jnp.arange(x_BxLxD.shape[1], dtype=jnp.int32)[None]
+        context = self._with_rotary(Context(positions_BxL=positions_BxL, lengths_B=lengths_B))
+        end_B, beyond_B = self._end(state, lengths_B)
+        y_BxLxD, after = self.sublayer.prefill(x_BxLxD, context, state.sublayer)
+        return jnp.where(beyond_B[:, None, None], jnp.nan, y_BxLxD), MixerState(end_B, after, state.capacity)
+
+    def step(self, x_BxD: jax.Array, state: MixerState) -> tuple[jax.Array, MixerState]:
+        """Consumes one token a row: B×D and the state after it; raises as `prefill` does."""
+        lengths_B = jnp.ones_like(state.positions_B)
+        context = self._with_rotary(Context(positions_BxL=state.positions_B[:, None], lengths_B=lengths_B))
+        end_B, beyond_B = self._end(state, lengths_B)
+        y_BxD, after = self.sublayer.step(x_BxD, context, state.sublayer)
+        if self.sublayer.settles_every is not None:
+            after = self.sublayer.settle(after, end_B)
+        return jnp.where(beyond_B[:, None], jnp.nan, y_BxD), MixerState(end_B, after, state.capacity)
+
+    def _end(self, state: MixerState, lengths_B: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The number of tokens in each row afterwards, and whether it is too large."""
+        end_B = state.positions_B + lengths_B
+        grows = self.sublayer.state_grows
+        limit = state.capacity if grows else self.sublayer.longest
+        return end_B, rows_beyond(end_B, limit, grows, self.sublayer.longest_key)
+
+    def _with_rotary(self, context: Context) -> Context:
+        width = self.sublayer.rotary_width
+        if width is None:
+            return context
+        return dataclasses.replace(
+            context, rotary={width: rotary_table(context.positions_BxL, width, self.rotary_base)}
+        )
+
+    def _check_length(self, length: int) -> None:
+        longest = self.sublayer.longest
+        if longest is not None and length > longest:
+            name = self.sublayer.longest_key.removeprefix("model.")
+            raise InputError(
+                f"{length} tokens exceed {name}={longest}, where the positions of this mixer end: build it with "
+                f"{name}={length}, or shorten the rows"
+            )
 
 
 def build_mixer(family: str, *, rngs: nnx.Rngs, **keys: Any) -> Mixer:

@@ -11,9 +11,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from flash_lm.config.registry import TASKS
 from flash_lm.errors import NonfiniteError
+from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.training.setup import Experiment
 from flash_lm.training.train_state import Params
-from flash_lm.training.train_step import given_of, make_gradients, microbatches
+from flash_lm.training.train_step import make_gradients, microbatches
 
 MOST_IN_A_ROW = 100  # steps to skip; more are not an accident
 SHARE_IN_A_ROW = 0.1  # of a run, so that the limit also ends a short one
@@ -124,16 +125,14 @@ class Origin:
     def _compute(self, params: Params, step: jax.Array, batch: dict[str, jax.Array]) -> dict[str, Any]:
         config = self._experiment.config
         rows_are_finite = lambda x_BxLxD: jnp.isfinite(x_BxLxD).all(axis=(1, 2))
-        names = ("inputs_BxL", "segment_ids_BxL", "positions_BxL")
 
-        def watch(part):
+        def of_microbatch(part):
             microbatch, key = part
             bound = self._experiment.model.bind(params)
-            arrays = (microbatch[name] for name in names)
-            return bound.watch(rows_are_finite, *arrays, dropout_key=key, **given_of(microbatch))
+            return bound.activations(rows_are_finite, ModelInputs.from_batch(microbatch), key)
 
         count = config.train.accumulate
-        seen = jax.lax.map(watch, microbatches(batch, count, config.seed, step))
+        seen = jax.lax.map(of_microbatch, microbatches(batch, count, config.seed, step))
         # M×(B/M) or M×layers×(B/M), and row r of the batch is in microbatch r mod M.
         seen = jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1).reshape(*x.shape[1:-1], -1), seen)
         finite = lambda tree: jax.tree.map(lambda x: jnp.isfinite(x).all(), tree)

@@ -12,9 +12,9 @@ from flax import nnx
 
 from flash_lm.config.model import ModelConfig
 from flash_lm.layers.parameter import Traits, traits
+from flash_lm.models.block import Block
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.models.language_model import LanguageModel
-from flash_lm.models.period import Period
 
 Params = dict[str, Any]  # nested dicts of arrays
 
@@ -81,10 +81,10 @@ class ModelFunction:
         nnx.replace_by_pure_dict(state, params)
         return nnx.merge(self._graph, state, self._constants)
 
-    def bind_apart(self, around: Params, layers: list[Period]) -> LanguageModel:
-        """The model with the `periods_apart` of another one, and the parameters around them."""
+    def bind_unstacked(self, around: Params, blocks: list[Block]) -> LanguageModel:
+        """The model with the `unstacked_blocks` of another one, and the parameters around them."""
         model = self.bind(around)
-        model.put_together(layers)
+        model.restack(blocks)
         return model
 
     def params_of(self, model: LanguageModel) -> Params:

@@ -1,5 +1,6 @@
 """The training step and the evaluation step: plain functions of explicit state, compiled once."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,9 @@ from flash_lm.config.train import TrainConfig
 from flash_lm.data.tasks import NEXT_TOKEN, Task
 from flash_lm.layers.parameter import is_stacked, name_of
 from flash_lm.models.decode_state import DecodeState
-from flash_lm.models.heads import Losses
 from flash_lm.models.language_model import LanguageModel
+from flash_lm.models.model_inputs import ModelInputs
+from flash_lm.models.output_heads import Losses
 from flash_lm.training.frozen import without_gradient
 from flash_lm.training.schedule import learning_rate as schedule
 from flash_lm.training.schedule_free import gradient_point
@@ -207,15 +209,10 @@ def _predictions(
     """The model, the arguments of its head's methods, and the state after the rows."""
     bound, segment_ids_BxL, positions_BxL = model.bind(params), batch["segment_ids_BxL"], batch["positions_BxL"]
     if carried is None:
-        shared = None if not model.packed else positions_BxL  # without documents all rows have the same positions
-        features_BxLxD = bound.features(
-            batch["inputs_BxL"],
-            segment_ids_BxL,
-            shared,
-            dropout_key=key,
-            packed=model.packed,
-            **given_of(batch),
-        )
+        inputs = ModelInputs.from_batch(batch, packed=model.packed)
+        if not model.packed:  # without documents all rows have the same positions
+            inputs = dataclasses.replace(inputs, positions_BxL=None)
+        features_BxLxD = bound.features(inputs, key)
     else:
         real_BxL = segment_ids_BxL > 0
         begins_B = real_BxL[:, 0] & (positions_BxL[:, 0] == 0)
@@ -243,12 +240,6 @@ def _of_rows(x_BxTx: jax.Array, weights_xBxT: jax.Array) -> jax.Array:
     """The weighted sum over each row's targets, …×B×…; where the weight is 0 there may be anything."""
     weights = weights_xBxT.reshape(*weights_xBxT.shape, *(1,) * (x_BxTx.ndim - 2))
     return jnp.where(weights > 0, x_BxTx * weights, 0).sum(axis=weights_xBxT.ndim - 1)
-
-
-def given_of(batch: Batch) -> dict[str, jax.Array | None]:
-    """What is given of each row besides its tokens, as arguments of `LanguageModel.features`; None: it has none."""
-    names = {"prefix": "prefix_BxL", "source": "source_BxM", "source_segment_ids": "source_segment_ids_BxM"}
-    return {argument: batch.get(name) for argument, name in names.items()}
 
 
 def _norms_by_group(gradients: Params) -> Metrics:

@@ -27,7 +27,7 @@ def test_split_parameters_replace_the_stack(family):
     assert held.stacked is params
     del params
     constants = sum(x.nbytes for x in jax.tree.leaves(model.constants))
-    assert len(held.apart.layers) == model.abstract.periods
+    assert len(held.apart.layers) == model.abstract.num_blocks
     assert bytes_in_memory() - before <= size + constants
     found = held.stacked
     assert jax.tree.structure(found) == jax.tree.structure(expected)

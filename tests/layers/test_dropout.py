@@ -12,7 +12,8 @@ from models.cases import assert_close, case, model_config, randomised, tokens
 from flash_lm.config.experiment import parse_model
 from flash_lm.families.family import FAMILIES, complete
 from flash_lm.layers.context import Context
-from flash_lm.models.period import Period
+from flash_lm.models.block import Block
+from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.ops.dropout import drop
 from flash_lm.ops.segments import whole_row
 
@@ -58,7 +59,7 @@ def test_the_embedding_is_dropped():
     params = jax.tree.map(np.copy, model.params)
     for name in ("sublayer_0", "sublayer_1"):
         params["layers"][name]["output" if name == "sublayer_0" else "down"]["kernel"][:] = 0
-    features = model.model(params).features(jnp.asarray(tokens()), dropout_key=KEY)
+    features = model.model(params).features(ModelInputs(jnp.asarray(tokens())), KEY)
     assert_rate(np.asarray(features) == 0)
 
 
@@ -66,7 +67,7 @@ def test_the_embedding_is_dropped():
 def test_each_sublayers_output_is_dropped(family):
     """With the other sublayer silent the residual's change is one output, and the two have masks of their own."""
     config = complete(parse_model(model_config(family, True, dropout=RATE, model_dim=64, rotary=False)))
-    graph, state = nnx.split(nnx.eval_shape(lambda: Period([config], rngs=nnx.Rngs(0))))
+    graph, state = nnx.split(nnx.eval_shape(lambda: Block([config], rngs=nnx.Rngs(0))))
     values = randomised(nnx.to_pure_dict(state))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 29, 64)), jnp.float32)
     segments = whole_row(29)
@@ -129,7 +130,7 @@ def test_layers_have_masks_of_their_own():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax.random, "bernoulli", spy)
         patch.setattr(jax.lax, "scan", unrolled)
-        model.model(model.params).features(jnp.asarray(tokens()), dropout_key=KEY)
+        model.model(model.params).features(ModelInputs(jnp.asarray(tokens())), KEY)
     masks = [np.asarray(mask) for mask in calls]
     assert len(masks) == 1 + 2 * 2
     for i, mask in enumerate(masks):

@@ -10,6 +10,7 @@ import pytest
 from flash_lm.families.aft import _STD_EPS
 from flash_lm.families.family import FAMILIES
 from flash_lm.models.attention_weights import attention_weights
+from flash_lm.models.model_inputs import ModelInputs
 from models.cases import CAUSAL, FORM, LENGTH, PACKED, assert_close, case, tokens
 
 pytestmark = pytest.mark.representatives("transformer", "flash")
@@ -29,8 +30,8 @@ def maps(family: str, causal: bool | None = None, segment_ids=None, **overrides)
 def first_mixer(model, segment_ids=None):
     """The mixer of the first layer, what goes into it, and its context."""
     bound = model.model(model.params)
-    x, context = bound.embed(jnp.asarray(tokens()), segment_ids)
-    *before, mixer = bound.periods_apart()[0].residuals()[: FAMILIES[model.family].mixer + 1]
+    x, context = bound.embed(ModelInputs(jnp.asarray(tokens()), segment_ids))
+    *before, mixer = bound.unstacked_blocks()[0].residuals()[: FAMILIES[model.family].mixer + 1]
     for residual in before:
         x = residual.after(x, residual.sublayer(residual.before(x), context))
     return mixer.sublayer, mixer.before(x), context

@@ -10,6 +10,7 @@ from oracles import families as oracle_families
 
 from flash_lm import build_model
 from flash_lm.errors import InputError
+from flash_lm.models.model_inputs import ModelInputs
 from models.cases import (
     BATCH,
     LENGTH,
@@ -115,7 +116,7 @@ def test_a_row_that_begins_forgets(family):
 def test_dropout_is_that_of_the_parallel_form(family):
     """From an empty state, with the same key."""
     model, key = case(family, True, dropout=0.3), jax.random.key(3)
-    expected = jax.jit(lambda params: model.model(params).features(tokens(), dropout_key=key))(model.params)
+    expected = jax.jit(lambda params: model.model(params).features(ModelInputs(tokens()), key))(model.params)
 
     def carried(params):
         bound = model.model(params)

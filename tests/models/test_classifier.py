@@ -8,6 +8,7 @@ from flax import nnx
 
 from flash_lm import build_model
 from flash_lm.models.classifier import POOLS, ClassHead
+from flash_lm.models.model_inputs import ModelInputs
 from models.cases import assert_close, model_config
 
 CLASSES = 3
@@ -41,7 +42,7 @@ def test_logits_are_of_the_row_and_padding_is_invisible(pool):
     assert_close(other, found, 1e-6)
     alone = model(inputs[:1, :4])
     assert_close(alone[0], found[0], 1e-5)
-    features = np.asarray(model.pooled(model.features(inputs, segments), segments), np.float64)
+    features = np.asarray(model.pooled(model.features(ModelInputs(inputs, segments)), segments), np.float64)
     expected = features @ np.asarray(model.classifier.map.kernel[...], np.float64)
     assert_close(found, expected + np.asarray(model.classifier.bias[...]), 1e-5)
 

@@ -15,6 +15,7 @@ from flash_lm.config.experiment import parse_model
 from flash_lm.errors import InputError
 from flash_lm.families.encoder import encoder_of
 from flash_lm.families.family import FAMILIES, complete, of_layers, unread
+from flash_lm.models.model_inputs import ModelInputs
 from models.cases import (
     BATCH,
     LENGTH,
@@ -123,7 +124,8 @@ def test_one_pair_a_row_is_decoded_as_it_is_trained(name):
     @jax.jit
     def unpacked(params):
         bound = one.bind(params)
-        return bound.logits(bound.features(tokens(), packed=False, source=source(), source_segment_ids=ids))
+        rows = ModelInputs(tokens(), source_BxM=source(), source_segment_ids_BxM=ids, packed=False)
+        return bound.logits(bound.features(rows))
 
     logits = unpacked(one.params)
     assert_close(logits, expected, 1e-5)
@@ -296,7 +298,7 @@ def test_keys_set_by_hand_hold_for_both_towers_and_those_of_the_encoder_for_itse
     built = nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
     assert (built.config.norm, built.config.absolute_positions) == ("rms", "learned")
     assert (built.encoder.config.norm, built.encoder.config.absolute_positions) == ("rms", "sinusoid")
-    assert built.encoder.periods == 1
+    assert built.encoder.num_blocks == 1
     again = complete(built.config)
     assert again == built.config
 

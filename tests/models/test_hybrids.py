@@ -15,6 +15,7 @@ from flash_lm.families.family import complete, of_layers
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.sampling import Sampling, SamplingArrays
+from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.training.train_state import ModelFunction
 from models.cases import (
     LENGTH,
@@ -171,7 +172,7 @@ def test_rotary_layers_stand_beside_layers_without():
 
 def test_what_is_seen_is_of_each_layer():
     model = hybrid().model(hybrid().params)
-    seen = model.watch(lambda x: x, tokens())
+    seen = model.activations(lambda x: x, ModelInputs(tokens()))
     assert seen["layers"].shape == (4, 2, LENGTH, 32)
     np.testing.assert_array_equal(model.norm(seen["layers"][-1]), seen["norm"])
 

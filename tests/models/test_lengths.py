@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from oracles import families as oracle_families
 
+from flash_lm.models.model_inputs import ModelInputs
 from models.cases import CASES, CAUSAL, PACKED, SHAPE, assert_close, assert_trees_close, case, rows_of
 
 pytestmark = pytest.mark.representatives("flash")
@@ -79,7 +80,7 @@ def test_one_document_a_row_and_padding(family):
     @functools.partial(jax.jit, static_argnames="packed")
     def run(params, packed):
         def loss(params):
-            features = model.model(params).features(inputs, segment_ids, packed=packed)
+            features = model.model(params).features(ModelInputs(inputs, segment_ids, packed=packed))
             return (keep[..., None] * weights * features).sum(), features
 
         return jax.grad(loss, has_aux=True)(params)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from flash_lm.errors import InputError
+from flash_lm.models.model_inputs import ModelInputs
 from models.cases import BATCH, LENGTH, PACKED, SHAPE, Case, assert_close, case, tokens
 from models.test_oracle import assert_logits_equal
 
@@ -27,7 +28,7 @@ def test_kernels_differ_by_layer(causal):
     """Where attention is silent, a change reaches two tokens on in the first layer, and five more in the second."""
     model = case("lite_transformer", causal)
     params = without(model, "sublayer_0", "output")
-    watch = jax.jit(lambda params, inputs: model.model(params).watch(lambda x: x, inputs)["layers"])
+    watch = jax.jit(lambda params, inputs: model.model(params).activations(lambda x: x, ModelInputs(inputs))["layers"])
     inputs, place = tokens(), 14
     inputs[:, place] = (inputs[:, place] + 1) % SHAPE["vocab_size"]
     moved_NxBxL = np.abs(watch(params, inputs) - watch(params, tokens())).max(axis=-1) > 1e-6

@@ -13,6 +13,7 @@ from flash_lm.families.family import FAMILIES, Family, complete, register_family
 from flash_lm.families.sublayer_spec import SublayerSpec
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.sublayer import Sublayer
+from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.train_state import ModelFunction, init_state
 from flash_lm.training.train_step import make_gradients, make_scheduled_step
@@ -99,7 +100,7 @@ def test_who_owns_the_residual_gets_it_raw():
     params = model.init()
     bound, inputs = model.bind(params), jnp.asarray(batch()["inputs_BxL"])
     assert not any("norm" in name for name in params["layers"]) and gains(params).shape == (LAYERS, 8)
-    seen = bound.watch(lambda x: x, inputs)
+    seen = bound.activations(lambda x: x, ModelInputs(inputs))
     x = np.asarray(seen["embedding"])
     for n in range(LAYERS):
         x = x * gains(params)[n]
@@ -152,7 +153,7 @@ def test_arrays_scan_with_the_layers(scanned, pattern):
     model, _ = function("fading", model={"pattern": pattern, "num_layers": 6, "scan_layers": scanned})
     params = model.init()
     assert "share" not in str(jax.tree_util.tree_structure(params)) and "share" in str(model.constants)
-    seen = model.bind(params).watch(lambda x: x, jnp.asarray(batch()["inputs_BxL"]))
+    seen = model.bind(params).activations(lambda x: x, ModelInputs(jnp.asarray(batch()["inputs_BxL"])))
     x, layers = np.asarray(seen["embedding"]), params["layers"]
     of_period = [True] if not pattern else [True, False, True]
     for n in range(6):

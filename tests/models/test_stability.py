@@ -9,8 +9,9 @@ from flax import nnx
 from flash_lm import build_mixer, build_model
 from flash_lm.config.experiment import parse_model
 from flash_lm.families.family import FAMILIES, complete, unread
-from flash_lm.models.heads import SoftmaxOptions
 from flash_lm.models.llama import differing
+from flash_lm.models.model_inputs import ModelInputs
+from flash_lm.models.output_heads import SoftmaxOptions
 from models.cases import FORM, assert_close, case, model_config, rows_of
 from models.cases import tokens as some_tokens
 
@@ -110,7 +111,7 @@ def test_logits_stay_within_the_cap_everywhere(tie):
     table = model.embedding if tie else model.output_embedding
     table[...] = 5 * table[...]
     tokens = jnp.asarray(np.random.default_rng(0).integers(4, 30, size=(B, L)), jnp.int32)
-    logits, features = np.asarray(model(tokens), np.float64), model.features(tokens)
+    logits, features = np.asarray(model(tokens), np.float64), model.features(ModelInputs(tokens))
     raw = np.asarray(model.head()._replace(cap=0.0).logits(features), np.float64)
     assert np.abs(raw).max() > 3
     np.testing.assert_allclose(logits, 1.5 * np.tanh(raw / 1.5), rtol=1e-4, atol=1e-5)

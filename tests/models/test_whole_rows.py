@@ -13,6 +13,7 @@ from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.families.family import FAMILIES, complete
+from flash_lm.models.model_inputs import ModelInputs
 from models.cases import LENGTH, PACKED, PADDED, SHAPE, assert_close, case, model_config, tokens
 
 WHOLE = [family for family, row in FAMILIES.items() if "packed" not in row.serves]
@@ -134,8 +135,8 @@ def test_its_core_refuses_contexts_that_it_cannot_mix(family):
     """Of a model of one's own, where no config has said so before."""
     config = model_config(family, False)
     model = flash_lm.build_model(config, rngs=nnx.Rngs(0))
-    x_BxLxD, context = model.embed(jnp.asarray(tokens()), jnp.asarray(PADDED))
-    sublayer = model.periods_apart()[0].sublayers[0]
+    x_BxLxD, context = model.embed(ModelInputs(jnp.asarray(tokens()), jnp.asarray(PADDED)))
+    sublayer = model.unstacked_blocks()[0].sublayers[0]
     for name in ("causal", "packed"):
         with pytest.raises(InputError, match="it needs a bidirectional context with one document a row"):
             sublayer(x_BxLxD, dataclasses.replace(context, **{name: True}))

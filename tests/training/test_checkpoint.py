@@ -16,6 +16,7 @@ from small import small_config, write_corpus
 from flash_lm.config.experiment import parse
 from flash_lm.errors import InputError, RunError
 from flash_lm.inference.scoring import evaluate
+from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.runs.run_name import run_name
 from flash_lm.training.checkpoint_read import restore
@@ -287,7 +288,7 @@ def test_what_is_drawn_and_not_trained_is_saved(performer, tmp_path):
     bound = performer.with_constants(restored.constants).model
     batch = next(performer.training_batches(performer.share()))
     tokens = [jnp.asarray(batch[name]) for name in ("inputs_BxL", "segment_ids_BxL", "positions_BxL")]
-    features = [model.bind(state.params).features(*tokens) for model in (performer.model, bound)]
+    features = [model.bind(state.params).features(ModelInputs(*tokens)) for model in (performer.model, bound)]
     assert not np.allclose(*features, atol=1e-3)
     facts = json.loads((tmp_path / "checkpoints" / "3" / "facts" / "metadata").read_text())
     facts["checksums"]["constants"] = "0" * 16

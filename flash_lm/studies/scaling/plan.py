@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from flash_lm.models.facts import facts
-from flash_lm.models.flops import FORWARD_AND_BACKWARD
+from flash_lm.models.facts import FORWARD_AND_BACKWARD, facts
 
 _WIDTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 _HEAD = 32  # width of a head, and of a layer's share of the width: a model of 128 has 4 heads and 4 layers

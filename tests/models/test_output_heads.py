@@ -7,7 +7,8 @@ import pytest
 from flax import nnx
 
 from flash_lm import build_model
-from flash_lm.models.heads import LogisticsHead
+from flash_lm.models.model_inputs import ModelInputs
+from flash_lm.models.output_heads import LogisticsHead
 from models.cases import assert_close, model_config
 
 VOCAB = 260
@@ -61,7 +62,7 @@ def test_the_loss_is_that_of_the_logits(model):
     weights = jnp.float32([[1, 2, 1, 0]])  # the last target is no value, and left out
     logits = np.asarray(model(inputs))[0]
     expected = -(logits[np.arange(3), np.asarray(targets)[0, :3]] * np.asarray(weights)[0, :3]).sum()
-    features = model.features(inputs)
+    features = model.features(ModelInputs(inputs))
     assert float(model.head().loss(features, targets, weights, 1024, 1)[0]) == pytest.approx(expected, rel=1e-5)
     assert model.head().scores(features, targets, weights, 1024, 1).keys() == {"nll"}
 

@@ -1,4 +1,4 @@
-"""A stack of layers with positions and a last norm: what a language model and an encoder have in common."""
+"""`LayerStack`: absolute positions, layers and a last norm, which a language model and an encoder have in common."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from flash_lm.errors import InputError
 from flash_lm.families.family import of_layers, served
 from flash_lm.layers.context import Context, of_one_document, of_rows
 from flash_lm.layers.norms import NORMS
-from flash_lm.layers.positions import ABSOLUTE_POSITIONS
-from flash_lm.layers.table import gathered
-from flash_lm.models.period import Period, constrain_residual, stack
+from flash_lm.layers.positions import ABSOLUTE_POSITIONS, replicate
+from flash_lm.models.block import Block, constrain_residual, stack
+from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.ops.blocked_attention import KEPT
 from flash_lm.ops.dropout import drop
 from flash_lm.ops.positions import rotary_table
@@ -27,7 +27,7 @@ REMAT_POLICIES = {
 }
 
 
-class Tower(nnx.Module):
+class LayerStack(nnx.Module):
     """Absolute positions, layers and a norm, between an embedding and a head that are not its own."""
 
     config: ModelConfig
@@ -38,8 +38,8 @@ class Tower(nnx.Module):
         has_positions = config.absolute_positions != "none"
         self.positions = ABSOLUTE_POSITIONS[config.absolute_positions](config, rngs=rngs) if has_positions else None
         layers = of_layers(config)
-        self.periods = config.num_layers // len(layers)
-        self.layers = stack(layers, self.periods, rngs=rngs)
+        self.num_blocks = config.num_layers // len(layers)
+        self.layers = stack(layers, self.num_blocks, rngs=rngs)
         self.norm = NORMS[config.norm](config)
 
     @property
@@ -68,37 +68,31 @@ class Tower(nnx.Module):
                 f"raise --config.{key} and train again, or shorten the rows"
             )
 
-    def _input(
-        self,
-        table_VxD: jax.Array,
-        inputs_BxL: jax.Array,
-        segment_ids: jax.Array | None,
-        positions: jax.Array | None,
-        dropout_key: jax.Array | None,
-        packed: bool,
-        prefix: jax.Array | None = None,
+    def _embed_rows(
+        self, table_VxD: jax.Array, inputs: ModelInputs, dropout_key: jax.Array | None
     ) -> tuple[jax.Array, Context]:
-        """The input of the first layer, without dropout, of whole rows."""
-        length, separates = inputs_BxL.shape[1], "packed" in served(self.config.families)
+        """The input of the first layer, without dropout, of whole rows; the rows' source is not read."""
+        length, separates = inputs.tokens_BxL.shape[1], "packed" in served(self.config.families)
         self.check_length(length)
         context = of_rows(
             length,
-            segment_ids,
-            positions,
+            inputs.segment_ids_BxL,
+            inputs.positions_BxL,
             causal=self.config.causal,
-            packed=packed and separates,
-            prefix_BxL=prefix,
+            packed=inputs.packed and separates,
+            prefix_BxL=inputs.prefix_BxL,
             dropout_key=dropout_key,
         )
-        x_BxLxD, context = self._embedded(table_VxD, inputs_BxL, context)
-        if packed and not separates and segment_ids is not None and context.segments is not None:
+        x_BxLxD, context = self._embed_tokens(table_VxD, inputs.tokens_BxL, context)
+        # Only rows that may have several documents, of a family that takes one, are looked at.
+        if inputs.packed and not separates and inputs.segment_ids_BxL is not None and context.segments is not None:
             x_BxLxD = of_one_document(x_BxLxD, context.segments)
         return x_BxLxD, context
 
-    def _embedded(self, table_VxD: jax.Array, inputs_BxL: jax.Array, context: Context) -> tuple[jax.Array, Context]:
+    def _embed_tokens(self, table_VxD: jax.Array, tokens_BxL: jax.Array, context: Context) -> tuple[jax.Array, Context]:
         """Embeds, adds absolute positions, and makes the rotary tables once for all layers."""
         # A token outside the vocabulary gives NaN; clamping it would silently give a wrong answer.
-        x_BxLxD = gathered(table_VxD).at[inputs_BxL].get(mode="fill", fill_value=jnp.nan)
+        x_BxLxD = replicate(table_VxD).at[tokens_BxL].get(mode="fill", fill_value=jnp.nan)
         if self.positions is not None:
             x_BxLxD = x_BxLxD + self.positions(context.positions_BxL)
         widths = {w for sublayer in self.layers.sublayers if (w := sublayer.rotary_width) is not None}
@@ -108,68 +102,44 @@ class Tower(nnx.Module):
         context = dataclasses.replace(context, rotary=tables)
         return x_BxLxD.astype(jnp.dtype(self.config.dtype)), context
 
-    def _through(
-        self, x_BxLxD: jax.Array, context: Context, seen: Callable[[jax.Array], Any]
+    def _drop_embedded(self, x_BxLxD: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
+        """Dropout of the first layer's input."""
+        if dropout_key is None:
+            return x_BxLxD
+        # The blocks fold in numbers below num_layers.
+        return drop(x_BxLxD, self.config.dropout, jax.random.fold_in(dropout_key, self.config.num_layers))
+
+    def _apply_layers(
+        self, x_BxLxD: jax.Array, context: Context, measure: Callable[[jax.Array], Any] = lambda x_BxLxD: ()
     ) -> tuple[jax.Array, dict[str, Any]]:
-        """The features, B×L×D after the last norm, and the results of `seen` on the activations.
+        """The features, B×L×D after the last norm, and the results of `measure` on the activations.
 
         Returns:
             The features; and "embedding": of the input, "layers": after each layer, stacked, "norm": of the features.
         """
-        x_BxLxD = self._dropped(x_BxLxD, context.dropout_key)
+        x_BxLxD = self._drop_embedded(x_BxLxD, context.dropout_key)
+        embedded = measure(x_BxLxD)
 
-        def period(module: Period, x_BxLxD: jax.Array, index: jax.Array):
-            return module(x_BxLxD, of_period(context, index), seen)
+        def apply(block: Block, x_BxLxD: jax.Array, index: jax.Array):
+            return block(x_BxLxD, context.fold_in(index), measure)
 
-        embedded = seen(x_BxLxD)
-        x_BxLxD, found = self._scan(period, constrain_residual(x_BxLxD), jnp.arange(self.periods))
-        layers = jax.tree.map(lambda *xs: jnp.stack(xs, axis=1).reshape(-1, *xs[0].shape[1:]), *found)
+        x_BxLxD, measured = self._scan(apply, constrain_residual(x_BxLxD), jnp.arange(self.num_blocks))
+        # The scan stacks over the blocks, and a block has a list over its layers: into one axis, in order.
+        layers = jax.tree.map(lambda *xs: jnp.stack(xs, axis=1).reshape(-1, *xs[0].shape[1:]), *measured)
         x_BxLxD = self.norm(x_BxLxD)
-        return x_BxLxD, {"embedding": embedded, "layers": layers, "norm": seen(x_BxLxD)}
+        return x_BxLxD, {"embedding": embedded, "layers": layers, "norm": measure(x_BxLxD)}
 
-    def _dropped(self, x_BxLxD: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
-        if dropout_key is None:
-            return x_BxLxD
-        return drop(x_BxLxD, self.config.dropout, jax.random.fold_in(dropout_key, self.config.num_layers))
-
-    def _scan(self, layer: Callable, carry: Any, per_layer: Any) -> tuple[Any, Any]:
-        """Passes `carry` through the layers: layer(module, carry, per_layer[i]) -> carry, output[i]."""
+    def _scan(self, apply: Callable, carry: Any, per_block: Any) -> tuple[Any, Any]:
+        """Passes `carry` through the blocks: carry, output[i] = apply(block[i], carry, per_block[i])."""
         graph, stacked = nnx.split(self.layers)
 
         def body(carry, xs):
-            parameters, each = xs
-            return layer(nnx.merge(graph, parameters), carry, each)
+            parameters, own = xs
+            return apply(nnx.merge(graph, parameters), carry, own)
 
         if self.config.remat != "none":
             # Inside a loop XLA cannot merge the recomputation with the first computation; unrolled, it would.
             policy, unrolled = REMAT_POLICIES[self.config.remat], not self.config.scan_layers
             body = jax.checkpoint(body, policy=policy, prevent_cse=unrolled)
-        unroll = 1 if self.config.scan_layers else self.periods
-        return jax.lax.scan(body, carry, (stacked, per_layer), unroll=unroll)
-
-
-class Encoder(Tower):
-    """The layers over a model's source; it shares the model's embedding."""
-
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Builds the encoder of a config from `encoder_of`."""
-        self.config = config
-        self._build(rngs=rngs)
-
-    def __call__(
-        self,
-        table_VxD: jax.Array,
-        source_BxM: jax.Array,
-        segment_ids: jax.Array | None,
-        dropout_key: jax.Array | None,
-        packed: bool,
-    ) -> jax.Array:
-        """The features of a source, B×M×D; arguments as for `LanguageModel.features`."""
-        x_BxMxD, context = self._input(table_VxD, source_BxM, segment_ids, None, dropout_key, packed)
-        return self._through(x_BxMxD, context, lambda x_BxMxD: ())[0]
-
-
-def of_period(context: Context, index: jax.Array) -> Context:
-    """The context of one period, with its own dropout key."""
-    key = None if context.dropout_key is None else jax.random.fold_in(context.dropout_key, index)
-    return dataclasses.replace(context, dropout_key=key)
+        unroll = 1 if self.config.scan_layers else self.num_blocks
+        return jax.lax.scan(body, carry, (stacked, per_block), unroll=unroll)

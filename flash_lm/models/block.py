@@ -1,0 +1,201 @@
+"""`Block`: the repeating unit of the layer scan: one layer, or one repetition of `model.pattern`."""
+
+import bisect
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from flash_lm.config.model import ModelConfig
+from flash_lm.families.encoder import is_cross, parts_of
+from flash_lm.layers.context import Context
+from flash_lm.layers.norms import NORMS
+from flash_lm.layers.sublayer import LayerArray, State, Sublayer
+from flash_lm.ops.dropout import drop
+
+
+class Residual(NamedTuple):
+    """A sublayer and the norm before it, which is None if the sublayer owns its residual."""
+
+    norm: Any
+    sublayer: Sublayer
+
+    def before(self, x: jax.Array) -> jax.Array:
+        """The sublayer's input, from the residual stream."""
+        return x if self.sublayer.owns_residual else self.norm(x)
+
+    def after(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """The new stream, from the old one and the sublayer's output."""
+        return y if self.sublayer.owns_residual else x + y
+
+
+class Block(nnx.Module):
+    """The sublayers of one layer, or of each layer of a pattern in turn: x + dropout(sublayer(norm(x))).
+
+    A sublayer that owns its residual replaces this whole expression.
+    """
+
+    def __init__(self, layers: Sequence[ModelConfig], *, rngs: nnx.Rngs):
+        """Builds the sublayers of each layer's family, each with its own norm."""
+        self.dropout = layers[0].dropout
+        specs = [(config, spec) for config in layers for spec in parts_of(config)]
+        # Cross attention has names of its own, so that the others are named as in a model without an encoder.
+        cross_numbers, numbers = itertools.count(), itertools.count()
+        self.names = tuple(
+            f"cross_{next(cross_numbers)}" if is_cross(spec) else f"sublayer_{next(numbers)}" for _, spec in specs
+        )
+        for name, (config, build) in zip(self.names, specs, strict=True):
+            sublayer = build(config, rngs=rngs)
+            setattr(self, name, sublayer)
+            setattr(self, f"norm_{name}", None if sublayer.owns_residual else NORMS[config.norm](config))
+        # Numbers of sublayers after which a layer ends.
+        self.ends = tuple(itertools.accumulate(len(parts_of(config)) for config in layers))
+
+    @property
+    def sublayers(self) -> list[Sublayer]:
+        """All sublayers in order."""
+        return [getattr(self, name) for name in self.names]
+
+    def residuals(self) -> list[Residual]:
+        """The sublayers in order, each with its norm."""
+        return [Residual(getattr(self, f"norm_{name}"), getattr(self, name)) for name in self.names]
+
+    def layer_and_index(self, i: int) -> tuple[int, int]:
+        """The layer of sublayer i within the block, and the sublayer's index in that layer."""
+        layer = bisect.bisect_right(self.ends, i)
+        return layer, i - (0, *self.ends)[layer]
+
+    def __call__(self, x_BxLxD: jax.Array, context: Context, measure: Callable[[jax.Array], Any]):
+        """The parallel form: B×L×D, and the results of `measure` on the output of each layer."""
+        measured = []
+        for i, (residual, own_context, key) in enumerate(self._with_keys(context)):
+            y_BxLxD = residual.sublayer(residual.before(x_BxLxD), own_context)
+            x_BxLxD = self._add(residual, x_BxLxD, y_BxLxD, key)
+            if i + 1 in self.ends:
+                measured.append(measure(x_BxLxD))
+        return x_BxLxD, measured
+
+    def carry(self, x_BxLxD: jax.Array, context: Context, states: tuple[State, ...]):
+        """As `__call__`, for rows that continue from states: B×L×D, and the states after them."""
+        states_after = []
+        for (residual, own_context, key), state in zip(self._with_keys(context), states, strict=True):
+            y_BxLxD, state = residual.sublayer.prefill(residual.before(x_BxLxD), own_context, state)
+            x_BxLxD = self._add(residual, x_BxLxD, y_BxLxD, key)
+            states_after.append(state)
+        return x_BxLxD, tuple(states_after)
+
+    def _with_keys(self, context: Context) -> Iterator[tuple[Residual, Context, jax.Array | None]]:
+        """Each sublayer with its norm, the context that it gets, and the key of the dropout after it."""
+        for i, residual in enumerate(self.residuals()):
+            own_context = context.fold_in(i)
+            # A sublayer that owns its residual drops within it, with the key of its own.
+            yield residual, own_context if residual.sublayer.owns_residual else context, own_context.dropout_key
+
+    def _add(self, residual: Residual, x_BxLxD: jax.Array, y_BxLxD: jax.Array, key: jax.Array | None) -> jax.Array:
+        """The residual stream after a sublayer whose output is y."""
+        if not residual.sublayer.owns_residual:
+            y_BxLxD = drop(y_BxLxD, self.dropout, key)
+        return constrain_residual(residual.after(x_BxLxD, y_BxLxD))
+
+    def init_state(self, batch_size: int, capacity: int) -> tuple[State, ...]:
+        """The sublayers' states before the first token."""
+        return tuple(sublayer.init_state(batch_size, capacity) for sublayer in self.sublayers)
+
+    def remember(self, x_BxMxD: jax.Array, lengths_B: jax.Array, states: tuple[State, ...]) -> tuple[State, ...]:
+        """The sublayers' states with the keys and values of a source."""
+        both = zip(self.sublayers, states, strict=True)
+        return tuple(sublayer.remember(x_BxMxD, lengths_B, state) for sublayer, state in both)
+
+    def decode(self, method: str, x: jax.Array, context: Context, states: tuple[State, ...]):
+        """`prefill` on B×L×D or `step` on B×D."""
+        states_after = []
+        for residual, state in zip(self.residuals(), states, strict=True):
+            y, state = getattr(residual.sublayer, method)(residual.before(x), context, state)
+            x = residual.after(x, y)
+            states_after.append(state)
+        return x, tuple(states_after)
+
+    def settle(self, states: tuple[State, ...], positions_B: jax.Array) -> tuple[State, ...]:
+        """Does the work that `step` has put off, in each sublayer."""
+        both = zip(self.sublayers, states, strict=True)
+        return tuple(sublayer.settle(state, positions_B) for sublayer, state in both)
+
+    def flops_per_token(self, length: int, causal: bool) -> float:
+        """Forward model FLOPs of the sublayers."""
+        return sum(sublayer.flops_per_token(length, causal) for sublayer in self.sublayers)
+
+    def penalty(self) -> jax.Array:
+        """Sum of the sublayers' penalties."""
+        penalties = [penalty for sublayer in self.sublayers if (penalty := sublayer.penalty()) is not None]
+        return sum(penalties, start=jnp.zeros(()))
+
+    def measures(self) -> dict[str, jax.Array]:
+        """The sublayers' measures, those of one name side by side."""
+        of_sublayers = [sublayer.measures() for sublayer in self.sublayers]
+        names = dict.fromkeys(name for measures in of_sublayers for name in measures)
+        return {
+            name: jnp.concatenate([measures[name].ravel() for measures in of_sublayers if name in measures])
+            for name in names
+        }
+
+
+def stack(layers: Sequence[ModelConfig], count: int, *, rngs: nnx.Rngs) -> Block:
+    """`count` blocks as one module, whose arrays have them as their first dimension."""
+
+    @nnx.split_rngs(splits=count)
+    @nnx.vmap(in_axes=(0,), out_axes=0)
+    def make(rngs: nnx.Rngs) -> Block:
+        return Block(layers, rngs=rngs)
+
+    stacked = make(rngs)
+    for i, sublayer in enumerate(stacked.sublayers):
+        numbers_N = np.arange(count, dtype=np.int32) * len(layers) + stacked.layer_and_index(i)[0]
+        for name, values in sublayer.of_layers(numbers_N).items():
+            setattr(sublayer, name, LayerArray(jnp.asarray(values)))
+    return stacked
+
+
+def unstack(stacked: Block, count: int) -> list[Block]:
+    """The `count` blocks of `stack`, each with a copy of its parameters."""
+    graph, parameters = nnx.split(stacked)
+    slice_of = lambda i: jax.tree.map(lambda x: x[i], parameters)
+    return [nnx.merge(graph, slice_of(i)) for i in range(count)]
+
+
+def restack(stacked: Block, blocks: list[Block]) -> Block:
+    """The inverse of `unstack`: `stacked` with a stacked copy of the blocks' parameters."""
+    graph, _ = nnx.split(stacked)
+    parameters = [nnx.split(block)[1] for block in blocks]
+    return nnx.merge(graph, jax.tree.map(lambda *xs: jnp.stack(xs), *parameters))
+
+
+def penalty_of_all(stacked: Block) -> jax.Array | None:
+    """Sum over the layers; None: no sublayer has a penalty."""
+    if all(type(sublayer).penalty is Sublayer.penalty for sublayer in stacked.sublayers):
+        return None
+    return jnp.sum(_of_each(stacked, Block.penalty))
+
+
+def measures_of_all(stacked: Block) -> dict[str, jax.Array]:
+    """The mean and the maximum over the layers of each measure: {"span_mean": …, "span_max": …}."""
+    if all(type(sublayer).measures is Sublayer.measures for sublayer in stacked.sublayers):
+        return {}
+    measures, reductions = _of_each(stacked, Block.measures), {"mean": jnp.mean, "max": jnp.max}
+    return {f"{name}_{kind}": reduce(x) for name, x in measures.items() for kind, reduce in reductions.items()}
+
+
+def _of_each(stacked: Block, method: Callable[[Block], Any]) -> Any:
+    """The results for each block, stacked."""
+    graph, parameters = nnx.split(stacked)
+    return jax.vmap(lambda own: method(nnx.merge(graph, own)))(parameters)
+
+
+def constrain_residual(x_BxLxD: jax.Array) -> jax.Array:
+    """Shards the batch of the residual stream over the mesh's data and fsdp axes, when there is a mesh."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return x_BxLxD
+    return jax.lax.with_sharding_constraint(x_BxLxD, jax.sharding.PartitionSpec(("data", "fsdp"), None, None))
