@@ -71,7 +71,7 @@ class Table(Rows[Row]):
         raise InputError(f"{self.key}={name} must be {self.rule(name)}")
 
 
-FAMILIES: Table[Any] = Table("model.family")  # of models.family.Family
+FAMILIES: Table[Any] = Table("model.family")  # of families.family.Family
 HEADS: Table[Any] = Table("model.head")  # of models.output_heads.HeadKind
 TASKS: Table[Any] = Table("task")  # of data.tasks.Task
 CORPORA: Table[Any] = Table("data.corpus")  # of data.corpora.CorpusKind
