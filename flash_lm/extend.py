@@ -36,6 +36,7 @@ __all__ = [
     "GatedAttentionUnit",
     "Given",
     "Head",
+    "HeadInputs",
     "HeadKind",
     "LinearCore",
     "LinearOptions",
