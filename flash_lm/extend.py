@@ -20,7 +20,7 @@ from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.linear_core import LinearCore, LinearOptions
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.sublayer import Sublayer
-from flash_lm.models.output_heads import Head, HeadKind, Losses, register_head, weighted_sum
+from flash_lm.models.output_heads import Head, HeadInputs, HeadKind, Losses, register_head, weighted_sum
 from flash_lm.training.optimizer import Optimizer, register_optimizer
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "GatedAttentionUnit",
     "Given",
     "Head",
+    "HeadInputs",
     "HeadKind",
     "LinearCore",
     "LinearOptions",

@@ -16,8 +16,7 @@ from flash_lm.cli.flags import add_plugins_flag, use_plugins
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path, positive
 from flash_lm.errors import missing_package
-from flash_lm.inference.api import LoadedModel
-from flash_lm.inference.model import load_model
+from flash_lm.inference.api import load
 from flash_lm.models.attention_weights import AttentionMap
 from flash_lm.report.figure import drawing
 
@@ -75,9 +74,9 @@ def main(argv: list[str]) -> None:
     use_plugins(arguments)
     if importlib.util.find_spec("matplotlib") is None:
         raise missing_package("matplotlib", "plot")
-    model = load_model(arguments.workdir)
+    model = load(arguments.workdir)
     text = _TEXT.read_text(encoding="utf-8") if arguments.text is None else arguments.text
-    maps = LoadedModel(model).attention(text, arguments.tokens)
+    maps = model.attention(text, arguments.tokens)
     length = maps[0].weights_BxHxLxL.shape[-1]
     draw(maps, arguments.out, f"{model.name}, step {model.step}: {length} tokens")
     print(f"{arguments.out}: {len(maps)} maps of {length} tokens")

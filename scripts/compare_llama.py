@@ -23,11 +23,11 @@ from flash_lm.cli.run import run
 from flash_lm.data.hf_tokenizer import to_hugging_face
 from flash_lm.data.tokenizer import ByteTokenizer
 from flash_lm.errors import RunError
-from flash_lm.inference.api import LoadedModel
+from flash_lm.inference.api import load
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.export import export
 from flash_lm.inference.import_llama import import_hf
-from flash_lm.inference.model import TrainedModel, load_model
+from flash_lm.inference.model import TrainedModel
 from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.runs.jsonl import Line, write_jsonl
 from flash_lm.runs.provenance import provenance
@@ -69,7 +69,7 @@ def ask(python: pathlib.Path, folder: pathlib.Path, settings: Line | None = None
 def continued(trained: TrainedModel, ids_L: np.ndarray) -> np.ndarray:
     """The most likely tokens after the ids, one by one through the cache; end-of-text is ignored."""
     not_the_first = np.arange(trained.config.model.vocab_size) != 0
-    engine = Engine(trained.held, trained.mesh, end=0, allowed_V=not_the_first)
+    engine = Engine(trained.decode_params, trained.mesh, end=0, allowed_V=not_the_first)
     greedy = SamplingArrays.of(Sampling(temperature=0))
     _, new = engine.advance(engine.prefill([ids_L.astype(np.int32)], CONTINUED), greedy, 0, CONTINUED)
     return new.tokens_BxT[0]
@@ -86,8 +86,8 @@ def compare(python: pathlib.Path, name: str, folder: pathlib.Path) -> Line:
     tokenizer = to_hugging_face(ByteTokenizer())
     assert not isinstance(tokenizer, str)
     tokenizer.save(str(theirs / "tokenizer.json"))
-    trained = load_model(import_hf(theirs, folder / "ours"), dtype="float32")
-    export(load_model(folder / "ours"), again, "other", "llama")
+    trained = load(import_hf(theirs, folder / "ours"), dtype="float32")
+    export(load(folder / "ours"), again, "other", "llama")
     np.save(again / "ids.npy", ids_BxL)
     back, _ = ask(python, again)
     scale = np.abs(expected).max()
@@ -96,7 +96,7 @@ def compare(python: pathlib.Path, name: str, folder: pathlib.Path) -> Line:
         "settings": settings,
         "parameters": trained.model.parameter_count(),
         "largest_logit": float(scale),
-        "import_difference": float(np.abs(LoadedModel(trained).logits(ids_BxL) - expected).max() / scale),
+        "import_difference": float(np.abs(trained.logits(ids_BxL) - expected).max() / scale),
         "export_difference": float(np.abs(back - expected).max() / scale),
         "same_continuation": bool((continued(trained, ids_BxL[0]) == after).all()),
     }

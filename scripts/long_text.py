@@ -41,7 +41,7 @@ def windows(tokens_BxT: np.ndarray, log_probs_BxT: np.ndarray, size: int) -> lis
 def draw(trained: TrainedModel, tokens: int, samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Generates tokens; returns them and their log-probabilities, samples × tokens."""
     allowed_V = trained.text_ids()  # without end-of-text
-    engine = Engine(trained.held, trained.mesh, end=trained.tokenizer.end, allowed_V=allowed_V)
+    engine = Engine(trained.decode_params, trained.mesh, end=trained.tokenizer.end, allowed_V=allowed_V)
     carry = engine.prefill([np.array([trained.tokenizer.begin], np.int32)] * samples, tokens)
     _, new = engine.advance(carry, SamplingArrays.of(Sampling()), seed, tokens)
     assert (new.lengths_B[:samples] == tokens).all()

@@ -133,14 +133,13 @@ class BiasedHead(NamedTuple):
         found_xV = jnp.einsum("...d,vd->...v", features_xD, self.table_VxD)
         return found_xV + jnp.broadcast_to(self.bias_V, found_xV.shape)
 
-    def loss(self, features_BxLxD, targets_BxL, weights_BxL, chunk, parts, z_loss=0.0):
-        nll_BxL = self.scores(features_BxLxD, targets_BxL, weights_BxL, chunk, parts)["nll"]
-        penalty = self.pull * jnp.square(self.bias_V).sum() * weights_BxL.sum()
-        return weighted_sum(nll_BxL, weights_BxL) + penalty, {"bias": penalty}
+    def loss(self, inputs, z_loss=0.0):
+        penalty = self.pull * jnp.square(self.bias_V).sum() * inputs.weights_BxL.sum()
+        return weighted_sum(self.scores(inputs)["nll"], inputs.weights_BxL) + penalty, {"bias": penalty}
 
-    def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk, parts):
-        logits_BxLxV = self.logits(features_BxLxD)
-        return {"nll": optax.softmax_cross_entropy_with_integer_labels(logits_BxLxV, targets_BxL)}
+    def scores(self, inputs):
+        logits_BxLxV = self.logits(inputs.features_BxLxD)
+        return {"nll": optax.softmax_cross_entropy_with_integer_labels(logits_BxLxV, inputs.targets_BxL)}
 
 
 register_head(

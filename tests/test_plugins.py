@@ -165,7 +165,7 @@ def test_a_way_of_being_given_that_no_file_of_the_package_knows(undone, monkeypa
     seconds = [np.append(trained.encode(second)[1:], end).astype(np.int32) for _, second in texts]
     found = generator.engine.score(prompts, seconds)
     assert -sum(one.log_probs.sum() for one in found) == pytest.approx(line["nll"], rel=1e-5)
-    forward = Engine(trained.held, trained.mesh, end=end, allowed_V=trained.text_ids())
+    forward = Engine(trained.decode_params, trained.mesh, end=end, allowed_V=trained.text_ids())
     as_usual = forward.score(prompts, seconds)
     assert all(abs(a.log_probs - b.log_probs).max() > 1e-6 for a, b in zip(found, as_usual, strict=True))
     best = [one.text for (one,) in generator.search([first for first, _ in texts], 5, BeamSearch(1))]

@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 from flash_lm.config.experiment import parse_model
 from flash_lm.config.mesh import MeshConfig
 from flash_lm.families.family import complete
+from flash_lm.inference.decode_params import DecodeParams
 from flash_lm.inference.engine import Engine
-from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.layers.mixed_chunk_core import ChunkOptions
 from flash_lm.models.model_inputs import ModelInputs
@@ -51,7 +51,7 @@ class BareDecoding:
         abstract = jax.eval_shape(self.function.init)
         read = [x for x in jax.tree.leaves(abstract) if longest not in x.shape]
         self.weight_bytes = sum(x.size * x.dtype.itemsize for x in read)
-        self._params = HeldParams(self.function, jax.jit(self.function.init)())
+        self._params = DecodeParams(self.function, jax.jit(self.function.init)())
         mesh = make_mesh(MeshConfig(shape=(1, 1, 1), rules=()), jax.devices()[:1])
         never_ends = np.arange(self.function.config.vocab_size) != 0
         self.engine = Engine(self._params, mesh, end=0, allowed_V=never_ends)
@@ -69,7 +69,7 @@ class BareDecoding:
 
         def turn() -> float:
             # A state of its own, so that no two of the large ones exist at the same time.
-            carry = self.engine.apart(self.engine.start(rows, context))
+            carry = self.engine.unstacked(self.engine.start(rows, context))
             positions_B = jnp.full(rows, context - tokens, jnp.int32)
             carry = dataclasses.replace(carry, state=dataclasses.replace(carry.state, positions_B=positions_B))
             jax.block_until_ready(carry)
@@ -86,7 +86,7 @@ class BareDecoding:
 
         def turn() -> float:
             start = time.perf_counter()
-            jax.block_until_ready(self._last(self._params.apart, inputs_BxL))
+            jax.block_until_ready(self._last(self._params.unstacked, inputs_BxL))
             return 1000 * (time.perf_counter() - start)
 
         return turn

@@ -20,12 +20,12 @@ def _of_tokenizer(tokenizer: Any) -> int:
     return tokenizer.vocab_size
 
 
-def _loss(head: Any, *predictions: Any, **factors: float) -> Any:
-    return head.loss(*predictions, **factors)
+def _loss(head: Any, inputs: Any, **factors: float) -> Any:
+    return head.loss(inputs, **factors)
 
 
-def _scores(head: Any, *predictions: Any) -> Any:
-    return head.scores(*predictions)
+def _scores(head: Any, inputs: Any) -> Any:
+    return head.scores(inputs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Task:
             is to name it. Such a model may be causal or not, as `model.causal` says.
         given: how a model reads what is given of a row, see `data.given`; or its name: before the rest, as a prefix
             that is seen both ways (`prefix_BxL`), or as the source of its encoder (`source_BxM`).
-        loss: sum over the targets, from a head and what its `loss` takes, of which the factors of penalties are there
-            if they are not zero; and the penalties in that sum, by name.
-        scores: of each target, from the same arguments: nll and perhaps hits, see `models.output_heads.Head`.
+        loss: from a head, its `HeadInputs`, and the factors of penalties that are not zero, by name: the sum over the
+            targets, and the penalties in that sum, by name.
+        scores: of each target, from a head and its `HeadInputs`: nll and perhaps hits, see `models.output_heads.Head`.
         share: share of the tokens that are targets, given each section; for benchmarks, which have no tokenizer.
         sections: its sections of keys in `config.data`.
         of_model: names of sections of `config.model` that only its models read.

@@ -11,9 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flash_lm.config.experiment import Config
 from flash_lm.config.plugins import import_plugins
-from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.classify import TextClassifier
 from flash_lm.inference.fill_in import FilledIn, Filler
@@ -54,38 +52,18 @@ class TextScore:
         return -sum(self.log_probs) / math.log(2) / self.bytes
 
 
-class LoadedModel:
-    """A trained model: generates, fills in, scores, and returns logits and attention weights."""
+class LoadedModel(TrainedModel):
+    """A trained model: generates, fills in, scores, and returns logits and attention weights.
 
-    def __init__(self, trained: TrainedModel):
-        """Compiles nothing before the first call."""
-        self._trained = trained
-        self._logits = jax.jit(lambda params, *rows_BxL: trained.model.bind(params)(*rows_BxL))
+    It is what scoring, export, the service and the harness take, too.
 
-    def __repr__(self) -> str:
-        """One line with the run, step, family, size and task."""
-        label, count = self.config.model.label, self._trained.model.parameter_count()
-        return f"<{self._trained.run}, step {self._trained.step}: {label}, {count:,} parameters, {self.config.task}>"
-
-    @property
-    def config(self) -> Config:
-        """The complete config."""
-        return self._trained.config
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer: `encode` takes texts, `decode` takes ids."""
-        return self._trained.tokenizer
-
-    @property
-    def params(self) -> Params:
-        """Nested dicts of arrays, stacked over the layers; a new copy once the model has generated or scored text."""
-        return self._trained.params
-
-    @property
-    def constants(self) -> Params:
-        """Random arrays that are never trained, nested like `params`; empty for most families."""
-        return self._trained.model.constants
+    Attributes:
+        config: the complete config.
+        tokenizer: `encode` takes texts, `decode` takes ids.
+        params: nested dicts of arrays, stacked over the layers; a new copy once the model has generated or scored text.
+        constants: random arrays that are never trained, nested like `params`; empty for most families.
+        model: the model as a function of `params`; `model.bind(params)` is its Flax module.
+    """
 
     @overload
     def generate(self, text: str, max_tokens: int = 100, *, seed: int = 0, **settings: float) -> str: ...
@@ -145,8 +123,8 @@ class LoadedModel:
         """
         self._check_left_to_right("score")
         engine = self._generator.engine
-        row = self._trained.encode(text, "text")
-        self._trained.model.abstract.check_length(len(row))
+        row = self.encode(text, "text")
+        self.model.abstract.check_length(len(row))
         (scored,) = engine.score([row[:1]], [row[1:]])
         return TextScore(row[1:].tolist(), scored.log_probs.tolist(), len(text.encode()))
 
@@ -179,7 +157,7 @@ class LoadedModel:
 
     def _check_left_to_right(self, what: str) -> None:
         """Raises InputError for a model that reads a prefix both ways, or a source."""
-        if not self._trained.given.whole_texts:
+        if not self.given.whole_texts:
             raise InputError(
                 f"{what} is of whole texts, and a model of task={self.config.task} reads a given part apart: use "
                 "generate, or model(…) of its Flax module"
@@ -187,7 +165,7 @@ class LoadedModel:
 
     def _rows(self, *arrays_BxL: np.ndarray) -> np.ndarray:
         """The logits of rows, given their tokens and perhaps segments; several devices may compute some rows twice."""
-        rows, mesh = len(arrays_BxL[0]), self._trained.mesh
+        rows, mesh = len(arrays_BxL[0]), self.mesh
         with jax.set_mesh(mesh):
             size = (rows_that_divide(rows, mesh), arrays_BxL[0].shape[1])
             place = lambda x_BxL: jax.device_put(np.resize(x_BxL, size).astype(np.int32), batch_sharding(mesh))
@@ -207,28 +185,32 @@ class LoadedModel:
             InputError: the text is empty or unknown to the tokenizer, or has more tokens than the model has positions.
         """
         self._check_left_to_right("attention")
-        trained, found = self._trained, list[AttentionMap]()
-        ids_1xL = jnp.asarray(trained.encode(text, "text")[:tokens])[None]
+        maps = list[AttentionMap]()
+        ids_1xL = jnp.asarray(self.encode(text, "text")[:tokens])[None]
 
         def weights(params: Params) -> list[jax.Array]:
-            found[:] = attention_weights(trained.model.bind(params), ids_1xL)
-            return [one.weights_BxHxLxL for one in found]
+            maps[:] = attention_weights(self.model.bind(params), ids_1xL)
+            return [one.weights_BxHxLxL for one in maps]
 
-        with jax.set_mesh(trained.mesh):
-            arrays = jax.device_get(jax.jit(weights)(trained.params))
-        return [dataclasses.replace(one, weights_BxHxLxL=x) for one, x in zip(found, arrays, strict=True)]
+        with jax.set_mesh(self.mesh):
+            arrays = jax.device_get(jax.jit(weights)(self.params))
+        return [dataclasses.replace(one, weights_BxHxLxL=x) for one, x in zip(maps, arrays, strict=True)]
+
+    @functools.cached_property
+    def _logits(self):
+        return jax.jit(lambda params, *rows_BxL: self.model.bind(params)(*rows_BxL))
 
     @functools.cached_property
     def _generator(self) -> Generator:
-        return Generator(self._trained)
+        return Generator(self)
 
     @functools.cached_property
     def _classifier(self) -> TextClassifier:
-        return TextClassifier(self._trained)
+        return TextClassifier(self)
 
     @functools.cached_property
     def _filler(self) -> Filler:
-        return Filler(self._trained)
+        return Filler(self)
 
 
 def load(
@@ -253,4 +235,4 @@ def load(
     """
     import_plugins([plugins] if isinstance(plugins, str) else plugins)
     name = downloaded(run)
-    return LoadedModel(load_model(name, dtype=dtype, mesh_shape=mesh, overrides=overrides))
+    return LoadedModel(**vars(load_model(name, dtype=dtype, mesh_shape=mesh, overrides=overrides)))

@@ -65,7 +65,7 @@ def search(
 
     Args:
         step: from one token of each of B·W rows, and the state before it, the next logits and state.
-        state: after the prompts, its layers apart.
+        state: after the prompts, its layers unstacked.
         logits_BxV: each prompt's next token.
         vacant_B: which rows have no prompt.
         never_V: ids that may not be generated.

@@ -47,7 +47,8 @@ class CoupletWriter:
         self._trained, self._tokenizer = trained, tokenizer
         # A second line ends when it is as long as the first, so no token marks its end.
         allowed_V = trained.text_ids()
-        self.engine = Engine(trained.held, trained.mesh, end=tokenizer.end, allowed_V=allowed_V, **trained.asking)
+        params, end = trained.decode_params, tokenizer.end
+        self.engine = Engine(params, trained.mesh, end=end, allowed_V=allowed_V, **trained.asking)
 
     def __call__(
         self, first: str, candidates: int = 8, sampling: Sampling | None = None, seed: int = 0

@@ -10,8 +10,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flash_lm.data.given import Given
 from flash_lm.inference import beams
+from flash_lm.inference.decode_params import DecodeParams, Unstacked
 from flash_lm.inference.decoding import Decoding
-from flash_lm.inference.held_params import Apart, HeldParams
 from flash_lm.inference.sampling import SamplingArrays, draw_tokens
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.training.sharding import BATCH
@@ -30,10 +30,10 @@ class DecodeLoop:
         row_keys: a random key for each row.
         join: a carry in which a row is another one's first.
         leave: a carry in which a row has ended.
-        put_apart: a carry whose layers are separate arrays.
+        unstack: a carry whose layers are separate arrays.
     """
 
-    def __init__(self, params: HeldParams, mesh: Mesh, *, end: int, never_V: np.ndarray, given: Given):
+    def __init__(self, params: DecodeParams, mesh: Mesh, *, end: int, never_V: np.ndarray, given: Given):
         """Compiles nothing; the arguments are those of an `Engine`."""
         self._params, self._mesh = params, mesh
         self._end, self._never_V, self._given = end, never_V, given
@@ -46,9 +46,9 @@ class DecodeLoop:
         self.row_keys = jax.jit(_row_keys, static_argnums=1)
         self.join = jax.jit(self._join, donate_argnums=0)
         self.leave = jax.jit(self._leave, donate_argnums=0)
-        self.put_apart = jax.jit(lambda carry: self._spread(dataclasses.replace(carry, state=carry.state.unstacked())))
+        self.unstack = jax.jit(lambda carry: self._spread(dataclasses.replace(carry, state=carry.state.unstacked())))
 
-    def _start(self, params: Apart, rows: jax.Array, filled: int, capacity: int) -> Decoding:
+    def _start(self, params: Unstacked, rows: jax.Array, filled: int, capacity: int) -> Decoding:
         logits_BxV = jnp.zeros((filled, self._params.model.config.vocab_size), jnp.float32)
         state = self._params.bind(params).init_state(filled, capacity)
         seen_BxV = jnp.zeros(logits_BxV.shape, bool)
@@ -56,10 +56,10 @@ class DecodeLoop:
         count_B = jnp.zeros(filled, jnp.int32)
         return self._spread(Decoding(state, logits_BxV, seen_BxV, count_B, finished_B))
 
-    def _read(self, params: Apart, state: DecodeState, source_BxM: jax.Array, lengths_B) -> DecodeState:
+    def _read(self, params: Unstacked, state: DecodeState, source_BxM: jax.Array, lengths_B) -> DecodeState:
         return self._params.bind(params).remember(source_BxM, state, lengths_B)
 
-    def _prefill(self, params: Apart, carry: Decoding, inputs_BxL: jax.Array, lengths_B: jax.Array) -> Decoding:
+    def _prefill(self, params: Unstacked, carry: Decoding, inputs_BxL: jax.Array, lengths_B: jax.Array) -> Decoding:
         prefix_B = self._given.both_ways(lengths_B)  # a whole prompt
         logits_BxV, state = self._params.bind(params).prefill_last(inputs_BxL, carry.state, lengths_B, prefix_B)
         logits_BxV = jnp.where(lengths_B[:, None] > 0, logits_BxV, carry.logits_BxV)
@@ -67,7 +67,7 @@ class DecodeLoop:
         seen_BxV = jax.vmap(lambda seen, ids, real: seen.at[ids].max(real))(carry.seen_BxV, inputs_BxL, real_BxL)
         return self._spread(dataclasses.replace(carry, state=state, logits_BxV=logits_BxV, seen_BxV=seen_BxV))
 
-    def _score(self, params: Apart, state: DecodeState, inputs_BxL, targets_BxL, lengths_B, top: int, prefix_B):
+    def _score(self, params: Unstacked, state: DecodeState, inputs_BxL, targets_BxL, lengths_B, top: int, prefix_B):
         logits_BxLxV, state = self._params.bind(params).prefill(inputs_BxL, state, lengths_B, prefix_B)
         total_BxLx1 = jax.nn.logsumexp(logits_BxLxV, axis=-1, keepdims=True)
         top_BxLxK, ids_BxLxK = jax.lax.top_k(logits_BxLxV, top)
@@ -76,14 +76,14 @@ class DecodeLoop:
 
     def _advance(
         self,
-        params: Apart,
+        params: Unstacked,
         carry: Decoding,
         settings: SamplingArrays,
         keys_B: jax.Array,
         budget: jax.Array,
         size: int,
     ):
-        bound, layers, never_V = self._params.bind(params), params.layers, jnp.asarray(self._never_V)
+        bound, blocks, never_V = self._params.bind(params), params.blocks, jnp.asarray(self._never_V)
         rows = carry.finished_B.shape[0]
 
         def going(loop) -> jax.Array:
@@ -102,7 +102,7 @@ class DecodeLoop:
                 log_probs_BxT.at[:, place].set(_log_prob(carry.logits_BxV, tokens_B)),
                 lengths_B + (~finished_B).astype(jnp.int32),
             )
-            logits_BxV, state = bound.step_unstacked(tokens_B, carry.state, layers)
+            logits_BxV, state = bound.step_unstacked(tokens_B, carry.state, blocks)
             seen_BxV = carry.seen_BxV.at[jnp.arange(rows), tokens_B].set(True)
             carry = self._spread(Decoding(state, logits_BxV, seen_BxV, carry.count_B + 1, finished_B))
             return place + 1, carry, new
@@ -120,7 +120,7 @@ class DecodeLoop:
             (place, carry, new), _ = jax.lax.while_loop(
                 lambda both: going(both[0]) & ~both[1], one_more, (loop, jnp.zeros((), bool))
             )
-            state = bound.settle_unstacked(carry.state, layers)
+            state = bound.settle_unstacked(carry.state, blocks)
             return place, self._spread(dataclasses.replace(carry, state=state)), new
 
         tokens_BxT = jnp.full((rows, size), self._end, jnp.int32)
@@ -129,12 +129,12 @@ class DecodeLoop:
         _, carry, new = jax.lax.while_loop(going, body, (jnp.int32(0), carry, new))
         return carry, new
 
-    def _search(self, params: Apart, carry: Decoding, budget, penalty, width: int, size: int) -> beams.Found:
+    def _search(self, params: Unstacked, carry: Decoding, budget, penalty, width: int, size: int) -> beams.Found:
         bound = self._params.bind(params)
 
         def step(tokens_B: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
-            logits_BxV, state = bound.step_unstacked(tokens_B, state, params.layers)
-            settle = lambda state: bound.settle_unstacked(state, params.layers)
+            logits_BxV, state = bound.step_unstacked(tokens_B, state, params.blocks)
+            settle = lambda state: bound.settle_unstacked(state, params.blocks)
             if due := [(state.positions_B % n == 0).any() for n in bound.settles_every]:
                 state = jax.lax.cond(jnp.stack(due).any(), settle, lambda x: x, state)
             return logits_BxV, self._spread_state(state)
@@ -159,8 +159,8 @@ class DecodeLoop:
 
     def _spread_state(self, state: DecodeState) -> DecodeState:
         """As `_spread`; rows are axis 0, or axis 1 in states stacked over layers."""
-        rows, is_apart = self._over(*BATCH), isinstance(state.layers, list)
-        layers = jax.tree.map(rows if is_apart else self._over(None, *BATCH), state.layers)
+        rows, is_unstacked = self._over(*BATCH), isinstance(state.layers, list)
+        layers = jax.tree.map(rows if is_unstacked else self._over(None, *BATCH), state.layers)
         return dataclasses.replace(state, positions_B=rows(state.positions_B), layers=layers)
 
     def _over(self, *spec) -> Callable[[jax.Array], jax.Array]:

@@ -16,8 +16,8 @@ from jax.sharding import Mesh, NamedSharding
 from flash_lm.data.given import BEFORE, Given
 from flash_lm.errors import InputError, RunError
 from flash_lm.inference.decode_loop import DecodeLoop
+from flash_lm.inference.decode_params import DecodeParams
 from flash_lm.inference.decoding import Decoding, Hypothesis, Scored, Tokens
-from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.sampling import SamplingArrays, random_key
 from flash_lm.inference.settings import BeamSearch
 from flash_lm.models.decode_state import DecodeState
@@ -41,7 +41,7 @@ class Engine:
 
     def __init__(
         self,
-        params: HeldParams,
+        params: DecodeParams,
         mesh: Mesh,
         *,
         end: int,
@@ -78,18 +78,18 @@ class Engine:
 
     def vacant(self, rows: int, tokens: int) -> Decoding:
         """A carry of rows that have ended, padded to divide over the devices; others may `join` in their places."""
-        return self.apart(self._filled(0, rows, tokens))
+        return self.unstacked(self._filled(0, rows, tokens))
 
     def _filled(self, going: int, rows: int, tokens: int) -> Decoding:
         with jax.set_mesh(self._mesh):
             filled = rows_that_divide(rows, self._mesh)
-            return self._loop.start(self._params.apart, jnp.int32(going), filled, self._capacity(tokens))
+            return self._loop.start(self._params.unstacked, jnp.int32(going), filled, self._capacity(tokens))
 
     def state_bytes(self, rows: int, tokens: int) -> int:
         """Size of the model's state for this many rows with room for this many tokens."""
         with jax.set_mesh(self._mesh):
             start = lambda params: self._loop.start(params, jnp.int32(rows), rows, self._capacity(tokens))
-            shapes = jax.eval_shape(start, self._params.apart).state
+            shapes = jax.eval_shape(start, self._params.unstacked).state
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
     def prefill(self, prompts: list[np.ndarray], max_tokens: int) -> Decoding:
@@ -104,7 +104,7 @@ class Engine:
         carry = dataclasses.replace(carry, state=self._with_sources(carry.state, prompts))
         with jax.set_mesh(self._mesh):
             for inputs_BxL, lengths_B in self._pieces([self._begun(prompt) for prompt in prompts], size):
-                carry = self._loop.prefill(self._params.apart, carry, inputs_BxL, lengths_B)
+                carry = self._loop.prefill(self._params.unstacked, carry, inputs_BxL, lengths_B)
         return carry
 
     def places(self, prompt: int) -> int:
@@ -117,7 +117,7 @@ class Engine:
         assert most is not None
         return most
 
-    def apart(self, carry: Decoding) -> Decoding:
+    def unstacked(self, carry: Decoding) -> Decoding:
         """Unstacks the layers' states into separate arrays, as the loop needs them; `advance` does this if necessary.
 
         Args:
@@ -126,9 +126,9 @@ class Engine:
         if isinstance(carry.state.layers, list):
             return carry
         with jax.set_mesh(self._mesh):
-            apart = self._loop.put_apart(carry)
+            unstacked = self._loop.unstack(carry)
         jax.tree.map(lambda x: x.delete(), carry.state.layers)  # JAX cannot donate arrays to outputs of other shapes
-        return apart
+        return unstacked
 
     def advance(self, carry: Decoding, settings: SamplingArrays, seed: int, max_tokens: int) -> tuple[Decoding, Tokens]:
         """Generates max_tokens tokens per row, or fewer if all rows end before.
@@ -148,10 +148,10 @@ class Engine:
         self, carry: Decoding, settings: SamplingArrays, keys_B: jax.Array, max_tokens: int
     ) -> tuple[Decoding, Tokens]:
         """As `advance`, with settings and a random key per row; token i of a row is drawn with fold_in(its key, i)."""
-        carry = self.apart(carry)
+        carry = self.unstacked(carry)
         with jax.set_mesh(self._mesh):
             arguments = (carry, settings, keys_B, jnp.int32(max_tokens), bucket(max_tokens))
-            carry, new = self._loop.advance(self._params.apart, *arguments)
+            carry, new = self._loop.advance(self._params.unstacked, *arguments)
         tokens_BxT, log_probs_BxT, lengths_B = (fetched(x) for x in new)
         return carry, Tokens(tokens_BxT, log_probs_BxT, lengths_B, fetched(carry.finished_B))
 
@@ -166,11 +166,11 @@ class Engine:
         Raises:
             RunError: the parameters are not finite.
         """
-        carry = self.apart(self.prefill(prompts, max_tokens))
+        carry = self.unstacked(self.prefill(prompts, max_tokens))
         with jax.set_mesh(self._mesh):
             numbers = jnp.int32(max_tokens), jnp.float32(settings.length_penalty)
             arguments = (carry, *numbers, settings.beams, bucket(max_tokens))
-            found = self._loop.search(self._params.apart, *arguments)
+            found = self._loop.search(self._params.unstacked, *arguments)
         tokens_BxWxT, log_probs_BxWxT, lengths_BxW, scores_BxW, finished_BxW = (fetched(x) for x in found)
 
         def one(b: int, w: int) -> Hypothesis:
@@ -188,7 +188,7 @@ class Engine:
         Args:
             carry: from `vacant` and the calls after it; donated.
             row: a row that has ended.
-            other: from `prefill`, then `apart`.
+            other: from `prefill`, then `unstacked`.
         """
         with jax.set_mesh(self._mesh):
             return self._loop.join(carry, jnp.int32(row), other)
@@ -240,7 +240,7 @@ class Engine:
             pieces = (self._pieces(part, size) for part in ([row[:-1] for row in rows], [row[1:] for row in rows]))
             for (inputs_BxL, lengths_B), (targets_BxL, _) in zip(*pieces, strict=True):
                 found, state = self._loop.score(
-                    self._params.apart, state, inputs_BxL, targets_BxL, lengths_B, top, prefix_B
+                    self._params.unstacked, state, inputs_BxL, targets_BxL, lengths_B, top, prefix_B
                 )
                 scored.append([fetched(x) for x in found])
         joined = [np.concatenate(x, axis=1) for x in zip(*scored, strict=True)]
@@ -272,7 +272,7 @@ class Engine:
             raise InputError(f"a source of {longest} tokens is longer than model.max_length={self._most_source}")
         with jax.set_mesh(self._mesh):
             ((source_BxM, lengths_B),) = self._pieces(sources, min(bucket(longest), self._most_source))
-            return self._loop.read(self._params.apart, state, source_BxM, lengths_B)
+            return self._loop.read(self._params.unstacked, state, source_BxM, lengths_B)
 
     def _capacity(self, tokens: int) -> int:
         """The capacity in tokens; 1 if the state does not grow, so that a longer row compiles nothing new."""

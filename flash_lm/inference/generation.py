@@ -79,7 +79,7 @@ class Generator:
         self._trained, self.of_pairs = trained, trained.config.data.pairs
         allowed_V, end = trained.text_ids(), trained.tokenizer.end
         allowed_V[end] = True
-        self.engine = Engine(trained.held, trained.mesh, end=end, allowed_V=allowed_V, **trained.asking)
+        self.engine = Engine(trained.decode_params, trained.mesh, end=end, allowed_V=allowed_V, **trained.asking)
 
     def generate(
         self, prompts: Sequence[str], max_tokens: int, sampling: Sampling | None = None, seed: int = 0

@@ -26,7 +26,7 @@ class ImageGenerator:
             raise InputError(f"{trained.name} was not trained on images: train a model with configs/mnist.py")
         self._begin, self._shape = trained.tokenizer.begin, shape
         end, allowed_V = trained.tokenizer.end, trained.text_ids()  # an image ends when all pixels are there
-        self._engine = Engine(trained.held, trained.mesh, end=end, allowed_V=allowed_V, **trained.asking)
+        self._engine = Engine(trained.decode_params, trained.mesh, end=end, allowed_V=allowed_V, **trained.asking)
 
     def draw(self, count: int, temperature: float = 1.0, seed: int = 0) -> np.ndarray:
         """Generates new images in one batch, count×shape, uint8."""

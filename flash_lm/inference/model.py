@@ -1,4 +1,7 @@
-"""A run's model: the parameters of a checkpoint, without optimizer and corpus."""
+"""A run's model: the parameters of a checkpoint, without optimizer and corpus.
+
+`flash_lm.load` gives the same with the methods of a notebook, see `api.LoadedModel`.
+"""
 
 import dataclasses
 import functools
@@ -17,7 +20,7 @@ from flash_lm.data.given import Given
 from flash_lm.data.tasks import Task
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.errors import InputError
-from flash_lm.inference.held_params import HeldParams
+from flash_lm.inference.decode_params import DecodeParams
 from flash_lm.runs.labels import read_labels
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.runs.run_name import RunName, run_name
@@ -35,15 +38,15 @@ _HARMLESS = ("data.cache_dir", "data.tokens_per_batch", "model.kernels", "model.
 _HARMLESS += ("model.state_dtype", "model.remat", "model.scan_layers", "train.loss_chunk")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class TrainedModel:
-    """What decoding and scoring need from a run.
+    """A trained model: what decoding, scoring, export and the service need of a run.
 
     Attributes:
         step: the checkpoint's step.
         config: the complete config.
         tokenizer: the run's tokenizer.
-        held: the parameters, and the model with its random, untrained arrays.
+        decode_params: the parameters, and the model with its random, untrained arrays.
         mesh: the mesh that holds the parameters.
         facts: facts saved with the checkpoint.
         run: the checkpoint's name.
@@ -53,21 +56,31 @@ class TrainedModel:
     step: int
     config: Config
     tokenizer: Tokenizer
-    held: HeldParams
+    decode_params: DecodeParams
     mesh: Mesh
     facts: Facts
     run: RunName
     folder: RunFolder
 
+    def __repr__(self) -> str:
+        """One line with the run, step, family, size and task."""
+        label, count = self.config.model.label, self.model.parameter_count()
+        return f"<{self.run}, step {self.step}: {label}, {count:,} parameters, {self.config.task}>"
+
     @property
     def model(self) -> ModelFunction:
         """The model without its parameters."""
-        return self.held.model
+        return self.decode_params.model
 
     @property
     def params(self) -> Params:
-        """The parameters, stacked over the layers; a new copy of the layers once the model has decoded."""
-        return self.held.stacked
+        """Nested dicts of arrays, stacked over the layers; a new copy of the layers once the model has decoded."""
+        return self.decode_params.stacked
+
+    @property
+    def constants(self) -> Params:
+        """Random arrays that are never trained, nested like `params`; empty for most families."""
+        return self.model.constants
 
     @property
     def name(self) -> str:
@@ -188,8 +201,8 @@ def load_model(
         raw.update_from_flattened_dict({"model.dtype": dtype, "model.param_dtype": dtype})
     read = read_weights(name, folder, raw, saved_dtype)
     params = jax.tree.map(lambda x: x.astype(read.config.model.param_dtype), read.params)
-    held = HeldParams(read.model, params)
-    return TrainedModel(read.step, read.config, read.tokenizer, held, read.mesh, read.facts, name, folder)
+    decode_params = DecodeParams(read.model, params)
+    return TrainedModel(read.step, read.config, read.tokenizer, decode_params, read.mesh, read.facts, name, folder)
 
 
 def _override(raw: Any, overrides: Sequence[str]) -> None:

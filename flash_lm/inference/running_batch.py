@@ -76,7 +76,7 @@ class RunningBatch:
         with self._engine.turn:
             if self._last is None or not np.array_equal(prompt, self._last[0]):
                 prefilled = self._engine.prefill([prompt], self.capacity - self._engine.places(len(prompt)))
-                self._last = prompt, self._engine.apart(prefilled)
+                self._last = prompt, self._engine.unstacked(prefilled)
             self._carry = self._engine.join(self._carry, row, self._last[1])
         self._samplings[row] = sampling
         self._keys[row] = jax.random.key_data(jax.random.fold_in(random_key(seed), number))

@@ -78,7 +78,7 @@ def translate(
         )
     allowed_V = trained.text_ids()
     allowed_V[end] = ends
-    engine = Engine(trained.held, trained.mesh, end=end, allowed_V=allowed_V, **trained.asking)
+    engine = Engine(trained.decode_params, trained.mesh, end=end, allowed_V=allowed_V, **trained.asking)
 
     def most(one: _Asked) -> int:
         """Of the tokens of an answer."""

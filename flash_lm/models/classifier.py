@@ -13,7 +13,7 @@ from flash_lm.config.model import ModelConfig
 from flash_lm.errors import InputError
 from flash_lm.layers.dense import Dense
 from flash_lm.layers.parameter import VECTORS
-from flash_lm.models.output_heads import HeadKind, Losses, register_head, weighted_sum
+from flash_lm.models.output_heads import HeadInputs, HeadKind, Losses, register_head, weighted_sum
 
 
 def _mean(features_BxLxD: jax.Array, real_BxL: jax.Array) -> jax.Array:
@@ -73,31 +73,19 @@ class ClassHead(NamedTuple):
         found_xC = jnp.matmul(features_xD, kernel_DxC, preferred_element_type=jnp.float32)
         return found_xC + jnp.broadcast_to(self.bias_C.astype(jnp.float32), found_xC.shape)
 
-    def loss(
-        self,
-        features_BxLxD,
-        targets_BxL,
-        weights_BxL,
-        chunk: int,
-        parts: int,
-        z_loss: float = 0.0,
-        label_smoothing: float = 0.0,
-    ) -> Losses:
+    def loss(self, inputs: HeadInputs, z_loss: float = 0.0, label_smoothing: float = 0.0) -> Losses:
         """See `Head`; there is no large array to cut into chunks or parts, and there are no penalties."""
         del z_loss, label_smoothing
-        nll_BxL = self.scores(features_BxLxD, targets_BxL, weights_BxL, chunk, parts)["nll"]
-        return weighted_sum(nll_BxL, weights_BxL), {}
+        return weighted_sum(self.scores(inputs)["nll"], inputs.weights_BxL), {}
 
-    def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int) -> dict[str, jax.Array]:
+    def scores(self, inputs: HeadInputs) -> dict[str, jax.Array]:
         """See `Head`; and "confusion", with a 1 at the label (first axis) and the prediction (second), B×L×C×C."""
-        del weights_BxL, chunk, parts
-        logits_BxLxC = self.logits(features_BxLxD)
-        nll_BxL = optax.softmax_cross_entropy_with_integer_labels(logits_BxLxC, targets_BxL)
-        label_BxLxC, found_BxLxC = (
-            jax.nn.one_hot(x_BxL, logits_BxLxC.shape[-1]) for x_BxL in (targets_BxL, logits_BxLxC.argmax(axis=-1))
-        )
-        confusion_BxLxCxC = label_BxLxC[..., :, None] * found_BxLxC[..., None, :]
-        return {"nll": nll_BxL, "hits": (label_BxLxC * found_BxLxC).sum(axis=-1), "confusion": confusion_BxLxCxC}
+        logits_BxLxC = self.logits(inputs.features_BxLxD)
+        nll_BxL = optax.softmax_cross_entropy_with_integer_labels(logits_BxLxC, inputs.targets_BxL)
+        one_hot = lambda x_BxL: jax.nn.one_hot(x_BxL, logits_BxLxC.shape[-1])
+        label_BxLxC, predicted_BxLxC = one_hot(inputs.targets_BxL), one_hot(logits_BxLxC.argmax(axis=-1))
+        confusion_BxLxCxC = label_BxLxC[..., :, None] * predicted_BxLxC[..., None, :]
+        return {"nll": nll_BxL, "hits": (label_BxLxC * predicted_BxLxC).sum(axis=-1), "confusion": confusion_BxLxCxC}
 
 
 def _pool(config: ModelConfig, features_BxLxD: jax.Array, real_BxL: jax.Array) -> jax.Array:

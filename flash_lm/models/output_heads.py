@@ -24,6 +24,24 @@ _PACE, _LOG_SCALE = 0.1, -3.0  # of the logistics' means and scales: relative pa
 Losses = tuple[jax.Array, dict[str, jax.Array]]  # the loss, and the penalties in it by name
 
 
+class HeadInputs(NamedTuple):
+    """What a head's loss and scores are made of.
+
+    Attributes:
+        features_BxLxD: of each token, or of each row, where L is 1.
+        targets_BxL: what is to be predicted.
+        weights_BxL: of each target in the loss; 0: it is none.
+        chunk: tokens whose logits exist at the same time on a device, see `cross_entropy`.
+        parts: parts of the batch that lie on different devices, see `cross_entropy`.
+    """
+
+    features_BxLxD: jax.Array
+    targets_BxL: jax.Array
+    weights_BxL: jax.Array
+    chunk: int
+    parts: int
+
+
 class Head(Protocol):
     """A head with its parameters: turns features into a distribution."""
 
@@ -31,22 +49,11 @@ class Head(Protocol):
         """…×V float32."""
         ...
 
-    def loss(
-        self,
-        features_BxLxD: jax.Array,
-        targets_BxL: jax.Array,
-        weights_BxL: jax.Array,
-        chunk: int,
-        parts: int,
-        z_loss: float = 0.0,
-        label_smoothing: float = 0.0,
-    ) -> Losses:
+    def loss(self, inputs: HeadInputs, z_loss: float = 0.0, label_smoothing: float = 0.0) -> Losses:
         """Weighted sum of −log p(target), nats, with its penalties; see `cross_entropy` for the arguments."""
         ...
 
-    def scores(
-        self, features_BxLxD: jax.Array, targets_BxL: jax.Array, weights_BxL: jax.Array, chunk: int, parts: int
-    ) -> dict[str, jax.Array]:
+    def scores(self, inputs: HeadInputs) -> dict[str, jax.Array]:
         """Of each target, B×L: "nll", nats, and perhaps "hits", 1 if it is the likeliest token; more axes may follow.
 
         Where the weight is 0 there may be anything.
@@ -112,37 +119,21 @@ class SoftmaxHead(NamedTuple):
         logits_xV = jnp.einsum("...d,vd->...v", features_xD, table_VxD, preferred_element_type=jnp.float32)
         return soft_capped(logits_xV, self.cap)
 
-    def loss(
-        self,
-        features_BxLxD,
-        targets_BxL,
-        weights_BxL,
-        chunk: int,
-        parts: int,
-        z_loss: float = 0.0,
-        label_smoothing: float = 0.0,
-    ) -> Losses:
+    def loss(self, inputs: HeadInputs, z_loss: float = 0.0, label_smoothing: float = 0.0) -> Losses:
         """See `Head`."""
-        arguments = (
-            features_BxLxD,
-            self.table_VxD,
-            targets_BxL,
-            weights_BxL,
-            chunk,
-            parts,
-            z_loss,
-            self.cap,
-            label_smoothing,
-        )
-        found: tuple[jax.Array, tuple[jax.Array, jax.Array]] = cross_entropy(*arguments)
-        total, penalties = found
+        features_BxLxD, targets_BxL, weights_BxL, chunk, parts = inputs
+        options = chunk, parts, z_loss, self.cap, label_smoothing
+        result: Any = cross_entropy(features_BxLxD, self.table_VxD, targets_BxL, weights_BxL, *options)
+        total, penalties = result
         factors = {"z_loss": z_loss, "label_smoothing": label_smoothing}
         return total, {name: penalty for (name, x), penalty in zip(factors.items(), penalties, strict=True) if x}
 
-    def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int) -> dict[str, jax.Array]:
+    def scores(self, inputs: HeadInputs) -> dict[str, jax.Array]:
         """See `Head`."""
+        features_BxLxD, targets_BxL, weights_BxL, chunk, parts = inputs
         arguments = features_BxLxD, self.table_VxD, targets_BxL, weights_BxL, chunk, parts, self.cap
-        return dict(zip(("nll", "hits"), token_scores(*arguments), strict=True))
+        nll_BxL, hits_BxL = token_scores(*arguments)
+        return {"nll": nll_BxL, "hits": hits_BxL}
 
 
 class LogisticsHead(NamedTuple):
@@ -163,26 +154,15 @@ class LogisticsHead(NamedTuple):
         before = [(0, 0)] * (log_probs_xN.ndim - 1) + [(self.vocab_size - VALUES, 0)]
         return jnp.pad(log_probs_xN, before, constant_values=-jnp.inf)
 
-    def loss(
-        self,
-        features_BxLxD,
-        targets_BxL,
-        weights_BxL,
-        chunk: int,
-        parts: int,
-        z_loss: float = 0.0,
-        label_smoothing: float = 0.0,
-    ) -> Losses:
+    def loss(self, inputs: HeadInputs, z_loss: float = 0.0, label_smoothing: float = 0.0) -> Losses:
         """As `SoftmaxHead.loss`, without penalties; there is no large array to cut into chunks or parts."""
         del z_loss, label_smoothing
-        nll_BxL = self.scores(features_BxLxD, targets_BxL, weights_BxL, chunk, parts)["nll"]
-        return weighted_sum(nll_BxL, weights_BxL), {}
+        return weighted_sum(self.scores(inputs)["nll"], inputs.weights_BxL), {}
 
-    def scores(self, features_BxLxD, targets_BxL, weights_BxL, chunk: int, parts: int) -> dict[str, jax.Array]:
+    def scores(self, inputs: HeadInputs) -> dict[str, jax.Array]:
         """Only "nll": accuracy over 256 values says little."""
-        del weights_BxL, chunk, parts
-        values_BxL = targets_BxL - (self.vocab_size - VALUES)
-        return {"nll": -mixture_log_probs(self._parameters(features_BxLxD), values_BxL)}
+        values_BxL = inputs.targets_BxL - (self.vocab_size - VALUES)
+        return {"nll": -mixture_log_probs(self._parameters(inputs.features_BxLxD), values_BxL)}
 
     def _parameters(self, features_xD: jax.Array) -> jax.Array:
         kernel_Dx3P = self.kernel_Dx3P.astype(features_xD.dtype)

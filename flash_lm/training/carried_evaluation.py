@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -16,10 +17,10 @@ from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.runs.hosts import fetched
-from flash_lm.training.evaluation import bytes_per_token, perplexity, scores_of
+from flash_lm.training.evaluation import bytes_per_token, perplexity, row_sums, scores_of, target_scores
+from flash_lm.training.forward import Batch, cut, forward
 from flash_lm.training.sharding import batch_sharding, carried_shardings, place, rows_that_divide, share_of
 from flash_lm.training.train_state import ModelFunction, Params
-from flash_lm.training.train_step import make_carried_evaluation_step
 
 Sums = collections.Counter[str]
 
@@ -107,6 +108,32 @@ class CarriedEvaluator:
         empty = lambda params: self._model.bind(params).init_state(rows)
         params = jax.eval_shape(self._model.init)
         return jax.jit(empty, out_shardings=carried_shardings(jax.eval_shape(empty, params), self._mesh))
+
+
+def make_carried_evaluation_step(
+    model: ModelFunction, loss_chunk: int, task: Task = NEXT_TOKEN, parts: int = 1
+) -> Callable[[Params, Batch, jax.Array, DecodeState], tuple[dict[str, jax.Array], DecodeState]]:
+    """Sums over each row of a batch whose rows continue those of the batch before.
+
+    Returns:
+        A function (params, batch, bytes_per_token_V, carried) -> the task's scores, tokens and bytes of each row, and
+        the position where it begins, B each; and the state after the rows. It computes `parts` microbatches one after
+        another.
+    """
+
+    def of_part(params: Params, batch: Batch, bytes_per_token_V: jax.Array, carried: DecodeState):
+        result = forward(model, params, batch, loss_chunk, carried=carried)
+        scores = target_scores(task, result, bytes_per_token_V)
+        sums = {name: row_sums(x, result.head_inputs.weights_BxL) for name, x in scores.items()}
+        assert result.carried is not None
+        return sums | {"start": batch["positions_BxL"][:, 0]}, result.carried
+
+    def step(params: Params, batch: Batch, bytes_per_token_V: jax.Array, carried: DecodeState):
+        of_one = lambda part: of_part(params, part[0], bytes_per_token_V, part[1])
+        sums, after = jax.lax.map(of_one, (cut(batch, parts), carried.cut(parts)))
+        return {name: jnp.swapaxes(x, 0, 1).reshape(-1) for name, x in sums.items()}, after.put_together()
+
+    return of_part if parts == 1 else step
 
 
 def _by_position(places: dict[int, Sums], length: int) -> list[dict[str, float]]:

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 
 from flash_lm.config.registry import TASKS
 from flash_lm.data.packing import empty_row
+from flash_lm.training.forward import Batch
 from flash_lm.training.schedule import learning_rate
 from flash_lm.training.setup import Setup
 from flash_lm.training.sharding import batch_sharding
 from flash_lm.training.train_state import TrainState
-from flash_lm.training.train_step import Batch, Metrics, make_train_step
+from flash_lm.training.train_step import Metrics, make_train_step
 
 
 def shapes_of_batch(setup: Setup) -> dict[str, jax.ShapeDtypeStruct]:

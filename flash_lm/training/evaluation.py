@@ -2,10 +2,11 @@
 
 import collections
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -14,10 +15,10 @@ from flash_lm.data.packing import Rows
 from flash_lm.data.slices import SlicedRows
 from flash_lm.data.tasks import NEXT_TOKEN, Task
 from flash_lm.data.tokenizer import Tokenizer
+from flash_lm.training.forward import Batch, Forward, forward
 from flash_lm.training.label_scores import scores_of_confusion
 from flash_lm.training.sharding import batch_sharding, place, rows_that_divide, share_of
 from flash_lm.training.train_state import ModelFunction, Params
-from flash_lm.training.train_step import make_evaluation_step
 
 _LARGEST_EXPONENT = 709  # exp overflows above it
 
@@ -84,6 +85,42 @@ class Evaluator:
         if blocks:
             sums.update({f"{name}_blocks": in_blocks(found, blocks) for name, found in of_batches.items()})
         return sums
+
+
+def make_evaluation_step(
+    model: ModelFunction, loss_chunk: int, task: Task = NEXT_TOKEN
+) -> Callable[[Params, Batch, jax.Array], dict[str, jax.Array]]:
+    """Sums over one batch, to add up over batches, so that no result depends on the batch size.
+
+    Returns:
+        A function (params, batch, bytes_per_token_V) -> the task's scores, nll (nats) and perhaps hits (targets that
+        are the likeliest token), and tokens and bytes of the batch's targets. If the batch has slices_BxKxL, each is an
+        array whose first axis is K: of the targets in each slice.
+    """
+
+    def step(params: Params, batch: Batch, bytes_per_token_V: jax.Array) -> dict[str, jax.Array]:
+        result = forward(model, params, batch, loss_chunk)
+        weights = result.head_inputs.weights_BxL
+        if "slices_BxKxL" in batch:
+            weights = weights * jnp.moveaxis(batch["slices_BxKxL"][..., : weights.shape[1]], 1, 0)
+        scores = target_scores(task, result, bytes_per_token_V)
+        return {name: row_sums(x, weights).sum(axis=weights.ndim - 2) for name, x in scores.items()}
+
+    return step
+
+
+def target_scores(task: Task, result: Forward, bytes_per_token_V: jax.Array) -> dict[str, jax.Array]:
+    """Of each target, B×T×…: the task's scores, and what its sums count, tokens and bytes."""
+    targets_BxT = result.head_inputs.targets_BxL
+    bytes_BxT = bytes_per_token_V[targets_BxT].astype(jnp.float32)
+    counts = {"tokens": jnp.ones(targets_BxT.shape, jnp.float32), "bytes": bytes_BxT}
+    return task.scores(result.bound.head(), result.head_inputs) | counts
+
+
+def row_sums(x_BxTx: jax.Array, weights_xBxT: jax.Array) -> jax.Array:
+    """The weighted sum over each row's targets, …×B×…; where the weight is 0 there may be anything."""
+    weights = weights_xBxT.reshape(*weights_xBxT.shape, *(1,) * (x_BxTx.ndim - 2))
+    return jnp.where(weights > 0, x_BxTx * weights, 0).sum(axis=weights_xBxT.ndim - 1)
 
 
 def in_blocks(of_batches: list[np.ndarray], blocks: int) -> np.ndarray:

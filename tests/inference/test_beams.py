@@ -10,9 +10,9 @@ from models.cases import LENGTH, case
 from models.test_encoder_decoder import model as reader
 
 from flash_lm.errors import InputError, RunError
+from flash_lm.inference.decode_params import DecodeParams
 from flash_lm.inference.decoding import Hypothesis
 from flash_lm.inference.engine import Engine
-from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.settings import BeamSearch
 from flash_lm.training.train_state import ModelFunction
 from inference import test_given
@@ -134,8 +134,8 @@ def test_enough_beams_find_the_best_of_all_answers():
     """Of seven words, three tokens long: there are never more than 49 answers to go on with, and 43 that end."""
     words, family, penalty, count = (END, 7, 11, 20, 33, 41, 59), "linear_transformer", 0.7, 3
     model = case(family, True)
-    held = HeldParams(ModelFunction(model.config, seed=0), model.params)
-    few = Engine(held, mesh(1, 1, 1), end=END, allowed_V=np.isin(np.arange(VOCAB), words))
+    params = DecodeParams(ModelFunction(model.config, seed=0), model.params)
+    few = Engine(params, mesh(1, 1, 1), end=END, allowed_V=np.isin(np.arange(VOCAB), words))
     (found,) = few.search(PROMPTS[:1], BeamSearch(49, penalty), count)
     answers, next_ = [], after(family, PROMPTS[0])
     for size in range(1, count + 1):
@@ -165,8 +165,8 @@ def test_answers_after_a_prefix():
 def test_more_beams_than_answers():
     """With one word besides the end, there are four answers of at most three tokens."""
     model = case("linear_transformer", True)
-    held = HeldParams(ModelFunction(model.config, seed=0), model.params)
-    one = Engine(held, mesh(1, 1, 1), end=END, allowed_V=np.isin(np.arange(VOCAB), (END, 7)))
+    params = DecodeParams(ModelFunction(model.config, seed=0), model.params)
+    one = Engine(params, mesh(1, 1, 1), end=END, allowed_V=np.isin(np.arange(VOCAB), (END, 7)))
     (found,) = one.search(PROMPTS[:1], BeamSearch(8, 0.0), 3)
     assert {(*x.tokens, x.finished) for x in found} == {(True,), (7, True), (7, 7, True), (7, 7, 7, False)}
     assert sorted((x.score for x in found), reverse=True) == [x.score for x in found]
@@ -175,7 +175,9 @@ def test_more_beams_than_answers():
 def test_parameters_that_are_not_finite():
     model = case("linear_transformer", True)
     params = {**model.params, "embedding": model.params["embedding"] * np.nan}
-    broken = Engine(HeldParams(ModelFunction(model.config, seed=0), params), mesh(1, 1, 1), end=END, allowed_V=ALLOWED)
+    broken = Engine(
+        DecodeParams(ModelFunction(model.config, seed=0), params), mesh(1, 1, 1), end=END, allowed_V=ALLOWED
+    )
     with pytest.raises(RunError, match="logits are not finite"):
         broken.search(PROMPTS[:1], BeamSearch(2), 3)
 

@@ -12,8 +12,8 @@ from models.cases import CAUSAL, LENGTH, SHAPE, case
 
 from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
+from flash_lm.inference.decode_params import DecodeParams
 from flash_lm.inference.engine import Engine
-from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.training.sharding import param_shardings
 from flash_lm.training.train_state import ModelFunction
@@ -44,7 +44,7 @@ def engine(family: str, shape: tuple[int, ...] = (1, 1, 1), end: int = END) -> E
     devices = mesh(*shape)
     shardings = param_shardings(jax.eval_shape(model.init), model.traits().matrix, RULES, devices)
     params = jax.device_put(case(family, True).params, shardings)
-    return Engine(HeldParams(model, params), devices, end=end, allowed_V=ALLOWED)
+    return Engine(DecodeParams(model, params), devices, end=end, allowed_V=ALLOWED)
 
 
 def greedy(logits_of: Callable, ids: list[int], count: int = MAX_TOKENS) -> tuple[list[int], list[float]]:
@@ -150,7 +150,7 @@ def test_the_state_is_donated_to_one_loop():
     carry, _ = one.advance(prefilled, GREEDY, 0, 3)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(prefilled.state.layers))
     with jax.set_mesh(one._mesh):
-        arguments = (one._params.apart, carry, GREEDY, keys_B, jnp.int32(3), 16)
+        arguments = (one._params.unstacked, carry, GREEDY, keys_B, jnp.int32(3), 16)
         text = one._loop.advance.lower(*arguments).compile().as_text()
     aliased = text.splitlines()[0].count("may-alias") + text.splitlines()[0].count("must-alias")
     assert aliased == len(jax.tree.leaves(carry))
@@ -205,4 +205,4 @@ def test_pieces_of_a_long_prompt(monkeypatch):
 def test_a_bidirectional_model_is_refused():
     model = ModelFunction(case("flash", False).config, seed=0)
     with pytest.raises(ValueError, match="causal"):
-        Engine(HeldParams(model, {}), mesh(1, 1, 1), end=END, allowed_V=ALLOWED)
+        Engine(DecodeParams(model, {}), mesh(1, 1, 1), end=END, allowed_V=ALLOWED)

@@ -29,10 +29,11 @@ from flash_lm.data.tokenizers import SentencePieceTokenizer, load_tokenizer, sav
 from flash_lm.errors import InputError
 from flash_lm.families.family import FAMILIES, complete_config
 from flash_lm.inference.api import LoadedModel
+from flash_lm.inference.decode_params import DecodeParams
 from flash_lm.inference.export import export as write
-from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.model import TrainedModel, load_model
 from flash_lm.runs.jsonl import append_jsonl
+from flash_lm.runs.run_folder import RunFolder
 from flash_lm.runs.run_name import run_name
 from flash_lm.training.export_folder import of_trained, write_weights
 from flash_lm.training.sharding import make_mesh
@@ -57,7 +58,8 @@ def trained_model(folder: pathlib.Path, family: str, task: str = "causal_lm", pa
     drawn = lambda x: jax.numpy.asarray(random.standard_normal(x.shape), x.dtype)
     params = jax.tree.map(drawn, jax.eval_shape(model.init))
     facts = {"corpus": "ab" * 32, "tokenizer": "bytes", "train_seconds": 1.0, "code": CODE}
-    return TrainedModel(7, config, ByteTokenizer(), HeldParams(model, params), mesh, facts, run_name(folder))
+    held, name = DecodeParams(model, params), run_name(folder)
+    return LoadedModel(7, config, ByteTokenizer(), held, mesh, facts, name, RunFolder(folder))
 
 
 def assert_same_bits(trained: TrainedModel, params, constants) -> None:
@@ -111,7 +113,7 @@ def test_the_umask_says_who_reads_an_export(exported, tmp_path):
 
 def test_three_lines(exported):
     trained, out = exported
-    model, original = flash_lm.load(out), LoadedModel(trained)
+    model, original = flash_lm.load(out), trained
     assert "flash" in repr(model) and model.config.model == trained.config.model
     assert model.generate("the", 9, temperature=0) == original.generate("the", 9, temperature=0)
     assert model.generate(["the", "a"], 5, seed=3) == original.generate(["the", "a"], 5, seed=3)

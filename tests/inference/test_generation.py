@@ -18,7 +18,7 @@ from flash_lm.config.experiment import parse
 from flash_lm.data.tokenizer import ByteTokenizer
 from flash_lm.data.tokenizers import train_sentencepiece
 from flash_lm.errors import InputError
-from flash_lm.inference.api import LoadedModel
+from flash_lm.inference.api import load
 from flash_lm.inference.fill_in import Filler
 from flash_lm.inference.generation import Generator, TextDecoder
 from flash_lm.inference.model import load_model
@@ -282,7 +282,7 @@ def test_the_command_searches(generator, causal, monkeypatch, capsys):
     code, out, _ = say("--beams=3", "--length_penalty=1", "--samples=2", "--json")
     assert code == 0
     assert [json.loads(line) for line in out.splitlines()] == [dataclasses.asdict(x) for x in (best, others[0])]
-    model = LoadedModel(load_model(causal[1]))
+    model = load(causal[1])
     assert model.generate("the", 5, beams=3, length_penalty=1.0) == best.text
     with pytest.raises(InputError, match="unknown setting top_k: a beam search has beams, length_penalty"):
         model.generate("the", 5, beams=3, top_k=2)

@@ -13,11 +13,10 @@ from flash_lm.data.given import PREFIX as A_PREFIX
 from flash_lm.data.given import SOURCE
 from flash_lm.errors import InputError
 from flash_lm.inference import engine as engine_module
-from flash_lm.inference.api import LoadedModel
 from flash_lm.inference.couplets import CoupletWriter
+from flash_lm.inference.decode_params import DecodeParams
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.harness import HarnessModel
-from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.running_batch import RunningBatch
 from flash_lm.inference.sampling import Sampling
 from flash_lm.training.train_state import ModelFunction
@@ -35,8 +34,8 @@ each_family = pytest.mark.parametrize("family", ["transformer", "flash_quad", "l
 @functools.cache
 def engine(family: str) -> Engine:
     model = case(family, True)
-    held = HeldParams(ModelFunction(model.config, seed=0), jax.device_put(model.params))
-    return Engine(held, mesh(1, 1, 1), end=END, allowed_V=ALLOWED, given=A_PREFIX)
+    params = DecodeParams(ModelFunction(model.config, seed=0), jax.device_put(model.params))
+    return Engine(params, mesh(1, 1, 1), end=END, allowed_V=ALLOWED, given=A_PREFIX)
 
 
 @functools.cache
@@ -87,8 +86,8 @@ def test_a_long_prefix_is_one_piece(monkeypatch):
 @functools.cache
 def reading_engine(name: str, shape: tuple[int, ...] = (1, 1, 1)) -> Engine:
     one = reader(name)
-    held = HeldParams(ModelFunction(one.complete, seed=0), jax.device_put(one.params))
-    return Engine(held, mesh(*shape), end=END, allowed_V=ALLOWED, given=SOURCE, begin=BEGIN)
+    params = DecodeParams(ModelFunction(one.complete, seed=0), jax.device_put(one.params))
+    return Engine(params, mesh(*shape), end=END, allowed_V=ALLOWED, given=SOURCE, begin=BEGIN)
 
 
 @functools.cache
@@ -146,8 +145,7 @@ def test_couplets_that_are_too_long_for_an_encoder():
 
 @pytest.mark.parametrize("keys", [PREFIX, READS | PAIRS], ids=["prefix", "source"])
 def test_what_whole_texts_have_is_refused(keys):
-    trained = random_model("text", keys=keys)
-    model = LoadedModel(trained)
+    model = random_model("text", keys=keys)
     for call in (lambda: model.score("abc"), lambda: model.logits([1, 5]), lambda: model.attention("abc")):
         with pytest.raises(InputError, match="is of whole texts, and a model of task="):
             call()
@@ -157,7 +155,7 @@ def test_what_whole_texts_have_is_refused(keys):
         with pytest.raises(
             InputError, match="writes a second text for a first: the harness needs a model of whole texts"
         ):
-            HarnessModel(trained)
+            HarnessModel(model)
     else:
         with pytest.raises(InputError, match="leave out tasks of output_type loglikelihood_rolling"):
-            HarnessModel(trained).loglikelihood_rolling([SimpleNamespace(args=("abc",))])
+            HarnessModel(model).loglikelihood_rolling([SimpleNamespace(args=("abc",))])

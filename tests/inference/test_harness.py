@@ -14,7 +14,6 @@ from lm_eval.models.openai_completions import LocalCompletionsAPI  # noqa: E402
 
 from flash_lm.data.token_cache import load_corpus  # noqa: E402
 from flash_lm.errors import InputError  # noqa: E402
-from flash_lm.inference.api import LoadedModel  # noqa: E402
 from flash_lm.inference.generation import Generator  # noqa: E402
 from flash_lm.inference.harness import HarnessModel  # noqa: E402
 from flash_lm.inference.model import load_model  # noqa: E402
@@ -45,7 +44,7 @@ def model(trained):
 
 def log_probs_of(trained, ids):
     """Of each token after the first, by the parallel form, float64."""
-    logits = LoadedModel(trained).logits(ids[:-1]).astype(np.float64)
+    logits = trained.logits(ids[:-1]).astype(np.float64)
     logits -= logits.max(-1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
     return logits[np.arange(len(ids) - 1), ids[1:]], logits.argmax(-1) == ids[1:]

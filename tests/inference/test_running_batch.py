@@ -72,7 +72,7 @@ def test_requests_compile_nothing_after_the_first_ones(family):
     one = engine(family, end=0)  # never drawn: which settings run beside each other depends on when rows end
     served(RunningBatch(one, 2, CAPACITY), REQUESTS, at_a_time=2)
     loop = one._loop
-    compiled = (loop.prefill, loop.advance, loop.join, loop.leave, loop.put_apart)
+    compiled = (loop.prefill, loop.advance, loop.join, loop.leave, loop.unstack)
     before = [function._cache_size() for function in compiled]
     served(RunningBatch(one, 2, CAPACITY), [(prompt[:-1], *rest) for prompt, *rest in REQUESTS], at_a_time=2)
     assert [function._cache_size() for function in compiled] == before

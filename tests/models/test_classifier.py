@@ -9,6 +9,7 @@ from flax import nnx
 from flash_lm import build_model
 from flash_lm.models.classifier import POOLS, ClassHead
 from flash_lm.models.model_inputs import ModelInputs
+from flash_lm.models.output_heads import HeadInputs
 from models.cases import assert_close, model_config
 
 CLASSES = 3
@@ -65,15 +66,15 @@ def test_loss_and_hits_against_a_loop():
         np.array([1, 1, 1, 1, 0]),
     )
     head = ClassHead(jnp.float32(kernel), jnp.float32(bias))
-    arguments = jnp.float32(features), jnp.int32(targets), jnp.float32(weights[:, None]), 1, 1
+    inputs = HeadInputs(jnp.float32(features), jnp.int32(targets), jnp.float32(weights[:, None]), 1, 1)
     nll, confusion = 0.0, np.zeros((CLASSES, CLASSES))
     for x, (target,), weight in zip(features[:, 0], targets, weights, strict=True):
         if weight:
             logits = x @ kernel + bias
             nll += np.log(np.exp(logits).sum()) - logits[target]
             confusion[target, logits.argmax()] += 1
-    assert float(head.loss(*arguments)[0]) == pytest.approx(nll, rel=1e-5)
-    scores = {name: x[:4, 0] for name, x in head.scores(*arguments).items()}  # the row without a weight does not count
+    assert float(head.loss(inputs)[0]) == pytest.approx(nll, rel=1e-5)
+    scores = {name: x[:4, 0] for name, x in head.scores(inputs).items()}  # the row without a weight does not count
     assert float(scores["nll"].sum()) == pytest.approx(nll, rel=1e-5)
     assert float(scores["hits"].sum()) == np.trace(confusion)
     np.testing.assert_array_equal(scores["confusion"].sum(axis=0), confusion)

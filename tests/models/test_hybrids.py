@@ -12,8 +12,8 @@ from flash_lm.config.mesh import MESH_AXES
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.families.family import complete, of_layers
+from flash_lm.inference.decode_params import DecodeParams
 from flash_lm.inference.engine import Engine
-from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.training.train_state import ModelFunction
@@ -104,8 +104,8 @@ def test_the_decode_loop_writes_what_the_whole_row_says():
     model, prompt = hybrid(), tokens()[0, :11]
     mesh = jax.make_mesh((1, 1, 1), MESH_AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3, devices=jax.devices()[:1])
     allowed_V = np.ones(SHAPE["vocab_size"], bool)
-    held = HeldParams(ModelFunction(model.config, seed=0), model.params)
-    engine = Engine(held, mesh, end=2, allowed_V=allowed_V)
+    params = DecodeParams(ModelFunction(model.config, seed=0), model.params)
+    engine = Engine(params, mesh, end=2, allowed_V=allowed_V)
     _, new = engine.advance(engine.prefill([prompt], 6), SamplingArrays.of(Sampling(temperature=0)), 0, 6)
     ids = prompt.tolist()
     for token in new.tokens_BxT[0, : new.lengths_B[0]].tolist():

@@ -8,7 +8,7 @@ from flax import nnx
 
 from flash_lm import build_model
 from flash_lm.models.model_inputs import ModelInputs
-from flash_lm.models.output_heads import LogisticsHead
+from flash_lm.models.output_heads import HeadInputs, LogisticsHead
 from models.cases import assert_close, model_config
 
 VOCAB = 260
@@ -40,7 +40,9 @@ def test_it_learns_a_value_between(model):
     head, features = model.head(), jnp.ones((1, 4, 32))
     targets, weights = jnp.full((1, 4), 4 + 90), jnp.full((1, 4), 0.25)
     loss = jax.jit(
-        jax.value_and_grad(lambda kernel: head._replace(kernel_Dx3P=kernel).loss(features, targets, weights, 1, 1)[0])
+        jax.value_and_grad(
+            lambda kernel: head._replace(kernel_Dx3P=kernel).loss(HeadInputs(features, targets, weights, 1, 1))[0]
+        )
     )
     kernel = head.kernel_Dx3P
     before = float(loss(kernel)[0])
@@ -63,8 +65,10 @@ def test_the_loss_is_that_of_the_logits(model):
     logits = np.asarray(model(inputs))[0]
     expected = -(logits[np.arange(3), np.asarray(targets)[0, :3]] * np.asarray(weights)[0, :3]).sum()
     features = model.features(ModelInputs(inputs))
-    assert float(model.head().loss(features, targets, weights, 1024, 1)[0]) == pytest.approx(expected, rel=1e-5)
-    assert model.head().scores(features, targets, weights, 1024, 1).keys() == {"nll"}
+    assert float(model.head().loss(HeadInputs(features, targets, weights, 1024, 1))[0]) == pytest.approx(
+        expected, rel=1e-5
+    )
+    assert model.head().scores(HeadInputs(features, targets, weights, 1024, 1)).keys() == {"nll"}
 
 
 def test_steps_give_the_logits_of_the_whole_row(model):

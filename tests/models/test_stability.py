@@ -11,7 +11,7 @@ from flash_lm.config.experiment import parse_model
 from flash_lm.families.family import FAMILIES, complete, unread
 from flash_lm.models.llama import differing
 from flash_lm.models.model_inputs import ModelInputs
-from flash_lm.models.output_heads import SoftmaxOptions
+from flash_lm.models.output_heads import HeadInputs, SoftmaxOptions
 from models.cases import FORM, assert_close, case, model_config, rows_of
 from models.cases import tokens as some_tokens
 
@@ -123,8 +123,10 @@ def test_logits_stay_within_the_cap_everywhere(tie):
     log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     expected = -np.take_along_axis(log_p, np.asarray(targets)[..., None], axis=-1).sum()
     weights = jnp.ones((B, L))
-    assert float(model.head().loss(features, targets, weights, 1024, 1)[0]) == pytest.approx(expected, rel=1e-4)
-    scores = model.head().scores(features, targets, weights, 1024, 1)
+    assert float(model.head().loss(HeadInputs(features, targets, weights, 1024, 1))[0]) == pytest.approx(
+        expected, rel=1e-4
+    )
+    scores = model.head().scores(HeadInputs(features, targets, weights, 1024, 1))
     assert float(scores["nll"].sum()) == pytest.approx(expected, rel=1e-4)
 
 

@@ -12,12 +12,13 @@ import pytest
 from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.families.family import complete
+from flash_lm.training.evaluation import make_evaluation_step
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.schedule import learning_rate
 from flash_lm.training.setup import build_setup
 from flash_lm.training.sharding import make_mesh
 from flash_lm.training.train_state import ModelFunction, TrainState, init_state
-from flash_lm.training.train_step import make_evaluation_step, make_gradients, make_scheduled_step, make_train_step
+from flash_lm.training.train_step import make_gradients, make_scheduled_step, make_train_step
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

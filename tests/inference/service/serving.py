@@ -18,12 +18,13 @@ from small import small_config
 from flash_lm.config.experiment import parse
 from flash_lm.data.tokenizer import ByteTokenizer, CharacterTokenizer
 from flash_lm.families.family import complete_config
-from flash_lm.inference.held_params import HeldParams
-from flash_lm.inference.model import TrainedModel
+from flash_lm.inference.api import LoadedModel
+from flash_lm.inference.decode_params import DecodeParams
 from flash_lm.inference.service import connections
 from flash_lm.inference.service.app import build_app
 from flash_lm.inference.service.limits import Limits
 from flash_lm.runs.labels import write_labels
+from flash_lm.runs.run_folder import RunFolder
 from flash_lm.runs.run_name import run_name
 from flash_lm.training.sharding import make_mesh
 from flash_lm.training.train_state import ModelFunction
@@ -33,7 +34,7 @@ CHARACTERS = "春夏秋冬東南西北山水"
 LIMITS = Limits(rows=4, waiting=64, prompt_tokens=64, masks=8, new_tokens=64, request_tokens=4000, seconds=60)
 
 
-def random_model(kind: str, family: str = "flash", keys: Mapping[str, Any] | None = None) -> TrainedModel:
+def random_model(kind: str, family: str = "flash", keys: Mapping[str, Any] | None = None) -> LoadedModel:
     """Of kind text, couplets, fill_in, labels or label_pairs; `keys`: keys of the config, by full name."""
     raw = small_config("corpus", pathlib.Path("cache"))
     raw.model.family = family
@@ -56,8 +57,8 @@ def random_model(kind: str, family: str = "flash", keys: Mapping[str, Any] | Non
     config = complete_config(parse(raw))
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.0))
     model, mesh = ModelFunction(config.model, seed=1), make_mesh(config.mesh, jax.devices()[:1])
-    held = HeldParams(model, jax.jit(model.init)())
-    return TrainedModel(7, config, tokenizer, held, mesh, {}, run_name(folder))
+    params = DecodeParams(model, jax.jit(model.init)())
+    return LoadedModel(7, config, tokenizer, params, mesh, {}, run_name(folder), RunFolder(folder))
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ import concurrent.futures
 
 import pytest
 
-from flash_lm.inference.api import LoadedModel
 from flash_lm.inference.classify import ROWS, TextClassifier
 from flash_lm.inference.service.metrics import Metrics
 from flash_lm.inference.service.requests import LabelAsked
@@ -29,7 +28,7 @@ def test_labels_are_those_of_python(client, kind):
     """Also of requests that are on the device together, and of texts that are cut."""
     pairs = [("a cat sees", "a dog"), *(("x" * 2 * i, "y" * (40 - 2 * i)) for i in range(1, 20))]
     texts = [pair[: 1 + (kind == "label_pairs")] for pair in pairs]
-    model = LoadedModel(random_model(kind))
+    model = random_model(kind)
     expected = model.classify([pair if kind == "label_pairs" else pair[0] for pair in texts])
     bodies = [dict(zip(("text", "pair"), pair, strict=False)) for pair in texts]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:

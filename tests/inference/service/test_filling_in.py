@@ -8,8 +8,8 @@ import pytest
 
 from flash_lm.data.tokenizer import MASK
 from flash_lm.errors import InputError
+from flash_lm.inference.decode_params import DecodeParams
 from flash_lm.inference.fill_in import Filler
-from flash_lm.inference.held_params import HeldParams
 from flash_lm.inference.service.metrics import Metrics
 from flash_lm.inference.service.requests import FillInAsked
 from flash_lm.inference.service.services import FillInService
@@ -66,7 +66,7 @@ def test_a_model_that_compiles_each_length_is_not_served():
     trained = random_model("fill_in")
     config = dataclasses.replace(trained.config, model=dataclasses.replace(trained.config.model, normalizer="length"))
     trained = dataclasses.replace(
-        trained, config=config, held=HeldParams(ModelFunction(config.model, seed=1), trained.params)
+        trained, config=config, decode_params=DecodeParams(ModelFunction(config.model, seed=1), trained.params)
     )
     with pytest.raises(InputError, match="compiles again for each prompt length.*use python -m flash_lm.generate"):
         FillInService(trained, LIMITS, Metrics())

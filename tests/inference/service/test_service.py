@@ -105,7 +105,7 @@ def test_which_checkpoint_it_serves(text):
 def test_no_request_waits_for_a_compiler():
     text = TextService(random_model("text"), LIMITS, Metrics())
     loop = text._generator.engine._loop
-    compiled = [loop.start, loop.prefill, loop.put_apart, loop.join, loop.advance, loop.leave]
+    compiled = [loop.start, loop.prefill, loop.unstack, loop.join, loop.advance, loop.leave]
     before = [function._cache_size() for function in compiled]
 
     async def answer(asked: TextAsked) -> int:

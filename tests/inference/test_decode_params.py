@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from models.cases import case
 
-from flash_lm.inference.held_params import HeldParams
+from flash_lm.inference.decode_params import DecodeParams
 from flash_lm.training.train_state import ModelFunction
 
 
@@ -23,13 +23,13 @@ def test_split_parameters_replace_the_stack(family):
     params = jax.jit(model.init)()
     expected, size = jax.tree.map(np.array, params), sum(x.nbytes for x in jax.tree.leaves(params))
     assert bytes_in_memory() - before == size
-    held = HeldParams(model, params)
-    assert held.stacked is params
+    decode_params = DecodeParams(model, params)
+    assert decode_params.stacked is params
     del params
     constants = sum(x.nbytes for x in jax.tree.leaves(model.constants))
-    assert len(held.apart.layers) == model.abstract.num_blocks
+    assert len(decode_params.unstacked.blocks) == model.abstract.num_blocks
     assert bytes_in_memory() - before <= size + constants
-    found = held.stacked
+    found = decode_params.stacked
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     layers = sum(x.nbytes for x in jax.tree.leaves(expected["layers"]))

@@ -12,14 +12,14 @@ from flash_lm.training.train_state import ModelFunction, Params
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Apart:
-    """Unstacked parameters for a loop over tokens: each layer's in separate arrays, and those around the layers."""
+class Unstacked:
+    """Parameters for a loop over tokens: each block's in separate arrays, and those around the layers."""
 
     around: Params
-    layers: list[Block]
+    blocks: list[Block]
 
 
-class HeldParams:
+class DecodeParams:
     """Parameters that are stacked over the layers, as in training, until a decode loop needs them unstacked.
 
     A slice of a stack would be copied for each token, and copies of the layers beside the stack would take twice the
@@ -32,25 +32,25 @@ class HeldParams:
     def __init__(self, model: ModelFunction, params: Params):
         """Copies nothing."""
         self.model = model
-        self._held: Params | Apart = params
+        self._params: Params | Unstacked = params
 
     @property
     def stacked(self) -> Params:
-        """Nested dicts of arrays, stacked over the layers; a new copy of the layers if they are held unstacked."""
-        return self._stacked(self._held) if isinstance(self._held, Apart) else self._held
+        """Nested dicts of arrays, stacked over the layers; a new copy of the layers if they are kept unstacked."""
+        return self._stack(self._params) if isinstance(self._params, Unstacked) else self._params
 
     @property
-    def apart(self) -> Apart:
-        """The unstacked parameters; held in this form from now on."""
-        if not isinstance(self._held, Apart):
-            layers = jax.jit(lambda params: self.model.bind(params).unstacked_blocks())(self._held)
-            self._held = Apart({name: part for name, part in self._held.items() if name != "layers"}, layers)
-        return self._held
+    def unstacked(self) -> Unstacked:
+        """The unstacked parameters; kept in this form from now on."""
+        if not isinstance(self._params, Unstacked):
+            blocks = jax.jit(lambda params: self.model.bind(params).unstacked_blocks())(self._params)
+            self._params = Unstacked({name: x for name, x in self._params.items() if name != "layers"}, blocks)
+        return self._params
 
-    def bind(self, apart: Apart) -> LanguageModel:
+    def bind(self, unstacked: Unstacked) -> LanguageModel:
         """The model with these parameters, inside a compiled function, where unused parameters are never stacked."""
-        return self.model.bind_unstacked(apart.around, apart.layers)
+        return self.model.bind_unstacked(unstacked.around, unstacked.blocks)
 
     @functools.cached_property
-    def _stacked(self):
-        return jax.jit(lambda apart: self.model.params_of(self.bind(apart)))
+    def _stack(self):
+        return jax.jit(lambda unstacked: self.model.params_of(self.bind(unstacked)))
