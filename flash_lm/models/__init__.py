@@ -1,1 +1,1 @@
-"""The language model and the table of families."""
+"""The language model: embedding, a stack of layers, output heads, and the state of decoding."""

@@ -22,11 +22,15 @@ Params = dict[str, Any]  # nested dicts of arrays
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """All that is saved: number of steps done (int32), parameters, optimizer state, constants, and what follows.
+    """All that a checkpoint saves.
 
-    Constants are random and never trained; the model computes with its own copy of them. With `train.carry_state`,
-    `carried` is what the model knows of the text before each row of the next batch; otherwise it is None. With
-    `train.ema`, `ema` is the average of the parameters; otherwise it is None.
+    Attributes:
+        step: number of steps done, int32.
+        params: the parameters.
+        opt_state: the optimizer's state.
+        constants: random arrays that are never trained; the model computes with its own copy of them.
+        carried: what the model knows of the text before each row of the next batch; None: without `train.carry_state`.
+        ema: the average of the parameters; None: without `train.ema`.
     """
 
     step: jax.Array
