@@ -7,10 +7,11 @@ checkpoint if there is one.
 
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flash_lm.errors import InputError, NonfiniteError, Stopped
+from flash_lm.runs.json_file import load_json
 from flash_lm.runs.jsonl import Line, write_jsonl
 from flash_lm.studies.protocol.jobs import begun_here, is_made, write_made
 from flash_lm.studies.quality.run import ShouldStop, curves
@@ -26,11 +27,13 @@ class Place(NamedTuple):
         out: folder of the study's lines: runs/ and curves/ have a file for each job.
         runs: folder for runs in progress and locks; processes of one machine share it.
         should_stop: called after every step; when it returns true, work stops where it is.
+        hashes: see `read_hashes`.
     """
 
     out: pathlib.Path
     runs: pathlib.Path
     should_stop: ShouldStop
+    hashes: Mapping[str, str] = {}
 
     def file(self, name: str) -> pathlib.Path:
         """Of the lines of a job."""
@@ -79,6 +82,12 @@ class State(NamedTuple):
 DONE, RUNNING, NEXT, WAITING, LONG = "done", "running", "next", "waiting", "long"
 
 
+def read_hashes(results: pathlib.Path) -> dict[str, str]:
+    """What is in hashes.json of a folder of results: the hash that an older version gave a job -> today's."""
+    file = results / "hashes.json"
+    return load_json(file) if file.exists() else {}
+
+
 def work_off(jobs_now: Callable[[], Sequence[Job]], place: Place, about: Line) -> None:
     """Makes jobs, always the first that is missing, free and ready, until none is left.
 
@@ -115,11 +124,12 @@ def _next(jobs: Sequence[Job], place: Place, about: Line, problems: dict[str, st
 
 def _made(job: Job, place: Place, about: Line) -> bool:
     """Makes a job, if it is missing and free; says whether it did."""
-    folder = place.runs / f"{job.name}_{job.known}"
+    former = {today: known for known, today in place.hashes.items()}
+    folder = place.runs / f"{job.name}_{former.get(job.known, job.known)}"  # what an older version began goes on
     with begun_here(place.lock(job.name)) as free:
         if not free:
             return False
-        if is_made(place.file(job.name), job.known):
+        if is_made(place.file(job.name), job.known, place.hashes):
             shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed right after it wrote the lines
             return False
         print(f"{job.name}, about {job.hours:.1f} hours", flush=True)

@@ -25,7 +25,7 @@ def main(argv: list[str]) -> None:
         from flash_lm.training.interrupt import stop_on_signal  # noqa: PLC0415
         from studies.controls import data, design  # noqa: PLC0415
         from studies.first_losses import first_losses  # noqa: PLC0415
-        from studies.queue import Place, work_off  # noqa: PLC0415
+        from studies.queue import Place, read_hashes, work_off  # noqa: PLC0415
 
         texts = data.prepared(arguments.data, arguments.queue / "data")
         jobs_now = lambda: design.jobs_now(texts, design.lines_of(arguments.results))
@@ -35,7 +35,9 @@ def main(argv: list[str]) -> None:
                     json.dumps(first_losses(design.jobs_ever(texts), stopped)), encoding="utf-8"
                 )
                 return
-            place = Place(arguments.results / design.NAME, arguments.queue, lambda: stopped() or time.monotonic() > end)
+            should_stop = lambda: stopped() or time.monotonic() > end
+            out, hashes = arguments.results / design.NAME, read_hashes(arguments.results)
+            place = Place(out, arguments.queue, should_stop, hashes)
             try:
                 work_off(jobs_now, place, {"study_commit": arguments.commit})
                 print("nothing is left that can be made now: see python -m studies status")

@@ -1,13 +1,11 @@
 """The schema, its rules, and the overrides of the command line."""
 
 import dataclasses
-import json
 import pathlib
 import subprocess
 import sys
 
 import pytest
-from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 from oracles import families
 from oracles.sizes import parameters
@@ -15,7 +13,7 @@ from small import tasks_of
 
 from flash_lm.cli.load import load_config, load_module
 from flash_lm.cli.types import mesh_shapes, whole_numbers
-from flash_lm.config.experiment import parse, parse_model, telling, upgrade
+from flash_lm.config.experiment import parse, parse_model
 from flash_lm.config.overrides import apply_overrides
 from flash_lm.configs import quickstart
 from flash_lm.configs.base import get_config
@@ -192,17 +190,6 @@ def test_a_masked_model_is_bidirectional_and_divides_by_the_rows_length():
     assert complete(dataclasses.replace(parsed.model, vocab_size=10)).normalizer == "256"
 
 
-def test_a_config_of_an_older_version_gets_what_its_run_did():
-    values = get_config().to_dict()
-    old = {group: dict(keys) if isinstance(keys, dict) else keys for group, keys in values.items()}
-    for key in ("name", "config", "split", "text_column", "streaming", "masking"):
-        del old["data"][key]
-    del old["train"]["boundaries"], old["train"]["clip_mode"], old["model"]["remat"]
-    upgraded = upgrade(old)
-    assert "remat" not in upgraded["model"]  # which was there from the beginning
-    assert upgraded["data"] == values["data"] and upgraded["train"] == values["train"]
-
-
 def test_a_missing_key_and_an_unknown_one():
     config = get_config()
     with config.unlocked():
@@ -320,39 +307,6 @@ def test_the_page_of_keys_is_current(tmp_path):
     assert written == (ROOT / "docs" / "keys.md").read_text(), "run python scripts/write_keys.py"
     for key in get_config().model.gau:
         assert f"| `{key}` |" in written
-
-
-def test_a_flat_key_of_an_older_version_is_reported_with_its_new_name():
-    for key, place in (("model.window_size", "model.aft.window"), ("data.mask_rate", "data.masking.rate")):
-        with pytest.raises(InputError, match=f"{key} is now {place}"):
-            load_config(str(ROOT / "configs" / "base.py"), [f"--config.{key}=8"])
-    with pytest.raises(InputError, match="model.chunk_size is now model.chunks.size and model.linear.chunk_size"):
-        load_config(str(ROOT / "configs" / "base.py"), ["--config.model.chunk_size=8"])
-
-
-def test_a_flat_config_of_an_older_version_is_todays():
-    flat = {"chunk_size": 64, "window_size": 7, "gau_heads": 2, "shared_dim": 24, "relative_bias": None, "mixtures": 4}
-    model = {"family": "flash", "attention_implementation": "plain", "redraw_features": True, **flat}
-    new = upgrade({"task": "causal_lm", "model": model, "data": {"mask_rate": 0.3}, "train": {}})
-    assert (new["model"]["chunks"]["size"], new["model"]["linear"]["chunk_size"]) == (64, 64)
-    assert new["model"]["aft"] == {"window": 7, "bias_dim": 64, "bias_rate": 1.0}  # as they were before they were keys
-    gau = new["model"]["gau"]
-    assert (gau["heads"], gau["shared_dim"], gau["relative_bias"], gau["query_key"]) == (2, 24, None, "scale_offset")
-    assert new["model"]["quadratic"] == {"implementation": "plain"} and new["model"]["favor"]["redraw"] is True
-    assert new["model"]["logistics"] == {"mixtures": 4} and new["data"]["masking"] == {"rate": 0.3}
-    assert not flat.keys() & new["model"].keys() and "mask_rate" not in new["data"]
-
-
-def test_keys_of_a_later_version_do_not_change_what_a_run_is():
-    """Newer keys that change nothing, and sections at their defaults, may be there or not; all else tells it."""
-    flat = flatten_dict(get_config().to_dict(), sep=".")
-    older = {name: x for name, x in flat.items() if name not in ("model.query_key_norm", "train.ema", "train.z_loss")}
-    older = {name: x for name, x in older.items() if not name.startswith(("data.mqar.", "model.xl."))}
-    assert len(older) < len(flat) - 10
-    assert telling(older) == telling(flat)
-    assert telling(json.loads(json.dumps(flat))).keys() == telling(flat).keys()  # which makes lists of tuples
-    for name, value in (("model.query_key_norm", True), ("data.mqar.words", 99), ("train.steps", 7), ("seed", 1)):
-        assert telling(flat | {name: value}) != telling(flat)
 
 
 @pytest.mark.parametrize(

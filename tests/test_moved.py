@@ -1,35 +1,104 @@
-"""Values of older versions: old runs load, keep what tells them from others, and an old flag names the new value."""
+"""Keys that are added or renamed later: older runs load and keep their hash; other names of keys are answered."""
 
-import jax.numpy as jnp
+import json
+
 import pytest
 from flax.traverse_util import flatten_dict
 
 from flash_lm.cli.load import load_config
-from flash_lm.config.experiment import parse, telling, upgrade
+from flash_lm.config import keys
+from flash_lm.config.experiment import Config, identifying_keys, upgrade
+from flash_lm.config.keys import key, section
+from flash_lm.config.renamed_keys import FOREIGN, RENAMED
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
-from flash_lm.ops.normalizer import normalizer
+from flash_lm.runs.run_folder import RunFolder, run_hash
+from flash_lm.sweeps.grid import changed
 
 
-def test_a_run_of_an_older_version_has_the_new_value_and_its_own_identity():
-    config = get_config()
-    config.model.normalizer = "length_everywhere"
-    new = config.to_dict()
-    old = new | {"model": new["model"] | {"normalizer": "paper"}}
-    assert upgrade(old)["model"]["normalizer"] == "length_everywhere"
-    flat = {name: flatten_dict(values, sep=".") for name, values in (("old", old), ("new", new))}
-    assert telling(flat["new"]) == telling(flat["old"]) and telling(flat["new"])["model.normalizer"] == "paper"
-    for other in ("length", "512", None):
-        assert telling(flat["new"] | {"model.normalizer": other})["model.normalizer"] == other
+@pytest.fixture
+def added(monkeypatch):
+    """A later version's section, with a key that changes nothing and one whose default does."""
+    monkeypatch.setattr(keys.SECTIONS, "there", dict(keys.SECTIONS))
+
+    @section("model.later")
+    class Later:
+        size: int = key(3, "of something new; runs before it had none, as by default")
+        rule: str = key("new", "how something is done; runs before it did it the old way", before="old")
+
+    return Later
 
 
-def test_the_former_value_is_answered_with_the_new_one():
-    with pytest.raises(InputError, match="^model.normalizer=paper is now length_everywhere: write that$"):
-        parse(load_config("quickstart", ["--config.model.normalizer=paper"]))
+def test_a_key_that_is_added_later_changes_no_hash(request):
+    older = [changed(get_config(), own).to_dict() for own in ({}, {"model.family": "aft_conv", "train.steps": 7})]
+    hashes = [run_hash(config) for config in older]
+    request.getfixturevalue("added")
+    assert [run_hash(config) for config in older] == hashes
+    assert [run_hash(upgrade(config)) for config in older] == hashes
+    new = get_config()
+    assert run_hash(new.to_dict()) != hashes[0]  # it does something new, and says so
+    assert run_hash(changed(new, {"model.later.rule": "old"}).to_dict()) == hashes[0]
+    assert run_hash(changed(new, {"model.later.rule": "old", "model.later.size": 4}).to_dict()) != hashes[0]
 
 
-def test_what_it_divides_in_a_causal_row():
-    """The row's length, where FLASH's appendix, as the default does, divides by the tokens of the chunks before."""
-    visible, length = jnp.array([[0, 16, 32]]), 48
-    assert normalizer("length_everywhere", "scores").of_sum(visible, length).tolist() == [[48, 48, 48]]
-    assert normalizer("48", "scores").of_sum(visible, length).tolist() == [[1, 16, 32]]
+def test_a_run_from_before_a_key_does_what_it_did(request):
+    older = get_config().to_dict()
+    request.getfixturevalue("added")
+    assert upgrade(older)["model"]["later"] == {"size": 3, "rule": "old"}
+    assert upgrade(older | {"model": older["model"] | {"later": {"size": 5}}})["model"]["later"]["rule"] == "old"
+    assert get_config().model.later.rule == "new"
+
+
+def test_what_is_said_is_kept_and_what_is_missing_is_as_by_default():
+    whole = get_config().to_dict()
+    less = {name: dict(value) if isinstance(value, dict) else value for name, value in whole.items()}
+    for name in ("name", "streaming", "masking"):
+        del less["data"][name]
+    del less["mesh"], less["model"]["gau"]
+    less["train"]["clip"] = 0.25
+    assert upgrade(less) == whole | {"train": whole["train"] | {"clip": 0.25}}
+    assert upgrade(whole) == whole
+
+
+def test_every_key_that_differs_from_its_default_identifies_a_run():
+    flat = flatten_dict(get_config().to_dict(), sep=".")
+    assert not identifying_keys(flat) and not identifying_keys(json.loads(json.dumps(flat)))
+    for name, value in (("model.query_key_norm", True), ("data.mqar.words", 99), ("train.steps", 7), ("seed", 1)):
+        assert identifying_keys(flat | {name: value}) == {name: value}
+    assert identifying_keys({**flat, "model.tie_embeddings": 1})  # not True
+    assert identifying_keys({"of.a.plugin": 1}) == {"of.a.plugin": 1}
+
+
+def test_a_former_name_is_answered_and_runs_with_it_load(monkeypatch, tmp_path):
+    monkeypatch.setitem(RENAMED, "model.chunk_size", ("model.chunks.size", "model.linear.chunk_size"))
+    with pytest.raises(InputError, match="chunk_size is now model.chunks.size and model.linear.chunk_size: docs"):
+        load_config("quickstart", ["--config.model.chunk_size=8"])
+    config = get_config().to_dict()
+    del config["model"]["chunks"], config["model"]["linear"]["chunk_size"]
+    config["model"]["chunk_size"] = 64
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "changes.jsonl").write_text(json.dumps({"model.remat": "full", "train.keep": 3}) + "\n")
+    model = RunFolder(tmp_path).config.model
+    assert (model.chunks.size, model.linear.chunk_size, model.remat, "chunk_size" in model) == (64, 64, "full", False)
+    monkeypatch.setitem(RENAMED, "train.last", ("train.keep",))
+    (tmp_path / "changes.jsonl").write_text(json.dumps({"train.last": 5}) + "\n")
+    assert RunFolder(tmp_path).config.train.keep == 5
+
+
+def test_former_and_foreign_names_lead_to_keys():
+    known = {one.name for one in keys.keys(Config)}
+    assert {name for names in RENAMED.values() for name in names} <= known and not RENAMED.keys() & known
+    assert {*FOREIGN.values()} <= known and not {*FOREIGN} & {name.rpartition(".")[2] for name in known}
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("model.hidden_size", "model.model_dim"),
+        ("train.lr", "train.learning_rate"),
+        ("batch_size", "data.tokens_per_batch"),
+    ],
+)
+def test_a_foreign_name_is_answered_with_ours(name, ours):
+    with pytest.raises(InputError, match=rf"unknown key {name}: did you mean {ours}\?"):
+        load_config("quickstart", [f"--config.{name}=8"])

@@ -14,9 +14,9 @@ from small import ROOT
 
 from flash_lm.errors import InputError, NonfiniteError, Stopped
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
-from flash_lm.studies.protocol.jobs import begun_here
+from flash_lm.studies.protocol.jobs import begun_here, write_made
 from studies import cores
-from studies.queue import DONE, LONG, MOST_HOURS, NEXT, RUNNING, WAITING, Job, Place, states, work_off
+from studies.queue import DONE, LONG, MOST_HOURS, NEXT, RUNNING, WAITING, Job, Place, read_hashes, states, work_off
 
 ABOUT = {"study_commit": "abc"}
 
@@ -57,6 +57,34 @@ def test_a_job_is_only_made_with_what_was_known_when_it_was_listed(tmp_path):
     listings = iter([[job("seed", is_ready=False), job("other")], [job("seed", known="with the rate")], []])
     work_off(lambda: next(listings), place(tmp_path), ABOUT)
     assert made(tmp_path)["seed"][0]["study_hash"] == "with the rate"
+
+
+def test_what_an_older_commit_made_or_began_goes_on_under_its_hash(tmp_path):
+    """Its lines and folders have the hash that it gives the job; hashes.json leads to that of today."""
+    hashes = {"former": "today", "of another": "of today's other"}
+    here = place(tmp_path)._replace(hashes=hashes)
+    write_made(here.file("made"), [{"loss": 2.0}], "former")
+    began = here.runs / "began_former"
+    began.mkdir(parents=True)
+
+    def make(folder, should_stop):
+        assert folder == began
+        return [{"loss": 1.0}]
+
+    jobs = [job("made", known="today"), job("began", make, known="today")]
+    work_off(lambda: jobs, here, ABOUT)
+    found = made(tmp_path)
+    assert found["made"] == [{"loss": 2.0, "study_hash": "former"}]
+    assert found["began"][0]["study_hash"] == "today" and not began.exists()
+    for known in ("else", "of today's other"):
+        with pytest.raises(InputError, match="made.jsonl is of another config"):
+            work_off(lambda known=known: [job("made", known=known)], here, ABOUT)
+
+
+def test_hashes_are_read_if_there_are_some(tmp_path):
+    assert read_hashes(tmp_path) == {}
+    (tmp_path / "hashes.json").write_text('{"former": "today"}')
+    assert read_hashes(tmp_path) == {"former": "today"}
 
 
 def test_jobs_may_follow_from_lines(tmp_path):

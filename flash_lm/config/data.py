@@ -33,38 +33,31 @@ class DataConfig(Group, name="data"):
         "text and hf: several places with the share of rows from each, in place of data.path, such as "
         "(('books/', 0.7), ('wiki/', 0.3)); shares may be any positive numbers",
         _places,
-        before=(),
     )
-    name: str = key(None, "hf and images: a data set on the hub, instead of a path", before=None)
-    config: str = key(None, "hf: one of the configs of that data set; open: its only one", before=None)
+    name: str = key(None, "hf and images: a data set on the hub, instead of a path")
+    config: str = key(None, "hf: one of the configs of that data set; open: its only one")
     split: str = key(
         "train",
         "hf: the split to train on; validation and test are the data set's own, or else held out of this one",
-        before="train",
     )
-    text_column: str = key("text", "hf: the column that has the text", before="text")
-    label_column: str = key(
-        None, "hf: the column that has a label for each text, for task=classify; open: none", before=None
-    )
+    text_column: str = key("text", "hf: the column that has the text")
+    label_column: str = key(None, "hf: the column that has a label for each text, for task=classify; open: none")
     pair_column: str = key(
         None,
         "hf: the column of a second text, which is predicted from the first (data.pack=examples); with "
         "data.label_column, labels are of pairs; open: none",
-        before=None,
     )
     label_share: float = key(
         1.0,
         "with data.label_column: share of the training texts that are used, drawn once; a smaller one is part of a "
         "larger",
         lambda x: None if 0 < x <= 1 else "more than 0 and at most 1",
-        before=1.0,
     )
-    streaming: bool = key(False, "hf: read while training, without saving the training split on disk", before=False)
+    streaming: bool = key(False, "hf: read while training, without saving the training split on disk")
     shuffle_buffer: int = key(
         None,
         "of a stream: millions of characters whose documents are shuffled together; 0: no shuffling; open: 64",
         at_least(0),
-        before=0,
     )
     tokenizer: str = key(
         "sentencepiece",

@@ -16,7 +16,7 @@ from flash_lm.config.mesh import MeshConfig
 from flash_lm.config.model import ModelConfig
 from flash_lm.config.plugins import import_plugins, plugins_of
 from flash_lm.config.registry import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
-from flash_lm.config.renamed_keys import former, move
+from flash_lm.config.renamed_keys import rename
 from flash_lm.config.resolve import filled, steps_of
 from flash_lm.config.train import TrainConfig
 from flash_lm.errors import InputError
@@ -31,7 +31,7 @@ def _modules(names: tuple) -> str | None:
 class Config:
     """A whole experiment. Only `model` may still have open keys, which its family fills in."""
 
-    plugins: tuple = key((), "modules of your own, which add rows to the tables; docs/extend.md", _modules, before=())
+    plugins: tuple = key((), "modules of your own, which add rows to the tables; docs/extend.md", _modules)
     task: str = key("causal_lm", "a row of the table of tasks", TASKS.rule)
     seed: int = key(0, "seed of parameters, data order and dropout", at_least(0))
     model: ModelConfig
@@ -126,13 +126,13 @@ def parse_model(config: ConfigDict) -> ModelConfig:
 
 
 def upgrade(values: dict[str, Any]) -> dict[str, Any]:
-    """Converts an older version's config to today's schema; newer keys get the values that match what its run did."""
-    return keys.upgrade(move(values), Config)
+    """Converts a config that an earlier version wrote to today's keys, at the values that match what its run did."""
+    return keys.upgrade(rename(values), Config)
 
 
-def telling(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a flat config that tell its run from others: it stays when a later version adds keys or renames."""
-    return former(keys.without_newer(flat, Config))
+def identifying_keys(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a flat config that enter the hash of its run; a key that is added later changes no hash."""
+    return keys.identifying_keys(flat, Config)
 
 
 def without_prefix(families: Iterable[str]) -> list[str]:

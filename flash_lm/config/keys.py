@@ -21,7 +21,7 @@ from typing import Any, TypeVar, dataclass_transform
 from ml_collections import ConfigDict, config_dict
 
 from flash_lm.config.registry import Rows
-from flash_lm.config.renamed_keys import MOVED, VALUES
+from flash_lm.config.renamed_keys import FOREIGN, RENAMED
 from flash_lm.errors import InputError
 
 # A rule returns what was expected, or None if the value is good.
@@ -41,7 +41,8 @@ def key(default: Any, unit: str, *rules: Rule, **more: Any) -> Any:
         default: None leaves it open: it is filled in as the unit says, before it is read.
         unit: what the key means, for docs/keys.md.
         rules: checks of its values, in addition to its type.
-        more: `before`, for a key that is newer than the oldest runs: the value that matches what they did.
+        more: `before`, for a key whose default differs from what runs did before there was the key, or before its
+            default changed: the value that matches what they did. They load with it, and keep their hash.
     """
     about = {"unit": unit, "rules": rules, "open": default is None, **more}
     return dataclasses.field(default=default, metadata=about)
@@ -163,6 +164,11 @@ class Key(typing.NamedTuple):
     about: Mapping[str, Any]
     default: Any
 
+    @property
+    def reference(self) -> Any:
+        """The value of runs that do not name the key."""
+        return _reference(self.about, self.default)
+
 
 def members(cls: type) -> dict[str, type]:
     """Names and types of a group's keys, groups and sections; sections are sorted, since the import order varies."""
@@ -203,44 +209,34 @@ def defaults(cls: type) -> ConfigDict:
 
 
 def upgrade(values: dict[str, Any], cls: type) -> dict[str, Any]:
-    """An older version's config; each newer key gets the value that matches what its run did."""
+    """A config with the keys that were added after it was written, at the values that match what its run did."""
     upgraded, fields = dict(values), {field.name: field for field in dataclasses.fields(cls)}
     for name, kind in members(cls).items():
-        if dataclasses.is_dataclass(kind):
-            if name not in fields:
-                upgraded[name] = _upgraded_section(upgraded.get(name, {}), kind)
-            elif isinstance(upgraded.get(name), dict):
-                upgraded[name] = upgrade(upgraded[name], typing.cast(type, kind))
-        elif name not in upgraded and "before" in fields[name].metadata:
-            upgraded[name] = fields[name].metadata["before"]
+        if not dataclasses.is_dataclass(kind):
+            upgraded.setdefault(name, _reference(fields[name].metadata, fields[name].default))
+        elif isinstance(upgraded.setdefault(name, {}), dict):  # else `ill_typed` reports it
+            upgraded[name] = upgrade(upgraded[name], typing.cast(type, kind))
     return upgraded
 
 
-def _upgraded_section(values: dict[str, Any], cls: Any) -> dict[str, Any]:
-    """The values of a section; a section newer than the run had no effect there, so it gets the defaults."""
-    found = {f.name: f.metadata.get("before", f.default) if values else f.default for f in dataclasses.fields(cls)}
-    return found | values
-
-
-def without_newer(flat: Mapping[str, Any], cls: type) -> dict[str, Any]:
-    """The keys of a config that tell what a run does, whatever keys are added later.
+def identifying_keys(flat: Mapping[str, Any], cls: type) -> dict[str, Any]:
+    """The keys of a config that enter its hash, so that adding a key changes no hash.
 
     Args:
         flat: values by full name; tuples may be lists.
         cls: the class of the whole config.
 
     Returns:
-        `flat` without newer keys at the value that matches what runs before them did, and without sections that have
-        nothing but defaults.
+        `flat` without the keys at the value that a run has which does not name them.
     """
-    same = lambda name, value: name not in flat or json.dumps(flat[name]) == json.dumps(value)
-    of_all = {one.name: one for one in keys(cls)}
-    idle = {name for name, one in of_all.items() if "before" in one.about and same(name, one.about["before"])}
-    for kind in SECTIONS.values():
-        names = names_of(kind)
-        if all(same(name, of_all[name].default) for name in names):
-            idle |= names
-    return {name: value for name, value in flat.items() if name not in idle}
+    references = {one.name: one.reference for one in keys(cls)}
+    # As JSON: a tuple equals a list there, and True does not equal 1.
+    is_reference = lambda name, value: name in references and json.dumps(value) == json.dumps(references[name])
+    return {name: value for name, value in flat.items() if not is_reference(name, value)}
+
+
+def _reference(about: Mapping[str, Any], default: Any) -> Any:
+    return about.get("before", default)
 
 
 def build(cls: type, values: dict[str, Any], prefix: str, problems: list[str]) -> Any:
@@ -284,9 +280,6 @@ def _checked(name: str, value: Any, kind: type, about: Mapping[str, Any], proble
     if type(value) is not kind:
         problems.append(f"{name}={value!r} must be of type {kind.__name__}")
         return value
-    if kind is str and value in VALUES.get(name, {}):
-        problems.append(f"{name}={value} is now {VALUES[name][value]}: write that")
-        return value
     wrong = [f"{name}={value} must be {expected}" for rule in about["rules"] if (expected := rule(value))]
     if kind is float and not wrong:
         wrong = _wrong_in_float32(name, value, about["rules"])
@@ -325,9 +318,11 @@ def _wrong_in_float32(name: str, value: Any, rules: Iterable[Rule]) -> list[str]
 
 
 def unknown_key(prefix: str, name: str, known: list[str]) -> str:
-    """The message for an unknown key: where the key is now, or the most similar one."""
-    if prefix + name in MOVED:
-        return f"{prefix}{name} is now {' and '.join(MOVED[prefix + name])}: docs/keys.md lists the keys"
+    """The message for an unknown key: its name today, ours for another library's, or the most similar one."""
+    if prefix + name in RENAMED:
+        return f"{prefix}{name} is now {' and '.join(RENAMED[prefix + name])}: docs/keys.md lists the keys"
+    if name in FOREIGN:
+        return f"unknown key {prefix}{name}: did you mean {FOREIGN[name]}?"
     near = difflib.get_close_matches(name, known, n=1)
     elsewhere = [f"{group}.{name}" for group, cls in _GROUPS.items() if name in members(cls)]
     if elsewhere and not prefix:

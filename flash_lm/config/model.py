@@ -33,7 +33,6 @@ class ModelConfig(Group, name="model"):
         "families of the layers, repeated in turn, such as flash,flash,transformer_plus_plus; everything else is as "
         "in model.family; empty: model.family alone",
         _families,
-        before=(),
     )
     num_layers: int = key(
         4, "one layer = attention + feed-forward, or two GAUs; a multiple of the pattern's", at_least(1)
@@ -44,7 +43,6 @@ class ModelConfig(Group, name="model"):
         None,
         "heads of keys and values, each shared by H / num_kv_heads heads of queries (softmax over all pairs); open: H",
         at_least(1),
-        before=None,
     )
     mlp_dim: int = key(None, "open: 4 D for an MLP, 8 D / 3 rounded up to a multiple of 8 for a GLU", at_least(1))
     max_length: int = key(512, "tokens; bounds learned positions and the decode cache", at_least(1))
@@ -56,7 +54,6 @@ class ModelConfig(Group, name="model"):
         "a row of the table of heads: softmax, logistics (a mixture over the values of a byte, for images), or classes "
         "(a label for a row); open: from the task",
         HEADS.rule,
-        before="softmax",
     )
     init: str = key(
         "normal", "normal (standard deviation 0.02), or lecun (1 / sqrt(fan in))", one_of("normal", "lecun")
@@ -66,35 +63,29 @@ class ModelConfig(Group, name="model"):
         "what γ of a gated unit's queries and keys starts with: normal (standard deviation 0.02), or as_init (1 with "
         "init=lecun, where queries and keys start equal)",
         one_of("normal", "as_init"),
-        before="as_init",
     )
     residual_init: str = key(
         None,
         "what the last map of each sublayer starts with: as_init, or depth (by 1 / sqrt(2 num_layers), as in GPT-2); "
         "Mega's gated sublayers have no such map; open: as_init for a gated unit that adds little at first, else depth",
         one_of("as_init", "depth"),
-        before="as_init",
     )
     norm: str = key(None, "open: from the family", one_of("layer", "rms", "scale"))
-    norm_epsilon: float = key(1e-6, "added under the square root of a norm", above(0), before=1e-6)
+    norm_epsilon: float = key(1e-6, "added under the square root of a norm", above(0))
     absolute_positions: str = key(
         None, "open: from the family", one_of("none", "learned", "sinusoid", "scaled_sinusoid")
     )
     query_key_norm: bool = key(
         False,
         "RMS norm of each head's queries and keys, with a gain, before rotary positions and feature maps",
-        before=False,
     )
     rotary: bool = key(None, "rotary position embedding of queries and keys; open: from the family")
-    rotary_base: float = key(
-        10_000.0, "base of the rotary angles, position · base^(-2i / width)", above(1), before=10_000.0
-    )
+    rotary_base: float = key(10_000.0, "base of the rotary angles, position · base^(-2i / width)", above(1))
     short_convolution: int = key(
         None,
         "taps of a filter for each channel of the queries, keys and values (of a GAU: V and Z; of an AFT: keys and "
         "values), causal or centred as the model is; 0: none; open: 0, but 3 in log_sparse",
         _taps,
-        before=0,
     )
     normalizer: str = key(
         None,
@@ -107,13 +98,11 @@ class ModelConfig(Group, name="model"):
         "what N divides: scores (relu²(q kᵀ / N + b), as in FLASH's appendix) or weights (relu²(q kᵀ / √K + b) / N); "
         "open: scores, but weights in flash_quad",
         one_of("scores", "weights"),
-        before="weights",
     )
     kernels: str = key(
         "auto",
         "auto (Pallas kernels on GPU and TPU, where the shapes suit them), xla or pallas",
         one_of("auto", "xla", "pallas"),
-        before="auto",
     )
     dropout: float = key(0.0, "dropout rate of the embedding and of each sublayer's output", fraction)
     dtype: str = key(
@@ -126,7 +115,6 @@ class ModelConfig(Group, name="model"):
         "dtype of the keys and values that decoding keeps: caches, and chunks of FLASH, MC-TFM and Mega; and of the "
         "last inputs of convolutions; sums and AFT's state stay float32; open: model.dtype",
         one_of(*DTYPES),
-        before=None,
     )
     param_dtype: str = key("float32", "dtype of parameters", one_of(*DTYPES))
     scan_layers: bool = key(True, "one compiled layer, scanned; false unrolls: slower to compile, often faster on CPU")

@@ -31,7 +31,6 @@ class TrainConfig(Group, name="train"):
         None,
         "tokens of the rows to train on, in place of train.steps, rounded up to whole steps; open: train.steps",
         lambda x: None if x >= 1 else "1 or more",
-        before=None,
     )
     optimizer: str = key("adamw", "a row of the table of optimizers", OPTIMIZERS.rule)
     learning_rate: float = key(3e-3, "peak", above(0))
@@ -46,9 +45,8 @@ class TrainConfig(Group, name="train"):
         None,
         "linear, cosine and sqrt: the number of last steps that decay, after a constant rate; open: all of them",
         at_least(1),
-        before=None,
     )
-    boundaries: tuple = key((), "step: the steps at which the rate drops to a tenth", _boundaries, before=())
+    boundaries: tuple = key((), "step: the steps at which the rate drops to a tenth", _boundaries)
     b1: float = key(
         0.9,
         "of adamw, radam, lion, lamb and of muon's Adam; of schedule_free_adamw the share of the average in the point "
@@ -64,41 +62,34 @@ class TrainConfig(Group, name="train"):
         "global",
         "global (the norm over all parameters) or parameter (each parameter of each layer by itself)",
         one_of("global", "parameter"),
-        before="global",
     )
     label_smoothing: float = key(
         0.0,
         "share of a target's probability that is spread over all words, of the softmax head; it is logged apart from "
         "the loss; 0 = off",
         fraction,
-        before=0.0,
     )
-    z_loss: float = key(0.0, "weight of log² Z of the softmax head in the loss; 0 = off", at_least(0), before=0.0)
+    z_loss: float = key(0.0, "weight of log² Z of the softmax head in the loss; 0 = off", at_least(0))
     ema: float = key(
         0.0,
         "decay of an average of the parameters that is kept, evaluated and saved beside them; at most (1 + step) / "
         "(10 + step) in a step; 0 = off",
         fraction,
-        before=0.0,
     )
     accumulate: int = key(1, "microbatches per step", at_least(1))
     carry_state: bool = key(
         False,
         "whole documents in order: a row continues the row at its place in the batch before, with that row's decode "
         "state and without a gradient into it; data.pack is then for scores of rows by themselves",
-        before=False,
     )
     on_nonfinite: str = key(
         "stop",
         "stop or skip: what happens at a step whose loss or gradient is not finite",
         one_of("stop", "skip"),
-        before="stop",
     )
     loss_chunk: int = key(1024, "tokens whose logits exist at the same time on a device", at_least(1))
     log_every: int = key(10, "steps", at_least(1))
-    log_groups: bool = key(
-        False, "log the gradient's norm for each group of parameters, such as layers/sublayer_0", before=False
-    )
+    log_groups: bool = key(False, "log the gradient's norm for each group of parameters, such as layers/sublayer_0")
     eval_every: int = key(100, "steps; 0 = only at the end", at_least(0))
     eval_steps: int = key(
         0,
@@ -110,31 +101,24 @@ class TrainConfig(Group, name="train"):
         None,
         "ends training when the accuracy on the validation split is this or more; open: train.steps alone ends it",
         lambda x: None if 0 < x <= 1 else "more than 0 and at most 1",
-        before=None,
     )
     checkpoint_every: int = key(100, "steps; 0 = only at the end", at_least(0))
     keep: int = key(2, "number of newest checkpoints to keep, besides the best", at_least(1))
     best_metric: str = key(
         "loss", "loss or bits_per_byte of the validation split; the lowest is best", one_of("loss", "bits_per_byte")
     )
-    branch_from: str = key(
-        None, "RUN[@best|@STEP]: continue its state, step and data order in a new workdir", before=None
-    )
+    branch_from: str = key(None, "RUN[@best|@STEP]: continue its state, step and data order in a new workdir")
 
     init_from: str = key(
         None,
         "RUN[@best|@STEP], the folder of an exported model, or hub:OWNER/NAME: start with its parameters and tokenizer",
-        before=None,
     )
     init_positions: str = key(
         "refuse",
         "refuse or interpolate: what to do if train.init_from has positions for another model.max_length",
         one_of("refuse", "interpolate"),
-        before="refuse",
     )
-    freeze: tuple = key(
-        (), "regexes of parameters, as in mesh.rules, that training leaves unchanged", _regexes, before=()
-    )
+    freeze: tuple = key((), "regexes of parameters, as in mesh.rules, that training leaves unchanged", _regexes)
 
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""

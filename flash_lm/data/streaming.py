@@ -104,7 +104,7 @@ class StreamedBatches:
 
     def _windows(self, place: dict[str, Any]) -> Iterator[_Window]:
         epoch, wanted, before = place["epoch"], place["window"], place["stream"]
-        number = place.get("buffer", wanted)  # positions of older runs have no buffers: each window is one
+        number = place["buffer"]
         if before is not None:
             self._stream.restore(before)
         while True:

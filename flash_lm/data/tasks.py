@@ -110,7 +110,6 @@ class MaskingOptions:
         0.15,
         "share of the tokens that are predicted",
         lambda x: None if 0 < x < 1 else "more than 0 and less than 1",
-        before=0.15,
     )
 
 

@@ -28,7 +28,6 @@ from flash_lm.runs.json_file import load_json
 
 _MODEL_FILE, _INFO_FILE = "sentencepiece.model", "kind.json"  # the first holds the model, whatever its kind
 _TRAINING_THREADS = 2  # a trained model holds the number, so that another one would be another tokenizer
-_OLD_INFO_FILE = "tokenizer.json"  # other libraries take a file of this name for one of theirs
 
 
 class SentencePieceTokenizer:
@@ -194,8 +193,7 @@ def load_tokenizer(folder: pathlib.Path) -> Tokenizer:
         InputError: the folder holds no tokenizer.
     """
     try:
-        path, model = folder / _INFO_FILE, folder / _MODEL_FILE
-        info = load_json(path if path.exists() else folder / _OLD_INFO_FILE)
+        info, model = load_json(folder / _INFO_FILE), folder / _MODEL_FILE
         if not model.is_file():  # a pipe would wait for ever
             raise FileNotFoundError
         return _KINDS[info["kind"]](model.read_bytes())

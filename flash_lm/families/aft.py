@@ -36,13 +36,12 @@ from flash_lm.ops.rectangles import Rectangles
 class AFTOptions:
     """Options of attention-free units."""
 
-    window: int = key(32, "tokens nearer than this have a position bias", at_least(0), before=32)
-    bias_dim: int = key(64, "width of the factors of the position bias", at_least(1), before=64)
+    window: int = key(32, "tokens nearer than this have a position bias", at_least(0))
+    bias_dim: int = key(64, "width of the factors of the position bias", at_least(1))
     bias_rate: float = key(
         3.0,
         "factor of the learning rate for these factors, since each pair of positions learns from few tokens",
         above(0),
-        before=1.0,
     )
 
 

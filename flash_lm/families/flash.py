@@ -48,12 +48,11 @@ class GAUOptions:
 
     expanded_dim: int = key(None, "E; open: 2 D", at_least(1))
     shared_dim: int = key(64, "S, width of the queries and keys", at_least(1))
-    heads: int = key(1, "heads, which share Z and split E", at_least(1), before=1)
+    heads: int = key(1, "heads, which share Z and split E", at_least(1))
     query_key: str = key(
         "scale_offset",
         "scale_offset (queries and keys from one Z) or dense (a Z for each)",
         one_of("scale_offset", "dense"),
-        before="scale_offset",
     )
     relative_bias: str = key(
         None, "none, t5, toeplitz or rope; open: from the family", one_of("none", "t5", "toeplitz", "rope")

@@ -35,7 +35,7 @@ class FavorOptions:
     """Options of the Performer's estimate of softmax."""
 
     features: int = key(None, "random features a head; open: K ln K of the head's width K", at_least(1))
-    redraw: bool = key(False, "new features for each microbatch of training; false: always the same", before=False)
+    redraw: bool = key(False, "new features for each microbatch of training; false: always the same")
 
 
 class Frequencies(nnx.Variable):

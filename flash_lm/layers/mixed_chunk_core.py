@@ -38,7 +38,7 @@ class ChunkOptions:
 
     size: int = key(128, "C, tokens", at_least(1))
     local_attention: bool = key(True, "attention inside the chunk")
-    overlapping: bool = key(False, "local attention reaches into the neighbouring chunks, too", before=False)
+    overlapping: bool = key(False, "local attention reaches into the neighbouring chunks, too")
     global_attention: bool = key(True, "linear attention over the chunks")
 
     def problems(self) -> list[str]:

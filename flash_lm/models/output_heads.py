@@ -92,14 +92,14 @@ def register_head(name: str, row: HeadKind) -> None:
 class SoftmaxOptions:
     """Options of model.head=softmax."""
 
-    cap: float = key(0.0, "logits are cap · tanh(logits / cap); 0 = off", at_least(0), before=0.0)
+    cap: float = key(0.0, "logits are cap · tanh(logits / cap); 0 = off", at_least(0))
 
 
 @section("model.logistics")
 class LogisticsOptions:
     """Options of model.head=logistics."""
 
-    mixtures: int = key(10, "logistics", at_least(1), before=10)
+    mixtures: int = key(10, "logistics", at_least(1))
 
 
 def weighted_sum(x_BxL: jax.Array, weights_BxL: jax.Array) -> jax.Array:

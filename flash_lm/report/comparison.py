@@ -87,14 +87,14 @@ def write_curves(
 def _groups(results: list[Line]) -> Callable[[Line], Group]:
     """A function that returns what results must share to be ranked: text, task and row length.
 
-    Texts with the same name are distinguished by their hashes; older lines have no hash.
+    Texts with the same name are distinguished by their hashes.
     """
-    hashes = {(line["corpus"], line["corpus_hash"]) for line in results if "corpus_hash" in line}
+    hashes = {(line["corpus"], line["corpus_hash"]) for line in results}
     counts = Counter(corpus for corpus, _ in hashes)
 
     def group(line: Line) -> Group:
         several = counts[line["corpus"]] > 1
-        text = f"{line['corpus']} {line.get('corpus_hash', '(older)')}" if several else line["corpus"]
+        text = f"{line['corpus']} {line['corpus_hash']}" if several else line["corpus"]
         return text, line.get("task", "causal_lm"), line["length"]
 
     return group

@@ -15,10 +15,10 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
-from flash_lm.config.experiment import Config, telling, upgrade
+from flash_lm.config.experiment import Config, identifying_keys, upgrade
 from flash_lm.config.keys import SECTIONS, ill_typed
 from flash_lm.config.plugins import check_plugins, plugins_of
-from flash_lm.config.renamed_keys import places
+from flash_lm.config.renamed_keys import names_today
 from flash_lm.config.resolve import BATCH_TOKENS
 from flash_lm.errors import InputError, first_line
 from flash_lm.runs import lock
@@ -33,7 +33,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # of an ex
 _LISTED = 3  # problems of a damaged file
 _BEFORE_CONFIG = (lock.NAME, _PARTIAL, LABELS)  # what a run may leave if it is killed right after its start
 _PLACES = ("data.path", "data.cache_dir")
-# A checkpoint identifies its run by the rest of config.json. The list is that of the oldest runs and never changes.
+# A checkpoint has a hash of the rest of config.json, so a change of this list would make checkpoints unreadable.
 _NOT_IN_FINGERPRINT = (
     "data.",
     "mesh.",
@@ -146,8 +146,8 @@ def is_export(folder: pathlib.Path) -> bool:
 
 
 def run_hash(config: Mapping[str, Any]) -> str:
-    """Hash of a config as nested dicts, without where its corpora and cache are; keys of later versions keep it."""
-    flat = telling(flatten_dict(config, sep="."))
+    """Hash of a config as nested dicts, without where its corpora and cache are; a key that is added later keeps it."""
+    flat = identifying_keys(flatten_dict(config, sep="."))
     if flat.get("data.tokens_per_batch") is None:  # on one device
         flat["data.tokens_per_batch"] = BATCH_TOKENS
     if mixture := flat.get("data.mixture"):
@@ -175,7 +175,9 @@ def _config_of(folder: pathlib.Path, written: Any) -> Any:
         if "plugins" in line:  # we never write this, and it would be read after they are checked
             raise _damaged(changes)
         try:
-            config.update_from_flattened_dict({place: x for key, x in _tuples(line).items() for place in places(key)})
+            config.update_from_flattened_dict(
+                {name: x for key, x in _tuples(line).items() for name in names_today(key)}
+            )
         except (TypeError, ValueError, KeyError, AttributeError) as error:  # keys or values that no run has
             raise _damaged(changes, [first_line(error)]) from None
     return _typed(changes, config.to_dict())

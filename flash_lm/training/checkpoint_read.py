@@ -58,8 +58,6 @@ def restore(
 ) -> tuple[TrainState, Facts]:
     """An intact state, with the shapes, dtypes and shardings of `abstract`, and its facts.
 
-    Its constants are None in older checkpoints, which do not have them.
-
     Args:
         name: name of the checkpoint; if the newest is damaged, the newest intact one is used.
         abstract: shapes, dtypes and shardings of the state.
@@ -71,15 +69,15 @@ def restore(
     """
     run, damaged = run or RunFolder(name.workdir), {} if damaged is None else damaged
     _, tree, facts = _restore(name, run, tree_of(abstract), damaged)
-    constants = tree.get("constants", None if abstract.constants else {})
     carried = abstract.carried and abstract.carried.of_tree(tree["carried"])
-    return TrainState(tree["step"], tree["params"], tree["opt_state"], constants, carried, tree.get("ema")), facts
+    constants, ema = tree.get("constants", {}), tree.get("ema")
+    return TrainState(tree["step"], tree["params"], tree["opt_state"], constants, carried, ema), facts
 
 
 def restore_params(
     name: RunName, run: RunFolder, params: Params, constants: Params
-) -> tuple[int, Params, Params | None, Facts]:
-    """Step, parameters, constants (None: not saved) and facts of a checkpoint, without the optimizer's state.
+) -> tuple[int, Params, Params, Facts]:
+    """Step, parameters, constants and facts of a checkpoint, without the optimizer's state.
 
     Args:
         name: name of the checkpoint or of an exported model; with `ema`, the average of the parameters is read.
@@ -100,7 +98,7 @@ def restore_params(
         raise InputError(f"{name.workdir} keeps no average of its parameters (train.ema is off): leave @ema out")
     part = "ema" if name.ema else "params"
     step, tree, facts = _restore(name, run, {part: params} | ({"constants": constants} if constants else {}), {})
-    return step, tree[part], tree.get("constants", None if constants else {}), facts
+    return step, tree[part], tree.get("constants", {}), facts
 
 
 def own_corpus(run: RunFolder, path: str | None) -> OwnCorpus | None:
@@ -118,7 +116,7 @@ def own_corpus(run: RunFolder, path: str | None) -> OwnCorpus | None:
 
 
 def check_tokenizer(facts: Facts, tokenizer: Tokenizer) -> None:
-    """Checks that a checkpoint was trained with this tokenizer; an older one does not say.
+    """Checks that a checkpoint was trained with this tokenizer, if it says with which one.
 
     Raises:
         InputError: the tokenizer has changed.
@@ -235,11 +233,10 @@ def _facts(workdir: pathlib.Path, step: int) -> Facts:
 
 def _read(workdir: pathlib.Path, step: int, config: str | None, abstract: Tree) -> tuple[Tree, Facts]:
     facts = _facts(workdir, step)
-    if (facts.get("step", step), facts.get("config", config)) != (step, config):
+    if CHECKSUMS not in facts:
+        raise ValueError("it has no checksums")
+    if (facts.get("step"), facts.get("config")) != (step, config):
         raise ValueError("it was saved by another run, or at another step")
-    if "constants" in abstract and "constants" not in facts.get(CHECKSUMS, {}):
-        _log.warning("checkpoint %d is older than saved random features: sampling them from the seed again", step)
-        abstract = {name: part for name, part in abstract.items() if name != "constants"}
     restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
     arguments = ocp.args.PyTreeRestore(item=abstract, restore_args=restore_args, partial_restore=True)
     # Not through Orbax's manager, whose hosts wait for each other even if one has failed.
@@ -250,12 +247,9 @@ def _read(workdir: pathlib.Path, step: int, config: str | None, abstract: Tree) 
 
 def _checked(facts: Facts, tree: Tree) -> Facts:
     """The facts without the checksums; raises ValueError if a checksum does not match."""
-    expected = facts.pop(CHECKSUMS, None)
-    if expected is None and "step" not in facts:
-        _log.warning("the checkpoint has no checksums: an older version saved it")
-        return facts
+    expected = facts.pop(CHECKSUMS)
     found = checksums(tree) | {"facts": checksum_of(facts)}
-    if wrong := [name for name, value in found.items() if (expected or {}).get(name) != value]:
+    if wrong := [name for name, value in found.items() if expected.get(name) != value]:
         raise ValueError(f"wrong checksum of {', '.join(wrong)}")
     return {name: value for name, value in facts.items() if name not in ("step", "config")}
 

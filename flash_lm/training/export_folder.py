@@ -167,7 +167,7 @@ def about(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def check_facts(facts: Any) -> None:
-    """Raises ValueError if what a checkpoint or an export says of itself has wrong types; older ones say less."""
+    """Raises ValueError if what a checkpoint or an export says of itself is missing or has wrong types."""
     if not isinstance(facts, dict) or "corpus" not in facts:
         raise ValueError("its facts name no corpus")
     if wrong := [key for key, kinds in _FACTS.items() if key in facts and not isinstance(facts[key], kinds)]:

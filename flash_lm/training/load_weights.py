@@ -74,5 +74,4 @@ def read_weights(name: RunName, run: RunFolder, raw: Any, saved_dtype: str) -> W
     drawn = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), model.constants)
     step, params, constants, facts = restore_params(name, run, abstract, drawn)
     check_tokenizer(facts, tokenizer)
-    model = model if constants is None else model.with_constants(constants)
-    return Weights(step, config, tokenizer, model, params, mesh, facts)
+    return Weights(step, config, tokenizer, model.with_constants(constants), params, mesh, facts)

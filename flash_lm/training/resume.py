@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from flash_lm.config.addresses import check_local
 from flash_lm.config.experiment import Config
@@ -154,9 +153,6 @@ def find_start(experiment: Experiment, checkpoints: Checkpoints | None, run: Ope
     else:
         return _first(experiment, share)
     _check_corpus(facts, experiment.corpus)
-    if state.constants is None:
-        everywhere = NamedSharding(experiment.mesh, PartitionSpec())
-        state = dataclasses.replace(state, constants=jax.device_put(experiment.model.constants, everywhere))
     if checkpoints is None and run.parent:
         parent, folder = run.parent
         step, steps = int(state.step), experiment.config.train.steps

@@ -25,7 +25,7 @@ from flash_lm.cli.run import run
 from flash_lm.config.experiment import parse
 from flash_lm.data.hf_tokenizer import to_hugging_face
 from flash_lm.data.tokenizer import ByteTokenizer, CharacterTokenizer
-from flash_lm.data.tokenizers import SentencePieceTokenizer, load_tokenizer, save_tokenizer, train_sentencepiece
+from flash_lm.data.tokenizers import SentencePieceTokenizer, save_tokenizer, train_sentencepiece
 from flash_lm.errors import InputError
 from flash_lm.families.family import FAMILIES, complete_config
 from flash_lm.inference.api import LoadedModel
@@ -301,13 +301,6 @@ def test_a_tokenizer_that_cannot_be_equal_is_left_out_with_a_message(settings, t
 def test_begin_of_text_comes_first_where_it_is_wanted(tokenizers_here):
     for ours, theirs in tokenizers_here:
         assert theirs.encode("a").ids[0] == ours.begin and theirs.get_vocab_size() == ours.vocab_size
-
-
-def test_a_tokenizer_of_an_older_workdir_is_read(tmp_path):
-    save_tokenizer(CharacterTokenizer("ab"), tmp_path)
-    assert not (tmp_path / "tokenizer.json").exists()
-    (tmp_path / "kind.json").rename(tmp_path / "tokenizer.json")
-    assert load_tokenizer(tmp_path).vocab_size == CharacterTokenizer("ab").vocab_size
 
 
 def test_names_of_arrays_are_paths(exported):

@@ -1,4 +1,4 @@
-"""What the queries and keys of gated units start with (`model.scale_init`), and runs from before a start had a key."""
+"""What the queries and keys of gated units start with (`model.scale_init`)."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 from models.cases import model_config
 
-from flash_lm.config.experiment import parse_model, upgrade
+from flash_lm.config.experiment import parse_model
 from flash_lm.families.family import FAMILIES, complete
 from flash_lm.layers.context import Context
 
@@ -49,9 +49,3 @@ def test_equal_tokens_need_not_see_each_other_most(start, signs):
         scores = np.asarray(q[0, 0] @ k[0, 0].T)
         seen.add(bool(scores[0, 7] > scores[0, 8:].mean()))
     assert seen == signs
-
-
-@pytest.mark.parametrize("key", ["scale_init", "residual_init"])
-def test_runs_from_before_the_key_keep_their_start(key):
-    old = {"task": "causal_lm", "model": {"family": "transformer"}, "data": {}, "train": {}}
-    assert upgrade(old)["model"][key] == "as_init"

@@ -297,14 +297,16 @@ def test_what_is_drawn_and_not_trained_is_saved(performer, tmp_path):
         restore(run_name(tmp_path), performer.abstract)
 
 
-def test_a_checkpoint_that_is_older_than_saved_constants_is_read(performer, tmp_path, caplog):
-    """They are then drawn from the seed, as they were when it was trained."""
+def test_a_checkpoint_without_constants_or_checksums_is_damaged(performer, tmp_path):
     state = new_state(performer)
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(3, dataclasses.replace(state, constants={}), {"corpus": "x"}, None)
-    restored, _ = restore(run_name(tmp_path), performer.abstract)
-    assert restored.constants is None and equal(restored.params, state.params)
-    assert "older than saved random features" in caplog.text
+    with pytest.raises(InputError, match="no checkpoint in .* is intact"):
+        restore(run_name(tmp_path), performer.abstract)
+    path = tmp_path / "checkpoints" / "3" / "facts" / "metadata"
+    path.write_text(json.dumps({name: x for name, x in json.loads(path.read_text()).items() if name != "checksums"}))
+    with pytest.raises(InputError, match=r"is intact and of this config \(3: it has no checksums\): restore a copy"):
+        restore(run_name(tmp_path), performer.abstract)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Runs that start from another model's parameters, and parameters that no step changes."""
 
-import json
 import shutil
 
 import jax
@@ -213,14 +212,9 @@ def test_an_export_is_not_a_run(config, parent, tmp_path):
 
 
 def test_what_n_is_and_divides_is_as_in_the_parent(config, parent, tmp_path):
-    """Also of an older version's, whose config does not know the key; not by the length of the new rows."""
-    older = shutil.copytree(parent, tmp_path / "older")
-    values = json.loads((older / "config.json").read_text())
-    del values["model"]["divides"]
-    (older / "config.json").write_text(json.dumps(values))
-    for folder, divides in ((parent, "scores"), (older, "weights")):
-        model = like_parent(changed(config, {"data.length": 16}), str(folder)).model
-        assert (model.divides, model.normalizer) == (divides, str(parse(config).data.length))
+    """Not by the length of the new rows."""
+    model = like_parent(changed(config, {"data.length": 16}), str(parent)).model
+    assert (model.divides, model.normalizer) == ("scores", str(parse(config).data.length))
 
 
 @pytest.mark.slow

@@ -319,24 +319,3 @@ def test_a_masked_validation_split_without_a_mask_is_refused(config, tmp_path):
     with pytest.raises(InputError):
         train(config, tmp_path / "run")
     assert not list((tmp_path / "run").iterdir())
-
-
-@pytest.mark.slow
-def test_a_run_of_an_older_version_continues(config, finished, tmp_path):
-    train(config, tmp_path / "run", should_stop=stop_at(5))
-    path = tmp_path / "run" / "config.json"
-    values = json.loads(path.read_text())
-    for group, key in [("data", "name"), ("data", "masking"), ("train", "clip_mode"), ("train", "boundaries")]:
-        del values[group][key]
-    path.write_text(json.dumps(values))
-    for path in (tmp_path / "run" / "checkpoints").glob("*/facts/metadata"):
-        facts = json.loads(path.read_text())
-        path.write_text(json.dumps({key: facts[key] for key in ("corpus", "train_seconds")}))
-    train(config, tmp_path / "run")
-    assert figures(tmp_path / "run") == figures(finished)
-    (result,) = evaluate(tmp_path / "run", "validation", [])
-    assert result["step"] == 12
-    other = config.copy_and_resolve_references()
-    other.train.clip_mode = "parameter"
-    with pytest.raises(InputError, match="train.clip_mode=global there, parameter here"):
-        train(other, tmp_path / "run")

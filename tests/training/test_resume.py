@@ -10,7 +10,6 @@ import pytest
 from small import flat, write_corpus
 
 from flash_lm.config.experiment import parse
-from flash_lm.config.resolve import filled
 from flash_lm.data import token_cache
 from flash_lm.errors import InputError
 from flash_lm.inference.model import load_model
@@ -123,20 +122,19 @@ def test_how_softmax_is_computed_may_change(config, half, tmp_path):
         continued(run, changed(other, {"model.rotary": True}))
 
 
-def test_a_run_of_an_older_version_keeps_its_behaviour(config, half, tmp_path):
+def test_a_run_from_before_a_key_is_continued(config, half, tmp_path):
     """With the same command, in which keys that are younger than it are open."""
     run = shutil.copytree(half, tmp_path / "run")
     values = json.loads((run / "config.json").read_text())
-    for group, key in (("data", "shuffle_buffer"), ("train", "decay_steps"), ("train", "branch_from")):
+    for group, key in (("data", "streaming"), ("train", "decay_steps"), ("train", "branch_from")):
         del values[group][key]
-    values["data"]["streaming"], values["train"]["warmup_steps"] = True, 3
+    values["train"]["warmup_steps"] = 3
     (run / "config.json").write_text(json.dumps(values))
-    now = changed(config, {"data.streaming": True, "train.warmup_steps": None})
+    now = changed(config, {"train.warmup_steps": None})
     goes_on = continued(run, now)
-    assert (goes_on.data.shuffle_buffer, goes_on.train.warmup_steps) == (0, 3)
-    assert filled(now.to_dict())["data"]["shuffle_buffer"] == 64
-    with pytest.raises(InputError, match="data.shuffle_buffer=0 there, 8 here"):
-        continued(run, changed(now, {"data.shuffle_buffer": 8}))
+    assert (goes_on.data.streaming, goes_on.train.decay_steps, goes_on.train.warmup_steps) == (False, None, 3)
+    with pytest.raises(InputError, match="train.decay_steps=None there, 2 here"):
+        continued(run, changed(now, {"train.decay_steps": 2}))
 
 
 def test_a_resume_reads_and_checks_its_config_once(config, half, tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import Line, read_jsonl, read_lines, write_jsonl
@@ -22,18 +22,19 @@ def begun_here(path: pathlib.Path) -> Iterator[bool]:
         yield take(file) is None
 
 
-def is_made(file: pathlib.Path, known: str) -> bool:
+def is_made(file: pathlib.Path, known: str, hashes: Mapping[str, str] | None = None) -> bool:
     """Whether the lines of a task are there.
 
     Args:
         file: of the lines.
         known: what identifies the task's config.
+        hashes: former hash -> today's, of lines that another version wrote.
 
     Raises:
         InputError: they are of another config.
     """
-    lines = read_lines(file)
-    if any(line["study_hash"] != known for line in lines):
+    lines, hashes = read_lines(file), hashes or {}
+    if any(hashes.get(line["study_hash"], line["study_hash"]) != known for line in lines):
         raise InputError(
             f"{file} is of another config, rate, texts or scores: write to another folder, or move it away, and it is "
             "made again"

@@ -1,7 +1,7 @@
 """Times of the steps of several configs, side by side on one device."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -53,15 +53,20 @@ def time_steps(
     lines, about = [], provenance(jax.devices()[0].device_kind)
     before = read_lines(file)
     for baseline in dict.fromkeys(baseline_of.values()):
-        group = {name: one_microbatch(changed(config, runs[name])) for name in runs if baseline_of[name] == baseline}
-        of_group = config_hash({name: run_hash(config.to_dict()) for name, config in group.items()})
-        known = {"device": about["device"], "config_hash": of_group, "rounds": rounds}
+        own = {name: changed(config, runs[name]) for name in runs if baseline_of[name] == baseline}
+        known = {"device": about["device"], "config_hash": hash_of_group(own), "rounds": rounds}
         found = [line for line in before if known.items() <= line.items()]
         if not found:
+            group = {name: one_microbatch(config) for name, config in own.items()}
             found = [line | about | known for line in time_group(group, baseline, rounds)]
             append_jsonl(file, found)
         lines += found
     return lines
+
+
+def hash_of_group(group: Mapping[str, Any]) -> str:
+    """A hash of twelve digits of the configs of runs that take turns, by their names."""
+    return config_hash({name: run_hash(one_microbatch(config).to_dict()) for name, config in group.items()})
 
 
 def time_group(group: dict[str, ConfigDict], baseline: str, rounds: int) -> list[Line]:
