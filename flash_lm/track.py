@@ -26,7 +26,7 @@ def flags() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> None:
     """Replays the metrics of runs into a tracker: each run with its config, its steps and its splits."""
     arguments = flags().parse_args(argv)
-    from flash_lm.config.resolve import filled
+    from flash_lm.config.experiment import filled
     from flash_lm.report.results import labels
     from flash_lm.runs.jsonl import read_lines
     from flash_lm.runs.run_folder import RunFolder

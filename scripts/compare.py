@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from flash_lm.cli.flags import add_plugins_flag, use_plugins
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path
-from flash_lm.config.resolve import filled
+from flash_lm.config.experiment import filled
 from flash_lm.errors import InputError
 from flash_lm.report.comparison import write_comparison
 from flash_lm.report.page import write_page

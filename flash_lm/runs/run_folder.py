@@ -15,11 +15,10 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
-from flash_lm.config.experiment import Config, identifying_keys, upgrade
+from flash_lm.config.experiment import BATCH_TOKENS, Config, identifying_keys, upgrade
 from flash_lm.config.keys import SECTIONS, ill_typed
 from flash_lm.config.plugins import check_plugins, plugins_of
 from flash_lm.config.renamed_keys import names_today
-from flash_lm.config.resolve import BATCH_TOKENS
 from flash_lm.errors import InputError, first_line
 from flash_lm.runs import lock
 from flash_lm.runs.json_file import load_json

@@ -1,7 +1,7 @@
 """The config that runs: what was asked for, with every open key closed.
 
 An open key takes its value from the run that is resumed, from the parent of a branch or the model of train.init_from,
-from the keys that it follows from (`config.resolve.filled`), from the corpus, or from the family, in this order.
+from the keys that it follows from (`config.experiment.filled`), from the corpus, or from the family, in this order.
 """
 
 import dataclasses
@@ -10,12 +10,11 @@ from typing import Any
 
 from flax.traverse_util import flatten_dict
 
-from flash_lm.config.experiment import Config, add_sections, of_other_tasks, parse, unread_keys
+from flash_lm.config.experiment import Config, add_sections, filled, of_other_tasks, parse, unread_keys
 from flash_lm.config.keys import ill_typed
 from flash_lm.config.model import ModelConfig
 from flash_lm.config.plugins import import_plugins, plugins_of
 from flash_lm.config.registry import CORPORA, HEADS, TASKS
-from flash_lm.config.resolve import filled
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.data.tokenizers import load_tokenizer
 from flash_lm.errors import InputError
