@@ -22,11 +22,7 @@ from flash_lm.config.train import TrainConfig
 from flash_lm.errors import InputError
 
 SHUFFLE_BUFFER = 64  # millions of characters
-
-
 STEPS = 300
-
-
 BATCH_TOKENS = 2048
 
 

@@ -91,14 +91,20 @@ def open_run(workdir: pathlib.Path, asked: Any) -> Iterator[OpenRun]:
             process is training.
     """
     check_local(workdir)
-    RunFolder(workdir).holds_run()  # do not lock a folder of something else
+    run = _open(RunFolder(workdir), asked)  # before the lock: a folder that is refused is left as it is
     with locked(workdir):
-        yield _open(RunFolder(workdir), asked)
+        # Another process may have trained here between the look and the lock.
+        unchanged = (run.newest, run.is_new) == (_newest(run.folder), not run.folder.holds_run())
+        yield run if unchanged else _open(RunFolder(workdir), asked)
+
+
+def _newest(folder: RunFolder) -> int | None:
+    return max(checkpoint_read.steps(folder.path), default=None)
 
 
 def _open(folder: RunFolder, asked: Any) -> OpenRun:
     asked = with_types(asked)
-    newest = max(checkpoint_read.steps(folder.path), default=None)
+    newest = _newest(folder)
     branch_from, init_from = (asked.train.branch_from, asked.train.init_from) if newest is None else (None, None)
     parent = _parent(branch_from) if branch_from else None
     resolved = resolve(asked, folder, parent[1] if parent else None, init_from)
