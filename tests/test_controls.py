@@ -4,25 +4,28 @@ import itertools
 import pathlib
 
 import pytest
-from small import ROOT
+from small import ROOT, load_script
 
 from flash_lm.config.experiment import parse
 from flash_lm.configs.tables import study
 from flash_lm.errors import InputError
 from flash_lm.families.family import complete_config
 from flash_lm.models.facts import facts
+from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.studies.protocol.hypotheses import FAILS, HOLDS, UNDECIDED
+from flash_lm.studies.protocol.jobs import is_made
 from flash_lm.studies.protocol.verdicts import NOT_RUN
 from flash_lm.studies.quality.run import Part, study_hash, trunks_of
 from flash_lm.sweeps.grid import changed
 from studies.controls import anchor, design, recall
 from studies.controls.hypotheses import HYPOTHESES, anchor_verdict, recall_verdicts
 from studies.controls.language import Candidate, Text, best_rate, chosen, jobs, rates_of
-from studies.queue import MOST_HOURS
+from studies.queue import MOST_HOURS, read_hashes
 from studies.report import write_controls
 
 DATA = design.Data(pathlib.Path("data"), "texts")
 TEXTS = "abb55d181bad"  # the hash of what scripts/study_data.py writes
+QUEUE_TEXTS = "7af168c3450e"  # the hash of the queue's texts
 
 
 def positions(part, gain, rate):
@@ -115,6 +118,22 @@ def test_runs_of_the_first_study_count_where_their_config_is_the_same():
         for trunk in trunks:
             (known,) = {line["study_hash"] for line in own if line["seed"] == trunk.seed}
             assert known == study_hash(trunk.config, TEXTS, scored, own[0]["rate"])
+
+
+def test_what_the_queue_has_made_counts_under_the_hash_of_its_commit():
+    """Each job that it may come to has a former hash: it is not made twice, whichever commit made it."""
+    results = ROOT / "results"
+    hashes = read_hashes(results)
+    jobs_now = design.jobs_now(design.Data(pathlib.Path("data"), QUEUE_TEXTS), design.lines_of(results))
+    assert {job.known for job in jobs_now} <= {*hashes.values()}
+    files = {job.name: results / design.NAME / "runs" / f"{job.name}.jsonl" for job in jobs_now}
+    made = [job for job in jobs_now if is_made(files[job.name], job.known, hashes)]  # else it raises
+    assert {job.about["run"] for job in made} >= {*anchor.FAMILIES}
+    former_hash = load_script("rehash_results").former_hash
+    for job in made:
+        (*_, line) = read_jsonl(files[job.name])
+        if job.name.startswith(anchor.PART) and hashes.get(line["study_hash"]):  # of a commit with the former hashes
+            assert line["config_hash"] == former_hash(job.config.to_dict())
 
 
 SMALL = Part("part", {}, {}, (0, 1, 2), 200)
