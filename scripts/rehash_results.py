@@ -27,8 +27,7 @@ from flax.traverse_util import flatten_dict
 from flash_lm.cli.load import load_config, load_module
 from flash_lm.cli.run import run
 from flash_lm.config import keys
-from flash_lm.config.experiment import parse
-from flash_lm.config.resolve import BATCH_TOKENS
+from flash_lm.config.experiment import BATCH_TOKENS, parse
 from flash_lm.configs.tables import study
 from flash_lm.data.splits import load_splits
 from flash_lm.data.tokenizer import ByteTokenizer
