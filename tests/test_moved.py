@@ -54,10 +54,12 @@ def test_what_is_said_is_kept_and_what_is_missing_is_as_by_default():
     less = {name: dict(value) if isinstance(value, dict) else value for name, value in whole.items()}
     for name in ("name", "streaming", "masking"):
         del less["data"][name]
-    del less["mesh"], less["model"]["gau"]
+    del less["model"]["gau"], less["mesh"]["rules"]
     less["train"]["clip"] = 0.25
     assert upgrade(less) == whole | {"train": whole["train"] | {"clip": 0.25}}
     assert upgrade(whole) == whole
+    for damaged in ({name: x for name, x in whole.items() if name != "mesh"}, whole | {"mesh": {}}):
+        assert upgrade(damaged) == damaged  # no key was added there: what reads it says what is missing
 
 
 def test_every_key_that_differs_from_its_default_identifies_a_run():

@@ -65,7 +65,6 @@ SLOW = r"(\w+/?)+!"
         ("flash_lm", 3, "does not say what made the export"),
         ("config", None, "config.json is damaged: restore it"),
         ("config", [1], "config.json is damaged: restore it"),
-        ("config.data.corpus", KeyError, r"config.json is damaged \(data.corpus is missing\)"),
         ("config.data.corpus", ["text"], r"data.corpus=\('text',\) must be of type str"),
         ("config.data.path", 3, "data.path=3 must be of type str"),
         ("config.model", {}, r"config.json is damaged \(model.\w+ is missing; model.\w+ is missing; "),

@@ -214,8 +214,9 @@ def upgrade(values: dict[str, Any], cls: type) -> dict[str, Any]:
     for name, kind in members(cls).items():
         if not dataclasses.is_dataclass(kind):
             upgraded.setdefault(name, _reference(fields[name].metadata, fields[name].default))
-        elif isinstance(upgraded.setdefault(name, {}), dict):  # else `ill_typed` reports it
-            upgraded[name] = upgrade(upgraded[name], typing.cast(type, kind))
+        elif name not in fields or (isinstance(values.get(name), dict) and values[name]):
+            # A section may be newer than the config. A group that is missing or empty is damaged: `ill_typed` says so.
+            upgraded[name] = upgrade(values.get(name, {}), typing.cast(type, kind))
     return upgraded
 
 

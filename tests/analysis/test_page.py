@@ -27,7 +27,14 @@ def runs(tmp_path):
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(changed(quickstart.get_config(), changes).to_json())
         loss = {"loss": 1.5, "perplexity": 4.5, "bits_per_byte": 1.0, "step": 2, "train_seconds": 3.0}
-        about = {"family": name, "parameters": 7, "corpus": "books", "length": 512, "trained_length": 512}
+        about = {
+            "family": name,
+            "parameters": 7,
+            "corpus": "books",
+            "corpus_hash": "aa",
+            "length": 512,
+            "trained_length": 512,
+        }
         write_jsonl(folder / "results.jsonl", [loss | about | {"split": "test"}])
         write_jsonl(folder / "metrics.jsonl", [loss | {"split": "validation", "step": i} for i in (1, 2)])
         found.append(str(folder))
