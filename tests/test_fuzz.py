@@ -91,7 +91,7 @@ def test_a_command_ends_with_code_2_or_is_good(main, tmp_path, monkeypatch, caps
         pass
 
     def build(config, run):
-        complete_config(parse(config))
+        complete_config(config)
         raise GoodError
 
     monkeypatch.setattr(train_loop, "build_experiment", build)
