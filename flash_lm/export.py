@@ -9,7 +9,7 @@ from flash_lm.cli.types import local_path, positive
 from flash_lm.config.model import DTYPES
 from flash_lm.errors import InputError
 
-FORMATS = ("flash_lm", "llama", "stablehlo")  # those of `inference.exporting`, which imports JAX
+FORMATS = ("flash_lm", "llama", "stablehlo")  # those of `inference.export`, which imports JAX
 _FORMAT_HELP = "llama: for Hugging Face's transformers; stablehlo: compiled functions that need jax alone"
 _SIZES = {
     "rows": "texts at the same time; default: 1",

@@ -1,10 +1,11 @@
-"""The first losses of every family, of hybrids and of every task, to the last digit: a change of the code keeps them.
+"""The guard of a change that moves code: first losses of every family, of hybrids and of every task, to the last digit;
+paths and shapes of parameters; hashes of configs.
 
-    python tests/first_losses.py --out=before.jsonl    # on one machine, before a change and after it
-    python tests/first_losses.py --out=tests/golden/first_losses.jsonl --parameters=tests/golden/parameters.json
+    python tests/first_losses.py --losses=before.jsonl    # on one machine, before a change and after it: equal files
+    python tests/first_losses.py --families=NAME          # adds a new family to tests/golden/
+    python tests/first_losses.py                          # writes tests/golden/ again, if a change of results is meant
 
-Digits beyond the fifth depend on the processor, so `test_first_losses.py` compares five, and a change that moves code
-compares files written on the same machine.
+Digits beyond the fifth depend on the processor, so `test_first_losses.py` compares five.
 """
 
 import argparse
@@ -20,14 +21,18 @@ if __name__ == "__main__":
 
 import jax
 from flax import nnx
-from small import small_config, write_corpus
+from small import ROOT, small_config, tasks_of, write_corpus
 
-from flash_lm.families.family import FAMILIES
+from flash_lm.cli.load import load_module
+from flash_lm.config.registry import FAMILIES
 from flash_lm.layers.parameter import name_of
 from flash_lm.models.language_model import build_model
 from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.runs.run_folder import run_hash
 from flash_lm.training.train_loop import train
 
+GOLDEN = ROOT / "tests" / "golden"
+LOSSES, PARAMETERS, HASHES = (GOLDEN / name for name in ("first_losses.jsonl", "parameters.json", "hashes.json"))
 _QUICK = {"train.steps": 3, "train.eval_every": 0, "train.checkpoint_every": 0, "train.warmup_steps": 1}
 _EXAMPLES = {
     "data.pack": "examples",
@@ -55,12 +60,8 @@ _MORE = {
 
 def cells() -> dict[str, dict[str, Any]]:
     """By name: the keys in which a run differs from `small_config`."""
-    forms = {"causal_lm": "causal", "masked_lm": "bidirectional"}
     by_family = {
-        f"{family} {task}": {"model.family": family, "task": task}
-        for family, row in FAMILIES.items()
-        for task, form in forms.items()
-        if form in row.serves
+        f"{family} {task}": {"model.family": family, "task": task} for family in FAMILIES for task in tasks_of(family)
     }
     return by_family | _MORE
 
@@ -84,21 +85,39 @@ def parameters(family: str) -> dict[str, list[int]]:
     return {name_of(path): list(x.shape) for path, x in leaves}
 
 
+def hashes() -> dict[str, str]:
+    """The hash of the run of each config file; those that take an argument have several."""
+    files = sorted((ROOT / "configs").rglob("[!_]*.py"))
+    modules = {str(file.relative_to(ROOT / "configs")): load_module(str(file)) for file in files}
+    plain = {name: module for name, module in modules.items() if not module.get_config.__code__.co_argcount}
+    return {name: run_hash(module.get_config().to_dict()) for name, module in plain.items()}
+
+
+def golden_losses() -> dict[str, list[float]]:
+    """The losses in the golden file, by name of the run."""
+    return {line["name"]: line["losses"] for line in read_jsonl(LOSSES)}
+
+
 def main(argv: list[str]) -> None:
-    """Writes a line for each run."""
+    """Writes the golden files, those of some families, or the losses alone into another file."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--losses", type=pathlib.Path, help="write only first losses, to this file")
+    parser.add_argument("--families", help="families to add, separated by commas; default: everything is written again")
+    arguments = parser.parse_args(argv)
     jax.config.update("jax_numpy_dtype_promotion", "standard")  # as `usual_promotion` does for the tests of training
     jax.config.update("jax_numpy_rank_promotion", "allow")
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--out", type=pathlib.Path, help="file of first losses")
-    parser.add_argument("--parameters", type=pathlib.Path, help="file of paths and shapes of parameters")
-    arguments = parser.parse_args(argv)
-    if arguments.out:
-        with arguments.out.open("w", encoding="utf-8") as file:
-            for name, keys in cells().items():
-                print(json.dumps({"name": name, "losses": first_losses(keys)}), file=file, flush=True)
-    if arguments.parameters:
-        text = json.dumps({family: parameters(family) for family in FAMILIES}, indent=1)
-        arguments.parameters.write_text(text + "\n", encoding="utf-8")
+    names = arguments.families.split(",") if arguments.families else []
+    known = golden_losses() if names else {}
+    out = arguments.losses or LOSSES
+    with tempfile.NamedTemporaryFile("w", dir=out.parent, delete=False, encoding="utf-8") as file:
+        for name, keys in cells().items():
+            again = name not in known or keys.get("model.family") in names
+            losses = first_losses(keys) if again else known[name]
+            print(json.dumps({"name": name, "losses": losses}), file=file, flush=True)
+    pathlib.Path(file.name).replace(out)
+    if not arguments.losses:
+        for path, values in ((PARAMETERS, {x: parameters(x) for x in FAMILIES}), (HASHES, hashes())):
+            path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

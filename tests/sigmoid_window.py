@@ -51,5 +51,5 @@ def attention(config, options, *, rngs):
 
 
 # Queries and keys may be rotated, as `model.rotary` says; there are no other positions.
-PART = SublayerSpec(attention, sections=(WindowOptions,), keys=frozenset({"num_heads", "rotary"}))
-register_family("sigmoid_window", Family((PART, MLP_SPEC), {"rotary": True, "absolute_positions": "none"}))
+SPEC = SublayerSpec(attention, sections=(WindowOptions,), keys=frozenset({"num_heads", "rotary"}))
+register_family("sigmoid_window", Family((SPEC, MLP_SPEC), {"rotary": True, "absolute_positions": "none"}))

@@ -41,6 +41,19 @@ def test_a_key_that_is_added_later_changes_no_hash(request):
     assert run_hash(changed(new, {"model.later.rule": "old", "model.later.size": 4}).to_dict()) != hashes[0]
 
 
+def test_a_key_that_is_renamed_later_changes_no_hash(monkeypatch):
+    """Of a run that has its former name, at the default or not; and of one former key that is two today."""
+    today = ("model.chunks.size", "model.linear.chunk_size")
+    monkeypatch.setitem(RENAMED, "model.chunk_size", today)
+    for size in (None, 32):
+        flat = flatten_dict(get_config().to_dict(), sep=".")
+        default = flat[today[0]]
+        assert flat[today[1]] == default
+        former = {name: value for name, value in flat.items() if name not in today}
+        former["model.chunk_size"] = size or default
+        assert identifying_keys(former) == ({"model.chunk_size": size} if size else {})
+
+
 def test_a_run_from_before_a_key_does_what_it_did(request):
     older = get_config().to_dict()
     request.getfixturevalue("added")

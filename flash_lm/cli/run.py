@@ -1,4 +1,4 @@
-"""What the commands share: config files with overrides, and one clear line per error."""
+"""Runs a command: one clear line per error, and an exit code that says what kind it was."""
 
 import argparse
 import contextlib

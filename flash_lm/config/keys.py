@@ -230,9 +230,13 @@ def identifying_keys(flat: Mapping[str, Any], cls: type) -> dict[str, Any]:
     Returns:
         `flat` without the keys at the value that a run has which does not name them.
     """
-    references = {one.name: one.reference for one in keys(cls)}
+    references = {one.name: [one.reference] for one in keys(cls)}
+    for former, names in RENAMED.items():
+        references[former] = [value for name in names for value in references[name]]
     # As JSON: a tuple equals a list there, and True does not equal 1.
-    is_reference = lambda name, value: name in references and json.dumps(value) == json.dumps(references[name])
+    is_reference = lambda name, value: (
+        name in references and {json.dumps(x) for x in references[name]} == {json.dumps(value)}
+    )
     return {name: value for name, value in flat.items() if not is_reference(name, value)}
 
 

@@ -89,7 +89,7 @@ def encoder_of(config: ModelConfig) -> ModelConfig:
     return changed.put("encoder.family", None)
 
 
-def parts_of(layer: ModelConfig) -> tuple[SublayerSpec, ...]:
+def specs_of(layer: ModelConfig) -> tuple[SublayerSpec, ...]:
     """The specs of a layer's sublayers: its family's, and cross attention if the model has an encoder."""
     row = FAMILIES[layer.family]
     if layer.encoder is None:

@@ -7,7 +7,7 @@ from flash_lm.config.experiment import Config
 from flash_lm.config.model import ModelConfig
 from flash_lm.config.registry import FAMILIES, HEADS
 from flash_lm.errors import InputError
-from flash_lm.families.encoder import CROSS, encoder_of, parts_of
+from flash_lm.families.encoder import CROSS, encoder_of, specs_of
 from flash_lm.families.sublayer_spec import EVERYTHING, Default, SublayerSpec
 from flash_lm.ops.logistics import VALUES
 
@@ -102,7 +102,7 @@ def complete(config: ModelConfig) -> ModelConfig:
     problems = [
         problem
         for layer in dict.fromkeys(layers)
-        for spec in dict.fromkeys(parts_of(layer))
+        for spec in dict.fromkeys(specs_of(layer))
         for problem in spec.problems(layer)
     ]
     if problems := [*dict.fromkeys(problems), *_problems(config)]:
@@ -128,7 +128,7 @@ def of_layers(config: ModelConfig) -> list[ModelConfig]:
 def _of_layer(config: ModelConfig, name: str) -> ModelConfig:
     row = FAMILIES[name]
     own = dataclasses.replace(config, family=name, pattern=())
-    of_sublayers = {key: default for spec in parts_of(own) for key, default in spec.defaults.items()}
+    of_sublayers = {key: default for spec in specs_of(own) for key, default in spec.defaults.items()}
     return _closed(own, {**_OF_A_LAYER, **of_sublayers, **row.defaults})
 
 

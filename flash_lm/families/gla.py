@@ -42,7 +42,7 @@ class GLAOptions:
 
 
 class GatedCore(PlainCore):
-    """Sums that decay by channel (see `ops.gated_sums`); bidirectional: every second head reads from the end."""
+    """Sums that decay by channel (see `ops.vector_decay`); bidirectional: every second head reads from the end."""
 
     def __init__(self, chunk_size: int):
         """A core without parameters."""

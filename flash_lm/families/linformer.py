@@ -26,7 +26,7 @@ class LinformerOptions:
 
 
 class LinformerCore(WholeRowCore):
-    """softmax(q (E k)ᵀ / √K) F v (see `ops.slots`); E and F are shared by rows and heads."""
+    """softmax(q (E k)ᵀ / √K) F v (see `ops.linformer`); E and F are shared by rows and heads."""
 
     def __init__(self, config: ModelConfig, options: LinformerOptions, *, rngs: nnx.Rngs):
         """Initialises E and F for `config.max_length` places."""

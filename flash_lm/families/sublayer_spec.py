@@ -31,7 +31,7 @@ class SublayerSpec:
     Attributes:
         build: called with the config that all families share, each section, and rngs.
         sections: its sections of keys.
-        keys: keys of config.model itself that only some parts read.
+        keys: keys of config.model itself that only some sublayers read.
         unread: keys of its sections that this sublayer does not read, such as aft.window.
         defaults: defaults of open keys, by name, such as gau.expanded_dim.
         problems: sentences on why this sublayer cannot be built from a complete config.

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from flash_lm.config.experiment import Config, parse
+from flash_lm.config.model import DTYPES
 from flash_lm.config.overrides import apply_overrides, check_path
 from flash_lm.config.registry import CORPORA, TASKS
 from flash_lm.data.given import Given
@@ -196,10 +197,10 @@ def load_model(
     raw: Any = folder.config.copy_and_resolve_references()
     _override(raw, overrides)
     raw.update_from_flattened_dict({"mesh.shape": mesh_shape})
-    saved_dtype = parse(raw).model.param_dtype
-    if dtype:
+    saved_dtype = raw.model.param_dtype
+    if dtype and saved_dtype in DTYPES:  # else `parse` says what is wrong with the run's own
         raw.update_from_flattened_dict({"model.dtype": dtype, "model.param_dtype": dtype})
-    read = read_weights(name, folder, raw, saved_dtype)
+    read = read_weights(name, folder, parse(raw), saved_dtype)
     params = jax.tree.map(lambda x: x.astype(read.config.model.param_dtype), read.params)
     decode_params = DecodeParams(read.model, params)
     return TrainedModel(read.step, read.config, read.tokenizer, decode_params, read.mesh, read.facts, name, folder)

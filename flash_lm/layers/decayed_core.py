@@ -39,7 +39,7 @@ class DecayedInputs(NamedTuple):
 
 
 class DecayedCore(PlainCore):
-    """o = q S, S ← e^g S + kᵀ v (see `ops.decayed_sums`); bidirectional: the same from either side."""
+    """o = q S, S ← e^g S + kᵀ v (see `ops.scalar_decay`); bidirectional: the same from either side."""
 
     def __init__(self, chunk_size: int, kernels: str, *, shared_keys: bool = False):
         """A core without parameters; `kernels` is `model.kernels`; `shared_keys`: of all heads, and queries too."""

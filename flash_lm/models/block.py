@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from flash_lm.config.model import ModelConfig
-from flash_lm.families.encoder import is_cross, parts_of
+from flash_lm.families.encoder import is_cross, specs_of
 from flash_lm.layers.context import Context
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.sublayer import LayerArray, State, Sublayer
@@ -42,7 +42,7 @@ class Block(nnx.Module):
     def __init__(self, layers: Sequence[ModelConfig], *, rngs: nnx.Rngs):
         """Builds the sublayers of each layer's family, each with its own norm."""
         self.dropout = layers[0].dropout
-        specs = [(config, spec) for config in layers for spec in parts_of(config)]
+        specs = [(config, spec) for config in layers for spec in specs_of(config)]
         # Cross attention has names of its own, so that the others are named as in a model without an encoder.
         cross_numbers, numbers = itertools.count(), itertools.count()
         self.names = tuple(
@@ -53,7 +53,7 @@ class Block(nnx.Module):
             setattr(self, name, sublayer)
             setattr(self, f"norm_{name}", None if sublayer.owns_residual else NORMS[config.norm](config))
         # Numbers of sublayers after which a layer ends.
-        self.ends = tuple(itertools.accumulate(len(parts_of(config)) for config in layers))
+        self.ends = tuple(itertools.accumulate(len(specs_of(config)) for config in layers))
 
     @property
     def sublayers(self) -> list[Sublayer]:

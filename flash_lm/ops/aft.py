@@ -2,7 +2,7 @@
 
 Each channel has its own keys, so a softmax over a query's keys cannot be a matrix product of exp(K) unless a maximum is
 subtracted first. In a rectangle of pairs, exp(w)·(exp(K) ⊙ V) is a matrix product with the rectangle's own maxima (see
-`ops.stable_sums`). If all keys and w are moderate, products need no maximum (see `ops.aft_products`).
+`ops.logsumexp_means`). If all keys and w are moderate, products need no maximum (see `ops.aft_products`).
 
 Heads are those of AFT-conv, whose keys have width M = 1, shared by all E channels of the head; in other forms there is
 one head and M = E.

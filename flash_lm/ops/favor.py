@@ -3,8 +3,8 @@
 exp(q·k) is the mean over ω ~ N(0, I) of φ_ω(q) φ_ω(k) with φ_ω(x) = exp(ω·x − ‖x‖²/2) (lemma 1), so softmax
 attention is estimated by attention that is linear in the features. Features differ by factors beyond the range of any
 float, so we compute with logarithms: a sum over keys has its own maximum for each feature, and a query has the maximum
-of what it sees (see `ops.stable_sums`), which never includes a later key. If all logarithms are moderate, features are
-used directly, and this is linear attention.
+of what it sees (see `ops.logsumexp_means`), which never includes a later key. If all logarithms are moderate, features
+are used directly, and this is linear attention.
 """
 
 from typing import NamedTuple

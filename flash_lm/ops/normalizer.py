@@ -78,7 +78,7 @@ def _refusal(name: str) -> str:
 
 _COUNT = Normalizer(_count, _count, _count)
 _LENGTH, _EVERYWHERE = _refusal("length"), _refusal("length_everywhere")
-# normalizer, divides -> its functions; count cannot divide scores (`part_problems`), so this is for softmax, which has
+# normalizer, divides -> its functions; count cannot divide scores (`divisor_problems`), so this is for softmax, which has
 # none of it but the sums
 _NAMED = {
     ("count", "weights"): _COUNT,

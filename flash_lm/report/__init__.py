@@ -1,1 +1,1 @@
-"""Results (JSONL) as tables, curves and pages; imports `runs` and nothing else of the package."""
+"""Results (JSONL) as tables, curves and pages; imports `runs` and `errors`, and nothing else of the package."""

@@ -134,6 +134,10 @@ class RunFolder:
         (self.path / _PARTIAL).write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
         os.replace(self.path / _PARTIAL, self.path / _CONFIG)
 
+    def changes(self) -> int:
+        """The number of lines of changes.jsonl, one for each resume that changed a key."""
+        return len(read_lines(self.path / _CHANGES))
+
     def record_changes(self, changes: Mapping[str, Any]) -> None:
         """Adds a line to changes.jsonl: what a resume changes, by key."""
         append_jsonl(self.path / _CHANGES, [dict(changes)])

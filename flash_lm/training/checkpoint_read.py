@@ -121,7 +121,7 @@ def check_tokenizer(facts: Facts, tokenizer: Tokenizer) -> None:
     Raises:
         InputError: the tokenizer has changed.
     """
-    if facts.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
+    if facts["tokenizer"] != tokenizer.fingerprint:
         raise InputError(
             f"the folder tokenizer/ of the run holds another tokenizer ({tokenizer.vocab_size} tokens) than the one "
             f"that it was trained with: restore the original"

@@ -103,7 +103,7 @@ class Checkpoints:
             self._manager.wait_until_finished()
 
     def restore_newest(self, abstract: TrainState) -> tuple[TrainState, checkpoint_read.Facts]:
-        """As `saved.restore` does; newer checkpoints that are damaged are moved to workdir/damaged."""
+        """As `checkpoint_read.restore` does; newer checkpoints that are damaged are moved to workdir/damaged."""
         damaged: dict[int, str] = {}
         found = checkpoint_read.restore(RunName(self._workdir, NEWEST), abstract, damaged, self._run)
         if damaged:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from flash_lm.config.experiment import Config
+from flash_lm.config.experiment import Config, parse
 from flash_lm.config.registry import CORPORA
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.data.tokenizers import load_tokenizer
@@ -85,7 +85,7 @@ def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
         )
     raw.update_from_flattened_dict({"mesh.shape": config.mesh.shape, "mesh.rules": config.mesh.rules})
     raw.update_from_flattened_dict({f"model.{key}": config.model.get(key) for key in _HOW})
-    theirs = read_weights(name, run, raw, raw.model.param_dtype)
+    theirs = read_weights(name, run, parse(raw), raw.model.param_dtype)
     if theirs.tokenizer.fingerprint != experiment.corpus.tokenizer.fingerprint:
         raise InputError(
             f"train.init_from={given} has another vocabulary than the corpus {experiment.corpus.name}: choose a model "

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from flash_lm.config.experiment import Config, parse
+from flash_lm.config.experiment import Config
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.data.tokenizers import load_tokenizer
 from flash_lm.runs.labels import read_labels
@@ -44,19 +44,18 @@ class Weights:
     facts: Facts
 
 
-def read_weights(name: RunName, run: RunFolder, raw: Any, saved_dtype: str) -> Weights:
+def read_weights(name: RunName, run: RunFolder, config: Config, saved_dtype: str) -> Weights:
     """Reads weights onto the mesh of a config.
 
     Args:
         name: name of the checkpoint.
         run: its folder.
-        raw: the run's config, with any changes that are allowed.
+        config: the run's checked config, with any changes that are allowed.
         saved_dtype: dtype of the parameters in the checkpoint.
 
     Raises:
         InputError: no such checkpoint, or a mesh that does not fit.
     """
-    config = parse(raw)
     check: dict[str, Any] = {}
     if is_export(name.workdir):  # the config may be somebody else's: nothing large is built for it
         check_layers(name.workdir, config.model)

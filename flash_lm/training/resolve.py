@@ -90,20 +90,23 @@ def with_types(asked: Any) -> Any:
     return config
 
 
-def resolve(asked: Any, run: RunFolder, parent: RunFolder | None, init_from: str | None) -> Resolved:
+def resolve(asked: Any, run: RunFolder | None, parent: RunFolder | None, init_from: str | None) -> Resolved:
     """Closes the keys that can be closed before the corpus is loaded.
 
     Args:
         asked: a config from `with_types`, with the keys open that the user left open.
-        run: the folder to train in, perhaps with a run.
+        run: the run that is resumed; None: there is none.
         parent: the run that a new branch starts from.
         init_from: the model that a new run starts from.
 
     Raises:
         InputError: the config is wrong, each problem on a line; or it is not that of the run there, or of the parent.
     """
-    record, changes = like_parent(asked, init_from) if init_from else asked.copy_and_resolve_references(), {}
-    if run.holds_run():
+    record, changes = asked.copy_and_resolve_references(), {}
+    if init_from:
+        parse(asked)  # what is wrong with it is said before a model is downloaded
+        record = like_parent(record, init_from)
+    if run:
         record, changes = continue_run(record, run)
     if parent:
         record = _branch(record, parent)

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -30,23 +30,40 @@ from flash_lm.training.setup import Experiment, Setup
 from flash_lm.training.train_state import TrainState, init_state
 
 
+class Seen(NamedTuple):
+    """What another process may change in a run's folder.
+
+    Attributes:
+        newest: step of the newest checkpoint, intact or not; None: there is none.
+        is_new: whether there is no config.json yet.
+        changes: lines of changes.jsonl.
+    """
+
+    newest: int | None
+    is_new: bool
+    changes: int
+
+
 @dataclasses.dataclass(frozen=True)
 class OpenRun:
     """A run's folder, while this process holds its lock.
 
     Attributes:
         folder: the folder.
+        seen: what there was in it.
         resolved: the config to go on with.
-        is_new: whether there is no config.json yet.
-        newest: step of the newest checkpoint, intact or not; None: there is none.
         parent: the checkpoint that a branch starts from and its folder, if the run has no checkpoint of its own.
     """
 
     folder: RunFolder
+    seen: Seen
     resolved: Resolved
-    is_new: bool
-    newest: int | None
     parent: tuple[RunName, RunFolder] | None
+
+    @property
+    def newest(self) -> int | None:
+        """Step of the newest checkpoint, intact or not; None: there is none."""
+        return self.seen.newest
 
     @property
     def config(self) -> Config:
@@ -65,12 +82,12 @@ class OpenRun:
         Raises:
             InputError: the run had checkpoints, and they are gone.
         """
-        if self.newest is None and not self.is_new:
+        if self.newest is None and not self.seen.is_new:
             self.folder.check_nothing_lost()
         of_all_hosts(None)  # all hosts have looked
         if is_first():
             path = self.folder.path
-            if self.is_new:
+            if self.seen.is_new:
                 write_labels(path, labels)
                 self.folder.write(self.resolved.record)
             elif self.resolved.changes:
@@ -91,24 +108,25 @@ def open_run(workdir: pathlib.Path, asked: Any) -> Iterator[OpenRun]:
             process is training.
     """
     check_local(workdir)
+    asked = with_types(asked)
     run = _open(RunFolder(workdir), asked)  # before the lock: a folder that is refused is left as it is
     with locked(workdir):
-        # Another process may have trained here between the look and the lock.
-        unchanged = (run.newest, run.is_new) == (_newest(run.folder), not run.folder.holds_run())
-        yield run if unchanged else _open(RunFolder(workdir), asked)
+        # Another process may have trained here between the look and the lock. All hosts look again, or none does: the
+        # look has exchanges between them.
+        unchanged = run.seen == _look(run.folder)
+        yield run if all(of_all_hosts(unchanged)) else _open(RunFolder(workdir), asked)
 
 
-def _newest(folder: RunFolder) -> int | None:
-    return max(checkpoint_read.steps(folder.path), default=None)
+def _look(folder: RunFolder) -> Seen:
+    return Seen(max(checkpoint_read.steps(folder.path), default=None), not folder.holds_run(), folder.changes())
 
 
 def _open(folder: RunFolder, asked: Any) -> OpenRun:
-    asked = with_types(asked)
-    newest = _newest(folder)
-    branch_from, init_from = (asked.train.branch_from, asked.train.init_from) if newest is None else (None, None)
+    seen = _look(folder)
+    branch_from, init_from = (asked.train.branch_from, asked.train.init_from) if seen.newest is None else (None, None)
     parent = _parent(branch_from) if branch_from else None
-    resolved = resolve(asked, folder, parent[1] if parent else None, init_from)
-    return OpenRun(folder, resolved, not folder.holds_run(), newest, parent)
+    resolved = resolve(asked, None if seen.is_new else folder, parent[1] if parent else None, init_from)
+    return OpenRun(folder, seen, resolved, parent)
 
 
 def _parent(branch_from: str) -> tuple[RunName, RunFolder]:

@@ -123,17 +123,6 @@ def test_each_epoch_has_its_own_order_of_documents(folder):
     assert len(neighbours[0] & neighbours[1]) < 10
 
 
-def test_a_place_of_a_run_without_buffers_is_found(folder):
-    """As they were saved before there were any."""
-    source = batches(folder)
-    for _ in range(9):
-        next(source)
-    place = source.state()
-    old = {name: place[name] for name in ("epoch", "window", "row", "stream")}
-    assert place["window"] > 0
-    assert np.array_equal(next(batches(folder, place=old))["inputs_BxL"], next(source)["inputs_BxL"])
-
-
 def test_a_stream_without_text_ends_in_a_clear_line(tmp_path):
     pq.write_table(pa.table({"text": ["", " ", None]}), tmp_path / "train.parquet")
     with pytest.raises(InputError, match="no text in its training split"):

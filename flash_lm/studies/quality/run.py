@@ -255,7 +255,7 @@ def one_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: Shou
     """Trains and scores a trunk and its decays; returns a line for each score, with `share`: of the whole budget.
 
     Each budget is scored on the validation and the test split; the whole one also in rows of other lengths and by
-    slices. Scores of the test split have blocks, from which `analysis.hypotheses` knows the error of the text.
+    slices. Scores of the test split have blocks, from which `studies.protocol.hypotheses` knows the error of the text.
 
     Raises:
         NonfiniteError: the loss became non-finite.

@@ -3,7 +3,7 @@
 Pretraining is done once for each family and corpus; then each arm's learning rate is found; then come the runs. A run
 is written as lines when it is scored, and its weights are removed. Those of pretraining stay until all runs of the
 family are made; if they are lost before, they are made again. Several processes may work at one study, see
-`shared_work`.
+`studies.protocol.jobs`.
 """
 
 import itertools
