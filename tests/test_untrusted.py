@@ -7,7 +7,7 @@ import shutil
 
 import jax
 import pytest
-from inference.test_exporting import trained_model
+from inference.test_export import trained_model
 from safetensors.numpy import load_file
 
 import flash_lm

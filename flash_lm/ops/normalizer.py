@@ -78,8 +78,8 @@ def _refusal(name: str) -> str:
 
 _COUNT = Normalizer(_count, _count, _count)
 _LENGTH, _EVERYWHERE = _refusal("length"), _refusal("length_everywhere")
-# normalizer, divides -> its functions; count cannot divide scores (`divisor_problems`), so this is for softmax, which has
-# none of it but the sums
+# normalizer, divides -> its functions; count cannot divide scores (`divisor_problems`), so this is for softmax, which
+# has none of it but the sums
 _NAMED = {
     ("count", "weights"): _COUNT,
     ("count", "scores"): _COUNT,

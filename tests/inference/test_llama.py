@@ -22,7 +22,7 @@ from flash_lm.inference.export import export as write
 from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
 from flash_lm.training.train_loop import train
-from inference.test_exporting import trained_model
+from inference.test_export import trained_model
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 IDS = np.random.default_rng(0).integers(5, 90, size=23)

@@ -29,7 +29,8 @@ SHAPE = {
     "init": "lecun",
     "tie_embeddings": False,  # so that the gradient of an embedding is that of an input alone
 }
-for _row in oracle_families.FAMILIES.values():
+for _name, _row in oracle_families.FAMILIES.items():
+    assert all(SHAPE.get(key, value) == value for key, value in _row.small.items()), f"{_name}: another family's key"
     SHAPE.update(_row.small)
 
 FORMS = {"causal": True, "bidirectional": False}

@@ -8,7 +8,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 from huggingface_hub import errors
-from inference.test_exporting import trained_model
+from inference.test_export import trained_model
 from safetensors.numpy import load_file
 from small import small_config, write_corpus
 

@@ -16,7 +16,7 @@ from flash_lm.export import main
 from flash_lm.families.family import FAMILIES
 from flash_lm.inference.export import export
 from flash_lm.inference.stablehlo import Sizes
-from inference.test_exporting import trained_model
+from inference.test_export import trained_model
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
