@@ -26,7 +26,8 @@ _BIASES = {
 def _positions(found: Facts) -> str:
     config, keys = found.config, FAMILIES[found.config.family].reads()
     names = [_POSITIONS[config.absolute_positions], "rotary" if config.rotary else ""]
-    names += [_BIASES.get(str(config.get("gau.relative_bias")), "")] if "model.gau.relative_bias" in keys else []
+    of_biases = [name.removeprefix("model.") for name in sorted(keys) if name.endswith(".relative_bias")]
+    names += [_BIASES.get(str(config.get(name)), "") for name in of_biases]
     names += (
         ["a position bias inside the attention"] if "model.aft.window" in keys or "model.aft.bias_dim" in keys else []
     )

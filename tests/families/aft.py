@@ -120,6 +120,7 @@ _ALL = {
     # It does more than others element by element.
     "counted_at": {"model_dim": 1024, "aft.window": 512, "aft.bias_dim": 64},
     "recomputes": True,
+    "by_pairs": False,
 }
 ROWS = {
     # It holds one more level of rectangles, of which there is little else in so small a model (2.1 times at

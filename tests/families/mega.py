@@ -84,6 +84,8 @@ ROWS = {
         constant_state=True,
         rounded_state=(".core",),
         forgets=True,
+        starts_fixed=("variants", "shift", "core/log_rate", "core/bonus"),
+        ends_with_map=False,
         one_chunk={"chunks.size": 32},  # one chunk of the attention, but two of the averages
     )
 }

@@ -61,5 +61,6 @@ ROWS = {
         constant_state=True,
         forgets=True,
         recomputes=True,
+        by_pairs=False,
     )
 }

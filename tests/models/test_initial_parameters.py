@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from oracles.families import FAMILIES as ROWS
 
 from flash_lm import build_model
 from flash_lm.config.experiment import parse_model
@@ -99,7 +100,7 @@ def test_draws_are_independent_and_repeatable(family):
     one, again, other = (parameters(seed, family=family, causal=FORM[family]) for seed in (0, 0, 1))
     # The scales of `lecun` differ from part to part, convolutions are the identity, and RWKV's channels differ by their
     # place: nobody draws them.
-    made = ("variants", "shift", "core/log_rate", "core/bonus", *(() if family == "mega" else ("convolutions",)))
+    made = ROWS[family].starts_fixed
     drawn = {name: value for name, value in one.items() if value.std() > 0 and not any(part in name for part in made)}
     assert len({value.tobytes() for value in drawn.values()}) == len(drawn), "two parameters are the same"
     for name, value in drawn.items():
@@ -119,7 +120,7 @@ def test_residual_init_scales_what_each_sublayer_ends_with(family):
         np.testing.assert_allclose(other[name], one[name] / np.sqrt(6), rtol=1e-6)
         assert name.endswith(("output/kernel", "down/kernel"))
     sublayers = {name.split("/")[1] for name in one if "/sublayer_" in name}
-    gated = {"sublayer_0"} if family == "mega" else set()
+    gated = set() if ROWS[family].ends_with_map else {"sublayer_0"}
     assert {name.split("/")[1] for name in scaled} == sublayers - gated
 
 

@@ -73,6 +73,9 @@ class Family:
         recomputed: how near its gradients are with remat=products, relative.
         ends_with_norm: whether a layer ends with a norm, so that what it adds does not set the size of the stream.
         mesh: its own keys in the tests of meshes.
+        by_pairs: whether its mixer takes pairs of queries and keys.
+        starts_fixed: what stands in the names of parameters that nobody draws.
+        ends_with_map: whether each sublayer ends with a map, which `residual_init` scales; else all but the first.
         normed_heads: whether a norm by head makes as much of a small q·k as of a large one.
     """
 
@@ -110,4 +113,7 @@ class Family:
     recomputed: float = 1e-5
     ends_with_norm: bool = False
     mesh: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    by_pairs: bool = True
+    starts_fixed: tuple[str, ...] = ("variants", "shift", "core/log_rate", "core/bonus", "convolutions")
+    ends_with_map: bool = True
     normed_heads: bool = False
