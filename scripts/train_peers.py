@@ -26,7 +26,8 @@ from flash_lm.cli.load import load_module
 from flash_lm.cli.run import run
 from flash_lm.cli.types import words_of
 from flash_lm.config.experiment import parse
-from flash_lm.data.batches import evaluation_batches, whole_batch
+from flash_lm.data.batches import evaluation_batches
+from flash_lm.data.share import whole_batch
 from flash_lm.errors import InputError, RunError
 from flash_lm.runs.jsonl import Line
 from flash_lm.runs.provenance import hash_of_files, provenance

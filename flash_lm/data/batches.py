@@ -2,34 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import grain
 import numpy as np
 
 from flash_lm.data.packing import Row, Rows
-
-
-class Share(NamedTuple):
-    """What one host reads of each batch.
-
-    Attributes:
-        batch_size: B, over all hosts.
-        rows: indices of this host's rows in the batch, ascending.
-        group: index of this host's group; the hosts of a group read the same rows.
-        groups: number of groups.
-    """
-
-    batch_size: int
-    rows: Sequence[int]
-    group: int = 0
-    groups: int = 1
-
-
-def whole_batch(batch_size: int) -> Share:
-    """The share of a single host."""
-    return Share(batch_size, range(batch_size))
-
+from flash_lm.data.share import Share
 
 Batch = dict[str, np.ndarray]
 Mixture = Sequence[tuple[range, float]]

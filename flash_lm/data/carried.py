@@ -12,9 +12,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from flash_lm.data.batches import Batch, Share, stack
+from flash_lm.data.batches import Batch, stack
 from flash_lm.data.examples import ExampleRows, Examples
 from flash_lm.data.packing import Row, empty_row
+from flash_lm.data.share import Share
 from flash_lm.data.tokenized_text import TokenizedText
 
 _ORDER = 0x0D0C  # keeps the order of documents separate from other random numbers

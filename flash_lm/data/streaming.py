@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flash_lm.data.batches import Batch, Share, Transform, stack
+from flash_lm.data.batches import Batch, Transform, stack
 from flash_lm.data.corpus import DocumentStream, cut
 from flash_lm.data.packing import Packer, Row, Rows
+from flash_lm.data.share import Share
 from flash_lm.data.tokenized_text import encode_in_memory
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.errors import InputError

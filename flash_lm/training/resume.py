@@ -11,7 +11,7 @@ import jax
 
 from flash_lm.config.addresses import check_local
 from flash_lm.config.experiment import Config
-from flash_lm.data.batches import Share
+from flash_lm.data.share import Share
 from flash_lm.data.splits import Splits
 from flash_lm.data.token_cache import OwnCorpus
 from flash_lm.data.tokenizer import Tokenizer

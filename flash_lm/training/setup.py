@@ -10,12 +10,13 @@ from jax.sharding import Mesh
 
 from flash_lm.config.experiment import Config
 from flash_lm.config.registry import TASKS
-from flash_lm.data.batches import FixedRows, IndexedBatches, Share, Transform
+from flash_lm.data.batches import FixedRows, IndexedBatches, Transform
 from flash_lm.data.carried import CarriedBatches
 from flash_lm.data.examples import ExampleCorpus
 from flash_lm.data.labelled import cut_share
 from flash_lm.data.mixture import MixedRows, parts_of
 from flash_lm.data.packing import Rows
+from flash_lm.data.share import Share
 from flash_lm.data.splits import Splits, load_splits
 from flash_lm.data.streaming import StreamedBatches
 from flash_lm.data.token_cache import OwnCorpus

@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from flash_lm.data.batches import IndexedBatches, Share, evaluation_batches, whole_batch
+from flash_lm.data.batches import IndexedBatches, evaluation_batches
+from flash_lm.data.share import Share, whole_batch
 
 
 class Numbers:

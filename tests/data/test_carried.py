@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from flash_lm.data.batches import Share, whole_batch
 from flash_lm.data.carried import CarriedBatches, carried_once
+from flash_lm.data.share import Share, whole_batch
 from flash_lm.data.tokenized_text import TokenizedText
 
 LENGTH, BEGIN, END = 8, 1, 2

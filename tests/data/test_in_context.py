@@ -10,9 +10,9 @@ from small import write_corpus
 
 from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
-from flash_lm.data.batches import whole_batch
 from flash_lm.data.carried import carried_once
 from flash_lm.data.corpus import SPLITS
+from flash_lm.data.share import whole_batch
 from flash_lm.data.splits import ROWS, load_splits
 from flash_lm.data.synthetic.bigrams import BigramOptions, best_log_probs
 from flash_lm.errors import InputError

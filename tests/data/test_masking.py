@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from small import write_corpus
 
-from flash_lm.data.batches import FixedRows, IndexedBatches, Share, whole_batch
+from flash_lm.data.batches import FixedRows, IndexedBatches
 from flash_lm.data.corpus import cut
 from flash_lm.data.masking import Masking
 from flash_lm.data.packing import PACKERS, empty_row
+from flash_lm.data.share import Share, whole_batch
 from flash_lm.data.tokenized_text import encode_in_memory
 from flash_lm.data.tokenizer import ByteTokenizer
 from flash_lm.data.tokenizers import SentencePieceTokenizer, train_sentencepiece

@@ -9,8 +9,9 @@ import pytest
 from small import small_config, write_corpus
 
 from flash_lm.config.experiment import parse
-from flash_lm.data.batches import IndexedBatches, Share, whole_batch
+from flash_lm.data.batches import IndexedBatches
 from flash_lm.data.packing import StreamRows
+from flash_lm.data.share import Share, whole_batch
 from flash_lm.data.splits import load_splits
 from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate

@@ -12,10 +12,10 @@ from datasets import load_dataset
 from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.data import streaming
-from flash_lm.data.batches import Share, whole_batch
 from flash_lm.data.hugging_face import DatasetStream
 from flash_lm.data.masking import Masking
 from flash_lm.data.packing import PACKERS
+from flash_lm.data.share import Share, whole_batch
 from flash_lm.data.streaming import StreamedBatches
 from flash_lm.data.tokenizer import ByteTokenizer
 from flash_lm.errors import InputError

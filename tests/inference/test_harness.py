@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from small import ROOT, command, documents, finish, small_config, write_corpus
 
+import flash_lm
+
 lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is an extra: pip install -e '.[harness]'")
 
 from lm_eval.api.instance import Instance  # noqa: E402
@@ -146,7 +148,7 @@ def run(tmp_path_factory, usual_promotion):
 @pytest.mark.slow
 def test_bits_a_byte_of_our_own_text_are_ours(run, tmp_path):
     """Ours count each document's end; without it both are the same, window for window."""
-    trained = load_model(run)
+    trained = flash_lm.load(run)
     (ours,) = evaluate(run, "test")
     texts = documents(load_corpus(trained.config.data), "test")
     model, nll = HarnessModel(trained), 0.0

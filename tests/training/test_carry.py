@@ -10,8 +10,8 @@ import pytest
 from small import small_config, write_corpus
 
 from flash_lm.config.experiment import parse
-from flash_lm.data.batches import whole_batch
 from flash_lm.data.carried import CarriedBatches
+from flash_lm.data.share import whole_batch
 from flash_lm.data.token_cache import OwnCorpus, load_tokenized
 from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.errors import InputError

@@ -12,10 +12,11 @@ from flash_lm import load
 from flash_lm.benchmarks.bare_step import BareStep
 from flash_lm.config.experiment import parse
 from flash_lm.config.registry import TASKS
-from flash_lm.data.batches import stack, whole_batch
+from flash_lm.data.batches import stack
 from flash_lm.data.examples import ExampleRows
 from flash_lm.data.pairs import SourceRows
 from flash_lm.data.prefixes import given_rows
+from flash_lm.data.share import whole_batch
 from flash_lm.data.synthetic.copying import copying
 from flash_lm.families.family import complete, complete_config
 from flash_lm.inference.scoring import evaluate

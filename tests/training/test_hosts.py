@@ -219,7 +219,7 @@ def test_several_hosts_serve_as_one_does(alone):
     assert [answer["text"] for answer in found] == expected
     words = {"prompt": "a dog", "max_tokens": 0, "echo": True, "logprobs": 0}
     (choice,) = httpx.post(f"{url}/v1/completions", json=words, timeout=60).json()["choices"]
-    (scored,) = generator.engine.score_rows([generator.check(["a dog"], 1, 0)[0]])
+    (scored,) = generator.engine.score_rows([generator.check(["a dog"], 1)[0]])
     np.testing.assert_allclose(choice["logprobs"]["token_logprobs"][1:], scored.log_probs[1:], atol=1e-4)
     processes[0].send_signal(signal.SIGINT)
     finish(processes)

@@ -16,7 +16,7 @@ from small import tasks_of
 from flash_lm.benchmarks.collectives import collectives
 from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
-from flash_lm.data.batches import whole_batch
+from flash_lm.data.share import whole_batch
 from flash_lm.families.family import FAMILIES, complete, served
 from flash_lm.layers import norms
 from flash_lm.runs.run_name import run_name

@@ -8,7 +8,7 @@ from small import small_config, write_corpus
 
 from flash_lm.config.experiment import parse
 from flash_lm.config.mesh import MESH_AXES, MeshConfig
-from flash_lm.data.batches import Share
+from flash_lm.data.share import Share
 from flash_lm.errors import InputError
 from flash_lm.training import sharding
 from flash_lm.training.resume import new_state

@@ -1,0 +1,25 @@
+"""What one of several hosts reads of a batch; without grain, which benchmarks on a GPU machine may lack."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Share(NamedTuple):
+    """What one host reads of each batch.
+
+    Attributes:
+        batch_size: B, over all hosts.
+        rows: indices of this host's rows in the batch, ascending.
+        group: index of this host's group; the hosts of a group read the same rows.
+        groups: number of groups.
+    """
+
+    batch_size: int
+    rows: Sequence[int]
+    group: int = 0
+    groups: int = 1
+
+
+def whole_batch(batch_size: int) -> Share:
+    """The share of a single host."""
+    return Share(batch_size, range(batch_size))
