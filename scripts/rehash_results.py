@@ -1,6 +1,6 @@
 """Gives the lines of results/ the hashes of today, and writes results/hashes.json: the former hash -> today's.
 
-    python scripts/rehash_results.py
+    RUNS=FOLDER python scripts/rehash_results.py    # the absolute path of the folder in which the runs were made
 
 Until 29 November 2026 a run's hash left out keys at a value of older versions (`BEFORE`), and sections at their
 defaults. Since then it has the keys that differ from their defaults (`run_hash`), and no key needs such a value. This
@@ -16,6 +16,7 @@ import functools
 import importlib.util
 import itertools
 import json
+import os
 import pathlib
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,7 +53,8 @@ QUEUE = RESULTS / "controls" / "runs"
 HASHES = ("config_hash", "study_hash")
 # Hashes of the texts of the study, of transfer and of the queue, which are in the hashes of their lines.
 TEXTS, TRANSFER_TEXTS, QUEUE_TEXTS = "abb55d181bad", "146003afce75", "7af168c3450e"
-RUNS = pathlib.Path("/work/runs")  # where runs were made that began from another run: its place is in their configs
+# Where runs were made that began from another run: its place is in their configs, and so in their hashes.
+RUNS = pathlib.Path(os.environ.get("RUNS", "runs"))
 _MOST_RATES = 7  # of a model in the queue: three that are planned, and two below and above them
 
 # The value of a key that the former hash left out; in these all were at it that a version did not know.

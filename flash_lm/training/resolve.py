@@ -127,8 +127,12 @@ def close(config: Config, tokenizer: Tokenizer, labels: Sequence[str]) -> Config
     Raises:
         InputError: a set number is too small for the corpus, or widths do not go together.
     """
-    model = complete(dataclasses.replace(config.model, vocab_size=vocabulary(config, tokenizer)))
-    return dataclasses.replace(config, model=_with_classes(config, model, labels))
+    return dataclasses.replace(config, model=_with_classes(config, _with_vocabulary(config, tokenizer), labels))
+
+
+def _with_vocabulary(config: Config, tokenizer: Tokenizer) -> ModelConfig:
+    """The config of the model with its vocabulary, and what its families fill in."""
+    return complete(dataclasses.replace(config.model, vocab_size=vocabulary(config, tokenizer)))
 
 
 def vocabulary(config: Config, tokenizer: Tokenizer) -> int:
@@ -176,7 +180,7 @@ def like_parent(config: Any, name: str) -> Any:
     """
     folder = downloaded(name).workdir
     theirs, tokenizer = parse(RunFolder(folder).config), load_tokenizer(folder / "tokenizer")
-    model = complete(dataclasses.replace(theirs.model, vocab_size=vocabulary(theirs, tokenizer)))
+    model = _with_vocabulary(theirs, tokenizer)
     if (config.model.get("family"), tuple(config.model.get("pattern", ()))) != (model.family, model.pattern):
         return config
     config = config.copy_and_resolve_references()
