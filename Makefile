@@ -62,18 +62,18 @@ format: setup ## fix what ruff can fix, and format
 	$(BIN)/ruff format .
 
 generated: setup ## write what is made from the code again: keys, families, notebooks' shared cells
-	$(BIN)/python scripts/write_keys.py
-	$(BIN)/python scripts/write_families.py
-	$(BIN)/python scripts/draw_families.py
-	$(BIN)/python scripts/write_notebooks.py
+	$(BIN)/python docs/tools/write_keys.py
+	$(BIN)/python docs/tools/write_families.py
+	$(BIN)/python docs/tools/draw_families.py
+	$(BIN)/python docs/tools/write_notebooks.py
 
 # If a peer does not install, this prints its name and goes on with the next one.
-peers: setup ## make .venv-peers, with what scripts/benchmark_peers.py, check_peers.py and train_peers.py compare ours with
+peers: setup ## make .venv-peers, with what benchmarks/peers/speed.py, check_peers.py and train_peers.py compare ours with
 	$(PYTHON) -m venv .venv-peers
 	grep -v '^#' requirements-peers.txt | while read -r package; do \
 		.venv-peers/bin/pip install --quiet --no-build-isolation "$$package" || echo "not installed: $$package"; \
 	done
-	$(BIN)/python scripts/fetch_peers.py
+	$(BIN)/python -m benchmarks.peers.fetch
 
 docs: setup ## build the site into docs/_build/html; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

@@ -1,6 +1,6 @@
 """The size of a first look: 4 layers of 64, 2048 words.
 
-python scripts/benchmark_step_time.py --size=tiny --out=/tmp/steps
+python -m benchmarks.steps.step_time --size=tiny --out=/tmp/steps
 """
 
 from ml_collections import ConfigDict

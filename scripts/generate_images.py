@@ -1,6 +1,6 @@
 """Draws images with a run trained on images: samples, and test images with their lower halves generated again.
 
-    python scripts/generate_images.py --workdir=runs/mnist_small --out=results/experiments/mnist
+    python scripts/generate_images.py --workdir=runs/mnist_small --out=studies/tasks/results/mnist
 
 OUT gets samples.png, a square grid, and completions.png: in each row the given half, two completions and the original.
 """

@@ -1,4 +1,4 @@
-"""Gives the lines of results/ the hashes of today, and writes results/hashes.json: the former hash -> today's.
+"""Gives the lines of results/ the hashes of today, and writes studies/hashes.json: the former hash -> today's.
 
     RUNS=FOLDER python scripts/rehash_results.py    # the absolute path of the folder in which the runs were made
 
@@ -7,8 +7,8 @@ defaults. Since then it has the keys that differ from their defaults (`run_hash`
 script computes both hashes of every config that a file of configs/ or a study gives, with the texts, rates and seeds of
 the lines. A hash that no such config has stays as it is; the output counts these, file by file.
 
-Lines of the queue of the studies (results/controls/runs) stay as they are: the commit that makes them compares them
-with its own hashes. `studies.queue` reads them through hashes.json, which also has the jobs that are not made yet.
+Lines of the queue of the studies (studies/controls/results/runs) stay as they are: the commit that makes them compares them
+with its own hashes. `studies.protocol.queue` reads them through hashes.json, which also has the jobs that are not made yet.
 """
 
 import contextlib
@@ -29,19 +29,19 @@ from flash_lm.cli.load import load_config, load_module
 from flash_lm.cli.run import run
 from flash_lm.config import keys
 from flash_lm.config.experiment import BATCH_TOKENS, parse
-from flash_lm.configs.tables import study
+from studies.quality import config
 from flash_lm.data.splits import load_splits
 from flash_lm.data.tokenizer import ByteTokenizer
 from flash_lm.runs.json_file import load_json
 from flash_lm.runs.jsonl import Line, grouped, read_jsonl, read_lines, write_jsonl
 from flash_lm.runs.provenance import config_hash
 from flash_lm.runs.run_folder import run_hash
-from flash_lm.studies.protocol.hypotheses import step_name
-from flash_lm.studies.quality import run as quality
-from flash_lm.studies.quality import step_times
-from flash_lm.studies.recall.run import models_of
-from flash_lm.studies.seq2seq import run as seq2seq
-from flash_lm.studies.transfer import run as transfer
+from studies.protocol.hypotheses import step_name
+from studies.quality import run as quality
+from studies.quality import step_times
+from studies.recall.run import models_of
+from studies.seq2seq import run as seq2seq
+from studies.transfer import run as transfer
 from flash_lm.sweeps.grid import Changes, changed, in_workdir
 from flash_lm.sweeps.tuning import _shorter as shorter
 from flash_lm.training import resolve
@@ -285,7 +285,7 @@ def of_checks() -> Iterator[Any]:
                 (model,) = models_of(changed(measured, {"train.steps": steps}), [line["what"]], [line["width"]])
                 yield model.of_run(line["rate"], line["seed"])
         else:
-            at = {"train.learning_rate": line["rate"], "train.steps": study.TUNING_STEPS}
+            at = {"train.learning_rate": line["rate"], "train.steps": config.TUNING_STEPS}
             yield from (changed(longest, {**x.changes, **at}) for x in candidates)
 
 
@@ -298,15 +298,15 @@ STUDIES = {  # the folder of a study's lines -> what differs in its config
 
 def study_config(changes: Changes) -> Any:
     """What the runs of the study of quality start from; the places of the texts are in no hash."""
-    config: Any = study.get_config()
-    config.data.mixture = study.mixture(pathlib.Path("data"))
+    config: Any = config.get_config()
+    config.data.mixture = config.mixture(pathlib.Path("data"))
     return changed(config, changes)
 
 
 def tuned(config: Any) -> tuple[Any, int]:
     """What the longest runs of the study's search of rates start from, and their tokens."""
-    decay = {"train.schedule": "sqrt", "train.decay_steps": study.TUNING_STEPS // quality.DECAY}
-    budget = study.TUNING_STEPS * parse(config).data.tokens_per_batch
+    decay = {"train.schedule": "sqrt", "train.decay_steps": config.TUNING_STEPS // quality.DECAY}
+    budget = config.TUNING_STEPS * parse(config).data.tokens_per_batch
     return changed(config, {**decay, "train.warmup_steps": None}), budget
 
 
@@ -317,7 +317,7 @@ def of_study() -> Iterator[Any]:
         longest, budget = tuned(config)
         files = [*(RESULTS / folder).glob("rates/*.jsonl"), *(RESULTS / folder).glob("flash.jsonl")]
         for line in itertools.chain.from_iterable(map(read_jsonl, files)):
-            own = study.MODELS[line["model"]] | (changes if folder == "study_depth" else {})
+            own = config.MODELS[line["model"]] | (changes if folder == "study_depth" else {})
             yield of_search(changed(longest, own), budget, line)
         for trunk, rate in trunks(folder, config):
             for place in STUDIES:
@@ -334,7 +334,7 @@ def of_search(config: Any, budget: int, line: Line) -> Any:
 def trunks(folder: str, config: Any) -> Iterator[tuple[quality.Trunk, float]]:
     """The trunks of a study whose rate is known, with that rate."""
     rates = quality.rates(RESULTS / folder)
-    for trunk in quality.trunks_of(config, study.get_parts()):
+    for trunk in quality.trunks_of(config, config.get_parts()):
         if trunk.tuned_as in rates:
             yield trunk, rates[trunk.tuned_as]["value"]
 
@@ -381,7 +381,7 @@ def study_hashes() -> Iterator[str]:
     for folder, changes in STUDIES.items():
         config = study_config(changes)
         longest, budget = tuned(config)
-        for own in study.MODELS.values():
+        for own in config.MODELS.values():
             yield quality.study_hash(changed(longest, own), TEXTS, budget)
         for trunk, rate in trunks(folder, config):
             scored = [[*of] for of in (trunk.part.shares, trunk.part.lengths, trunk.part.slices)]
@@ -398,7 +398,7 @@ def group_hashes() -> Iterator[str]:
     """Hashes of the groups of models whose steps were timed side by side."""
     for folder, changes in STUDIES.items():
         config = study_config(changes)
-        runs = {step_name(part.name, x): own for part in study.get_parts() for x, own in part.runs.items()}
+        runs = {step_name(part.name, x): own for part in config.get_parts() for x, own in part.runs.items()}
         for group in grouped(read_lines(RESULTS / folder / "step_times.jsonl"), "config_hash").values():
             names = dict.fromkeys(line["run"] for line in group)
             yield step_times.hash_of_group({name: changed(config, runs[name]) for name in names})

@@ -7,7 +7,7 @@
     python -m studies time --rounds=30 --data=$DATA    # times of steps, with the queue paused and nothing else running
     python -m studies report                           # tables, verdicts, pictures and README's sentences
 
-What is made, and in which order, is docs/controls.md.
+What is made, and in which order, is studies/controls/README.md.
 """
 
 import argparse
@@ -20,13 +20,13 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from flash_lm.benchmarks.timing import ROUNDS
+from benchmarks.lib.timing import ROUNDS
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path, positive
 from flash_lm.errors import InputError, RunError
 from flash_lm.runs.jsonl import Line, append_jsonl, read_lines
-from studies import cores
-from studies.checkout import checkout, commit_of, python_of
+from studies.protocol import cores
+from studies.protocol.checkout import checkout, commit_of, python_of
 
 TREE = pathlib.Path(__file__).parents[1]
 _PROGRAM = "studies.work"
@@ -66,7 +66,7 @@ def next_(arguments: argparse.Namespace) -> None:
         raise InputError("no commit makes the runs yet: name one with python -m studies commit HEAD --data=…")
     place = checkout(TREE, commits[-1]["commit"], arguments.queue / "checkouts")
     words = [f"--hours={arguments.hours:g}", f"--commit={commits[0]['commit']}"]
-    # A session of its own, whose priority can be the lowest: see studies.cores. So signals must be passed on.
+    # A session of its own, whose priority can be the lowest: see studies.protocol.cores. So signals must be passed on.
     work = subprocess.Popen(_words(place, arguments, words), cwd=place, env=_environment(place), start_new_session=True)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from flash_lm.runs.jsonl import Line
-from flash_lm.studies.protocol.ratios import loss_at
+from studies.protocol.ratios import loss_at
 
 Curve = list[tuple[float, np.ndarray]]  # steps and the loss on the test split, of runs that were annealed
 

@@ -12,11 +12,11 @@ import tomllib
 from flash_lm.errors import InputError
 from flash_lm.report.marked_blocks import replaced
 from flash_lm.runs.jsonl import Line, read_lines
-from flash_lm.studies.protocol.hypotheses import FAILS, HOLDS, UNDECIDED, Hypothesis, step_name, timed_steps
-from flash_lm.studies.protocol.jobs import made_lines
-from flash_lm.studies.protocol.relations import ALIKE
-from flash_lm.studies.protocol.verdicts import NOT_RUN, WORDS
-from flash_lm.studies.protocol.verdicts import UNDECIDED as CLAIM_UNDECIDED
+from studies.protocol.hypotheses import FAILS, HOLDS, UNDECIDED, Hypothesis, step_name, timed_steps
+from studies.protocol.jobs import made_lines
+from studies.protocol.relations import ALIKE
+from studies.protocol.verdicts import NOT_RUN, WORDS
+from studies.protocol.verdicts import UNDECIDED as CLAIM_UNDECIDED
 from studies.curves import curves_of, perplexity_after, ratio_at_equal_time
 
 HERE = pathlib.Path(__file__).parent
@@ -97,7 +97,7 @@ def judged(results: Results, hypothesis: Hypothesis) -> str:
     if None in (line.get(key) for key in ("ratios", "low", "high")):
         raise InputError(
             f"{VERDICTS}: '{hypothesis.text}' lacks ratios, low or high: write the file again with python "
-            "scripts/reproduce.py --table=study --out=results/study"
+            "studies/tables/__main__.py --table=study --out=studies/quality/results"
         )
     ratio = _link(f"{statistics.geometric_mean(line['ratios'].values()):.3f} times", VERDICTS)
     ends = f"95 %: {line['low']:.3f} to {line['high']:.3f}"

@@ -5,13 +5,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from flash_lm.configs.tables import study
+from studies.quality import config
 from flash_lm.errors import RunError
 from flash_lm.report.figure import can_draw
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line, read_lines, write_jsonl
-from flash_lm.studies.protocol.hypotheses import RULE, Hypothesis, verdict_table
-from flash_lm.studies.quality.report import plot_study, study_tables, summary, write_study
+from studies.protocol.hypotheses import RULE, Hypothesis, verdict_table
+from studies.quality.report import plot_study, study_tables, summary, write_study
 from studies.controls import design
 from studies.controls.hypotheses import HYPOTHESES, anchor_verdict, recall_verdicts
 from studies.controls.language import best_rate, chosen, losses_of, rates_of
@@ -37,9 +37,9 @@ def write_report(results: pathlib.Path, readme: pathlib.Path) -> str:
 
     Raises:
         InputError: lines are missing, or the page has no place for the findings.
-        RunError: scripts/claims.py failed; it has said why.
+        RunError: studies/claims/__main__.py failed; it has said why.
     """
-    write_study(study.TITLE, study.get_hypotheses(), results / "study")
+    write_study(config.TITLE, config.get_hypotheses(), results / "study")
     text = write_controls(results)
     done = subprocess.run([sys.executable, str(_CLAIMS), f"--out={results}"], stdout=subprocess.DEVNULL)
     if done.returncode:

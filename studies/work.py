@@ -7,7 +7,7 @@ import time
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path
 from flash_lm.errors import Stopped
-from studies.cores import one_core
+from studies.protocol.cores import one_core
 
 
 def main(argv: list[str]) -> None:
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> None:
         from flash_lm.training.interrupt import stop_on_signal  # noqa: PLC0415
         from studies.controls import data, design  # noqa: PLC0415
         from studies.first_losses import first_losses  # noqa: PLC0415
-        from studies.queue import Place, read_hashes, work_off  # noqa: PLC0415
+        from studies.protocol.queue import Place, read_hashes, work_off  # noqa: PLC0415
 
         texts = data.prepared(arguments.data, arguments.queue / "data")
         jobs_now = lambda: design.jobs_now(texts, design.lines_of(arguments.results))

@@ -300,11 +300,11 @@ def test_a_config_file_must_exist_and_define_get_config(tmp_path):
 
 def test_the_page_of_keys_is_current(tmp_path):
     """Written by the script into another file: each key of the schema, and what the page in docs/ says."""
-    words = [sys.executable, "scripts/write_keys.py", f"--out={tmp_path / 'keys.md'}"]
+    words = [sys.executable, "docs/tools/write_keys.py", f"--out={tmp_path / 'keys.md'}"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     written = (tmp_path / "keys.md").read_text()
-    assert written == (ROOT / "docs" / "keys.md").read_text(), "run python scripts/write_keys.py"
+    assert written == (ROOT / "docs" / "keys.md").read_text(), "run python docs/tools/write_keys.py"
     for key in get_config().model.gau:
         assert f"| `{key}` |" in written
 

@@ -144,19 +144,19 @@ def test_each_family_has_a_section_a_picture_and_a_line():
         assert page.exists(), f"write {page}: its equation, and what we changed"
         assert page.read_text().startswith("## ") and f"```{{family}} {name}\n" in page.read_text()
         assert row.about and "arXiv:" in row.paper, name
-        assert (page.parent / "pictures" / f"{name}.svg").exists(), "run python scripts/draw_families.py"
+        assert (page.parent / "pictures" / f"{name}.svg").exists(), "run python docs/tools/draw_families.py"
     extra = {page.stem for page in (ROOT / "docs" / "families").glob("*.md")} - FAMILIES.keys()
     assert not extra
 
 
 def test_the_table_of_families_in_readme_is_current():
     readme = (ROOT / "README.md").read_text()
-    assert load_script("write_families").page(readme) == readme, "run python scripts/write_families.py"
+    assert load_script("write_families").page(readme) == readme, "run python docs/tools/write_families.py"
 
 
 def test_the_table_of_mixers_is_current():
     page = (ROOT / "docs" / "layers.md").read_text()
-    assert load_script("write_families").layers(page) == page, "run python scripts/write_families.py"
+    assert load_script("write_families").layers(page) == page, "run python docs/tools/write_families.py"
 
 
 @pytest.mark.representatives("aft_simple")
@@ -167,7 +167,7 @@ def test_the_table_of_mixers_is_current():
 def test_a_picture_is_current(family):
     picture = (ROOT / "docs" / "families" / "pictures" / f"{family}.svg").read_text()
     assert load_script("draw_families").picture(family) == picture, (
-        f"run python scripts/draw_families.py --families={family}"
+        f"run python docs/tools/draw_families.py --families={family}"
     )
 
 

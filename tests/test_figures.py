@@ -1,7 +1,7 @@
 """Figures that README and the pages write out, against the files of results that they link.
 
 The pages say beside each figure how it is computed (`figures.py`); the ratios of a claim, such as 0.925
-(0.914–0.941), are those of results/CLAIMS.md. Tables that the site builds from the files cannot differ from
+(0.914–0.941), are those of studies/claims/CLAIMS.md. Tables that the site builds from the files cannot differ from
 them, and what studies/findings.py writes into README is tested beside it.
 """
 

@@ -57,7 +57,7 @@ def test_the_first_cells(path):
     script, text = load_script("write_notebooks"), path.read_text(encoding="utf-8")
     notebook = json.loads(text)
     current = script.text_of(script.with_shared_cells(notebook, path.name, script.repository()))
-    assert text == current, "run python scripts/write_notebooks.py"
+    assert text == current, "run python docs/tools/write_notebooks.py"
     cells = notebook["cells"]
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), "commit without outputs"
     assert cells[0]["source"][0].startswith("# ") and "**What you will see**\n" in cells[0]["source"]

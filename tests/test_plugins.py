@@ -269,7 +269,7 @@ def test_commands_and_scripts_find_modules_in_the_working_directory(tmp_path, ki
     (tmp_path / "of_this_folder.py").write_text("print('imported', flush=True)\n")
     (tmp_path / "mine.py").write_text(
         "from flash_lm.configs.recall import mqar_as_measured as its\n"
-        "from flash_lm.configs.recall.mqar_as_measured import *\n\n"
+        "from studies.recall.configs.mqar_as_measured import *\n\n"
         "def get_config():\n    config = its.get_config()\n"
         "    config.plugins, config.train.clip = ('of_this_folder',), -1.0\n    return config\n"
     )

@@ -13,7 +13,7 @@ from oracles import llama as oracle_llama
 from safetensors.numpy import load_file, save_file
 from small import as_overrides, load_script, small_config, write_corpus
 
-from flash_lm.benchmarks.timing import COUNTED
+from benchmarks.lib.timing import COUNTED
 from flash_lm.errors import InputError, RunError
 from flash_lm.ops.kernels import attention, programs
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl

@@ -12,7 +12,7 @@ from flash_lm import sweep
 from flash_lm.cli.load import load_config, load_module
 from flash_lm.config.overrides import apply_overrides
 from flash_lm.configs import flash_base, quickstart
-from flash_lm.configs.studies import decays, optimizers, stability
+from studies.defaults import decays, optimizers, stability
 from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.runs.jsonl import append_jsonl, read_jsonl
 from flash_lm.sweeps import grid

@@ -11,7 +11,7 @@ from sphinx.util.docutils import SphinxDirective
 from flash_lm.config import keys
 from flash_lm.config.registry import FAMILIES
 from flash_lm.families.family import Family
-from flash_lm.models.base_facts import LENGTHS, base_facts, paper_link
+from docs.tools.base_facts import LENGTHS, base_facts, paper_link
 from flash_lm.models.facts import Facts
 
 _HERE = "% every family\n"

@@ -174,7 +174,7 @@ _PAPER = "Hua et al. 2022, arXiv:2202.10447"
 ROWS = {
     "flash_quad": Family(
         (GAU_QUADRATIC, GAU_QUADRATIC),
-        _UNITS | _BY_LENGTH | {"divides": "weights"},  # by the rule of configs/studies/divisor.py
+        _UNITS | _BY_LENGTH | {"divides": "weights"},  # by the rule of studies/claims/configs/divisor.py
         about="two gated attention units over all pairs of tokens",
         paper=_PAPER,
     ),

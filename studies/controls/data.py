@@ -18,12 +18,12 @@ def prepared(data: pathlib.Path, folder: pathlib.Path) -> Data:
     """The texts in a folder; they are written there if they are not yet.
 
     Args:
-        data: with books/, wiki/, imdb/ (see scripts/study_data.py) and shakespeare/input.txt.
+        data: with books/, wiki/, imdb/ (see studies/quality/data.py) and shakespeare/input.txt.
         folder: gets study/ and shakespeare/, whole or not at all.
 
     Raises:
         InputError: there is no text of Shakespeare.
-        RunError: scripts/study_data.py failed; it has said why.
+        RunError: studies/quality/data.py failed; it has said why.
     """
     if not folder.exists():
         partial = folder.with_name(f"{folder.name}.{os.getpid()}")

@@ -1,13 +1,13 @@
-"""What the controls are to decide, by the numbers and rules of docs/controls.md."""
+"""What the controls are to decide, by the numbers and rules of studies/controls/README.md."""
 
 import math
 import statistics
 from collections.abc import Sequence
 
 from flash_lm.runs.jsonl import Line, grouped
-from flash_lm.studies.protocol.hypotheses import FAILS, HOLDS, UNDECIDED, Hypothesis
-from flash_lm.studies.protocol.ratios import SEEDS
-from flash_lm.studies.protocol.verdicts import NOT_RUN
+from studies.protocol.hypotheses import FAILS, HOLDS, UNDECIDED, Hypothesis
+from studies.protocol.ratios import SEEDS
+from studies.protocol.verdicts import NOT_RUN
 from studies.controls import anchor, recall
 from studies.controls.design import CHUNKS, DOUBLE, FAR, LAST_HALF, ROWS, SMALL
 

@@ -8,13 +8,13 @@ import pathlib
 import statistics
 from collections.abc import Sequence
 
-from flash_lm.configs.recall import mqar_as_measured as measured
+from studies.recall.configs import mqar_as_measured as measured
 from flash_lm.runs.jsonl import Line, grouped
 from flash_lm.runs.run_folder import run_hash
-from flash_lm.studies.quality.run import ShouldStop
-from flash_lm.studies.recall.run import Model, models_of, one_run
+from studies.quality.run import ShouldStop
+from studies.recall.run import Model, models_of, one_run
 from flash_lm.sweeps.grid import changed
-from studies.queue import Job
+from studies.protocol.queue import Job
 
 PART = "mqar"
 MODELS = ("flash+short_convolution=3", "gated_deltanet")

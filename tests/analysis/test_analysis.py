@@ -17,7 +17,7 @@ from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.report.results import labels, newest_results, validation_curve
 from flash_lm.runs.jsonl import append_jsonl, read_jsonl, write_jsonl
 from flash_lm.runs.provenance import joined
-from flash_lm.studies.tables.report import prominent
+from studies.tables.report import prominent
 from flash_lm.sweeps.grid import is_done
 
 

@@ -55,7 +55,7 @@ def test_a_full_disk_costs_no_checkpoint(words, tmp_path):
 
 @pytest.mark.slow
 def test_kills_leave_no_trace(words, tmp_path):
-    """A few of them; `scripts/survive_kills.py --kills=20` is the whole of it."""
+    """A few of them; `benchmarks/checkpoints/kills.py --kills=20` is the whole of it."""
     process = command("scripts.survive_kills", "--kills=4", "--families=flash", f"--out={tmp_path / 'out'}", *words)
     out, _ = finish(process)
     *kills, summary = read_jsonl(tmp_path / "out" / "kills.jsonl")

@@ -13,7 +13,7 @@ from oracles import families as oracle_families
 from oracles.row import Family
 from small import tasks_of
 
-from flash_lm.benchmarks.collectives import collectives
+from benchmarks.lib.collectives import collectives
 from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.data.share import whole_batch

@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 _OF_PLATFORM = {"gpu": "triton", "tpu": "mosaic"}
 _SMALLEST = 128  # queries in a chunk: with fewer, a tile is mostly padding
 _NARROWEST = 64  # width of queries and values: likewise
-# XLA's form of the Linear Transformer, values of 64, is faster on an H200: results/gpu/kernels/.
+# XLA's form of the Linear Transformer, values of 64, is faster on an H200: benchmarks/gpu/results/kernels/.
 _NARROWEST_VALUES = {"gpu": 128, "tpu": 64}
 
 

@@ -1,0 +1,172 @@
+"""Kills a run with SIGKILL at random moments, half of them while it saves; compares it with an uninterrupted run.
+
+    python -m benchmarks.checkpoints.kills --kills=20 --out=benchmarks/checkpoints/results [--families="flash aft_local" …]
+
+After the last kill it goes on to its end. Losses, final parameters and the optimizer's state must be those of the run
+that was left alone, to the bit; dropout is on, so the order of data and randomness must be, too.
+"""
+
+import argparse
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import time
+
+import jax
+import numpy as np
+
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
+from flash_lm.cli.types import positive, words_of
+from flash_lm.config.experiment import parse
+from flash_lm.errors import RunError
+from flash_lm.runs.jsonl import Line, append_jsonl, read_jsonl
+from flash_lm.runs.provenance import provenance
+from flash_lm.runs.run_folder import RunFolder
+from flash_lm.runs.run_name import run_name
+from flash_lm.training import checkpoint_read
+from flash_lm.training.metrics import TIMES
+from flash_lm.training.setup import build_experiment
+
+SETTINGS = ("model.dropout=0.1", "train.steps=200", "train.warmup_steps=5", "train.log_every=1", "train.eval_every=20")
+SAVES = ("train.checkpoint_every=3", "train.eval_steps=1")
+POLL = 0.005  # seconds
+LONGEST_SAVE = 0.1  # seconds, about
+
+
+class Run:
+    """A run of `flash_lm.train` in its own processes."""
+
+    def __init__(self, command: list[str], workdir: pathlib.Path):
+        """`command`: the command without the folder."""
+        self.command, self.workdir = [*command, f"--workdir={workdir}"], workdir
+        self.errors = workdir.with_suffix(".err")
+
+    def start(self) -> subprocess.Popen:
+        """Starts a process that trains, or resumes training."""
+        with open(self.errors, "w") as file:  # a pipe that is not read would block it
+            return subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=file)
+
+    def finish(self) -> float:
+        """Runs it to its end; returns the seconds.
+
+        Raises:
+            RunError: it ends with an error.
+        """
+        start = time.perf_counter()
+        self.check(self.start().wait())
+        return time.perf_counter() - start
+
+    def check(self, code: int) -> None:
+        """Raises a RunError if a process has ended with an error."""
+        if code:
+            raise RunError(f"{' '.join(self.command)} ended with code {code}: {self.errors.read_text()[-2000:]}")
+
+    def kill(self, after: float, steps: int, *, in_a_save: bool) -> Line | None:
+        """Starts it and kills it after so many seconds or steps, the first of the two; None: it finished.
+
+        They count from the process's start, or from its next save.
+        """
+        newest = max(checkpoint_read.steps(self.workdir), default=0)
+        opened, start, process = self._metrics_file(), time.perf_counter(), self.start()
+        next_step, begin = None, None if in_a_save else (0.0, 0)  # seconds until it had done one; from which we count
+        while process.poll() is None:
+            now = time.perf_counter() - start
+            done = 0 if self._metrics_file() == opened else self.last_step() - newest
+            next_step = now if next_step is None and done > 0 else next_step
+            saving = next_step is not None and any(checkpoint_read.folder_of(self.workdir).glob("*tmp*"))
+            begin = (now, done) if saving and begin is None else begin
+            if begin is not None and (now - begin[0] >= after or done - begin[1] >= steps):
+                process.kill()
+                process.wait()
+                return {"killed_after_s": now, "saving": saving, "next_step_s": next_step}
+            time.sleep(POLL)
+        self.check(process.returncode)
+        return None
+
+    def _metrics_file(self) -> int | None:
+        """The file's inode: a resumed run rewrites the file."""
+        path = self.workdir / "metrics.jsonl"
+        return path.stat().st_ino if path.exists() else None
+
+    def last_step(self) -> int:
+        """Of its metrics; a resumed run first cuts them at the newest checkpoint."""
+        return max((line["step"] for line in read_jsonl(self.workdir / "metrics.jsonl")), default=0)
+
+    def training_seconds(self) -> float:
+        """Training seconds of the whole run, without the start, compilation, evaluation and saving."""
+        return read_jsonl(self.workdir / "metrics.jsonl")[-1]["train_seconds"]
+
+    def figures(self) -> list[Line]:
+        """The metric lines without the times."""
+        lines = read_jsonl(self.workdir / "metrics.jsonl")
+        return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+
+    def state(self) -> list[np.ndarray]:
+        """The arrays of the newest checkpoint."""
+        experiment = build_experiment(parse(RunFolder(self.workdir).config))
+        return jax.device_get(jax.tree.leaves(checkpoint_read.restore(run_name(self.workdir), experiment.abstract)[0]))
+
+
+def survive(command: list[str], folder: pathlib.Path, kills: int, draw: random.Random) -> tuple[list[Line], bool]:
+    """One line per kill, and whether the killed run ended like the uninterrupted one."""
+    whole, killed = Run(command, folder / "whole"), Run(command, folder / "killed")
+    whole.finish()  # fills the caches of the corpus
+    timed = Run(command, folder / "timed")
+    # At most a tenth of the training per kill, or it would end too soon. Seconds alone cannot say it: a machine that is
+    # shared may be faster later.
+    latest = timed.finish() - 0.9 * timed.training_seconds()
+    most = max(1, timed.last_step() // (2 * kills))
+    lines: list[Line] = []
+    while len(lines) < kills:
+        in_a_save = len(lines) % 2 == 1
+        after, steps = (LONGEST_SAVE, most) if in_a_save else (latest, draw.randint(1, most))
+        line = killed.kill(draw.uniform(0, after), steps, in_a_save=in_a_save)
+        if line is None:
+            raise RunError(f"the run ended after {len(lines)} kills: raise --config.train.steps")
+        lines.append(line)
+        print(f"kill {len(lines)} of {kills}: {line}", flush=True)
+    killed.finish()
+    same_state = all(np.array_equal(a, b) for a, b in zip(killed.state(), whole.state(), strict=True))
+    return lines, same_state and killed.figures() == whole.figures()
+
+
+def main(argv: list[str]) -> None:
+    """Appends one line per kill and per family to kills.jsonl in OUT; exit code 1 if a run did not survive."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--config", default="configs/tiny.py")
+    parser.add_argument("--families", default="flash aft_local", help="separated by spaces or commas")
+    parser.add_argument("--kills", type=positive, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the moments of the kills")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
+    arguments, overrides = parser.parse_known_args(argv)
+    settings = [f"--config.{word}" for word in (*SETTINGS, *SAVES)] + overrides
+    load_config(arguments.config, settings)  # reports errors at once
+    draw, about = random.Random(arguments.seed), provenance(jax.devices()[0].device_kind)
+    file, failed = arguments.out / "kills.jsonl", []
+    file.unlink(missing_ok=True)
+    for family in words_of(arguments.families):
+        command = [sys.executable, "-m", "flash_lm.train", f"--config={arguments.config}", *settings]
+        command.append(f"--config.model.family={family}")
+        with tempfile.TemporaryDirectory() as folder:
+            lines, equal = survive(command, pathlib.Path(folder), arguments.kills, draw)
+        append_jsonl(file, [{"family": family} | line | about for line in lines])
+        again = [line["next_step_s"] for line in lines if line["next_step_s"] is not None]
+        summary = {
+            "family": family,
+            "kills": len(lines),
+            "while_saving": sum(line["saving"] for line in lines),
+            "equal": equal,
+            "median_s_to_next_step": float(np.median(again)),
+        }
+        append_jsonl(file, [summary | about])
+        print(summary, flush=True)
+        failed += [] if equal else [family]
+    if failed:
+        raise RunError(f"{', '.join(failed)}: killed and uninterrupted runs differ")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,269 @@
+"""The Pallas kernels against the versions that XLA compiles: first whether they agree, then how fast they are.
+
+    python -m benchmarks.kernels.kernels --out=benchmarks/gpu/results/kernels [--lengths="2048 8192"] [--config.model.chunks.size=…]
+
+Both are compared with the form that XLA compiles in float32 and in its highest precision, the outputs and the gradients
+of values, queries, keys and bias, on whole rows and on packed ones of a length that no tile divides, causal and not. A
+kernel that is further away than its precision allows, or fails, is reported, and its family is not timed. Times are of
+one attention core, forward, and forward and backward, several calls a turn; a matrix product takes turns with them, and
+its rate is what a kernel's is a part of.
+"""
+
+import argparse
+import concurrent.futures
+import copy
+import dataclasses
+import logging
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from benchmarks.lib.timing import ROUNDS, Cell, take_turns, timed
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
+from flash_lm.cli.types import positive, whole_numbers, words_of
+from flash_lm.config.experiment import parse_model
+from flash_lm.config.model import DTYPES
+from flash_lm.errors import InputError, RunError
+from flash_lm.families.family import FAMILIES, complete
+from flash_lm.layers.attention_core import Pair
+from flash_lm.layers.context import Context
+from flash_lm.layers.decayed_core import DecayedCore, DecayedInputs
+from flash_lm.ops.segments import find_segments, whole_row
+from flash_lm.report.markdown import markdown_table
+from flash_lm.runs.jsonl import Line, append_jsonl
+from flash_lm.runs.provenance import provenance
+
+BOTH_WAYS = ("flash_quad", "flash")  # of the others only the causal form has a kernel
+WITH_KERNELS = [name for name, row in FAMILIES.items() if "model.kernels" in row.reads()]
+FORMS = ("pallas", "xla")
+AGREES = {"bfloat16": 2e-2, "float32": 2e-3}  # relative distance; float32 products are in TF32 on a GPU
+PRODUCT = 8192  # rows and columns
+THREADS = 4  # cases that are compiled and checked at a time, limited by the memory of a device
+TAKEN = ("family", "kernels", "max_length", "causal", "dtype")  # keys that the flags set
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """An attention core of a family on rows of one length."""
+
+    config: Any
+    family: str
+    length: int
+    tokens: int
+    dtype: str
+    causal: bool = True
+    packed: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name in the progress line."""
+        more = (", packed" if self.packed else "") + ("" if self.causal else ", bidirectional")
+        return f"{self.family} at {self.length} tokens{more}"
+
+    def sublayer(self, form: str) -> Any:
+        """The sublayer with `model.kernels=form`, and its core."""
+        raw: Any = copy.deepcopy(self.config).model
+        raw.update(family=self.family, max_length=self.length, causal=self.causal, kernels=form, dtype=self.dtype)
+        return FAMILIES[self.family].sublayers[0](complete(parse_model(raw)), rngs=nnx.Rngs(0))
+
+    def inputs(self, dtype: str) -> tuple[Any, jax.Array, jax.Array]:
+        """What the core mixes by, values, and a gradient of the output; all normal, but for decays of 0 to 0.1."""
+        sublayer, rows = self.sublayer("xla"), self.tokens // self.length
+        core, keys = sublayer.core, iter(jax.random.split(jax.random.key(0), 8))
+
+        def normal(width: int, heads: int = sublayer.heads) -> jax.Array:
+            return jax.random.normal(next(keys), (rows, heads, self.length, width)).astype(dtype)
+
+        if isinstance(core, DecayedCore):
+            shared = 1 if core.shared_keys else sublayer.heads
+            log_decay = -jax.random.uniform(next(keys), (rows, sublayer.heads, self.length), maxval=0.1)
+            by = DecayedInputs(normal(sublayer.key_width, shared), normal(sublayer.key_width, shared), log_decay)
+        else:
+            by = {name: Pair(normal(sublayer.key_width), normal(sublayer.key_width)) for name in core.scaled}
+        return by, normal(sublayer.value_width), normal(sublayer.value_width)
+
+    def segment_ids(self) -> jax.Array:
+        """Documents of random lengths, with padding between some of them and at the end."""
+        shape = (self.tokens // self.length, self.length)
+        begins = jax.random.uniform(jax.random.key(1), shape) < 4 / self.length
+        number = jnp.cumsum(begins, axis=1, dtype=jnp.int32)
+        at_end = jnp.arange(self.length)[None] >= 0.95 * self.length
+        return jnp.where((number % 4 == 3) | at_end, 0, number + 1)
+
+    def functions(self, form: str) -> tuple[Callable, Callable]:
+        """The forward pass, and the output with gradients; both are compiled at their first call."""
+        graph, params, rest = nnx.split(self.sublayer(form).core, nnx.Param, ...)
+        segments = find_segments(self.segment_ids()) if self.packed else whole_row(self.length)
+        context = Context(positions_BxL=segments.offsets_BxL, segments=segments, causal=self.causal, packed=self.packed)
+
+        def forward(params: nnx.State, by: Any, v: jax.Array) -> jax.Array:
+            return nnx.merge(graph, params, rest)(by, v, context)
+
+        def both(by: Any, v: jax.Array, d_out: jax.Array):
+            out, pull = jax.vjp(forward, params, by, v)
+            return out, pull(d_out.astype(out.dtype))
+
+        return jax.jit(lambda by, v, d_out: forward(params, by, v)), jax.jit(both)
+
+    def flops(self) -> float:
+        """FLOPs of the forward pass, visible pairs only."""
+        sublayer = self.sublayer("xla")
+        widths = sublayer.heads, sublayer.key_width, sublayer.value_width
+        return sublayer.core.flops_per_token(self.length, self.causal, *widths) * self.tokens
+
+
+def check(case: Case) -> Line:
+    """The distance of both versions from the one in highest precision.
+
+    Raises:
+        RunError: the kernel is too far.
+    """
+    inputs = case.inputs(case.dtype)
+    exact = jax.tree.map(lambda x: x.astype(jnp.float32), inputs)
+    with jax.default_matmul_precision("highest"):
+        expected = dataclasses.replace(case, dtype="float32").functions("xla")[1](*exact)
+    line: Line = {"family": case.family, "length": case.length}
+    for form in FORMS:
+        found = case.functions(form)[1](*inputs)
+        distances = jax.tree.leaves(jax.tree.map(_distance, found, expected))
+        line[f"{form}_error"] = float(np.max(distances))  # NaN if one of them is
+    allowed = AGREES[case.dtype]
+    if not line["pallas_error"] <= allowed:  # also true for NaN
+        raise RunError(
+            f"{line['pallas_error']:.2g} from the form in highest precision, where {allowed:g} is allowed and XLA's "
+            f"form is {line['xla_error']:.2g} away"
+        )
+    return line
+
+
+def check_all(cases: list[Case]) -> tuple[dict[Case, Line], dict[Case, str]]:
+    """The distances of the cases that agree, and what is wrong with the others; most of the time is compilation."""
+    found, wrong = {}, {}
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        case_of = {pool.submit(check, case): case for case in cases}
+        for checked in concurrent.futures.as_completed(case_of):
+            case = case_of[checked]
+            try:
+                found[case] = checked.result()
+                text = ", ".join(f"{form} {found[case][f'{form}_error']:.1e}" for form in FORMS)
+            except (RunError, jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
+                text = wrong[case] = str(error).splitlines()[0][:300]
+            print(f"{case.name}: distance from highest precision: {text}", flush=True)
+    return found, wrong
+
+
+def product_of_squares(dtype: str, calls: int) -> Cell:
+    """CALLS products of two square matrices, compiled and warm: the rate that a kernel's is compared with."""
+    square = jax.random.normal(jax.random.key(0), (PRODUCT, PRODUCT), dtype)
+    multiply = jax.jit(lambda a: jax.lax.dot(a, a, preferred_element_type=jnp.float32))
+    work = timed(lambda: jax.block_until_ready([multiply(square) for _ in range(calls)]))
+    work()
+    return Cell.warmed("matrix product", work)
+
+
+def time_forms(case: Case, product: Cell, rounds: int, calls: int) -> Line:
+    """Milliseconds per call of both versions, and the kernel's rate as a share of a matrix product's.
+
+    Several calls a turn, so that the device need not wait for the next one to be sent.
+    """
+    inputs = case.inputs(case.dtype)
+    cells: dict[str, Cell] = {}
+    for form in FORMS:
+        for part, function in zip(("forward", "both"), case.functions(form), strict=True):
+            jax.block_until_ready(function(*inputs))
+            work = timed(lambda function=function: jax.block_until_ready([function(*inputs) for _ in range(calls)]))
+            cells[f"{form}_{part}"] = Cell.warmed(f"{case.name}, {form}, {part}", work)
+    product.times_ms.clear()
+    take_turns([*cells.values(), product], rounds)
+    line: Line = {f"{name}_ms": cell.median_ms / calls for name, cell in cells.items()}
+    line |= {"flops": case.flops(), "product_flops_per_s": calls * 2 * PRODUCT**3 / (product.median_ms / 1000)}
+    for part, times in (("forward", 1), ("both", 3)):
+        rate = times * line["flops"] / (line[f"pallas_{part}_ms"] / 1000)
+        line[f"{part}_fraction"] = rate / line["product_flops_per_s"]
+        line[f"{part}_speedup"] = line[f"xla_{part}_ms"] / line[f"pallas_{part}_ms"]
+    return line
+
+
+def _distance(found: jax.Array, expected: jax.Array) -> float:
+    difference = jnp.linalg.norm(found.astype(jnp.float32) - expected)
+    # Rows of one chunk have no attention across chunks, and no gradient there.
+    return float(difference / jnp.maximum(jnp.linalg.norm(expected), jnp.finfo(jnp.float32).tiny))
+
+
+def _table(lines: list[Line]) -> str:
+    columns = {
+        "attention of": ("family", "{}"),
+        "length": ("length", "{:,}"),
+        "distance": ("pallas_error", "{:.1e}"),
+        "of XLA's": ("xla_error", "{:.1e}"),
+        "forward, ms": ("pallas_forward_ms", "{:.2f}"),
+        "times XLA's speed": ("forward_speedup", "{:.2f}"),
+        "with backward, ms": ("pallas_both_ms", "{:.2f}"),
+        "times XLA's speed, both": ("both_speedup", "{:.2f}"),
+        "forward, part of the product's rate": ("forward_fraction", "{:.0%}"),
+        "both": ("both_fraction", "{:.0%}"),
+    }
+    return markdown_table(lines, columns)
+
+
+def main(argv: list[str]) -> None:
+    """Writes kernels.jsonl and table.md to OUT."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--config", default="configs/flash_base.py")
+    parser.add_argument("--families", default=" ".join(WITH_KERNELS), help="separated by spaces or commas")
+    parser.add_argument("--lengths", default="2048 8192", help="row lengths, separated by spaces or commas")
+    parser.add_argument("--tokens", type=positive, default=2**16, help="tokens of all rows")
+    parser.add_argument("--calls", type=positive, default=10, help="calls per turn")
+    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
+    parser.add_argument("--rounds", type=positive, default=ROUNDS)
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
+    arguments, overrides = parser.parse_known_args(argv)
+    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
+    if taken := [word for word in overrides if word.startswith(tuple(f"--config.model.{key}=" for key in TAKEN))]:
+        raise InputError(f"{', '.join(taken)}: use this script's own flags instead, see --help")
+    config: Any = load_config(arguments.config, overrides)
+    families = words_of(arguments.families)
+    if unknown := sorted(set(families) - set(WITH_KERNELS)):
+        raise InputError(
+            f"--families={arguments.families}: {unknown[0]} has no kernel: choose among {', '.join(WITH_KERNELS)}"
+        )
+    config.model.vocab_size = config.model.vocab_size or config.data.vocab_size
+    lengths = whole_numbers(arguments.lengths)
+    if uneven := [length for length in lengths if arguments.tokens % length]:
+        raise InputError(
+            f"--tokens={arguments.tokens} must be a multiple of each length, but is not one of {uneven[0]}"
+        )
+    file, table = arguments.out / "kernels.jsonl", arguments.out / "table.md"
+    for old in (file, table):
+        old.unlink(missing_ok=True)  # else the speeds of a kernel that no longer agrees would remain
+    cases = [Case(config, name, length, arguments.tokens, arguments.dtype) for name in families for length in lengths]
+    odd = lengths[0] - lengths[0] // 7
+    packed = [
+        Case(config, name, odd, 4 * odd, arguments.dtype, causal, packed=True)
+        for name in families
+        for causal in ((True, False) if name in BOTH_WAYS else (True,))
+    ]
+    found, wrong = check_all([*packed, *cases])
+    failed = {case.family for case in wrong}
+    if intact := [case for case in cases if case.family not in failed]:
+        product = product_of_squares(arguments.dtype, arguments.calls)
+        about = {"tokens": arguments.tokens, "dtype": arguments.dtype} | provenance(jax.devices()[0].device_kind)
+        for case in intact:
+            found[case] |= time_forms(case, product, arguments.rounds, arguments.calls) | about
+            append_jsonl(file, [found[case]])
+        text = _table([found[case] for case in intact])
+        table.write_text(f"{text}\n", encoding="utf-8")
+        print(text)
+    if wrong:
+        said = "; ".join(f"{case.name}: {text}" for case, text in wrong.items())
+        raise RunError(f"kernels that fail are not timed: {said}; set --config.model.kernels=xla in runs of them")
+
+
+if __name__ == "__main__":
+    run(main)

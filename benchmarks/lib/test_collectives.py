@@ -1,0 +1,96 @@
+"""Collectives of programs whose traffic is known."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from benchmarks.lib.collectives import Traffic, collectives
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+
+
+def program(mesh, body, out, shape=(128, 4)) -> str:
+    spec = PartitionSpec("x")
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=out, check_vma=False)
+    return jax.jit(mapped).lower(jnp.zeros(shape)).compile().as_text()
+
+
+def test_each_kind_with_its_bytes(mesh):
+    def body(x):  # 16 x 4 floats a device: 256 bytes
+        gathered = jax.lax.all_gather(x, "x")
+        turned = jax.lax.ppermute(x, "x", [(i, (i + 1) % 8) for i in range(8)])
+        return gathered, turned, jax.lax.all_to_all(x.reshape(8, 2, 4), "x", 0, 0)
+
+    x = PartitionSpec("x")
+    found = collectives(program(mesh, body, (PartitionSpec(None, "x"), x, x)))
+    assert found == {
+        "all-gather": Traffic(1, 8 * 256),
+        "collective-permute": Traffic(1, 256),
+        "all-to-all": Traffic(1, 256),
+    }
+
+
+def test_loops_count_each_turn(mesh):
+    def body(x):
+        inner = lambda carry, _: (jax.lax.psum(carry * 2, "x") / 8, None)
+        outer = lambda carry, _: (jax.lax.scan(inner, carry, None, length=3)[0] * 3, None)
+        return jax.lax.scan(outer, x, None, length=5)[0]
+
+    assert collectives(program(mesh, body, PartitionSpec("x"))) == {"all-reduce": Traffic(15, 15 * 256)}
+
+
+def test_a_loop_without_a_known_end_is_an_error(mesh):
+    def body(x):
+        return jax.lax.while_loop(lambda carry: carry.sum() < 5, lambda carry: jax.lax.psum(carry + 1, "x"), x)
+
+    with pytest.raises(ValueError, match="number of iterations is unknown"):
+        collectives(program(mesh, body, PartitionSpec("x")))
+
+
+def test_one_device_sends_nothing():
+    assert collectives(jax.jit(lambda x: x @ x).lower(jnp.zeros((4, 4))).compile().as_text()) == {}
+
+
+ASYNCHRONOUS = """HloModule step, is_scheduled=true
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %add = f32[] add(%a, %b)
+}
+
+%quiet (q: f32[64]) -> f32[64] {
+  ROOT %q = f32[64]{0} parameter(0)
+}
+
+%loud (x: f32[64]) -> f32[64] {
+  %x = f32[64]{0} parameter(0)
+  ROOT %reduced = f32[64]{0} all-reduce(%x), channel_id=3, to_apply=%sum
+}
+
+ENTRY %main (p: f32[64], flag: pred[]) -> (f32[512], f32[64], f32[64]) {
+  %p = f32[64]{0} parameter(0)
+  %flag = pred[] parameter(1)
+  %start = (f32[64]{0}, f32[512]{0}) all-gather-start(%p), channel_id=1, dimensions={0}
+  %send = (f32[64]{0}, f32[64]{0}, u32[], u32[]) collective-permute-start(%p), source_target_pairs={{0,1},{1,0}}
+  %gathered = f32[512]{0} all-gather-done(%start)
+  %received = f32[64]{0} collective-permute-done(%send)
+  %scattered = f32[8]{0} reduce-scatter(%p), channel_id=2, dimensions={0}, to_apply=%sum
+  %choice = f32[64]{0} conditional(%flag, %p, %p), true_computation=%loud, false_computation=%quiet
+  ROOT %out = (f32[512]{0}, f32[64]{0}, f32[64]{0}) tuple(%gathered, %received, %choice)
+}
+"""
+
+
+def test_asynchronous_pairs_count_once_and_conditionals_count():
+    """As GPUs and TPUs have them."""
+    assert collectives(ASYNCHRONOUS) == {
+        "all-gather": Traffic(1, 512 * 4),
+        "collective-permute": Traffic(1, 64 * 4),
+        "reduce-scatter": Traffic(1, 64 * 4),
+        "all-reduce": Traffic(1, 64 * 4),
+    }

@@ -1,0 +1,107 @@
+"""What a training step requires of each of many devices. It is only compiled for them: no accelerator is needed.
+
+    python -m benchmarks.mesh.scale --devices=64 --shapes="64,1,1 1,64,1 8,4,2" --sizes="110M 731M" \
+        --families="transformer_plus_plus flash" --length=8192 --out=benchmarks/mesh/results/scale.jsonl
+
+A line a size, family and mesh: bytes a device of state and temporary arrays, collectives and the bytes that they carry.
+The CPU's compiler plays that of an accelerator, so temporary bytes are an estimate; state and collectives are exact.
+"""
+
+import argparse
+import math
+import pathlib
+import time
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from benchmarks.lib.collectives import collectives
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
+from flash_lm.cli.types import mesh_shapes, positive, words_of
+from flash_lm.config.experiment import parse
+from studies.tables.configs import gau_mhsa
+from flash_lm.errors import InputError
+from flash_lm.families.family import complete_config
+from flash_lm.runs.jsonl import Line, append_jsonl
+from flash_lm.runs.provenance import provenance
+from flash_lm.training.compiled_step import CompiledStep
+from flash_lm.training.setup import Setup, build_setup
+from flash_lm.training.sharding import check_batch, make_mesh
+
+SIZES = gau_mhsa.SIZES["paper"]
+
+
+def setup_of(config: ConfigDict, family: str, size: str, shape: tuple[int, ...], length: int, rows: int) -> Setup:
+    """A family and size on a mesh, with this many rows per device of the batch's axes."""
+    changed: Any = config.copy_and_resolve_references()
+    layers, dim, heads = SIZES[size]
+    changed.model.update(family=family, num_layers=layers, model_dim=dim, num_heads=heads, max_length=length)
+    changed.mesh.shape = shape
+    parts = changed.mesh.shape[0] * changed.mesh.shape[1]
+    changed.data.update(length=length, tokens_per_batch=rows * parts * length)
+    changed.train.accumulate = 1
+    completed = complete_config(parse(changed))
+    mesh = make_mesh(completed.mesh)
+    check_batch(mesh, completed.data.batch_size, 1)
+    return build_setup(completed, mesh)
+
+
+def measure(setup: Setup) -> Line:
+    """The compiled step's own analysis."""
+    start = time.perf_counter()
+    with jax.set_mesh(setup.mesh):
+        step = CompiledStep(setup)
+    traffic, memory = collectives(step.program.as_text()), step.program.memory_analysis()
+    leaves = jax.tree.leaves(setup.abstract)
+    state = sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in leaves)
+    return {
+        "family": setup.config.model.label,
+        "parameters": setup.model.parameter_count(),
+        "mesh": "x".join(map(str, setup.mesh.devices.shape)),
+        "devices": setup.mesh.size,
+        "length": setup.config.data.length,
+        "tokens_a_step": setup.config.data.tokens_per_batch,
+        "state_bytes_a_device": state,
+        "temporary_bytes_a_device": memory.temp_size_in_bytes,
+        "collectives_a_step": sum(x.count for x in traffic.values()),
+        "collective_bytes_a_step": sum(x.bytes for x in traffic.values()),
+        **{f"{kind}_{key}": value for kind, x in traffic.items() for key, value in x._asdict().items()},
+        "compile_s": time.perf_counter() - start,
+    }
+
+
+def main(argv: list[str]) -> None:
+    """Appends one JSON line per size, family and mesh to OUT."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--config", default="configs/flash_base.py")
+    parser.add_argument("--devices", type=positive, default=8, help="devices to simulate on the CPU")
+    parser.add_argument("--shapes", required=True, help="meshes (data, fsdp, tensor)")
+    parser.add_argument("--sizes", default=" ".join(SIZES), help="separated by spaces or commas")
+    parser.add_argument("--families", default="transformer_plus_plus flash", help="separated by spaces or commas")
+    parser.add_argument("--length", type=positive, default=8192)
+    parser.add_argument("--rows", type=positive, default=1, help="rows per device of the batch's axes")
+    parser.add_argument("--out", required=True, type=pathlib.Path)
+    arguments, overrides = parser.parse_known_args(argv)
+    config, sizes = load_config(arguments.config, overrides), words_of(arguments.sizes)
+    if unknown := [size for size in sizes if size not in SIZES]:
+        raise InputError(f"--sizes={' '.join(unknown)}: must be among {', '.join(SIZES)}")
+    jax.config.update("jax_num_cpu_devices", arguments.devices)
+    about = provenance(jax.devices()[0].device_kind)
+    for size in sizes:
+        for family in words_of(arguments.families):
+            for shape in mesh_shapes(arguments.shapes, "--shapes"):
+                setup = setup_of(config, family, size, shape, arguments.length, arguments.rows)
+                line: Line = {"size": size} | measure(setup)
+                append_jsonl(arguments.out, [line | about])
+                print(
+                    f"{size} {family} {line['mesh']}: {line['state_bytes_a_device'] / 1e9:.2f} GB of state and "
+                    f"{line['temporary_bytes_a_device'] / 1e9:.2f} GB of temporary arrays a device, "
+                    f"{line['collectives_a_step']} collectives, {line['collective_bytes_a_step'] / 1e9:.3f} GB a step",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,30 @@
+"""Clones the authors' repositories that check_peers.toml names into .venv-peers/src, each at its commit.
+
+    python -m benchmarks.peers.fetch
+
+`make peers` runs it. It says what cannot be cloned; `check_peers.py` then leaves it out.
+"""
+
+import pathlib
+import subprocess
+import tomllib
+
+TABLE = pathlib.Path(__file__).with_name("check_peers.toml")
+SOURCES = pathlib.Path(".venv-peers/src")
+
+
+def main() -> None:
+    """Leaves alone what is already there, but for its commit."""
+    for about in tomllib.loads(TABLE.read_text(encoding="utf-8")).values():
+        if "repository" not in about:
+            continue
+        path = SOURCES / pathlib.PurePosixPath(about["repository"]).name
+        clone = ["git", "clone", "--quiet", f"https://github.com/{about['repository']}", path]
+        if not path.exists() and subprocess.run(clone).returncode:
+            print(f"not fetched: {about['repository']}")
+        elif subprocess.run(["git", "-C", path, "checkout", "--quiet", about["commit"]]).returncode:
+            print(f"{about['repository']} has no commit {about['commit']}")
+
+
+if __name__ == "__main__":
+    main()

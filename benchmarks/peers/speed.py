@@ -1,0 +1,175 @@
+"""Our training step beside those of other libraries: the same shape, precision and number of parameters, in turns.
+
+    make peers
+    python -m benchmarks.peers.speed --out=benchmarks/peers/results/speed [--peers="sdpa flash_pytorch" --lengths="512 2048" …]
+
+A peer runs in an environment of its own (requirements-peers.txt), in a process that waits while we take our turn. A
+step is forward, backward, clipping and AdamW of the same number of tokens, which lie on the device.
+"""
+
+import argparse
+import json
+import logging
+import pathlib
+import subprocess
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from benchmarks.lib.bare_step import BareStep, step_config
+from benchmarks.lib.peers import MOST_UNEQUAL, add_python, check_python, shape_of
+from benchmarks.lib.timing import ROUNDS, Cell, take_turns, timed
+from flash_lm.cli.huge_pages import user_environment
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
+from flash_lm.cli.types import positive, whole_numbers, words_of
+from flash_lm.config.experiment import Config
+from flash_lm.config.model import DTYPES
+from flash_lm.errors import InputError
+from flash_lm.report.figure import can_draw
+from flash_lm.report.markdown import markdown_table
+from flash_lm.report.panels import Panel, plot_panels
+from flash_lm.runs.jsonl import Line, append_jsonl
+from flash_lm.runs.provenance import provenance
+from flash_lm.training.train_state import ModelFunction
+
+# peer -> the keys with which ours is the same model
+PEERS: dict[str, dict[str, Any]] = {
+    "sdpa": {"family": "transformer"},
+    "flash_pytorch": {"family": "flash", "tie_embeddings": False},
+    "fast_transformers": {"family": "linear_transformer"},
+    "flash_linear_attention": {"family": "linear_transformer", "absolute_positions": "none"},
+}
+WORKER = pathlib.Path(__file__).with_name("peer_worker.py")
+COLUMNS = {
+    "peer": ("peer", "{}"),
+    "ours": ("family", "{}"),
+    "length": ("length", "{:,}"),
+    "ours, ms": ("ours_ms", "{:,.0f}"),
+    "peer's, ms": ("peer_ms", "{:,.0f}"),
+    "times as fast": ("speedup", "{:.2f}"),
+    "our parameters": ("params", "{:,}"),
+    "peer's": ("peer_params", "{:,}"),
+    "": ("not_compared", "{}"),
+}
+
+
+class PeerError(Exception):
+    """An error that a peer returned instead of an answer."""
+
+
+def start(name: str, python: pathlib.Path) -> subprocess.Popen:
+    """The process of a peer, which ends when its input ends. `python`: the interpreter of the peers' environment."""
+    # Threads that spin while they wait would use cores during our turn.
+    environment = user_environment() | {"OMP_WAIT_POLICY": "PASSIVE"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen([python, WORKER, name], env=environment, stdin=pipe, stdout=pipe, bufsize=0)
+
+
+def ask(peer: subprocess.Popen, question: Line) -> Line:
+    """The peer's answer.
+
+    Raises:
+        PeerError: it has none.
+    """
+    assert peer.stdin and peer.stdout
+    try:
+        peer.stdin.write(json.dumps(question).encode() + b"\n")
+        answer = json.loads(peer.stdout.readline())
+    except (BrokenPipeError, ValueError) as error:
+        peer.kill()  # it may be alive, but have printed something else
+        raise PeerError(f"its process ended with code {peer.wait()}") from error
+    if "error" in answer:
+        raise PeerError(answer["error"])
+    return answer
+
+
+def compare(config: Config, peer: subprocess.Popen, rounds: int) -> Line:
+    """Both sides' step times, or why they are not compared."""
+    line: Line = {"params": ModelFunction(config.model, config.seed).parameter_count()}
+    try:
+        about = ask(peer, {"build": shape_of(config)})
+        line |= {f"peer_{key}": value for key, value in about.items()}
+        unequal = abs(about["params"] / line["params"] - 1)
+        if unequal > MOST_UNEQUAL:
+            return line | {"not_compared": f"the numbers of parameters differ by {unequal:.1%}"}
+        theirs = Cell.warmed("peer", lambda: ask(peer, {"turn": 1})["ms"])
+        step = BareStep(config)
+        step.start()
+        ours = Cell.warmed("ours", timed(step.step))
+        take_turns([ours, theirs], rounds)
+    except PeerError as error:
+        return line | {"not_compared": str(error)}
+    for side, cell in (("ours", ours), ("peer", theirs)):
+        line |= {f"{side}_ms": cell.median_ms, f"{side}_iqr_ms": cell.iqr_ms, f"{side}_turns": len(cell.times_ms)}
+    return line | {"speedup": theirs.median_ms / ours.median_ms}
+
+
+def plot(lines: list[Line], path: pathlib.Path) -> None:
+    """One panel per peer: milliseconds per step of both sides against the row length."""
+    panels = []
+    for name in dict.fromkeys(line["peer"] for line in lines):
+        here = [line for line in lines if line["peer"] == name]
+        sides = [{"code": name, "ms": line["peer_ms"]} | line for line in here]
+        sides += [{"code": f"flash_lm, {line['family']}", "ms": line["ours_ms"]} | line for line in here]
+        panels.append(Panel(sides, "length", "tokens a row", "ms", "milliseconds a training step", title=name))
+    plot_panels([panels], path, curve="code")
+
+
+def configs_of(config: ConfigDict, peers: list[str], lengths: list[int], **step: Any) -> dict[tuple[str, int], Config]:
+    """Our configs by peer and length."""
+    if unknown := [name for name in peers if name not in PEERS]:
+        raise InputError(f"--peers={' '.join(unknown)}: must be among {', '.join(PEERS)}")
+    found = {}
+    for name in peers:
+        changed: Any = config.copy_and_resolve_references()
+        changed.model.update(PEERS[name])
+        for n in lengths:
+            found[name, n] = step_config(changed, changed.model.family, n, **step)
+    return found
+
+
+def main(argv: list[str]) -> None:
+    """Appends to peers.jsonl in OUT after each cell, and at the end writes table.md and peers.png."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--config", default="configs/small.py")
+    parser.add_argument("--peers", default=" ".join(PEERS), help="separated by spaces; default: all")
+    parser.add_argument("--lengths", default="512 2048 4096", help="row lengths, separated by spaces or commas")
+    parser.add_argument("--tokens_per_step", type=positive, default=4096)
+    parser.add_argument("--dtype", default="float32", choices=DTYPES)
+    parser.add_argument("--rounds", type=positive, default=ROUNDS)
+    add_python(parser)
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
+    arguments, overrides = parser.parse_known_args(argv)
+    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
+    check_python(arguments.python)
+    config = load_config(arguments.config, overrides)
+    peers, lengths = words_of(arguments.peers), whole_numbers(arguments.lengths)
+    about: Line = {key: getattr(arguments, key) for key in ("dtype", "tokens_per_step")}
+    configs = configs_of(config, peers, lengths, **about)
+    # A user's allocator settings apply to both sides.
+    chosen = sorted(user_environment().items())
+    malloc = " ".join(f"{k}={v}" for k, v in chosen if k.startswith(("GLIBC_TUNABLES", "MALLOC_")))
+    about |= {"malloc": malloc} | provenance(jax.devices()[0].device_kind)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    file, lines = arguments.out / "peers.jsonl", []
+    file.unlink(missing_ok=True)
+    for name in peers:
+        with start(name, arguments.python) as peer:
+            for length in lengths:
+                ours = configs[name, length]
+                line = {"peer": name, "family": ours.model.family, "length": length}
+                line |= compare(ours, peer, arguments.rounds) | about
+                append_jsonl(file, [line])
+                lines.append(line)
+                print(f"{name} at {length}: {line.get('speedup', line.get('not_compared'))}", flush=True)
+    text = markdown_table(lines, COLUMNS)
+    (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
+    print(text)
+    if (compared := [line for line in lines if "speedup" in line]) and can_draw():
+        plot(compared, arguments.out / "peers.png")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,206 @@
+"""The training step of another library, in that library's environment; `benchmarks/peers/speed.py` starts and asks it.
+
+A JSON object a line comes in, and one goes out: {"build": shape} makes a model, {"turn": 1} takes a training step.
+"""
+
+import contextlib
+import importlib.metadata
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+Shape = dict[str, Any]  # the keys that `benchmarks.lib.peers.shape_of` gives
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class LanguageModel(nn.Module):
+    """Embedding, learned positions, a body of B×L×D -> B×L×D, norm, logits by the embedding's transpose."""
+
+    def __init__(self, shape: Shape, body: nn.Module):
+        """`body`: of all layers."""
+        super().__init__()
+        self.embedding = nn.Embedding(shape["vocab_size"], shape["model_dim"])
+        self.positions = nn.Embedding(shape["length"], shape["model_dim"])
+        self.body, self.norm = body, nn.LayerNorm(shape["model_dim"])
+        for table in (self.embedding, self.positions):
+            nn.init.normal_(table.weight, std=0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """B×L -> B×L×V."""
+        x = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
+        return functional.linear(self.norm(self.body(x)), self.embedding.weight)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward as nanoGPT arranges them, with PyTorch's fused attention."""
+
+    def __init__(self, dim: int, heads: int):
+        """`dim`: a multiple of `heads`."""
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv, self.output = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim, bias=False)
+        self.up, self.down = nn.Linear(dim, 4 * dim, bias=False), nn.Linear(4 * dim, dim, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """B×L×D."""
+        batch, length, dim = x.shape
+        qkv = self.qkv(self.norm_1(x)).view(batch, length, 3, self.heads, dim // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.output(mixed.transpose(1, 2).reshape(batch, length, dim))
+        return x + self.down(functional.gelu(self.up(self.norm_2(x))))
+
+
+def sdpa(shape: Shape) -> nn.Module:
+    """A Transformer with torch.nn.functional.scaled_dot_product_attention."""
+    blocks = (Block(shape["model_dim"], shape["num_heads"]) for _ in range(shape["num_layers"]))
+    return LanguageModel(shape, nn.Sequential(*blocks))
+
+
+def flash_pytorch(shape: Shape) -> nn.Module:
+    """FLASH-pytorch's language model; a layer of ours is two of its units."""
+    from flash_pytorch import FLASHTransformer  # noqa: PLC0415
+
+    return FLASHTransformer(
+        num_tokens=shape["vocab_size"],
+        dim=shape["model_dim"],
+        depth=2 * shape["num_layers"],
+        group_size=shape["size"],
+        query_key_dim=shape["shared_dim"],
+        expansion_factor=shape["expanded_dim"] / shape["model_dim"],
+        causal=True,
+        norm_type="layernorm",
+        shift_tokens=False,
+    )
+
+
+def fast_transformers(shape: Shape) -> nn.Module:
+    """fast-transformers' causal linear attention."""
+    from fast_transformers.builders import TransformerEncoderBuilder  # noqa: PLC0415
+    from fast_transformers.masking import TriangularCausalMask  # noqa: PLC0415
+
+    width = shape["model_dim"] // shape["num_heads"]
+    encoder = TransformerEncoderBuilder.from_kwargs(
+        n_layers=shape["num_layers"],
+        n_heads=shape["num_heads"],
+        query_dimensions=width,
+        value_dimensions=width,
+        feed_forward_dimensions=4 * shape["model_dim"],
+        attention_type="causal-linear",
+        activation="gelu",
+        dropout=0.0,
+        final_normalization=False,
+    ).get()
+
+    class Body(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = encoder
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.encoder(x, attn_mask=TriangularCausalMask(x.shape[1], device=x.device))
+
+    return LanguageModel(shape, Body())
+
+
+def flash_linear_attention(shape: Shape) -> nn.Module:
+    """flash-linear-attention's linear attention, for a GPU."""
+    from fla.models import LinearAttentionConfig, LinearAttentionForCausalLM  # noqa: PLC0415
+
+    config = LinearAttentionConfig(
+        hidden_size=shape["model_dim"],
+        intermediate_size=round(8 * shape["model_dim"] / 3),  # three matrices with the parameters of an MLP's two
+        num_hidden_layers=shape["num_layers"],
+        num_heads=shape["num_heads"],
+        feature_map="elu",
+        vocab_size=shape["vocab_size"],
+        tie_word_embeddings=True,
+        fuse_cross_entropy=False,
+    )
+
+    class Logits(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = LinearAttentionForCausalLM(config)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.model(tokens).logits
+
+    return Logits()
+
+
+# name -> (distribution that is measured, what builds its model)
+PEERS: dict[str, tuple[str, Callable[[Shape], nn.Module]]] = {
+    "sdpa": ("torch", sdpa),
+    "flash_pytorch": ("FLASH-pytorch", flash_pytorch),
+    "fast_transformers": ("pytorch-fast-transformers", fast_transformers),
+    "flash_linear_attention": ("flash-linear-attention", flash_linear_attention),
+}
+
+
+class Step:
+    """Forward, backward, clipping and AdamW on random tokens that are on the device."""
+
+    def __init__(self, peer: str, shape: Shape):
+        """`peer`: one of PEERS."""
+        torch.manual_seed(0)
+        distribution, build = PEERS[peer]
+        self.model = build(shape).to(DEVICE)
+        self.about = {
+            "params": sum(p.numel() for p in self.model.parameters() if p.requires_grad),
+            "version": ", ".join(
+                f"{x} {importlib.metadata.version(x)}" for x in dict.fromkeys([distribution, "torch"])
+            ),
+            "threads": torch.get_num_threads(),
+        }
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, weight_decay=0.01)
+        self.tokens = torch.randint(shape["vocab_size"], (shape["rows"], shape["length"]), device=DEVICE)
+        self.targets = self.tokens.roll(-1, dims=1)
+        half = shape["dtype"] == "bfloat16"
+        self.precision = lambda: torch.autocast(DEVICE, torch.bfloat16) if half else contextlib.nullcontext()
+
+    def turn(self) -> float:
+        """Does one step; returns its milliseconds."""
+        start = time.perf_counter()
+        with self.precision():
+            logits = self.model(self.tokens)
+        loss = functional.cross_entropy(logits.flatten(0, 1).float(), self.targets.flatten())
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+        return 1000 * (time.perf_counter() - start)
+
+
+def main() -> None:
+    """Answers until its input ends."""
+    peer, step = sys.argv[1], None
+    torch.set_float32_matmul_precision("high")  # as JAX's float32 products on a GPU
+    # Keeps what a library prints out of the answers.
+    answers, sys.stdout = sys.stdout, sys.stderr
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            if "build" in asked:
+                step = None  # frees the last one's memory first
+                step = Step(peer, asked["build"])
+                answer = step.about
+            else:
+                assert step is not None, "build comes first"
+                answer = {"ms": step.turn()}
+        except Exception as error:  # whatever a library raises, the calling script reports it and continues
+            answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Writes docs/keys.md: every key with its default, its unit, and who reads it.
+
+python docs/tools/write_keys.py [--config.plugins=my_package.families --out=keys.md]
+"""
+
+import argparse
+import itertools
+import pathlib
+
+from flash_lm.cli.run import run
+from flash_lm.cli.types import words_of
+from flash_lm.config.experiment import Config
+from flash_lm.config.keys import SECTIONS, names_of
+from flash_lm.config.keys import keys as all_keys
+from flash_lm.config.plugins import import_plugins
+from flash_lm.config.registry import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
+
+_PAGE = pathlib.Path(__file__).parent.parent / "docs" / "keys.md"
+_HEAD = """# Keys
+
+Which keys are there, and what do they default to?
+
+`--config.KEY=VALUE` sets a key on the command line. An open key is filled in as its line says. A key that a family does
+not read changes nothing for it, and a command that sets one says so. This page is written by `docs/tools/write_keys.py`
+from the declarations in the code.
+"""
+
+
+def readers() -> dict[str, list[str]]:
+    """For each key that not all rows read: the rows that read it."""
+    found: dict[str, list[str]] = {}
+    for family, row in FAMILIES.items():
+        for name in row.reads():
+            found.setdefault(name, []).append(family)
+    others = [(name, row) for table in (HEADS, TASKS, CORPORA, OPTIMIZERS) for name, row in table.items()]
+    for name, kind in ((name, kind) for name, row in others for kind in row.sections):
+        for key in names_of(kind):
+            found.setdefault(key, []).append(name)
+    for name, kind in ((name, SECTIONS[one]) for name, row in TASKS.items() for one in row.of_model):
+        for key in names_of(kind):
+            found.setdefault(key, []).append(name)
+    return found
+
+
+def page() -> str:
+    """The whole page."""
+    who, text = readers(), [_HEAD]
+    for group, keys in itertools.groupby(all_keys(Config), lambda one: one.name.rpartition(".")[0]):
+        about = (SECTIONS[group].__doc__ or "").strip().splitlines()[0] if group in SECTIONS else ""
+        text += [f"\n## {f'`{group}`' if group else 'The experiment'}\n"]
+        text += [f"{about}\n"] if about and not about.startswith(f"{SECTIONS[group].__name__}(") else []
+        text += ["| key | type | default | meaning | read by |", "|---|---|---|---|---|"]
+        for one in keys:
+            default = "open" if one.default is None else f"`{_short(one.default)}`"
+            listed = ", ".join(f"`{name}`" for name in who.get(one.name, ())) or "all"
+            unit = one.about["unit"].replace("|", "\\|")
+            text.append(f"| `{one.name.rpartition('.')[2]}` | {one.kind.__name__} | {default} | {unit} | {listed} |")
+    return "\n".join(text) + "\n"
+
+
+def _short(default: object) -> str:
+    text = f"{default}"
+    return "…" if len(text) > 60 else text
+
+
+def main(argv: list[str]) -> None:
+    """Writes the page."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--config.plugins", dest="plugins", default="", help="modules whose keys to include")
+    parser.add_argument("--out", type=pathlib.Path, default=_PAGE)
+    arguments = parser.parse_args(argv)
+    import_plugins(words_of(arguments.plugins))
+    arguments.out.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run(main)

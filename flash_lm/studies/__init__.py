@@ -1,1 +1,0 @@
-"""This project's own studies."""

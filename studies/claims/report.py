@@ -1,0 +1,54 @@
+"""Claims of papers, and of this project on them. Each claim's verdict follows from its rules and from result lines."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from studies.claims.rules import RULES, Rule
+from studies.protocol.evidence import Evidence, MissingError
+from studies.protocol.verdicts import CONTRADICTED, NOT_RUN, UNDECIDED, Verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A sentence of a paper, or of this project on it.
+
+    Attributes:
+        text: the claim.
+        source: who made it.
+        rules: it is reproduced if all hold, contradicted if one does not.
+        commands: the commands that produce its evidence.
+        withdrawn: why this evidence allows no verdict, whatever it says.
+        note: a remark on the figure.
+        change: what would change the verdict.
+    """
+
+    text: str
+    source: str
+    rules: Sequence[Rule]
+    commands: Sequence[str]
+    withdrawn: str = ""
+    note: str = ""
+    change: str = ""
+
+    def verdict(self, evidence: Evidence) -> Verdict:
+        """What the evidence says, or that it is missing."""
+        try:
+            verdicts = [rule.judge(evidence) for rule in self.rules]
+        except MissingError as missing:
+            return Verdict(NOT_RUN, str(missing))
+        words = [verdict.word for verdict in verdicts if verdict.word]
+        word = next((word for word in (CONTRADICTED, UNDECIDED) if word in words), words[0])
+        reasons = dict.fromkeys(reason for verdict in verdicts for reason in verdict.reasons)
+        if self.withdrawn:
+            word, reasons = UNDECIDED, {f"withdrawn: {self.withdrawn}": None} | reasons
+        figure = "; ".join(verdict.figure for verdict in verdicts)
+        lines = tuple(line for verdict in verdicts for line in verdict.lines)
+        return Verdict(word, f"{figure}; {self.note}" if self.note else figure, tuple(reasons), lines)
+
+
+def read_claim(row: Mapping[str, Any], commands: Sequence[str]) -> Claim:
+    """Reads a claim from a row of the table; each of its rules has a `rule` of RULES and that rule's fields."""
+    rules = [RULES[part["rule"]](**{key: x for key, x in part.items() if key != "rule"}) for part in row["rules"]]
+    told = {key: row.get(key, "") for key in ("withdrawn", "note", "change")}
+    return Claim(row["text"], row["source"], rules, commands, **told)

@@ -1,0 +1,283 @@
+"""The rules that judge claims. Each rule prints what it applies.
+
+A rule is a frozen dataclass. Its fields are the parameters that it applies and that `text` prints. Ratios are judged by
+the interval of their mean over three or more seeds, what is measured by two or more runs of a benchmark that all agree.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from flash_lm.runs.jsonl import Line
+from studies.protocol.evidence import Evidence, MissingError, Run
+from studies.protocol.ratios import MeanRatio
+from studies.protocol.relations import ALIKE, RELATIONS, bounds, spread
+from studies.protocol.verdicts import ARITHMETIC, CONTRADICTED, NOT_TESTABLE, REPRODUCED, UNDECIDED, Verdict, decided
+from studies.quality.claims import trunks
+from studies.recall.claims import RecallGrows, Recalls
+
+BY_SEEDS = ", by the seeds alone"  # the lines of these studies have no blocks of text
+_WORDS = {True: REPRODUCED, False: CONTRADICTED, None: UNDECIDED}
+SAME_TIME = 1.03  # training times within this factor of each other are alike
+
+
+class Rule(Protocol):
+    """One condition of a claim."""
+
+    @property
+    def text(self) -> str:
+        """The rule in words, with its threshold."""
+        ...
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """The verdict on the evidence; raises MissingError."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """The score of one run divided by that of another, seed by seed, on the test split."""
+
+    study: str
+    first: str
+    second: str
+    relation: str
+    length: int | None = None
+    metric: str = "perplexity"
+    margin: float = ALIKE
+    judged: bool = True
+
+    @property
+    def text(self) -> str:
+        """With the bounds of the relation; empty if the ratio is only shown and does not decide."""
+        if not self.judged:
+            return ""
+        return f"{self._what} {bounds(*RELATIONS[self.relation](self.margin))} that of {self.second}{BY_SEEDS}"
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """Also undecided if only the validation split was scored, because choices were made on it."""
+        pairs = evidence.of_same_seeds(self.study, self.first, self.second)
+        logs, reasons = _log_ratios(pairs, self.length, self.metric)
+        ratio = MeanRatio(logs, {})
+        word = _word(ratio, RELATIONS[self.relation](self.margin), reasons)
+        if not self.judged:
+            word, reasons = None, ()
+        figure = f"{self._what} {ratio.text(of=f'that of {self.second}')}"
+        return Verdict(word, figure, reasons, _lines(pairs, self.length))
+
+    @property
+    def _what(self) -> str:
+        at = f" scored on rows of {self.length}" if self.length else ""
+        part = f" ({self.study.partition('/')[2]}{at})" if "/" in self.study else at
+        return f"{self.metric.replace('_per_', ' a ')} of {self.first}{part}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Growth:
+    """Perplexity grows by a larger factor between two runs than between two other runs."""
+
+    study: str
+    of: Sequence[str]
+    than: Sequence[str]
+    margin: float = ALIKE
+
+    @property
+    def text(self) -> str:
+        """With the margin."""
+        than = self._pair(self.than)
+        return f"perplexity of {self._pair(self.of)} more than {self.margin:g} × that of {than}{BY_SEEDS}"
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """Uses the seeds that all four runs have."""
+        runs = evidence.of_same_seeds(self.study, *self.of, *self.than)
+        of, of_reasons = _log_ratios([(after, before) for before, after, _, _ in runs], None, "perplexity")
+        than, than_reasons = _log_ratios([(after, before) for _, _, before, after in runs], None, "perplexity")
+        reasons = tuple(dict.fromkeys((*of_reasons, *than_reasons)))
+        ratio = MeanRatio(np.subtract(of, than), {})
+        word = _word(ratio, (self.margin, math.inf), reasons)
+        figures = [f"{self._pair(pair)} {spread(np.exp(x).tolist())}" for pair, x in ((self.of, of), (self.than, than))]
+        figures.append(f"the first {ratio.text(of='the second')}")
+        return Verdict(word, "; ".join(figures), reasons, _lines(runs))
+
+    def _pair(self, pair: Sequence[str]) -> str:
+        return f"{pair[1]} / {pair[0]}"
+
+
+@dataclasses.dataclass(frozen=True)
+class EqualTime:
+    """Perplexity of two runs whose schedules end after the same training time.
+
+    A run's time is its number of steps times the time of a step, timed side by side with the other runs (`times`: a
+    file whose lines have run and median_ms). The perplexity is never read off the curve of a longer run, because a run
+    cut off in mid-schedule has not annealed.
+    """
+
+    study: str
+    first: str
+    second: str
+    times: str
+    relation: str
+    margin: float = ALIKE
+
+    @property
+    def text(self) -> str:
+        """With both margins."""
+        limits = bounds(*RELATIONS[self.relation](self.margin))
+        return (
+            f"perplexity of {self.first} {limits} that of {self.second}, both at the end of schedules that take the "
+            f"same time within a factor of {SAME_TIME:g}, steps timed side by side{BY_SEEDS}"
+        )
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """Undecided unless the times agree. The figure says so if both runs took the same number of steps."""
+        pairs = evidence.of_same_seeds(self.study, self.first, self.second)
+        logs, reasons = _log_ratios(pairs, None, "perplexity")
+        ratio = MeanRatio(logs, {})
+        steps = {tuple(_scored(run, None)[0]["step"] for run in pair) for pair in pairs}
+        figure, lines = f"perplexity of {self.first} {ratio.text(of=f'that of {self.second}')}", _lines(pairs)
+        if all(one == other for one, other in steps):
+            figure += " at equal steps"
+        try:
+            step_ms = [evidence.value(self.times, "median_ms", {"run": name}) for name in (self.first, self.second)]
+        except MissingError:
+            return Verdict(UNDECIDED, figure, ("no steps timed side by side", *reasons), lines)
+        for pair in steps:
+            seconds = [ms * count / 1000 for ms, count in zip(step_ms, pair, strict=True)]
+            if max(seconds) > SAME_TIME * min(seconds):
+                ends = " and ".join(f"{x:.0f}" for x in seconds)
+                return Verdict(UNDECIDED, figure, (f"the schedules end after {ends} s", *reasons), lines)
+        word = _word(ratio, RELATIONS[self.relation](self.margin), reasons)
+        return Verdict(word, f"{figure} after the same time", reasons, lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A measured value, or its ratio to another, in each file. A file is one run of a benchmark.
+
+    Attributes:
+        files: paths.
+        value: key of the value in a line.
+        what: the key in words, and what it measures.
+        first: entries that a line must have; the largest value of the matching lines is used.
+        second: the same for the divisor; None: no divisor.
+        least: smallest accepted value.
+        most: largest accepted value.
+        judged: whether the value decides, or is only shown.
+    """
+
+    files: Sequence[str]
+    value: str
+    what: str
+    first: Mapping[str, Any]
+    second: Mapping[str, Any] | None = None
+    least: float = 0.0
+    most: float = math.inf
+    judged: bool = True
+
+    @property
+    def text(self) -> str:
+        """With the bounds; empty if the value does not decide."""
+        return f"{self.what} {bounds(self.least, self.most, '')}".strip() if self.judged else ""
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """All runs of the benchmark must agree."""
+        found = [self._of(evidence, path) for path in self.files]
+        asked = f" of {self.least:,g}" if self.least and self.second else ""
+        figures = ", ".join(f"{x:,.{_digits(x)}f}{asked}" for x in found)
+        runs = f"{len(found)} runs" if len(found) > 1 else "one run"
+        word = decided([self.least <= x <= self.most for x in found]) if self.judged else None
+        wanted = [x for x in (self.first, self.second) if x]
+        of = lambda path: [x for x in evidence.files.get(path, ()) if any(y.items() <= x.items() for y in wanted)]
+        return Verdict(word, f"{self.what} {figures} ({runs})", (), tuple(x for path in self.files for x in of(path)))
+
+    def _of(self, evidence: Evidence, path: str) -> float:
+        first = evidence.value(path, self.value, self.first)
+        return first / evidence.value(path, self.value, self.second) if self.second else first
+
+
+@dataclasses.dataclass(frozen=True)
+class Arithmetic:
+    """A figure that follows from sizes alone: one product divided by another."""
+
+    what: str
+    over: Sequence[float]
+    under: Sequence[float]
+
+    @property
+    def text(self) -> str:
+        """The formula."""
+        return self.what
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """By arithmetic: nothing was run, so nothing was reproduced."""
+        del evidence
+        product = " / ".join("·".join(f"{x:g}" for x in factors) for factors in (self.over, self.under))
+        return Verdict(ARITHMETIC, f"{product} = {math.prod(self.over) / math.prod(self.under):.3g}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Untestable:
+    """A claim that cannot be tested at this scale."""
+
+    why: str
+
+    @property
+    def text(self) -> str:
+        """Empty: there is no rule."""
+        return ""
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """Not testable, with the reason."""
+        del evidence
+        return Verdict(NOT_TESTABLE, self.why)
+
+
+RULES = {
+    "ratio": Ratio,
+    "growth": Growth,
+    "equal time": EqualTime,
+    "measured": Measured,
+    "recall grows": RecallGrows,
+    "recalls": Recalls,
+    "arithmetic": Arithmetic,
+    "untestable": Untestable,
+    "trunks": trunks,
+}
+
+
+def _scored(run: Run, length: int | None) -> tuple[Line, str]:
+    """The line of the test split and "", or else the line of the validation split and the problem with using it."""
+    if line := run.line("test", length):
+        return line, ""
+    if line := run.line("validation", length):
+        return line, "scored on the validation split alone, on which choices were made"
+    raise MissingError(f"not scored on rows of {length or run.trained_at}")
+
+
+def _lines(groups: Sequence[tuple[Run, ...]], length: int | None = None) -> tuple[Line, ...]:
+    return tuple(_scored(run, length)[0] for group in groups for run in group)
+
+
+def _log_ratios(
+    pairs: Sequence[tuple[Run, ...]], length: int | None, metric: str
+) -> tuple[list[float], tuple[str, ...]]:
+    """Logarithms of first divided by second for each seed, and the reasons, if any, why they decide nothing."""
+    logs, reasons = [], {}
+    for one, other in pairs:
+        (a, why), (b, _) = _scored(one, length), _scored(other, length)
+        reasons[why] = None
+        if (a["split"], a["corpus"], a["bytes"]) != (b["split"], b["corpus"], b["bytes"]):
+            reasons["not scored on the same text"] = None
+        logs.append(math.log(a[metric] / b[metric]))
+    return logs, tuple(filter(None, reasons))
+
+
+def _word(ratio: MeanRatio, limits: tuple[float, float], reasons: Sequence[str]) -> str:
+    return UNDECIDED if reasons else _WORDS[ratio.is_within(*limits)]
+
+
+def _digits(x: float) -> int:
+    return 0 if abs(x) >= 100 else 2 if abs(x) >= 1 else 3

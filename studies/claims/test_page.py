@@ -1,0 +1,285 @@
+"""The page of claims: from made-up folders of a study, and recomputed from the committed results."""
+
+import dataclasses
+import json
+import math
+import pathlib
+import re
+import shlex
+import statistics
+import tomllib
+
+import pytest
+from small import load_script
+
+from flash_lm.cli.load import load_module
+from flash_lm.config.experiment import parse
+from studies.claims.configs import books
+from studies.claims.configs import aft, divisor, flash
+from flash_lm.errors import InputError
+from flash_lm.families.family import complete_config
+from flash_lm.families.flash import GAUOptions
+from flash_lm.layers.mixed_chunk_core import ChunkOptions
+from studies.quality.claims import trunks
+from flash_lm.sweeps.grid import changed
+
+RESULTS = pathlib.Path(__file__).parent.parent / "results"
+TABLE = tomllib.loads((RESULTS / "claims.toml").read_text())
+
+
+def sections_of(text: str) -> dict[str, dict[str, str]]:
+    """What is said of each claim; `verdict` with its reasons."""
+    found = {}
+    for section in re.split(r"^### ", text.partition("## The studies")[0], flags=re.MULTILINE)[1:]:
+        claim, _, verdict, *facts = section.splitlines()
+        lines = (re.fullmatch(r"- (.*?): (.*)", line) for line in facts)
+        found[claim] = {"verdict": verdict} | {line[1]: line[2] for line in lines if line}
+    return found
+
+
+def write_run(folder: pathlib.Path, name: str, seed: int, perplexity: float, split: str = "test") -> None:
+    workdir = folder / f"{name}_seed_{seed}"
+    workdir.mkdir(parents=True)
+    score = {"split": split, "length": 512, "perplexity": perplexity, "corpus": "x", "bytes": 9, "step": 500}
+    score |= {"bits_per_byte": math.log2(perplexity), "parameters": 9, "tokens": 9, "batch_tokens": 2048}
+    score |= {"trained_git": "c0ffee", "trained_dirty": False}
+    curve = [{"split": "validation", "step": n, "loss": 1 / n, "tokens": 7, "train_seconds": n} for n in (50, 500)]
+    (workdir / "results.jsonl").write_text(json.dumps(score) + "\n")
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curve))
+
+
+def test_finished_runs_get_a_verdict_and_the_others_say_so(tmp_path, capsys, monkeypatch):
+    script, out, runs = load_script("claims"), tmp_path / "results", tmp_path / "runs"
+    table = tmp_path / "claims.toml"  # without what is withdrawn of our own runs, whose verdict would not show
+    table.write_text(re.sub("^withdrawn = .*\n", "", script.TABLE.read_text(), flags=re.MULTILINE))
+    monkeypatch.setattr(script, "TABLE", table)
+    for seed in range(3):
+        write_run(runs, "simple", seed, 9.0)
+        write_run(runs, "linear_transformer", seed, 9.1)
+        for window in (8, 32, 128):
+            write_run(runs, f"window_{window}", seed, 8.0)
+        write_run(runs, "full", seed, 6.0 if seed else 9.0)
+    script.main(["--study=aft", f"--runs={runs}", f"--out={out}"])
+    text = (out / "CLAIMS.md").read_text()
+    claims = sections_of(text)
+    claim = claims["AFT-simple is as good as the Linear Transformer"]
+    assert claim["verdict"] == "**reproduced at small scale**"
+    rule = "bits a byte of simple between 0.9901 and 1.01 × that of linear_transformer, by the seeds alone"
+    found = "bits a byte of simple 0.995 (0.995–0.995, 3 seeds) × that of linear_transformer (95 %: 0.995 to 0.995)"
+    assert (claim["rule"], claim["found"]) == (rule, found)
+    assert claim["models"] == "9 parameters, 500 steps, 1.02M tokens of training" and claim["what would change it"]
+    assert claims["AFT-local is best with a window in the middle"]["verdict"] == "**undecided at small scale**"
+    assert claims["AFT-local gains from longer rows"]["found"] == "no finished run of rows_of_1024 in aft"
+    assert claims["FLASH's step time is flat in the length"]["verdict"] == "**not run**"
+    assert "trained by commit c0ffee." in text and "seeds 0, 1, 2" in text
+    assert list(claims) and len(claims) == len(TABLE["claims"])
+    for row in TABLE["claims"]:
+        (word,) = re.findall(
+            rf"^\| {re.escape(row['text'])} \| {re.escape(row['source'])} \| (.*) \|$", text, re.MULTILINE
+        )
+        assert claims[row["text"]]["verdict"].startswith(f"**{word}**")
+    assert text.strip() in capsys.readouterr().out
+    script.main([f"--out={out}"])  # the page alone
+    assert (out / "CLAIMS.md").read_text() == text
+
+
+def test_runs_of_another_machine_stay(tmp_path):
+    script, out = load_script("claims"), tmp_path / "results"
+    for seed, machine in enumerate(("one", "other")):
+        write_run(tmp_path / machine, "simple", seed, 5.0)
+    write_run(tmp_path / "other", "simple", 0, 4.0)  # and one that is here replaces what was
+    for machine in ("one", "other"):
+        script.main(["--study=aft", f"--runs={tmp_path / machine}", f"--out={out}"])
+    runs = script.read_evidence(out).studies["aft"]["simple"]
+    assert {seed: run.line("test", None)["perplexity"] for seed, run in runs.items()} == {0: 4.0, 1: 5.0}
+    curves = [json.loads(line) for line in (out / "claims" / "aft" / "curves.jsonl").read_text().splitlines()]
+    assert [(line["seed"], line["step"], line["tokens"]) for line in curves] == [
+        (0, 50, 7),
+        (0, 500, 7),
+        (1, 50, 7),
+        (1, 500, 7),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--study=books"], "--study and --runs go together"),
+        (["--study=book", "--runs=."], "--study=book must be one of books, "),
+        (["--study=books", "--runs=nowhere"], "nowhere has no finished run: train some first with `python -m"),
+    ],
+)
+def test_bad_arguments(tmp_path, arguments, words):
+    with pytest.raises(InputError, match=re.escape(words)):
+        load_script("claims").main([*arguments, f"--out={tmp_path}"])
+
+
+def test_the_committed_page_is_that_of_the_committed_results():
+    script = load_script("claims")
+    evidence = script.read_evidence(RESULTS)
+    assert (RESULTS / "CLAIMS.md").read_text() == script.page(evidence) + "\n"
+    written = [json.loads(line) for line in (RESULTS / "claims" / "verdicts.jsonl").read_text().splitlines()]
+    assert written == json.loads(json.dumps(script.verdict_lines(evidence)))
+
+
+def test_the_lines_say_what_the_page_says():
+    page = sections_of((RESULTS / "CLAIMS.md").read_text())
+    written = [json.loads(line) for line in (RESULTS / "claims" / "verdicts.jsonl").read_text().splitlines()]
+    assert [line["claim"] for line in written] == [row["text"] for row in TABLE["claims"]]
+    for line in written:
+        told = f"**{line['verdict']}**"
+        assert page[line["claim"]]["verdict"] == ": ".join(filter(None, [told, "; ".join(line["reasons"])]))
+
+
+def test_the_sizes_of_the_arithmetic_are_those_of_its_config():
+    (rule,) = (part for row in TABLE["claims"] for part in row["rules"] if part["rule"] == "arithmetic")
+    model = complete_config(parse(load_module("configs/flash_base.py").get_config())).model
+    gau = model[GAUOptions]
+    assert rule["over"] == [model[ChunkOptions].size, gau.shared_dim] and rule["under"] == [gau.expanded_dim]
+
+
+def test_each_claim_says_what_would_change_its_verdict():
+    changes = [row["change"] for row in TABLE["claims"]]
+    assert all(changes)
+    claims = sections_of((RESULTS / "CLAIMS.md").read_text()).values()
+    assert [claim["what would change it"] for claim in claims] == [row["change"] for row in in_sections()]
+
+
+def in_sections() -> list[dict]:
+    """The rows in the order of the page: those of one source stand together."""
+    sources = [*dict.fromkeys(row["source"] for row in TABLE["claims"])]
+    return sorted(TABLE["claims"], key=lambda row: sources.index(row["source"]))
+
+
+def perplexities(part: dict, run: str) -> tuple[dict[int, float], bool] | None:
+    """By seed, straight from the file, and whether they are of the test split; None: it has not been run."""
+    file = RESULTS / "claims" / part["study"] / "runs.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    if not (lines := [line for line in lines if line["run"] == run]):
+        return None
+    lines = [line for line in lines if line["length"] == part.get("length", lines[0]["length"])]
+    on_test = [line for line in lines if line["split"] == "test"]
+    return {line["seed"]: line[part.get("metric", "perplexity")] for line in on_test or lines}, bool(on_test)
+
+
+T_95 = {2: 12.706205, 3: 4.302653}  # the quantile 0.975 of Student's t, by the number of values
+RATIOS = [row for row in TABLE["claims"] if {part["rule"] for part in row["rules"]} == {"ratio"}]
+
+
+@pytest.mark.parametrize("row", RATIOS, ids=lambda row: row["text"])
+def test_each_verdict_recomputed_from_the_files(row):
+    """Without the code that made the page: the rule as it is printed, on the lines as they are."""
+    claim = sections_of((RESULTS / "CLAIMS.md").read_text())[row["text"]]
+    rules, verdict, figure = (claim.get(key, "") for key in ("rule", "verdict", "found"))
+    scores = [[perplexities(part, part[name]) for name in ("first", "second")] for part in row["rules"]]
+    if verdict == "**not run**":
+        assert any(None in pair for pair in scores)
+        return
+    words = set()
+    judged = [pair for pair, part in zip(scores, row["rules"], strict=True) if part.get("judged", True)]
+    for pair, rule, told in zip(judged, rules.split("; "), figure.split("; "), strict=False):
+        (first, on_test), (second, _) = pair
+        ratios = [first[seed] / second[seed] for seed in sorted(first.keys() & second.keys())]
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        spread = f"{min(ratios):.3f}–{max(ratios):.3f}, {len(ratios)} seeds" if len(ratios) > 1 else "one seed"
+        assert f" {mean:.3f} ({spread}) ×" in told
+        if between := re.search(r"between ([\d.]+) and ([\d.]+) ×", rule):
+            low, high = map(float, between.groups())
+        else:
+            low, high = 0.0, float(re.search(r"at most ([\d.]+) ×", rule)[1])
+        if len(ratios) == 1:
+            words.add("undecided")
+            continue
+        half = T_95[len(ratios)] * statistics.stdev(map(math.log, ratios)) / len(ratios) ** 0.5
+        ends = mean * math.exp(-half), mean * math.exp(half)
+        assert "(95 %: {:.3f} to {:.3f})".format(*ends) in told
+        decided = on_test and len(ratios) > 2 and (ends[1] < low or ends[0] > high or low < ends[0] < ends[1] < high)
+        words.add(("reproduced" if low < mean < high else "contradicted") if decided else "undecided")
+    expected = next((word for word in ("contradicted", "undecided") if word in words), "reproduced")
+    expected = "undecided" if "withdrawn" in row else expected
+    assert verdict.startswith(f"**{expected} at small scale**")
+
+
+def test_the_others_recomputed_from_the_files():
+    """What one run of a study loses beside what another loses, and the ratios of the benchmarks."""
+    page = sections_of((RESULTS / "CLAIMS.md").read_text())
+    scores = {
+        name: perplexities({"study": "books"}, name)[0]
+        for name in ("transformer_plus_plus", "mc_tfm", "flash_quad", "flash")
+    }
+    cost = [
+        (scores["mc_tfm"][seed] / scores["transformer_plus_plus"][seed])
+        / (scores["flash"][seed] / scores["flash_quad"][seed])
+        for seed in (0, 1, 2)
+    ]
+    row = page["Mixed chunks cost a Transformer++ more than they cost FLASH-Quad"]
+    assert (
+        min(cost) > 1.02 and "more than 1.02 ×" in row["rule"] and row["verdict"].startswith("**undecided")
+    )  # not the test split
+    for text, first, second, least, most in (
+        ("FLASH's step time is flat in the length", ("flash", 8192), ("flash", 512), 0, 1.15),
+        ("FLASH trains up to 4.9 times as fast", ("transformer_plus_plus", 8192), ("flash", 8192), 4.9, math.inf),
+    ):
+        ratios = []
+        for path in ("performance/step_time/steps.jsonl", "step_time/steps.jsonl", "gpu/step_time/steps.jsonl"):
+            lines = [json.loads(line) for line in (RESULTS / path).read_text().splitlines()]
+            ms = {(line["family"], line["length"]): line["median_ms"] for line in lines}
+            ratios.append(ms[first] / ms[second])
+        (row,) = (row for name, row in page.items() if name.startswith(text))
+        held = [least <= ratio <= most for ratio in ratios]
+        word = "reproduced" if all(held) else "undecided" if any(held) else "contradicted"
+        assert row["verdict"] == f"**{word} at small scale**"
+        assert all(f"{ratio:.2f}" in row["found"] for ratio in ratios)
+
+
+def flags(command: str) -> dict[str, str]:
+    return dict(
+        word.lstrip("-").split("=", 1) for word in shlex.split(command) if word.startswith("--") and "=" in word
+    )
+
+
+def test_the_command_under_a_figure_makes_its_file():
+    """A benchmark's --out is the folder of the file; a sweep's --workdir is what the page takes over."""
+    for row in TABLE["claims"]:
+        made = {flags(TABLE["commands"][name])["out"] for name in row.get("commands", ())}
+        folders = {str(pathlib.Path("results", path).parent) for part in row["rules"] for path in part.get("files", ())}
+        assert folders == made or not folders, row["text"]
+    sweeps = [x for claim in load_script("claims").read_table()[1] for x in claim.commands if "--study=" in x]
+    for command in sweeps:
+        sweep, study, runs = re.fullmatch(r"`([^`]+)`.* --study=(\S+) --runs=([^`]+)`", command).groups()
+        assert flags(sweep)["workdir"] == runs == f"runs/{study}" and flags(sweep)["split"] == "test"
+        assert pathlib.Path(RESULTS.parent, flags(sweep)["config"]).exists()
+
+
+@pytest.mark.parametrize("study", [books, aft, flash], ids=["books", "aft", "flash"])
+def test_the_runs_of_a_study_are_possible(study):
+    config = study.get_config()
+    runs = study.get_runs(config)
+    for changes in runs.values():
+        complete_config(parse(changed(config, changes)))
+    seeds = {int(name.rpartition("_")[2]) for name in runs}
+    assert seeds <= set(books.SEEDS) and len(seeds) >= 2 and len(runs) % len(seeds) == 0
+
+
+def test_rules_on_the_study_are_its_hypotheses():
+    asked = [dataclasses.replace(x, number=0) for x in load_module("studies/quality/config.py").get_hypotheses()]
+    rules = [part for row in TABLE["claims"] for part in row["rules"] if part["rule"] == "trunks"]
+    assert rules and all(trunks(**{k: v for k, v in x.items() if k != "rule"}).hypothesis in asked for x in rules)
+
+
+def test_each_run_of_a_rule_is_one_of_its_study():
+    names = {
+        "books": set(books.RUNS),
+        "aft": set(aft.RUNS),
+        "flash": {name.rpartition("_seed_")[0] for name in flash.get_runs(flash.get_config())},
+        "divisor": {
+            name.rpartition("_seed_")[0]
+            for task in ("causal_lm", "masked_lm")
+            for name in divisor.get_runs(changed(divisor.get_config(), {"task": task}))
+        },
+    }
+    for row in TABLE["claims"]:
+        for part in row["rules"]:
+            if "study" in part:
+                asked = [part.get("first"), part.get("second"), *part.get("of", ()), *part.get("than", ())]
+                assert set(filter(None, asked)) <= names[part["study"].partition("/")[0]]

@@ -1,0 +1,53 @@
+"""Stand-ins of Long Range Arena: the table and the picture of finished sweeps, with the published figures beside ours.
+
+    python -m flash_lm.sweep --config=studies/lra/configs/listops_short.py --split=test --workdir=runs/lra/listops
+    python -m studies.lra.data $DATA/mnist --out=runs/lra/data/image
+    python -m flash_lm.sweep --config=studies/lra/configs/image_short.py --config.data.path=runs/lra/data/image --split=test \
+        --workdir=runs/lra/image
+    python -m studies.lra.data runs/transfer/data/labelled --out=runs/lra/data/text
+    python -m flash_lm.sweep --config=studies/lra/configs/text_short.py --config.data.path=runs/lra/data/text --split=test \
+        --workdir=runs/lra/text
+    python -m studies.lra --runs=runs/lra --out=studies/lra/results
+
+OUT gets runs.jsonl (a line for each classifier), table.md and lra.png. Lines of OUT whose sweep is not in the folder of
+runs are kept, so that the sweeps may be made one after the other.
+"""
+
+import argparse
+
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path
+from studies.lra import published, config
+from flash_lm.errors import InputError
+from flash_lm.report.figure import can_draw
+from flash_lm.runs.jsonl import read_lines, write_jsonl
+from studies.lra.report import lines_of, lra_table, plot_lra
+
+
+def main(argv: list[str]) -> None:
+    """Writes runs.jsonl, table.md and lra.png from the folders of sweeps."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--runs", required=True, type=local_path, help="folder with a sweep a task, named as the task")
+    parser.add_argument("--out", required=True, type=local_path, help="folder for the results")
+    arguments = parser.parse_args(argv)
+    kept, lines = read_lines(arguments.out / "runs.jsonl"), []
+    for task in published.TASKS:
+        own = [line for line in kept if line["lra"] == task]
+        lines += lines_of(arguments.runs / task, task) if (arguments.runs / task).is_dir() else own
+    if not lines:
+        raise InputError(
+            f"--runs={arguments.runs} has no scored sweep: make one with --workdir={arguments.runs}/"
+            f"{published.TASKS[0]}, and --split=test"
+        )
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    write_jsonl(arguments.out / "runs.jsonl", lines)
+    text = lra_table(lines, config.FAMILIES, published.ACCURACY, published.TASKS)
+    text = f"Test accuracy in %. {published.NOTE}\n\n{text}"
+    (arguments.out / "table.md").write_text(f"{text}\n", encoding="utf-8")
+    if can_draw():
+        plot_lra(lines, config.FAMILIES, published.TASKS, arguments.out / "lra.png")
+    print(text)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,22 @@
+"""IMDb's reviews as bytes in rows of 1024, for two cores. Its figures are not those of Long Range Arena.
+
+    python -m flash_lm.train --config=studies/lra/configs/text_short.py --config.data.path=$DATA/imdb
+    python -m flash_lm.sweep --config=studies/lra/configs/text_short.py --config.data.path=$DATA/imdb --split=test
+
+The sweep trains each family from scratch, and on filling in its own rows and then on labels.
+"""
+
+from ml_collections import ConfigDict
+
+from studies.lra import config
+
+
+def get_config() -> ConfigDict:
+    config = config.small_model(length=1024, rows=8)
+    config.data.update(corpus="hf", path="imdb", label_column="label", tokenizer="bytes")
+    config.train.update(steps=400, eval_every=0, eval_steps=64)
+    return config
+
+
+def get_runs(config: ConfigDict) -> dict[str, dict]:
+    return config.runs(masked=0.15)

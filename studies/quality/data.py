@@ -1,0 +1,82 @@
+"""Makes the corpora of the study of studies/quality/config.py: books, wiki and imdb, each with a small held-out text.
+
+    python -m studies.quality.data $DATA --out=runs/study/data
+
+Training text is more than the longest run reads: the first books, articles, and reviews without a label. A study scores
+its runs many times, so the held-out text is short: the beginning of each held-out book, and the first of the articles
+and reviews. A text that stands twice is taken once, and a held-out text is not trained on.
+"""
+
+import argparse
+import json
+import pathlib
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flash_lm.cli.run import run
+from flash_lm.errors import InputError
+
+# corpus -> split -> its file, characters of a document, and characters of the split; None: all
+SPLITS: Mapping[str, Mapping[str, tuple[str, int | None, int | None]]] = {
+    "books": {
+        "validation": ("validation", 80_000, None),
+        "test": ("test", 80_000, None),
+        "train": ("train", None, 45_000_000),
+    },
+    "wiki": {
+        "validation": ("validation", None, 600_000),
+        "test": ("test", None, 1_500_000),
+        "train": ("train", None, 45_000_000),
+    },
+    "imdb": {
+        "validation": ("train", None, 300_000),
+        "test": ("test", None, 1_000_000),
+        "train": ("unlabelled", None, 22_000_000),
+    },
+}
+
+
+def texts(file: pathlib.Path, each: int | None, total: int | None, known: set[str]) -> Iterator[str]:
+    """The texts of a file that are not known yet, up to a number of characters, and knows them.
+
+    Raises:
+        InputError: there is no such file, or it has no column `text`.
+    """
+    try:
+        column = pq.read_table(file, columns=["text"])["text"]
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{file} must be a parquet file with a column text: {str(error).splitlines()[0]}") from None
+    read = 0
+    for value in column:
+        text = value.as_py()
+        if text in known:
+            continue
+        known.add(text)
+        yield text[:each]
+        read += len(text[:each])
+        if total is not None and read >= total:
+            return
+
+
+def main(argv: list[str]) -> None:
+    """Writes OUT/CORPUS/SPLIT.jsonl, and prints the size of each."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("data", type=pathlib.Path, help="the folder with books/, wiki/ and imdb/")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
+    arguments = parser.parse_args(argv)
+    for corpus, splits in SPLITS.items():
+        known: set[str] = set()
+        for split, (name, each, total) in splits.items():
+            found = list(texts(arguments.data / corpus / f"{name}.parquet", each, total, known))
+            folder = arguments.out / corpus
+            folder.mkdir(parents=True, exist_ok=True)
+            # A parquet file would also say which library wrote it, so its hash would differ for the same text.
+            lines = (json.dumps({"text": text}, ensure_ascii=False) for text in found)
+            (folder / f"{split}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            print(f"{corpus} {split}: {len(found):,} texts, {sum(map(len, found)):,} characters")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,82 @@
+"""What public code reaches beside ours, trained on the same batches: the rule of a study for its part of peers."""
+
+from collections.abc import Sequence
+
+from flash_lm.report.markdown import Columns, markdown_table
+from flash_lm.runs.jsonl import Line, grouped
+from studies.protocol.relations import ALIKE, RELATIONS
+
+FACTORS = (1.0, 0.5, 2.0)  # of our rate, at which each peer is trained, in the order of their worth
+AGREES, DIFFERS, UNFINISHED, FAILED = "no sign of a fault", "to be examined", "unfinished", "failed"
+OTHER_TARGETS = "not scored on the same targets"
+_COLUMNS: Columns = {
+    "public code": ("peer", "{}"),
+    "ours": ("ours", "{}"),
+    "its best rate": ("rate", "{:g}"),
+    "perplexity": ("perplexity", "{:.2f}"),
+    "of ours": ("ours_perplexity", "{:.2f}"),
+    "ratio": ("ratio", "{:.3f}"),
+    "failed": ("failed", "{}"),
+    "result": ("result", "{}"),
+}
+
+
+def rates_of(peer: str, ours: float) -> tuple[float, ...]:
+    """The rates at which a peer is trained; one that was changed, PEER/CHANGE, is examined at ours alone."""
+    factors = FACTORS[:1] if "/" in peer else FACTORS
+    return tuple(float(f"{factor * ours:.3g}") for factor in factors)
+
+
+def implementations(lines: Sequence[Line]) -> list[Line]:
+    """A line for each peer: its best rate by the validation split, and its perplexity on the test split beside ours.
+
+    Args:
+        lines: of a study's runs; those of peers have `beside`, the model of ours in their part.
+    """
+    return [_compared(own, lines) for own in grouped([line for line in lines if "beside" in line], "peer").values()]
+
+
+def _compared(own: Sequence[Line], lines: Sequence[Line]) -> Line:
+    """Of one peer; its runs at rates that are not asked for, since ours has another rate by now, do not count."""
+    peer, at, beside = (own[0][key] for key in ("peer", "part", "beside"))
+    ours = [line for line in lines if (line["part"], line["run"]) == (at, beside) and "slice" not in line]
+    rates = rates_of(peer, ours[0]["rate"]) if ours else ()
+    own = [line for line in own if line["rate"] in rates]
+    ours_test = [line for line in ours if line.get("split") == "test" and line["length"] == line["trained_length"]]
+    of_split = lambda split: {line["run"]: line for line in own if line.get("split") == split}
+    validation, test = of_split("validation"), of_split("test")
+    lost = [line["run"] for line in own if "failed" in line]
+    found: Line = {"peer": peer, "ours": beside, "failed": len(lost), "result": UNFINISHED}
+    if ours and (len(lost) == len(rates) or any("failed" in line for line in ours)):
+        return found | {"result": FAILED}
+    if len(validation) + len(lost) < len(rates) or not ours_test:
+        return found
+    best = test[min(validation.values(), key=lambda line: line["perplexity"])["run"]]
+    ours_best = next((line for line in ours_test if _targets_of(line) == _targets_of(best)), None)
+    if ours_best is None:
+        return found | {"result": OTHER_TARGETS}
+    low, high = RELATIONS["alike"](ALIKE)
+    ratio = best["perplexity"] / ours_best["perplexity"]
+    return found | {
+        "rate": best["rate"],
+        "perplexity": best["perplexity"],
+        "ours_perplexity": ours_best["perplexity"],
+        "ratio": ratio,
+        "result": AGREES if low <= ratio <= high else DIFFERS,
+    }
+
+
+def _targets_of(line: Line) -> tuple:
+    """What two lines must share to be compared."""
+    return line["seed"], line["corpus_hash"], line["tokens_blocks"]
+
+
+def implementations_table(lines: Sequence[Line]) -> str:
+    """Markdown.
+
+    Args:
+        lines: of `implementations`.
+    """
+    rule = f"The best of {len(FACTORS)} rates by the validation split, of code that we changed (/) our rate alone"
+    alike = f"Perplexities of the test split, alike within {ALIKE:g}"
+    return f"Public code beside ours, one seed. {rule}. {alike}.\n\n{markdown_table(lines, _COLUMNS)}"

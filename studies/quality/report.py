@@ -1,0 +1,208 @@
+"""What the lines of a study of trunks say together: a table for each part, and pictures."""
+
+import pathlib
+import statistics
+from collections.abc import Sequence
+
+from flash_lm.errors import InputError
+from flash_lm.report.figure import can_draw
+from flash_lm.report.markdown import Columns, markdown_table
+from flash_lm.report.panels import Panel, plot_panels
+from flash_lm.report.tuning import write_tuning
+from flash_lm.runs.jsonl import Line, grouped, read_lines, write_jsonl
+from studies.protocol.hypotheses import RULE, Hypothesis, step_name, timed_steps, verdict_table
+from studies.protocol.jobs import made_lines
+from studies.quality.implementations import implementations, implementations_table
+from studies.quality.run import POSITIONS
+from flash_lm.sweeps.tuning import best_values
+
+_SAME = ("family", "parameters", "rate", "step", "trained_length", "corpus", "batch_tokens")  # with every seed
+_MODEL = ("part", "run")
+_KEYS = (*_MODEL, "share", "length", "slices", "slice")  # of a line over the seeds
+_WHOLE = "perplexity"  # heading of the score of the whole budget
+_ABOUT: Columns = {"model": ("run", "{}"), "parameters": ("parameters", "{:,}"), "rate": ("rate", "{:g}")}
+_SPREAD: Columns = {
+    "lowest": ("lowest", "{:.2f}"),
+    "highest": ("highest", "{:.2f}"),
+    "seeds": ("seeds", "{}"),
+    "failed": ("failed", "{}"),
+    "ms a step": ("step_ms", "{:.0f}"),
+    "minutes": ("minutes", "{:.1f}"),
+}
+
+
+def write_study(title: str, hypotheses: Sequence[Hypothesis], out: pathlib.Path) -> str:
+    """Writes what the lines of OUT/runs, OUT/rates and OUT/step_times.jsonl say, and returns table.md.
+
+    The other files are summary.jsonl, verdicts.jsonl, the pictures, and in tuning/ what the search of rates found.
+
+    Raises:
+        InputError: no run has finished.
+    """
+    file = out / "step_times.jsonl"
+    runs, times, tuned = made_lines(out / "runs"), read_lines(file), made_lines(out / "rates")
+    if not runs:
+        raise InputError(f"{out}/runs has no finished run: make some with --run=FOLDER --corpus=DATA")
+    lines, verdicts = summary(runs, times), [hypothesis.judge(runs, times) for hypothesis in hypotheses]
+    write_jsonl(out / "summary.jsonl", lines)
+    write_jsonl(out / "verdicts.jsonl", verdicts)
+    parts = [title, verdict_table(RULE, verdicts), study_tables(lines)]
+    if beside := implementations(runs):
+        parts.append(implementations_table(beside))
+    if tuned:
+        (out / "tuning").mkdir(exist_ok=True)
+        parts.append(write_tuning(tuned, best_values(tuned), out / "tuning"))
+    text = "\n\n".join(parts)
+    (out / "table.md").write_text(f"{text}\n", encoding="utf-8")
+    if can_draw():
+        plot_study(lines, out)
+    return text
+
+
+def summary(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
+    """One line for each part, model, share of the budget, length of rows and slice: perplexity over the seeds.
+
+    Args:
+        lines: of `run_trunks`.
+        times: lines whose `run` is `step_name`, with microbatch_ms and model_flops.
+
+    Returns:
+        Lines with the geometric mean `perplexity`, `lowest`, `highest`, `seeds`, `failed`; step_ms, `minutes` and
+        `flops` of the training, if the model's step was timed. A model whose seeds all failed has one line for its
+        part, without scores.
+    """
+    step_of = timed_steps(times)
+    scored = grouped([line for line in lines if line.get("split") == "test"], *_KEYS)
+    failed = grouped([line for line in lines if "failed" in line], *_MODEL)
+    found = []
+    for key, own in scored.items():
+        perplexities, first = [line["perplexity"] for line in own], own[0]
+        line = {x: value for x, value in zip(_KEYS, key, strict=True) if value is not None} | {
+            "perplexity": statistics.geometric_mean(perplexities),
+            "lowest": min(perplexities),
+            "highest": max(perplexities),
+            "seeds": len(own),
+            "failed": len(failed.get(key[:2], ())),
+            **{x: first[x] for x in _SAME},
+        }
+        if step := step_of.get(step_name(first["part"], first["run"])):
+            line |= {
+                "step_ms": step["microbatch_ms"],
+                "minutes": first["step"] * step["microbatch_ms"] / 60_000,
+                "flops": first["step"] * step["model_flops"],
+            }
+        found.append(line)
+    some = {key[:2] for key in scored}
+    for key, own in failed.items():
+        if key in some:
+            continue
+        found.append(dict(zip(_MODEL, key, strict=True)) | {"seeds": 0, "failed": len(own), "rate": own[0]["rate"]})
+    return found
+
+
+def study_tables(lines: Sequence[Line]) -> str:
+    """Markdown: a table for each part, the best first; all are perplexities but what its heading names.
+
+    Args:
+        lines: of `summary`.
+    """
+    return "\n\n".join(map(_table, grouped(lines, "part").values()))
+
+
+def _table(lines: Sequence[Line]) -> str:
+    """Of one part."""
+    rows: dict[str, Line] = {}
+    lost = [line for line in lines if not line["seeds"]]
+    tabled = [line for line in lines if line["seeds"] and line.get("slices") != POSITIONS]  # which have a picture
+    if not tabled:
+        return f"{lost[0]['part']}: no run stayed finite\n\n{markdown_table(lost, {**_ABOUT, **_SPREAD})}"
+    for line in tabled:
+        row = rows.setdefault(line["run"], {})
+        row[_heading(line)] = line["perplexity"]
+        if _heading(line) == _WHOLE:
+            row |= line
+    headings = list(dict.fromkeys(map(_heading, sorted(tabled, key=_place_in_row))))
+    split = headings.index(_WHOLE) + 1
+    scores = lambda names: {name: (name, "{:.2f}") for name in names}
+    columns: Columns = {**_ABOUT, **scores(headings[:split]), **_SPREAD, **scores(headings[split:])}
+    ordered = [*sorted(rows.values(), key=lambda row: row[_WHOLE]), *lost]
+    best = ordered[0]
+    return (
+        f"{best['part']}: rows of {best['trained_length']} tokens, {best['step']:,} steps of {best['batch_tokens']:,} "
+        f"tokens; test split of {best['corpus']}\n\n{markdown_table(ordered, columns)}"
+    )
+
+
+def _heading(line: Line) -> str:
+    if "slice" in line:
+        return line["slice"]
+    if line["length"] != line["trained_length"]:
+        return f"in rows of {line['length']}"
+    return _WHOLE if line["share"] == 1 else f"at {line['share']:g} of the budget"
+
+
+def _place_in_row(line: Line) -> tuple:
+    """Budgets as they grow, other lengths behind the whole budget, and slices last."""
+    return line["share"], "slice" in line, line["length"] != line["trained_length"], line["length"]
+
+
+def plot_study(lines: Sequence[Line], out: pathlib.Path) -> None:
+    """Draws pictures of perplexity into a folder, a row for each part; a model has the same style in all of them.
+
+    They are curves.png (against time and FLOPs of training), quality.png (against the time of a step) and context.png
+    (by position in the row).
+
+    Args:
+        lines: of `summary`.
+        out: the folder.
+    """
+    lines = [line for line in lines if line["seeds"]]
+    trained = [line for line in lines if "slice" not in line and line["length"] == line["trained_length"]]
+    several = {part for (part,), own in grouped(trained, "part").items() if len({x["share"] for x in own}) > 1}
+    curves = [line for line in trained if "minutes" in line and line["part"] in several]
+    timed = [line for line in trained if "step_ms" in line and line["share"] == 1]
+    placed = [line for line in lines if line.get("slices") == POSITIONS]
+    longest = {key: max(line["length"] for line in own) for key, own in grouped(placed, *_MODEL).items()}
+    places: list[Line] = [
+        line | {"place": _middle_of(line)} for line in placed if line["length"] == longest[line["part"], line["run"]]
+    ]
+    names = [line["run"] for line in (*curves, *timed, *places)]
+    for name, own, title, axes in (
+        ("curves", curves, "Quality against the cost of training", (_against_time, _against_flops)),
+        ("quality", timed, "Quality against the time of a step", (_against_step,)),
+        ("context", places, "Quality by position in the row, the longest that was scored", (_against_place,)),
+    ):
+        if own:
+            rows = [[panel(of_part) for panel in axes] for of_part in grouped(own, "part").values()]
+            plot_panels(rows, out / f"{name}.png", curve="run", names=names, title=title)
+
+
+def _against_time(lines: list[Line]) -> Panel:
+    return _panel(lines, "minutes", "minutes of training, steps timed side by side")
+
+
+def _against_flops(lines: list[Line]) -> Panel:
+    scaled = [line | {"flops": line["flops"] / 1e12} for line in lines]
+    return _panel(scaled, "flops", "model FLOPs of training, 10¹²")
+
+
+def _against_step(lines: list[Line]) -> Panel:
+    return _panel(lines, "step_ms", "ms a step, median, timed side by side")
+
+
+def _against_place(lines: list[Line]) -> Panel:
+    return _panel(lines, "place", "position in the row, the middle of each stretch")
+
+
+def _panel(lines: list[Line], x: str, label: str) -> Panel:
+    """Of one part, with a band over the seeds."""
+    first = lines[0]
+    title = f"{first['part']}: trained on rows of {first['trained_length']}"
+    quality = "perplexity a token, test split; band: lowest to highest seed"
+    return Panel(lines, x, label, "perplexity", quality, title=title, band=("lowest", "highest"))
+
+
+def _middle_of(line: Line) -> float:
+    """The middle of the positions of a slice such as 64–127."""
+    first, _, last = line["slice"].partition("–")
+    return (int(first) + int(last) + 1) / 2

@@ -1,0 +1,303 @@
+"""A study of trunks: each is made once, whoever works at it, and its lines have all that is reported."""
+
+import itertools
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from small import load_script, small_config, write_corpus
+
+from flash_lm.cli.load import load_module
+from flash_lm.errors import InputError, NonfiniteError, RunError
+from flash_lm.inference.scoring import evaluate
+from flash_lm.runs.jsonl import read_jsonl, write_jsonl
+from flash_lm.runs.provenance import hash_of_files
+from studies.protocol.jobs import begun_here, made_lines
+from studies.quality import run, step_times
+from studies.quality.run import Part, Workplace, make_parts, parts_named, rates, run_trunks, schedules, trunks_of, tune_models
+from flash_lm.sweeps.grid import changed
+from flash_lm.training.train_loop import train
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+FAMILY = "linear_transformer"
+DATA = "abc"  # which texts
+MODELS = {FAMILY: {}, f"{FAMILY}/wide": {"model.mlp_dim": 40}}
+
+
+def config_in(folder):
+    config = small_config(write_corpus(folder / "text"), folder / "cache", FAMILY)
+    config.model.update(max_length=64, absolute_positions="none", rotary=True)
+    config.data.length = 32
+    config.train.update(warmup_steps=1, eval_every=0, eval_steps=1, checkpoint_every=0, log_every=5)
+    return config
+
+
+def parts(**options):
+    return [Part("first", MODELS, {}, seeds=(0, 1), steps=20, **options)]
+
+
+@pytest.mark.slow
+def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
+    trunks = trunks_of(config_in(tmp_path), parts(shares=(0.5, 1.0), lengths=(64, 128), slices=("positions",)))
+    out, runs = tmp_path / "out", tmp_path / "runs"
+    place = Workplace(DATA, out, runs, bool)
+    rate_is(out, 2e-3)
+    assert [trunk.name for trunk in trunks[:3]] == [
+        "first_linear_transformer_seed_0",
+        "first_linear_transformer_wide_seed_0",
+        "first_linear_transformer_seed_1",
+    ]
+    assert run_trunks(trunks[:1], place) == []
+    lines = made_lines(out / "runs")
+    assert [(x["split"], x["share"], x["length"], x["step"], x.get("slice")) for x in lines] == [
+        ("validation", 0.5, 32, 10, None),
+        ("test", 0.5, 32, 10, None),
+        ("validation", 1.0, 32, 20, None),
+        ("test", 1.0, 32, 20, None),
+        ("test", 1.0, 32, 20, "0–31"),
+        ("test", 1.0, 64, 20, None),  # and not 128: it has 64 positions
+        ("test", 1.0, 64, 20, "0–63"),
+    ]
+    assert all((x["part"], x["run"], x["seed"], x["rate"]) == ("first", FAMILY, 0, 2e-3) for x in lines)
+    whole, sliced = lines[3], lines[4]
+    assert sliced["loss"] == pytest.approx(whole["loss"], rel=1e-5)
+    for line in (whole, sliced):
+        assert sum(line["nll_blocks"]) == pytest.approx(line["nll"], abs=0.1)
+        assert sum(line["tokens_blocks"]) == line["tokens"]
+    curves = read_jsonl(out / "curves" / f"{trunks[0].name}.jsonl")
+    assert {(x["schedule"], x["split"]) for x in curves if x["step"] in (10, 16, 20)} == {
+        *(("stable", split) for split in ("train", "validation")),
+        *((name, split) for name in ("0.5", "1") for split in ("train", "validation")),
+    }
+    assert not [path for path in runs.iterdir() if path.is_dir()]
+    # The decay of a budget is its whole run.
+    alone = trunks[0]._replace(part=trunks[0].part._replace(shares=(1.0,)))
+    whole = schedules(alone, 2e-3, tmp_path)["1"]
+    train(changed(trunks[0].config, whole), tmp_path / "alone")
+    assert evaluate(tmp_path / "alone", "test")[0]["loss"] == lines[3]["loss"]
+    # What has lines is not made again; another config is another study.
+    assert run_trunks(trunks[:1], place) == [] and made_lines(out / "runs") == lines
+    other = trunks[0]._replace(config=changed(trunks[0].config, {"train.clip": 7.0}))
+    fewer = trunks[0]._replace(part=trunks[0].part._replace(slices=()))
+    for wrong, data in ((other, DATA), (fewer, DATA), (trunks[0], "other texts")):
+        with pytest.raises(InputError, match="first_linear_transformer_seed_0.jsonl is of another config"):
+            run_trunks([wrong], Workplace(data, out, runs, bool))
+    rate_is(out, 3e-3)  # a search that was made again
+    with pytest.raises(InputError, match="first_linear_transformer_seed_0.jsonl is of another config"):
+        run_trunks(trunks[:1], place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [5, 17])
+def test_a_stopped_trunk_goes_on(tmp_path, stop):
+    """Also where the stop saved checkpoints besides those that decays begin at."""
+    (trunk, *_) = trunks_of(config_in(tmp_path), parts(shares=(0.25, 0.5, 1.0)))
+    out, runs = tmp_path / "out", tmp_path / "runs"
+    rate_is(out, 2e-3)
+    steps = itertools.count(1)
+    with pytest.raises(KeyboardInterrupt):
+        run_trunks([trunk], Workplace(DATA, out, runs, lambda: next(steps) >= stop))
+    assert not made_lines(out / "runs")
+    assert run_trunks([trunk], Workplace(DATA, out, runs, bool)) == []
+    lines = made_lines(out / "runs")
+    other = Workplace(DATA, tmp_path / "whole", tmp_path / "other", bool)
+    assert run_trunks([trunk], other) == [trunk]  # no rate there
+    shutil.copytree(out / "rates", tmp_path / "whole" / "rates")
+    run_trunks([trunk], other)
+    assert [x["loss"] for x in lines] == [x["loss"] for x in made_lines(tmp_path / "whole" / "runs")]
+
+
+def rate_is(out, value, **more):
+    (out / "rates").mkdir(parents=True, exist_ok=True)
+    line = {"model": FAMILY, "round": 3, "value": value, "loss": 1.0, **more}
+    write_jsonl(out / "rates" / f"{FAMILY}.jsonl", [line])
+
+
+class Made(list):
+    """Names and rates; `full`: not empty while the disk is full."""
+
+
+@pytest.fixture
+def without_training(monkeypatch):
+    """Trunks whose lines come at once; a seed of 1 fails. Returns what was made."""
+    made, full = Made(), []
+    made.full = full
+
+    def one_trunk(trunk, rate, folder, should_stop):
+        folder.mkdir(parents=True)
+        made.append((trunk.name, rate))
+        if trunk.seed == 1:
+            raise NonfiniteError("loss nan")
+        if full:
+            raise RunError("the disk is full")
+        return [trunk.at | {"share": 1.0, "rate": rate}]
+
+    monkeypatch.setattr(run, "one_trunk", one_trunk)
+    return made
+
+
+def test_what_another_process_has_begun_is_left_to_it(tmp_path, without_training):
+    trunks, out, runs = trunks_of(config_in(tmp_path), parts()), tmp_path / "out", tmp_path / "runs"
+    place = Workplace(DATA, out, runs, bool)
+    assert run_trunks(trunks, place) == trunks and not without_training  # no rate is known yet
+    rate_is(out, 1e-3)
+    with begun_here(runs / f"{trunks[1].name}.lock") as free:
+        assert free
+        assert run_trunks(trunks, place) == [trunks[1]]
+    assert [name for name, _ in without_training] == [trunks[i].name for i in (0, 2, 3)]
+    assert run_trunks(trunks, place) == []
+    assert [name for name, _ in without_training] == [trunks[i].name for i in (0, 2, 3, 1)]
+    assert {rate for _, rate in without_training} == {1e-3}  # the ablation has its model's
+    failed = [line for line in made_lines(out / "runs") if line["seed"] == 1]
+    assert [(line["run"], line["failed"]) for line in failed] == [(name, "loss nan") for name in MODELS]
+
+
+def test_a_full_disk_is_no_failed_run(tmp_path, without_training):
+    """The folder stays, and the run goes on when there is room."""
+    trunks, out, runs = trunks_of(config_in(tmp_path), parts())[:1], tmp_path / "out", tmp_path / "runs"
+    place = Workplace(DATA, out, runs, bool)
+    rate_is(out, 1e-3)
+    without_training.full.append(True)
+    with pytest.raises(RunError, match="the disk is full"):
+        run_trunks(trunks, place)
+    assert (runs / trunks[0].name).is_dir() and not made_lines(out / "runs")
+    without_training.full.clear()
+    shutil.rmtree(runs / trunks[0].name)  # the stand-in makes it anew
+    assert run_trunks(trunks, place) == [] and len(made_lines(out / "runs")) == 1
+
+
+def test_without_a_finite_rate_there_is_no_run(tmp_path, without_training):
+    trunks, out = trunks_of(config_in(tmp_path), parts()), tmp_path / "out"
+    rate_is(out, 1e-3, failed="loss nan")
+    assert run_trunks(trunks, Workplace(DATA, out, tmp_path / "runs", bool)) == [] and not without_training
+    lines = made_lines(out / "runs")
+    assert len(lines) == 4 and all(x["failed"] == "no learning rate stays finite: loss nan" for x in lines)
+
+
+def test_each_model_is_tuned_once(tmp_path, monkeypatch):
+    asked = []
+
+    def tune(config, models, key, budget, workdir, should_stop):
+        workdir.mkdir(parents=True)
+        asked.append((*models, key, budget, config.train.schedule, config.train.decay_steps))
+        return [
+            {"model": model, "round": 3, "tokens": budget, "key": key, "value": x, "loss": abs(x - 2)}
+            for model in models
+            for x in (1.0, 2.0, 4.0)
+        ]
+
+    monkeypatch.setattr(run, "tune", tune)
+    config, out = config_in(tmp_path), tmp_path / "out"
+    for _ in range(2):
+        tune_models(config, {"a": {}, "b": {}}, 50, Workplace(DATA, out, tmp_path / "runs", bool))
+    tokens = 50 * config.data.tokens_per_batch
+    assert asked == [(name, "train.learning_rate", tokens, "sqrt", 10) for name in "ab"]
+    assert {model: (line["value"], line["bracketed"]) for model, line in rates(out).items()} == {
+        "a": (2.0, True),
+        "b": (2.0, True),
+    }
+    with pytest.raises(InputError, match="a.jsonl is of another config"):
+        tune_models(config, {"a": {}}, 100, Workplace(DATA, out, tmp_path / "runs", bool))
+    with begun_here(tmp_path / "runs" / "tuning_c.lock"):
+        tune_models(config, {"c": {}}, 50, Workplace(DATA, out, tmp_path / "runs", bool))
+    assert len(asked) == 2
+
+
+def test_schedules_of_several_budgets(tmp_path):
+    (trunk, *_) = trunks_of(config_in(tmp_path), [Part("x", {FAMILY: {}}, {}, (0,), 400, (0.25, 0.5, 1.0))])
+    found = schedules(trunk, 1e-3, tmp_path)
+    assert [*found] == ["stable", "0.25", "0.5", "1"]
+    assert found["stable"]["train.steps"] == 320 and found["stable"]["train.checkpoint_every"] == 80
+    assert [found[x]["train.branch_from"] for x in ("0.25", "0.5", "1")] == [
+        f"{tmp_path}/stable@{step}" for step in (80, 160, 320)
+    ]
+    assert [found[x]["train.decay_steps"] for x in ("0.25", "0.5", "1")] == [20, 40, 80]
+    with pytest.raises(InputError, match="decays begin at steps .* which are no multiples of 88: change steps or"):
+        schedules(trunk._replace(part=trunk.part._replace(shares=(0.275, 0.5, 1.0))), 1e-3, tmp_path)
+
+
+def test_the_texts_of_the_study_have_an_identity(tmp_path):
+    """No text is in two splits; other texts have another hash, and another folder has not."""
+    script, found = load_script("study_data"), []
+    for number, (given, out) in enumerate([("a", "one"), ("b", "two"), ("c", "other")]):
+        for corpus, splits in script.SPLITS.items():
+            for name in {name for name, _, _ in splits.values()}:
+                (tmp_path / given / corpus).mkdir(parents=True, exist_ok=True)
+                texts = [f"{corpus} {name} {i}" for i in range(3)] + ["twice", f"ä\n{number // 2}"]
+                pq.write_table(pa.table({"text": texts}), tmp_path / given / corpus / f"{name}.parquet")
+        script.main([str(tmp_path / given), f"--out={tmp_path / out}"])
+        found.append(hash_of_files(tmp_path / out, (".jsonl",)))
+    assert found[0] == found[1] != found[2]
+    (tmp_path / "one" / "notes.txt").write_text("x")
+    assert hash_of_files(tmp_path / "one", (".jsonl",)) == found[0]
+    splits = [read_jsonl(tmp_path / "one" / "books" / f"{name}.jsonl") for name in ("validation", "test", "train")]
+    texts = [line["text"] for lines in splits for line in lines]
+    assert len(set(texts)) == len(texts) == 3 * 3 + 2 and "ä\n0" in texts
+    with pytest.raises(InputError, match="has no file that ends in .jsonl"):
+        hash_of_files(tmp_path / "a", (".jsonl",))
+
+
+def test_each_part_is_made_after_the_rates_of_its_models(tmp_path, monkeypatch):
+    config, made = config_in(tmp_path), []
+    models = {"a": {}, "b": {}}
+    two = [Part("first", {"b/x": {}}, {}, (0, 1), 50), Part("second", {"a": {}, "b": {}}, {}, (0,), 50)]
+    monkeypatch.setattr(run, "tune_models", lambda config, models, *more: made.append(("rates", *models)))
+    monkeypatch.setattr(run, "run_trunks", lambda trunks, *more: made.extend(x.name for x in trunks) or trunks)
+    left = make_parts(config, two, models, 50, Workplace(DATA, tmp_path / "out", tmp_path / "runs", bool))
+    trunks = ["first_b_x_seed_0", "first_b_x_seed_1"], ["second_a_seed_0", "second_b_seed_0"]
+    assert made == [("rates", "b"), *trunks[0], ("rates", "a", "b"), *trunks[1]]
+    assert [trunk.name for trunk in left] == [*trunks[0], *trunks[1]]
+
+    made.clear()
+    wrong = two[0]._replace(changes={"model.family": "nonsense"})
+    with pytest.raises(InputError, match="nonsense"):
+        make_parts(config, [*two, wrong], models, 50, Workplace(DATA, tmp_path, tmp_path, bool))
+    assert not made
+
+
+def test_parts_are_chosen_by_name(tmp_path):
+    parts = load_module("studies/quality/config.py").get_parts()
+    assert parts_named(["peers", "rows_of_512"], parts) == parts[:5]
+    with pytest.raises(InputError, match="no part rows: must be among rows_of_512, peers, "):
+        parts_named(["peers", "rows"], parts)
+    main, argv = load_script("reproduce").main, ["--parts=peers", f"--out={tmp_path}"]
+    with pytest.raises(InputError, match="--run, --parts and --time are for --table=study"):
+        main(["--table=enwik8", *argv])
+    message = "--parts and --config.… change what --run makes or --time times: give one of them, too"
+    with pytest.raises(InputError, match=message):
+        main(["--table=study", *argv])
+    for wrong, message in (
+        ("--config.seed=1", "change what --run makes"),
+        ("--commands", "--commands, --scale and --split are not for --table=study"),
+        ("--split=validation", "--commands, --scale and --split are not"),
+        ("--config.train.accumulate=2", "leave --config.train.accumulate at 1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            main(["--table=study", wrong, f"--out={tmp_path}"])
+
+
+def test_the_command_makes_and_times_the_parts_that_it_names(tmp_path, monkeypatch, capsys):
+    """The steps of each part's models that have lines take turns; what was timed is not timed again."""
+    script, made, timed = load_script("reproduce"), [], []
+
+    def time_group(group, baseline, rounds):
+        timed.append((baseline, *group))
+        return [{"run": name, "microbatch_ms": 1.0} for name in group]
+
+    monkeypatch.setattr(script, "make_parts", lambda config, parts, *more: made.extend(x.name for x in parts) or [])
+    monkeypatch.setattr(step_times, "time_group", time_group)
+    (tmp_path / "runs").mkdir()
+    runs = [("rows_of_2048", "flash_scores"), ("rows_of_2048", "transformer_plus_plus"), ("large", "flash_scores/5M")]
+    write_jsonl(tmp_path / "runs" / "a.jsonl", [{"part": part, "run": run} for part, run in runs])
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.jsonl").write_text("{}")
+        argv = ["--table=study", f"--corpus={tmp_path / folder}", f"--out={tmp_path}", "--parts=rows_of_2048 large"]
+        script.main([*argv, f"--run={tmp_path}", "--time"])
+    assert made == ["rows_of_2048", "large"] * 2 and "all runs are made" in capsys.readouterr().out
+    long = [f"rows_of_2048 {name}" for name in ("transformer_plus_plus", "flash_scores")]
+    large = ["large flash_scores/5M"]
+    assert timed == [(long[0], *long), (large[0], *large)]
+    assert [line["run"] for line in read_jsonl(tmp_path / "step_times.jsonl")] == [*long, *large]

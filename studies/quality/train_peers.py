@@ -1,0 +1,221 @@
+"""Trains public implementations on the batches of a part of the study, and scores them on its text.
+
+    make peers
+    python -m studies.quality.train_peers --run=runs/study --corpus=runs/study/data --out=runs/study/results
+
+A peer stands beside the model of the study's part "peers" that is the same by its papers: as many parameters, within
+3 %, the same batches in the same order, AdamW with the same numbers and the same schedule. Its rate is half of ours,
+ours, and twice ours, which was tuned and must be in OUT/rates: all three are reported. A peer that differs from ours
+is examined: PEER/our_values starts from the initial values of ours, at our rate. Each run takes its place in OUT/runs
+beside ours, so tables and verdicts of the study (studies/tables/__main__.py --table=study) have it.
+"""
+
+import argparse
+import json
+import pathlib
+import shutil
+import signal
+import subprocess
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.lib.peers import MOST_UNEQUAL, add_python, check_python, shape_of
+from flash_lm.cli.huge_pages import user_environment
+from flash_lm.cli.load import load_module
+from flash_lm.cli.run import run
+from flash_lm.cli.types import words_of
+from flash_lm.config.experiment import parse
+from flash_lm.data.batches import evaluation_batches
+from flash_lm.data.share import whole_batch
+from flash_lm.errors import InputError, RunError
+from flash_lm.runs.jsonl import Line
+from flash_lm.runs.provenance import hash_of_files, provenance
+from studies.protocol.jobs import begun_here, is_made, write_made
+from studies.quality.implementations import rates_of
+from studies.quality.run import BLOCKS, Trunk, rates, schedules, study_hash, trunks_of
+from flash_lm.sweeps.grid import changed
+from flash_lm.training.evaluation import in_blocks, scores_of
+from flash_lm.training.schedule import learning_rate
+from flash_lm.training.setup import Experiment, build_experiment
+
+WORKER = pathlib.Path(__file__).with_name("train_peers_worker.py")
+TABLE = pathlib.Path(__file__).parent.parent / "configs" / "tables" / "study.py"
+PART = "peers"
+# peer -> ours
+PEERS = {
+    "gpt2": "transformer",
+    "gpt2/our_values": "transformer",
+    "llama": "transformer_plus_plus",
+    "llama/our_values": "transformer_plus_plus",
+    "flash_pytorch": "flash/untied",
+    "flash_pytorch/our_values": "flash/untied",
+}
+SPLITS = ("validation", "test")
+_NO_TARGET = -100
+
+
+class Task(NamedTuple):
+    """A run of a peer."""
+
+    peer: str
+    ours: Trunk
+    rate: float
+
+    @property
+    def name(self) -> str:
+        """Of its folder and file."""
+        return f"{PART}_{self.peer}_{self.rate:g}_seed_{self.ours.seed}".replace("/", "_")
+
+    @property
+    def at(self) -> Line:
+        """What identifies its lines."""
+        run = f"{self.peer} at {self.rate:g}"
+        who = {"peer": self.peer, "beside": self.ours.model, "run": run}
+        return {"part": PART, **who, "seed": self.ours.seed, "rate": self.rate}
+
+    def known(self, data: str) -> str:
+        """What its lines follow from: our config, but for how our sublayers start, which no peer takes over.
+
+        Args:
+            data: identifies all texts.
+        """
+        config = changed(self.ours.config, {"model.residual_init": "as_init"})
+        return study_hash(config, data, self.peer, self.rate)
+
+
+def tasks_of(peers: list[str], trunks: list[Trunk], out: pathlib.Path) -> list[Task]:
+    """The runs of each peer, those at our rates first.
+
+    Raises:
+        InputError: there is no such peer, or a rate is missing.
+    """
+    if unknown := [name for name in peers if name not in PEERS]:
+        raise InputError(f"--peers={' '.join(unknown)}: must be among {', '.join(PEERS)}")
+    ours, tuned = {trunk.model: trunk for trunk in trunks}, rates(out)
+    beside = {peer: ours[PEERS[peer]] for peer in peers}
+    if missing := [trunk.tuned_as for trunk in beside.values() if trunk.tuned_as not in tuned]:
+        raise InputError(f"no rate of {', '.join(missing)} in {out}/rates: run reproduce.py --table=study --run=…")
+    of_ours = lambda trunk: tuned[trunk.tuned_as]["value"]
+    tasks = [Task(peer, trunk, rate) for peer, trunk in beside.items() for rate in rates_of(peer, of_ours(trunk))]
+    return sorted(tasks, key=lambda task: task.rate != of_ours(task.ours))
+
+
+def ask(python: pathlib.Path, folder: pathlib.Path, question: Line) -> Line:
+    """The peer's answer; its progress goes to the terminal.
+
+    Raises:
+        RunError: it has none.
+    """
+    (folder / "question.json").write_text(json.dumps(question), encoding="utf-8")
+    file = folder / "answer.json"
+    file.unlink(missing_ok=True)
+    done = subprocess.run([python, WORKER, folder], env=user_environment())
+    if not file.exists():
+        raise RunError(f"{question['peer']}: its process ended with code {done.returncode}")
+    answer = json.loads(file.read_text(encoding="utf-8"))
+    if "error" in answer:
+        raise RunError(f"{question['peer']}: {answer['error']}")
+    return answer
+
+
+def write_batches(experiment: Experiment, steps: int, folder: pathlib.Path) -> dict[str, float]:
+    """Writes the batches of training and of the splits to score; returns the bytes of text of each split's targets."""
+    training = experiment.training_batches(experiment.share())
+    _write(folder / "train.npz", [next(training) for _ in range(steps)])
+    share, per_token = whole_batch(experiment.config.data.batch_size), experiment.corpus.tokenizer.bytes_per_token()
+    found = {}
+    for split in SPLITS:
+        chosen = list(evaluation_batches(experiment.evaluation_rows(split), share))
+        _write(folder / f"{split}.npz", chosen)
+        found[split] = float(sum((per_token[x["targets_BxL"]] * x["loss_mask_BxL"]).sum() for x in chosen))
+    return found
+
+
+def _write(file: pathlib.Path, chosen: list[dict[str, np.ndarray]]) -> None:
+    targets = [np.where(x["loss_mask_BxL"] > 0, x["targets_BxL"], _NO_TARGET) for x in chosen]
+    inputs = np.stack([x["inputs_BxL"] for x in chosen])
+    np.savez(file, inputs_NxBxL=inputs, targets_NxBxL=np.stack(targets).astype(np.int32))
+
+
+def make(task: Task, python: pathlib.Path, folder: pathlib.Path) -> list[Line]:
+    """Trains and scores a run of a peer; returns a line for each split, or one that says why it failed.
+
+    Raises:
+        RunError: the peer cannot be built or trained, or has another size.
+    """
+    ((name, changes),) = schedules(task.ours, task.rate, folder).items()
+    experiment = build_experiment(parse(changed(task.ours.config, changes)))
+    config, train = experiment.config, experiment.config.train
+    schedule = learning_rate(train)
+    question: Line = {
+        "peer": task.peer,
+        "shape": shape_of(config),
+        "parameters": experiment.model.parameter_count(),
+        "most_unequal": MOST_UNEQUAL,
+        "seed": config.seed,
+        "splits": SPLITS,
+        "rates": np.array([schedule(step) for step in range(train.steps)], float).tolist(),
+        **{key: getattr(train, key) for key in ("b1", "b2", "eps", "weight_decay", "clip")},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    count = write_batches(experiment, train.steps, folder)
+    answer = ask(python, folder, question)
+    if "failed" in answer:
+        return [{**task.at, "failed": answer["failed"]}]
+    about: Line = {
+        "task": config.task,
+        "family": task.peer,
+        "parameters": answer["parameters"],
+        "corpus": experiment.corpus.name,
+        "corpus_hash": experiment.corpus.fingerprint[:12],
+        "pack": config.data.pack,
+        "length": config.data.length,
+        "step": train.steps,
+        "trained_length": config.data.length,
+        "batch_tokens": config.data.tokens_per_batch,
+        "share": float(name),
+        "peer_versions": answer["peer_versions"],
+        **provenance(answer["device"]),
+    }
+    return [{**about, **_scores(answer[split], count[split]), "split": split, **task.at} for split in SPLITS]
+
+
+def _scores(sums: Line, count: float) -> Line:
+    """As those of ours, from the sums of each batch, and the bytes of all targets."""
+    of_batches = {name: [np.array(x, float) for x in sums[name]] for name in ("nll", "tokens")}
+    blocks = {f"{name}_blocks": in_blocks(found, BLOCKS) for name, found in of_batches.items()}
+    return scores_of({name: float(sum(x)) for name, x in of_batches.items()} | {"bytes": count} | blocks)
+
+
+def main(argv: list[str]) -> None:
+    """Makes the runs of peers that OUT does not have, one after another; several processes may work at them."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--peers", default=" ".join(PEERS), help="separated by spaces; default: all")
+    parser.add_argument("--corpus", required=True, type=pathlib.Path, help="what studies/quality/data.py has written")
+    parser.add_argument("--run", required=True, type=pathlib.Path, help="folder for runs in progress")
+    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder of the study's lines")
+    add_python(parser)
+    arguments = parser.parse_args(argv)
+    check_python(arguments.python)
+    table: Any = load_module(str(TABLE))
+    config = table.get_config()
+    config.data.mixture = table.mixture(arguments.corpus)
+    trunks = trunks_of(config, [part for part in table.get_parts() if part.name == PART])
+    tasks = tasks_of(words_of(arguments.peers), trunks, arguments.out)
+    data = hash_of_files(arguments.corpus, (".jsonl", ".parquet"))
+    for task in tasks:
+        file = arguments.out / "runs" / f"{task.name}.jsonl"
+        known = task.known(data)
+        with begun_here(arguments.run / f"{task.name}.lock") as free:
+            if is_made(file, known) or not free:
+                continue
+            print(task.name, flush=True)
+            folder = arguments.run / task.name
+            write_made(file, make(task, arguments.python, folder), known)
+            shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a worker ends with this process
+    run(main)

@@ -1,0 +1,134 @@
+"""A study of recall: models on associative recall at several rates and seeds, and what their states cost."""
+
+import functools
+import itertools
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+
+from benchmarks.lib.bare_decoding import BareDecoding
+from benchmarks.lib.timing import Cell, take_turns
+from flash_lm.config.experiment import parse
+from flash_lm.config.overrides import variant
+from flash_lm.inference.scoring import evaluate
+from flash_lm.models.facts import facts
+from flash_lm.report.results import validation_curve
+from flash_lm.runs.jsonl import Line
+from flash_lm.runs.provenance import provenance
+from studies.protocol.rates_then_seeds import rates_then_seeds
+from studies.recall.report import best
+from flash_lm.sweeps.grid import changed, train_whole
+
+_TOKENS, _ROWS = 8, 16  # of a turn of decoding
+
+
+class Model(NamedTuple):
+    """A model of the study: its name, width and family, and the config of its first run."""
+
+    name: str
+    width: int
+    family: str
+    config: Any
+
+    def at(self, rate: float, seed: int) -> dict[str, Any]:
+        """What identifies a run in the file of runs."""
+        return {"model": self.name, "width": self.width, "rate": rate, "seed": seed}
+
+    def of_run(self, rate: float, seed: int) -> Any:
+        """The config of a run."""
+        return changed(self.config, {"train.learning_rate": rate, "seed": seed})
+
+
+def models_of(config: ConfigDict, names: Sequence[str], widths: Sequence[int]) -> list[Model]:
+    """Models at several widths.
+
+    Args:
+        config: what all start from.
+        names: a family each, perhaps with keys of config.model: flash+short_convolution=3.
+        widths: values of model.model_dim.
+    """
+    found = []
+    for width, name in itertools.product(widths, names):
+        own: Any
+        family, own = variant(changed(config, {"model.model_dim": width}), name)
+        own.model.update(family=family, vocab_size=own.data.mqar.words)
+        found.append(Model(name, width, family, own))
+    return found
+
+
+def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: Callable[[], bool]) -> Line:
+    """Trains and scores one run; returns its line, with all that is reported.
+
+    Raises:
+        NonfiniteError: the loss became non-finite.
+        Stopped: it was asked to stop; the run can go on.
+    """
+    config = model.of_run(rate, seed)
+    train_whole(config, folder, should_stop)
+    parts = evaluate(folder, "test", slices=("parts",))
+    curve = validation_curve(folder)
+    length = parse(config).data.length
+    about = facts(model.family, config.model, (length,), ())
+    targets = sum(part["tokens"] for part in parts)
+    return {
+        **model.at(rate, seed),
+        "validation_accuracy": curve[-1]["accuracy"],  # of the parameters that are tested
+        "accuracy": sum(part["accuracy"] * part["tokens"] for part in parts) / targets,
+        "by_part": {part["slice"]: part["accuracy"] for part in parts},
+        "targets": targets,
+        "step": parts[0]["step"],
+        "state_bytes": about.state_bytes[length],
+        "parameters": about.parameters,
+        "train_seconds": parts[0]["train_seconds"],
+        "config_hash": parts[0]["config_hash"],
+        **provenance(jax.devices()[0].device_kind),
+    }
+
+
+def recall_study(
+    models: Sequence[Model],
+    rates: Sequence[float],
+    more_seeds: Sequence[int],
+    runs: pathlib.Path,
+    file: pathlib.Path,
+    should_stop: Callable[[], bool],
+    beyond: int = 0,
+) -> list[Line]:
+    """Each model at each rate with seed 0, and at the rate with the best validation accuracy with more seeds.
+
+    Args:
+        models: from `models_of`.
+        rates: learning rates.
+        more_seeds: seeds besides 0.
+        runs: folder for runs in progress.
+        file: gets a line for each run as soon as it is scored; what has a line there is not made again.
+        should_stop: called after every step; when it returns true, the study stops where it is.
+        beyond: at most so many further rates of each model, see `rates_then_seeds`.
+
+    Returns:
+        All lines of the file.
+
+    Raises:
+        InputError: the file has runs of another config.
+        Stopped: it was asked to stop.
+    """
+    make = functools.partial(one_run, should_stop=should_stop)
+    return rates_then_seeds(models, rates, more_seeds, file, runs, make, best, beyond)
+
+
+def time_decoding(models: Sequence[Model], rounds: int) -> list[Line]:
+    """Milliseconds a token of each model, models taking turns."""
+    cells, lines = [], []
+    for model in models:
+        length = parse(model.config).data.length
+        decoding = BareDecoding(model.config, model.family, length, model.name)
+        cells.append(Cell.compiled(f"{model.name} {model.width}", decoding.stepper(_ROWS, length, _TOKENS)))
+        lines.append({"model": model.name, "width": model.width, "batch": _ROWS, "context": length})
+    take_turns(cells, rounds, lambda text: print(text, flush=True))
+    for line, cell in zip(lines, cells, strict=True):
+        line |= {"ms_a_token": cell.median_ms / _TOKENS, "iqr_ms": cell.iqr_ms / _TOKENS, "turns": len(cell.times_ms)}
+    about = provenance(jax.devices()[0].device_kind)
+    return [line | about for line in lines]

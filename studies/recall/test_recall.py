@@ -1,0 +1,123 @@
+"""The study of recall: which runs it makes, that it goes on where it stopped, and what its table and picture say."""
+
+import pytest
+from small import ROOT
+
+from flash_lm.configs.base import get_config
+from studies.recall.configs import mqar, mqar_as_measured, mqar_longer
+from flash_lm.errors import InputError
+from flash_lm.models.facts import facts
+from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.runs.run_folder import run_hash
+from studies.recall.report import best, plot_recall, recall_table, summary
+from studies.recall.run import models_of, recall_study, time_decoding
+from flash_lm.sweeps.grid import changed
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+
+def small():
+    parts = ((16, 2, 64), (16, 4, 64))
+    keys = {"words": 32, "train": parts, "validation": ((16, 2, 8),), "test": ((16, 2, 8), (16, 4, 24))}
+    config = changed(mqar_as_measured.get_config(), {f"data.mqar.{key}": x for key, x in keys.items()})
+    config.model.update(max_length=16, num_layers=1, num_heads=1)
+    config.data.tokens_per_batch = 8 * 16
+    config.train.update(steps=2, warmup_steps=1, eval_every=0)
+    return config
+
+
+def run_line(model, rate, seed, accuracy, validation, **more):
+    line = {"model": model, "width": 8, "rate": rate, "seed": seed, "accuracy": accuracy, "step": 10 * seed}
+    own = {"validation_accuracy": validation, "by_part": {"2 pairs": accuracy}, "state_bytes": 64, "parameters": 9}
+    return line | own | more
+
+
+def test_recorded_runs_are_of_the_config_that_their_command_names():
+    """So the command goes on with the file, in place of refusing it."""
+    config = mqar_longer.get_config()
+    models = {model.name: model for model in models_of(config, mqar_longer.MODELS, mqar_longer.WIDTHS)}
+    lines = read_jsonl(ROOT / "results" / "recall" / "longer" / "runs.jsonl")
+    first = {line["model"]: line for line in reversed(lines)}
+    assert len(first) > 10 and first.keys() <= models.keys()
+    for name, line in first.items():
+        assert run_hash(models[name].of_run(line["rate"], line["seed"]).to_dict()) == line["config_hash"], name
+
+
+def test_the_config_of_the_page_is_of_todays_defaults():
+    """studies/recall/README.md trains it first: what a model is, but for its size and its convolution, is left to its family."""
+    config, base = mqar.get_config().model, get_config().model
+    sizes = {"family", "num_layers", "model_dim", "num_heads", "max_length", "gau", "chunks", "window", "linear"}
+    changed = {key for key in config if config[key] != base[key]}
+    assert changed <= sizes | {"short_convolution"} and config.short_convolution
+
+
+@pytest.mark.slow
+def test_a_study_goes_on_where_it_stopped(tmp_path):
+    models = models_of(small(), ("linear_transformer+short_convolution=2",), (8,))
+    file, runs = tmp_path / "runs.jsonl", tmp_path / "runs"
+    with pytest.raises(KeyboardInterrupt):
+        recall_study(models, (1e-3, 1e-2), (1,), runs, file, lambda: file.exists())  # in the second run
+    before = read_jsonl(file)
+    assert [(line["rate"], line["seed"]) for line in before] == [(1e-3, 0)]
+    lines = recall_study(models, (1e-3, 1e-2), (1,), runs, file, lambda: False)
+    assert read_jsonl(file) == lines and lines[:1] == before
+    rate = best(lines[:2])["rate"]
+    assert [(line["rate"], line["seed"]) for line in lines] == [(1e-3, 0), (1e-2, 0), (rate, 1)]
+    assert list(runs.iterdir()) == []  # a line has all that is reported
+    for line in lines:
+        parts, targets = line["by_part"], {"2 pairs in 16 tokens": 16, "4 pairs in 16 tokens": 96}
+        assert line["accuracy"] == pytest.approx(sum(parts[x] * n for x, n in targets.items()) / 112)
+        assert line["targets"] == 112 and line["step"] == 2
+    config = changed(small(), {"model.model_dim": 8, "model.short_convolution": 2, "model.vocab_size": 32})
+    expected = facts("linear_transformer", config.model, (16,), ()).state_bytes[16]
+    assert {line["state_bytes"] for line in lines} == {expected}
+    other = models_of(changed(small(), {"train.clip": 0.5}), ("linear_transformer+short_convolution=2",), (8,))
+    with pytest.raises(InputError, match="has a run of linear_transformer.* with another config"):
+        recall_study(other, (1e-3,), (), runs, file, lambda: False)
+
+
+@pytest.mark.slow
+def test_times_are_of_each_model():
+    lines = time_decoding(models_of(small(), ("aft_simple",), (8, 16)), rounds=1)
+    assert [(line["model"], line["width"], line["context"]) for line in lines] == [
+        ("aft_simple", 8, 16),
+        ("aft_simple", 16, 16),
+    ]
+    assert all(line["ms_a_token"] > 0 for line in lines)
+
+
+def test_the_summary_is_of_the_best_rate(tmp_path):
+    runs = [
+        run_line("a", 1e-3, 0, 0.9, 0.2),
+        run_line("a", 1e-2, 0, 0.5, 0.6),  # the best in validation counts, not in the test
+        run_line("a", 1e-2, 1, 0.7, 0.9),
+        run_line("a", 1e-2, 2, 0.6, 0.1),
+        {"model": "b", "width": 8, "rate": 1e-3, "seed": 0, "failed": "not finite"},
+        run_line("c", 1e-3, 0, 0.8, 0.8),
+    ]
+    lines = summary(runs, [{"model": "a", "width": 8, "ms_a_token": 1.5}])
+    assert [line["model"] for line in lines] == ["a", "b", "c"]
+    assert [line["failed"] for line in lines] == [0, 1, 0] and "accuracy" not in lines[1]
+    first = lines[0]
+    assert (first["rate"], first["seeds"], first["accuracy"], first["lowest"], first["highest"]) == (
+        1e-2,
+        3,
+        0.6,
+        0.5,
+        0.7,
+    )
+    assert first["ms_a_token"] == 1.5 and "ms_a_token" not in lines[2]
+    table = recall_table(lines)
+    assert table.index("| c ") < table.index("| a ") and "80.0%" in table
+    plot_recall(lines, tmp_path / "recall.png")
+    assert (tmp_path / "recall.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_presets_models_can_be_built():
+    measured = mqar_as_measured
+    names = {model.name for model in models_of(measured.get_config(), measured.MODELS, measured.WIDTHS)}
+    assert len(names) == 18 and sum("short_convolution" in name for name in names) == 11
+    for model in models_of(measured.get_config(), measured.MODELS, (32,)):
+        found = facts(model.family, model.config.model, (128,), ())
+        assert found.state_bytes[128] > 0

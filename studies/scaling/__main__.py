@@ -1,0 +1,107 @@
+"""Scaling: plans runs for budgets of compute, and fits a law to what they reached.
+
+    python -m studies.scaling plan --config=quickstart --families="flash transformer_plus_plus" \
+        --budgets="1e13 3e13 1e14" --out=scaling_runs.py --config.model.vocab_size=8192
+    python -m flash_lm.sweep --config=quickstart --runs=scaling_runs.py --split=test --workdir=runs/scaling \
+        --config.model.vocab_size=8192
+    python -m studies.scaling fit runs/scaling/*/ --out=runs/scaling
+
+A plan has, for each budget in FLOPs, all sizes with 4 to 100 tokens a parameter, by each family's own FLOPs. A fit is
+L = E + A / N^α + B / D^β for each family, with 95 % intervals over resampled runs; the exponent is that of the best
+number of parameters for a budget. Learning rates are the config's own: find them first (sweep --tune).
+"""
+
+import argparse
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
+from flash_lm.cli.types import words_of
+from flash_lm.errors import InputError
+from flash_lm.report.markdown import Columns, markdown_table
+from flash_lm.report.results import newest_results
+from flash_lm.runs.jsonl import Line, write_jsonl
+from studies.scaling.law import fit
+from studies.scaling.plan import plan, sweep_file
+
+_PLAN: Columns = {
+    "run": ("name", "{}"),
+    "parameters": ("parameters", "{:,}"),
+    "tokens": ("tokens", "{:,}"),
+    "FLOPs": ("flops", "{:.1e}"),
+}
+_ENDS = ((0, "low"), (1, "high"))
+_CONSTANTS = ("E", "A", "B", "alpha", "beta", "exponent")
+
+
+def main(argv: list[str]) -> None:
+    """Plans the runs of a scaling study, or fits a law to their results."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    planning = commands.add_parser("plan", help="write a file of runs for flash_lm.sweep")
+    planning.add_argument("--config", required=True, help="what all runs start from")
+    planning.add_argument("--families", required=True, help="families, separated by spaces or commas")
+    planning.add_argument("--budgets", required=True, help="FLOPs of a run, such as 1e13, separated likewise")
+    planning.add_argument("--out", required=True, type=pathlib.Path, help="the file to write")
+    fitting = commands.add_parser("fit", help="fit a law to the results of each family")
+    fitting.add_argument("runs", nargs="+", help="folders of runs; of each the newest result counts")
+    fitting.add_argument("--split", default="test", choices=("validation", "test"), help="the split that was scored")
+    fitting.add_argument("--out", required=True, type=pathlib.Path, help="folder for law.md and law.jsonl")
+    arguments, overrides = parser.parse_known_args(argv)
+    if arguments.command == "plan":
+        _plan(arguments, overrides)
+    elif overrides:
+        raise InputError(f"unknown argument {overrides[0]}: fit takes folders of runs, --split and --out")
+    else:
+        _fit(arguments.runs, arguments.split, arguments.out)
+
+
+def _plan(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    config: Any = load_config(arguments.config, overrides)
+    try:
+        budgets = [float(word) for word in words_of(arguments.budgets)]
+    except ValueError:
+        raise InputError(f"--budgets={arguments.budgets} must be numbers such as 1e13") from None
+    if not config.model.vocab_size:
+        raise InputError("a plan needs the number of words: set --config.model.vocab_size")
+    runs = plan(config, words_of(arguments.families), budgets)
+    if not runs:
+        raise InputError(f"no size has 4 to 100 tokens a parameter at --budgets={arguments.budgets}: change them")
+    arguments.out.write_text(sweep_file(arguments.config, overrides, runs), encoding="utf-8")
+    print(markdown_table([vars(one) for one in runs], _PLAN))
+    total = sum(one.flops for one in runs)
+    print(f"\n{total:.2e} FLOPs in {len(runs)} runs: python -m flash_lm.sweep --config={arguments.out}")
+
+
+def _fit(runs: list[str], split: str, out: pathlib.Path) -> None:
+    results, lines = newest_results(runs, split), []
+    if not results:
+        raise InputError(f"none of the runs has a result on the {split} split: score them with --split={split} first")
+    for family in dict.fromkeys(line["family"] for line in results):
+        own = [line for line in results if line["family"] == family]
+        sizes, losses = (np.array([line[key] for line in own], float) for key in ("parameters", "loss"))
+        tokens = np.array([line["step"] * line["batch_tokens"] for line in own], float)
+        try:
+            found = fit(sizes, tokens, losses)
+        except ValueError as error:
+            raise InputError(f"{family}, {len(own)} runs: the fit {error}") from None
+        values = {name: getattr(found.law, name) for name in _CONSTANTS}
+        lows, highs = ({f"{name}_{end}": pair[i] for name, pair in found.intervals.items()} for i, end in _ENDS)
+        lines.append({"family": family, "runs": len(own), **values, **lows, **highs})
+    out.mkdir(parents=True, exist_ok=True)
+    write_jsonl(out / "law.jsonl", lines)
+    shown = [line | {name: _with_interval(line, name) for name in _CONSTANTS} for line in lines]
+    text = markdown_table(shown, {name: (name, "{}") for name in ("family", "runs", *_CONSTANTS)})
+    (out / "law.md").write_text(text + "\n", encoding="utf-8")
+    print(text)
+
+
+def _with_interval(line: Line, name: str) -> str:
+    return f"{line[name]:.3g} ({line[f'{name}_low']:.3g} to {line[f'{name}_high']:.3g})"
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,80 @@
+"""Plans the runs of a scaling study: sizes and tokens for budgets of FLOPs, by each family's own count."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from flash_lm.models.facts import FORWARD_AND_BACKWARD, facts
+
+_WIDTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+_HEAD = 32  # width of a head, and of a layer's share of the width: a model of 128 has 4 heads and 4 layers
+_FROM, _TO = 4.0, 100.0  # tokens a parameter
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A run: `changes` are its keys, by name, beside those of the config."""
+
+    name: str
+    family: str
+    parameters: int
+    tokens: int
+    flops: float
+    changes: dict[str, Any]
+
+
+def plan(config: Any, families: Sequence[str], budgets: Iterable[float]) -> list[Planned]:
+    """Runs for every budget: all sizes whose tokens are between 4 and 100 a parameter.
+
+    Args:
+        config: a ConfigDict that all runs start from, with a vocabulary; FLOPs of a token are those at its row length.
+        families: rows of the table of families.
+        budgets: model FLOPs of a run, without recomputation.
+    """
+    length = config.data.length or config.model.max_length
+    found = []
+    for family in families:
+        for width in _WIDTHS:
+            shape = {
+                "model.family": family,
+                "model.model_dim": width,
+                "model.num_layers": max(2, width // _HEAD // 2 * 2),
+                "model.num_heads": max(1, width // _HEAD),
+            }
+            sized = config.copy_and_resolve_references()
+            sized.update_from_flattened_dict(shape)
+            about = facts(family, sized.model, (), (length,))
+            for budget in budgets:
+                tokens = round(budget / (FORWARD_AND_BACKWARD * about.flops[length]))
+                if not _FROM <= tokens / about.parameters <= _TO:
+                    continue
+                changes = shape | {"train.steps": None, "train.tokens": tokens}
+                name = f"{family}_{width}_{budget:g}".replace("+", "")
+                found.append(Planned(name, family, about.parameters, tokens, budget, changes))
+    return found
+
+
+def sweep_file(config: str, overrides: Sequence[str], runs: Sequence[Planned]) -> str:
+    """A config file whose sweep makes the runs.
+
+    Args:
+        config: name of the config that they start from, such as quickstart.
+        overrides: words such as --config.model.vocab_size=8192 that change it.
+        runs: from `plan`.
+    """
+    lines = "".join(f"    {run.name!r}: {run.changes!r},\n" for run in runs)
+    return f'''"""A scaling study: {len(runs)} runs, planned by studies/scaling/__main__.py."""
+
+from flash_lm.cli.load import load_config
+
+RUNS = {{
+{lines}}}
+
+
+def get_config():
+    return load_config({config!r}, {list(overrides)!r})
+
+
+def get_runs(config):
+    return RUNS
+'''

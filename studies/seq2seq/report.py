@@ -1,0 +1,133 @@
+"""What the runs of a study of prefixes and encoders say together: a table, a picture, and verdicts seed by seed."""
+
+import dataclasses
+import pathlib
+import statistics
+from collections.abc import Sequence
+
+from flash_lm.report.figure import drawing, style
+from flash_lm.report.markdown import Columns, markdown_table
+from flash_lm.runs.jsonl import Line
+from studies.protocol.hypotheses import decided_by_seeds
+
+_MODELS: Columns = {
+    "model": ("model", "{}"),
+    "perplexity": ("perplexity", "{:.3f}"),
+    "lowest": ("lowest", "{:.3f}"),
+    "highest": ("highest", "{:.3f}"),
+    "accuracy": ("accuracy", "{:.1%}"),
+    "steps": ("step", "{:,.0f}"),
+    "rate": ("rate", "{:g}"),
+    "seeds": ("seeds", "{}"),
+    "failed": ("failed", "{}"),
+    "parameters": ("parameters", "{:,}"),
+}
+
+
+def best(lines: list[Line]) -> Line:
+    """The run with the lowest loss on the validation split; the first of equals. Failed runs are the worst."""
+    return min(lines, key=lambda line: line.get("validation_loss", float("inf")))
+
+
+def at_best_rate(runs: Sequence[Line], model: str) -> dict[int, Line]:
+    """A model's runs by seed, failed ones included, at the rate that was best with seed 0."""
+    here = [line for line in runs if line["model"] == model]
+    rate = best([line for line in here if line["seed"] == 0])["rate"] if here else None
+    return {line["seed"]: line for line in here if line["rate"] == rate}
+
+
+def summary(runs: Sequence[Line]) -> list[Line]:
+    """One line a model, at its best rate: medians over the seeds, and the lowest and the highest perplexity."""
+    found = []
+    for model in dict.fromkeys(line["model"] for line in runs):
+        here = list(at_best_rate(runs, model).values())
+        good = [line for line in here if "failed" not in line]
+        line = {"model": model, "rate": here[0]["rate"], "seeds": len(good), "failed": len(here) - len(good)}
+        if good:
+            medians = {key: statistics.median(x[key] for x in good) for key in ("perplexity", "accuracy", "step")}
+            ends = {name: of(x["perplexity"] for x in good) for name, of in (("lowest", min), ("highest", max))}
+            line |= medians | ends | {key: good[0][key] for key in ("parameters", "task")}
+        found.append(line)
+    return found
+
+
+def seq2seq_table(lines: Sequence[Line]) -> str:
+    """Markdown, in the order of the study."""
+    return markdown_table(list(lines), _MODELS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """That one model is better than another by a margin, or, if the margin is negative, at most that much worse.
+
+    Attributes:
+        number: of the hypothesis in the design of the study.
+        measure: "perplexity", compared as a share, or "accuracy", in points.
+        first: the model.
+        second: the other model.
+        margin: least gain of the first.
+    """
+
+    number: int
+    measure: str
+    first: str
+    second: str
+    margin: float
+
+    @property
+    def text(self) -> str:
+        """In words, with its threshold."""
+        percent = 100 * abs(self.margin)
+        points = f" point{'s' * (percent != 1)} of accuracy"
+        size = f"{percent:g}{'%' if self.measure == 'perplexity' else points}"
+        how = f"at least {size} better" if self.margin > 0 else f"at most {size} worse"
+        return f"{self.first} is {how} than {self.second}"
+
+    def judge(self, runs: Sequence[Line]) -> Line:
+        """The verdict, by the seeds that both models have at their best rates.
+
+        Returns:
+            A line with number, hypothesis, verdict, figure and `gains` by seed.
+        """
+        ours, theirs = (at_best_rate(runs, name) for name in (self.first, self.second))
+        found = {seed: self._gain(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())}
+        gains = {seed: gain for seed, gain in found.items() if not isinstance(gain, str)}
+        reasons = [gain for gain in found.values() if isinstance(gain, str)]
+        figure = [", ".join(f"{100 * gain:+.1f} %" for gain in gains.values())] if gains else []
+        return {
+            "number": self.number,
+            "hypothesis": self.text,
+            "verdict": decided_by_seeds([gain >= self.margin for gain in gains.values()], bool(reasons)),
+            "figure": "; ".join([*figure, *dict.fromkeys(reasons)]),
+            "gains": gains,
+        }
+
+    def _gain(self, ours: Line, theirs: Line) -> float | str:
+        """Of one seed, or why there is none: accuracies may leave no room, the other's, or both if it may be better."""
+        if "failed" in ours or "failed" in theirs:
+            return "a run failed"
+        if self.measure == "perplexity":
+            return 1 - ours["perplexity"] / theirs["perplexity"]
+        compared = theirs["accuracy"] if self.margin > 0 else min(ours["accuracy"], theirs["accuracy"])
+        if compared > 1 - abs(self.margin):
+            return "accuracies leave no room"
+        return ours["accuracy"] - theirs["accuracy"]
+
+
+def plot_seq2seq(lines: Sequence[Line], path: pathlib.Path) -> None:
+    """A row a model: the perplexity of its seeds and, where runs end early, their steps."""
+    lines = [line for line in lines if "perplexity" in line]
+    panels = ["perplexity"] + ["step"] * (len({line["step"] for line in lines}) > 1)
+    labels = {"perplexity": "perplexity a token (median, lowest, highest seed)", "step": "steps (median of the seeds)"}
+    with drawing(path, 1, len(panels), (6, 0.3 * len(lines) + 1.5), sharey=True) as (_, grid):
+        for axes, key in zip(grid.flat, panels, strict=True):
+            for i, task in enumerate(dict.fromkeys(line["task"] for line in lines)):
+                own = [line for line in lines if line["task"] == task]
+                x, y = [line[key] for line in own], [lines.index(line) for line in own]
+                ends = ("lowest", "highest") if key == "perplexity" else (key, key)
+                spread = [[abs(line[end] - line[key]) for line in own] for end in ends]
+                axes.errorbar(x, y, xerr=spread, label=task, capsize=3, **style(i) | {"linestyle": "none"})
+            axes.set(xlabel=labels[key])
+        grid.flat[0].set_yticks(range(len(lines)), [line["model"] for line in lines])
+        grid.flat[0].invert_yaxis()
+        grid.flat[0].legend(fontsize=7)

@@ -1,0 +1,186 @@
+"""Reproduces a table of the papers: trains, scores and times its runs, and compares them with the paper's figures.
+
+    python -m studies.tables --table=wiki40b --out=runs/wiki40b
+    python -m studies.tables --table=enwik8 --scale=small --corpus=stdlib --out=runs/enwik8 [--config.seed=1 …]
+
+At the papers' scale each table has its data set; at small scale any corpus will do. Run again, it goes on where it
+stopped. OUT gets table.md, results.jsonl, curves.png (quality against steps and time) and quality.png (against the
+time of a step).
+
+    python -m studies.tables --table=study --out=studies/quality/results
+
+The study (studies/quality/config.py) is made in parts: --run makes the runs that are missing, --time times their steps,
+both of all parts or of those that --parts names, and without either it writes tables and pictures from the lines in
+OUT.
+
+It runs on one host. Several hosts run a command for each of its runs, and `--commands` prints them: docs/scaling.md.
+"""
+
+import argparse
+import logging
+import pathlib
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from benchmarks.lib.timing import ROUNDS
+from flash_lm.cli.load import load_module
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path, positive, words_of
+from flash_lm.config.overrides import apply_overrides
+from flash_lm.errors import InputError
+from flash_lm.report.comparison import write_curves
+from flash_lm.report.results import newest_results
+from flash_lm.runs.jsonl import write_jsonl
+from flash_lm.runs.provenance import hash_of_files
+from studies.protocol.jobs import made_lines
+from studies.quality.report import write_study
+from studies.quality.run import Workplace, make_parts, parts_named
+from studies.quality.step_times import time_parts, time_steps
+from studies.tables.report import plot_quality_against_step_time, reproduction_table
+from flash_lm.sweeps.grid import changed, check_runs, raise_failures, raise_stopped, run_study
+from flash_lm.training.interrupt import stop_on_signal
+
+FOLDER = pathlib.Path(__file__).parent.parent / "configs" / "tables"
+TABLES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
+DATA_SETS = (".parquet", ".arrow", ".json", ".jsonl")
+
+
+def with_corpus(config: ConfigDict, corpus: str) -> ConfigDict:
+    """The config on another corpus: stdlib, a folder or file of a data set, or text files."""
+    is_data_set = any(file.suffix in DATA_SETS for file in (pathlib.Path(corpus), *pathlib.Path(corpus).rglob("*.*")))
+    kind = "stdlib" if corpus == "stdlib" else "hf" if is_data_set else "text"
+    local: dict[str, Any] = {"data.corpus": kind, "data.streaming": False, "data.name": None, "data.config": None}
+    return changed(config, local | {"data.path": None if kind == "stdlib" else corpus})
+
+
+def commands(launcher: str, table: str, workdir: pathlib.Path, words: list[str], split: str) -> list[str]:
+    """The commands that train and score one run of a table.
+
+    Args:
+        launcher: takes the name of a command and its flags, such as `python -m flash_lm`.
+        table: a name of configs/tables/.
+        workdir: the run's folder.
+        words: overrides that turn the table's config into the run's.
+        split: the split to score.
+    """
+    train = ["train", f"--config=tables/{table}", f"--workdir={workdir}", *words]
+    evaluate = ["evaluate", f"--workdir={workdir}", f"--split={split}"]
+    return [f"{launcher} {shlex.join(line)}" for line in (train, evaluate)]
+
+
+def words_between(base: ConfigDict, config: ConfigDict) -> list[str]:
+    """The overrides that turn one config into another, such as --config.model.num_layers=4."""
+    before = dict(flat(base))
+    return [f"--config.{key}={'' if x is None else x}" for key, x in flat(config) if before[key] != x]
+
+
+def flat(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """A config as keys, such as model.gau.heads, and values."""
+    for key, value in config.items():
+        if isinstance(value, ConfigDict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def reproduce_study(table: Any, arguments: argparse.Namespace, overrides: list[str]) -> None:
+    """Makes the runs of a study of trunks, times their steps, or writes tables and pictures from their lines."""
+    config, parts, out = table.get_config(), table.get_parts(), arguments.out
+    if arguments.commands or arguments.scale != "paper" or arguments.split != "test":
+        raise InputError("--commands, --scale and --split are not for --table=study, which has one scale and split")
+    apply_overrides(config, overrides)
+    if config.train.accumulate > 1:
+        raise InputError("--table=study times whole steps: leave --config.train.accumulate at 1")
+    if not (arguments.run or arguments.time):
+        if arguments.parts or overrides:
+            raise InputError("--parts and --config.… change what --run makes or --time times: give one of them, too")
+        print(write_study(table.TITLE, table.get_hypotheses(), out))
+        return
+    if not arguments.corpus:
+        raise InputError("--table=study reads the folder that studies/quality/data.py has written: give it as --corpus")
+    config.data.mixture = table.mixture(arguments.corpus)
+    parts = parts_named(words_of(arguments.parts), parts) if arguments.parts else parts
+    if arguments.run:
+        data = hash_of_files(pathlib.Path(arguments.corpus), (".jsonl", ".parquet"))
+        with stop_on_signal() as should_stop:
+            place = Workplace(data, out, arguments.run, should_stop)
+            left = make_parts(config, parts, table.MODELS, table.TUNING_STEPS, place)
+        names = ", ".join(trunk.name for trunk in left)
+        print(f"left to another process: {names}" if left else "all runs are made")
+    if arguments.time:
+        time_parts(config, parts, made_lines(out / "runs"), arguments.rounds, out / "step_times.jsonl")
+
+
+def main(argv: list[str]) -> None:
+    """Trains, scores and times every run of a table of the papers."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--table", required=True, choices=TABLES)
+    parser.add_argument("--scale", default="paper", choices=("paper", "small"))
+    parser.add_argument(
+        "--corpus", help="stdlib, text files (a folder or a glob), or the folder of a data set; default: the paper's"
+    )
+    parser.add_argument("--split", default="test", choices=("validation", "test"), help="the split to score")
+    parser.add_argument("--rounds", type=positive, default=ROUNDS, help="rounds of the timing")
+    parser.add_argument(
+        "--commands",
+        nargs="?",
+        const="python -m flash_lm",
+        metavar="LAUNCHER",
+        help="only print a command for each run, starting with this launcher, such as scripts/launch/tpu_pod.sh",
+    )
+    parser.add_argument("--run", type=local_path, metavar="FOLDER", help="of the study: make its runs, in this folder")
+    parser.add_argument("--parts", metavar="NAMES", help="of the study: separated by spaces; default: all")
+    parser.add_argument("--time", action="store_true", help="of the study: time the steps of models that have lines")
+    parser.add_argument("--out", required=True, type=local_path, help="folder to write")
+    arguments, overrides = parser.parse_known_args(argv)
+    if arguments.scale == "small" and not arguments.corpus:
+        raise InputError("--scale=small needs a corpus: give --corpus=stdlib, text files, or the folder of a data set")
+    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
+    table: Any = load_module(str(FOLDER / f"{arguments.table}.py"))
+    if hasattr(table, "get_parts"):
+        reproduce_study(table, arguments, overrides)
+        return
+    if arguments.run or arguments.time or arguments.parts:
+        raise InputError(f"--run, --parts and --time are for --table=study, not for --table={arguments.table}")
+    config = table.get_config(arguments.scale)
+    apply_overrides(config, overrides)
+    config = with_corpus(config, arguments.corpus) if arguments.corpus else config
+    runs, figures = table.get_runs(arguments.scale), table.get_figures(arguments.scale)
+    workdirs = [arguments.out / "runs" / name for name in runs]
+    if arguments.commands:
+        for name, workdir in zip(runs, workdirs, strict=True):
+            words = words_between(table.get_config(), changed(config, runs[name]))
+            print("\n".join(commands(arguments.commands, arguments.table, workdir, words, arguments.split)))
+        return
+    check_runs(config, runs)
+    first = next(iter(runs))
+    baseline_of = {name: getattr(table, "baseline", lambda run: first)(name) for name in runs}
+    times = time_steps(config, runs, baseline_of, arguments.rounds, arguments.out / "step_times.jsonl")
+    with stop_on_signal() as should_stop:
+        failures = run_study(config, runs, arguments.out / "runs", arguments.split, should_stop)
+    time_of, results = {line["run"]: line for line in times}, newest_results(workdirs, arguments.split)
+    if not results:
+        raise_stopped(should_stop)
+        print("no run has finished yet: run the same command again to continue")
+        return
+    accumulate: Any = {name: changed(config, runs[name])["train"]["accumulate"] for name in runs}
+    step_s = {name: time_of[name]["microbatch_ms"] * accumulate[name] / 1000 for name in runs}
+    paper = {name: {"paper": figure} for name, figure in figures.items()}
+    lines = [line | time_of[line["run"]] | paper.get(line["run"], {}) for line in results]
+    lines = [line | {"rated_seconds": line["step"] * step_s[line["run"]]} for line in lines]
+    write_jsonl(arguments.out / "results.jsonl", lines)
+    title = f"{table.TITLE}; here {arguments.scale} scale on {lines[0]['corpus']}, {lines[0]['device']}"
+    text = f"{title}\n\n{reproduction_table(lines, table.METRIC)}"
+    (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
+    write_curves(workdirs, results, arguments.out, title, step_s)
+    plot_quality_against_step_time(lines, table.METRIC, arguments.out / "quality.png", title)
+    print(f"\n{text}")
+    raise_stopped(should_stop)
+    raise_failures(failures)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,186 @@
+"""The transfer study of studies/transfer/config.py; its design, set before the runs, is studies/transfer/README.md.
+
+python -m studies.transfer data $DATA/imdb --out=runs/transfer/data
+python -m studies.transfer run --data=runs/transfer/data --runs=runs/transfer --out=runs/transfer/results
+python -m studies.transfer baselines --data=runs/transfer/data --out=runs/transfer/results
+python -m studies.transfer table --out=runs/transfer/results
+
+`run` can be started several times at once, on a core each. `baselines` needs scikit-learn.
+"""
+
+import argparse
+import pathlib
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flash_lm.cli.load import load_module
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path
+from flash_lm.data.splits import load_splits
+from flash_lm.data.tokenizers import train_sentencepiece
+from flash_lm.errors import InputError
+from flash_lm.runs.jsonl import Line, write_jsonl
+from flash_lm.runs.provenance import hash_of_files
+from studies.transfer.report import BASELINE, write_transfer
+from studies.transfer.run import Transfer, run_transfer
+from flash_lm.sweeps.grid import changed
+from flash_lm.training.interrupt import stop_on_signal
+
+TABLE = "studies/transfer/config.py"
+_TENTH = 10  # of the labelled texts choose rates
+_TEST, _PRETRAINING_VALIDATION = 5000, 500  # texts
+_TOKENIZER = "tokenizer.model"
+_TOKENIZER_TEXTS = 20_000
+
+
+def make_data(arguments: argparse.Namespace) -> None:
+    """Writes OUT/labelled, OUT/unlabelled and OUT/tokenizer.model: no text is in two splits."""
+    try:
+        tables = {name: pq.read_table(arguments.imdb / f"{name}.parquet") for name in ("train", "test", "unlabelled")}
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(
+            f"{arguments.imdb} must have train, test and unlabelled.parquet: {str(error).splitlines()[0]}"
+        ) from None
+    for name, table in tables.items():
+        needed = ["text"] if name == "unlabelled" else ["text", "label"]
+        if missing := [column for column in needed if column not in table.column_names]:
+            raise InputError(f"{arguments.imdb}/{name}.parquet must have a column {' and a column '.join(missing)}")
+    known: set[str] = set()
+    # Those that are scored come first, so that what stands twice is not trained on.
+    test = _spread(_unseen(tables["test"], known), _TEST)
+    train = _unseen(tables["train"], known)
+    chosen = np.arange(len(train)) % _TENTH == 0
+    unlabelled = _unseen(tables["unlabelled"], known)
+    held = np.isin(np.arange(len(unlabelled)), np.linspace(0, len(unlabelled) - 1, _PRETRAINING_VALIDATION).astype(int))
+    splits = {
+        "labelled": {"train": train.filter(~chosen), "validation": train.filter(chosen), "test": test},
+        "unlabelled": {"train": unlabelled.filter(~held), "validation": unlabelled.filter(held)},
+    }
+    for corpus, parts in splits.items():
+        folder = arguments.out / corpus
+        folder.mkdir(parents=True, exist_ok=True)
+        for split, table in parts.items():
+            pq.write_table(table, folder / f"{split}.parquet")
+            print(f"{corpus} {split}: {len(table):,} texts")
+    texts = splits["unlabelled"]["train"]["text"].slice(0, _TOKENIZER_TEXTS).to_pylist()
+    words = load_module(TABLE).get_config().data.vocab_size
+    (arguments.out / _TOKENIZER).write_bytes(train_sentencepiece(texts, words).model_bytes())
+
+
+def _unseen(table: pa.Table, known: set[str]) -> pa.Table:
+    """The rows whose text is not known yet, and knows them."""
+    new = [not (text in known or known.add(text)) for text in table["text"].to_pylist()]
+    return table.filter(np.array(new))
+
+
+def _spread(table: pa.Table, count: int) -> pa.Table:
+    """So many rows, evenly spread."""
+    return table.take(np.linspace(0, len(table) - 1, min(count, len(table))).astype(int))
+
+
+def study(data: pathlib.Path) -> Transfer:
+    """The study on a folder of data."""
+    table: Any = load_module(TABLE)
+    places = {"data.path": str(data / "labelled"), "data.tokenizer_path": str(data / _TOKENIZER)}
+    return Transfer(
+        changed(table.get_config(), {**places, "task": "classify", "data.label_column": "label"}),
+        table.FAMILIES,
+        table.ARMS,
+        {"unlabelled": {"data.path": str(data / "unlabelled")}, "own": {}},
+        table.get_pretraining(),
+        table.SHARES,
+        table.SEEDS,
+        table.TUNED_SHARE,
+        table.TUNING_STEPS,
+        hash_of_files(data, (".parquet", ".model")),
+    )
+
+
+def make_runs(arguments: argparse.Namespace) -> None:
+    """Makes the runs that are missing."""
+    with stop_on_signal() as should_stop:
+        left = run_transfer(study(arguments.data), arguments.out, arguments.runs, should_stop)
+    print(f"left to another process: {', '.join(left)}" if left else "all runs are made")
+
+
+def make_baselines(arguments: argparse.Namespace) -> None:
+    """Writes OUT/baselines.jsonl: the most frequent label, and logistic regressions on bags of words."""
+    write_jsonl(arguments.out / "baselines.jsonl", baselines(study(arguments.data)))
+
+
+def baselines(transfer: Transfer) -> list[Line]:
+    """Accuracies with each share of the labels, on the same texts as the runs: whole, and as much as a row has.
+
+    The strength of the regularisation is chosen on the validation split.
+    """
+    from sklearn.feature_extraction.text import CountVectorizer  # noqa: PLC0415 (of the test environment)
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
+
+    found = []
+    for share in transfer.shares:
+        config: Any = changed(transfer.config, {"data.label_share": share})
+        splits: Any = load_splits(config.data)
+        labels = {name: split.labels for name, split in splits.splits.items()}
+        often = np.bincount(labels["train"]).argmax()
+        about = {"arm": BASELINE, "share": share}
+        found.append({**about, "family": "most frequent label", "accuracy": float((labels["test"] == often).mean())})
+        for name, length in (
+            ("bag of words, whole texts", None),
+            ("bag of words, as long as rows", config.data.length),
+        ):
+            texts = {split: _texts(splits, split, length) for split in labels}
+            words = CountVectorizer(binary=True, min_df=2)
+            counts = {"train": words.fit_transform(texts["train"])}
+            counts |= {split: words.transform(texts[split]) for split in ("validation", "test")}
+            fitted = [
+                LogisticRegression(C=c, max_iter=1000).fit(counts["train"], labels["train"])
+                for c in (0.001, 0.01, 0.1, 1.0, 10.0)
+            ]
+            best = max(fitted, key=lambda model: model.score(counts["validation"], labels["validation"]))
+            score = float(best.score(counts["test"], labels["test"]))
+            found.append({**about, "family": name, "accuracy": score, "C": best.C, "words": len(words.vocabulary_)})
+            print(f"{name}, {share:.0%} of the labels: {score:.1%}", flush=True)
+    return found
+
+
+def _texts(splits: Any, split: str, length: int | None) -> list[str]:
+    """The documents of a split, or as much of each as a row has."""
+    text, decode = splits.splits[split], splits.tokenizer.decode
+    spans = zip(text.starts[:-1], text.starts[1:], strict=True)
+    return [decode(text.tokens[start:end][:length]) for start, end in spans]
+
+
+def write_table(arguments: argparse.Namespace) -> None:
+    """Writes table.md, summary.jsonl, verdicts.jsonl and accuracy.png, and prints the table."""
+    table: Any = load_module(TABLE)
+    print(write_transfer(table.TITLE, table.get_hypotheses(), table.SHARES, arguments.out))
+
+
+def main(argv: list[str]) -> None:
+    """Makes the data, the runs, the baselines or the table of the transfer study."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, function in {
+        "data": make_data,
+        "run": make_runs,
+        "baselines": make_baselines,
+        "table": write_table,
+    }.items():
+        command = commands.add_parser(name, help=function.__doc__)
+        command.set_defaults(function=function)
+        command.add_argument("--out", required=True, type=local_path, help="folder to write")
+        if name == "data":
+            command.add_argument("imdb", type=local_path, help="folder of train, test and unlabelled.parquet")
+        if name in ("run", "baselines"):
+            command.add_argument("--data", required=True, type=local_path, help="folder that `data` has written")
+        if name == "run":
+            command.add_argument("--runs", required=True, type=local_path, help="folder for runs in progress")
+    arguments = parser.parse_args(argv)
+    arguments.function(arguments)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,230 @@
+"""What the lines of a study of transfer say together: a table, a picture, and verdicts."""
+
+import dataclasses
+import math
+import pathlib
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from flash_lm.errors import InputError
+from flash_lm.report.figure import can_draw
+from flash_lm.report.markdown import Columns, markdown_table
+from flash_lm.report.panels import Panel, plot_panels
+from flash_lm.runs.jsonl import Line, grouped, read_lines, write_jsonl
+from studies.protocol.hypotheses import FAILS, HOLDS, UNDECIDED, decided_by_seeds
+from studies.protocol.jobs import made_lines
+
+POINTS = 100.0  # of a share
+BASELINE = "baseline"  # the arm of what is no model of ours
+_NORMAL_95 = 1.959964  # standard deviations of a normal distribution that hold 95 % of it
+_SCORE = "accuracy"
+_PRETRAINED: Columns = {
+    "pretrained": ("family", "{}"),
+    "on": ("pretraining", "{}"),
+    "parameters": ("parameters", "{:,}"),
+    "loss of masked tokens, nats": ("loss", "{:.3f}"),
+    "failed": ("failed", "{}"),
+}
+_VERDICTS: Columns = {
+    "hypothesis": ("hypothesis", "{}"),
+    "labels": ("share", "{:.0%}"),
+    "verdict": ("verdict", "{}"),
+    "points by seed": ("figure", "{}"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class NoWorse:
+    """That one family's accuracy is at most some points below another's, with the same arm, labels and seed.
+
+    Attributes:
+        arm: of both.
+        first: the family.
+        second: the other family.
+        points: how much lower it may be.
+        over: an arm whose accuracies are subtracted first, each family's from its own: what is then compared is what
+            `arm` gains, and the other family must gain something. None: accuracies are compared.
+        pretraining: name of the corpus that both were pretrained on; None: of none.
+        nats: the masked loss that both pretrained models must be below. From it on, a model uses no context, and
+            what it transfers says nothing about attention.
+    """
+
+    arm: str
+    first: str
+    second: str
+    points: float
+    over: str | None = None
+    pretraining: str | None = None
+    nats: float = math.inf
+
+    def judge(self, lines: Sequence[Line], pretrained: Sequence[Line], share: float) -> Line:
+        """The verdict with a share of the labels: it needs three seeds that agree, beyond the error of the test texts.
+
+        Args:
+            lines: of `run_transfer`.
+            pretrained: its lines of pretraining.
+            share: of the labels.
+
+        Returns:
+            A line with hypothesis, share, verdict and figure.
+        """
+        ours, theirs = (self._by_seed(lines, family, share) for family in (self.first, self.second))
+        pairs = [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
+        whole = [pair for pair in pairs if _is_whole([*pair[0], *pair[1]])]
+        gaps = [_difference([*one, *other[::-1]]) for one, other in whole]
+        lost = len(pairs) - len(whole)
+        verdict = decided_by_seeds([_is_above(gap, -self.points) for gap in gaps], bool(lost))
+        figure = ", ".join(f"{gap.points:+.1f}" for gap in gaps)
+        doubts = [f"± {max(gap.error for gap in gaps):.1f}"] if gaps else []
+        doubts += [f"{lost} seeds failed or scored on other texts"] if lost else []
+        if verdict in (HOLDS, FAILS) and (reasons := self._doubts(whole, pretrained)):
+            verdict, doubts = UNDECIDED, doubts + reasons
+        figure += f" ({'; '.join(doubts)})" if doubts else ""
+        return {"hypothesis": self._text, "share": share, "verdict": verdict, "figure": figure.strip()}
+
+    @property
+    def _text(self) -> str:
+        what = f"{self.arm} over {self.over}: the gain of {self.first}" if self.over else f"{self.arm}: {self.first}"
+        return f"{what} at most {self.points:g} points below {self.second}"
+
+    def _by_seed(self, lines: Sequence[Line], family: str, share: float) -> dict[int, list[Line]]:
+        """The family's line of the arm, and of the one that is subtracted, for seeds that have both."""
+        own = {(x["arm"], x["seed"]): x for x in lines if (x["family"], x["share"]) == (family, share)}
+        arms = [self.arm, *([self.over] if self.over else [])]
+        seeds = {seed for arm, seed in own if arm == self.arm}
+        return {seed: [own[arm, seed] for arm in arms] for seed in seeds if all((arm, seed) in own for arm in arms)}
+
+    def _doubts(self, whole: Sequence[tuple[list[Line], list[Line]]], pretrained: Sequence[Line]) -> list[str]:
+        """Why no verdict follows, although the seeds agree."""
+        found, names = [], (self.first, self.second)
+        losses = {line["family"]: line.get("loss") for line in pretrained if line["pretraining"] == self.pretraining}
+        blind = [name for name in names if (losses.get(name) or math.inf) >= self.nats]
+        if self.pretraining and blind:
+            found.append(f"pretrained without learning to use context: {', '.join(blind)}")
+        if guessing := [
+            name for i, name in enumerate(names) if any(x[i][0]["accuracy_low"] <= x[i][0]["majority"] for x in whole)
+        ]:
+            found.append(f"no better than the most frequent label: {', '.join(guessing)}")
+        gains = [_difference(other) for _, other in whole] if self.over else []
+        if not all(_is_above(gain, 0.0) for gain in gains):
+            found.append(f"{self.second} gains too little: {', '.join(f'{gain.points:+.1f}' for gain in gains)}")
+        return found
+
+
+class _Difference(NamedTuple):
+    points: float
+    error: float  # half of the 95 % interval, for test texts that were drawn for each accuracy anew: a wide one
+
+
+def _difference(lines: Sequence[Line]) -> _Difference:
+    """Of accuracies on the same number of texts: added and subtracted in turn."""
+    total = sum((-1) ** i * line[_SCORE] for i, line in enumerate(lines))
+    variance = sum(line[_SCORE] * (1 - line[_SCORE]) / line["tokens"] for line in lines)
+    return _Difference(POINTS * total, POINTS * _NORMAL_95 * math.sqrt(variance))
+
+
+def _is_above(difference: _Difference, of: float) -> bool | None:
+    """Whether it is; None: it is too near to tell."""
+    away = difference.points - of
+    return None if abs(away) <= difference.error else away > 0
+
+
+def _is_whole(lines: Sequence[Line]) -> bool:
+    same = len({tuple(line.get(key) for key in ("corpus_hash", "split", "tokens")) for line in lines}) == 1
+    return same and not any("failed" in line for line in lines)
+
+
+def summary(lines: Sequence[Line]) -> list[Line]:
+    """One line for each family, arm and share of the labels, over the seeds.
+
+    Args:
+        lines: of `run_transfer`.
+
+    Returns:
+        Lines with the mean `accuracy`, `lowest`, `highest`, the means of `macro_f1` and `matthews`, `rate`, `seeds` and
+        `failed`; without scores if all seeds failed.
+    """
+    found = []
+    for (family, arm, share), own in grouped(lines, "family", "arm", "share").items():
+        scored = [line for line in own if "failed" not in line]
+        line = {"family": family, "arm": arm, "share": share}
+        line |= {"rate": own[0]["rate"]} if "rate" in own[0] else {}
+        line |= {"seeds": len(scored), "failed": len(own) - len(scored)}
+        if scored:
+            values = [x[_SCORE] for x in scored]
+            line |= {"lowest": min(values), "highest": max(values)}
+            line |= {key: statistics.fmean(x[key] for x in scored) for key in (_SCORE, "macro_f1", "matthews")}
+        found.append(line)
+    return sorted(found, key=lambda line: (line["arm"], line["family"], line["share"]))
+
+
+def write_transfer(title: str, hypotheses: Sequence[NoWorse], shares: Sequence[float], out: pathlib.Path) -> str:
+    """Writes what the lines of OUT/runs, OUT/pretraining and OUT/baselines.jsonl say, and returns table.md.
+
+    The other files are summary.jsonl, verdicts.jsonl and accuracy.png.
+
+    Raises:
+        InputError: no run has finished.
+    """
+    lines, file = made_lines(out / "runs"), out / "baselines.jsonl"
+    if not lines:
+        raise InputError(f"{out}/runs has no finished run: make some with studies/transfer/__main__.py run")
+    found, baselines = summary(lines), read_lines(file)
+    pretrained = made_lines(out / "pretraining")
+    verdicts = [one.judge(lines, pretrained, share) for one in hypotheses for share in shares]
+    write_jsonl(out / "summary.jsonl", found)
+    write_jsonl(out / "verdicts.jsonl", verdicts)
+    tables = [markdown_table(verdicts, _VERDICTS), transfer_table([*found, *baselines])]
+    tables += [markdown_table(pretrained, _PRETRAINED)] if pretrained else []
+    text = "\n\n".join([title, *tables])
+    (out / "table.md").write_text(f"{text}\n", encoding="utf-8")
+    if can_draw():
+        _plot(found, baselines, out / "accuracy.png", title)
+    return text
+
+
+def transfer_table(lines: Sequence[Line]) -> str:
+    """Markdown: accuracy of each arm and family, a column for each share of the labels.
+
+    Args:
+        lines: of `summary`, and baselines: with family, arm, share and accuracy.
+    """
+    rows: dict[tuple[str, str], Line] = {}
+    shares = sorted({line["share"] for line in lines})
+    for line in lines:
+        row = rows.setdefault((line["arm"], line["family"]), {"arm": line["arm"], "family": line["family"]})
+        row[str(line["share"])] = _cell(line)
+        row |= {"rate": f"{line['rate']:g}"} if "rate" in line else {}
+    scores = {f"{share:.0%} of the labels": (str(share), "{}") for share in shares}
+    columns: Columns = {"arm": ("arm", "{}"), "family": ("family", "{}"), **scores, "rate": ("rate", "{}")}
+    return markdown_table([*rows.values()], columns)
+
+
+def _cell(line: Line) -> str:
+    if _SCORE not in line:
+        return f"{line['failed']} seeds failed"
+    spread = f" ({line['lowest']:.1%}–{line['highest']:.1%})" if line.get("seeds", 1) > 1 else ""
+    lost = f", {line['failed']} failed" if line.get("failed") else ""
+    return f"{line[_SCORE]:.1%}{spread}{lost}"
+
+
+def _plot(lines: Sequence[Line], baselines: Sequence[Line], path: pathlib.Path, title: str) -> None:
+    """A panel for each arm, in two rows if their number is even; the baselines are in all of them."""
+    drawn = [line | {"labels": POINTS * line["share"]} for line in (*lines, *baselines) if _SCORE in line]
+    panels = [
+        Panel(
+            [line for line in drawn if line["arm"] in (arm, BASELINE)],
+            "labels",
+            "% of the labels",
+            _SCORE,
+            "% of the test texts whose label is right",
+            unit=POINTS,
+            title=arm,
+            band=("lowest", "highest"),
+        )
+        for arm in dict.fromkeys(line["arm"] for line in drawn)
+        if arm != BASELINE
+    ]
+    half = len(panels) if len(panels) % 2 else len(panels) // 2
+    plot_panels([panels[:half], panels[half:]] if half < len(panels) else [panels], path, curve="family", title=title)
