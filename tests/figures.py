@@ -1,6 +1,6 @@
 """Figures in Markdown, computed from the files of results that they link by what the page itself says beside them.
 
-CONTRIBUTING.md has the grammar: `[2.9 times](results/x.jsonl)<!-- figure: speedup(family=flash) where length=8192 -->`.
+CONTRIBUTING.md has the grammar: `[2.9 times](benchmarks/x.jsonl)<!-- figure: speedup(family=flash) where length=8192 -->`.
 """
 
 import ast
@@ -8,6 +8,7 @@ import fnmatch
 import itertools
 import json
 import operator
+import posixpath
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from small import ROOT
 
 GENERATED = re.compile(r"<!-- (\w+): written by python -m studies report -->.*?<!-- end of \1 -->", re.DOTALL)
-LINK = re.compile(r"\[([^\]]*\d[^\]]*)\]\((?:\.\./)*results/([\w./]+\.jsonl)\)")
+LINK = re.compile(r"\[([^\]]*\d[^\]]*)\]\((?!\w+:)([\w./]+\.jsonl)\)")
 NOTE = re.compile(r"<!--\s*(figure|holds|ratio)(?:\s+in\s+([\w./]+))?:\s(.*?)\s*-->", re.DOTALL)
 NUMBER = re.compile(r"(?<![\w.])[−-]?\d(?:[\d,]*\d)?(?:\.\d+)?")
 RATIO = re.compile(r"\d\.\d{3} \(\d\.\d{3}–\d\.\d{3}\)")
@@ -112,11 +113,11 @@ class _Expression:
         """The values of a field in the lines that a call selects; a number, if it is one line."""
         if path is None:
             raise FigureError(f'{field} is of no file: write it behind a link, or as "FILE".{field}(…)')
-        if not (ROOT / "results" / path).exists():
-            raise FigureError(f"there is no file results/{path}")
+        if not (ROOT / path).exists():
+            raise FigureError(f"there is no file {path}")
         wanted = self._where | {word.arg: self._of(word.value) for word in call.keywords}
         by = wanted.pop("by", None)
-        lines = [json.loads(line) for line in (ROOT / "results" / path).read_text().splitlines()]
+        lines = [json.loads(line) for line in (ROOT / path).read_text().splitlines()]
         places = {id(line): (path, number) for number, line in enumerate(lines)}
         lines = [x for x in lines if field in x and all(k in x and _is(x[k], v) for k, v in wanted.items())]
         for test in call.args:
@@ -127,7 +128,7 @@ class _Expression:
                 case _:
                     raise FigureError(f"selects nothing: {ast.unparse(test)}")
         if not lines:
-            raise FigureError(f"results/{path} has no line for {ast.unparse(call)}")
+            raise FigureError(f"{path} has no line for {ast.unparse(call)}")
         values = [np.array(line[field]) if isinstance(line[field], list) else line[field] for line in lines]
         if by is None:
             keys = [places[id(line)] for line in lines]
@@ -157,7 +158,7 @@ def results(text: str, path: str | None = None) -> Iterator[Any]:
 
     Args:
         text: the expression.
-        path: the file in results/ of fields that name none; None: there is no such file.
+        path: the file, from the repository's root, of fields that name none; None: there is no such file.
     """
     expression, _, conditions = " ".join(text.split()).partition(" where ")
     found = _Expression(f"_({conditions})", None, {})._tree
@@ -181,7 +182,7 @@ def check_figure(written: str, text: str, path: str | None, *, whole: bool = Fal
     Args:
         written: the text.
         text: the expression.
-        path: the file in results/ of fields that name none.
+        path: the file, from the repository's root, of fields that name none.
         whole: whether all its numbers must be.
     """
     (found,) = results(text, path)
@@ -196,12 +197,13 @@ def check_figure(written: str, text: str, path: str | None, *, whole: bool = Fal
             raise FigureError(f"{number} should be {', '.join(f'{each:.{places + 2}f}' for each in _values(value))}")
 
 
-def check_page(page: str, ratios: dict[str, str]) -> dict[str, int]:
+def check_page(page: str, ratios: dict[str, str], folder: str = "") -> dict[str, int]:
     """Checks all figures of a page but those of generated parts; returns how many there are of each kind.
 
     Args:
         page: its text.
         ratios: those of claims, by "NAME / BASE".
+        folder: of the page, from the repository's root; its links are relative to it.
 
     Raises:
         FigureError: lists every figure that is not what its file says, or has no note.
@@ -226,7 +228,7 @@ def check_page(page: str, ratios: dict[str, str]) -> dict[str, int]:
                 noted.add(ratio.start())
             elif link:
                 noted.add(link.start())
-                check_figure(link[1], text, link[2], whole=True)
+                check_figure(link[1], text, posixpath.normpath(posixpath.join(folder, link[2])), whole=True)
             else:
                 check_figure(before, text, path)
         except FigureError as error:

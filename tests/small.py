@@ -18,6 +18,7 @@ from flash_lm.configs.base import get_config
 from flash_lm.families.family import FAMILIES
 
 ROOT = pathlib.Path(__file__).parent.parent
+GENERATED = ("CLAIMS.md", "findings.md", "caption.md")  # pages that a program writes, or parts of them
 _WORDS = [
     "the",
     "a",
@@ -38,9 +39,16 @@ _WORDS = [
 ]
 
 
-def load_script(name: str) -> ModuleType:
-    """A file of scripts/, as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+def pages() -> list[pathlib.Path]:
+    """README, the pages of docs/, and those of studies and benchmarks."""
+    found = [path for folder in ("studies", "benchmarks") for path in sorted((ROOT / folder).rglob("*.md"))]
+    own = [path for path in found if "results" not in path.parts and path.name not in GENERATED]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *own]
+
+
+def load_script(name: str, folder: str = "scripts") -> ModuleType:
+    """A program that is in no package, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -6,14 +6,15 @@ them, and what studies/findings.py writes into README is tested beside it.
 """
 
 import json
+import pathlib
 import re
 
 import pytest
 from figures import RATIO, FigureError, check_figure, check_page, holds, results
-from small import ROOT
+from small import ROOT, pages
 
-PAGES = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
-CLAIMS = (ROOT / "results" / "CLAIMS.md").read_text()
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in pages()}
+CLAIMS = (ROOT / "studies" / "claims" / "CLAIMS.md").read_text()
 FOUND = re.compile(rf"of (\w+(?: \([^)]*\))?) ({RATIO.pattern[:-2]}), \d seeds\) × that of (\w+)")
 RATIOS = {f"{name} / {base}": f"{ratio})" for name, ratio, base in FOUND.findall(CLAIMS)}
 
@@ -21,25 +22,27 @@ RATIOS = {f"{name} / {base}": f"{ratio})" for name, ratio, base in FOUND.findall
 @pytest.mark.parametrize("name", PAGES)
 def test_the_figures_of_a_page_are_those_of_its_files(name):
     """Each rounded as it is written; none is without a note."""
-    check_page(PAGES[name], RATIOS)
+    check_page(PAGES[name], RATIOS, str(pathlib.PurePosixPath(name).parent))
 
 
 def test_the_notes_are_of_figures_that_a_reader_sees():
     """Without them nothing of a page is left to check, and with them its figures are as many as there are."""
-    counts = check_page(PAGES["quality.md"], RATIOS)
-    assert counts["ratio"] == len(RATIO.findall(PAGES["quality.md"])) > 0
+    page, folder = PAGES["studies/families/README.md"], "studies/families"
+    counts = check_page(page, RATIOS, folder)
+    assert counts["ratio"] == len(RATIO.findall(page)) > 0
     with pytest.raises(FigureError, match="has no note that says how it is computed"):
-        check_page(re.sub("<!--.*?-->", "", PAGES["quality.md"]), RATIOS)
+        check_page(re.sub("<!--.*?-->", "", page), RATIOS, folder)
 
 
 def test_the_first_run_in_readme_is_what_was_printed():
     """Its lines are those of the file, in their order; … stands for lines left out."""
     (block,) = re.findall(r"^```text\n(\$ .*?)^```$", PAGES["README.md"], re.MULTILINE | re.DOTALL)
-    printed = iter((ROOT / "results" / "first_run" / "output.txt").read_text().splitlines())
+    folder = ROOT / "studies" / "quickstart" / "results" / "first_run"
+    printed = iter((folder / "output.txt").read_text().splitlines())
     for line in block.splitlines():
         beginning = line.removesuffix("…")  # of a command
         assert not beginning or any(whole.startswith(beginning) for whole in printed), line
-    (score,) = map(json.loads, (ROOT / "results" / "first_run" / "results.jsonl").read_text().splitlines())
+    (score,) = map(json.loads, (folder / "results.jsonl").read_text().splitlines())
     assert not score["dirty"] and not score["trained_dirty"]
 
 
@@ -63,8 +66,7 @@ def file(tmp_path, monkeypatch) -> str:
         {"family": "b+x=1", "length": 16, "ms": 12.0, "ok": False},
         {"family": "c", "losses": [1.0, 2.0]},
     ]
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.setattr("figures.ROOT", tmp_path)
     return "x.jsonl"
 
@@ -114,7 +116,7 @@ def test_a_statement_holds_or_does_not(file, note, true):
         ("ms(family=a) where length", "cannot be read: where length"),
         ("ms(family=nobody)", "has no line for"),
         ("seconds(family=a)", "has no line for"),
-        ("'y.jsonl'.ms()", "there is no file results/y.jsonl"),
+        ("'y.jsonl'.ms()", "there is no file y.jsonl"),
         ("ms(3)", "selects nothing: 3"),
         ("ms() where by=family", "has several lines with the same family"),
         ("ms(family=a) / ms(family='b*')", "no line in common"),
@@ -128,10 +130,10 @@ def test_a_note_that_cannot_be_read_is_refused(file, note, told):
 @pytest.mark.parametrize(
     ("page", "told"),
     [
-        ("[4.0 ms](results/x.jsonl) in all", "4.0 ms.* has no note"),
-        ("[4.0 ms](../results/x.jsonl) <!-- figure: ms(family=a, length=8) -->", "no note"),
-        ("[4.0 of 5](results/x.jsonl)<!-- figure: ms(family=a, length=8) -->", "1 numbers are computed"),
-        ("[4.1 ms](results/x.jsonl)<!-- figure: ms(family=a, length=8) -->", "4.1 should be 4.000"),
+        ("[4.0 ms](x.jsonl) in all", "4.0 ms.* has no note"),
+        ("[4.0 ms](../x.jsonl) <!-- figure: ms(family=a, length=8) -->", "no note"),
+        ("[4.0 of 5](x.jsonl)<!-- figure: ms(family=a, length=8) -->", "1 numbers are computed"),
+        ("[4.1 ms](x.jsonl)<!-- figure: ms(family=a, length=8) -->", "4.1 should be 4.000"),
         ("so it is<!-- figure in x.jsonl: ms(family=a, length=8) -->", "1 numbers are computed"),
         ("4.0 ms<!-- figure: ms(family=a, length=8) -->", "ms is of no file"),
         ("faster<!-- holds in x.jsonl: ms(family=a) < 5 -->", "does not hold"),
