@@ -10,16 +10,13 @@ import re
 
 from sphinx.application import Sphinx
 
-# The page that shows a file.
-PAGES = {
-    "../CHANGELOG.md": "changelog.md",
-    "../CONTRIBUTING.md": "contributing.md",
-    "../README.md": "index.md",
-    "../results/CLAIMS.md": "claims.md",
-    "../results/README.md": "results.md",
-}
+_DOCS = pathlib.Path(__file__).parents[1]
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)#\s]+)(?=[)#])")
 _FILE = re.compile(r"^```\{repository-file\} (\S+)\n```$", re.MULTILINE)
+# file -> the page that shows it
+PAGES = {"../README.md": "index.md"} | {
+    file: page.name for page in sorted(_DOCS.glob("*.md")) for file in _FILE.findall(page.read_text(encoding="utf-8"))
+}
 
 
 def site_link(target: str, folder: str = ".") -> str:

@@ -1,9 +1,9 @@
-"""Tables and figures of results, written by the build from the JSONL files in results/.
+"""Tables and figures of results, written by the build from the JSONL files of studies and benchmarks.
 
 Each line of a table's body is a column: its heading, and how a cell is written, with fields of a result line as in
 `{loss:.2f}` or, in other units, `{state_bytes/1e6:.2f}`:
 
-    ```{results-table} decode/decode.jsonl
+    ```{results-table} benchmarks/decoding/results/decode.jsonl
     :where: batch=16
     :across: context
     :sort: ms_a_token
@@ -16,7 +16,7 @@ Options: `where` keeps the lines with these values; `sort` orders them by a fiel
 names the values of the first column, in their order. With `across`, lines that have the first column alike make one
 row, and `*` is a column for each value of that field. A single figure in a sentence is a role:
 
-    {result}`decode/decode.jsonl | batch=16, family=flash, context=1024 | {ms_a_token:.1f} ms`
+    {result}`benchmarks/decoding/results/decode.jsonl | batch=16, family=flash, context=1024 | {ms_a_token:.1f} ms`
 """
 
 import json
@@ -32,18 +32,18 @@ from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
-_RESULTS = pathlib.Path(__file__).parents[2] / "results"
+_ROOT = pathlib.Path(__file__).parents[2]
 _FIELD = re.compile(r"\{(\w+)(?:/([\d.e]+))?(?::([^}]*))?\}")
 Line = dict[str, Any]
 
 
 def read(path: str, where: str = "") -> list[Line]:
     """The lines of a file that have these values, such as batch=16, family=flash."""
-    lines = [json.loads(line) for line in (_RESULTS / path).read_text(encoding="utf-8").splitlines()]
+    lines = [json.loads(line) for line in (_ROOT / path).read_text(encoding="utf-8").splitlines()]
     for field, value in (part.strip().split("=") for part in where.split(",") if part):
         lines = [line for line in lines if str(line.get(field)) == value]
     if not lines:
-        raise ExtensionError(f"results/{path} has no line with {where}")
+        raise ExtensionError(f"{path} has no line with {where}")
     return lines
 
 
@@ -99,7 +99,7 @@ class ResultsTable(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """The table and its source."""
         path, across = self.arguments[0], self.options.get("across")
-        self.env.note_dependency(str(_RESULTS / path))
+        self.env.note_dependency(str(_ROOT / path))
         lines = read(path, self.options.get("where", ""))
         if "sort" in self.options:
             lines = _sorted(lines, self.options["sort"])
@@ -113,8 +113,8 @@ class ResultsTable(SphinxDirective):
         rule = [":--", *(":--" if _is_text(forms[name], lines) else "--:" for name in head[1:])]
         text = "\n".join("| " + " | ".join(cells) + " |" for cells in [head, rule, *rows])
         page = pathlib.Path(self.get_source_info()[0])  # a page that another one includes has links of its own
-        target = pathlib.PurePosixPath(os.path.relpath(_RESULTS / path, page.parent))
-        source = f"Measured: [results/{path}]({target})."
+        target = pathlib.PurePosixPath(os.path.relpath(_ROOT / path, page.parent))
+        source = f"Measured: [{path}]({target})."
         return self.parse_text_to_nodes(f"{text}\n\n{source}\n")
 
 
@@ -124,11 +124,11 @@ class Result(SphinxRole):
     def run(self):
         """The figure as a link."""
         path, where, form = (part.strip() for part in self.text.split("|"))
-        self.env.note_dependency(str(_RESULTS / path))
+        self.env.note_dependency(str(_ROOT / path))
         lines = read(path, where)
         if len(lines) > 1:
-            raise ExtensionError(f"{len(lines)} lines of results/{path} have {where}")
-        target = "/" + str(pathlib.PurePosixPath("..") / "results" / path)
+            raise ExtensionError(f"{len(lines)} lines of {path} have {where}")
+        target = "/" + str(pathlib.PurePosixPath("..") / path)
         link = addnodes.download_reference("", "", reftarget=target, refdoc=self.env.docname, refexplicit=True)
         link += nodes.inline("", written(form, lines[0]))
         return [link], []
