@@ -12,12 +12,12 @@ import tomllib
 from flash_lm.errors import InputError
 from flash_lm.report.marked_blocks import replaced
 from flash_lm.runs.jsonl import Line, read_lines
+from studies.curves import curves_of, perplexity_after, ratio_at_equal_time
 from studies.protocol.hypotheses import FAILS, HOLDS, UNDECIDED, Hypothesis, step_name, timed_steps
 from studies.protocol.jobs import made_lines
 from studies.protocol.relations import ALIKE
 from studies.protocol.verdicts import NOT_RUN, WORDS
 from studies.protocol.verdicts import UNDECIDED as CLAIM_UNDECIDED
-from studies.curves import curves_of, perplexity_after, ratio_at_equal_time
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent

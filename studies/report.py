@@ -5,17 +5,17 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from studies.quality import config
 from flash_lm.errors import RunError
 from flash_lm.report.figure import can_draw
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line, read_lines, write_jsonl
-from studies.protocol.hypotheses import RULE, Hypothesis, verdict_table
-from studies.quality.report import plot_study, study_tables, summary, write_study
 from studies.controls import design
 from studies.controls.hypotheses import HYPOTHESES, anchor_verdict, recall_verdicts
 from studies.controls.language import best_rate, chosen, losses_of, rates_of
 from studies.findings import Results, page
+from studies.protocol.hypotheses import RULE, Hypothesis, verdict_table
+from studies.quality import config as study
+from studies.quality.report import plot_study, study_tables, summary, write_study
 
 TITLE = "The controls of the study: each model at the best of its rates at the whole budget"
 _CLAIMS = pathlib.Path(__file__).parents[1] / "scripts" / "claims.py"
@@ -39,7 +39,7 @@ def write_report(results: pathlib.Path, readme: pathlib.Path) -> str:
         InputError: lines are missing, or the page has no place for the findings.
         RunError: studies/claims/__main__.py failed; it has said why.
     """
-    write_study(config.TITLE, config.get_hypotheses(), results / "study")
+    write_study(study.TITLE, study.get_hypotheses(), results / "study")
     text = write_controls(results)
     done = subprocess.run([sys.executable, str(_CLAIMS), f"--out={results}"], stdout=subprocess.DEVNULL)
     if done.returncode:

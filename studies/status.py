@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line
-from studies.protocol import cores
 from studies.controls import design
+from studies.protocol import cores
 from studies.protocol.queue import DONE, LONG, NEXT, RUNNING, WAITING, Place, State, states
 
 _COLUMNS: Columns = {

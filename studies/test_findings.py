@@ -12,9 +12,9 @@ from small import ROOT
 
 from flash_lm.errors import InputError
 from flash_lm.report.marked_blocks import replaced
-from studies.protocol.ratios import NoFigureError
 from studies.curves import curves_of, perplexity_after, ratio_at_equal_time
 from studies.findings import Results, figures, page, ratios_on_gpu
+from studies.protocol.ratios import NoFigureError
 
 RESULTS = ROOT / "results"
 README = (ROOT / "README.md").read_text()
@@ -69,9 +69,7 @@ def test_another_verdict_gives_another_phrase(tmp_path, number, first, figure, v
     new = with_ends({"verdict": verdict, "ratios": {"0": 2.0, "1": 8.0}})
     results = planted(tmp_path, lambda line: line | (new if about(line, number, first) else {}))
     found = figures(results)
-    said = (
-        f"[4.000 times](studies/quality/results/verdicts.jsonl) the perplexity of {NAMES[figure]} (95 %: 0.123 to 4.567): {words}"
-    )
+    said = f"[4.000 times](studies/quality/results/verdicts.jsonl) the perplexity of {NAMES[figure]} (95 %: 0.123 to 4.567): {words}"
     assert found[figure] == said and said in page(README, results)
 
 

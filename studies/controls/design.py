@@ -4,15 +4,15 @@ import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from studies.quality import config
 from flash_lm.runs.jsonl import Line
-from studies.protocol.jobs import made_lines
-from studies.quality.run import POSITIONS, Part
-from studies.quality.step_times import time_parts
 from flash_lm.sweeps.grid import changed
 from studies.controls import anchor, recall
 from studies.controls.language import Candidate, Text, chosen, jobs
+from studies.protocol.jobs import made_lines
 from studies.protocol.queue import Job
+from studies.quality import config as study
+from studies.quality.run import POSITIONS, Part
+from studies.quality.step_times import time_parts
 
 NAME = "controls"
 OLDER = "study/runs"  # the first study's lines, of which some count here, too
@@ -20,8 +20,8 @@ _TAKEN = {"transformer_plus_plus": 0.006, "flash_scores": 0.012}  # its rates of
 LAST_HALF = "1024–2047"  # of the positions in rows of 2048
 GAIN = 1.02  # factor in perplexity that tokens farther than 512 must be worth
 
-_T, _F = config.MODELS["transformer_plus_plus"], config.MODELS["flash_scores"]
-_Q = config.MODELS["flash_quad"] | {"model.max_length": 512}  # for which its bias is the Toeplitz one, as published
+_T, _F = study.MODELS["transformer_plus_plus"], study.MODELS["flash_scores"]
+_Q = study.MODELS["flash_quad"] | {"model.max_length": 512}  # for which its bias is the Toeplitz one, as published
 _UNTIED = {"model.tie_embeddings": False}
 _NO_BIAS = {"model.gau.relative_bias": "none"}
 _LOW, _HIGH = (0.003, 0.0042, 0.006), (0.006, 0.0085, 0.012)
@@ -80,9 +80,9 @@ FIRST = [
 ]
 THEN = [
     Group(ROWS, [Candidate("flash_quad_toeplitz_scores", _Q | {"model.divides": "scores"}, _LOW)]),
-    Group(ROWS, [Candidate("transformer", config.MODELS["transformer"], _LOW)]),
+    Group(ROWS, [Candidate("transformer", study.MODELS["transformer"], _LOW)]),
     Group(ROWS, [Candidate("linear_transformer_rotary", {"model.family": "linear_transformer"} | _PLAIN, _LOW)]),
-    Group(ROWS, [Candidate("transformer_plus", config.MODELS["transformer_plus"], _LOW)]),
+    Group(ROWS, [Candidate("transformer_plus", study.MODELS["transformer_plus"], _LOW)]),
     Group(ROWS, [Candidate("transformer_plus_plus/untied", _T | _UNTIED, _LOW), _of_flash("untied", _UNTIED)]),
     Group(ROWS, [Candidate("flash_quad_toeplitz", _Q | {"model.divides": "weights"}, _LOW)]),
 ]
@@ -130,7 +130,7 @@ def groups(lines: Sequence[Line]) -> list[Group]:
 
 def time_steps(data: Data, results: pathlib.Path, rounds: int) -> list[Line]:
     """Times the steps of the models of rows of 512 that have lines, into step_times.jsonl."""
-    config = changed(config.get_config(), _text("study", data).data)
+    config = changed(study.get_config(), _text("study", data).data)
     models = {x.name: x.changes for group in groups([]) if group.part is ROWS for x in group.candidates}
     file = results / NAME / "step_times.jsonl"
     return time_parts(config, [ROWS._replace(models=models)], lines_of(results), rounds, file)
@@ -189,7 +189,7 @@ def _text(name: str, data: Data) -> Text:
     """What a part reads."""
     study_data = data.folder / "study"
     changes = {
-        "study": {"data.mixture": config.mixture(study_data)},
+        "study": {"data.mixture": study.mixture(study_data)},
         "far_books": {"data.path": str(study_data / "books")},
         "far_bigrams": {"data.corpus": "bigrams", "data.pack": "examples", "data.bigrams.symbols": 48},
     }

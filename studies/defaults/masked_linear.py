@@ -9,12 +9,12 @@ if its loss is below 5.5 nats, the limit of that study; frequencies alone have 6
 
 from ml_collections import ConfigDict
 
-from studies.transfer import config
+from studies.transfer import config as transfer
 
 
 def get_config() -> ConfigDict:
-    config = config.get_config()
-    config.update_from_flattened_dict(config.get_pretraining())
+    config = transfer.get_config()
+    config.update_from_flattened_dict(transfer.get_pretraining())
     config.model.family = "linear_transformer"
     config.data.update(
         path="runs/transfer/data/unlabelled", tokenizer_path="runs/transfer/data/tokenizer.model", text_column="text"

@@ -17,10 +17,10 @@ import argparse
 
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path
-from studies.lra import published, config
 from flash_lm.errors import InputError
 from flash_lm.report.figure import can_draw
 from flash_lm.runs.jsonl import read_lines, write_jsonl
+from studies.lra import models, published
 from studies.lra.report import lines_of, lra_table, plot_lra
 
 
@@ -41,11 +41,11 @@ def main(argv: list[str]) -> None:
         )
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_jsonl(arguments.out / "runs.jsonl", lines)
-    text = lra_table(lines, config.FAMILIES, published.ACCURACY, published.TASKS)
+    text = lra_table(lines, models.FAMILIES, published.ACCURACY, published.TASKS)
     text = f"Test accuracy in %. {published.NOTE}\n\n{text}"
     (arguments.out / "table.md").write_text(f"{text}\n", encoding="utf-8")
     if can_draw():
-        plot_lra(lines, config.FAMILIES, published.TASKS, arguments.out / "lra.png")
+        plot_lra(lines, models.FAMILIES, published.TASKS, arguments.out / "lra.png")
     print(text)
 
 

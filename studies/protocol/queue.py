@@ -14,8 +14,8 @@ from flash_lm.errors import InputError, NonfiniteError, Stopped
 from flash_lm.runs.json_file import load_json
 from flash_lm.runs.jsonl import Line, write_jsonl
 from studies.protocol.jobs import begun_here, is_made, write_made
-from studies.quality.run import ShouldStop, curves
 from studies.protocol.locks import holder
+from studies.quality.run import ShouldStop, curves
 
 MOST_HOURS = 2.0  # of a job in the queue; a longer one is listed and not made
 

@@ -31,13 +31,13 @@ from flash_lm.data.share import whole_batch
 from flash_lm.errors import InputError, RunError
 from flash_lm.runs.jsonl import Line
 from flash_lm.runs.provenance import hash_of_files, provenance
-from studies.protocol.jobs import begun_here, is_made, write_made
-from studies.quality.implementations import rates_of
-from studies.quality.run import BLOCKS, Trunk, rates, schedules, study_hash, trunks_of
 from flash_lm.sweeps.grid import changed
 from flash_lm.training.evaluation import in_blocks, scores_of
 from flash_lm.training.schedule import learning_rate
 from flash_lm.training.setup import Experiment, build_experiment
+from studies.protocol.jobs import begun_here, is_made, write_made
+from studies.quality.implementations import rates_of
+from studies.quality.run import BLOCKS, Trunk, rates, schedules, study_hash, trunks_of
 
 WORKER = pathlib.Path(__file__).with_name("train_peers_worker.py")
 TABLE = pathlib.Path(__file__).parent.parent / "configs" / "tables" / "study.py"

@@ -21,9 +21,9 @@ from flash_lm.cli.types import local_path, positive
 from flash_lm.errors import InputError
 from flash_lm.report.figure import can_draw
 from flash_lm.runs.jsonl import read_jsonl, read_lines, write_jsonl
+from flash_lm.training.interrupt import stop_on_signal
 from studies.recall.report import plot_recall, recall_table, summary
 from studies.recall.run import models_of, recall_study, time_decoding
-from flash_lm.training.interrupt import stop_on_signal
 
 
 def main(argv: list[str]) -> None:
@@ -37,7 +37,9 @@ def main(argv: list[str]) -> None:
     arguments = parser.parse_args(argv)
     module, out = load_module(arguments.config), arguments.out
     if not hasattr(module, "MODELS"):
-        raise InputError(f"{arguments.config} names no models: give a file like studies/recall/configs/mqar_as_measured.py")
+        raise InputError(
+            f"{arguments.config} names no models: give a file like studies/recall/configs/mqar_as_measured.py"
+        )
     out.mkdir(parents=True, exist_ok=True)
     models = models_of(module.get_config(), module.MODELS, module.WIDTHS)
     first, parts = arguments.part

@@ -4,14 +4,14 @@ import pytest
 from small import ROOT
 
 from flash_lm.configs.base import get_config
-from studies.recall.configs import mqar, mqar_as_measured, mqar_longer
 from flash_lm.errors import InputError
 from flash_lm.models.facts import facts
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.runs.run_folder import run_hash
+from flash_lm.sweeps.grid import changed
+from studies.recall.configs import mqar, mqar_as_measured, mqar_longer
 from studies.recall.report import best, plot_recall, recall_table, summary
 from studies.recall.run import models_of, recall_study, time_decoding
-from flash_lm.sweeps.grid import changed
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

@@ -17,12 +17,12 @@ from flash_lm.cli.types import local_path, words_of
 from flash_lm.errors import InputError
 from flash_lm.report.figure import can_draw
 from flash_lm.runs.jsonl import write_jsonl
+from flash_lm.training.interrupt import stop_on_signal
 from studies.protocol.hypotheses import verdict_table
 from studies.protocol.rates_then_seeds import rates_then_seeds
 from studies.protocol.ratios import SEEDS
 from studies.seq2seq.report import best, plot_seq2seq, seq2seq_table, summary
 from studies.seq2seq.run import models_of, one_run
-from flash_lm.training.interrupt import stop_on_signal
 
 
 def main(argv: list[str]) -> None:

@@ -35,13 +35,13 @@ from flash_lm.report.comparison import write_curves
 from flash_lm.report.results import newest_results
 from flash_lm.runs.jsonl import write_jsonl
 from flash_lm.runs.provenance import hash_of_files
+from flash_lm.sweeps.grid import changed, check_runs, raise_failures, raise_stopped, run_study
+from flash_lm.training.interrupt import stop_on_signal
 from studies.protocol.jobs import made_lines
 from studies.quality.report import write_study
 from studies.quality.run import Workplace, make_parts, parts_named
 from studies.quality.step_times import time_parts, time_steps
 from studies.tables.report import plot_quality_against_step_time, reproduction_table
-from flash_lm.sweeps.grid import changed, check_runs, raise_failures, raise_stopped, run_study
-from flash_lm.training.interrupt import stop_on_signal
 
 FOLDER = pathlib.Path(__file__).parent.parent / "configs" / "tables"
 TABLES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))

@@ -21,8 +21,7 @@ default alone. In studies/quality/README.md it has been better for FLASH with on
 
 from ml_collections import ConfigDict
 
-from studies.claims.configs import books
-from studies.claims.configs import flash
+from studies.claims.configs import books, flash
 
 
 def get_config() -> ConfigDict:
