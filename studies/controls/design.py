@@ -1,4 +1,4 @@
-"""The jobs of the controls in the order of what they tell for an hour, and their hypotheses: studies/controls/README.md."""
+"""The jobs of the controls in the order of what they tell for an hour; README.md beside this file says why."""
 
 import pathlib
 from collections.abc import Sequence
@@ -15,7 +15,6 @@ from studies.quality.run import POSITIONS, Part
 from studies.quality.step_times import time_parts
 
 NAME = "controls"
-OLDER = "study/runs"  # the first study's lines, of which some count here, too
 _TAKEN = {"transformer_plus_plus": 0.006, "flash_scores": 0.012}  # its rates of these, with three seeds each
 LAST_HALF = "1024–2047"  # of the positions in rows of 2048
 GAIN = 1.02  # factor in perplexity that tokens farther than 512 must be worth
@@ -93,10 +92,15 @@ LAST = [
 ]
 
 
-def lines_of(results: pathlib.Path) -> list[Line]:
-    """The lines of the controls, and those of the first study that count here, too."""
-    older = [line for line in made_lines(results / OLDER) if _TAKEN.get(line["run"]) == line.get("rate")]
-    return [line for line in older if line["part"] == ROWS.name] + made_lines(results / NAME / "runs")
+def folders(root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    """The results of the controls and of the study of quality, below the root of the repository."""
+    return root / "studies" / NAME / "results", root / "studies" / "quality" / "results"
+
+
+def lines_of(controls: pathlib.Path, quality: pathlib.Path) -> list[Line]:
+    """The lines of the controls, and those of the study of quality that count here, too, from the folders of both."""
+    older = [line for line in made_lines(quality / "runs") if _TAKEN.get(line["run"]) == line.get("rate")]
+    return [line for line in older if line["part"] == ROWS.name] + made_lines(controls / "runs")
 
 
 def jobs_now(data: Data, lines: Sequence[Line]) -> list[Job]:
@@ -128,12 +132,12 @@ def groups(lines: Sequence[Line]) -> list[Group]:
     return [*FIRST, *([_far_group(name)] if name else []), *THEN, *LAST]
 
 
-def time_steps(data: Data, results: pathlib.Path, rounds: int) -> list[Line]:
+def time_steps(data: Data, controls: pathlib.Path, quality: pathlib.Path, rounds: int) -> list[Line]:
     """Times the steps of the models of rows of 512 that have lines, into step_times.jsonl."""
     config = changed(study.get_config(), _text("study", data).data)
     models = {x.name: x.changes for group in groups([]) if group.part is ROWS for x in group.candidates}
-    file = results / NAME / "step_times.jsonl"
-    return time_parts(config, [ROWS._replace(models=models)], lines_of(results), rounds, file)
+    lines, file = lines_of(controls, quality), controls / "step_times.jsonl"
+    return time_parts(config, [ROWS._replace(models=models)], lines, rounds, file)
 
 
 def gain(lines: Sequence[Line], part: str) -> float | None:

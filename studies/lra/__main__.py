@@ -2,11 +2,11 @@
 
     python -m flash_lm.sweep --config=studies/lra/configs/listops_short.py --split=test --workdir=runs/lra/listops
     python -m studies.lra.data $DATA/mnist --out=runs/lra/data/image
-    python -m flash_lm.sweep --config=studies/lra/configs/image_short.py --config.data.path=runs/lra/data/image --split=test \
-        --workdir=runs/lra/image
+    python -m flash_lm.sweep --config=studies/lra/configs/image_short.py --config.data.path=runs/lra/data/image \
+        --split=test --workdir=runs/lra/image
     python -m studies.lra.data runs/transfer/data/labelled --out=runs/lra/data/text
-    python -m flash_lm.sweep --config=studies/lra/configs/text_short.py --config.data.path=runs/lra/data/text --split=test \
-        --workdir=runs/lra/text
+    python -m flash_lm.sweep --config=studies/lra/configs/text_short.py --config.data.path=runs/lra/data/text \
+        --split=test --workdir=runs/lra/text
     python -m studies.lra --runs=runs/lra --out=studies/lra/results
 
 OUT gets runs.jsonl (a line for each classifier), table.md and lra.png. Lines of OUT whose sweep is not in the folder of

@@ -92,9 +92,9 @@ def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
     assert run_trunks(trunks[:1], place) == [] and made_lines(out / "runs") == lines
     other = trunks[0]._replace(config=changed(trunks[0].config, {"train.clip": 7.0}))
     fewer = trunks[0]._replace(part=trunks[0].part._replace(slices=()))
-    for wrong, data in ((other, DATA), (fewer, DATA), (trunks[0], "other texts")):
+    for wrong, texts in ((other, DATA), (fewer, DATA), (trunks[0], "other texts")):
         with pytest.raises(InputError, match="first_linear_transformer_seed_0.jsonl is of another config"):
-            run_trunks([wrong], Workplace(data, out, runs, bool))
+            run_trunks([wrong], Workplace(texts, out, runs, bool))
     rate_is(out, 3e-3)  # a search that was made again
     with pytest.raises(InputError, match="first_linear_transformer_seed_0.jsonl is of another config"):
         run_trunks(trunks[:1], place)

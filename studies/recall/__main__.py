@@ -1,6 +1,7 @@
-"""Recall against state: trains the models of a config of configs/recall/, scores each, and draws what they recall.
+"""Recall against state: trains the models of a config, scores each, and draws what they recall.
 
-    python -m studies.recall --config=studies/recall/configs/mqar_as_measured.py --runs=runs/mqar --out=studies/recall/results/mqar
+    python -m studies.recall --config=studies/recall/configs/mqar_as_measured.py --runs=runs/mqar \
+        --out=studies/recall/results/mqar
 
 Each model is trained at each rate with the first seed, and at up to MORE_RATES further ones while its best is the
 lowest or the highest; the rate with the best accuracy on the validation split gets the other seeds. Every run is scored
@@ -29,7 +30,9 @@ from studies.recall.run import models_of, recall_study, time_decoding
 def main(argv: list[str]) -> None:
     """Trains and scores what is missing, times decoding, and writes table.md, summary.jsonl and recall.png."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--config", required=True, help="a file of configs/recall/ that has MODELS, WIDTHS and RATES")
+    parser.add_argument(
+        "--config", required=True, help="a file of studies/recall/configs/ that has MODELS, WIDTHS and RATES"
+    )
     parser.add_argument("--runs", required=True, type=local_path, help="folder for runs in progress")
     parser.add_argument("--out", required=True, type=local_path, help="folder for the results")
     parser.add_argument("--part", type=_part, default=(1, 1), help="I/N: only train each N-th model, from the I-th on")

@@ -44,7 +44,7 @@ def test_recorded_runs_are_of_the_config_that_their_command_names():
 
 
 def test_the_config_of_the_page_is_of_todays_defaults():
-    """studies/recall/README.md trains it first: what a model is, but for its size and its convolution, is left to its family."""
+    """The page trains it first: what a model is, but for its size and its convolution, is left to its family."""
     config, base = mqar.get_config().model, get_config().model
     sizes = {"family", "num_layers", "model_dim", "num_heads", "max_length", "gau", "chunks", "window", "linear"}
     changed = {key for key in config if config[key] != base[key]}

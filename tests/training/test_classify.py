@@ -83,7 +83,7 @@ def test_its_score_has_an_interval_and_the_most_frequent_label(run):
 
 @pytest.mark.slow
 def test_a_sweep_pretrains_and_then_trains_on_labels(config, tmp_path):
-    """As the sweeps of configs/lra do: on the own rows first, and each run is scored."""
+    """As the sweeps of studies/lra do: on the own rows first, and each run is scored."""
     own = models.runs(masked=0.3)
     runs = in_workdir({name: own[name] for name in own if name.startswith("linear_transformer")}, tmp_path)
     short = changed(config, {"train.steps": 2, "train.warmup_steps": 1, "train.stop_accuracy": None})
