@@ -23,7 +23,7 @@ import jax
 from flax import nnx
 from small import ROOT, small_config, tasks_of, write_corpus
 
-from flash_lm.cli.load import load_module
+from flash_lm.cli.load import load_module, packaged_configs, read_config
 from flash_lm.config.registry import FAMILIES
 from flash_lm.layers.parameter import name_of
 from flash_lm.models.language_model import build_model
@@ -86,11 +86,12 @@ def parameters(family: str) -> dict[str, list[int]]:
 
 
 def hashes() -> dict[str, str]:
-    """The hash of the run of each config file; those that take an argument have several."""
-    files = sorted((ROOT / "configs").rglob("[!_]*.py"))
-    modules = {str(file.relative_to(ROOT / "configs")): load_module(str(file)) for file in files}
-    plain = {name: module for name, module in modules.items() if not module.get_config.__code__.co_argcount}
-    return {name: run_hash(module.get_config().to_dict()) for name, module in plain.items()}
+    """The hash of the run of each config file or preset; those that take a scale have several."""
+    names = []
+    for name, presets in packaged_configs().items():
+        if presets or not load_module(name).get_config.__code__.co_argcount:
+            names += [f"{name}.py:{preset}" for preset in presets] or [f"{name}.py"]
+    return {name: run_hash(read_config(str(ROOT / "configs" / name)).to_dict()) for name in names}
 
 
 def golden_losses() -> dict[str, list[float]]:
