@@ -21,9 +21,9 @@ if __name__ == "__main__":
 
 import jax
 from flax import nnx
-from small import ROOT, small_config, tasks_of, write_corpus
+from small import ROOT, config_names, small_config, tasks_of, write_corpus
 
-from flash_lm.cli.load import load_module, packaged_configs, read_config
+from flash_lm.cli.load import load_module, read_config, split_preset
 from flash_lm.config.registry import FAMILIES
 from flash_lm.layers.parameter import name_of
 from flash_lm.models.language_model import build_model
@@ -87,11 +87,12 @@ def parameters(family: str) -> dict[str, list[int]]:
 
 def hashes() -> dict[str, str]:
     """The hash of the run of each config file or preset; those that take a scale have several."""
-    names = []
-    for name, presets in packaged_configs().items():
-        if presets or not load_module(name).get_config.__code__.co_argcount:
-            names += [f"{name}.py:{preset}" for preset in presets] or [f"{name}.py"]
-    return {name: run_hash(read_config(str(ROOT / "configs" / name)).to_dict()) for name in names}
+    files = {name: split_preset(name) for name in config_names()}
+    plain = {name: x for name, x in files.items() if x[1] or not load_module(x[0]).get_config.__code__.co_argcount}
+    return {
+        f"{file}.py:{preset}" if preset else f"{file}.py": run_hash(read_config(name).to_dict())
+        for name, (file, preset) in plain.items()
+    }
 
 
 def golden_losses() -> dict[str, list[float]]:
