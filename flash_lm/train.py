@@ -14,7 +14,7 @@ def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.train", description=main.__doc__)
     add_config_flag(parser)
-    parser.add_argument("--workdir", help="the run's folder; default: runs/<name of the config file>")
+    parser.add_argument("--workdir", help="the run's folder; default: runs/<name of the config>")
     parser.add_argument("--profile", metavar="START:STOP", help="trace the steps from START + 1 to STOP")
     add_begin_flags(parser)
     parser.add_argument(

@@ -99,14 +99,19 @@ def read_config(path: str) -> ConfigDict:
     """
     file, name = split_preset(path)
     module = load_module(file)
-    presets = list(getattr(module, "PRESETS", ()))
-    names = [] if name is None else [name]
+    presets: list[str] = list(getattr(module, "PRESETS", ()))
     if name is not None:
-        _check_preset(file, name, presets if _takes(module.get_config, names) else [])
-    elif not _takes(module.get_config, []):
+        if not presets or not _takes(module.get_config, name):
+            raise InputError(f"{file} has no presets, that is PRESETS and get_config(name): leave :{name} out")
+        if name not in presets:
+            near = difflib.get_close_matches(name, presets, n=1)
+            advice = f"did you mean {file}:{near[0]}?" if near else f"give one of {', '.join(presets)}"
+            raise InputError(f"{file} has no preset {name}: {advice}")
+        return module.get_config(name)
+    if not _takes(module.get_config):
         known = f"where NAME is one of {', '.join(presets)}" if presets else "and declare what NAME may be as PRESETS"
         raise InputError(f"{file} needs the name of a preset: give --config={file}:NAME, {known}")
-    return module.get_config(*names)
+    return module.get_config()
 
 
 def config_name(path: str) -> str:
@@ -130,7 +135,7 @@ def load_config(path: str, overrides: list[str]) -> ConfigDict:
     import_plugins(_names(flag[-1]) if flag else ())
     of_ours = (_CONFIGS / f"{path}.py").exists()
     is_run = not of_ours and (pathlib.Path(path) / "config.json").exists()
-    config = _of_run(path) if is_run else read_config(path)
+    config: Any = _of_run(path) if is_run else read_config(path)
     import_plugins(() if flag else plugins_of(config))  # the flag replaces the config's plugins
     add_sections(config)
     apply_overrides(config, overrides)
@@ -149,16 +154,7 @@ def _nearest(path: str) -> str:
     return f"did you mean {near_by[near[0]]}?" if near else f"give a file, or one of {', '.join(configs)}"
 
 
-def _check_preset(file: str, name: str, presets: list[str]) -> None:
-    if not presets:
-        raise InputError(f"{file} has no presets, that is PRESETS and get_config(name): leave :{name} out")
-    if name not in presets:
-        near = difflib.get_close_matches(name, presets, n=1)
-        advice = f"did you mean {file}:{near[0]}?" if near else f"give one of {', '.join(presets)}"
-        raise InputError(f"{file} has no preset {name}: {advice}")
-
-
-def _takes(get_config: Any, names: list[str]) -> bool:
+def _takes(get_config: Any, *names: str) -> bool:
     try:
         inspect.signature(get_config).bind(*names)
     except TypeError:
