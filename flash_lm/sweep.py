@@ -23,7 +23,7 @@ def flags() -> argparse.ArgumentParser:
     what.add_argument("--grid", action="append", default=[], metavar="KEY=VALUE,VALUE…", help="repeat for each key")
     what.add_argument("--runs", help="a file of configs/ablations/ that defines the runs; default: --config")
     parser.add_argument(
-        "--workdir", type=local_path, help="folder for the runs; default: runs/<name of the config>_sweep"
+        "--workdir", type=local_path, help="folder for the runs; default: runs/<name of the file>_sweep"
     )
     parser.add_argument("--tune", metavar="KEY", help="find the best value of a key, such as train.learning_rate")
     parser.add_argument("--budget", type=count, metavar="TOKENS", help="of the longest runs of --tune, such as 2M")
