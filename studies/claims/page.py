@@ -23,8 +23,8 @@ A ratio is decided by its geometric mean over {SEEDS} seeds or more: the claim i
 the mean (Student's t) is wholly within the bounds, contradicted if it is wholly outside, and else undecided. In the
 study of quality (README.md in studies/quality) the interval has the error of the text beside the spread of the seeds,
 and at equal time that of the times. Where a rule says "by the seeds alone", the lines have no blocks of text, so that
-error is not known. Accuracies and what is measured need two seeds, or two runs of a benchmark, and all of them must agree. A claim that
-was scored only on the validation split, on which choices were made, is undecided too: verdicts are of the test split.
+error is not known. Accuracies and what is measured need two seeds, or two runs of a benchmark, and all of them must
+agree. A claim that was scored only on the validation split, on which choices were made, is undecided too: verdicts are of the test split.
 Perplexities within a factor of {ALIKE:g} of each other count as equal. "As good as" means no worse than that factor,
 and "better" means better by more; a rule may name another factor. What is measured stands beside what is claimed ("237
 of 317"). What holds after so few steps of such small models may not hold for those of the papers, and what fails here

@@ -11,7 +11,7 @@ import tomllib
 
 import pytest
 
-from flash_lm.cli.load import load_module
+from flash_lm.cli.load import load_module, read_config
 from flash_lm.config.experiment import parse
 from flash_lm.errors import InputError
 from flash_lm.families.family import complete_config
@@ -132,7 +132,7 @@ def test_the_lines_say_what_the_page_says():
 
 def test_the_sizes_of_the_arithmetic_are_those_of_its_config():
     (rule,) = (part for row in TABLE["claims"] for part in row["rules"] if part["rule"] == "arithmetic")
-    model = complete_config(parse(load_module("configs/flash_base.py").get_config())).model
+    model = complete_config(parse(read_config("configs/flash_base.py"))).model
     gau = model[GAUOptions]
     assert rule["over"] == [model[ChunkOptions].size, gau.shared_dim] and rule["under"] == [gau.expanded_dim]
 
